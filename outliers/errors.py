@@ -45,6 +45,11 @@ def meant(name: str, known: Iterable[str]) -> str:
     return f"did you mean {' or '.join(near)}?" if near else ""
 
 
+def first_of(names: list, most: int = 3) -> str:
+    """The first of many names, for a message."""
+    return ", ".join(map(str, names[:most])) + (", …" if len(names) > most else "")
+
+
 def reason_of(error: BaseException, most: int) -> str:
     """What another library says of an error, in one line of so many characters; its kind where it says nothing."""
     return " ".join(str(error).split())[:most] or type(error).__name__

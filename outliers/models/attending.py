@@ -42,8 +42,8 @@ def summed_attention(
     """
     others = {name: given for name, given in others.items() if given is not None}
     if not others.keys() <= MASK or dropout or scaling is None or not _is_plain(query, key, attention_mask):
-        own = sys.modules[type(module).__module__].eager_attention_forward
-        return own(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **others)
+        eager_attention = sys.modules[type(module).__module__].eager_attention_forward
+        return eager_attention(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **others)
     heads, length = query.shape[1:3]
     key, value = _for_all(key, heads).transpose(2, 3), _for_all(value, heads)
     if math.frexp(scaling)[0] == 0.5:  # a power of two, which rounds nothing wherever it is multiplied with

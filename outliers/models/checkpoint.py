@@ -22,7 +22,7 @@ from transformers.safetensors_conversion import auto_conversion
 from transformers.utils.import_utils import is_env_variable_true
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from outliers.errors import UserError, reason_of
+from outliers.errors import UserError, first_of, reason_of
 from outliers.models.anatomy import OTHER_PARTS, renamed_keys
 from outliers.models.skeleton import refusals
 from outliers.models.source import Source
@@ -82,7 +82,7 @@ class Joined(NamedTuple):
     says the dtype to dequantize to. place: which one it is of several tensors that the parts make together.
     """
 
-    own: str
+    tensor_name: str
     parts: list[tuple[str, Stored | Packed]]
     converter: WeightConverter
     skeleton: PreTrainedModel | None
@@ -99,12 +99,12 @@ class Joined(NamedTuple):
 
     def is_complete(self) -> bool:
         """Whether no kind of part and no expert is missing, but for the last ones of all kinds."""
-        found, experts = defaultdict(list), set()
+        by_pattern, experts = defaultdict(list), set()
         for pattern, stored in self.parts:
-            found[pattern].append(stored)
+            by_pattern[pattern].append(stored)
             experts |= {int(number) for number in EXPERT.findall(stored.key)}
-        alike = len({len(parts) for parts in found.values()}) == 1
-        return alike and len(found) == len(self.converter.source_patterns) and experts == set(range(len(experts)))
+        alike = len({len(parts) for parts in by_pattern.values()}) == 1
+        return alike and len(by_pattern) == len(self.converter.source_patterns) and experts == set(range(len(experts)))
 
     def shape(self) -> tuple[int, ...] | set[tuple[int, ...]]:
         """The shape that it will have; those of its parts if they do not fit together."""
@@ -114,13 +114,13 @@ class Joined(NamedTuple):
             return {stored.shape for _, stored in self.parts}
 
     def _made_of(self, read: Callable[[Stored | Packed], torch.Tensor]) -> torch.Tensor:
-        found = defaultdict(list)
+        by_pattern = defaultdict(list)
         for pattern, stored in sorted(self.parts, key=lambda part: dot_natural_key(part[1].key)):
-            found[pattern].append(read(stored))
+            by_pattern[pattern].append(read(stored))
         rule = {"source_patterns": self.converter.source_patterns, "target_patterns": self.converter.target_patterns}
         for operation in self.converter.operations:
-            found = operation.convert(found, **rule, full_layer_name=self.own, model=self.skeleton)
-        return [*found.values()][self.place]
+            by_pattern = operation.convert(by_pattern, **rule, full_layer_name=self.tensor_name, model=self.skeleton)
+        return [*by_pattern.values()][self.place]
 
 
 class Checkpoint(NamedTuple):
@@ -139,7 +139,7 @@ class Checkpoint(NamedTuple):
     @property
     def is_packed(self) -> bool:
         """Whether weights are made of several tensors of the files."""
-        return any(isinstance(one, Packed) for one in self.stored.values())
+        return any(isinstance(stored, Packed) for stored in self.stored.values())
 
     def absent(self, model: PreTrainedModel) -> set[str]:
         """The model's own names of tensors that are not stored, which are tied to others that are."""
@@ -164,9 +164,9 @@ def read_checkpoint(
     stored = unpacked(stored, fields.get("quant_method"), fields, name, turned)
     with refusals(name):
         quantizer = stored_as and AutoHfQuantizer.from_config(stored_as, pre_quantized=True)
-    found, ignored = _by_own_names(stored, name, model, quantizer)
-    _check(found, name, model)
-    return Checkpoint(files, found, _without_harmless(ignored, model), stored)
+    tensors, ignored = _by_own_names(stored, name, model, quantizer)
+    _check(tensors, name, model)
+    return Checkpoint(files, tensors, _without_harmless(ignored, model), stored)
 
 
 def _downloaded(source: Source, name: str) -> Path:
@@ -197,21 +197,21 @@ def _downloaded(source: Source, name: str) -> Path:
 
 
 def _by_key(name: str, all_stored: Iterable[Stored]) -> dict[str, Stored]:
-    found = {}
+    by_key = {}
     for stored in all_stored:
-        if stored.key in found:
-            raise _twice(name, stored, found[stored.key])
-        found[stored.key] = stored
-    return found
+        if stored.key in by_key:
+            raise _twice(name, stored, by_key[stored.key])
+        by_key[stored.key] = stored
+    return by_key
 
 
-def _twice(name: str, one: Stored, other: Stored | Joined) -> UserError:
-    other = other.parts[0][1] if isinstance(other, Joined) else other
-    places = " and ".join(f"'{said(stored.key)}' in '{stored.file.name}'" for stored in (other, one))
+def _twice(name: str, first: Stored, second: Stored | Joined) -> UserError:
+    second = second.parts[0][1] if isinstance(second, Joined) else second
+    places = " and ".join(f"'{printable(stored.key)}' in '{stored.file.name}'" for stored in (second, first))
     return UserError(f"the checkpoint of '{name}' holds a tensor twice: {places}; expected each once")
 
 
-def said(key: str) -> str:
+def printable(key: str) -> str:
     """The name of a tensor as a message shows it, whatever is in it."""
     return (key if key.isprintable() else ascii(key)[1:-1])[:200]
 
@@ -227,72 +227,80 @@ def _by_own_names(
     converters = [step for step in steps if isinstance(step, WeightConverter)]
     converter_of = {pattern: converter for converter in converters for pattern in converter.source_patterns}
     names = dict.fromkeys(model.state_dict(), 0)
-    found, parts, ignored = {}, defaultdict(list), []
+    tensors, parts, ignored = {}, defaultdict(list), []
     for key, stored in sorted(all_stored.items(), key=lambda item: dot_natural_key(item[0])):
-        own, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, names)
-        if own not in names and key in names:
-            own, pattern = key, None
-        if own not in names:
+        tensor_name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, names)
+        if tensor_name not in names and key in names:
+            tensor_name, pattern = key, None
+        if tensor_name not in names:
             ignored.append(key)
-        elif own in found and (pattern is None or isinstance(found[own], Stored | Packed)):
-            raise _twice(name, stored, found[own])
+        elif tensor_name in tensors and (pattern is None or isinstance(tensors[tensor_name], Stored | Packed)):
+            raise _twice(name, stored, tensors[tensor_name])
         elif pattern is not None:
-            parts[own].append((pattern, stored))
+            parts[tensor_name].append((pattern, stored))
             first, *_ = targets = converter_of[pattern].target_patterns
             for place, target in enumerate(targets):
-                of_place = own.replace(first, target) if place else own
-                found[of_place] = Joined(of_place, parts[own], converter_of[pattern], skeleton, place)
+                target_name = tensor_name.replace(first, target) if place else tensor_name
+                tensors[target_name] = Joined(target_name, parts[tensor_name], converter_of[pattern], skeleton, place)
         else:
-            found[own] = stored
-    return found, ignored
+            tensors[tensor_name] = stored
+    return tensors, ignored
 
 
-def _check(found: dict[str, Stored | Joined], name: str, model: PreTrainedModel) -> None:
+def _check(tensors: dict[str, Stored | Joined], name: str, model: PreTrainedModel) -> None:
     """Compare shape and type of each tensor with the model's; see that none is missing."""
     expected = model.state_dict()
-    for own, stored in found.items():
+    for tensor_name, stored in tensors.items():
         parts = [part for _, part in stored.parts] if isinstance(stored, Joined) else [stored]
         packed = PACKED if isinstance(stored, Joined) and stored.skeleton is not None else {}
-        types = FLOATS | packed if expected[own].is_floating_point() else OTHERS
+        types = FLOATS | packed if expected[tensor_name].is_floating_point() else OTHERS
         for part in parts:
             if part.dtype not in types:
                 raise UserError(
-                    f"the checkpoint of '{name}' holds '{said(part.key)}' as {part.dtype}; expected {', '.join(types)}"
+                    f"the checkpoint of '{name}' holds '{printable(part.key)}' as {part.dtype}; expected "
+                    f"{', '.join(types)}"
                 )
-    torn = [own for own, stored in found.items() if isinstance(stored, Joined) and not stored.is_complete()]
-    check_complete([*_missing(found, model), *(f"a part of {own}" for own in torn)], name)
-    for own, stored in found.items():
+    torn = [
+        tensor_name
+        for tensor_name, stored in tensors.items()
+        if isinstance(stored, Joined) and not stored.is_complete()
+    ]
+    check_complete([*_missing(tensors, model), *(f"a part of {tensor_name}" for tensor_name in torn)], name)
+    for tensor_name, stored in tensors.items():
         shape = stored.shape() if isinstance(stored, Joined) else stored.shape
-        check_shape(shape, expected[own].shape, stored.key if isinstance(stored, Stored | Packed) else own, name)
+        check_shape(
+            shape, expected[tensor_name].shape, stored.key if isinstance(stored, Stored | Packed) else tensor_name, name
+        )
 
 
 def check_shape(shape: tuple | set, expected: torch.Size, key: str, name: str) -> None:
     """Raise UserError if a tensor of a model is stored with another shape than its configuration asks for, or in parts
     of shapes that do not fit together."""
     if shape != tuple(expected):
-        found = f"in parts of the shapes {sorted(shape)}" if isinstance(shape, set) else f"with the shape {shape}"
+        stored_shapes = (
+            f"in parts of the shapes {sorted(shape)}" if isinstance(shape, set) else f"with the shape {shape}"
+        )
         raise UserError(
-            f"the checkpoint of '{name}' holds '{said(key)}' {found[:200]}; its configuration asks for "
+            f"the checkpoint of '{name}' holds '{printable(key)}' {stored_shapes[:200]}; its configuration asks for "
             f"{tuple(expected)}"
         )
 
 
-def _missing(found: dict, model: PreTrainedModel) -> list[str]:
+def _missing(tensors: dict, model: PreTrainedModel) -> list[str]:
     """The model's own names of tensors that are not stored; of those that are tied, one has to be.
 
     None that the architecture computes by itself, such as the positions of Marian.
     """
     tied, computed = model.all_tied_weights_keys, model._keys_to_ignore_on_load_missing or ()
-    there = {tied.get(own, own) for own in found}
-    missing = [own for own in model.state_dict() if tied.get(own, own) not in there]
-    return [own for own in missing if not any(re.search(pattern, own) for pattern in computed)]
+    there = {tied.get(tensor_name, tensor_name) for tensor_name in tensors}
+    missing = [tensor_name for tensor_name in model.state_dict() if tied.get(tensor_name, tensor_name) not in there]
+    return [tensor_name for tensor_name in missing if not any(re.search(pattern, tensor_name) for pattern in computed)]
 
 
 def check_complete(missing: list[str], name: str) -> None:
     """Raise UserError if tensors of a model are missing in its checkpoint."""
     if missing:
-        some = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
-        raise UserError(f"the checkpoint of '{name}' lacks {len(missing)} tensors ({some})")
+        raise UserError(f"the checkpoint of '{name}' lacks {len(missing)} tensors ({first_of(missing)})")
 
 
 def _without_harmless(ignored: list[str], model: PreTrainedModel) -> list[str]:
@@ -303,10 +311,10 @@ def _without_harmless(ignored: list[str], model: PreTrainedModel) -> list[str]:
     return [key for key in ignored if not harmless.search(key)]
 
 
-def dtype_of(model: PreTrainedModel, own: str) -> torch.dtype:
+def dtype_of(model: PreTrainedModel, tensor_name: str) -> torch.dtype:
     """What a tensor is cast to: the model's dtype, but float32 for GPT-OSS's norms in a float16 model."""
     others = model._get_dtype_plan(model.dtype)
-    return next((dtype for part, dtype in others.items() if part in own), model.dtype)
+    return next((dtype for part, dtype in others.items() if part in tensor_name), model.dtype)
 
 
 def _in_file(name: str, path: Path) -> list[Stored]:

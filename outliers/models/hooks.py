@@ -79,11 +79,11 @@ def hooks(
     numbers = range(len(decoder_layers(model)))
     states = _states(roles, numbers if layers is None else layers)
     known = names_of(model, names) if names else {}
-    found = [one for one in readers(model) if (one.layer, one.role) in states]
+    projections = [projection for projection in readers(model) if (projection.layer, projection.role) in states]
     streams = [layer for layer, role in states if role == RESIDUAL]
     layers = sorted({layer for layer, _role in states})
-    if not set(layers) <= set(numbers) or not (found or streams):
-        there = ", ".join([*dict.fromkeys(one.role for one in readers(model)), RESIDUAL])
+    if not set(layers) <= set(numbers) or not (projections or streams):
+        there = ", ".join([*dict.fromkeys(projection.role for projection in readers(model)), RESIDUAL])
         raise UserError(
             f"no hidden states of role {' or '.join(roles)} in layers {shown(layers)}; this model has the layers 0 to "
             f"{numbers[-1]}, and the roles {there}"
@@ -96,7 +96,7 @@ def hooks(
         see(layer, RESIDUAL, x)
 
     with ExitStack() as stack:
-        stack.enter_context(input_hooks(found, see))
+        stack.enter_context(input_hooks(projections, see))
         for layer in streams:
             stack.enter_context(residual_hooks(model, look_at, layer))
         yield
@@ -106,10 +106,10 @@ def _states(roles: Iterable[str], layers: Iterable[int]) -> list[State]:
     """The hidden states of roles in layers, each once; of a name of TransformerLens the one that it says."""
     layers, states = list(layers), {}
     for role in roles:
-        named = of_transformerlens(role)
-        if (named[1] if named else role) not in STATES:
+        state = of_transformerlens(role)
+        if (state[1] if state else role) not in STATES:
             raise unknown_name("role", role, STATES)
-        states |= dict.fromkeys([named] if named else [(layer, role) for layer in layers])
+        states |= dict.fromkeys([state] if state else [(layer, role) for layer in layers])
     return list(states)
 
 
@@ -212,7 +212,7 @@ class _Outputs:
 
 @contextmanager
 def _of_two_inputs(module: nn.Module, outputs: torch.Tensor, change: Callable) -> Iterator[None]:
-    hook = next((one for one in module._forward_hooks.values() if isinstance(one, _Outputs)), None)
+    hook = next((registered for registered in module._forward_hooks.values() if isinstance(registered, _Outputs)), None)
     with ExitStack() as stack:
         if hook is None:
             hook = _Outputs()
@@ -277,7 +277,7 @@ def attention_hooks(
             kwargs = {**kwargs, alibi: torch.zeros_like(kwargs[alibi])}
         return args, kwargs
 
-    def asked_for(place, _module, args, kwargs):
+    def with_probabilities(place, _module, args, kwargs):
         return (*args[:place], True, *args[place + 1 :]), kwargs
 
     def hook_of(layer: int):
@@ -301,8 +301,8 @@ def attention_hooks(
             if path is None or only not in (None, layer.number):
                 continue
             attention = layer.module.get_submodule(path)
-            befores = {only_in_the_mask: layer.anatomy.alibi, asked_for: layer.anatomy.asked}
-            for hook in (partial(before, of_row) for before, of_row in befores.items() if of_row is not None):
+            befores = {only_in_the_mask: layer.anatomy.alibi, with_probabilities: layer.anatomy.asked}
+            for hook in (partial(before, argument) for before, argument in befores.items() if argument is not None):
                 stack.callback(attention.register_forward_pre_hook(hook, with_kwargs=True).remove)
             stack.callback(attention.register_forward_hook(hook_of(layer.number), with_kwargs=True).remove)
         yield
@@ -314,14 +314,14 @@ def check_hooks(path: str, module: nn.Module) -> None:
     forward = vars(module).get("_old_forward" if accelerated else "forward")
     others = [name.strip("_") for name in OTHER_HOOKS if getattr(module, name)]
     if others:
-        found = others[0]
+        obstacle = others[0]
     elif accelerated and (type(accelerated) is not AlignDevicesHook or accelerated.offload):
-        found = f"accelerate's {type(accelerated).__name__}, which offloads weights or changes the call,"
+        obstacle = f"accelerate's {type(accelerated).__name__}, which offloads weights or changes the call,"
     elif forward and getattr(forward, "__func__", None) is not type(module).forward:
-        found = "a forward method in the place of its own"
+        obstacle = "a forward method in the place of its own"
     else:
         return
-    raise UserError(f"'{path}' has {found} that a quantized layer cannot keep; remove it first")
+    raise UserError(f"'{path}' has {obstacle} that a quantized layer cannot keep; remove it first")
 
 
 def hand_over_hooks(module: nn.Module, other: nn.Module) -> None:
@@ -341,7 +341,7 @@ def eager(model: PreTrainedModel, summed: bool = False) -> Iterator[None]:
     summed: whether its probabilities may come summed, see `outliers.models.attending`.
     """
     before = model.config._attn_implementation
-    if _is_own(before):
+    if _is_foreign(before):
         yield
         return
     upcast = getattr(model.config, "reorder_and_upcast_attn", False)  # which GPT-2 does only under the name of eager
@@ -355,7 +355,7 @@ def eager(model: PreTrainedModel, summed: bool = False) -> Iterator[None]:
             config._attn_implementation = before
 
 
-def _is_own(implementation: str) -> bool:
+def _is_foreign(implementation: str) -> bool:
     """Whether an attention function is somebody's own: those of transformers and its hub, and that of
     `outliers.models.attending`, compute what plain products do."""
     function = AttentionInterface().get(implementation)

@@ -25,7 +25,7 @@ from transformers import (
 
 from outliers.errors import UserError, unknown_name
 from outliers.models.anatomy import anatomy_of, family_of, part_config, renamed_keys
-from outliers.models.checkpoint import Checkpoint, Stored, check_complete, opened, read_checkpoint, said
+from outliers.models.checkpoint import Checkpoint, Stored, check_complete, opened, printable, read_checkpoint
 from outliers.models.config_file import FILE, check_fields, check_weights, read_config_file
 from outliers.models.skeleton import refusals, skeleton
 from outliers.models.source import Source, config_path, find_model, local_place
@@ -225,15 +225,15 @@ def open_checkpoint(source: Source, name: str, revision: str | None, model: PreT
         count = len(checkpoint.ignored)
         logger.warning(
             f"warning: the checkpoint of '{name}' holds {count} tensor{'s' if count > 1 else ''} for which its "
-            f"configuration has no place ({', '.join(some_of(checkpoint.ignored))}); they are ignored"
+            f"configuration has no place ({', '.join(first_names(checkpoint.ignored))}); they are ignored"
         )
     return checkpoint
 
 
-def some_of(names: list[str]) -> list[str]:
+def first_names(names: list[str]) -> list[str]:
     """The first of many names of tensors, and how many there are."""
-    shown = [said(name) for name in names[:MANY]]
-    return shown if len(names) <= MANY else [*shown, f"… {len(names)} in all"]
+    names_shown = [printable(name) for name in names[:MANY]]
+    return names_shown if len(names) <= MANY else [*names_shown, f"… {len(names)} in all"]
 
 
 def _from_pretrained(
@@ -254,8 +254,8 @@ def _from_pretrained(
         options |= {"key_mapping": renamed_keys(config), "quantization_config": DEQUANTIZED.get(stored_as(config))}
         files = {file: stack.enter_context(opened(file, name)) for file in checkpoint.files}
         tensors = {
-            key: files[one.file].get_slice(key) if isinstance(one, Stored) else one
-            for key, one in checkpoint.stored.items()
+            key: files[stored.file].get_slice(key) if isinstance(stored, Stored) else stored
+            for key, stored in checkpoint.stored.items()
         }
         if checkpoint.is_packed:  # and is handed over as it is to be
             options["config"] = without_storage(config)
@@ -321,7 +321,7 @@ def find_device(name: str | torch.device) -> torch.device:
 def weights_hash(model: PreTrainedModel) -> str:
     """SHA-256 over the names, dtypes, shapes and digests of all parameters, as loaded: 16 hexadecimal digits."""
     with ThreadPoolExecutor(HASHING) as pool:
-        return hash_of(pool.map(lambda named: line_of(*named), list(model.named_parameters())))
+        return hash_of(pool.map(lambda parameter: line_of(*parameter), list(model.named_parameters())))
 
 
 def line_of(name: str, tensor: torch.Tensor) -> str:

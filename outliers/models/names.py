@@ -96,8 +96,8 @@ def cached_file(name: str) -> Path:
 def _installed(packaged: Packaged) -> list[Path]:
     """Where the installed distribution would have the file; nothing of it is imported."""
     package, _, inside = packaged.file.partition("/")
-    found = importlib.util.find_spec(package)
-    return [Path(folder) / inside for folder in (found.submodule_search_locations or [])] if found else []
+    spec = importlib.util.find_spec(package)
+    return [Path(folder) / inside for folder in (spec.submodule_search_locations or [])] if spec else []
 
 
 def not_here(name: str) -> UserError:

@@ -25,14 +25,14 @@ def plugins(group: str) -> list[Plugin]:
     Raises:
         UserError: one cannot be imported.
     """
-    found = []
+    declared = []
     for entry in sorted(entry_points(group=group), key=lambda entry: (entry.dist.name, entry.name)):
         origin = f"plugin '{entry.name}' of the installed distribution '{entry.dist.name}'"
         try:
-            found.append(Plugin(entry.name, origin, entry.load()))
+            declared.append(Plugin(entry.name, origin, entry.load()))
         except Exception as error:  # whatever the code of others raises
             raise UserError(f"{origin} cannot be imported ({type(error).__name__}: {error}); remove it") from None
-    return found
+    return declared
 
 
 def plugin_schemes(kind: type, taken: Container[str]) -> dict:
@@ -41,13 +41,13 @@ def plugin_schemes(kind: type, taken: Container[str]) -> dict:
     Raises:
         UserError: a plugin cannot be imported, holds something else, or a name that is taken.
     """
-    found, origins = {}, {}
+    schemes_by_name, origins = {}, {}
     for _, origin, schemes in plugins(SCHEMES):
         for scheme in schemes if isinstance(schemes, list | tuple) else [schemes]:
             if not isinstance(scheme, kind):
                 raise UserError(f"{origin} is {type(scheme).__name__}; expected a Scheme or a list of them: remove it")
-            if scheme.name in taken or scheme.name in found:
+            if scheme.name in taken or scheme.name in schemes_by_name:
                 other = origins.get(scheme.name, "outliers itself")
                 raise UserError(f"{origin} has a scheme '{scheme.name}', as {other} has; remove one of them")
-            found[scheme.name], origins[scheme.name] = scheme, origin
-    return found
+            schemes_by_name[scheme.name], origins[scheme.name] = scheme, origin
+    return schemes_by_name

@@ -169,10 +169,10 @@ def check_cache() -> None:
 def _cached_config(name: str, revision: str | None) -> Path | None:
     """The configuration of a model in the hub's cache."""
     try:
-        found = try_to_load_from_cache(name, FILE, revision=revision)
+        cached = try_to_load_from_cache(name, FILE, revision=revision)
     except OSError as error:
         raise UserError(f"the hub's cache of '{name}' cannot be read ({error.strerror}); remove or repair it") from None
-    return Path(found) if isinstance(found, str) else None
+    return Path(cached) if isinstance(cached, str) else None
 
 
 def config_path(source: Source) -> Path | None:
@@ -225,9 +225,9 @@ def missing_download(model: str, revision: str | None) -> int | None:
         return 0
     cached = _cached(model, revision)
     try:
-        asked = {"revision": revision, "files_metadata": True, "timeout": SECONDS_FOR_THE_HUB}
-        found = ask_hub(lambda hub: hub.model_info(model, **asked))
-        sizes = {file.rfilename: file.size or 0 for file in found.siblings}
+        options = {"revision": revision, "files_metadata": True, "timeout": SECONDS_FOR_THE_HUB}
+        info = ask_hub(lambda hub: hub.model_info(model, **options))
+        sizes = {file.rfilename: file.size or 0 for file in info.siblings}
     except Exception:  # each version of the hub's client raises its HTTP library's own errors when it has no network
         return 0 if cached else None
     for suffix in (".safetensors", ".bin"):  # pickled weights are converted by the hub, to files of their size

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from outliers.errors import UserError
+from outliers.errors import UserError, first_of
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -81,15 +81,14 @@ def _none_in(folder: Path) -> UserError:
             f"'{folder}' holds an int8 model of outliers.save_quantized; expected weights: use the model that it was "
             "made of, compare it by `outliers damage --against`, or read it with outliers.load_quantized"
         )
-    found = sorted(path.name for path in folder.glob("*.safetensors") if path.name.isprintable())
-    if not found:
+    names = sorted(path.name for path in folder.glob("*.safetensors") if path.name.isprintable())
+    if not names:
         return UserError(
             f"'{folder}' has no safetensors weights, and pickled ones are not read because they can run code"
         )
-    some = ", ".join(found[:3]) + (", …" if len(found) > 3 else "")
     return UserError(
-        f"'{folder}' has neither {WEIGHTS} nor {INDEX}, so it is unclear which of its files ({some}) is the model; "
-        f"rename that one to {WEIGHTS}"
+        f"'{folder}' has neither {WEIGHTS} nor {INDEX}, so it is unclear which of its files ({first_of(names)}) is the "
+        f"model; rename that one to {WEIGHTS}"
     )
 
 
@@ -111,7 +110,7 @@ def check_unchanged(name: str, revision: str | None) -> None:
 def state_of(file: Path) -> tuple | None:
     """What changes when a file does: which one it is, bytes, nanoseconds of the last write; None without a file."""
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns

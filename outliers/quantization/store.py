@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from outliers.errors import UserError, reason_of, unknown_name
 from outliers.files import writing
 from outliers.models.anatomy import projections
-from outliers.models.checkpoint import check_complete, check_shape, dtype_of, said
+from outliers.models.checkpoint import check_complete, check_shape, dtype_of, printable
 from outliers.models.config_file import check_weights
 from outliers.models.load import (
     DTYPES,
@@ -127,7 +127,7 @@ def _check(tensors: dict[str, torch.Tensor], model: PreTrainedModel, name: str) 
     parameters = {key for key, _ in model.named_parameters(remove_duplicate=False)}
     for key, tensor in tensors.items():
         if key not in expected:
-            raise UserError(f"'{name}' holds tensors that its architecture does not have ({said(key)}, …)")
+            raise UserError(f"'{name}' holds tensors that its architecture does not have ({printable(key)}, …)")
         check_shape(tuple(tensor.shape), expected[key].shape, key, name)
         same = tensor.is_floating_point() if key in parameters else tensor.dtype == expected[key].dtype
         if not same:

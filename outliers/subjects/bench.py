@@ -16,10 +16,10 @@ from outliers.models.anatomy.examples import Examples, read_ids
 from outliers.models.checkpoint import dtype_of
 from outliers.models.load import (
     find_device,
+    first_names,
     load_model,
     load_reader,
     quantized_from,
-    some_of,
     stored_as,
     weights_hash,
 )
@@ -223,7 +223,7 @@ def describe(subject: Any, model: PreTrainedModel) -> dict:
     facts = {
         "revision": getattr(model.config, "_commit_hash", None),
         "weights_hash": None if is_streamed(model) else weights_hash(model),
-        "ignored_tensors": some_of(model.ignored_tensors) or None,
+        "ignored_tensors": first_names(model.ignored_tensors) or None,
         "quantized_from": quantized_from(subject.model, subject.revision) or stored_as(subject.config),
         "architecture": model.config.model_type,
         "parameters": model.num_parameters(),

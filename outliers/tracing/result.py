@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 
 from outliers.criterion import LAYERS, POSITIONS, RESIDUAL, ROLES, in_nnsight, in_transformerlens
-from outliers.errors import UserError, shown
+from outliers.errors import UserError, first_of, shown
 from outliers.tracing import store, tokens
 from outliers.tracing.frame import Frame
 from outliers.tracing.sketch import quantiles, unpack_keys
@@ -114,7 +114,7 @@ class Trace:
         ]
         if set(ON_STREAM) & set(self.roles):
             found, width = self.outlier_features()["feature"], self.statistics["residual.massive"].shape[1]
-            few = ", ".join(map(str, found[:NAMED])) + (", …" if len(found) > NAMED else "")
+            few = first_of(found, NAMED)
             lines.append(f"outlier features: {len(found):,} of {width:,}{f' ({few})' if few else ''}")
         most = self.largest_values().sort_values("max", ascending=False, kind="stable").iloc[0]
         token = most.get("token_text", f"id {most['token']}")

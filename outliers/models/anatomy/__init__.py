@@ -154,13 +154,11 @@ def stack_module(model: PreTrainedModel, stack: Anatomy) -> PreTrainedModel:
 def input_embeddings(model: PreTrainedModel) -> list[nn.Module]:
     """What the residual streams of the stacks begin with: the embedding of tokens, or the convolution of pixels; one
     that several stacks have in common once."""
-    stacks = stacks_of(model.config)
-    return list(
-        dict.fromkeys(
-            model.get_submodule(one.embedding) if one.embedding else stack_module(model, one).get_input_embeddings()
-            for one in stacks
-        )
+    embeddings = (
+        model.get_submodule(stack.embedding) if stack.embedding else stack_module(model, stack).get_input_embeddings()
+        for stack in stacks_of(model.config)
     )
+    return list(dict.fromkeys(embeddings))
 
 
 def run_stack(
@@ -186,9 +184,9 @@ def count_layers(config: PretrainedConfig) -> int:
     counts = ((config_of_stack(config, stack), stack.stack) for stack in stacks_of(config))
     names = ("num_{}_layers", "{}_layers")
     return sum(
-        next((found for name in names if (found := getattr(of_stack, name.format(stack), None))), None)
-        or of_stack.num_hidden_layers
-        for of_stack, stack in counts
+        next((count for name in names if (count := getattr(part, name.format(stack), None))), None)
+        or part.num_hidden_layers
+        for part, stack in counts
     )
 
 
@@ -225,9 +223,9 @@ def layers_of(model: PreTrainedModel) -> list[Layer]:
             "or parallelize afterwards, and merge adapters before)"
         )
     of_stacks = (
-        (place, stack, *named)
+        (place, stack, *child)
         for place, stack in enumerate(stacks)
-        for named in model.get_submodule(stack.layers).named_children()
+        for child in model.get_submodule(stack.layers).named_children()
     )
     return [
         Layer(number, f"{stack.layers}.{name}", module, _of_kind(stack, module), place)
@@ -274,17 +272,17 @@ def check_plain(projection: Projection) -> None:
     module, parameters = projection.module, projection.module._parameters
     weight = parameters.get("weight")
     if _kind(module) not in PLAIN:
-        found = f"is of {_kind(module)}"
+        fault = f"is of {_kind(module)}"
     elif weight is None or set(parameters) != {"weight", "bias"}:
-        found = f"makes its weight of {', '.join(sorted({*parameters} - {'bias'}))}"
+        fault = f"makes its weight of {', '.join(sorted({*parameters} - {'bias'}))}"
     elif is_traceable_wrapper_subclass(weight):
-        found = f"has a weight of {_kind(weight)}"
+        fault = f"has a weight of {_kind(weight)}"
     elif weight.dtype not in WEIGHTS:
-        found = f"has a weight of {weight.dtype}"
+        fault = f"has a weight of {weight.dtype}"
     else:
         return
     raise UserError(
-        f"'{projection.path}' {found}; expected a plain torch.nn.Linear or transformers Conv1D with floating-point "
+        f"'{projection.path}' {fault}; expected a plain torch.nn.Linear or transformers Conv1D with floating-point "
         "weights: merge adapters, remove parametrizations, or load the model that is not quantized"
     )
 
@@ -305,7 +303,7 @@ def weights_of_experts(model: PreTrainedModel) -> int:
     """How many of a model's parameters are those of experts."""
     mixtures = [layer for layer in layers_of(model) if layer.anatomy.mixture]
     experts = (layer.module.get_submodule(layer.anatomy.mixture.experts) for layer in mixtures)
-    return sum(parameter.numel() for one in experts for parameter in one.parameters())
+    return sum(parameter.numel() for module in experts for parameter in module.parameters())
 
 
 def context_length(config: PretrainedConfig) -> int | None:

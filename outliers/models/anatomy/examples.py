@@ -44,7 +44,7 @@ class Examples:
     @classmethod
     def joined(cls, of_seeds: "Sequence[Examples]") -> "Examples":
         """One text by some seeds."""
-        ids, labels = (torch.cat(parts) for parts in zip(*((one.ids, one.labels) for one in of_seeds), strict=True))
+        ids, labels = (torch.cat([getattr(examples, part) for examples in of_seeds]) for part in ("ids", "labels"))
         return cls(ids, labels, of_seeds[0].protocol, len(of_seeds))
 
     @property
@@ -70,5 +70,5 @@ def read_ids(block: Block | Examples) -> torch.Tensor:
 
 def labelled(block: Example, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Those of the last hidden states (T, features) that have a label, and the labels: int64 (predicted,)."""
-    asked = block.labels != IGNORED
-    return states[asked.to(states.device)], block.labels[asked]
+    predicted = block.labels != IGNORED
+    return states[predicted.to(states.device)], block.labels[predicted]

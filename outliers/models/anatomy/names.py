@@ -11,10 +11,10 @@ State = tuple[int, str]  # a layer and a role
 
 def modules_of(model: PreTrainedModel) -> dict[State, list[str]]:
     """The paths of the modules that read each hidden state; of the residual stream, of the layer that puts it out."""
-    found: dict[State, list[str]] = {}
+    modules: dict[State, list[str]] = {}
     for reader in readers(model):
-        found.setdefault((reader.layer, reader.role), []).append(reader.path)
-    return found | {(layer.number, RESIDUAL): [layer.path] for layer in layers_of(model)}
+        modules.setdefault((reader.layer, reader.role), []).append(reader.path)
+    return modules | {(layer.number, RESIDUAL): [layer.path] for layer in layers_of(model)}
 
 
 TOOLS = {

@@ -38,35 +38,35 @@ def parts(model: PreTrainedModel, layer: int) -> Iterator[Part]:
 
     A norm is there if it comes before projections and its output is not itself the residual stream.
     """
-    of_layer = layers_of(model)[layer]
-    anatomy, config = of_layer.anatomy, config_of_stack(model.config, of_layer.anatomy)
-    attn_in = [in_layer(of_layer, "attn_in", name) for name in anatomy.attn_in]
-    for number, outputs in enumerate(_by_heads(attn_in, of_layer, config)):
+    owner = layers_of(model)[layer]
+    anatomy, config = owner.anatomy, config_of_stack(model.config, owner.anatomy)
+    attn_in = [in_layer(owner, "attn_in", name) for name in anatomy.attn_in]
+    for number, outputs in enumerate(_by_heads(attn_in, owner, config)):
         yield Part(QKV[number], attn_in[number % len(attn_in)], outputs)
     if anatomy.mixture:
         router = next(iter(anatomy.mixture.reads)).removesuffix(".weight")
-        yield Part("router", in_layer(of_layer, "ffn_in", router))
-        yield Part("experts", in_layer(of_layer, "ffn_in", anatomy.mixture.experts))
+        yield Part("router", in_layer(owner, "ffn_in", router))
+        yield Part("experts", in_layer(owner, "ffn_in", anatomy.mixture.experts))
     else:
-        ffn_in = [in_layer(of_layer, "ffn_in", name) for name in anatomy.ffn_in]
-        units = [one[None] for reader in ffn_in for one in _numbers(reader).chunk(1 + anatomy.fused_gate)]
+        ffn_in = [in_layer(owner, "ffn_in", name) for name in anatomy.ffn_in]
+        units = [numbers[None] for reader in ffn_in for numbers in _numbers(reader).chunk(1 + anatomy.fused_gate)]
         for number, outputs in enumerate(units):
             yield Part(GATE_UP[number - len(units)], ffn_in[number % len(ffn_in)], outputs)
     if not norms_are_in_the_residual_stream(model.config):
         for name, roles in anatomy.norms.items():
-            yield from (Part(NORMS[role], in_layer(of_layer, NORMS[role], name)) for role in roles if role in NORMS)
+            yield from (Part(NORMS[role], in_layer(owner, NORMS[role], name)) for role in roles if role in NORMS)
 
 
 def _by_heads(attn_in: list[Projection], layer: Layer, config: PretrainedConfig) -> list[torch.Tensor]:
     """The outputs that are queries, keys and values, each (heads, head size)."""
-    heads, numbers = heads_of(config, layer.anatomy), [_numbers(one) for one in attn_in]
-    if len(numbers) > 1:
-        return [one.view(-1, len(numbers[0]) // heads) for one in numbers]
-    fused = numbers[0].view(-1, getattr(config, "head_dim", None) or config.hidden_size // heads)
-    of_keys = (len(fused) - heads) // 2
-    groups = of_keys if layer.anatomy.by_head else 1
-    of_group = [heads // groups, of_keys // groups, of_keys // groups]
-    return [one.flatten(0, 1) for one in fused.view(groups, -1, fused.shape[1]).split(of_group, 1)]
+    heads, outputs = heads_of(config, layer.anatomy), [_numbers(projection) for projection in attn_in]
+    if len(outputs) > 1:
+        return [numbers.view(-1, len(outputs[0]) // heads) for numbers in outputs]
+    fused = outputs[0].view(-1, getattr(config, "head_dim", None) or config.hidden_size // heads)
+    key_heads = (len(fused) - heads) // 2
+    groups = key_heads if layer.anatomy.by_head else 1
+    sizes = [heads // groups, key_heads // groups, key_heads // groups]
+    return [numbers.flatten(0, 1) for numbers in fused.view(groups, -1, fused.shape[1]).split(sizes, 1)]
 
 
 def _numbers(projection: Projection) -> torch.Tensor:

@@ -146,5 +146,5 @@ def two_norms(attention: str, feed_forward: str) -> Norms:
     return {attention: ("attn_in",), feed_forward: ("ffn_in",)}
 
 
-def one_norm(of_both: str) -> Norms:
-    return {of_both: ("attn_in", "ffn_in")}
+def one_norm(norm: str) -> Norms:
+    return {norm: ("attn_in", "ffn_in")}

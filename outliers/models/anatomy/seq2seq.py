@@ -60,8 +60,9 @@ _T5_DECODER = replace(
 
 def _t5(gates: tuple[str, ...] = ("wi_0", "wi_1"), **changes) -> Anatomy:
     """T5 with and without a gate, which layers of either stack have or have not."""
-    encoder, decoder = (replace(one, **changes) for one in (_T5_ENCODER, _T5_DECODER))
-    gated = [replace(one, ffn_in=_names(*gates, of=one.ffn_out[0].removesuffix(".wo"))) for one in (encoder, decoder)]
+    encoder, decoder = (replace(stack, **changes) for stack in (_T5_ENCODER, _T5_DECODER))
+    feed_forwards = [(stack, stack.ffn_out[0].removesuffix(".wo")) for stack in (encoder, decoder)]
+    gated = [replace(stack, ffn_in=_names(*gates, of=path)) for stack, path in feed_forwards]
     return replace(encoder, others=(gated[0],), decoder=replace(decoder, others=(gated[1],)))
 
 

@@ -54,13 +54,13 @@ def of_stack(name: str) -> dict[str, str]:
 def views_of(model: PreTrainedModel) -> dict[str, View]:
     """The views of a model by their names."""
     layers, stacks = layers_of(model), stacks_of(model.config)
-    found = {}
+    views = {}
     for place, stack in enumerate(stacks):
         numbers = tuple(layer.number for layer in layers if layer.stack == place)
-        found[stack.stack] = View(stack.stack, numbers, place, stack.bidirectional)
+        views[stack.stack] = View(stack.stack, numbers, place, stack.bidirectional)
         if stack.cross_in:
-            found[CROSS] = View(CROSS, numbers, place - 1, True)
-    return found
+            views[CROSS] = View(CROSS, numbers, place - 1, True)
+    return views
 
 
 def view_of(model: PreTrainedModel, name: str | None) -> View:
@@ -69,10 +69,10 @@ def view_of(model: PreTrainedModel, name: str | None) -> View:
     Raises:
         UserError: there is no such view, or there are several.
     """
-    found = views_of(model)
-    if name is None and len(found) == 1:
-        return next(iter(found.values()))
-    if name not in found:
-        kinds = ", ".join(map(repr, found)) if len(found) > 1 else "none, for this model has one stack of layers"
+    views = views_of(model)
+    if name is None and len(views) == 1:
+        return next(iter(views.values()))
+    if name not in views:
+        kinds = ", ".join(map(repr, views)) if len(views) > 1 else "none, for this model has one stack of layers"
         raise UserError(f"stack {name!r}; expected {kinds}" if name else f"no stack is named; expected {kinds}")
-    return found[name]
+    return views[name]

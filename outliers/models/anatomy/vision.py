@@ -117,7 +117,7 @@ def vision_config(config: PretrainedConfig) -> PretrainedConfig:
     if config.model_type in TOWERS:
         config = TOWERS[config.model_type](vision_config=config.to_dict())
     if config.model_type in _ROWS:
-        if made_by and not any(one.endswith(WITH_CLASSES) for one in made_by):
+        if made_by and not any(name.endswith(WITH_CLASSES) for name in made_by):
             config.num_labels = 0
         config.architectures, config._commit_hash = [type(config).__name__.replace("Config", WITH_CLASSES)], commit
     return config
@@ -164,7 +164,7 @@ def _side(config: PretrainedConfig) -> int:
     return tower.image_size // tower.patch_size
 
 
-def _places(config: PretrainedConfig) -> int:
+def _count_places(config: PretrainedConfig) -> int:
     return len(_before_patches(config)) + _side(config) ** 2
 
 
@@ -215,7 +215,7 @@ def _smallest(config: PretrainedConfig) -> Example:
     return Example(pixels, torch.zeros(1, dtype=torch.int64))
 
 
-def _one(block: Example, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _pooled(block: Example, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """What all positions together predict: states (1, T, features), which the head pools, and the label (1,)."""
     return states[None], block.labels
 
@@ -224,10 +224,10 @@ VISION = Family(
     "vision",
     _ROWS,
     _Making,
-    _one,
+    _pooled,
     smallest=_smallest,
     check=_check,
     ids=_ids,
-    vocabulary=_places,
+    vocabulary=_count_places,
     name_of=_name,
 )

@@ -58,9 +58,9 @@ class Header(NamedTuple):
         for tensor in self.tensors:
             bytes_of[tensor.type.name] += tensor.end - tensor.start
         quantized = [name for name, _ in bytes_of.most_common() if name not in PLAIN]
-        said = self.fields.get("general.file_type")
-        if quantized and said in list(gguf.LlamaFileType):
-            prefix, _, name = gguf.LlamaFileType(said).name.partition("MOSTLY_")
+        file_type = self.fields.get("general.file_type")
+        if quantized and file_type in list(gguf.LlamaFileType):
+            prefix, _, name = gguf.LlamaFileType(file_type).name.partition("MOSTLY_")
             if not prefix and name not in PLAIN:
                 return name
         return quantized[0] if quantized else None
@@ -160,7 +160,7 @@ def _check_sizes(header: Header, file: Path) -> None:
     if claimed is None:
         raise UserError(f"'{file}' does not state its number of layers; expected a language model")
     blocks = (re.match(r"(enc\.)?blk\.(\d+)\.", tensor.name) for tensor in header.tensors)
-    numbers = {found[2] for found in blocks if found}
+    numbers = {match[2] for match in blocks if match}
     if claimed != len(numbers):
         raise UserError(f"'{file}' is damaged: it claims {claimed} layers and holds {len(numbers)}; download it again")
     if (decoder := header.of_model("decoder_block_count", claimed)) != claimed:

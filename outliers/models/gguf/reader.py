@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from outliers.errors import UserError
+from outliers.errors import UserError, first_of
 from outliers.models.anatomy import ANATOMIES
 from outliers.models.gguf.header import Header, Tensor, read_header, read_tensor, refusals
 from outliers.models.gguf.rotary import FREQUENCIES, say_rotary_parameters
@@ -49,7 +49,7 @@ class Made:
     """A tensor of a model, and the tensors of a file of which it is made."""
 
     file: Path
-    own: str
+    tensor_name: str
     shape: tuple[int, ...]
     parts: tuple[Tensor, ...]
     processor: Callable  # of transformers: undoes what llama.cpp did to a tensor
@@ -63,17 +63,19 @@ class Made:
         """The tensor, dequantized to float32."""
         with refusals(self.file):
             parsed = {"tensors": {}}  # where processors put what they make of several parts
-            mapping = {name: self.own for part in self.parts for name in _names(part)}
+            mapping = {name: self.tensor_name for part in self.parts for name in _names(part)}
             for part in self.parts:
                 made = self.processor(
                     read_tensor(self.file, part), part.name, tensor_key_mapping=mapping, parsed_parameters=parsed
                 )
             if made.name is None:
-                tensor = parsed["tensors"][self.own]
+                tensor = parsed["tensors"][self.tensor_name]
             else:
                 tensor = torch.from_numpy(np.require(made.weights, requirements=["C", "W"]))
             if tensor.shape != self.shape:
-                raise ValueError(f"'{self.own}' has the shape {tuple(tensor.shape)}, expected {tuple(self.shape)}")
+                raise ValueError(
+                    f"'{self.tensor_name}' has the shape {tuple(tensor.shape)}, expected {tuple(self.shape)}"
+                )
             return tensor
 
     def __getitem__(self, _everything) -> torch.Tensor:
@@ -132,9 +134,9 @@ def _config(header: Header) -> PretrainedConfig:
     if hasattr(config, "dense_act_fn"):
         _say_feed_forward(config, {tensor.name for tensor in header.tensors})
     for field, attribute in ALSO_SAID.items():
-        said = header.of_model(field)
-        if said is not None and getattr(config, attribute, said) != said:
-            setattr(config, attribute, said)
+        value = header.of_model(field)
+        if value is not None and getattr(config, attribute, value) != value:
+            setattr(config, attribute, value)
     return config
 
 
@@ -182,27 +184,33 @@ def _made(header: Header, config: PretrainedConfig, file: Path) -> dict[str, Mad
     own_names = get_gguf_hf_weights_map(_Names(config, expected, {model.base_model_prefix: base}), processor)
     parts = defaultdict(list)
     for tensor in header.tensors:
-        own = next((own_names[name] for name in _names(tensor) if name in own_names), None)
-        parts[own].append(tensor)
-    others = [own for own in parts if own not in expected]
-    unused = [tensor.name for own in others for tensor in parts.pop(own) if tensor.name != FREQUENCIES]
+        tensor_name = next((own_names[name] for name in _names(tensor) if name in own_names), None)
+        parts[tensor_name].append(tensor)
+    others = [tensor_name for tensor_name in parts if tensor_name not in expected]
+    unused = [tensor.name for tensor_name in others for tensor in parts.pop(tensor_name) if tensor.name != FREQUENCIES]
     _check_complete(model, parts, unused, file)
-    return {own: Made(file, own, expected[own].shape, tuple(parts[own]), processor.process) for own in parts}
+    return {
+        tensor_name: Made(file, tensor_name, expected[tensor_name].shape, tuple(parts[tensor_name]), processor.process)
+        for tensor_name in parts
+    }
 
 
 def _check_complete(model: PreTrainedModel, parts: dict[str, list[Tensor]], unused: list[str], file: Path) -> None:
     """The model's tensors are made of all tensors of the file, which can be dequantized."""
     expected = model.state_dict()
-    missing = [own for own, _ in model.named_parameters() if own not in parts]
-    wrong = [own for own, of_own in parts.items() if sum(prod(part.shape) for part in of_own) != expected[own].numel()]
+    missing = [tensor_name for tensor_name, _ in model.named_parameters() if tensor_name not in parts]
+    wrong = [
+        tensor_name
+        for tensor_name, stored in parts.items()
+        if sum(prod(part.shape) for part in stored) != expected[tensor_name].numel()
+    ]
     for names, what in ((missing, "lacks"), (wrong, "has other sizes of"), (unused, "holds beside the model")):
         if names:
-            some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
             raise UserError(
-                f"'{file}' {what} {len(names)} tensors ({some}); expected those of {model.config.model_type} as "
-                "transformers computes it"
+                f"'{file}' {what} {len(names)} tensors ({first_of(names)}); expected those of "
+                f"{model.config.model_type} as transformers computes it"
             )
-    for kind in {part.type for of_own in parts.values() for part in of_own}:
+    for kind in {part.type for stored in parts.values() for part in stored}:
         gguf.dequantize(np.zeros(gguf.GGML_QUANT_SIZES[kind][1], np.uint8), kind)
 
 

@@ -45,5 +45,5 @@ def tensor_names(model_type: str, modules: Iterable[str]) -> dict[str, str]:
     modules = list(modules)
     layers = 1 + max(int(number) for module in modules for number in re.findall(r"\.(\d+)\.", module))
     names = gguf.get_tensor_name_map(architecture_of(model_type), layers)
-    found = {module: names.get_name(f"{module}.weight", (".weight",)) for module in modules}
-    return {module: name for module, name in found.items() if name}
+    by_module = {module: names.get_name(f"{module}.weight", (".weight",)) for module in modules}
+    return {module: name for module, name in by_module.items() if name}

@@ -36,14 +36,14 @@ class Format(NamedTuple):
 
     codes: what the name of the tensor with the codes ends with, after that of the module. beside: the others of which
     the weight is made, as a pattern. unpack: makes the weight (outputs, features), float32, of the tensors by these
-    ends and of the fields of `quantization_config`. said: those of them that hold a shape, and are read to know it.
-    needs: an end without which the weight is no such code.
+    ends and of the fields of `quantization_config`. holds_shape: those of them that hold a shape, and are read to
+    know it. needs: an end without which the weight is no such code.
     """
 
     codes: str
     beside: str
     unpack: Callable[[dict[str, torch.Tensor], dict], torch.Tensor]
-    said: str = r"$^"
+    holds_shape: str = r"$^"
     needs: str = ""
 
 
@@ -55,14 +55,14 @@ METHODS = {
             "weight",
             r"weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\.bitsandbytes__\w+)",
             unpack_4_bits,
-            said=r"weight\.quant_state\..*",
+            holds_shape=r"weight\.quant_state\..*",
             needs="weight.absmax",
         ),
     ),
     "gptq": (Format("qweight", r"qzeros|scales|g_idx", unpack_gptq, needs="scales"),),
     "awq": (Format("qweight", r"qzeros|scales", unpack_awq, needs="scales"),),
     "compressed-tensors": (
-        Format("weight_packed", _COMPRESSED, unpack_packed, said="weight_shape", needs="weight_scale"),
+        Format("weight_packed", _COMPRESSED, unpack_packed, holds_shape="weight_shape", needs="weight_scale"),
         Format("weight", _COMPRESSED, unpack_codes, needs="weight_scale"),
     ),
 }
@@ -103,7 +103,7 @@ class Packed(NamedTuple):
         return self._made(
             {
                 end: part.read()
-                if re.fullmatch(self.format.said, end)
+                if re.fullmatch(self.format.holds_shape, end)
                 else torch.empty(part.shape, dtype=DTYPES[part.dtype], device="meta")
                 for end, part in self.parts.items()
             }
@@ -126,16 +126,16 @@ def unpacked(
 
     method, fields: of `quantization_config`. transposed: paths of modules that have their weight (features, outputs).
     """
-    found: dict = dict(stored)
+    tensors: dict = dict(stored)
     for format in METHODS.get(method, ()):
         for key in [key for key in stored if key.endswith(f".{format.codes}")]:
             path = key.removesuffix(format.codes)
-            if f"{path}{format.needs}" not in found or key not in found:
+            if f"{path}{format.needs}" not in tensors or key not in tensors:
                 continue
-            ends = [one.removeprefix(path) for one in found if one.startswith(path)]
+            ends = [entry.removeprefix(path) for entry in tensors if entry.startswith(path)]
             parts = {
-                end: found.pop(path + end) for end in ends if end == format.codes or re.fullmatch(format.beside, end)
+                end: tensors.pop(path + end) for end in ends if end == format.codes or re.fullmatch(format.beside, end)
             }
-            turned = any(one == path[:-1] or one.endswith(f".{path[:-1]}") for one in transposed)
-            found[f"{path}weight"] = Packed(name, stored[key].file, f"{path}weight", parts, format, fields, turned)
-    return found
+            turned = any(module == path[:-1] or module.endswith(f".{path[:-1]}") for module in transposed)
+            tensors[f"{path}weight"] = Packed(name, stored[key].file, f"{path}weight", parts, format, fields, turned)
+    return tensors
