@@ -20,10 +20,10 @@ OF_MODELS = ("models", "candidates")  # what an experiment has others of where m
 APART = ("variants",)  # whose entries may have commas: an option each
 ALIKE = 0.8  # of difflib: a mistyped experiment, rather than a model
 
-EXPERIMENT = "Before them, an experiment file or the name of one that comes along, whose models they replace."
-REDRAW = "Measure nothing: draw the rows in this folder, such as those of a training that was watched."
+EXPERIMENT = "Before them, an experiment file or the name of an embedded one, whose models they replace."
+REDRAW = "Measure nothing: redraw the rows in this folder, such as those of a watched training."
 Redraw = Annotated[Path | None, Option("--redraw", help=REDRAW, metavar="FOLDER", show_default=False)]
-Models = Annotated[list[str] | None, Option("--model", "--models", help="The same by an option.", metavar="A,B,…")]
+Models = Annotated[list[str] | None, Option("--model", "--models", help="Models as an option.", metavar="A,B,…")]
 
 
 def measuring(

@@ -223,7 +223,7 @@ def _is_less(point: Point, other: Point) -> bool:
 
 
 def _styles(points: Sequence[Point]) -> dict[str, dict]:
-    """Styles of matplotlib for the remedies, the same in all figures of the points: a colour and a marker of its own."""
+    """Styles of matplotlib for the remedies, equal in all figures of the points: a colour and a marker of its own."""
     remedies = dict.fromkeys(point.remedy for point in points)
     looks = zip(remedies, itertools.cycle(list(COLORS)[:7]), itertools.cycle(MARKERS), strict=False)
     return {

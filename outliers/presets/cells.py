@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 METRICS = {name: record for name, record in metrics().items() if record.subject}
 VARIANT = (
-    "What is done to a model, such as absmax+hadamard, 'zero(247)+llm.int8' or 'shuffle(3@ffn_in)'; several by several "
+    "Variant of a model, such as absmax+hadamard, 'zero(247)+llm.int8' or 'shuffle(3@ffn_in)'; several by several "
     "options."
 )
-METRIC = f"What is measured: {', '.join(METRICS)}; several with commas."
+METRIC = f"Metrics: {', '.join(METRICS)}; several with commas."
 
 
 def _variant(value: Any) -> Any:

@@ -200,7 +200,7 @@ def _of_model(one: Damages, scatter: str) -> Finding:
 
 
 def _cost(one: Damages, values: Mapping, name: str = "perplexity") -> str:
-    """The increase of a perplexity over that of the unquantized model, with its standard deviation where there is one."""
+    """The increase of a perplexity over that of the unquantized model, with its deviation where there is one."""
     return percent(*value_of(values, name).beside(one.model["unquantized"]))
 
 
