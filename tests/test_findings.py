@@ -1,6 +1,8 @@
 """Sentences about what was measured: true of the rows, and not there where the rows do not support them."""
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -24,7 +26,10 @@ from outliers.report.views.remedies import NONE, remedies_findings
 from outliers.report.words import count, features, listed, percent, ranges
 from outliers.specification.kinds import OneModel
 from tests.conftest import STORIES, needs_shared, needs_smollm2, trace_model
-from tests.kept import DAMAGED, SECTIONS, kept
+from tests.kept import DAMAGED, SECTIONS, kept, section_of
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
+import sentences
 
 
 def said(findings: list[Finding]) -> str:
@@ -47,7 +52,7 @@ def test_words():
 
 @pytest.mark.parametrize("run", SECTIONS)
 def test_each_sentence_is_of_a_table_or_figure(run):
-    section = SECTIONS[run](kept(run))
+    section = section_of(run)
     places = {one.name for one in (*section.tables, *section.drawings)}
     assert section.findings
     assert {finding.at for finding in section.findings} <= places
@@ -61,7 +66,7 @@ def test_each_sentence_is_of_a_table_or_figure(run):
 
 def test_findings_of_kept_runs():
     ablation, sweep, damage = (
-        said(SECTIONS[run](kept(run)).findings) for run in ("smollm2-135m/ablation", "smollm2-135m/sweep", DAMAGED)
+        said(section_of(run).findings) for run in ("smollm2-135m/ablation", "smollm2-135m/sweep", DAMAGED)
     )
     assert ablation.startswith(
         "Setting feature 247 to zero multiplies the perplexity by 9.9; doing so with a random feature, by 1.006 "
@@ -76,6 +81,10 @@ def test_findings_of_kept_runs():
         "Most of the cost of llm.int8 is in attn_in (+1.3 % ± 0.1 alone, 83 % of the increase of log-perplexity)"
         in damage
     )
+
+
+def test_the_list_of_sentences_is_that_of_the_code():
+    assert sentences.LIST.read_text(encoding="utf-8") == sentences.listed(), "run: python scripts/sentences.py"
 
 
 # Traces
