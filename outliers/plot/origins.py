@@ -92,7 +92,7 @@ def life_line(
 
 
 def parts_of(rows: pd.DataFrame) -> pd.DataFrame:
-    """Contributions of the parts of layers, from rows: `feature`, `layer` (-1: before all), `part`, `value`, `first`."""
+    """Contributions of parts of layers, from rows: `feature`, `layer` (−1: before all), `part`, `value`, `first`."""
     writers = rows[rows["metric"] == "origins.writer"]
     layer, part = writers["layer"].astype(float).fillna(BEFORE).astype(int), writers["writer"].map(PART_OF)
     groups = writers.assign(layer=layer, part=part).groupby(["feature", "layer", "part"], sort=False)
