@@ -101,7 +101,7 @@ EMERGENCE = ["--model", "pocket/gpt2-0.1m", "--model", "pocket/gpt2-0.5m", *TRAC
         ("ablate", [*TRACE, "--method", "zero,mean"], "ablate/gpt2-0.1m", "random features, 10 draws", "ablation.md"),
         ("ablate", [*TRACE, "--features", "3,17"], "ablate/gpt2-0.1m", "outliers 3, 17", "ablation.md"),
         ("damage", ABSMAX, "damage/gpt2-0.1m", "Under absmax the perplexity", "damage_errors.png"),
-        ("origins", TRACE, "origins/gpt2-0.1m", "most at the first", "life_line.png"),
+        ("origins", TRACE, "origins/gpt2-0.1m", "main writer (first)", "life_line.png"),
         ("emergence", EMERGENCE, "emergence", "layers", "figure3.png"),
         ("latency", [*TIMED, "--batch", "1,2"], "latency", "llm.int8", "table6.csv"),
         ("report", ["table.yaml"], "table", "Table 1: perplexity by scheme", "table1_published.md"),

@@ -160,7 +160,7 @@ def test_table_7_has_the_papers_columns_and_ours():
     fewer = table7_section([row for row in rows if (row["run"], row["seed"]) != (rows[-1]["run"], SEEDS[-1])])
     assert fewer.notes[0].startswith(f"Means over up to {len(SEEDS)} seeds")
     of_one = table7_section(ended({run: costs[:1] for run, costs in COSTS.items()}))
-    assert of_one.tables[0].cells[2][5:7] == ["100.50", "+0.5"] and "trained once" in of_one.printed
+    assert of_one.tables[0].cells[2][5:7] == ["100.50", "+0.5"] and "trained with one seed" in of_one.printed
     alone = table7_section(ended({"FFN": (0, 0, 0)}))
     assert (alone.tables[0].cells[0][6], alone.findings) == ("-", []), "nothing to compare with"
 
