@@ -88,6 +88,15 @@ def test_findings_are_said_once_each_with_a_link_to_where_it_is_from(section):
     assert html.split("</header>")[1].count("Fact 3.") == 2, "beyond six they stand in their sections"
 
 
+def test_findings_at_the_top_name_their_text_where_sections_read_different_ones(section):
+    found = section._replace(findings=[Finding("Fact.", "table1")])
+    other = found._replace(rows=[row | {"blocks": 7} for row in found.rows])
+    assert "Fact.</a></li>" in page("", [found, found], "").split("</header>")[0]
+    opening = page("", [found, other], "").split("</header>")[0]
+    assert "Fact.</a> (text sample, 7 blocks, 256 tokens per block)</li>" in opening
+    assert "Fact.</a></li>" not in opening
+
+
 def test_the_same_rows_make_the_same_page(rows):
     assert len({page("A sweep", [sweep_section(rows)], "") for _ in range(2)}) == 1
 
