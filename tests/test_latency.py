@@ -261,7 +261,8 @@ def test_latency_table():
     assert table.loc[("b", "llm.int8"), ("decode_q3", 8)] == 9
     assert table["decode"].columns.tolist() == [1, 8]
     shown = table6.latency_table(rows)
-    of_batches = [f"{value} {batch}" for value in ("batch", "speedup", "prefill", "prefill speedup") for batch in (1, 8)]
+    values = ("batch", "speedup", "prefill", "prefill speedup")
+    of_batches = [f"{value} {batch}" for value in values for batch in (1, 8)]
     assert shown.headers == ["model", "weights", *of_batches]
     assert shown.cells == [
         ["b", "bfloat16", "4 [1, 9]", "6 [1, 9]", "1.00", "1.00", "-", "155.4", "-", "1.00"],
