@@ -13,7 +13,7 @@ from outliers.errors import UserError, unknown_name
 from outliers.files import writing
 from outliers.specification.files import experiment_files, is_experiment, specify
 from outliers.specification.kinds import MODEL, Named, OfOneModel, resolved
-from outliers.terminal.command import Force, Out, called, typed
+from outliers.terminal.command import Force, Out, called, import_for_good, typed
 from outliers.terminal.options import options, signed
 
 OF_MODELS = ("models", "candidates")  # what an experiment has others of where models are named
@@ -160,6 +160,7 @@ def _measure(name: str, spec: Named, out: Path | None, force: bool) -> None:
 
     checked(spec)
 
+    import_for_good("outliers.runs.engine", "outliers.report.write")
     from outliers.report.write import write
     from outliers.runs.place import place_of
     from outliers.runs.run import run

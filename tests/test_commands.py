@@ -440,9 +440,9 @@ print(json.dumps(answers))
 """
 
 
-def answers(typed: list[list[str]], **environment: str) -> list[list]:
+def answers(typed: list[list[str]], late: set[str] = LATE, **environment: str) -> list[list]:
     """What modules answer, run with their arguments in one process of their own: see `RUN_ALL`."""
-    command = [sys.executable, "-c", RUN_ALL, json.dumps(typed), json.dumps(sorted(LATE))]
+    command = [sys.executable, "-c", RUN_ALL, json.dumps(typed), json.dumps(sorted(late))]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | environment)
     return json.loads(done.stdout)
 
@@ -454,6 +454,27 @@ def test_help_imports_nothing_that_measures():
         assert (code, err, imported) == (0, "", []), command
         for option in OPTIONS.get(command, (*MEASURING, "--text", "--alpha", "--device")) if command else COMMANDS:
             assert option in out
+
+
+# What a trace of a resident model with its page and figures has no use for; of them, transformers imports none.
+UNUSED = {"datasets", "gguf", "ray", "sklearn", "matplotlib.pyplot", "lm_eval", "bitsandbytes", "torchvision"}
+
+
+@pytest.mark.slow
+def test_a_trace_imports_nothing_that_it_does_not_use(tmp_path):
+    ((code, _, _, imported),) = answers([["outliers.trace", "pocket/gpt2-0.1m", "--out", str(tmp_path)]], UNUSED)
+    assert (code, imported) == (0, [])
+
+
+def test_what_a_command_uses_until_it_ends_is_searched_for_garbage_no_more():
+    """In a process of its own, for later there may be models among what is there."""
+    program = (
+        "import gc; from outliers.terminal.command import import_for_good\n"
+        "for module in 'wsgiref', 'wsgiref':\n"
+        "    import_for_good(module); print(gc.isenabled(), gc.get_freeze_count() > 0); gc.unfreeze()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "True True\nTrue False\n"
 
 
 @pytest.mark.slow

@@ -68,15 +68,15 @@ def hash_of(places: list[Path]) -> str:
     return digest.hexdigest()[:12]
 
 
-def _syntax(node: object, words: list[str]) -> list[str]:
+def _syntax(node: ast.AST, words: list[str]) -> list[str]:
     """A syntax tree in words: `ast.dump` depends on the version of Python, and keeps docstrings."""
-    if not isinstance(node, ast.AST):
-        words.append(repr(node))
-        return words
     words.append(type(node).__name__)
-    for name, value in ast.iter_fields(node):
+    for name in node._fields:
+        value = getattr(node, name, None)
         for entry in value if isinstance(value, list) else [] if value is None else [value]:
-            if not (isinstance(entry, ast.Expr) and isinstance(entry.value, ast.Constant)):
+            if not isinstance(entry, ast.AST):
+                words += name, repr(entry)
+            elif not (isinstance(entry, ast.Expr) and isinstance(entry.value, ast.Constant)):
                 words.append(name)
                 _syntax(entry, words)
     words.append(".")

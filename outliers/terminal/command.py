@@ -2,6 +2,8 @@
 
 import contextlib
 import functools
+import gc
+import importlib
 import inspect
 import logging
 import shlex
@@ -42,6 +44,24 @@ def run(command) -> None:
             logging.getLogger(name).setLevel(logging.ERROR)
         _check_text(sys.argv[1:])
         app(prog_name=program, standalone_mode=False)
+
+
+def import_for_good(*modules: str) -> None:
+    """Import what a command uses until it ends.
+
+    Python looks for garbage after every 700 new objects, and the hundreds of thousands that torch and transformers make
+    stay: to search them as they come, and again with all that follows, is a sixth of the start. Only the first call in
+    a process leaves out of all searches what is there, for later there may be models.
+    """
+    if modules[0] in sys.modules:
+        return
+    gc.disable()
+    try:
+        for module in modules:
+            importlib.import_module(module)
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
 @contextlib.contextmanager

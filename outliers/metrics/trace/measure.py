@@ -13,7 +13,6 @@ from outliers.metrics.trace import KeptTrace
 from outliers.metrics.trace.kept import traced
 from outliers.models.anatomy.names import names_of
 from outliers.models.anatomy.views import of_stack
-from outliers.models.gguf.tensors import architecture_of
 from outliers.models.hooks import RESIDUAL
 from outliers.models.skeleton import skeleton
 from outliers.quantization.schemes import BASELINE
@@ -61,6 +60,8 @@ class OfFiles(OfText):
     def check(self, cell: Cell) -> None:
         config = cell.subject.config
         if cell.metric.imatrix:
+            from outliers.models.gguf.tensors import architecture_of  # which imports gguf
+
             architecture_of(config.model_type)
         if cell.metric.masks:
             names_of(skeleton(config, torch.bfloat16), "transformerlens")
