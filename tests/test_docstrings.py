@@ -1,6 +1,9 @@
-"""Docstrings of public names: a first line that says what it is or returns, and an example that runs."""
+"""Docstrings: they begin with a noun or a verb, and those of public names have an example that runs."""
 
+import ast
 import doctest
+import re
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +20,8 @@ WITHOUT = {  # an example, and why
     "Cells": "see run",
     "plot.patch_map": "needs pictures",
 }
+ROOMS = ("metrics", "report", "plot", "tracing", "quantization")
+CLAUSE = re.compile(r"(What|Which|Where|How|Who)\b")
 EXAMPLES = doctest.DocTestParser()
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -42,3 +47,14 @@ def test_examples_run(name, variables, monkeypatch, tmp_path):
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "kept").symlink_to(KEPT)
     run_examples(DOCUMENTED[name].__doc__, name, dict(variables))
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_docstrings_begin_with_a_noun_or_a_verb(room):
+    clauses = [
+        f"{file}, line {node.body[0].lineno}"
+        for file in sorted((Path(outliers.__file__).parent / room).rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and CLAUSE.match(ast.get_docstring(node) or "")
+    ]
+    assert not clauses
