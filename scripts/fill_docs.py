@@ -1,10 +1,11 @@
-"""Put into README and docs the tables that kept results and the code hold.
+"""Put into README and docs the tables and the numbers that kept results and the code hold.
 
     python scripts/fill_docs.py
 
 A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`. NAME is a Markdown file that a run has kept,
 the JSON file of a benchmark, the CSV file of a machine's kernels, or one of `TABLES`, made of kept numbers or of the
-code. Run it after a result changed; a test sees that nothing is left to fill in.
+code. A number is one of a sentence of `tests/claims.py`. Run it after a result changed; a test sees that nothing is
+left to fill in.
 """
 
 import json
@@ -31,9 +32,11 @@ from outliers.report.tables import cell
 from outliers.runs.frame import records_in as read_rows
 
 ROOT = Path(__file__).parent.parent
-sys.path += [str(ROOT / "benchmarks"), str(ROOT / "kernels" / "benchmarks")]
+sys.path += [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "kernels" / "benchmarks")]
 from kept import table as benchmark_table  # noqa: E402, the scripts are no packages
 from linear_layer import table as layers_table  # noqa: E402
+
+from tests import claims  # noqa: E402
 
 PLACE = re.compile(r"<!-- table: (?P<name>[^>]+) -->\n(?P<content>((?!<!--).)*)<!-- end of table -->", re.DOTALL)
 NOT_MEASURED = "*Not measured yet"
@@ -45,14 +48,15 @@ MAKES = {  # by the ending of what is kept; of reports, those of trainings alone
 
 
 def pages() -> list[Path]:
-    """README, and every page of docs."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    """README, every page of docs, and the pages beside them that have numbers."""
+    beside = ("README.md", "SECURITY.md", "kernels/README.md", "outliers/models/pocket/README.md")
+    return [*(ROOT / page for page in beside), *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def filled(text: str) -> str:
-    """A page with its tables as they are now."""
+    """A page with its tables and numbers as they are now."""
     form = "<!-- table: {name} -->\n\n{table}\n\n<!-- end of table -->"
-    return PLACE.sub(lambda place: form.format(name=place["name"], table=table(place["name"])), text)
+    return claims.filled(PLACE.sub(lambda place: form.format(name=place["name"], table=table(place["name"])), text))
 
 
 def table(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The everyday tasks of docs/extending.md: the lines that the page shows are run, on a pocket model and on SmolLM2."""
+"""The short tasks of docs/tasks.md: the lines that the page shows are run, on a pocket model and on SmolLM2."""
 
 import ast
 import re
@@ -13,8 +13,8 @@ from transformers import Trainer, TrainingArguments
 import outliers
 from tests.conftest import needs_smollm2
 
-PAGE = (Path(__file__).parent.parent / "docs" / "extending.md").read_text(encoding="utf-8")
-SECTION = PAGE.partition("## Everyday tasks")[2].partition("\n## ")[0]
+PAGE = (Path(__file__).parent.parent / "docs" / "tasks.md").read_text(encoding="utf-8")
+SECTION = PAGE.partition("## Short tasks")[2].partition("\n## ")[0]
 SETUP = re.search(r"```python\n(.*?)```", SECTION, re.DOTALL)[1]
 CELLS = re.findall(r"^\| (.+?) \| (`.+`) \|$", SECTION, re.MULTILINE)
 LINES = {task: "\n".join(re.findall(r"`([^`]+)`", cell)) for task, cell in CELLS}

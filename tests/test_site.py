@@ -122,7 +122,7 @@ def test_the_index_is_the_readme(site):
 
 
 def test_the_menu_is_in_the_order_of_the_readme():
-    readme = "See [b](docs/b.md) first.\n\n| [a](docs/a.md) | [b](docs/b.md#x) | [b](docs/b.md) | [no](docs/no.md) |"
+    table = "| | |\n|---|---|\n| Concepts | [b](docs/b.md) |\n| How to | [a](docs/a.md), [no](docs/no.md) |"
     pages = {
         "README",
         "docs/a",
@@ -132,12 +132,14 @@ def test_the_menu_is_in_the_order_of_the_readme():
         "docs/reference/text",
         "docs/reference/commands/get",
     }
-    assert navigation.captions(readme, pages) == {
-        "Guide": ["docs/a", "docs/b", "docs/c"],
+    assert navigation.captions(f"See [c](docs/c.md).\n\n{table}", pages) == {
+        "Concepts": ["docs/b"],
+        "How to": ["docs/a"],
         "Notebooks": ["notebooks/1"],
         "Commands": ["docs/reference/commands/get"],
         "Python": ["docs/reference/text"],
         "Models and data": [],
+        "About": ["docs/c"],
     }
 
 

@@ -159,7 +159,7 @@ def test_streamed_equals_resident(model, shown, tmp_path):
 
 
 def quantized(matrix: torch.Tensor, symmetric: bool, by_row: bool) -> torch.Tensor:
-    """A matrix after its way into eight bits and back, by the equations of docs/definitions.md."""
+    """A matrix after its way into eight bits and back, by the equations of docs/quantization.md."""
     low, high = (end(1, keepdim=True) if by_row else end() for end in (matrix.amin, matrix.amax))
     if symmetric:
         scale = torch.maximum(low.abs(), high.abs()) / 127

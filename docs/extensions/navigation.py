@@ -7,23 +7,24 @@ from pathlib import Path
 TOCTREE = "\n\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{pages}\n```"
 
 
-# Where the pages are that a caption stands above; the others are the guide.
+# The captions of pages that no row of the table of README links, by their folders.
 FOLDERS = {
     "Notebooks": "notebooks/",
     "Commands": "docs/reference/commands/",
     "Python": "docs/reference/",
     "Models and data": "outliers/",
+    "About": "",
 }
+ROW = re.compile(r"^\| (?P<caption>[\w ]+) \| (?P<links>.*) \|$", re.MULTILINE)
 
 
 def captions(readme: str, pages: set[str]) -> dict[str, list[str]]:
-    """Caption to pages, in the order in which README links them last, which is that of its table, or by their names."""
-    linked = re.findall(r"\]\(([\w/.-]+)\.md\)", readme)
-    ordered = [page for page in dict.fromkeys(reversed(linked)) if page in pages][::-1]
-    found: dict[str, list[str]] = {caption: [] for caption in ("Guide", *FOLDERS)}
-    for page in dict.fromkeys([*ordered, *sorted(pages - {"README"})]):
-        folders = (caption for caption, folder in FOLDERS.items() if page.startswith(folder))
-        found[next(folders, "Guide")].append(page)
+    """Caption to pages: each row of the table of README in its order, then the other pages by folder and name."""
+    rows = {row["caption"]: re.findall(r"\]\(([\w/.-]+)\.md\)", row["links"]) for row in ROW.finditer(readme)}
+    found = {caption: [page for page in links if page in pages] for caption, links in rows.items()}
+    found |= {caption: [] for caption in FOLDERS}
+    for page in sorted(pages - {"README"} - {page for links in rows.values() for page in links}):
+        found[next(caption for caption, folder in FOLDERS.items() if page.startswith(folder))].append(page)
     return found
 
 

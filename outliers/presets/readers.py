@@ -133,7 +133,7 @@ def readers(
         A row the model as it is ("none"), and one each feature ("feature") and random one ("control") at each place:
         `subject`, `place`, `feature`, `draw`, `perplexity`, and `cost`, the relative increase of perplexity. Where the
         place is of the attention `top1_softmax`; `share` and `margin`, the mean over heads of the attention to the
-        first position and of the nats by which queries prefer it (docs/mechanism.md); `sinks`, the share of heads that
+        first position and of the nats by which queries prefer it (docs/writers.md); `sinks`, the share of heads that
         give it more than 30 %; `shares` and `margins`, both by head, float64 (layers, heads).
 
     Raises:

@@ -31,7 +31,7 @@ FIRST = ("experiment", "model", "run", "seed", "checkpoint", "scheme", "task", "
 
 
 def frame(results: str | os.PathLike | Iterable[dict], provenance: bool = False) -> pd.DataFrame:
-    """Return results as a data frame: one row per value, one column per field (docs/definitions.md).
+    """Return results as a data frame: one row per value, one column per field (docs/rows.md).
 
     Columns of what a value is of come first, then the value with its scatter and unit, then the settings. Whole numbers
     of which some are missing are of pandas' type Int64.

@@ -1,4 +1,4 @@
-"""Accuracy of classes (docs/definitions.md#perplexity)."""
+"""Accuracy of classes (docs/perplexity.md#perplexity)."""
 
 from outliers.metrics.metric import StatesMetric
 

@@ -1,4 +1,4 @@
-"""Agreement with the unquantized model (docs/damage.md#what-is-measured)."""
+"""Agreement with the unquantized model (docs/damage.md#measurements)."""
 
 from outliers.metrics.metric import StatesMetric
 

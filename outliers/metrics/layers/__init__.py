@@ -1,4 +1,4 @@
-"""The effect of each layer of another model alone (docs/damage.md#somebody-elses-checkpoint)."""
+"""The effect of each layer of another model alone (docs/checkpoints.md#measurements)."""
 
 from pydantic import Field
 

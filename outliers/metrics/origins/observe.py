@@ -47,7 +47,7 @@ def origins(
     """Return the contributions to features of the residual stream, and the gains of norms at them.
 
     The state of a feature before a layer is the sum of the embedding, the positions, and the terms of all heads,
-    neurons, experts and biases of the layers before it (docs/mechanism.md). One pass; no hidden state is kept.
+    neurons, experts and biases of the layers before it (docs/writers.md). One pass; no hidden state is kept.
 
     Args:
         model: a causal language model, resident or streamed; it is left as it was.

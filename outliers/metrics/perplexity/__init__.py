@@ -1,4 +1,4 @@
-"""Perplexity (docs/definitions.md#perplexity)."""
+"""Perplexity (docs/perplexity.md#perplexity)."""
 
 from outliers.metrics.metric import StatesMetric
 

@@ -1,4 +1,4 @@
-"""Attention of each head to the first position (docs/mechanism.md)."""
+"""Attention of each head to the first position (docs/writers.md)."""
 
 from outliers.metrics.metric import AttentionMetric
 

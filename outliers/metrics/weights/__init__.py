@@ -1,4 +1,4 @@
-"""Distance of the weights of another model from a model's own (docs/damage.md#somebody-elses-checkpoint)."""
+"""Distance of the weights of another model from a model's own (docs/checkpoints.md#measurements)."""
 
 from outliers.metrics.metric import Metric
 
