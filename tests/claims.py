@@ -541,8 +541,6 @@ def rotated() -> dict:
     }
 
 
-
-
 # A sentence with places for numbers, in the format in which they stand there, and the numbers, or what reads them.
 CLAIMS: dict[str, Callable | Collection] = {
     # SECURITY.md
@@ -1025,8 +1023,11 @@ def pattern(text: str) -> re.Pattern:
 
 def places(words: str) -> re.Pattern:
     """A claim with any numbers."""
-    parts = [(re.escape(part), field is not None) for part, field, *_ in Formatter().parse(words)]
-    return re.compile(re.sub(r"(?:\\ )+", r"\\s+", "".join(part + NUMERAL * place for part, place in parts)))
+    parts = [
+        re.escape(part) + (NUMERAL if field is not None else "") + (r"\ %" if (format or "").endswith("%") else "")
+        for part, field, format, _ in Formatter().parse(words)
+    ]
+    return re.compile(re.sub(r"(?:\\ )+", r"\\s+", "".join(parts)))
 
 
 def filled(text: str) -> str:

@@ -34,6 +34,7 @@ from tests.claims import (
     along_training,
     filled,
     pattern,
+    places,
     read,
     sentence,
     table,
@@ -60,6 +61,7 @@ OTHERS = [("training-runs/table10", table9_section), (CHECKPOINTS_OF, checkpoint
 @pytest.mark.parametrize("words", CLAIMS)
 def test_a_claim_stands_on_a_page_with_its_numbers(words):
     expected = pattern(sentence(words))
+    assert places(words).fullmatch(sentence(words))
     assert any(expected.search(read(page)) for page in PAGES), f"a page should say: {sentence(words)}"
 
 
