@@ -130,12 +130,15 @@ SMALLER = {
     "batches": [1],
 }
 SCHEMES = 5  # of an experiment, the first ones
+# Options of commands that read text.
+READING = ("trace", "ablate", "origins", "damage", "emergence", "sweep", "measure")
+SIZES = dict.fromkeys(READING, "--block 32 --blocks 1") | {"plan": "--block 32 --blocks 1 --confirm 1 --draws 2"}
 
 
 @pytest.fixture(scope="module")
 def small_model(tmp_path_factory) -> Path:
     """A folder with a random model of SmolLM2's architecture that has two outlier features, and a tokenizer."""
-    fields = LLAMA | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 12}
+    fields = LLAMA | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6}
     torch.manual_seed(0)
     config = AutoConfig.for_model("llama", vocab_size=4096, bos_token_id=0, eos_token_id=0, **fields)
     folder = tmp_path_factory.mktemp("models") / "small"
@@ -190,22 +193,17 @@ def run(typed: str, small_model: Path, monkeypatch) -> None:
         "247,507": "3,17",  # features of a model of 576, and places of one of 30 layers
         "247": "3",
         "k,layers.9:12.k,norm": "k,layers.0:1.k,norm",
+        "model.layers.11": "model.layers.5",
     }
     if "published" in typed.split():
         stands_for["smollm2-135m"] = "--redraw"  # nobody published anything about the small one
     arguments = [stands_for.get(argument, argument) for argument in shlex.split(typed)[3:]]
-    sizes = ["--block", "32", "--blocks", "1"] if _reads_text(module) and "--redraw" not in arguments else []
-    monkeypatch.setattr(sys, "argv", [module, *arguments, *sizes])
+    sizes = "" if "--redraw" in arguments else SIZES.get(module.rpartition(".")[2], "")
+    monkeypatch.setattr(sys, "argv", [module, *arguments, *sizes.split()])
     try:
         runpy.run_module(module, run_name="__main__")
     except SystemExit as stop:
         assert not stop.code, typed
-
-
-def _reads_text(module: str) -> bool:
-    """Whether a command has options for how much text it reads."""
-    reading = {"trace", "ablate", "origins", "damage", "emergence", "sweep", "measure", "plan"}
-    return module.rpartition(".")[2] in reading
 
 
 @pytest.mark.slow

@@ -200,10 +200,10 @@ def asks_for(field: str, value, answer: str = "", what: str = "trace m", **other
     return Case(shown, configured(**{field: value}, **others), f"{what} {SMALL}", f"{field}.*{answer}")
 
 
-def stored_by(method) -> Case:
-    """Weights that a library has quantized, installed or not."""
+def stored_by(method, answer: str) -> Case:
+    """Weights that a library has quantized, installed or not, as their configuration says."""
     asked = configured(quantization_config={"quant_method": method, "bits": 4})
-    return Case(f"weights of {method}", asked, f"trace m {SMALL}", f"stored quantized by '{method}'; expected 16 or 32")
+    return Case(f"weights of {method}", asked, f"trace m {SMALL}", f"stored quantized by '{method}'{answer}")
 
 
 FAST = b'{"tokenizer_class": "PreTrainedTokenizerFast"}'
@@ -240,7 +240,8 @@ CONFIGURATIONS: list[Case] = [
     asks_for("_attn_implementation", "paged|kernels-community/flash-attn", "expected one of eager, "),
     asks_for("experts_implementation", "sonicmoe", "expected one of batched_mm, "),
     asks_for("text_config", {"hidden_size": 10**9}, "hidden_size 1000000000"),
-    *map(stored_by, ("hqq", "quanto", "aqlm", "fp8", "torchao", "nobody", None)),
+    *(stored_by(one, "; expected 16 or 32") for one in ("hqq", "quanto", "aqlm", "fp8", "torchao", "nobody", None)),
+    *(stored_by(one, ", and its files hold none so") for one in ("gptq", "awq", "bitsandbytes")),
     Case("no size at all", written(b'{"model_type": "llama"}'), f"trace m {SMALL}", "at least 2.0 GB of weights"),
     Case("no architecture", written(b'{"n_embd": 64}'), f"trace m {SMALL}", "no 'model_type'"),
     Case("a list", written(b"[]"), f"trace m {SMALL}", "holds no JSON object"),
@@ -587,6 +588,8 @@ REFUSED = {
     f"ablate {POCKET_MODEL} --seed -1": "seed is -1; expected a whole number from 0",
     f"ablate {POCKET_MODEL} --seed {2**70}": f"seed is {2**70}; expected",
     f"ablate {POCKET_MODEL} --controls 100000000": "100000000 controls; expected",
+    f"plan {POCKET_MODEL} --cost -5%": "field 'cost': ",
+    f"plan {POCKET_MODEL} --draws 1": "field 'draws': .*greater than or equal to 2",
     f"{SWEEP} --draws 0": "field 'draws': Input should be greater than 0, got 0",
     f"{SWEEP} --draws 1000000000": "field 'draws': .*less than or equal",
     f"{SWEEP} --block {10**18}": "field 'block': .*less than or equal to 10000000",

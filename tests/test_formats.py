@@ -251,12 +251,12 @@ def test_products_of_integers_are_exact_sums_of_groups(monkeypatch, vnni):
         monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     own = [*INTEGERS, Quantizer("int4", "group-24"), Quantizer("int8", "group-32", False)]
     x, weight = random_matrix(3, 6, 192, dtype=torch.float64), random_matrix(4, 5, 192, dtype=torch.float64)
-    for one, other in itertools.product(own, own):
-        a, b = reference.quantize(x, one), reference.quantize(weight, other)
+    coded = ([reference.quantize(matrix, one) for one in own] for matrix in (x, weight))
+    coded = ([(matrix, matrix.dequantize()) for matrix in of_operand] for of_operand in coded)
+    for (a, left), (b, right) in itertools.product(*coded):
         want = int64_product(a, b)
-        assert (reference.matmul(a, b) - want).abs().max() <= 1e-12 * want.abs().max(), (one, other)
-        values = a.dequantize() @ b.dequantize().T
-        assert (values - want).abs().max() <= 1e-9 * want.abs().max(), "and what the codes stand for"
+        assert (reference.matmul(a, b) - want).abs().max() <= 1e-12 * want.abs().max()
+        assert (left @ right.T - want).abs().max() <= 1e-9 * want.abs().max(), "and what the codes stand for"
 
 
 def test_sums_of_groups_outgrow_float32():

@@ -5,6 +5,7 @@ import sys
 import pandas as pd
 import pytest
 import torch
+from outlier_kernels.cpu import packed
 
 from outliers.metrics.linear_layer.measure import ways
 from tests.conftest import needs_int8_units
@@ -36,8 +37,23 @@ def test_types_of_machines(name, units, expected):
     assert linear_layer.machine_type(name, units) == expected
 
 
+@pytest.fixture
+def unknown_layout(monkeypatch):
+    """Weights whose layout is not known to the passes, so that a layer has several parts."""
+    monkeypatch.setattr(packed, "_lies_in_blocks", lambda *_: False)
+
+
 @needs_int8_units
-def test_parts_of_a_layer_are_what_it_calls():
+def test_a_layer_in_one_pass_has_its_product_beside_it():
+    layer = ways(33, 64, 48, CPU, torch.bfloat16)["LLM.int8()"]
+    parts = linear_layer.parts_of(layer)
+    assert list(parts) == ["product"]
+    with torch.inference_mode():
+        parts["product"].run()
+
+
+@needs_int8_units
+def test_parts_of_a_layer_are_what_it_calls(unknown_layout):
     """A layer of 33 tokens, whose product is one call: what each part is given, and that it runs again alone."""
     tokens, features, outputs = 33, 64, 48
     layer = ways(tokens, features, outputs, CPU, torch.bfloat16)["LLM.int8()"]
@@ -55,7 +71,7 @@ def test_parts_of_a_layer_are_what_it_calls():
 
 
 @needs_int8_units
-def test_every_chunk_of_a_product_is_timed():
+def test_every_chunk_of_a_product_is_timed(unknown_layout):
     parts = linear_layer.parts_of(ways(300, 4096, 4096, CPU, torch.bfloat16)["LLM.int8()"])
     assert len(parts["product"].calls) == len(parts["finish packed"].calls) > 1
     assert parts["finish packed"].bytes >= (4 + 2) * 300 * 4096
@@ -81,7 +97,7 @@ def timed(monkeypatch) -> dict[str, list[float]]:
 
 
 @needs_int8_units
-def test_shares_of_limits(timed):
+def test_shares_of_limits(timed, unknown_layout):
     rows = {row["way"]: row for row in linear_layer.measure((8, 16, 32), CPU, torch.bfloat16, 1.0, 1e6)}
     assert rows["LLM.int8()"]["milliseconds_smallest"] == 5
     assert rows["LLM.int8()"]["times_16_bits_smallest"] == 6 / 5

@@ -233,6 +233,50 @@ def test_the_largest_weight_stays_finite():
     assert torch.equal(packed.linear(x, packed.pack(weight), threshold=6.0), want)
 
 
+@needs_int8_units
+@pytest.mark.parametrize("threads", [1, 3])
+@pairwise(
+    "shape dtype outliers granularity bias",
+    # Tokens, features, outputs: one token, parts of tiles, of words and of blocks, several strips and pieces.
+    [(1, 576, 192), (5, 30, 70), (7, 1, 1), (200, 300, 130), (97, 1030, 65)],
+    [*DTYPES, torch.float64],
+    [0, 1, packed.FEW, packed.FEW + 1],
+    ["row", "tensor"],
+    [None, torch.float32, torch.bfloat16, torch.float64],
+)
+def test_a_layer_in_one_pass(threads, shape, dtype, outliers, granularity, bias):
+    """Bit by bit what oneDNN's product and the passes around it give."""
+    tokens, features, _ = shape
+    x, weight, added = small_layer(*shape)
+    x[tokens // 2, :: features // 9 + 1][:outliers] = 20.0
+    weight = packed.pack(reference.quantize(weight, int8()))
+    assert weight.address, "the layout is not the one that the passes read"
+    given = None if bias is None else added.to(bias), Quantizer("int8", granularity)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for threshold in (None, 6.0, 1e60):
+            ways = weight, weight._replace(address=0)
+            found, expected = (packed.linear(x.to(dtype), operand, *given, threshold) for operand in ways)
+            assert found.dtype == dtype
+            assert torch.equal(found, expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_int8_units
+def test_a_layer_in_one_pass_hides_no_nan():
+    x, weight, bias = small_layer(3, 70, 9)
+    x[0, 3], x[1, 4], x[1, 5], x[2, 6] = torch.nan, torch.inf, 9.0, 8.0
+    weight = packed.pack(reference.quantize(weight, int8()))
+    for tokens in (x, x[:1], x[1:2], x[1:]):
+        for granularity in ("row", "tensor"):
+            given = bias, Quantizer("int8", granularity), 6.0
+            found, expected = (packed.linear(tokens, one, *given) for one in (weight, weight._replace(address=0)))
+            assert torch.equal(found.isnan(), expected.isnan())
+            assert torch.equal(found.nan_to_num(), expected.nan_to_num())
+
+
 def test_what_the_int8_units_cannot_multiply(monkeypatch):
     monkeypatch.setattr(dispatch, "path", lambda device: "cpu")
     weight = torch.randn(4, 24, generator=torch.Generator().manual_seed(0))
@@ -332,7 +376,7 @@ def test_the_operator_is_what_it_says(dtype, symmetric):
 def test_the_operator_of_packed_weights_is_what_it_says(dtype, arithmetic):
     x, weight, bias = small_layer(5, 32, 9)
     weight = packed.pack(reference.quantize(weight, int8(True, True)))
-    operands = (x.to(dtype), weight.blocks, weight.scale, bias, 9, str(int8()), 1.0, arithmetic)
+    operands = (x.to(dtype), weight.blocks, weight.scale, bias, 9, weight.address != 0, str(int8()), 1.0, arithmetic)
     # opcheck's other tests look at the memory of all operands, and oneDNN's layout does not show its own.
     torch.library.opcheck(dispatch.linear_packed, operands, test_utils="test_aot_dispatch_dynamic")
     before = [operand.clone() for operand in (operands[0], weight.scale, bias)]

@@ -28,7 +28,7 @@ from outliers.models.anatomy import projections
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.remedies.hadamard import _drawn
 from outliers.quantization.schemes import get_scheme
-from tests.conftest import SIZES, STORIES, few_kinds, make_model, needs_shared, pairwise
+from tests.conftest import SIZES, STORIES, make_model, needs_shared, pairwise
 from tests.pretend_devices import PretendDevices
 from tests.test_devices import places_of
 from tests.test_zeroshot import needs_harness
@@ -81,7 +81,6 @@ def check(path, scheme, ids, tmp_path, kind=AutoModelForCausalLM, dtype="auto", 
     return theirs
 
 
-@few_kinds
 def test_a_model_is_ours_bit_for_bit_and_comes_back_from_disk(case, folder, blocks, tmp_path):
     check(folder(case), "llm.int8", blocks, tmp_path, skip=["layers.0"])
 

@@ -82,7 +82,7 @@ def test_a_term_is_what_is_gone_without_its_writer(case, writer, blocks):
             assert gone == pytest.approx(term[column], rel=1e-3, abs=1e-5)
 
 
-@pytest.mark.parametrize("case", slow_but(SUMS))
+@pytest.mark.parametrize("case", ["gpt2", "llama", "falcon", "opt", "gpt-oss"])
 def test_a_streamed_model_has_the_same_account(case, blocks, tmp_path):
     make_model(case).save_pretrained(tmp_path)
     some = [blocks[0], blocks[1, :9]]
@@ -185,8 +185,8 @@ def plant_writer(model, blocks, writer: str, feature: int) -> int:
 
 
 PLANTED = [
-    *[(case, writer) for case in ("gpt2", "llama", "falcon", "opt") for writer in ("weight", "neuron", "head")],
-    *[("gpt-oss", "head"), ("gpt-oss", "expert")],
+    *[("gpt2", "weight"), ("gpt2", "neuron"), ("gpt2", "head"), ("llama", "neuron"), ("llama", "head")],
+    *[("falcon", "head"), ("opt", "weight"), ("gpt-oss", "head"), ("gpt-oss", "expert")],
 ]
 
 
@@ -208,9 +208,7 @@ def test_a_planted_writer_is_named_first(case, writer, blocks):
     assert "of layer 0 (" in sentence and f"of which {kind} {number} " in sentence
 
 
-@pytest.mark.parametrize(
-    "case", slow_but(["gpt2", "llama", "falcon", "opt", "gpt-oss", "gemma2", "bloom", "mpt", "phi3", "gptj"])
-)
+@pytest.mark.parametrize("case", ["gpt2", "llama", "falcon", "opt", "gpt-oss", "gemma2"])
 def test_nothing_is_claimed_without_one(case, blocks):
     assert sentences(outliers.origins(make_model(case), blocks, [3])) == []
 

@@ -365,13 +365,13 @@ def test_rows_of_an_experiment():
     assert rows_of(spec, [row(), *other, newer, first, of_another]) == [first, newer]
 
 
-@pytest.mark.slow
 def _taken_apart(text: str) -> tuple[str, list[float]]:
     """A text without its long fractions, and these."""
     long = re.compile(r"-?\d+\.\d{9,}(?:e-?\d+)?")
     return long.sub("", text), [float(number) for number in long.findall(text)]
 
 
+@pytest.mark.slow
 def test_redrawing_needs_no_model_and_gives_the_same_tables(tmp_path):
     folder = shutil.copytree(KEPT, tmp_path / "pocket")
     kept = {path: path.read_text() for path in folder.rglob("*") if path.suffix in (".md", ".csv", ".tex")}

@@ -12,7 +12,7 @@ from outliers.report.analysis import Value
 from outliers.subjects.bench import Bench
 from outliers.subjects.given import Given
 from outliers.variants.draw import drawn, scattered
-from tests.conftest import C4, few_kinds, make_model, needs_shared, needs_smollm2
+from tests.conftest import C4, make_model, needs_shared, needs_smollm2
 from tests.test_commands import call
 
 TOKENS = (3, 41)
@@ -29,7 +29,6 @@ def joined(blocks: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.tensor([TOKENS]).expand(len(blocks), -1), blocks], 1)
 
 
-@few_kinds
 @torch.inference_mode()
 def test_a_prefix_is_what_a_model_reads_first(case, blocks):
     model = make_model(case)

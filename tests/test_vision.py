@@ -47,6 +47,7 @@ from outliers.subjects.vision import pictures
 from outliers.variants.draw import drawn
 from outliers.variants.plant import plant
 from tests.conftest import slow_but
+from tests.test_quantization import equation
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "image_size": 16, "patch_size": 4}
 VIT = {**SIZES, "intermediate_size": 64}
@@ -158,29 +159,7 @@ def test_streamed_equals_resident(model, shown, tmp_path):
     assert found[0] == found[1] == pytest.approx(outliers.perplexity(model, shown), rel=1e-6)
 
 
-def quantized(matrix: torch.Tensor, symmetric: bool, by_row: bool) -> torch.Tensor:
-    """A matrix after its way into eight bits and back, by the equations of docs/quantization.md."""
-    low, high = (end(1, keepdim=True) if by_row else end() for end in (matrix.amin, matrix.amax))
-    if symmetric:
-        scale = torch.maximum(low.abs(), high.abs()) / 127
-        return (matrix / scale).round() * scale
-    steps = 254 / (high - low)
-    zero = -(steps * low).round() - 127
-    return ((steps * matrix).round() + zero - zero) / steps
-
-
-def product(x: torch.Tensor, weight: torch.Tensor, name: str) -> torch.Tensor:
-    """A scheme of the paper in float64, by its name alone."""
-    by_row, symmetric = name not in ("absmax", "zeropoint"), "zeropoint" not in name
-    outside = (x.abs() >= 6.0).any(0) & torch.tensor("decomp" in name or "llm" in name)
-    if name == "fp32" or outside.all():
-        return x @ weight.T
-    by_column = by_row and "row" not in name
-    x8, w8 = (quantized(matrix[:, ~outside], symmetric, apart) for matrix, apart in ((x, by_row), (weight, by_column)))
-    return x[:, outside] @ weight[:, outside].T + x8 @ w8.T
-
-
-@pytest.mark.parametrize("scheme", TABLE1)
+@pytest.mark.parametrize("scheme", TABLE1[1:])
 def test_schemes_equal_float64_on_a_layer(vit, shown, scheme):
     exact = plant(vit.double(), [3], 8.0)
     changed = outliers.quantize(exact, scheme)
@@ -188,7 +167,7 @@ def test_schemes_equal_float64_on_a_layer(vit, shown, scheme):
     states = next(outliers.hidden_states(exact, [shown[0]], 1, "attn_in")).double()
     assert (states.abs() >= 6.0).any()
     weight, bias = exact.get_submodule(path).weight.detach(), exact.get_submodule(path).bias.detach()
-    expected = product(states, weight, scheme) + bias
+    expected = equation(states, weight, scheme) + bias
     with torch.inference_mode():
         found = changed.get_submodule(path)(states)
     assert (found - expected).abs().max() <= 1e-12 * expected.abs().max()

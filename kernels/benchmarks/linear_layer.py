@@ -3,8 +3,8 @@
     python kernels/benchmarks/linear_layer.py
 
 On a GPU (16 bits: float16) if there is one, otherwise on the CPU (bfloat16, for CPUs have no fast float16). The ways
-are `WAYS` of `outliers.metrics.linear_layer.measure`, and each part of LLM.int8() alone: its own product, which the
-layer cannot outrun, and each pass over memory, whose limit is the memory bandwidth: what a copy of a tensor larger
+are `WAYS` of `outliers.metrics.linear_layer.measure`, and each part of LLM.int8() alone: its product, or oneDNN's where
+the layer is one pass, and each pass over memory, whose limit is the memory bandwidth: what a copy of a tensor larger
 than the caches reads and writes in a second. A pass that finds its tensors in a cache may be beyond it. All of one
 shape are timed in turn, several rounds.
 
@@ -82,9 +82,10 @@ def _tensors(arguments: Iterable) -> Iterator[torch.Tensor]:
 
 @torch.inference_mode()
 def parts_of(layer: Callable[[], torch.Tensor]) -> dict[str, Part]:
-    """The parts of a layer that runs on a CPU, by name; on a GPU, whose kernels are launched otherwise, none."""
+    """The parts of a layer that runs on a CPU, by name; on a GPU, whose kernels are launched otherwise, none. Of a
+    layer that is one pass, oneDNN's product alone."""
     layer()  # what is compiled at the first call is no part of it
-    parts = {}
+    parts, product, in_one_pass = {}, packed._product, packed._in_one_pass
 
     def kept(name: str, function: Callable, arguments: tuple, named: dict) -> object:
         run, before = partial(function, *arguments, **named), parts.get(name, Part([], 0))
@@ -95,14 +96,22 @@ def parts_of(layer: Callable[[], torch.Tensor]) -> dict[str, Part]:
     with ExitStack() as stack:
         call = Pass.__call__
 
-        def of_pass(own: Pass, *arguments, **named) -> None:
-            kept(own.function.__name__.replace("_", " "), partial(call, own), arguments, named)
+        def of_pass(own: Pass, *arguments, **named) -> int:
+            return kept(own.function.__name__.replace("_", " "), partial(call, own), arguments, named)
 
         stack.enter_context(mock.patch.object(Pass, "__call__", of_pass))
         for module, name in PRODUCTS:
             of_product = partial(lambda own, *arguments: kept(PRODUCT, own, arguments, {}), getattr(module, name))
             stack.enter_context(mock.patch.object(module, name, of_product))
+
+        def of_layer(x: torch.Tensor, weight: packed.Packed, *rest: object) -> object:
+            codes, scales = torch.full(x.shape, 128, dtype=torch.uint8), torch.ones(weight.shape[0])
+            kept(PRODUCT, product, (codes, weight, scales), {})
+            return in_one_pass(x, weight, *rest)
+
+        stack.enter_context(mock.patch.object(packed, "_in_one_pass", of_layer))
         layer()
+    parts.pop("packed layer", None)  # which is all of it
     return parts
 
 

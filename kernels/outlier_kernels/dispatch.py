@@ -110,7 +110,6 @@ def restore(weight: Quantized | Packed) -> Quantized:
     return packed.unpack(weight) if isinstance(weight, Packed) else weight
 
 
-@torch.no_grad()
 def linear(
     hidden_states: torch.Tensor,
     weight: Quantized | Packed,
@@ -145,11 +144,15 @@ def linear(
     if hidden_states.ndim != 2 or not hidden_states.is_floating_point() or hidden_states.shape[1] != features:
         found = f"{hidden_states.dtype} {tuple(hidden_states.shape)}"
         raise ValueError(f"linear takes floating-point (tokens, {features}), got {found}")
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            return linear(hidden_states, weight, bias, activations, threshold, arithmetic, exact)
     if not _is_watched(hidden_states):
         return _multiply(hidden_states, weight, bias, activations, threshold, arithmetic, exact)
     scheme = None if activations is None else str(activations), threshold, arithmetic
     if isinstance(weight, Packed):
-        return linear_packed(hidden_states, weight.blocks, weight.scale, bias, weight.shape[0], *scheme)
+        readable = weight.address != 0
+        return linear_packed(hidden_states, weight.blocks, weight.scale, bias, weight.shape[0], readable, *scheme)
     of_exact = (
         (None, None) if exact is None else (exact.weight, None if exact.quantizer is None else str(exact.quantizer))
     )
@@ -163,7 +166,7 @@ def shape_of(weight: Quantized | Packed) -> tuple[int, int]:
 
 def _is_watched(hidden_states: torch.Tensor) -> bool:
     """Whether somebody looks on at operators, such as a compiler, or the tensor stands for others and has no memory."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack():
+    if torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack():
         return True
     try:
         memory = hidden_states.untyped_storage()
@@ -252,15 +255,18 @@ def linear_packed(
     scale: torch.Tensor,
     bias: torch.Tensor | None,
     outputs: int,
+    readable: bool,
     activations: str | None,
     threshold: float | None,
     arithmetic: str,
 ) -> torch.Tensor:
-    """`linear` with a `Packed` weight as an operator, `torch.ops.outlier_kernels.linear_packed`."""
-    weight = Packed(blocks, scale, (outputs, hidden_states.shape[1]))
+    """`linear` with a `Packed` weight as an operator, `torch.ops.outlier_kernels.linear_packed`; readable: whether it
+    has an address, which no graph is to keep."""
+    address = packed.address_of(blocks) if readable else 0
+    weight = Packed(blocks, scale, (outputs, hidden_states.shape[1]), address)
     return _multiply(hidden_states, weight, bias, Quantizer.read(activations), threshold, arithmetic)
 
 
 @linear_packed.register_fake
-def _(hidden_states, _blocks, _scale, _bias, outputs, *_scheme):
+def _(hidden_states, _blocks, _scale, _bias, outputs, *_rest):
     return hidden_states.new_empty(len(hidden_states), outputs)

@@ -26,7 +26,7 @@ from outliers.errors import UserError, first_of, reason_of
 from outliers.models.anatomy import OTHER_PARTS, renamed_keys
 from outliers.models.skeleton import refusals
 from outliers.models.source import Source
-from outliers.models.stored import Packed, unpacked
+from outliers.models.stored import ALWAYS_PACKED, Packed, unpacked
 from outliers.models.weight_files import INDEX, WEIGHTS, is_there, listed_shards, weight_files
 
 if TYPE_CHECKING:
@@ -136,11 +136,6 @@ class Checkpoint(NamedTuple):
     ignored: list[str]
     stored: dict[str, Stored | Packed]
 
-    @property
-    def is_packed(self) -> bool:
-        """Whether weights are made of several tensors of the files."""
-        return any(isinstance(stored, Packed) for stored in self.stored.values())
-
     def absent(self, model: PreTrainedModel) -> set[str]:
         """The model's own names of tensors that are not stored, which are tied to others that are."""
         return set(model.state_dict()) - set(self.tensors)
@@ -160,8 +155,14 @@ def read_checkpoint(
     files = source.files or weight_files(_downloaded(source, name))
     stored = _by_key(name, (stored for file in files for stored in _in_file(name, file)))
     fields = model.config.to_dict().get("quantization_config") or {}
+    method = fields.get("quant_method")
     turned = [path for path, module in model.named_modules() if isinstance(module, Conv1D)]
-    stored = unpacked(stored, fields.get("quant_method"), fields, name, turned)
+    stored = unpacked(stored, method, fields, name, turned)
+    if method in ALWAYS_PACKED and not any(isinstance(one, Packed) for one in stored.values()):
+        raise UserError(
+            f"the configuration of '{name}' says that its weights are stored quantized by '{method}', and its files "
+            "hold none so; get the model again, or take 'quantization_config' out of its configuration"
+        )
     with refusals(name):
         quantizer = stored_as and AutoHfQuantizer.from_config(stored_as, pre_quantized=True)
     tensors, ignored = _by_own_names(stored, name, model, quantizer)

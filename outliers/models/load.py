@@ -29,6 +29,7 @@ from outliers.models.checkpoint import Checkpoint, Stored, check_complete, opene
 from outliers.models.config_file import FILE, check_fields, check_weights, read_config_file
 from outliers.models.skeleton import refusals, skeleton
 from outliers.models.source import Source, config_path, find_model, local_place
+from outliers.models.stored import METHODS
 from outliers.models.weight_files import watch
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -257,7 +258,7 @@ def _from_pretrained(
             key: files[stored.file].get_slice(key) if isinstance(stored, Stored) else stored
             for key, stored in checkpoint.stored.items()
         }
-        if checkpoint.is_packed:  # and is handed over as it is to be
+        if stored_as(config) in METHODS:  # whose weights are handed over as they are to be, or were never packed
             options["config"] = without_storage(config)
         model, report = type(skeleton).from_pretrained(None, state_dict=tensors, **options)
     with suppress(UserError), refusals(source.path):  # many folders have none, and nothing is measured with it

@@ -169,7 +169,7 @@ class Int8Linear(nn.Module):
             self._prepare()  # now, while the graph is made, so that it has the layout that this leaves
         while (weight := self.prepared) is None:  # once, unless another thread brings the plain codes back
             self._prepare()
-        fitted = tuple(getattr(self, name) for name in FITTED if self._buffers[name] is not None)
+        fitted = tuple(value for name in FITTED if (value := self._buffers[name]) is not None)
         rows = prepared(hidden_states.reshape(-1, hidden_states.shape[-1]), self.here, fitted)
         multiply = pass_gradient if torch.is_grad_enabled() else dispatch.linear
         product = multiply(rows, weight, self.bias, **self.here.kernel_arguments)

@@ -500,7 +500,7 @@ class Planning(OfOneModel, Calibrated):
     block: Tokens = Field(default=512, description="Tokens per block.")
     blocks: Count = Field(default=4, description="Blocks of the search, from the start of the text.")
     confirm: Count = Field(default=8, description="Blocks after them, on which the plan is confirmed.")
-    draws: Repeats = Field(default=4, description=DRAWS)
+    draws: _whole(10**4, ge=2) = Field(default=4, description=DRAWS)  # which one alone would not scatter
     export: Annotated[list[Line], Split, Once] = Field(default=[], description=EXPORT)
 
 

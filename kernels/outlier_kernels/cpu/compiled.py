@@ -25,8 +25,8 @@ SMALLEST_SHARE = 1 << 15  # entries for which another thread is worth waking, as
 
 
 # The counters: of pieces the next one and how many are done, which threads count up; how many there are, and how many a
-# thread takes at once.
-NEXT, DONE, PIECES, AT_ONCE = range(4)
+# thread takes at once. Behind them a number that a pass reports.
+NEXT, DONE, PIECES, AT_ONCE, REPORT = range(5)
 
 
 class Pass:
@@ -52,11 +52,11 @@ class Pass:
             self.compiled = self.compiled or _compiled(self.function)
             return self.compiled.address
 
-    def __call__(self, pieces: int, entries: int, **arguments: torch.Tensor | int | tuple | None) -> None:
-        """Work on pieces of so many entries each; None: a tensor that is not there."""
+    def __call__(self, pieces: int, entries: int, **arguments: torch.Tensor | int | tuple | None) -> int:
+        """Work on pieces of so many entries each, and return what is reported; None: a tensor that is not there."""
         smallest = SMALLEST_SHARE // (entries or 1) or 1
         threads = min(torch.get_num_threads(), -(-pieces // smallest)) or 1
-        words = [0, 0, pieces, pieces // (threads * 4) or 1]
+        words = [0, 0, pieces, pieces // (threads * 4) or 1, 0]
         for name, parts in self.parts.items():
             given = arguments[name]
             for one in parts(given) if parts else (given,):
@@ -67,6 +67,7 @@ class Pass:
             in_parallel(self.address, memory, threads, 0)
         else:
             self.alone(memory)
+        return packed[REPORT]
 
     @cached_property
     def alone(self) -> Callable:

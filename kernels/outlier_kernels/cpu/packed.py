@@ -5,7 +5,9 @@ columns while they are in cache. That layout is all that is kept of a weight: an
 the product with a one-hot row.
 """
 
-from functools import partial
+import ctypes
+from functools import cache, partial
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -21,18 +23,22 @@ LARGEST_K = 66_000  # features in one sum of products of up to 255 · 127: k · 
 LARGEST_PART = 2**23
 FEW = 8  # up to so many outlier columns, adding one after the other is faster than torch's matrix product
 AT_ONCE = 1 << 30  # multiplications whose outputs are finished before the next ones begin
+STRIP = 256  # features at once whose largest magnitudes are looked for
+FEW_TOKENS = 16  # for which reading the weight takes longer than multiplying with it, on AMX units too
 LEAST_AT_ONCE = 128  # tokens, below which reading the weight takes longer than multiplying with it
 
 
 class Packed(NamedTuple):
     """An absmax-quantized weight in oneDNN's layout.
 
-    blocks: the codes, opaque. scale: float32 (outputs, 1) or (1, 1). shape: (outputs, features).
+    blocks: the codes, opaque. scale: float32 (outputs, 1) or (1, 1). shape: (outputs, features). address: of the codes
+    in memory, where the passes know how they lie there, else 0.
     """
 
     blocks: torch.Tensor
     scale: torch.Tensor
     shape: tuple[int, int]
+    address: int = 0
 
 
 def serves(weight: Quantized, activations: Quantizer | None = ROWS) -> bool:
@@ -52,7 +58,28 @@ def pack(weight: Quantized) -> Packed:
     """Bring a weight (outputs, features) into oneDNN's layout."""
     # oneDNN takes the memory of a transposed weight, such as GPT-2's, for that of a plain one.
     blocks = torch.ops.onednn.qlinear_prepack(weight.codes.contiguous(), None)
-    return Packed(blocks, weight.scale, tuple(weight.codes.shape))
+    known = weight.codes.numel() > 0 and _lies_in_blocks(weight.codes, blocks)
+    return Packed(blocks, weight.scale.contiguous(), tuple(weight.codes.shape), address_of(blocks) if known else 0)
+
+
+def address_of(blocks: torch.Tensor) -> int:
+    """Where the memory of oneDNN's layout begins."""
+    return torch.ops.mkldnn.data_ptr(blocks)
+
+
+def _lies_in_blocks(codes: torch.Tensor, blocks: torch.Tensor) -> bool:
+    """Whether codes (outputs, features) lie in blocks of `passes.BLOCK` outputs, within them by words of features, with
+    less the sum of each output's codes behind them."""
+    one, (outputs, features) = passes(), codes.shape
+    whole = one.WORDS * one.IN_WORD
+    padded = torch.nn.functional.pad(codes, (0, -features % whole, 0, -outputs % one.BLOCK))
+    expected = padded.view(-1, one.BLOCK, padded.shape[1] // one.IN_WORD, one.IN_WORD).transpose(1, 2).flatten()
+    sums = -padded.sum(1, dtype=torch.int32)
+    expected = torch.cat([expected, sums.view(torch.int8)])
+    if not hasattr(torch.ops.mkldnn, "_nbytes") or torch.ops.mkldnn._nbytes(blocks) != len(expected):
+        return False
+    memory = (ctypes.c_int8 * len(expected)).from_address(address_of(blocks))
+    return torch.equal(torch.frombuffer(memory, dtype=torch.int8), expected)
 
 
 def unpack(weight: Packed) -> Quantized:
@@ -78,10 +105,55 @@ def linear(
     """`reference.linear` of absmax activations, (tokens, features) to (tokens, outputs); in_float16:
     `reference.linear_bitsandbytes`."""
     x = codes.as_rows(hidden_states)
-    outliers = codes.outlier_features(x, threshold, in_float16)
+    if weight.address and not in_float16 and (len(x) <= FEW_TOKENS or not torch.cpu._is_amx_tile_supported()):
+        result, outliers = _in_one_pass(x, weight, bias, activations, threshold)
+        if outliers is None:
+            return result.to(hidden_states.dtype)
+    else:
+        outliers = codes.outlier_features(x, threshold, in_float16)
     room = _room(x, outliers)
     scale = codes.quantize(x, activations, outliers, room[len(outliers) :], codes.limit(threshold, in_float16)).scale
     return _multiply(hidden_states, room, scale, outliers, weight, bias)
+
+
+def _in_one_pass(
+    x: torch.Tensor, weight: Packed, bias: torch.Tensor | None, activations: Quantizer, threshold: float | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`linear`, in the dtype of x; where there are more outlier features than it adds up, their places beside it, which
+    is then not made."""
+    one, (tokens, features), outputs = passes(), x.shape, weight.shape[0]
+    of_all = not activations.per_row
+    strips = 0 if threshold is None and not of_all else -(-features // STRIP)
+    pieces = strips + -(-tokens // one.QUANTIZED) + -(-outputs // one.BLOCK) * -(-tokens // one.TOKENS)
+    result = x.new_empty(tokens, outputs)
+    # The largest magnitude of each feature; and of each token the scale, values of outlier features, and codes.
+    room = x.new_empty(features + tokens * (1 + one.FEW) + -(-tokens * features // 4) + 1, dtype=torch.int32)
+    places = [room.data_ptr() + 4 * place for place in accumulate((features, tokens, tokens * one.FEW), initial=0)]
+    if bias is not None and not (bias.dtype in KINDS and bias.is_contiguous()):
+        bias = bias.float().contiguous()
+    count = one.packed_layer(
+        pieces,
+        tokens * features * outputs // pieces,
+        x=x,
+        strips=strips,
+        width=STRIP,
+        threshold=-1 if threshold is None else _bits(threshold),
+        of_all=of_all,
+        weight=(weight.address, weight.scale, int(len(weight.scale) > 1), outputs),
+        bias=bias,
+        room=places,
+        result=result,
+    )
+    if count <= one.FEW:
+        return result, None
+    largest = room[:features]
+    return result, ((largest >= _bits(threshold)) & (largest <= int(one.INFINITE))).nonzero()[:, 0]
+
+
+@cache
+def _bits(threshold: float) -> int:
+    """Those of a threshold as a float32 that is not negative."""
+    return ctypes.c_int32.from_buffer(ctypes.c_float(max(threshold, 0.0))).value
 
 
 LINEAR = {"exact": linear, "bitsandbytes": partial(linear, in_float16=True)}  # by the name of an arithmetic

@@ -15,11 +15,13 @@ from zlib import crc32
 import numpy as np
 import torch
 from llvmlite import ir
+from llvmlite.binding import initialize_native_asmparser
 from numba import float32, from_dtype, int32, int64, njit, types, uint16
+from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy import floor, rint  # to the nearest, ties to even
 
-from outlier_kernels.cpu.compiled import AT_ONCE, DONE, HITS, KINDS, NOTHING, PIECES, Pass
+from outlier_kernels.cpu.compiled import AT_ONCE, DONE, HITS, KINDS, NOTHING, PIECES, REPORT, Pass
 from outlier_kernels.reference_products import KEY_STEPS, MULTIPLIERS, ROUNDS
 
 FLOAT32, BFLOAT16, FLOAT16 = (KINDS[dtype] for dtype in (torch.float32, torch.bfloat16, torch.float16))
@@ -27,14 +29,21 @@ MAGNITUDE = np.int32(0x7FFFFFFF)  # the bits of a float but for its sign: as a w
 ROUND = np.float32(12_582_912)  # 1.5 · 2^23: added to a small float, its lowest bits hold the nearest whole number
 CODE_MAX = np.float32(127)
 LEAST_NORMAL, LARGEST_RANGE = np.float32(2.0**-126), np.float32(2.0**126)  # one over the other
+LARGEST = np.finfo(np.float32).max
 WORD, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)  # of numbers in 64 bits the lower half, and how many bits it has
 MULTIPLIERS, KEY_STEPS = tuple(map(np.uint64, MULTIPLIERS)), tuple(map(np.uint64, KEY_STEPS))
 STRIP = 4096  # outputs at once
 FUSED = 3  # outlier columns that are added in the loop that writes the outputs
+FEW = 8  # outlier columns, at most, that are added one after the other
+# Of a product with weights in oneDNN's layout: outputs in a block of it, features in one of its words, and words in
+# which it rounds features up; tokens whose sums stay in registers, and those of a piece.
+BLOCK, IN_WORD, WORDS, TILE, TOKENS = 64, 4, 16, 6, 96
+QUANTIZED = 16  # tokens of a piece that is quantized
 INFINITE = np.int32(0x7F800000)  # the bits of inf; those of NaN are more
 BINS = 1 << 10  # of a histogram that a core's first cache holds
 SAMPLED = 2048  # entries of which bounds for a median are learnt
 FLOAT, HALF_FLOAT, BITS = ir.FloatType(), ir.HalfType(), ir.IntType
+LANES, FLOATS = ir.VectorType(BITS(32), 16), ir.VectorType(FLOAT, 16)
 # All numbers that compiled code may hold, those of other files too, of which numba sees no change.
 NUMBERS = [f"{name} {one}" for name, one in vars().items() if isinstance(one, int | tuple | np.generic)]
 FILED_BY = f"{crc32(' '.join(NUMBERS).encode()):08x}"
@@ -64,6 +73,12 @@ Outliers = _group("Outliers", float32="values columns", int="count")
 Scales = _group("Scales", float32="rows columns")  # those of each
 # Zero points and sums of codes of rows, and what they are multiplied with in each column; or nothing.
 ZeroPoints = _group("ZeroPoints", int32="row_zeros row_sums of_zeros of_sums")
+# A weight in oneDNN's layout: codes in blocks of outputs, behind them the negative sum of each output's codes; scales,
+# and how far it is from one to the next.
+Blocks = _group("Blocks", int="codes scales scale_stride outputs")
+# Room of a layer with it: the largest magnitude of each feature, and of each token the scale, values in `FEW` outlier
+# features, and codes.
+Room = _group("Room", int32="largest", float32="scales values", int8="codes")
 # What pieces found: by block of rows and feature extremes, hits and sums; by strip of features and token the sums of
 # four powers, (strips, 4, tokens); by piece the largest magnitude without position 0. Of the state hits of each
 # feature, and the first feature with NaN or inf, or -1.
@@ -115,7 +130,7 @@ def _unpacking(kinds: Iterable[type]) -> Callable:
     @intrinsic
     def unpacked(_context, work):
         def code(context, builder, _signature, arguments):
-            places = (context.get_constant(types.intp, place) for place in count(AT_ONCE + 1))
+            places = (context.get_constant(types.intp, place) for place in count(REPORT + 1))
             words = (builder.load(builder.gep(arguments[0], [place])) for place in places)
 
             def value(kind: types.Type) -> ir.Value:
@@ -156,6 +171,12 @@ def _address(_context, address, dtype):
 
 
 @intrinsic
+def _number(_context, pointer):
+    """The address of numbers."""
+    return int64(pointer), lambda _context, builder, _signature, given: builder.ptrtoint(given[0], BITS(64))
+
+
+@intrinsic
 def _at(_context, pointer, place):
     """A pointer to the numbers from a place on."""
     return pointer(pointer, int64), lambda _context, builder, _signature, given: builder.gep(given[0], given[1:])
@@ -174,6 +195,14 @@ def _counted(_context, counter, count):
     """Add to a number that all threads count up, and get what it was. Who gets it sees what was written before."""
     return int64(types.CPointer(int64), int64), lambda _context, builder, _signature, given: builder.atomic_rmw(
         "add", *given, "acq_rel"
+    )
+
+
+@intrinsic
+def _seen(_context, counter):
+    """A number that all threads count up, and with it all that was written before it."""
+    return int64(types.CPointer(int64)), lambda _context, builder, _signature, given: builder.load_atomic(
+        given[0], "acquire", 8
     )
 
 
@@ -601,6 +630,205 @@ def _add_columns(row, width, values, columns, count, stride):
         value, column = values[k], _at(columns, k * stride)
         for i in range(width):
             row[i] = fma(value, column[i], row[i])
+
+
+def _tile(height: int) -> Callable:
+    """How a tile of so many tokens meets a block of outputs: all sums stay in registers until they are scaled."""
+
+    @intrinsic
+    def multiplied(_context, codes, stride, last, weights, words, of_weights, scales, bias, row_scales, tile):
+        """(codes · weights + 128 · of_weights) · scales · row_scales + bias: float32 (height, BLOCK), into tile. All
+        are addresses or numbers; tokens after the last one are that once more."""
+
+        def code(_context, builder, _signature, given):
+            codes, stride, last, weights, words, of_weights, scales, bias, row_scales, tile = given
+            number, before = codes.type, builder.block
+            loop, after = builder.append_basic_block(), builder.append_basic_block()
+
+            def at(address: ir.Value, place: int, kind: ir.Type) -> ir.Value:
+                return builder.inttoptr(builder.add(address, number(place)), kind.as_pointer())
+
+            def vectors(address: ir.Value, kind: ir.Type) -> list[ir.Value]:
+                return [builder.load(at(address, v, kind), align=1) for v in range(0, 4 * BLOCK, 4 * LANES.count)]
+
+            def in_all_lanes(one: ir.Value, kind: ir.Type) -> ir.Value:
+                vector = builder.insert_element(ir.Constant(kind, ir.Undefined), one, BITS(32)(0))
+                return builder.shuffle_vector(vector, vector, ir.Constant(LANES, None))
+
+            tokens = [builder.select(builder.icmp_signed("<", number(r), last), number(r), last) for r in range(height)]
+            rows = [builder.add(codes, builder.mul(token, stride)) for token in tokens]
+            builder.branch(loop)
+            builder.position_at_end(loop)
+            word = builder.phi(number)
+            totals = [[builder.phi(LANES) for _ in range(BLOCK // LANES.count)] for _ in rows]
+            of_word = vectors(builder.add(weights, builder.mul(word, number(BLOCK * IN_WORD))), LANES)
+            following = builder.add(word, number(1))
+            word.add_incoming(number(0), before)
+            word.add_incoming(following, loop)
+            for row, of_row in zip(rows, totals, strict=True):
+                place = builder.add(row, builder.mul(word, number(IN_WORD)))
+                inputs = in_all_lanes(builder.load(at(place, 0, BITS(32)), align=1), LANES)
+                for total, some in zip(of_row, of_word, strict=True):
+                    total.add_incoming(ir.Constant(LANES, None), before)
+                    total.add_incoming(builder.call(DOT, [total, inputs, some]), loop)
+            builder.cbranch(builder.icmp_signed("<", following, words), loop, after)
+            builder.position_at_end(after)
+            seven, fma = ir.Constant(LANES, [7] * LANES.count), ir.FunctionType(FLOATS, [FLOATS] * 3)
+            fma = cgutils.get_or_insert_function(builder.module, fma, "llvm.fma.v16f32")
+            zeros = [builder.shl(one, seven) for one in vectors(of_weights, LANES)]
+            of_block = list(zip(zeros, vectors(scales, FLOATS), vectors(bias, FLOATS), strict=True))
+            for r, (token, of_row) in enumerate(zip(tokens, totals, strict=True)):
+                place = builder.add(row_scales, builder.mul(token, number(4)))
+                row_scale = in_all_lanes(builder.load(at(place, 0, FLOAT)), FLOATS)
+                for v, (total, (zero, scale, added)) in enumerate(zip(of_row, of_block, strict=True)):
+                    whole = builder.sitofp(builder.add(total.incomings[1][0], zero), FLOATS)
+                    output = builder.call(fma, [builder.fmul(whole, scale), row_scale, added])
+                    builder.store(output, at(tile, 4 * (r * BLOCK + v * LANES.count), FLOATS), align=1)
+
+        return types.void(*[int64] * 10), code
+
+    return multiplied
+
+
+initialize_native_asmparser()  # for the instruction that follows, whose name in LLVM changes with its version
+# AVX-512 VNNI: to each of 16 sums the products of four unsigned and four signed bytes.
+DOT = ir.InlineAsm(ir.FunctionType(LANES, [LANES] * 3), "vpdpbusd $3, $2, $0", "=v,0,v,v")
+_multiply_one, _multiply_several = _tile(1), _tile(TILE)
+
+
+@inlined
+def _wait(work, pieces):
+    """Wait until so many pieces are done, which other threads have begun."""
+    while _seen(_at(work, DONE)) < pieces:
+        pass
+
+
+@_pass
+def packed_layer(
+    work,
+    x: Matrix,
+    strips: int,
+    width: int,
+    threshold: int,
+    of_all: int,
+    weight: Blocks,
+    bias: Kept,
+    room: Room,
+    result: Matrix,
+):
+    """A whole layer whose weights are in oneDNN's layout, `reference.linear` with absmax codes.
+
+    Pieces are strips of so many features whose largest magnitudes are found, where they are needed; then tokens whose
+    codes are made; then blocks of outputs of some tokens. Where there are more than `FEW` outlier features, nothing
+    but the magnitudes is made, and the number of these features is reported.
+
+    threshold: its bits, or -1 for no decomposition. of_all: whether all tokens have one scale.
+    """
+    features, codes_at = x.columns, strips + -(-x.rows // QUANTIZED)
+    parts = -(-x.rows // TOKENS)
+    row, outliers, count, scale = np.empty(max(features, width), np.float32), np.empty(FEW, np.int64), -1, np.float32(0)
+    of_block = np.empty((2 + FEW) * BLOCK, np.float32)  # scales, bias, and outlier columns
+    tile = np.empty(TILE * BLOCK, np.float32)
+    for piece in _pieces(work):
+        if piece < strips:
+            _largest_of_features(x, piece * width, min(width, features - piece * width), row, room.largest)
+        else:
+            _wait(work, strips)
+            if count < 0:
+                count, largest = _outliers_and_largest(room.largest, features if strips else 0, threshold, outliers)
+                scale = _scale(float_of(largest))
+            if count > FEW:
+                work[REPORT] = count
+                return
+            if piece < codes_at:
+                first = (piece - strips) * QUANTIZED
+                for r in range(first, min(first + QUANTIZED, x.rows)):
+                    load(x.kind, _place(x, r, 0), features, row)
+                    for k in range(count):
+                        room.values[r * FEW + k] = row[outliers[k]]
+                        row[outliers[k]] = np.float32(0)
+                    room.scales[r] = scale if of_all else _scale(_largest(row, features))
+                    _round_to_codes(row, room.scales[r], features, _at(room.codes, r * features), np.int32(128))
+            else:
+                _wait(work, codes_at)
+                start, part = (piece - codes_at) // parts * BLOCK, (piece - codes_at) % parts
+                _read_block(weight, features, start, bias, outliers, count, of_block)
+                some = part * TOKENS, min((part + 1) * TOKENS, x.rows), features, start
+                _multiply_block(*some, weight, room, count, of_block, tile, result)
+        _counted(_at(work, DONE), 1)
+
+
+@inlined
+def _largest_of_features(x, start, count, row, largest):
+    """The bits of the largest |x| of some features, those of NaN if there is one."""
+    for i in range(count):
+        largest[start + i] = 0
+    for r in range(x.rows):
+        load(x.kind, _place(x, r, start), count, row)
+        for i in range(count):
+            largest[start + i] = max(largest[start + i], np.int32(bits_of(row[i]) & MAGNITUDE))
+
+
+@inlined
+def _outliers_and_largest(largest, features, threshold, outliers):
+    """How many features are outliers, the first `FEW` of them, and the largest magnitude of all others, as bits."""
+    count, most = 0, np.int32(0)
+    for i in range(features):
+        if threshold >= 0 and largest[i] >= threshold and largest[i] <= INFINITE:  # NaN hides an outlier
+            if count < FEW:
+                outliers[count] = i
+            count += 1
+        else:
+            most = max(most, largest[i])
+    return count, most
+
+
+@inlined
+def _read_block(weight, features, start, bias, outliers, count, of_block):
+    """What a block of outputs from one on has: scales, bias, and the weights that outlier features meet."""
+    width = min(BLOCK, weight.outputs - start)
+    scales, codes = _address(weight.scales, np.float32), weight.codes + start * _rounded_up(features)
+    of_block[: 2 * BLOCK] = 0
+    for i in range(width):
+        of_block[i] = scales[(start + i) * weight.scale_stride]
+    if bias.kind != NOTHING:
+        size = 4 if bias.kind == FLOAT32 else 2
+        load(bias.kind, bias.memory + start * size, width, of_block[BLOCK:])
+    for k in range(count):
+        word, place = divmod(outliers[k], IN_WORD)
+        column, values = _address(codes + word * BLOCK * IN_WORD + place, np.int8), of_block[(2 + k) * BLOCK :]
+        for i in range(BLOCK):
+            value = np.float32(column[i * IN_WORD]) * of_block[i]  # finite, as `Quantized.dequantize` has it
+            value = -LARGEST if value < -LARGEST else value
+            values[i] = LARGEST if value > LARGEST else value
+
+
+@inlined
+def _rounded_up(features):
+    """The features that a weight has in oneDNN's layout."""
+    return -(-features // (WORDS * IN_WORD)) * (WORDS * IN_WORD)
+
+
+@inlined
+def _multiply_block(first, end, features, start, weight, room, count, of_block, tile, result):
+    """Outputs of some tokens in a block."""
+    width, inputs = min(BLOCK, weight.outputs - start), _rounded_up(features)
+    of_weights = weight.codes + inputs * -(-weight.outputs // BLOCK) * BLOCK + 4 * start
+    words, scales, bias = -(-features // IN_WORD), of_block.ctypes.data, of_block[BLOCK:].ctypes.data
+    for top in range(first, end, TILE):
+        codes, row_scales = _number(_at(room.codes, top * features)), _number(_at(room.scales, top))
+        inputs_of = codes, features, end - top - 1, weight.codes + start * inputs, words
+        if end - top == 1:
+            _multiply_one(*inputs_of, of_weights, scales, bias, row_scales, tile.ctypes.data)
+        else:
+            _multiply_several(*inputs_of, of_weights, scales, bias, row_scales, tile.ctypes.data)
+        for r in range(top, min(top + TILE, end)):
+            outputs = tile[(r - top) * BLOCK :]
+            for k in range(count):
+                value, column = room.values[r * FEW + k], of_block[(2 + k) * BLOCK :]
+                for i in range(BLOCK):
+                    outputs[i] = fma(value, column[i], outputs[i])
+            store(result.kind, _place(result, r, start), width, outputs)
 
 
 @_pass

@@ -66,6 +66,7 @@ METHODS = {
         Format("weight", _COMPRESSED, unpack_codes, needs="weight_scale"),
     ),
 }
+ALWAYS_PACKED = ("bitsandbytes", "gptq", "awq")  # compressed-tensors may have quantized activations alone
 
 
 class Packed(NamedTuple):
