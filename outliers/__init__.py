@@ -40,7 +40,7 @@ _HOME = {
     "OutliersConfig": "outliers.plugins.loader",
     "perplexity": "outliers.metrics.perplexity.measure",
     "perplexities": "outliers.metrics.perplexity.measure",
-    "Variant": "outliers.models.stream",
+    "Variant": "outliers.models.variant",
     "variant": "outliers.variants.written",
     "cache": "outliers.quantization.caches",
     "Intervention": "outliers.variants.ablated",

@@ -13,7 +13,7 @@ from outliers.models.hooks import hooks as hooks
 from outliers.models.load import load_model as load_model
 from outliers.models.load import load_tokenizer as load_tokenizer
 from outliers.models.names import pocket_models as pocket_models
-from outliers.models.stream import Variant as Variant
+from outliers.models.variant import Variant as Variant
 from outliers.plugins.loader import OutliersConfig as OutliersConfig
 from outliers.presets.cells import Cells as Cells
 from outliers.presets.damage import damage as damage

@@ -4,6 +4,7 @@ import difflib
 import os
 from collections.abc import Callable, Iterable
 from inspect import Parameter
+from itertools import starmap
 from pathlib import Path
 from typing import Annotated
 
@@ -54,13 +55,13 @@ def measuring(
             _redraw(name, kind, redraw, out, [positional, models, force, *given.values()])
             return
         fields = _fields(given)
-        experiment, chosen = _named(name, kind, positional or [], models or [], default)
+        experiment, chosen = _experiment_and_models(name, kind, positional or [], models or [], default)
         if experiment is None and not chosen:
             chosen = instead(fields)
         _measure(name, specify(experiment, chosen | fields, default, kind), out, force)
 
-    metavar, said = ("MODEL", MODEL) if _of_one(kind) else ("EXPERIMENT|MODEL", f"{MODEL} {EXPERIMENT}")
-    places = Annotated[list[str] | None, Argument(metavar=metavar, help=said, show_default=False)]
+    metavar, help_text = ("MODEL", MODEL) if _takes_one_model(kind) else ("EXPERIMENT|MODEL", f"{MODEL} {EXPERIMENT}")
+    places = Annotated[list[str] | None, Argument(metavar=metavar, help=help_text, show_default=False)]
     before = {"positional": places, "models": Models}
     return _finished(command, name, doc, kind, before, ["model", "models"], {"redraw": Redraw} if redraws else {})
 
@@ -81,8 +82,8 @@ def of_experiments(name: str, kind: type[Named], doc: str, without: Iterable[str
         check_shown(spec)
         _measure(name, spec, out, force)
 
-    said = f"The name of one that comes along, such as {example}, or a file."
-    place = Annotated[str | None, Argument(metavar="EXPERIMENT", help=said, show_default=False)]
+    help_text = f"The name of one that comes along, such as {example}, or a file."
+    place = Annotated[str | None, Argument(metavar="EXPERIMENT", help=help_text, show_default=False)]
     return _finished(command, name, doc, kind, {"experiment": place}, without, {})
 
 
@@ -92,16 +93,16 @@ def _finished(
     """A command with its name, its help and its parameters: some, the fields of a kind, where results go, some more."""
     command.__name__, command.__doc__ = name, doc.partition("\n\n")[2]
 
-    def given(parameters: dict) -> list[Parameter]:
-        return [Parameter(one, Parameter.KEYWORD_ONLY, default=None, annotation=of) for one, of in parameters.items()]
+    def option(parameter: str, annotation: object, default: object = None) -> Parameter:
+        return Parameter(parameter, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
-    force = Parameter("force", Parameter.KEYWORD_ONLY, default=False, annotation=Force)
     fields = options(kind, without=[*Named.model_fields, *without])
-    return signed(command, [*given(before), *fields, *given({"out": Out}), force, *given(after)])
+    results = [option("out", Out), option("force", Force, False)]
+    return signed(command, [*starmap(option, before.items()), *fields, *results, *starmap(option, after.items())])
 
 
 def _fields(given: dict) -> dict:
-    """What is given of some options; the fields themselves divide what has commas."""
+    """The values of the options that are given; the fields themselves divide what has commas."""
     fields = {field: value for field, value in given.items() if value is not None}
     joined = {
         field: ",".join(value) for field, value in fields.items() if isinstance(value, list) and field not in APART
@@ -109,11 +110,11 @@ def _fields(given: dict) -> dict:
     return fields | joined
 
 
-def _of_one(kind: type[Named]) -> bool:
+def _takes_one_model(kind: type[Named]) -> bool:
     return "model" in kind.model_fields
 
 
-def _named(
+def _experiment_and_models(
     command: str, kind: type[Named], places: list[str], behind: list[str], default: str | None
 ) -> tuple[str | None, dict]:
     """The experiment that is named, if one is, and the fields of the models that are.
@@ -121,20 +122,19 @@ def _named(
     behind: models behind their option, beside which what is in the first place is an experiment.
     """
     experiment = None
-    if places and not _of_one(kind) and (behind or is_meant_as_experiment(places[0])):
+    if places and not _takes_one_model(kind) and (behind or is_meant_as_experiment(places[0])):
         experiment, *places = places
         if not is_experiment(experiment):
             hint = "or the path of a .yaml file, which the first argument is beside --model"
             raise unknown_name("experiment", experiment, experiment_files(), hint)
     models = models_of([*places, *behind])
-    if _of_one(kind) and len(models) > 1:
-        raise UserError(
-            f"{command} takes one model, got {len(models)}: {', '.join(models)}; run it once for each model"
-        )
+    if _takes_one_model(kind) and len(models) > 1:
+        raise UserError(f"{command} takes one model, got {len(models)}: {', '.join(models)}; run it once for each")
     if not models and (places or behind or not (experiment or default)):
         example = " ".join([*called(command), "pocket/gpt2-1.7m"])
-        raise UserError(f"no model is named; expected {'one' if _of_one(kind) else 'some'}, such as `{example}`")
-    if _of_one(kind):
+        count = "one" if _takes_one_model(kind) else "some"
+        raise UserError(f"no model is named; expected {count}, such as `{example}`")
+    if _takes_one_model(kind):
         return None, {"model": models[0]}
     return experiment, {field: models for field in OF_MODELS if models and field in kind.model_fields}
 
@@ -175,7 +175,7 @@ def _redraw(name: str, kind: type[Named], folder: Path, out: Path | None, others
     from outliers.runs.rows import read
     from outliers.runs.run import records
 
-    if any(one not in (None, False) for one in others):
+    if any(value not in (None, False) for value in others):
         raise UserError(f"--redraw '{folder}' with models or options of a measurement; expected --out alone beside it")
     rows = records(row for row in read(folder) if row.made.get("experiment") == name)
     if not rows:

@@ -49,20 +49,20 @@ SINK = 0.3  # mean attention that a sink receives: Gu et al., 2024, section 3
 
 
 def in_transformerlens(layer: int, place: str) -> str:
-    """What TransformerLens calls a hidden state: blocks.3.mlp.hook_post for layer 3 and ffn_out."""
+    """The name of a hidden state in TransformerLens: blocks.3.mlp.hook_post for layer 3 and ffn_out."""
     return f"blocks.{layer}.{TRANSFORMERLENS[place]}"
 
 
 def in_nnsight(role: str, module: str) -> str:
-    """What nnsight calls a hidden state by the path of a module: model.layers[3].mlp.down_proj.input."""
+    """The name of a hidden state in nnsight, by the path of a module: model.layers[3].mlp.down_proj.input."""
     return re.sub(r"\.(\d+)", r"[\1]", module) + (".output" if role == RESIDUAL else ".input")
 
 
 def of_transformerlens(name: str) -> tuple[int, str] | None:
     """The layer and the role, or the reader, of a name of TransformerLens; None of any other."""
-    found = re.fullmatch(r"blocks\.([0-9]{1,9})\.(.+)", name)
-    places = [place for place, hook in TRANSFORMERLENS.items() if found and hook == found[2]]
-    return (int(found[1]), places[0]) if places else None
+    match = re.fullmatch(r"blocks\.([0-9]{1,9})\.(.+)", name)
+    places = [place for place, hook in TRANSFORMERLENS.items() if match and hook == match[2]]
+    return (int(match[1]), places[0]) if places else None
 
 
 def check_threshold(name: str, value: float) -> float:

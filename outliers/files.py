@@ -184,9 +184,9 @@ def _take(path: Path) -> int:
                 raise _in_the_way(path, path.lstat().st_mode) from None
             raise
         try:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:  # its owner would be written into that
-                raise _in_the_way(path, found.st_mode)
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:  # its owner would be written into that
+                raise _in_the_way(path, status.st_mode)
             _claim(descriptor, path)
             if _is_at(descriptor, path):
                 _sign(descriptor, path)

@@ -122,7 +122,7 @@ def test_streamed_models_show_the_same_and_stay_as_they_were(case, blocks, tmp_p
     before = perplexity(model, blocks)
     found = observed_channels(model, blocks).records(3)
     assert perplexity(model, blocks) == before
-    assert all("see_states" not in vars(one) for one in model.modules())
+    assert all("changes" not in vars(one) for one in model.modules())
     assert observed_channels(stream_model(str(tmp_path)), blocks).records(3) == found
 
 

@@ -124,7 +124,7 @@ class Joined(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """What the files of a model hold.
+    """The contents of a model's files.
 
     files: those that are the model. tensors: every tensor of the model that is stored, by the model's own name.
     ignored: names in the files for which the model has no place, but for those that are known to be of no use. stored:
@@ -313,7 +313,7 @@ def _without_harmless(ignored: list[str], model: PreTrainedModel) -> list[str]:
 
 
 def dtype_of(model: PreTrainedModel, tensor_name: str) -> torch.dtype:
-    """What a tensor is cast to: the model's dtype, but float32 for GPT-OSS's norms in a float16 model."""
+    """The dtype that a tensor is cast to: the model's dtype, but float32 for GPT-OSS's norms in a float16 model."""
     others = model._get_dtype_plan(model.dtype)
     return next((dtype for part, dtype in others.items() if part in tensor_name), model.dtype)
 

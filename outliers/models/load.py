@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 def quantized_from(name: str, revision: str | None = None) -> str | None:
-    """What a model's weights were quantized to before they were dequantized, such as "Q4_1"; None where they were not.
+    """The type in which a model's weights were quantized before they were dequantized, such as "Q4_1"; or None.
 
     Of a GGUF file; other files hold the weights as they are used.
     """
@@ -153,7 +153,7 @@ def load_processor(name: str, revision: str | None = None) -> BaseImageProcessor
 
 
 def load_reader(name: str, revision: str | None = None) -> PreTrainedTokenizerBase | BaseImageProcessor:
-    """What makes of a text or of pictures what a model reads: its tokenizer, or its image processor."""
+    """Load the tokenizer of a model, or its image processor where it reads pictures."""
     no_text = family_of(load_config(name, revision)).name_of
     return (load_processor if no_text else load_tokenizer)(name, revision)
 
@@ -326,7 +326,7 @@ def weights_hash(model: PreTrainedModel) -> str:
 
 
 def line_of(name: str, tensor: torch.Tensor) -> str:
-    """What a parameter is, for the hash of all: its name, dtype, shape, and the SHA-256 of its bytes."""
+    """A line about a parameter, for the hash of all: its name, dtype, shape, and the SHA-256 of its bytes."""
     content = tensor.detach().cpu().flatten().view(torch.uint8).numpy()
     return f"{name} {tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(content).hexdigest()}\n"
 

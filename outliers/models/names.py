@@ -1,4 +1,4 @@
-"""What models are called: short names, and the names of embedded and of packaged models."""
+"""Names of models: short ones, and those of embedded and of packaged models."""
 
 import importlib.util
 from collections import Counter

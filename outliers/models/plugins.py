@@ -1,4 +1,4 @@
-"""What other installed distributions declare as entry points: schemes, metrics, families of models."""
+"""Entry points that other installed distributions declare: schemes, metrics, families of models."""
 
 import functools
 from collections.abc import Container

@@ -15,11 +15,11 @@ from outliers.models.anatomy import family_of
 from outliers.models.source import Source, out_of_reach
 
 
-def skeleton(config: PretrainedConfig, dtype: torch.dtype, buffers: bool = False) -> PreTrainedModel:
+def skeleton(config: PretrainedConfig, dtype: torch.dtype = torch.bfloat16, buffers: bool = False) -> PreTrainedModel:
     """A model with the head of its family on the meta device, where tensors have a shape but no values; in eval mode.
 
-    config: which is not changed. dtype: of its weights. buffers: whether what the architecture computes of its
-    configuration, such as rotary frequencies, has values, on the CPU.
+    config: which is not changed. dtype: of its weights; shapes do not depend on it. buffers: whether what the
+    architecture computes of its configuration, such as rotary frequencies, has values, on the CPU.
 
     Raises:
         ValueError: transformers has no such language model; of what cannot be built, whatever its code raises.

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, groupby, product
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -27,43 +27,11 @@ from outliers.models.anatomy import Anatomy, decoder_layers, ids_of, inputs_of, 
 from outliers.models.anatomy.examples import Block
 from outliers.models.checkpoint import Checkpoint, dtype_of
 from outliers.models.load import HASHING, check_finite, find_device, hash_of, line_of, open_model
+from outliers.models.variant import Variant
 from outliers.terminal.progress import over
 
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # of glibc
 STATES_ON_GPU = 0.5  # of what is free there, at most; a layer, its codes and what it computes need the rest
-
-
-class Variant(Protocol):
-    """A change to a model while blocks pass, such as a scheme or an ablation; see `outliers.variants`.
-
-    Example:
-        >>> outliers.trace(model, blocks, variant=outliers.variant("llm.int8")).alpha
-        6.0
-    """
-
-    @property
-    def needs_trace(self) -> bool:
-        """Whether something must be known of the text first; `knowing(trace)` is then the variant that knows it."""
-        return False
-
-    @property
-    def needs_calibration(self) -> bool:
-        """Whether it must know how large inputs are; `calibrated(calibration)` is then the variant that knows it."""
-        return False
-
-    @property
-    def name(self) -> str:
-        """What to call it in rows and messages; `outliers.variant` reads the names of those that there are."""
-
-    def fields(self, model: PreTrainedModel | None = None, /) -> dict:
-        """What identifies it in a row, with what a model decides where one is given, such as which kernels run."""
-
-    def first_layer(self, model: PreTrainedModel, /) -> int:
-        """From which decoder layer on it changes anything; 0 where that is not known, their number where nothing."""
-        return 0
-
-    def on(self, model: PreTrainedModel, layer: int | None = None, /) -> AbstractContextManager[PreTrainedModel]:
-        """A context with the model under it; layer: the only one that is asked for and has its weights, or None."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +89,7 @@ def is_streamed(model: PreTrainedModel) -> bool:
 
 
 class Call(NamedTuple):
-    """What a layer is called with beside the hidden states.
+    """The arguments of a layer beside the hidden states.
 
     memory: what of it the stack before has put out. carries: see `Anatomy`.
     """
@@ -138,7 +106,7 @@ class Call(NamedTuple):
         memory: torch.Tensor | None = None,
         carried: Mapping[int, object] = MappingProxyType({}),
     ) -> "Output":
-        """What a layer makes of hidden states (1, T, features).
+        """The output of a layer for hidden states (1, T, features).
 
         memory: what takes the place of the call's. carried: what the layer before carries.
         """
@@ -154,7 +122,7 @@ class Call(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What a layer puts out.
+    """The output of a layer.
 
     state: hidden states (1, T, features). in_tuple: whether they came in one. carried: what the next layer takes as
     arguments, by their places behind the hidden states.
@@ -240,7 +208,7 @@ class Stream:
             module._buffers.update({part: buffer.to(self.device) for part, buffer in buffers.items()})
 
     def _compute_what_is_not_stored(self, model: PreTrainedModel) -> None:
-        """What the architecture computes by itself, such as the positions of Marian."""
+        """Fill the parameters that the architecture computes by itself, such as the positions of Marian."""
         outside = [(own, one) for own, one in model.named_parameters() if self._number(own) is None and one.is_meta]
         for own, parameter in outside:
             _assign(model, own, torch.empty_like(parameter, device="cpu"))
@@ -338,7 +306,7 @@ class Stream:
         yield from ((of_variant, examples[of_block], next(ends)) for of_variant, of_block in turns)
 
     def _kept(self, state: torch.Tensor) -> torch.Tensor:
-        """What a stack puts out (T, features), kept for the one that reads it: (1, T, features)."""
+        """Keep the output (T, features) of a stack for the one that reads it: (1, T, features)."""
         return self.storage((1, *state.shape), state.dtype, state.device).copy_(state)
 
     def _through(
@@ -412,7 +380,7 @@ class Stream:
 def into_layers(
     model: PreTrainedModel, stack: Anatomy, inputs: torch.Tensor, memory: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, list[Call]]:
-    """What goes into the first layer of a stack for what it reads of a block, (T, features), and what each layer is
+    """The input (T, features) of the first layer of a stack for its part of a block, and what each layer is
     called with beside it; memory: what the stack before puts out, (1, T, features)."""
     with _in_the_place_of_layers(model, stack) as gates:
         run_stack(model, stack, inputs, memory)
@@ -433,7 +401,7 @@ def out_of_layers(
     in_tuple: bool,
     memory: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What comes out of a stack where its last layer puts out a state (T, features), in a tuple or not."""
+    """The output of a stack whose last layer puts out a state (T, features), in a tuple or not."""
     with _in_the_place_of_layers(model, stack) as gates:
         gates[-1].output = state[None], in_tuple
         return run_stack(model, stack, inputs, memory)
@@ -442,7 +410,7 @@ def out_of_layers(
 def behind_first(
     model: PreTrainedModel, stack: Anatomy, inputs: torch.Tensor, state: torch.Tensor, in_tuple: bool
 ) -> torch.Tensor:
-    """What a stack makes of the state (T, features) that its first layer puts out: what the second one reads; of a
+    """The input of the second layer of a stack, made of the state (T, features) that the first one puts out; of a
     stack of one layer nothing, for `out_of_layers` does it."""
     with _in_the_place_of_layers(model, stack) as gates:
         if len(gates) == 1:

@@ -108,7 +108,7 @@ def check_unchanged(name: str, revision: str | None) -> None:
 
 
 def state_of(file: Path) -> tuple | None:
-    """What changes when a file does: which one it is, bytes, nanoseconds of the last write; None without a file."""
+    """The marks of a file that change with it: its inode, bytes, nanoseconds of the last write; None where none is."""
     try:
         status = file.stat()
     except OSError:

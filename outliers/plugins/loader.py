@@ -88,7 +88,7 @@ class OutliersConfig(QuantizationConfigMixin):
 
     @classmethod
     def from_dict(cls, config_dict: dict, *arguments: Any, **keywords: Any) -> "OutliersConfig":
-        """What `to_dict` wrote; a plan by its content, for a model's file must not name other files."""
+        """Read a dictionary of `to_dict`; a plan by its content, for a model's file must not name other files."""
         if isinstance(config_dict.get("plan"), str):
             raise ValueError(f"plan is {shown(config_dict['plan'])} in a dictionary; expected the content of a plan")
         return super().from_dict(config_dict, *arguments, **keywords)
@@ -122,10 +122,10 @@ def _scheme(written: str | Scheme | dict) -> Scheme:
 def _written(scheme: Scheme) -> str | dict:
     """Its name where that says all of it; else its parts, which can be read back."""
     try:
-        named = get_scheme(scheme.name) == scheme
+        is_named = get_scheme(scheme.name) == scheme
     except UserError:
-        named = False
-    if named:
+        is_named = False
+    if is_named:
         return scheme.name
     parts = json.loads(write_scheme(scheme))
     _scheme(parts)  # refuses what could not be read back
@@ -158,10 +158,9 @@ class OutliersQuantizer(HfQuantizer):
         # What a scheme draws is not on "meta", where transformers puts the model meanwhile.
         with _value_errors(), torch.device("cpu"):
             if config.plan:
-                Plan.model_validate(config.plan).check(one.path for one in projections(model))
+                Plan.model_validate(config.plan).check(projection.path for projection in projections(model))
             quantized = quantize(model, **config.arguments, keep=config.keep)  # of "exact", to see what is refused
-        found = {one.path: one.module for one in projections(quantized)}
-        self.layers = {path: layer for path, layer in found.items() if isinstance(layer, Int8Linear)}
+        self.layers = _layers(quantized, Int8Linear)
         if self.pre_quantized:
             _replace(model, self.layers)
 
@@ -171,7 +170,7 @@ class OutliersQuantizer(HfQuantizer):
         return name == "weight" and path in self.layers
 
     def get_quantize_ops(self) -> ConversionOps:
-        """What makes codes of a weight."""
+        """The operation that makes codes of a weight."""
         return _Codes(self.layers)
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **_) -> PreTrainedModel:
@@ -182,16 +181,15 @@ class OutliersQuantizer(HfQuantizer):
         self.layers = {}
         with _value_errors():
             if self.quantization_config.keep == "exact":
-                quantized = {one.path: one.module for one in projections(quantize(model, **arguments))}
-                _replace(model, {path: one for path, one in quantized.items() if isinstance(one, QuantizedLinear)})
+                _replace(model, _layers(quantize(model, **arguments), QuantizedLinear))
             if arguments["scheme"].attention is not None:
                 left = skipped(model, arguments["skip"], arguments["scheme"])
                 put_attention(model, AttentionProducts.of(arguments["scheme"]), left)
         return model
 
     def get_state_dict_and_metadata(self, model: PreTrainedModel, *_) -> tuple[dict | None, dict]:
-        """What `save_pretrained` writes: codes, or exact weights by the names that they had."""
-        exact = [one.path for one in projections(model) if isinstance(one.module, QuantizedLinear)]
+        """The tensors that `save_pretrained` writes: codes, or exact weights by the names that they had."""
+        exact = _layers(model, QuantizedLinear)
         if not exact:
             return None, {}
         renamed = {f"{path}.projection.{name}": f"{path}.{name}" for path in exact for name in ("weight", "bias")}
@@ -224,6 +222,12 @@ class _Codes(ConversionOps):
             missing_keys.discard(name)
             made |= {f"{path}.{buffer}": value for buffer, value in layer.named_buffers()}
         return made
+
+
+def _layers(model: PreTrainedModel, kind: type) -> dict[str, Any]:
+    """The projections of a model that are layers of a kind, by their paths."""
+    modules = {projection.path: projection.module for projection in projections(model)}
+    return {path: module for path, module in modules.items() if isinstance(module, kind)}
 
 
 def _replace(model: PreTrainedModel, modules: dict[str, torch.nn.Module]) -> None:

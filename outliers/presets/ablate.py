@@ -1,4 +1,4 @@
-"""What a model loses without some features, beside what it loses without random ones."""
+"""The loss of a model without some features, beside its loss without random ones."""
 
 import logging
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ from outliers.metrics.perplexity import Perplexity
 from outliers.metrics.top1 import Top1
 from outliers.metrics.trace import Trace
 from outliers.models.names import short_name
-from outliers.models.stream import Variant
+from outliers.models.variant import Variant
 from outliers.presets.emergence import CROSS, ablated_in, counted, where
 from outliers.quantization.convert import check_calibrated
-from outliers.quantization.schemes import get_scheme, said_of
+from outliers.quantization.schemes import get_scheme, scheme_fields
 from outliers.runs.rows import Row
 from outliers.specification.kinds import Ablation, alpha_of_schemes
 from outliers.subjects.bench import check_scheme
@@ -68,26 +68,26 @@ def _stages(subject: ToAblate) -> Stages:
     scheme = get_scheme(spec.scheme, alpha_of_schemes(spec))
     under = Quantized(scheme, tuple(spec.skip)) if scheme.quantizes else EXACT
     about = {"where": spec.where, "seed": spec.seed, "alpha": spec.alpha}
-    about |= {OF_SCHEME.get(name, name): value for name, value in said_of(scheme, spec.skip).items()}
+    about |= {OF_SCHEME.get(name, name): value for name, value in scheme_fields(scheme, spec.skip).items()}
     yield [cell for view in views for cell in _of_view(subject, view, under, about, view is views[0])]
 
 
 def _of_view(subject: ToAblate, view: dict, under: Quantized, about: dict, first: bool) -> list[Cell]:
-    """What is asked of the features of a view, which are taken out in its layers; with the first one, of the model as
+    """The cells of the features of a view, which are taken out in its layers; with the first one, those of the model as
     it is."""
     spec = subject.settings
     treatments = planned(spec, view["hidden_size"], spec.features or view["features"], view["features"])
-    treatments = [one for one in treatments if one.features or first]
+    treatments = [treatment for treatment in treatments if treatment.features or first]
     # the attention of a stack changes a layer at a time, by what queries and keys read
     roles = {Top1: WHERE if "stack" in view else spec.where, Perplexity: spec.where}
     return [
         Cell(
             subject,
-            _variant(one, spec, under, where(view, roles[metric])),
+            _variant(treatment, spec, under, where(view, roles[metric])),
             metric(),
-            about | (ablated_in(view) if one.features else {}) | one.fields,
+            about | (ablated_in(view) if treatment.features else {}) | treatment.fields,
         )
-        for metric, one in product(roles, treatments)
+        for metric, treatment in product(roles, treatments)
     ]
 
 
@@ -109,5 +109,5 @@ def _no_outlier(traced: Row, spec: Ablation) -> UserError:
 
 
 def planned(spec: Ablation, width: int, features: Sequence[int], outliers: Sequence[int] = ()) -> list[Treatment]:
-    """What a specification asks of a model with so many features."""
+    """The treatments that a specification asks for, of a model with so many features."""
     return plan(features, width, spec.methods, spec.controls, spec.seed, spec.where, outliers)

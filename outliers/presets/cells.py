@@ -24,7 +24,7 @@ from outliers.specification.kinds import (
 from outliers.subjects.cell import Cell, Plan
 
 if TYPE_CHECKING:
-    from outliers.models.stream import Variant
+    from outliers.models.variant import Variant
 
 METRICS = {name: record for name, record in metrics().items() if record.subject}
 VARIANT = (
@@ -50,13 +50,14 @@ def _metric(value: Any) -> Any:
         return METRICS[value] if isinstance(value, str) else value
 
 
+NAME = PlainSerializer(lambda variant_or_metric: variant_or_metric.name)
 Variants = Annotated[
-    list[Annotated[Any, PlainValidator(_variant, json_schema_input_type=str), PlainSerializer(lambda one: one.name)]],
+    list[Annotated[Any, PlainValidator(_variant, json_schema_input_type=str), NAME]],
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
     Field(min_length=1),
 ]
 Metrics = Annotated[
-    list[Annotated[Any, PlainValidator(_metric, json_schema_input_type=str), PlainSerializer(lambda one: one.name)]],
+    list[Annotated[Any, PlainValidator(_metric, json_schema_input_type=str), NAME]],
     Split,
     Field(min_length=1),
     Once,
@@ -76,19 +77,19 @@ class _Cells(Calibrated):
     metrics: Metrics = Field(default=["perplexity"], description=METRIC, validate_default=True)
 
     @property
-    def asked_metrics(self) -> list[Metric]:
+    def parametrized_metrics(self) -> list[Metric]:
         """The metrics with those of the given fields that are their parameters.
 
         Raises:
             UserError: a field was given that is a parameter of none of them.
         """
         given = self.model_fields_set - _Cells.model_fields.keys()
-        records = [one if isinstance(one, Metric) else one(**self._of(one)) for one in self.metrics]
+        records = [metric if isinstance(metric, Metric) else metric(**self._of(metric)) for metric in self.metrics]
         for field in sorted(given):
-            if not any(field in type(one).model_fields for one in records):
+            if not any(field in type(record).model_fields for record in records):
                 raise UserError(
-                    f"field '{field}' is a parameter of none of the requested metrics "
-                    f"({', '.join(one.name for one in records)}); leave it out, or request a metric that has it"
+                    f"field '{field}' is a parameter of no metric that is asked for "
+                    f"({', '.join(record.name for record in records)}); leave it out, or ask for one that has it"
                 )
         return records
 
@@ -118,8 +119,8 @@ def measure_plans(spec: _Cells) -> list[Plan]:
                 "zero or shuffle, or a variant that knows it"
             )
     groups: dict[tuple, list[tuple[Variant, Metric]]] = defaultdict(list)
-    for variant, metric in product(spec.variants, spec.asked_metrics):
+    for variant, metric in product(spec.variants, spec.parametrized_metrics):
         kind = resolved(metric.subject)
         groups[kind, variant.name if kind.of_one_variant else None].append((variant, metric))
-    subjects = [(kind(name, spec.revision, spec), asked) for name in spec.models for (kind, _), asked in groups.items()]
-    return [Plan.of(subject, [Cell(subject, *pair) for pair in asked]) for subject, asked in subjects]
+    subjects = [(kind(name, spec.revision, spec), pairs) for name in spec.models for (kind, _), pairs in groups.items()]
+    return [Plan.of(subject, [Cell(subject, *pair) for pair in pairs]) for subject, pairs in subjects]

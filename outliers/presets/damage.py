@@ -62,7 +62,7 @@ def _by_stack(
     draws: int,
     chosen: bool,
 ) -> list[Cell]:
-    """What is by stack, where the model has several; chosen: whether somebody asked for it, who is told otherwise."""
+    """The cells by stack, where the model has several; chosen: whether somebody asked for it, who is told otherwise."""
     from outliers.models.anatomy import stacks_of
 
     if "stack" not in by:
@@ -71,7 +71,8 @@ def _by_stack(
         if chosen:
             raise UserError(f"'{subject.name}' has one stack of layers; leave 'stack' out")
         return []
-    return [Cell(subject, one, Places(by="stack", draws=draws)) for one in variants if isinstance(one, Quantized)]
+    schemes = [variant for variant in variants if isinstance(variant, Quantized)]
+    return [Cell(subject, scheme, Places(by="stack", draws=draws)) for scheme in schemes]
 
 
 def _cells(subject: Subject, variants: Sequence[Damaging], by: Collection[str], draws: int, chosen: bool) -> list[Cell]:
@@ -83,23 +84,23 @@ def _cells(subject: Subject, variants: Sequence[Damaging], by: Collection[str], 
     """
     by = set(by)
     _check(by, variants, chosen)
-    asked = []
+    pairs = []
     if with_errors := [variant for variant in variants if "error" in by and _has_errors(variant)]:
-        asked += [(EXACT, Inputs()), *((variant, Errors()) for variant in with_errors)]
-        asked += [(variant, Weights()) for variant in with_errors if isinstance(variant, Against)]
+        pairs += [(EXACT, Inputs()), *((variant, Errors()) for variant in with_errors)]
+        pairs += [(variant, Weights()) for variant in with_errors if isinstance(variant, Against)]
     if by - {"error"}:
-        asked += [(EXACT, Perplexity(draws=draws))]
+        pairs += [(EXACT, Perplexity(draws=draws))]
         for variant in variants:
             metrics = [Perplexity(draws=draws), Agreement(draws=draws), *_places(variant, by, draws)]
-            asked += [(variant, metric) for metric in metrics]
-    return [Cell(subject, variant, metric) for variant, metric in asked]
+            pairs += [(variant, metric) for metric in metrics]
+    return [Cell(subject, variant, metric) for variant, metric in pairs]
 
 
 def _places(variant: Damaging, by: Collection[str], draws: int) -> list[Metric]:
-    """What is measured of single places of a variant."""
+    """The metrics of single places of a variant."""
     fields = ("role", "layer", "head") if isinstance(variant, Cached) else ("role", "layer")
-    of_other = {"layer": Layers(draws=draws)} if isinstance(variant, Against) else {}
-    return [of_other.get(field) or Places(by=field, draws=draws) for field in fields if field in by]
+    instead = {"layer": Layers(draws=draws)} if isinstance(variant, Against) else {}
+    return [instead.get(field) or Places(by=field, draws=draws) for field in fields if field in by]
 
 
 def _has_errors(variant: Damaging) -> bool:
@@ -206,5 +207,5 @@ def damage(
     subject, chosen = Given(model, blocks), by is not DAMAGE_BY
     cells = _cells(subject, [variant], by, draws, chosen)
     cells += _by_stack(subject, model.config, [variant], by, draws, chosen)
-    (found,) = damages_of(records_of(cells)).values()
-    return found
+    (damages,) = damages_of(records_of(cells)).values()
+    return damages

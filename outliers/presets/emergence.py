@@ -40,8 +40,8 @@ def trace_plans(spec: OneModel) -> list[Plan]:
 def _stages(subject: Causal, metric: Trace) -> Stages:
     """Perplexity and trace; then how sure attention is, with and, where there are outlier features, without them."""
     _, traced = yield [Cell(subject, EXACT, Perplexity()), Cell(subject, EXACT, metric)]
-    without = [one for one in counted(traced) if one["features"] and one.get("stack") != CROSS]
-    ablated = [(Ablated(Intervention(tuple(one["features"])), where(one)), ablated_in(one)) for one in without]
+    without = [view for view in counted(traced) if view["features"] and view.get("stack") != CROSS]
+    ablated = [(Ablated(Intervention(tuple(view["features"])), where(view)), ablated_in(view)) for view in without]
     yield [Cell(subject, variant, Top1(), about) for variant, about in ((EXACT, {}), *ablated)]
 
 
@@ -59,5 +59,5 @@ def where(view: dict, roles: Sequence[str] = WHERE) -> tuple[str, ...]:
 
 
 def ablated_in(view: dict) -> dict[str, str]:
-    """What rows say of an ablation in the layers of such a view; nothing where there is one."""
+    """The fields of a row that name the ablated view; none where a model has one."""
     return {"ablated": view["stack"]} if "stack" in view else {}

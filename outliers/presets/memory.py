@@ -1,4 +1,4 @@
-"""What models need at inference, and which of them hardware holds (Table 3)."""
+"""The memory that models need at inference, and which of them hardware holds (Table 3)."""
 
 from outliers.errors import unknown_name
 from outliers.metrics.memory import Fits, Memory

@@ -1,4 +1,4 @@
-"""What writes features of one model and what reads them: those that are asked for, or those that stand out."""
+"""Writers and readers of features of one model: of features that are named, or of those that stand out."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -22,13 +22,13 @@ class Part(NamedTuple):
     """A part of the account.
 
     check: raises what is wrong with a subject and its features before anything is measured. stages: what is asked of
-    a subject with its features and the model's outlier features. of_outliers: whether these have to be known.
+    a subject with its features and the model's outlier features. needs_outliers: whether these have to be known.
     fits: whether a model of a configuration can be asked.
     """
 
     check: Callable[[Causal, Sequence[int]], None]
     stages: Callable[[Causal, Sequence[int], Sequence[int]], Stages]
-    of_outliers: bool = False
+    needs_outliers: bool = False
     fits: Callable[[Any], bool] = lambda _config: True
 
 
@@ -60,7 +60,7 @@ def origins_plans(spec: Account) -> list[Plan]:
 def _stages(subject: ToAccount) -> Stages:
     spec, features, outliers = subject.settings, subject.settings.features, []
     parts = subject.parts
-    if not features or any(part.of_outliers for part in parts):
+    if not features or any(part.needs_outliers for part in parts):
         (traced,) = yield [Cell(subject, EXACT, Trace(roles=STREAM, alpha=spec.alpha, details=True))]
         (count,) = counted(traced)
         features, outliers = features or standing_out(traced), count["features"]
@@ -76,15 +76,15 @@ def standing_out(traced: Row) -> list[int]:
 
 
 def _check_writers(subject: ToAccount, features: Sequence[int]) -> None:
-    (cell,) = _of_writers(subject, features)
+    (cell,) = _writer_cells(subject, features)
     cell.metric.measurement.check(cell)
 
 
 def _writers_stages(subject: ToAccount, features: Sequence[int], _outliers: Sequence[int]) -> Stages:
-    yield _of_writers(subject, features)
+    yield _writer_cells(subject, features)
 
 
-def _of_writers(subject: ToAccount, features: Sequence[int]) -> list[Cell]:
+def _writer_cells(subject: ToAccount, features: Sequence[int]) -> list[Cell]:
     spec = subject.settings
     return [Cell(subject, EXACT, Origins(features=features, positions=spec.positions, neurons=spec.neurons))]
 
@@ -97,31 +97,29 @@ def _has_neurons(config: Any) -> bool:
 
 
 def _check_keys(subject: ToAccount, _features: Sequence[int]) -> None:
-    (cell,) = _of_keys(subject)
+    (cell,) = _key_cells(subject)
     cell.metric.measurement.check(cell)
 
 
 def _shows_keys(config: Any) -> bool:
     """Whether the attention can be replaced by one that shows what it multiplies."""
-    import torch  # late, as what follows
-
-    from outliers.models.skeleton import skeleton
+    from outliers.models.skeleton import skeleton  # late, as what follows
     from outliers.quantization.attention import is_replaceable
 
-    return is_replaceable(skeleton(config, torch.bfloat16))
+    return is_replaceable(skeleton(config))
 
 
 def _keys_stages(subject: ToAccount, _features: Sequence[int], _outliers: Sequence[int]) -> Stages:
-    yield _of_keys(subject)
+    yield _key_cells(subject)
 
 
-def _of_keys(subject: ToAccount) -> list[Cell]:
+def _key_cells(subject: ToAccount) -> list[Cell]:
     return [Cell(subject, EXACT, Keys())]
 
 
 PARTS = {  # in the order in which they are measured
     "writers": Part(_check_writers, _writers_stages),
-    "readers": Part(check_readers, readers_stages, of_outliers=True),
+    "readers": Part(check_readers, readers_stages, needs_outliers=True),
     "weights": Part(check_weights, weights_stages, fits=_has_neurons),
     "massive": Part(check_weights, massive_stages, fits=_has_neurons),
     "keys": Part(_check_keys, _keys_stages, fits=_shows_keys),

@@ -36,7 +36,7 @@ BY = ("count", "parameters", "time")
 
 
 class Alone(NamedTuple):
-    """What a projection costs where nothing else is quantized, nats a token.
+    """The cost of a projection where nothing else is quantized, nats a token.
 
     loss: by how much the loss should rise on any text. divergence: KL from the model as it is.
     """
@@ -76,7 +76,7 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Search:
-    """What a plan is searched for.
+    """The settings of a search for a plan.
 
     searched, confirmed: the model with the blocks of the search, and with others. under: the scheme. better: schemes
     that projections may get before they stay exact. cost: by how much perplexity may rise, as a share. by: what few of
@@ -94,20 +94,18 @@ class Search:
     @functools.cached_property
     def sizes(self) -> dict[str, int]:
         """How many weights each projection of the model has, by path."""
-        import torch  # late, for what follows needs it
-
-        from outliers.models.anatomy import projections
+        from outliers.models.anatomy import projections  # late, for it imports torch
         from outliers.models.skeleton import skeleton
 
-        exact = skeleton(self.searched.config, torch.bfloat16)
-        return {one.path: one.module.weight.numel() for one in projections(exact)}
+        exact = skeleton(self.searched.config)
+        return {projection.path: projection.module.weight.numel() for projection in projections(exact)}
 
     def set_of(self, choices: Iterable[Choice]) -> Quantized:
         """The scheme in all but some projections, which are better."""
         exact: list[str] = []
         instead: dict[Scheme, list[str]] = {}
-        for one in choices:
-            (exact if one.scheme is None else instead.setdefault(one.scheme, [])).append(one.path)
+        for choice in choices:
+            (exact if choice.scheme is None else instead.setdefault(choice.scheme, [])).append(choice.path)
         if len(exact) == len(self.sizes):
             return EXACT
         others = tuple((scheme, tuple(sorted(paths))) for scheme, paths in instead.items())
@@ -119,9 +117,9 @@ class Search:
 
     def cells_of(self, stage: str, *sets: Sequence[Choice]) -> list[Cell]:
         """The perplexity of sets of better projections on the blocks of a stage."""
-        prices = [round(math.fsum(one.price for one in choices), 6) for choices in sets]
+        prices = [round(math.fsum(choice.price for choice in choices), 6) for choices in sets]
         about = [{"chosen": len(choices), "price": price} for choices, price in zip(sets, prices, strict=True)]
-        return [self.cell_of(stage, self.set_of(one), of_one) for one, of_one in zip(sets, about, strict=True)]
+        return [self.cell_of(stage, self.set_of(choices), fields) for choices, fields in zip(sets, about, strict=True)]
 
     def cell_of(self, stage: str, variant: Quantized, about: dict) -> Cell:
         """The perplexity of the model under a variant on the blocks of a stage."""
@@ -141,7 +139,7 @@ class Blocks(Causal):
 
     @property
     def asked(self) -> dict:
-        """What rows say of it."""
+        """The fields that identify it in a row."""
         return super().asked | {"blocks": self.count} | ({"first_block": self.first} if self.first else {})
 
     @functools.cached_property
@@ -154,7 +152,7 @@ def planning_plans(spec: Planning) -> list[cell.Plan]:
     """The search of a model by its settings; it is confirmed on the blocks behind those that are searched."""
     settings = spec.model_copy(update={"blocks": spec.blocks + spec.confirm})
     alpha = alpha_of_schemes(spec)
-    under, better = Quantized(get_scheme(spec.scheme, alpha)), tuple(get_scheme(one, alpha) for one in spec.instead)
+    under, better = Quantized(get_scheme(spec.scheme, alpha)), tuple(get_scheme(name, alpha) for name in spec.instead)
     searched, confirmed = Blocks(settings, 0, spec.blocks), Blocks(settings, spec.blocks, spec.confirm)
     search = Search(searched, confirmed, under, better, spec.cost, spec.by, spec.draws)
     check_search(search)
@@ -185,10 +183,10 @@ def check_search(search: Search) -> None:
     """Raise UserError where a scheme has no projections to choose from, or another cannot be in its place."""
     if not search.under.scheme.quantizes_projections:
         raise UserError(f"a plan for '{search.under.name}', which quantizes no projection; expected one such as absmax")
-    for one in search.better:
-        if not one.quantizes_projections or one.needs_calibration or one == search.under.scheme:
+    for scheme in search.better:
+        if not scheme.quantizes_projections or scheme.needs_calibration or scheme == search.under.scheme:
             raise UserError(
-                f"'{one.name}' in the place of '{search.under.name}'; expected another scheme that quantizes "
+                f"'{scheme.name}' in the place of '{search.under.name}'; expected another scheme that quantizes "
                 "projections without a calibration, such as llm.int8"
             )
 
@@ -198,37 +196,39 @@ def search_stages(search: Search) -> Stages:
     blocks, with further projections until it costs little enough there too."""
     choices = yield from _choices(search)
     chosen = yield from _searched(search, choices)
-    yield from _confirmed(search, chosen, [one for one in choices if one not in chosen])
+    yield from _confirmed(search, chosen, [choice for choice in choices if choice not in chosen])
 
 
 def _choices(search: Search) -> Stages:
     """The projections that may get better, those first that save most of the loss for what they take."""
     subject, under = search.searched, search.under
     first = [Cell(subject, EXACT, Perplexity()), Cell(subject, under, Errors())]
-    timed = [Cell(subject, one, Times()) for one in (EXACT, under, *map(Quantized, search.better))]
+    timed = [Cell(subject, scheme, Times()) for scheme in (EXACT, under, *map(Quantized, search.better))]
     exact, errors, *times = yield [*first, *(timed if search.by == "time" else ())]
     paths = _candidates(errors.values)
     schemes = [under, *map(Quantized, search.better)]
-    alone = [Cell(subject, one.alone_at(path), Perplexity(), {"alone": path}) for path in paths for one in schemes]
-    rows = yield [twin for one in alone for twin in (one, replace(one, metric=Agreement()))]
+    alone = [
+        Cell(subject, scheme.alone_at(path), Perplexity(), {"alone": path}) for path in paths for scheme in schemes
+    ]
+    rows = yield [twin for perplexity in alone for twin in (perplexity, replace(perplexity, metric=Agreement()))]
     tokens = sum(map(len, subject.blocks))
     pairs = zip(rows[::2], rows[1::2], strict=True)
     measured = [Alone.of(_loss(loss) - _loss(exact), _value(agreement), tokens) for loss, agreement in pairs]
-    prices, of_each = _prices(search, times), len(schemes)
-    found = [
-        _choice(search, path, measured[of_each * number : of_each * (number + 1)], prices)
+    prices, per_path = _prices(search, times), len(schemes)
+    choices = [
+        _choice(search, path, measured[per_path * number : per_path * (number + 1)], prices)
         for number, path in enumerate(paths)
     ]
-    return sorted(found, key=lambda one: one.order, reverse=True)
+    return sorted(choices, key=lambda choice: choice.order, reverse=True)
 
 
 def _candidates(values: Sequence[Mapping]) -> list[str]:
     """The paths of the projections with the largest errors, by either measure, in the order of the model."""
-    found = set()
+    paths = set()
     for metric in ("damage.error", "damage.error_by_token"):
-        of_metric = [one for one in values if one["metric"] == metric and one["value"] > 0]
-        found |= {one["projection"] for one in sorted(of_metric, key=lambda one: -one["value"])[:CANDIDATES]}
-    return list(dict.fromkeys(one["projection"] for one in values if one["projection"] in found))
+        errors = [value for value in values if value["metric"] == metric and value["value"] > 0]
+        paths |= {value["projection"] for value in sorted(errors, key=lambda value: -value["value"])[:CANDIDATES]}
+    return list(dict.fromkeys(value["projection"] for value in values if value["projection"] in paths))
 
 
 def _choice(search: Search, path: str, alone: list[Alone], prices: list[Mapping[str, float]]) -> Choice:
@@ -249,8 +249,8 @@ def _prices(search: Search, times: list[Row]) -> list[Mapping[str, float]]:
     if search.by != "time":
         prices = dict.fromkeys(search.sizes, 1) if search.by == "count" else search.sizes
         return [prices] * (1 + len(search.better))
-    exact, under, *better = ({one["projection"]: one["value"] for one in row.values} for row in times)
-    return [{path: max(0.0, of_one[path] - under[path]) for path in under} for of_one in (*better, exact)]
+    exact, under, *better = ({value["projection"]: value["value"] for value in row.values} for row in times)
+    return [{path: max(0.0, milliseconds[path] - under[path]) for path in under} for milliseconds in (*better, exact)]
 
 
 def _searched(search: Search, choices: list[Choice]) -> Stages:
@@ -266,28 +266,28 @@ def _searched(search: Search, choices: list[Choice]) -> Stages:
     exact, _, most = yield [search.cell_of(SEARCH, EXACT, {}), *search.cells_of(SEARCH, [], choices)]
     allowed = search.allowed(exact)
     # What projections cost alone adds up, so that what the first ones leave is known before it is measured.
-    count = _enough(choices, _loss(most) + math.fsum(one.gain for one in choices) - allowed)
+    count = _enough(choices, _loss(most) + math.fsum(choice.gain for choice in choices) - allowed)
     loss, chosen = yield from lowest([choices[:count]])
     while loss > allowed and len(chosen) < len(choices):
         more = choices[len(chosen) :]
         loss, chosen = yield from lowest([chosen + more[: max(1, _enough(more, loss - allowed))]])
     while loss <= allowed and chosen:
-        loss, fewer = yield from lowest([_without(chosen, one) for one in chosen[-EXCHANGED:]])
+        loss, fewer = yield from lowest([_without(chosen, choice) for choice in chosen[-EXCHANGED:]])
         chosen = fewer if loss <= allowed else chosen
-    others = [one for one in choices if one not in chosen][:EXCHANGED]
-    exchanged = [[*_without(chosen, one), other] for one in chosen[-EXCHANGED:] for other in others]
+    others = [choice for choice in choices if choice not in chosen][:EXCHANGED]
+    exchanged = [[*_without(chosen, choice), other] for choice in chosen[-EXCHANGED:] for other in others]
     _, best = yield from lowest([chosen, *exchanged])
     return best
 
 
 def _enough(choices: Sequence[Choice], loss: float) -> int:
     """How many of the first ones should save so much of the loss; all where none do."""
-    saved = accumulate((one.gain for one in choices), initial=0.0)
+    saved = accumulate((choice.gain for choice in choices), initial=0.0)
     return next((count for count, gain in enumerate(saved) if gain >= loss), len(choices))
 
 
 def _without(chosen: list[Choice], left: Choice) -> list[Choice]:
-    return [one for one in chosen if one != left]
+    return [choice for choice in chosen if choice != left]
 
 
 def _confirmed(search: Search, chosen: list[Choice], others: list[Choice]) -> Stages:
@@ -361,7 +361,7 @@ def plan(
     if by not in BY:
         raise unknown_name("size of a plan", by, BY)
     check_calibrated(get_scheme(scheme), calibration)
-    searched, confirmed = (Given(model, list(sequences(one, None))) for one in (blocks, confirm))
+    searched, confirmed = (Given(model, list(sequences(part, None))) for part in (blocks, confirm))
     under, better = Quantized(get_scheme(scheme), calibration=calibration), tuple(map(get_scheme, instead))
     search = Search(searched, confirmed, under, better, cost, by, draws)
     check_search(search)
@@ -371,13 +371,13 @@ def plan(
 def plan_of(records: Iterable[Mapping], model: str, cost: float, draws: int) -> Plan:
     """The plan that the records of a search end in."""
     records = list(records)
-    of_sets = [one for one in records if one.get("stage") == CONFIRM]
-    exact = next(one for one in of_sets if "chosen" not in one)
-    whole, *sets = (one for one in of_sets if "chosen" in one)
-    enough = [one for one in sets if one["value"] <= exact["value"] * (1 + cost)]
-    last = min(enough, key=lambda one: one["chosen"]) if enough else sets[-1]
+    confirmations = [row for row in records if row.get("stage") == CONFIRM]
+    exact = next(row for row in confirmations if "chosen" not in row)
+    whole, *sets = (row for row in confirmations if "chosen" in row)
+    enough = [row for row in sets if row["value"] <= exact["value"] * (1 + cost)]
+    last = min(enough, key=lambda row: row["chosen"]) if enough else sets[-1]
     under, chosen = variant(whole["variant"]), variant(last["variant"])
-    paths = list(dict.fromkeys(one["projection"] for one in records if one["metric"] == "damage.error"))
+    paths = list(dict.fromkeys(row["projection"] for row in records if row["metric"] == "damage.error"))
     is_quantized = isinstance(chosen, Quantized)  # and not exact everywhere
     text = {name: last[name] for name in ("text", "block", "blocks", "first_block") if name in last}
     return Plan(

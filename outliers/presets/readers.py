@@ -1,4 +1,4 @@
-"""What reads a feature: what a model loses where only some projections do without it, beside random features."""
+"""Readers of a feature: the loss of a model where only some projections do without it, beside random features."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -47,11 +47,9 @@ def readers_stages(subject: Causal, features: Sequence[int], outliers: Sequence[
 
 
 def _skeleton(subject: Causal) -> "PreTrainedModel":
-    import torch
-
     from outliers.models.skeleton import skeleton
 
-    return skeleton(subject.config, torch.bfloat16)
+    return skeleton(subject.config)
 
 
 def _drawn(features: Sequence[int], width: int, controls: int, seed: int, outliers: Iterable[int]) -> tuple[int, ...]:
@@ -81,7 +79,7 @@ def _places(model: "PreTrainedModel", chosen: Sequence[str] | None) -> list[str]
         for place in chosen:
             Ablated(Intervention((0,)), (place,)).check(model)
         return list(chosen)
-    layers = [{one.name for one in parts(model, layer)} for layer in range(len(decoder_layers(model)))]
+    layers = [{part.name for part in parts(model, layer)} for layer in range(len(decoder_layers(model)))]
     everywhere = set.intersection(*layers)
     places = []
     for role, names in ROLES.items():
@@ -97,11 +95,11 @@ def _cells(subject: Subject, features: Sequence[int], places: Sequence[str], con
     ablations = [
         (Ablated(Intervention((feature,)), (place,)), about) for place in places for feature, about in taken_out
     ]
-    of_attention = [(ablated, about) for ablated, about in ablations if ablated.in_attention]
-    asked = [((EXACT, {}), Perplexity()), *((pair, Perplexity()) for pair in ablations)]
-    if of_attention:
-        asked += [(pair, metric) for metric in (Top1(), Sinks()) for pair in ((EXACT, {}), *of_attention)]
-    return [Cell(subject, variant, metric, about) for (variant, about), metric in asked]
+    in_attention = [(ablated, about) for ablated, about in ablations if ablated.in_attention]
+    measurements = [((EXACT, {}), Perplexity()), *((pair, Perplexity()) for pair in ablations)]
+    if in_attention:
+        measurements += [(pair, metric) for metric in (Top1(), Sinks()) for pair in ((EXACT, {}), *in_attention)]
+    return [Cell(subject, variant, metric, about) for (variant, about), metric in measurements]
 
 
 def readers(
@@ -161,19 +159,19 @@ def readers(
 
 def readings(records: Iterable[dict]) -> pd.DataFrame:
     """Rows of such cells, among others, as `readers` returns them."""
-    found: dict[tuple, dict] = {}
-    for one in records:
-        if one["metric"] not in VALUES or not ("subject" in one or one.get("variant", BASELINE) == BASELINE):
+    rows_by_place: dict[tuple, dict] = {}
+    for record in records:
+        if record["metric"] not in VALUES or not ("subject" in record or record.get("variant", BASELINE) == BASELINE):
             continue
-        about = {"subject": one.get("subject", "none"), "place": "", "feature": None, "draw": one.get("draw")}
-        if "where" in one:
-            about |= {"place": one["where"][0], "feature": one["features"][0]}
-        row = found.setdefault(tuple(about.values()), about)
-        row |= {column: one[field] for field, column in VALUES[one["metric"]].items()}
-        if one["metric"] == "sinks.head":
-            row.setdefault("heads", {})[one["layer"], one["head"]] = one["value"], one["margin"]
+        about = {"subject": record.get("subject", "none"), "place": "", "feature": None, "draw": record.get("draw")}
+        if "where" in record:
+            about |= {"place": record["where"][0], "feature": record["features"][0]}
+        row = rows_by_place.setdefault(tuple(about.values()), about)
+        row |= {column: record[field] for field, column in VALUES[record["metric"]].items()}
+        if record["metric"] == "sinks.head":
+            row.setdefault("heads", {})[record["layer"], record["head"]] = record["value"], record["margin"]
     rows = []
-    for row in found.values():
+    for row in rows_by_place.values():
         heads = row.pop("heads", {})
         layers = 1 + max((layer for layer, _ in heads), default=-1)
         by_head = np.array([*heads.values()]).reshape(layers, -1, 2) if heads else None

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from outliers.models.anatomy.examples import Block
-    from outliers.models.stream import Variant
+    from outliers.models.variant import Variant
 
 CONTROLLED = 4  # candidates, those that change most, are compared with controls; the first is multiplied too
 FACTORS = (0.5, 1.5, 2)  # of that one, beside 0 (Yu et al., 2024, section 3.3)
@@ -46,7 +46,7 @@ def weights_stages(subject: Causal, _features: Sequence[int], _outliers: Sequenc
 
 
 def massive_stages(subject: Causal, _features: Sequence[int], _outliers: Sequence[int]) -> Stages:
-    """What becomes of massive activations and sinks without what makes them."""
+    """Massive activations and sinks without the weights and entries that make them."""
     from outliers.tracing.result import STREAM  # late, for it brings torch, and views take this file
 
     spec = subject.settings
@@ -59,12 +59,13 @@ def massive_stages(subject: Causal, _features: Sequence[int], _outliers: Sequenc
 def search_stages(subject: Subject, controls: int, seed: int) -> Stages:
     """The candidates, what is lost without each of them, and, of those that change most, what controls cost."""
     searched, _ = yield [_search(subject, controls, seed), Cell(subject, EXACT, Perplexity())]
-    found = [value for value in searched.values if value["metric"] == FOUND]
-    first = [next(variant for _, variant in treatments(one)) for one in found]
+    candidates = [value for value in searched.values if value["metric"] == FOUND]
+    first = [next(variant for _, variant in treatments(candidate)) for candidate in candidates]
     rows = yield [Cell(subject, variant, metric) for variant in first for metric in (Agreement(), Perplexity())]
-    ranked = [one for _, one in sorted(zip(map(_divergence, rows[::2]), found, strict=True), key=lambda pair: -pair[0])]
-    treated = [variant for one in ranked[:CONTROLLED] for _, variant in treatments(one)]
-    treated += [variant for one in ranked[:1] for variant in scalings(one)]
+    pairs = sorted(zip(map(_divergence, rows[::2]), candidates, strict=True), key=lambda pair: -pair[0])
+    ranked = [candidate for _, candidate in pairs]
+    treated = [variant for candidate in ranked[:CONTROLLED] for _, variant in treatments(candidate)]
+    treated += [variant for candidate in ranked[:1] for variant in scalings(candidate)]
     known = {variant.name for variant in first}
     others = {variant.name: variant for variant in treated if variant.name not in known}
     yield [Cell(subject, variant, Perplexity()) for variant in others.values()]
@@ -80,7 +81,7 @@ def _divergence(row: Row) -> float:
 
 
 def treatments(candidate: Mapping) -> Iterator[tuple[str, "Variant"]]:
-    """What is done to find whether a candidate matters, and with what it is compared.
+    """The variants that show whether a candidate matters: without it, and without its controls.
 
     Kind and variant of each: the "weight" set to zero, then its controls: "random" weights of equal magnitude, the
     "largest" of its layer, its whole "neuron" and its whole "row", and its "massive" activation at its mean, if there
@@ -99,18 +100,18 @@ def treatments(candidate: Mapping) -> Iterator[tuple[str, "Variant"]]:
 
 
 def removals(records: Iterable[Mapping]) -> dict[str, "Variant"]:
-    """What is taken away to see what becomes of the largest entry of the residual stream and of the attention to it.
+    """The variants that remove what may make the largest entry of the residual stream, and the attention to it.
 
     records: values of a trace and of candidates, of the model as it is. Nothing at first; where the entry is a massive
     activation the weight and the neuron that write most of it, the entry itself, behind the layer that writes it, and
     its feature, for all that read it; then the first position, for all attention.
     """
     records = list(records)
-    largest = max((one for one in records if one["metric"] == "residual.value"), key=lambda one: abs(one["value"]))
-    layers = [one for one in records if one["metric"] == "candidates.layer" and one["output"] == largest["feature"]]
+    largest = max((row for row in records if row["metric"] == "residual.value"), key=lambda row: abs(row["value"]))
+    layers = [row for row in records if row["metric"] == "candidates.layer" and row["output"] == largest["feature"]]
     removed: dict[str, Variant] = {"nothing": EXACT}
     if abs(largest["value"]) > MASSIVE and layers:
-        layer = max(layers, key=lambda one: abs(one["value"]))
+        layer = max(layers, key=lambda row: abs(row["value"]))
         feature, path = layer["output"], layer["path"]
         removed["weight"] = Scaled(Weight(path, feature, layer["input"]))
         removed["neuron"] = Scaled(Weight(path, None, layer["input"]))
@@ -169,10 +170,10 @@ def super_weights(
 
 
 def compared(records: Iterable[Mapping]) -> pd.DataFrame:
-    """What `super_weights` returns, of flat records of one model; nothing else of them is looked at."""
+    """The table that `super_weights` returns, from flat records of one model, of which others are passed over."""
     records = list(records)
-    values = {(one["metric"], one["variant"]): one["value"] for one in records}
-    candidates = {(one["path"], one["output"], one["input"]): one for one in records if one["metric"] == FOUND}
+    values = {(row["metric"], row["variant"]): row["value"] for row in records}
+    candidates = {(row["path"], row["output"], row["input"]): row for row in records if row["metric"] == FOUND}
     baseline = values["perplexity", EXACT.name]
     rows = []
     for candidate in candidates.values():

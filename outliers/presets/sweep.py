@@ -20,10 +20,10 @@ def sweep_plans(spec: Experiment) -> list[Plan]:
 def _stages(subject: Subject, variants: list[Quantized], draws: int) -> Stages:
     """Perplexity; of pictures then how many are put into their class, or, without classes, where they were before."""
 
-    def asked(metric: Metric) -> list[Cell]:
+    def under_each(metric: Metric) -> list[Cell]:
         return [Cell(subject, variant, metric) for variant in variants]
 
-    rows = yield asked(Perplexity(draws=draws))
+    rows = yield under_each(Perplexity(draws=draws))
     if rows[0].facts.get("protocol") == PICTURES:
         by_class = rows[0].values[0]["metric"] == Perplexity.name
-        yield asked((Accuracy if by_class else Agreement)(draws=draws))
+        yield under_each((Accuracy if by_class else Agreement)(draws=draws))

@@ -32,8 +32,8 @@ class AttentionProducts(NamedTuple):
     @classmethod
     def of(cls, scheme: Scheme) -> "AttentionProducts":
         """Those of a scheme whose attention is in int8."""
-        asked = scheme.attention_products or PRODUCTS
-        return cls(*(Products(scheme.attention) if name in asked else EXACT for name in PRODUCTS))
+        in_int8 = scheme.attention_products or PRODUCTS
+        return cls(*(Products(scheme.attention) if name in in_int8 else EXACT for name in PRODUCTS))
 
 
 EXACT = Products(exact=True)
@@ -119,7 +119,7 @@ def put_attention(model: PreTrainedModel, products: AttentionProducts, left: Col
         raise UserError("the attention of this model is in int8 already; expected one in 16 bits")
     if before not in MASKS_OF:
         raise UserError(f"attention in int8 in the place of '{before}'; expected attn_implementation='sdpa' or 'eager'")
-    for module in [one.module for one in attentions(model) if one.path not in left]:
+    for module in [attention.module for attention in attentions(model) if attention.path not in left]:
         module.attention_products, module.config_before = products, module.config
         module.config = copy.copy(module.config)
         module.config._attn_implementation = INT8
@@ -127,14 +127,14 @@ def put_attention(model: PreTrainedModel, products: AttentionProducts, left: Col
 
 def is_in_int8(model: PreTrainedModel) -> bool:
     """Whether `put_attention` has put attention of a model into int8."""
-    return any("attention_products" in vars(one.module) for one in attentions(model))
+    return any("attention_products" in vars(attention.module) for attention in attentions(model))
 
 
 def take_attention_back(model: PreTrainedModel) -> None:
     """Let the attention of a model multiply as it did before `put_attention`."""
-    for one in attentions(model):
-        if vars(one.module).pop("attention_products", None):
-            one.module.config = vars(one.module).pop("config_before")
+    for attention in attentions(model):
+        if vars(attention.module).pop("attention_products", None):
+            attention.module.config = vars(attention.module).pop("config_before")
 
 
 AttentionInterface.register(INT8, int8_attention)

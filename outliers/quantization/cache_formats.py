@@ -98,14 +98,14 @@ class CacheFormat:
     @property
     def bits(self) -> int | None:
         """Those of an asymmetric integer; None of other formats."""
-        found = INTEGERS.fullmatch(self.format)
-        return int(found[1]) if found else None
+        match = INTEGERS.fullmatch(self.format)
+        return int(match[1]) if match else None
 
     @property
     def quantizer(self) -> Quantizer:
         """The quantizer of a head's vector at a position, of formats other than asymmetric integers."""
-        of_blocks = f"group-{self.block}" if self.block else "row"
-        return Quantizer(self.format, BLOCK if FORMATS[self.format].group else of_blocks)
+        granularity = f"group-{self.block}" if self.block else "row"
+        return Quantizer(self.format, BLOCK if FORMATS[self.format].group else granularity)
 
     def coded(self, positions: int) -> int:
         """Number of positions behind the first ones that have codes when there are so many in all."""
@@ -114,7 +114,7 @@ class CacheFormat:
 
     def in_layer(self, layer: int) -> bool:
         """Whether a layer is quantized."""
-        return self.layers is None or any(layer in some for some in self.layers)
+        return self.layers is None or any(layer in span for span in self.layers)
 
     def value_bits(self, positions: int, layers: int, heads: int, head_size: int) -> float:
         """Bits that a value takes when there are so many positions, on average over layers and heads of keys.
@@ -160,7 +160,7 @@ class Formats(NamedTuple):
     def __str__(self) -> str:
         if self.keys == self.values:
             return f"kv={self.keys}"
-        return "+".join(f"{name}={one}" for name, one in self._asdict().items() if one)
+        return "+".join(f"{name}={format}" for name, format in self._asdict().items() if format)
 
     @property
     def needs_calibration(self) -> bool:
@@ -169,11 +169,11 @@ class Formats(NamedTuple):
 
     def value_bits(self, *sizes: int) -> float:
         """Bits of a key or value on average, see `CacheFormat.value_bits`."""
-        return sum(one.value_bits(*sizes) if one else EXACT_BITS for one in self) / len(self)
+        return sum(format.value_bits(*sizes) if format else EXACT_BITS for format in self) / len(self)
 
     def in_layer(self, layer: int) -> "Formats":
         """Those of a layer."""
-        return Formats(*(one if one and one.in_layer(layer) else None for one in self))
+        return Formats(*(format if format and format.in_layer(layer) else None for format in self))
 
 
 def _option(written: str, name: str, value: str) -> object:
@@ -200,4 +200,4 @@ def _write(name: str, value: object) -> str:
     """An option, as `CacheFormat.read` takes it."""
     if name in FLAGS:
         return name
-    return f"{name}={'.'.join(f'{some.start}:{some.stop}' for some in value) if name in RANGES else value}"
+    return f"{name}={'.'.join(f'{span.start}:{span.stop}' for span in value) if name in RANGES else value}"

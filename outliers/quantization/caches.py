@@ -32,7 +32,7 @@ from outliers.quantization.attention import attentions, check_attention, is_repl
 from outliers.quantization.cache_formats import CacheFormat, Formats
 from outliers.quantization.remedies.hadamard import drawn, rotate
 
-CACHED = "cached"  # its name among the implementations of attention
+CHANGED = "changed"  # its name among the implementations of attention
 HALF = torch.finfo(torch.float16)
 
 
@@ -54,7 +54,7 @@ class Codes(NamedTuple):
         states = states.float()
         groups = states.unflatten(-2, (-1, group)) if group else states
         dim, most = (-2 if group else -1), 2**bits - 1
-        least, largest = (one.clamp(HALF.min, HALF.max) for one in groups.aminmax(dim=dim, keepdim=True))
+        least, largest = (end.clamp(HALF.min, HALF.max) for end in groups.aminmax(dim=dim, keepdim=True))
         scale = ((largest - least) / most).clamp(HALF.smallest_normal, HALF.max).half()
         least = least.half()
         codes = ((groups - least.float()) / scale.float()).round_().clamp_(0, most).to(torch.uint8)
@@ -65,7 +65,7 @@ class Codes(NamedTuple):
     def states(self, bits: int) -> torch.Tensor:
         """The values of the codes, float32 (…, positions, features)."""
         group = self.codes.shape[-2] // max(1, self.scale.shape[-2])
-        scale, least = (one.float().repeat_interleave(group, -2) if group > 1 else one.float() for one in self[1:3])
+        scale, least = (part.float().repeat_interleave(group, -2) if group > 1 else part.float() for part in self[1:3])
         return _unpacked(self.codes, bits, self.features) * scale + least
 
     def join(self, other: "Codes") -> "Codes":
@@ -153,21 +153,22 @@ def smoothing_of_keys(largest: torch.Tensor) -> torch.Tensor:
 @once
 def _rotation(features: int) -> torch.Tensor:
     """The orthogonal matrix of `+hadamard` for so many channels, float32."""
-    one = torch.eye(features)
-    return rotate(one, drawn(one, 0))
+    identity = torch.eye(features)
+    return rotate(identity, drawn(identity, 0))
 
 
-def cached_attention(module: nn.Module, query, key, value, attention_mask, **others):
+def changed_attention(module: nn.Module, query, key, value, attention_mask, **others):
     """An attention function of transformers, (batch, heads, T, features) to (batch, T, heads, features): the module's
-    own one, of what `module.meets` makes of keys and values."""
-    key, value = module.meets(key, value)
-    own = module.config_without_cache._attn_implementation
+    own one, of what the changes of `meeting` make of queries, keys and values."""
+    for change in module.changes:
+        query, key, value = change(query, key, value)
     eager = sys.modules[type(module).__module__].eager_attention_forward
-    return AttentionInterface().get(own, eager)(module, query, key, value, attention_mask, **others)
+    own = AttentionInterface().get(module.own_implementation, eager)
+    return own(module, query, key, value, attention_mask, **others)
 
 
-AttentionInterface.register(CACHED, cached_attention)
-AttentionMaskInterface.register(CACHED, eager_mask)
+AttentionInterface.register(CHANGED, changed_attention)
+AttentionMaskInterface.register(CHANGED, eager_mask)
 
 
 def check_cache(model: PreTrainedModel, formats: Formats) -> None:
@@ -177,11 +178,11 @@ def check_cache(model: PreTrainedModel, formats: Formats) -> None:
         raise UserError(f"a cache of keys and values of '{config.model_type}'; expected a causal language model")
     check_attention(model)
     layers, heads = len(list(attentions(model))), heads_of_keys(model)
-    for one in filter(None, formats):
-        _check_blocks(model, one)
-        for name, there, most in (("layers", one.layers, layers), ("heads", one.heads, heads)):
-            if there and max(some.stop for some in there) > most:
-                raise UserError(f"'{one}' in a model with {most} {name} of keys; expected some of 0:{most}")
+    for format in filter(None, formats):
+        _check_blocks(model, format)
+        for name, there, most in (("layers", format.layers, layers), ("heads", format.heads, heads)):
+            if there and max(span.stop for span in there) > most:
+                raise UserError(f"'{format}' in a model with {most} {name} of keys; expected some of 0:{most}")
     if formats.keys and formats.keys.before and _norm_of_keys(model):
         raise UserError(
             f"keys of '{config.model_type}' before the rotation, which a norm precedes; expected them after the "
@@ -222,23 +223,23 @@ def _norm_of_keys(model: PreTrainedModel) -> bool:
     return any("norm" in name for name, _ in attention.named_children())
 
 
-Meets = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]  # keys and values to such
-
-
 @contextmanager
-def meeting(meets: dict[nn.Module, Meets]) -> Iterator[None]:
-    """Let the attention in some modules meet other keys and values within this context."""
+def meeting(
+    module: nn.Module, change: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+) -> Iterator[None]:
+    """Let the attention in a module multiply what a function makes of its queries, keys and values, (batch, heads, T,
+    features), within this context; of what the functions of contexts around it make of them."""
+    config, before = module.config, vars(module).get("changes", ())
+    if not before:
+        module.own_implementation = config._attn_implementation
+    module.changes, module.config = (*before, change), copy.copy(config)
+    module.config._attn_implementation = CHANGED
     try:
-        for module, of_module in meets.items():
-            module.meets, module.config_without_cache = of_module, module.config
-            module.config = copy.copy(module.config)
-            module.config._attn_implementation = CACHED
         yield
     finally:
-        for module in meets:
-            if config := vars(module).pop("config_without_cache", None):
-                module.config = config
-                del module.meets
+        module.config, module.changes = config, before
+        if not before:
+            del module.changes, module.own_implementation
 
 
 @contextmanager
@@ -254,25 +255,23 @@ def quantized_states(
 
     keys: by layer the largest |keys| of each channel, (heads, features), where a format has to know them.
     """
-    positions, there = prefix_positions(model), {}
+    positions = prefix_positions(model)
     with ExitStack() as stack:
-        for one in attentions(model):
-            of_layer = formats.in_layer(one.layer)
-            if layer in (None, one.layer) and any(of_layer):
-                for hook in _hook_before(model, one, of_layer.keys):
+        for attention in attentions(model):
+            layer_formats = formats.in_layer(attention.layer)
+            if layer in (None, attention.layer) and any(layer_formats):
+                for hook in _hook_before(model, attention, layer_formats.keys):
                     stack.callback(hook.remove)
-                there[one.module] = partial(_met, of_layer, positions, (keys or {}).get(one.layer))
-        with meeting(there):
-            yield
+                met = partial(_met, layer_formats, positions, (keys or {}).get(attention.layer))
+                stack.enter_context(meeting(attention.module, met))
+        yield
 
 
-def _met(
-    formats: Formats, positions: int, largest: torch.Tensor | None, key: torch.Tensor, value: torch.Tensor
-) -> tuple:
+def _met(formats: Formats, positions: int, largest: torch.Tensor | None, query, key, value) -> tuple:
     """Keys and values in formats, but for so many first positions."""
     if formats.keys and not formats.keys.before:
         key = through(key, formats.keys, positions, largest)
-    return key, through(value, formats.values, positions) if formats.values else value
+    return query, key, through(value, formats.values, positions) if formats.values else value
 
 
 @contextmanager
@@ -281,12 +280,14 @@ def watched_keys(model: PreTrainedModel, see: Callable[[int, torch.Tensor], None
     of the layer and them, in all layers or in one; of a model whose attention cannot be exchanged there are none."""
     first = prefix_positions(model)
 
-    def shown(number: int, key: torch.Tensor, value: torch.Tensor) -> tuple:
+    def observed(number: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple:
         see(number, key[..., first:, :])
-        return key, value
+        return query, key, value
 
-    there = attentions(model) if is_replaceable(model) else ()
-    with meeting({one.module: partial(shown, one.layer) for one in there if layer in (None, one.layer)}):
+    with ExitStack() as stack:
+        for attention in attentions(model) if is_replaceable(model) else ():
+            if layer in (None, attention.layer):
+                stack.enter_context(meeting(attention.module, partial(observed, attention.layer)))
         yield
 
 
@@ -312,13 +313,13 @@ class QuantizedLayer(DynamicLayer):
 
     def __init__(self, formats: Formats):
         super().__init__()
-        self.stores = [Store(one) for one in formats]
+        self.stores = [Store(format) for format in formats]
 
     def lazy_initialization(self, key_states: torch.Tensor, _value_states: torch.Tensor) -> None:
         """Know of what kind states are."""
         self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_arguments, **_named) -> tuple:
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_arguments, **_keywords) -> tuple:
         """Add states (batch, heads, T, features); all that there are now, dequantized."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -368,7 +369,7 @@ class Store:
     def states(self) -> torch.Tensor:
         """All of them, dequantized, in the dtype in which they came."""
         there = [self.first, None if self.codes is None else self._decoded(), self.exact]
-        return torch.cat([one for one in there if one is not None], -2)
+        return torch.cat([states for states in there if states is not None], -2)
 
     def _decoded(self) -> torch.Tensor:
         states = self.codes.states(self.format.bits)
@@ -376,15 +377,15 @@ class Store:
 
     def take(self, sequences: torch.Tensor) -> None:
         """Those of other sequences of the batch."""
-        self.first, self.exact = (None if one is None else one[sequences] for one in (self.first, self.exact))
+        self.first, self.exact = (None if states is None else states[sequences] for states in (self.first, self.exact))
         if self.codes is not None:
-            self.codes = Codes(*(one[sequences] for one in self.codes[:3]), self.codes.features)
+            self.codes = Codes(*(part[sequences] for part in self.codes[:3]), self.codes.features)
 
     @property
     def bytes(self) -> int:
         """Their memory, in bytes."""
         there = [self.first, self.exact, *(self.codes or ())[:3]]
-        return sum(one.numel() * one.itemsize for one in there if one is not None)
+        return sum(tensor.numel() * tensor.itemsize for tensor in there if tensor is not None)
 
 
 class QuantizedCache(Cache):
@@ -415,10 +416,10 @@ def cache(model: PreTrainedModel, formats: str | Formats) -> QuantizedCache:
     """
     formats = Formats.read(formats) if isinstance(formats, str) else formats
     check_cache(model, formats)
-    for one in filter(None, formats):
-        if one.before or one.heads or one.needs_calibration or not one.bits:
+    for format in filter(None, formats):
+        if format.before or format.heads or format.needs_calibration or not format.bits:
             raise UserError(
-                f"a cache in '{one}', which variants alone simulate; expected int2 to int8 of all heads, rotated"
+                f"a cache in '{format}', which variants alone simulate; expected int2 to int8 of all heads, rotated"
             )
     return QuantizedCache(formats, len(list(attentions(model))))
 
@@ -430,14 +431,14 @@ class PrefixLayer(DynamicLayer):
         super().__init__()
         self.keys, self.values, self.is_initialized = keys, values, True
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_arguments, **_named) -> tuple:
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_arguments, **_keywords) -> tuple:
         """The prefix and the states (batch, heads, T, features) of a sequence behind it."""
         both = zip(self.of_batch(len(key_states)), (key_states, value_states), strict=True)
         return tuple(torch.cat(pair, -2) for pair in both)
 
     def of_batch(self, sequences: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Its keys and values for so many sequences."""
-        return tuple(one.expand(sequences, -1, -1, -1) for one in (self.keys, self.values))
+        return tuple(states.expand(sequences, -1, -1, -1) for states in (self.keys, self.values))
 
 
 class Prefix:
@@ -447,23 +448,23 @@ class Prefix:
         self.config, self.positions = model.config, len(tokens)
         self.cache = _cache_of(model, torch.tensor([tokens], device=model.device))
 
-    def behind(self, _model: nn.Module, inputs: tuple, named: dict) -> tuple[tuple, dict]:
+    def behind(self, _model: nn.Module, inputs: tuple, keywords: dict) -> tuple[tuple, dict]:
         """The arguments of a model, as a forward hook takes and returns them, with the prefix before the sequence."""
-        sequence = inputs[0] if inputs else named.get("input_ids", named.get("inputs_embeds"))
+        sequence = inputs[0] if inputs else keywords.get("input_ids", keywords.get("inputs_embeds"))
         _check_room(self.config, self.positions, sequence.shape[1])
-        past, mask, places = (named.get(one) for one in ("past_key_values", "attention_mask", "position_ids"))
+        past, mask, places = (keywords.get(name) for name in ("past_key_values", "attention_mask", "position_ids"))
         if past is None:
-            named = named | {"past_key_values": self.cache}
+            keywords = keywords | {"past_key_values": self.cache}
         elif type(past) is not DynamicCache:
             raise UserError(f"a prefix in a cache of type {type(past).__name__}; expected a DynamicCache")
         elif not past.get_seq_length():  # a new one, in which generated positions will be kept
             for number, layer in enumerate(self.cache.layers):
                 past.update(*layer.of_batch(len(sequence)), number)
         if mask is not None:
-            named = named | {"attention_mask": nn.functional.pad(mask, (self.positions, 0), value=1)}
+            keywords = keywords | {"attention_mask": nn.functional.pad(mask, (self.positions, 0), value=1)}
         if places is not None:
-            named = named | {"position_ids": places + self.positions}
-        return inputs, named
+            keywords = keywords | {"position_ids": places + self.positions}
+        return inputs, keywords
 
 
 @inference

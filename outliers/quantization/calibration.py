@@ -53,7 +53,8 @@ class Calibration:
 
     def lacks(self, scheme: Scheme) -> list[str]:
         """The statistics that a scheme needs and that were not kept, see `Magnitudes`."""
-        return [need for need in scheme.needs if any(getattr(one, need) is None for one in self.magnitudes.values())]
+        known = self.magnitudes.values()
+        return [need for need in scheme.needs if any(getattr(magnitudes, need) is None for magnitudes in known)]
 
     def of(self, projection: Projection) -> Magnitudes:
         """Those of the input of a projection.
@@ -62,10 +63,10 @@ class Calibration:
             UserError: there are none, or of another width.
         """
         place, width = (projection.layer, projection.role), stored_weight(projection.module).shape[1]
-        found = self.magnitudes.get(place)
-        if found is None or len(found.inputs) != width:
-            raise UserError(f"the calibration lacks {width} features of '{projection.path}'; calibrate this model")
-        return found
+        magnitudes = self.magnitudes.get(place)
+        if magnitudes is None or len(magnitudes.inputs) != width:
+            raise UserError(f"the calibration lacks {width} features of '{projection.path}'; calibrate this very model")
+        return magnitudes
 
     def prefix(self, count: int | None = None) -> tuple[int, ...]:
         """The most frequent outlier tokens, those that stand before every sequence in PrefixQuant (Chen et al., 2024).
@@ -78,16 +79,16 @@ class Calibration:
         Raises:
             UserError: there are none, or fewer.
         """
-        of_layers = self.outlier_tokens.sum((1, 2)).tolist()
-        count = count or max(1, math.ceil(max(of_layers, default=0) / len(self.blocks)))
-        found = Counter(self.blocks[self.outlier_tokens.any(0)].tolist())
+        by_layer = self.outlier_tokens.sum((1, 2)).tolist()
+        count = count or max(1, math.ceil(max(by_layer, default=0) / len(self.blocks)))
+        outliers = Counter(self.blocks[self.outlier_tokens.any(0)].tolist())
         frequency = Counter(self.blocks.flatten().tolist())
-        if len(found) < count:
+        if len(outliers) < count:
             raise UserError(
-                f"{len(found)} outlier tokens in {len(self.blocks)} blocks of calibration text; expected {count}: give "
-                "their ids, as in prefix(30), or more blocks"
+                f"{len(outliers)} outlier tokens in {len(self.blocks)} blocks of calibration text; expected {count}: "
+                "give their ids, as in prefix(30), or more blocks"
             )
-        return tuple(sorted(found, key=lambda token: (-found[token], -frequency[token], token))[:count])
+        return tuple(sorted(outliers, key=lambda token: (-outliers[token], -frequency[token], token))[:count])
 
     def merge(self, other: "Calibration") -> "Calibration":
         """That of the blocks of both.
@@ -95,13 +96,13 @@ class Calibration:
         Raises:
             UserError: they are of different models, or of blocks of different lengths.
         """
-        alike = {place: len(found.inputs) for place, found in self.magnitudes.items()}
-        if alike != {place: len(found.inputs) for place, found in other.magnitudes.items()}:
+        alike = {place: len(magnitudes.inputs) for place, magnitudes in self.magnitudes.items()}
+        if alike != {place: len(magnitudes.inputs) for place, magnitudes in other.magnitudes.items()}:
             raise UserError("cannot merge calibrations of different models; calibrate one model with both")
         if self.blocks.shape[1] != other.blocks.shape[1]:
             lengths = f"{self.blocks.shape[1]} and {other.blocks.shape[1]}"
             raise UserError(f"cannot merge calibrations of blocks of {lengths} tokens; expected one length")
-        both = {place: found.merge(other.magnitudes[place]) for place, found in self.magnitudes.items()}
+        both = {place: magnitudes.merge(other.magnitudes[place]) for place, magnitudes in self.magnitudes.items()}
         outlier_tokens = torch.cat([self.outlier_tokens, other.outlier_tokens], 1)
         both_keys = self.keys.keys() & other.keys.keys()
         keys = {layer: torch.maximum(self.keys[layer], other.keys[layer]) for layer in sorted(both_keys)}
@@ -142,18 +143,18 @@ def calibrate(
     if len(set(map(len, ids))) > 1:
         raise UserError("blocks of several lengths to calibrate on; expected one length")
     weights: dict[tuple[int, str], torch.Tensor] = {}
-    found: dict[tuple[int, str], Magnitudes] = {}
+    magnitudes: dict[tuple[int, str], Magnitudes] = {}
     needed = {need for scheme in schemes for need in get_scheme(scheme).needs}
-    statistics = {name: one for name, one in STATISTICS.items() if name in needed or name not in COSTLY}
+    statistics = {name: statistic for name, statistic in STATISTICS.items() if name in needed or name not in COSTLY}
     outlier_tokens = defaultdict(list)  # by layer, of each block
     largest_keys: dict[int, torch.Tensor] = {}
     causal = family_of(model.config).name == "causal"
 
     @contextmanager
     def hooks(model: PreTrainedModel, layer: int | None) -> Iterator[None]:
-        there = [one for one in projections(model) if layer in (None, one.layer)]
-        for one in there:
-            place, largest = (one.layer, one.role), _largest_weights(one)
+        there = [projection for projection in projections(model) if layer in (None, projection.layer)]
+        for projection in there:
+            place, largest = (projection.layer, projection.role), _largest_weights(projection)
             weights[place] = torch.maximum(weights.get(place, largest), largest)
         with input_hooks(there, see), watched_keys(model, see_keys, layer) if keys else nullcontext():
             yield
@@ -164,27 +165,29 @@ def calibrate(
 
     def see(layer: int, role: str, x: torch.Tensor) -> None:
         place = layer, role
-        of_inputs = {name: one.of(x.float(), len(blocks)).cpu() for name, one in statistics.items()}
-        finite = of_inputs["inputs"].isfinite()
+        statistics_of_block = {
+            name: statistic.of(x.float(), len(blocks)).cpu() for name, statistic in statistics.items()
+        }
+        finite = statistics_of_block["inputs"].isfinite()
         if not finite.all():
             feature = int((~finite).nonzero()[0])
             raise BrokenModel(
                 f"NaN or inf in the hidden states of layer {layer}, role {role}, feature {feature}; expected finite "
                 "numbers: try another dtype (float32, bfloat16) or check the weights"
             )
-        seen = Magnitudes(weights=weights[place], **of_inputs)
-        found[place] = found[place].merge(seen) if place in found else seen
+        seen = Magnitudes(weights=weights[place], **statistics_of_block)
+        magnitudes[place] = magnitudes[place].merge(seen) if place in magnitudes else seen
         if causal and role == OUTLIER_ROLE:
-            of_tokens = x.abs().amax(1)
-            outlier_tokens[layer].append((of_tokens > OUTLIER_TOKEN * of_tokens.median()).cpu())
+            largest = x.abs().amax(1)
+            outlier_tokens[layer].append((largest > OUTLIER_TOKEN * largest.median()).cpu())
 
     with under(model, Watched(AS_IT_IS, hooks)) as (watched, left):
         for _ in run_decoder(watched, blocks, variant=left):
             pass
     read = torch.stack(ids).cpu()
-    of_layers = [torch.zeros(0, *read.shape, dtype=torch.bool)]  # none where experts alone have the role
-    of_layers += [torch.stack(one)[None] for one in outlier_tokens.values()]
-    return Calibration(read, found, torch.cat(of_layers), largest_keys)
+    by_layer = [torch.zeros(0, *read.shape, dtype=torch.bool)]  # none where experts alone have the role
+    by_layer += [torch.stack(tokens)[None] for tokens in outlier_tokens.values()]
+    return Calibration(read, magnitudes, torch.cat(by_layer), largest_keys)
 
 
 def _largest_weights(projection: Projection) -> torch.Tensor:
@@ -195,9 +198,9 @@ def _largest_weights(projection: Projection) -> torch.Tensor:
 
 def neutral(model: PreTrainedModel) -> Calibration:
     """As if all magnitudes of a model, whose values are not known, were 1; of no text."""
-    ones = {}
+    magnitudes = {}
     for projection in projections(model):
-        one = torch.ones(stored_weight(projection.module).shape[1])
-        unknown = torch.empty(2 * one.shape, device="meta")
-        ones[projection.layer, projection.role] = Magnitudes(one, one, one, unknown, unknown)
-    return Calibration(torch.empty(0, 0, dtype=torch.int64), ones, torch.empty(0, 0, 0, dtype=torch.bool))
+        ones = torch.ones(stored_weight(projection.module).shape[1])
+        unknown = torch.empty(2 * ones.shape, device="meta")
+        magnitudes[projection.layer, projection.role] = Magnitudes(ones, ones, ones, unknown, unknown)
+    return Calibration(torch.empty(0, 0, dtype=torch.int64), magnitudes, torch.empty(0, 0, 0, dtype=torch.bool))

@@ -101,10 +101,10 @@ def quantize(
     # and in the place of each projection the one under the new scheme.
     memo = {id(old): nn.Parameter(old.detach(), old.requires_grad) for old in model.parameters()}
     memo |= {
-        id(found.module): _under(
-            others.get(found.path, scheme), found, memo, None if found.path in left else KINDS[keep], calibration
+        id(part.module): _under(
+            others.get(part.path, scheme), part, memo, None if part.path in left else KINDS[keep], calibration
         )
-        for found in projections(model)
+        for part in projections(model)
     }
     copied = copy.deepcopy(model, memo)
     for name in ("to", "cuda"):  # where accelerate spread the model, they are functions that move the original
@@ -138,8 +138,8 @@ def check_groups(model: PreTrainedModel, scheme: Scheme, left: Collection[str] =
     if scheme.group is None:
         return
     kinds = nn.Linear, Conv1D, QuantizedLinear
-    exact = [one for one in projections(model) if one.path not in left and type(one.module) in kinds]
-    features = {one.path: stored_weight(one.module).shape[1] for one in exact}
+    exact = [part for part in projections(model) if part.path not in left and type(part.module) in kinds]
+    features = {part.path: stored_weight(part.module).shape[1] for part in exact}
     common = math.gcd(*features.values())
     for path, width in features.items():
         if width % scheme.group:
@@ -169,8 +169,9 @@ def check_instead(
         if twice := sorted(paths & others.keys()):
             raise UserError(f"'{twice[0]}' has two schemes in the place of '{scheme.name}'; expected one")
         others |= dict.fromkeys(paths, other)
-    for one in {scheme, *others.values()}:
-        check_groups(model, one, {*left, *(part.path for part in parts if others.get(part.path, scheme) != one)})
+    for quantizing in {scheme, *others.values()}:
+        elsewhere = {part.path for part in parts if others.get(part.path, scheme) != quantizing}
+        check_groups(model, quantizing, {*left, *elsewhere})
     return others
 
 
@@ -209,8 +210,8 @@ def skipped(model: PreTrainedModel, skip: Collection[str], scheme: Scheme, only:
     parts = [*projections(model), *attentions(model)]
     left = _at_places(model, parts, "skip", skip)
     if only:
-        left |= {one.path for one in parts} - _at_places(model, parts, "only", only)
-    if scheme.quantizes and left.issuperset(one.path for one in quantized_parts(model, scheme)):
+        left |= {part.path for part in parts} - _at_places(model, parts, "only", only)
+    if scheme.quantizes and left.issuperset(part.path for part in quantized_parts(model, scheme)):
         places = f"skip={list(skip)}" + (f" and only={list(only)}" if only else "")
         raise UserError(f"{places} leaves nothing for scheme '{scheme.name}' to quantize; use 'fp32'")
     return left
@@ -222,7 +223,7 @@ def _at_places(model: PreTrainedModel, parts: list[Projection], option: str, pla
     if not listed or not all(isinstance(place, str) for place in places):
         raise UserError(f"{option} is {shown(places)}; expected a list of places, such as ['ffn_out', '*.down_proj']")
     modules = [name for name, _ in model.named_modules() if name] if places else []
-    return {one.path for place in places for one in _at(place, parts, modules, option)}
+    return {part.path for place in places for part in _at(place, parts, modules, option)}
 
 
 def _at(place: str, parts: list[Projection], modules: list[str], option: str) -> list[Projection]:
@@ -233,21 +234,21 @@ def _at(place: str, parts: list[Projection], modules: list[str], option: str) ->
         if not first < end <= count:
             expected = f"of a model with {count} layers; expected some of layers.0:{count}"
             raise UserError(f"{option} has '{place}', {expected}")
-        return [one for one in parts if first <= one.layer < end]
-    at_role = [one for one in parts if one.role == place]
-    paths = [one.path for one in parts]
+        return [part for part in parts if first <= part.layer < end]
+    at_role = [part for part in parts if part.role == place]
+    paths = [part.path for part in parts]
     if not at_role and not fnmatch.filter([*modules, *paths], place):
         hint = "(patterns match whole paths: '*' matches any text)"
-        raise unknown_name(f"place in {option}", place, [*paths, *dict.fromkeys(one.role for one in parts)], hint)
-    return at_role or [one for one in parts if _matches(one.path, place)]
+        raise unknown_name(f"place in {option}", place, [*paths, *dict.fromkeys(part.role for part in parts)], hint)
+    return at_role or [part for part in parts if _matches(part.path, place)]
 
 
 def quantized_parts(model: PreTrainedModel, scheme: Scheme) -> list[Projection]:
     """The parts of a model that a scheme quantizes, where nothing is skipped: its projections, and what attention
     multiplies.
     """
-    found = list(projections(model)) if scheme.quantizes_projections else []
-    return found + (list(attentions(model)) if scheme.attention is not None else [])
+    parts = list(projections(model)) if scheme.quantizes_projections else []
+    return parts + (list(attentions(model)) if scheme.attention is not None else [])
 
 
 def _matches(path: str, pattern: str) -> bool:

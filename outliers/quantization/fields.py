@@ -11,7 +11,7 @@ from outliers.models.anatomy import Projection, projections
 from outliers.quantization.convert import check_instead, skipped
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, path_under, stored_weight
-from outliers.quantization.schemes import Scheme, said_of, says_bits
+from outliers.quantization.schemes import Scheme, says_bits, scheme_fields
 
 
 def row_fields(
@@ -23,8 +23,8 @@ def row_fields(
 ) -> dict:
     """Fields that identify a scheme beside its name, and the kernels that run it; none where it quantizes nothing.
 
-    They are those of `said_of`; outlier_weights: whether outlier features meet exact weights or those rebuilt from
-    codes; and, of other schemes than the paper's, what `bits_of` says.
+    They are those of `scheme_fields`; outlier_weights: whether outlier features meet exact weights or those rebuilt
+    from codes; and, of other schemes than the paper's, what `bits_of` says.
 
     Args:
         scheme: as it runs.
@@ -36,7 +36,7 @@ def row_fields(
         return {}
     modules = [] if model is None else [projection.module for projection in projections(model)]
     small = any(isinstance(module, Int8Linear) for module in modules)
-    fields = said_of(scheme, skip, only)
+    fields = scheme_fields(scheme, skip, only)
     if instead:
         fields["instead"] = [f"{other.name}@{'/'.join(sorted(places))}" for other, places in instead.items()]
     if model is not None and scheme.quantizes_projections:
@@ -49,8 +49,8 @@ def row_fields(
 
 def kernels_of(scheme: Scheme, model: PreTrainedModel) -> str:
     """The paths of the kernels that multiply a model's projections, as `outlier_kernels.dispatch.path_of` decides."""
-    quantized = [one.module for one in projections(model) if isinstance(one.module, Int8Linear | QuantizedLinear)]
-    paths = {module.path(model.dtype) for module in quantized} or {path_under(scheme, model.device, model.dtype)}
+    layers = [part.module for part in projections(model) if isinstance(part.module, Int8Linear | QuantizedLinear)]
+    paths = {module.path(model.dtype) for module in layers} or {path_under(scheme, model.device, model.dtype)}
     return ", ".join(sorted(paths))
 
 
@@ -69,20 +69,20 @@ def bits_of(
     left = skipped(model, skip, scheme, only)
     there = [projection for projection in projections(model) if projection.path not in left]
     others = check_instead(model, scheme, left, instead)
-    found = {}
-    for operand, of_operand in (("weights", "weight_bits"), ("activations", "activation_bits")):
+    averages = {}
+    for operand, field in (("weights", "weight_bits"), ("activations", "activation_bits")):
         if getattr(scheme, operand):
-            quantizers = [getattr(others.get(one.path, scheme).at(one.role), operand) for one in there]
+            quantizers = [getattr(others.get(part.path, scheme).at(part.role), operand) for part in there]
             pairs = zip(there, quantizers, strict=True)
-            counts = [_count(one, quantizer, operand) for one, quantizer in pairs if quantizer]
+            counts = [_count(part, quantizer, operand) for part, quantizer in pairs if quantizer]
             values, bits = map(sum, zip(*counts, strict=True))
-            found[of_operand] = round(bits / values, 4)
-    return found
+            averages[field] = round(bits / values, 4)
+    return averages
 
 
 def _count(projection: Projection, quantizer: Quantizer, operand: str) -> tuple[int, float]:
     """Number of values of an operand of a projection, for activations of one token, and number of their bits."""
-    module, own = projection.module, Int8Linear | QuantizedLinear
-    outputs, features = module.shape if isinstance(module, own) else stored_weight(module).shape
-    rows, of_all = (outputs, outputs) if operand == "weights" else (1, math.inf)
-    return rows * features, rows * features * quantizer.bits(features, of_all)
+    module, ours = projection.module, Int8Linear | QuantizedLinear
+    outputs, features = module.shape if isinstance(module, ours) else stored_weight(module).shape
+    rows, all_rows = (outputs, outputs) if operand == "weights" else (1, math.inf)
+    return rows * features, rows * features * quantizer.bits(features, all_rows)

@@ -6,6 +6,7 @@ import importlib.util
 import logging
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from itertools import starmap
 from pathlib import Path
 
 import torch
@@ -78,7 +79,7 @@ def with_bitsandbytes(model: PreTrainedModel, threshold: float = 6.0) -> PreTrai
     return copy.deepcopy(model, memo)
 
 
-def _own_file(name: str) -> Path | None:
+def _int8_file(name: str) -> Path | None:
     """The file of a model that `outliers.save_quantized` wrote into a folder; None where there is no such file."""
     file = Path(name) / FILE
     return regular_file(file) if file.exists() else None
@@ -86,21 +87,21 @@ def _own_file(name: str) -> Path | None:
 
 def _config(name: str) -> PretrainedConfig:
     """The configuration of somebody's model."""
-    return config_of(Source(name, None, True), name) if _own_file(name) else load_config(name)
+    return config_of(Source(name, None, True), name) if _int8_file(name) else load_config(name)
 
 
 def _place(name: str, model: PreTrainedModel) -> tuple[str, str, str, tuple]:
     """The loading of somebody's model beside ours, and the state of its files."""
-    own = _own_file(name)
-    states = tuple(map(state_of, [own] if own else local_files(name)))
+    int8_file = _int8_file(name)
+    states = tuple(map(state_of, [int8_file] if int8_file else local_files(name)))
     return name, str(model.dtype).removeprefix("torch."), str(model.device), states
 
 
 @functools.lru_cache(maxsize=1)
 def _loaded(name: str, dtype: str, device: str, _states: tuple) -> PreTrainedModel:
-    if not (own := _own_file(name)):
+    if not (int8_file := _int8_file(name)):
         return load_model(name, dtype, device)
-    watch(name, None, [own])
+    watch(name, None, [int8_file])
     return load_quantized(name, device)
 
 
@@ -108,11 +109,11 @@ def _loaded(name: str, dtype: str, device: str, _states: tuple) -> PreTrainedMod
 def _fields(*place) -> dict:
     """Fields of rows on somebody's model; kept, for many metrics are asked of it."""
     name, loaded = place[0], _loaded(*place)
-    if _own_file(name):
-        (stored,) = {one.module.scheme.name for one in projections(loaded) if isinstance(one.module, Int8Linear)}
+    if _int8_file(name):
+        (stored,) = {layer.scheme.name for layer in loaded.modules() if isinstance(layer, Int8Linear)}
     else:
         stored = quantized_from(name) or stored_as(load_config(name))
-    hashed = hash_of(line_of(*one) for one in loaded.state_dict().items())  # also of codes, which are no parameters
+    hashed = hash_of(starmap(line_of, loaded.state_dict().items()))  # also of codes, which are no parameters
     return {"other_weights_hash": hashed} | ({"other_quantized_from": stored} if stored else {})
 
 
@@ -146,19 +147,16 @@ def check_alike(model: PreTrainedModel, other: str | PreTrainedModel) -> None:
 
     model: with or without values.
     """
-    named = isinstance(other, str)
-    name, config = (other, _config(other)) if named else (other.config.name_or_path, other.config)
+    is_named = isinstance(other, str)
+    name, config = (other, _config(other)) if is_named else (other.config.name_or_path, other.config)
     if config.model_type != model.config.model_type:
         raise UserError(
             f"'{name}' is a model of the architecture '{config.model_type}'; expected one of "
             f"'{model.config.model_type}', as the model that it is compared with"
         )
     ours, theirs = (
-        {
-            key: tuple(tensor.shape)
-            for key, tensor in skeleton(without_storage(one), torch.bfloat16).state_dict().items()
-        }
-        for one in (model.config, config)
+        {key: tuple(tensor.shape) for key, tensor in skeleton(without_storage(of_model)).state_dict().items()}
+        for of_model in (model.config, config)
     )
     for key in dict.fromkeys([*ours, *theirs]):
         if ours.get(key) != theirs.get(key):

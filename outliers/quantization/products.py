@@ -84,12 +84,12 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         (left, right), (exact, written) = ctx.saved_tensors, (ctx.how.exact, ctx.how.written)
-        of_left = of_right = None
+        for_left = for_right = None
         if ctx.needs_input_grad[0]:
-            of_left = gradient @ right if exact else gradient_of_left(gradient, right, written)
+            for_left = gradient @ right if exact else gradient_of_left(gradient, right, written)
         if ctx.needs_input_grad[1]:
-            of_right = gradient.mT @ left if exact else gradient_of_right(gradient, left, written)
-        return of_left, of_right, None
+            for_right = gradient.mT @ left if exact else gradient_of_right(gradient, left, written)
+        return for_left, for_right, None
 
 
 def _without_autocast(compute: Callable) -> Callable:
@@ -164,7 +164,7 @@ def outliers_of(left: torch.Tensor, share: float, threshold: float | None = None
     magnitudes = left.abs().amax(-2)
     if threshold is None:
         return magnitudes.sort(dim=-1, descending=True, stable=True).indices[..., :count].sort(-1).values
-    found = magnitudes >= threshold
-    count = int(found.sum(-1).max())
+    is_outlier = magnitudes >= threshold
+    count = int(is_outlier.sum(-1).max())
     places = torch.arange(left.shape[-1], device=left.device)
-    return torch.where(found, places, -1).sort(-1).values[..., -count:] if count else None
+    return torch.where(is_outlier, places, -1).sort(-1).values[..., -count:] if count else None

@@ -52,15 +52,15 @@ def _in_one_line(kind: Kind) -> Kind:
     build = kind.__init__
 
     @wraps(build)
-    def __init__(self, *given, **named):
+    def __init__(self, *given, **keywords):
         try:
-            build(self, *given, **named)
+            build(self, *given, **keywords)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = first["loc"][0]
             field = place if isinstance(place, str) else fields(kind)[place].name
             expected = kind.__pydantic_fields__[field].description or first["msg"].removeprefix("Input should be ")
-            name = shown(named.get("name", *given[:1]), str)
+            name = shown(keywords.get("name", *given[:1]), str)
             raise UserError(f"{field} of scheme '{name}' is {shown(first['input'])}; expected {expected}") from None
 
     kind.__init__ = __init__
@@ -150,7 +150,7 @@ class Scheme:
                 self._check("gptq", self.gptq, [None], where)
 
     def _check(self, part: str, value: object, expected: Iterable, where: str = "") -> None:
-        if not any(type(value) is type(one) and value == one for one in expected):
+        if not any(type(value) is type(allowed) and value == allowed for allowed in expected):
             known = " or ".join(map(repr, expected))
             raise UserError(f"{part} of scheme '{self.name}' is {shown(value)}{where}; expected {known}")
 
@@ -168,12 +168,13 @@ class Scheme:
     def has_exact_sums(self) -> bool:
         """Whether its products are sums of integer codes, to which scales are applied; else dequantized operands are
         multiplied."""
-        return all(one is not None and FORMATS[one.format].integers for one in (self.activations, self.weights))
+        operands = self.activations, self.weights
+        return all(operand is not None and FORMATS[operand.format].integers for operand in operands)
 
     @property
     def group(self) -> int | None:
         """The least number of features that every group of either operand divides; None without groups."""
-        groups = [one.group for one in (self.activations, self.weights) if one and one.group]
+        groups = [operand.group for operand in (self.activations, self.weights) if operand and operand.group]
         return math.lcm(*groups) if groups else None
 
     @property
@@ -184,7 +185,7 @@ class Scheme:
     @property
     def needs_calibration(self) -> bool:
         """Whether it has to know how large the inputs are, see `outliers.calibrate`."""
-        return bool(self.needs) or any(one.transform.calibrated for one in self.transforms)
+        return bool(self.needs) or any(applied.transform.calibrated for applied in self.transforms)
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -195,15 +196,15 @@ class Scheme:
     @property
     def searches(self) -> bool:
         """Whether the number of a remedy is searched."""
-        return self.clip == SEARCH or any(one.number == SEARCH for one in self.transforms)
+        return self.clip == SEARCH or any(applied.number == SEARCH for applied in self.transforms)
 
     @property
     def candidates(self) -> "list[Scheme]":
         """It with each number that the first of its remedies may have whose number is searched; none where none is."""
-        written = [Remedy(one.name, one.number, one.roles) for one in self.transforms]
-        for place, one in enumerate(self.transforms):
-            if one.number == SEARCH:
-                numbers = [written[place]._replace(number=number) for number in one.transform.number.grid]
+        written = [applied.remedy for applied in self.transforms]
+        for place, applied in enumerate(self.transforms):
+            if applied.number == SEARCH:
+                numbers = [written[place]._replace(number=number) for number in applied.transform.number.grid]
                 texts = ["+".join(map(str, [*written[:place], each, *written[place + 1 :]])) for each in numbers]
                 return [replace(self, transform=text) for text in texts]
         return [replace(self, clip=quantile) for quantile in SETTINGS["clip"].grid] if self.clip == SEARCH else []
@@ -212,22 +213,22 @@ class Scheme:
     def without_searches(self) -> "Scheme":
         """It as a search measures it: without remedies whose numbers are not yet found, weights rounded to nearest."""
         fields = {"gptq": None} | ({"clip": None} if self.clip == SEARCH else {})
-        if any(one.number == SEARCH for one in self.transforms):
-            kept = [Remedy(one.name, one.number, one.roles) for one in self.transforms if one.number != SEARCH]
+        if any(applied.number == SEARCH for applied in self.transforms):
+            kept = [applied.remedy for applied in self.transforms if applied.number != SEARCH]
             fields["transform"] = "+".join(map(str, kept)) or None
         return replace(self, **fields)
 
     @property
     def learns(self) -> bool:
         """Whether a transform is learned with the whole model."""
-        return any(one.transform.learns for one in self.transforms)
+        return any(applied.transform.learns for applied in self.transforms)
 
     def at(self, role: str | None) -> "Scheme":
         """The scheme as projections have it whose input has a role, without the remedies of others; None for all."""
         fields = {}
         if isinstance(self.transform, str) and "@" in self.transform:
-            kept = [one for one in self.transform.split("+") if role in (Remedy.read(one).roles or (role,))]
-            fields["transform"] = "+".join(one.partition("@")[0] for one in kept) or None
+            kept = [remedy for remedy in self.transform.split("+") if role in (Remedy.read(remedy).roles or (role,))]
+            fields["transform"] = "+".join(remedy.partition("@")[0] for remedy in kept) or None
         for setting in SETTINGS.values():
             roles = getattr(self, setting.roles)
             if roles:
@@ -258,16 +259,17 @@ class Scheme:
     def parts(self) -> str:
         """All but its names and its threshold, in one line."""
         operands = f"{self.activations or 'exact'} × {self.weights or 'exact'}"
-        remedies = [Remedy(one.name, one.number, one.roles) for one in self.transforms]
-        settings = [(name, getattr(self, one.field), getattr(self, one.roles)) for name, one in SETTINGS.items()]
-        remedies += [Remedy(*setting) for setting in settings if setting[1] is not None]
+        remedies = [applied.remedy for applied in self.transforms]
+        for name, setting in SETTINGS.items():
+            if (number := getattr(self, setting.field)) is not None:
+                remedies.append(Remedy(name, number, getattr(self, setting.roles)))
         return ", ".join([operands, self.arithmetic, *map(str, remedies)])
 
     @property
     def as_fields(self) -> dict:
         """Its fields, a transform of one's own by its name."""
-        own = isinstance(self.transform, Transform)
-        return asdict(self) | {"transform": self.transform.name if own else self.transform}
+        is_custom = isinstance(self.transform, Transform)
+        return asdict(self) | {"transform": self.transform.name if is_custom else self.transform}
 
 
 _TENSOR, _ROW, _COLUMN = (Quantizer("int8", granularity) for granularity in ("tensor", "row", "column"))
@@ -291,7 +293,7 @@ _OWN = [
 def _alike(granularity: str, *formats: str) -> list[Scheme]:
     """Both operands in one format, of whose name the scheme is."""
     both = {name: Quantizer(name, granularity) for name in formats}
-    return [Scheme(name, one, one, None, name.upper().replace("-", " ")) for name, one in both.items()]
+    return [Scheme(name, format, format, None, name.upper().replace("-", " ")) for name, format in both.items()]
 
 
 def _by_row(name: str, activations: str | None, weights: str, label: str) -> Scheme:
@@ -352,19 +354,19 @@ def get_scheme(scheme: str | Scheme, alpha: float | None = None) -> Scheme:
     """
     if isinstance(scheme, str) and scheme not in SCHEMES and "+" in scheme:
         base, _, written = scheme.partition("+")
-        scheme = remedied(_named(base), written)
+        scheme = remedied(_scheme_named(base), written)
     elif not isinstance(scheme, Scheme):
-        scheme = _named(scheme)
+        scheme = _scheme_named(scheme)
     threshold = None if alpha is None else check_threshold("alpha", alpha)
     if threshold is None or scheme.outlier_threshold is None:
         return scheme
     return replace(scheme, outlier_threshold=threshold)
 
 
-def _named(name: str) -> Scheme:
+def _scheme_named(name: str) -> Scheme:
     written = str(name)
-    if found := SCHEMES.get(written) or in_groups(written):
-        return found
+    if scheme := SCHEMES.get(written) or in_groups(written):
+        return scheme
     known = SCHEMES | plugin_schemes(Scheme, SCHEMES)
     if written not in known:
         raise unknown_name("scheme", written, known)
@@ -400,21 +402,21 @@ def remedied(scheme: Scheme, written: str) -> Scheme:
             not go with the scheme or with another one, or stands in front of one that acts before it.
     """
     remedies, given = [Remedy.read(part) for part in written.split("+")], {}
-    if unknown := [one.name for one in remedies if one.name not in (*TRANSFORMS, *SETTINGS)]:
+    if unknown := [remedy.name for remedy in remedies if remedy.name not in (*TRANSFORMS, *SETTINGS)]:
         raise unknown_name("remedy", unknown[0], [*TRANSFORMS, *SETTINGS])
-    for one in remedies:
-        if one.name in SETTINGS:
-            setting = SETTINGS[one.name]
-            number = setting.default if one.number is None else one.number
+    for remedy in remedies:
+        if remedy.name in SETTINGS:
+            setting = SETTINGS[remedy.name]
+            number = setting.default if remedy.number is None else remedy.number
             if number is None:
-                searched = f" or {one.name}={SEARCH}" if setting.grid else ""
+                searched = f" or {remedy.name}={SEARCH}" if setting.grid else ""
                 raise UserError(
-                    f"remedy '{one}' has no number; expected one, as in {one.name}={setting.example:g}{searched}"
+                    f"remedy '{remedy}' has no number; expected one, as in {remedy.name}={setting.example:g}{searched}"
                 )
             if setting.field in given or getattr(scheme, setting.field) is not None:
-                raise UserError(f"scheme '{scheme.name}+{written}' has '{one.name}' twice; expected it once")
-            given |= {setting.field: number, setting.roles: one.roles}
-    if transforms := [str(one) for one in remedies if one.name in TRANSFORMS]:
+                raise UserError(f"scheme '{scheme.name}+{written}' has '{remedy.name}' twice; expected it once")
+            given |= {setting.field: number, setting.roles: remedy.roles}
+    if transforms := [str(remedy) for remedy in remedies if remedy.name in TRANSFORMS]:
         if isinstance(scheme.transform, Transform):
             raise UserError(f"scheme '{scheme.name}' has a custom transform, after which no other is possible")
         given["transform"] = "+".join([*([scheme.transform] if scheme.transform else []), *transforms])
@@ -428,7 +430,7 @@ def _check_order(name: str) -> None:
     is, as a transform of it, on what transforms give, on the weight; attention has none of these and may stand
     anywhere."""
     stages = {"tokens": 0, **dict.fromkeys(TRANSFORMS, 1), "clip": 2, "gptq": 3}
-    written = {part: stages[found] for part in name.split("+")[1:] if (found := re.split("[=@]", part)[0]) in stages}
+    written = {part: stages[remedy] for part in name.split("+")[1:] if (remedy := re.split("[=@]", part)[0]) in stages}
     acting = sorted(written, key=written.get)
     if acting != list(written):
         raise UserError(
@@ -472,14 +474,14 @@ def says_bits(scheme: Scheme) -> bool:
 def _is_one_of(scheme: Scheme, schemes: Iterable[Scheme | None]) -> bool:
     """By name and parts, at whatever threshold."""
     return any(
-        (scheme.name, scheme.parts) == (own.name, own.parts)
-        and (scheme.outlier_threshold is None) == (own.outlier_threshold is None)
-        for own in schemes
-        if own
+        (scheme.name, scheme.parts) == (known.name, known.parts)
+        and (scheme.outlier_threshold is None) == (known.outlier_threshold is None)
+        for known in schemes
+        if known
     )
 
 
-def said_of(scheme: Scheme, skip: Collection[str] = (), only: Collection[str] = ()) -> dict:
+def scheme_fields(scheme: Scheme, skip: Collection[str] = (), only: Collection[str] = ()) -> dict:
     """Fields of rows on a scheme beside its name; none where it quantizes nothing.
 
     alpha: its threshold. scheme_parts: of a scheme that is not this project's own, what it is made of. arithmetic:
@@ -487,10 +489,10 @@ def said_of(scheme: Scheme, skip: Collection[str] = (), only: Collection[str] = 
     """
     if not scheme.quantizes:
         return {}
-    found = {"alpha": scheme.outlier_threshold, "scheme_parts": None if is_own(scheme) else scheme.parts}
-    found["arithmetic"] = None if scheme.has_exact_sums or not scheme.quantizes_projections else "simulated"
-    found |= {"skip": sorted(set(skip)) or None, "only": sorted(set(only)) or None}
-    return {field: value for field, value in found.items() if value is not None}
+    row = {"alpha": scheme.outlier_threshold, "scheme_parts": None if is_own(scheme) else scheme.parts}
+    row["arithmetic"] = None if scheme.has_exact_sums or not scheme.quantizes_projections else "simulated"
+    row |= {"skip": sorted(set(skip)) or None, "only": sorted(set(only)) or None}
+    return {field: value for field, value in row.items() if value is not None}
 
 
 def by_weights(schemes: Iterable[Scheme]) -> list[Scheme]:

@@ -50,15 +50,15 @@ def save_quantized(model: PreTrainedModel, folder: str | Path) -> None:
     Example:
         >>> outliers.save_quantized(outliers.quantize(model, "llm.int8", keep="int8"), "int8")
     """
-    found = list(projections(model))
+    parts = list(projections(model))
     schemes: dict[Scheme, list[str]] = {}
-    for one in found:
-        if isinstance(one.module, Int8Linear):
-            schemes.setdefault(one.module.scheme, []).append(one.path)
-    exact = [one.path for one in found if not isinstance(one.module, Int8Linear)]
+    for part in parts:
+        if isinstance(part.module, Int8Linear):
+            schemes.setdefault(part.module.scheme, []).append(part.path)
+    exact = [part.path for part in parts if not isinstance(part.module, Int8Linear)]
     if is_in_int8(model):
-        exact += [one.path for one in attentions(model) if not hasattr(one.module, "attention_products")]
-    if not schemes or any(isinstance(one.module, QuantizedLinear) for one in found):
+        exact += [part.path for part in attentions(model) if not hasattr(part.module, "attention_products")]
+    if not schemes or any(isinstance(part.module, QuantizedLinear) for part in parts):
         raise UserError("this model does not keep int8 codes alone; make one with quantize(model, scheme, keep='int8')")
     folder, tensors, firsts, shared = Path(folder), {}, {}, {}
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -73,7 +73,7 @@ def save_quantized(model: PreTrainedModel, folder: str | Path) -> None:
         config = copy.copy(model.config)
         vars(config).pop("quantization_config", None)  # of `outliers.OutliersConfig`, which says of another file
         config.save_pretrained(folder)
-        scheme = max(schemes, key=lambda one: len(schemes[one]))
+        scheme = max(schemes, key=lambda scheme: len(schemes[scheme]))
         instead = {write_scheme(other): paths for other, paths in schemes.items() if other != scheme}
         lists = {"skip": exact, "shared": shared} | ({"instead": instead} if instead else {})
         metadata = {"scheme": write_scheme(scheme)} | {name: json.dumps(value) for name, value in lists.items()}
@@ -103,7 +103,7 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
         instead = json.loads(metadata.get("instead", "{}"))
         instead = {read_scheme(other): paths for other, paths in instead.items()}
         tensors = load_file(path)  # each is read where it is brought to its device
-        tensors |= {own: tensors[first] for own, first in shared.items()}
+        tensors |= {alias: tensors[first] for alias, first in shared.items()}
     except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError, SafetensorError) as error:
         raise UserError(f"cannot read an int8 model from '{folder}' ({reason_of(error, 200)})") from None
     config, name = config_of(source, str(folder)), str(folder)
@@ -116,7 +116,7 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
         places, absent = _places(model, name, device), set(model.state_dict()) - set(tensors)
         # Copied, for where a tensor begins in the mapped file changes how some processors round products with it.
         tensors = {key: tensors[key].to(_place(key, places), copy=True) for key in tensors if key not in shared}
-        tensors |= {own: tensors[first].to(_place(own, places)) for own, first in shared.items()}
+        tensors |= {alias: tensors[first].to(_place(alias, places)) for alias, first in shared.items()}
         model.load_state_dict(tensors, strict=False, assign=True)
         return _finished(model, absent, name, places)
 
@@ -176,12 +176,12 @@ def load_int8(
     checkpoint = open_checkpoint(find_model(name, revision), name, revision, exact)
     model = quantize(exact, scheme, keep="int8", skip=skip, calibration=calibration)
     places = _places(model, name, device)
-    for own, stored in checkpoint.tensors.items():
-        tensor = stored.read().to(_place(own, places))
+    for tensor_name, stored in checkpoint.tensors.items():
+        tensor = stored.read().to(_place(tensor_name, places))
         # copied, for a tensor that shares the memory of the file would keep all of it in memory
-        tensor = tensor.to(dtype_of(model, own), copy=True)
-        check_finite(tensor, own, name)
-        _assign(model, own, tensor)
+        tensor = tensor.to(dtype_of(model, tensor_name), copy=True)
+        check_finite(tensor, tensor_name, name)
+        _assign(model, tensor_name, tensor)
     model.ignored_tensors = checkpoint.ignored
     return _finished(model, checkpoint.absent(exact), name, places)
 

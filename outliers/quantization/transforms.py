@@ -56,8 +56,8 @@ class Magnitudes(NamedTuple):
         """Those of two texts; None of what is known of one alone, or learned."""
         both = {name: (getattr(self, name), getattr(other, name)) for name in STATISTICS}
         known = {name: pair for name, pair in both.items() if not any(value is None for value in pair)}
-        of_inputs = {name: STATISTICS[name].merge(*pair) for name, pair in known.items()}
-        return Magnitudes(weights=self.weights.maximum(other.weights), **of_inputs)
+        merged = {name: STATISTICS[name].merge(*pair) for name, pair in known.items()}
+        return Magnitudes(weights=self.weights.maximum(other.weights), **merged)
 
     def under(self, transform: "Transform", fitted: "torch.Tensor") -> "Magnitudes":
         """Those behind a transform; None of features that it mixes."""
@@ -234,6 +234,11 @@ class Applied(NamedTuple):
     number: float | str | None
     roles: tuple[str, ...]
 
+    @property
+    def remedy(self) -> Remedy:
+        """As a name says it."""
+        return Remedy(self.name, self.number, self.roles)
+
     def fit(self, weight: "torch.Tensor", magnitudes: Magnitudes | None) -> "torch.Tensor":
         """The result of its function `fit` for a weight, see `Transform`."""
         given = [magnitudes] if self.transform.calibrated else []
@@ -279,19 +284,19 @@ def transforms_of(written: str | Transform | None) -> tuple[Applied, ...]:
         if not isinstance(written.name, str) or not written.name:
             raise UserError("a custom transform has no name; expected Transform(…, name='mine'), which rows say")
         return (Applied(written.name, written, written.number and written.number.default, ()),)
-    found = tuple(_applied(Remedy.read(part)) for part in written.split("+"))
-    if len(found) > MOST:
-        raise UserError(f"{len(found)} transforms in '{written}'; expected at most {MOST}")
-    for place, one in enumerate(found):
-        before = [other for other in found[:place] if other.applies_at(one.roles)]
-        if one.name in (other.name for other in before):
-            raise UserError(f"'{one.name}' is twice in '{written}'; expected each transform once at a role")
+    transforms = tuple(_applied(Remedy.read(part)) for part in written.split("+"))
+    if len(transforms) > MOST:
+        raise UserError(f"{len(transforms)} transforms in '{written}'; expected at most {MOST}")
+    for place, applied in enumerate(transforms):
+        before = [other for other in transforms[:place] if other.applies_at(applied.roles)]
+        if applied.name in (other.name for other in before):
+            raise UserError(f"'{applied.name}' is twice in '{written}'; expected each transform once at a role")
         mixing = [other.name for other in before if not other.transform.by_feature]
-        if one.transform.calibrated and mixing:
+        if applied.transform.calibrated and mixing:
             raise UserError(
-                f"'{one.name}' comes after '{mixing[0]}', whose outputs no calibration has seen; expected it before"
+                f"'{applied.name}' comes after '{mixing[0]}', whose outputs no calibration has seen; expected it before"
             )
-    return found
+    return transforms
 
 
 def _applied(remedy: Remedy) -> Applied:

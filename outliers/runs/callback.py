@@ -22,7 +22,7 @@ from outliers.models.stream import AS_IT_IS
 from outliers.quantization.schemes import BASELINE
 from outliers.runs.planner import CODE
 from outliers.runs.rows import FILE, Row, Rows, append, line_of, read
-from outliers.specification.kinds import PICTURES, Emergence, said_of_text
+from outliers.specification.kinds import PICTURES, Emergence, text_label
 from outliers.subjects.cell import unusual
 from outliers.subjects.provenance import environment
 from outliers.text.blocks import tokens_hash
@@ -95,7 +95,7 @@ class OutlierCallback(TrainerCallback):
         self.name = name or str(output)
         self.folder = Path(folder or Path(output, "outliers"))
         self.written: int | None = None  # step of the last row
-        self.text = {"text": said_of_text(blocks), "block": blocks.shape[-1], "blocks": len(blocks)}
+        self.text = {"text": text_label(blocks), "block": blocks.shape[-1], "blocks": len(blocks)}
         self.metric = Watched(alpha=self.alpha, attention=attention)
 
     def on_train_begin(

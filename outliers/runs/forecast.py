@@ -148,7 +148,7 @@ def shape_of(config: PretrainedConfig) -> Shape:
 
 
 def _shape(config: PretrainedConfig) -> Shape:
-    model, stack = skeleton(config, torch.bfloat16), config_of_stack(config, anatomy_of(config))
+    model, stack = skeleton(config), config_of_stack(config, anatomy_of(config))
     layers = [sum(map(torch.numel, (*layer.parameters(), *layer.buffers()))) for layer in decoder_layers(model)]
     number = layers.index(max(layers))
     found = [(one.role, stored_weight(one.module)) for one in projections(model) if one.layer == number]

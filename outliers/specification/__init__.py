@@ -1,1 +1,1 @@
-"""What an experiment asks: the kinds of specifications, their files, and what is looked at before it runs."""
+"""Specifications of experiments: their kinds, their files, and the checks before one runs."""

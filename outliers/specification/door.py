@@ -1,4 +1,4 @@
-"""What is looked at before a command imports torch or transformers, which takes seconds."""
+"""Checks before a command imports torch or transformers, which takes seconds."""
 
 from pathlib import Path
 from typing import TypeVar
@@ -27,17 +27,17 @@ def checked(spec: Kind) -> Kind:
         UserError: a model, its revision or a text of the hub is unknown or cannot be reached, or the configuration of a
             model is one that no model can have.
     """
-    of_weights = not isinstance(spec, Memory)  # which needs configurations alone, and knows some
-    known = () if of_weights else known_configs()
+    with_weights = not isinstance(spec, Memory)  # which needs configurations alone, and knows some
+    known = () if with_weights else known_configs()
     models = [spec.model] if hasattr(spec, "model") else getattr(spec, "models", [])
     revisions = getattr(spec, "revisions", None) if len(models) == 1 else None
     for name in models:
         if name not in known:
             for revision in revisions or [getattr(spec, "revision", None)]:
-                _check_model(name, revision, of_weights)
+                _check_model(name, revision, with_weights)
     for name in getattr(spec, "against", []):
         if not (Path(name) / INT8).exists():  # which is looked at as it is loaded
-            _check_model(name, None, of_weights)
+            _check_model(name, None, with_weights)
     check_hub(getattr(spec, "text", ""))
     if isinstance(spec, Training):
         check_training(spec)
@@ -62,13 +62,13 @@ def check_training(spec: Training) -> None:
                 f"text file '{getattr(spec, field)}' does not exist; expected {TEXTS[field]}: give it with --{field}"
             )
     for name in dict.fromkeys(run.start for run in spec.runs.values() if not run.from_nothing):
-        _check_model(name, None, of_weights=True)
+        _check_model(name, None, with_weights=True)
 
 
-def _check_model(name: str, revision: str | None, of_weights: bool) -> None:
+def _check_model(name: str, revision: str | None, with_weights: bool) -> None:
     source = find_model(name, revision)
     file = None if source.gguf_file else config_path(source)  # the header of a GGUF file is read with transformers
     if file:
         fields = read_config_file(file)
-        if of_weights:
+        if with_weights:
             check_weights(fields, name, source.files)

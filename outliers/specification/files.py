@@ -36,7 +36,7 @@ class Fields(NamedTuple):
 
 
 def specify(name: str | None, fields: dict, default: str | None, kind: type[Kind]) -> Kind:
-    """What a command runs: an experiment of this name, or the default one, with other values of some fields.
+    """The specification of a command: an experiment by name, or the default one, with other values of some fields.
 
     With models and no name, or without a default, the other fields have the defaults of their kind. An experiment that
     comes with the project goes on without the packaged models that are not on this machine, and says so.
@@ -127,12 +127,12 @@ def _read(path: Path, name: str, extended_by: tuple[Path, ...] = ()) -> Fields:
         raise UserError(f"experiment file '{path}': 'extends' is {shown(base)}; expected another file's name")
     base_name = posixpath.normpath(PurePosixPath(name).parent / PurePosixPath(base).with_suffix(""))
     inherited = _read(path.parent / base, base_name.removeprefix("../"), (*extended_by, place))
-    own = {field: value for field, value in fields.values.items() if field in values}
-    return Fields(inherited.values | own, inherited.places | fields.places)
+    overriding = {field: value for field, value in fields.values.items() if field in values}
+    return Fields(inherited.values | overriding, inherited.places | fields.places)
 
 
 def _text(path: Path) -> str:
-    """What a file holds, if it is one."""
+    """The text of a file, if it is one."""
     try:
         if not path.exists():
             raise UserError(f"experiment file '{path}' does not exist; known: {', '.join(experiment_files())}")

@@ -1,4 +1,4 @@
-"""What an experiment needs to know, validated."""
+"""The kinds of specifications, validated."""
 
 import os
 import pkgutil
@@ -52,17 +52,17 @@ def _line(value: str) -> str:
 
 def _text(value, as_string: Callable[[object], str]):
     """A text that is named in one line; or, from Python, one's own, as `outliers.load_text` takes it, whole."""
-    own = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Iterator))
-    return value if own else _line(as_string(os.fspath(value) if isinstance(value, os.PathLike) else value))
+    is_object = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Iterator))
+    return value if is_object else _line(as_string(os.fspath(value) if isinstance(value, os.PathLike) else value))
 
 
 def _dump_text(value, info: SerializationInfo):
     """In JSON one's own text is what rows call it."""
-    return value if info.mode != "json" or isinstance(value, str) else said_of_text(value)
+    return value if info.mode != "json" or isinstance(value, str) else text_label(value)
 
 
-def said_of_text(text) -> str:
-    """What rows say of a text: the name of a file without its folder, for the hash of its tokens says which one it is;
+def text_label(text) -> str:
+    """The label of a text in rows: the name of a file without its folder, for the hash of its tokens tells files apart;
     or what kind of object it is."""
     if isinstance(text, (str, os.PathLike)):
         return os.path.basename(text)
@@ -138,7 +138,7 @@ def _attention(value: str) -> str:
 
 
 def _share(attention: str) -> str:
-    """What the name of a scheme says of attention in int8."""
+    """The remedy of attention in int8 as the name of a scheme has it."""
     if attention == ATTENTION_16:
         return ""
     percent = ATTENTION.fullmatch(attention)["percent"]
@@ -149,8 +149,8 @@ def _remedied(scheme: str | Scheme, written: str) -> str | Scheme:
     """A scheme with what is written behind its name; another library's as it is."""
     if scheme == PEER or not written:
         return scheme
-    found = remedied(get_scheme(scheme), written)
-    return found.name if isinstance(scheme, str) else found
+    changed = remedied(get_scheme(scheme), written)
+    return changed.name if isinstance(scheme, str) else changed
 
 
 @contextmanager
@@ -288,7 +288,7 @@ class Named(Checked):
         return Path("results") / self.name
 
     def show(self, folder: Path, rows: list[dict]) -> Any:
-        """What rows of it in a folder show, an `outliers.report.section.Section`."""
+        """The `outliers.report.section.Section` that its rows in a folder make."""
         return resolved(type(self).section)(*((self, folder) if self.of_folder else ()), rows)
 
 
@@ -310,7 +310,7 @@ class Spread(Machine):
 
 
 class Settings(Spread):
-    """What a measurement over a text needs to know beside its model."""
+    """The settings of a measurement over a text, beside its model."""
 
     text: Text = Field(default="sample", description=TEXT)
     block: Tokens = Field(default=256, description="Tokens per block.")
@@ -358,13 +358,13 @@ class OfSchemes(Named):
         with saying_all():
             schemes = self.schemes
             if self.transform is not None:
-                changed = [one for one in schemes if one != PEER and get_scheme(one).quantizes_projections]
+                changed = [scheme for scheme in schemes if scheme != PEER and get_scheme(scheme).quantizes_projections]
                 if not changed:
                     raise UserError(
                         f"transform '{self.transform}' with schemes that quantize nothing; expected one that does"
                     )
-                schemes = [_remedied(one, self.transform) if one in changed else one for one in schemes]
-            schemes = [_remedied(one, written) for one in schemes for written in map(_share, self.attention)]
+                schemes = [_remedied(scheme, self.transform) if scheme in changed else scheme for scheme in schemes]
+            schemes = [_remedied(scheme, written) for scheme in schemes for written in map(_share, self.attention)]
         self.schemes, self.transform, self.attention = list(dict.fromkeys(schemes)), None, [ATTENTION_16]
         return self
 
@@ -444,7 +444,7 @@ class Ablation(OfOneModel):
 
 
 class Account(OfOneModel):
-    """What writes features of one model and what reads them: the arguments of `outliers.origins` and `readers`."""
+    """The writers and readers of features of one model, by the arguments of `outliers.origins` and `readers`."""
 
     plans, experiment = "outliers.presets.origins:origins_plans", "origins"
     section = "outliers.report.views.account:account_section"
@@ -536,15 +536,15 @@ def _gpus(value):
     """Hardware that is given as 8x24 or 24: how many GPUs, and the GiB of each; what is no text as it is."""
     if not isinstance(value, str):
         return value
-    found = re.fullmatch(r"(?:([0-9]{1,9})x)?([0-9]{1,9}(?:\.[0-9]+)?)", value)
-    if not found:
+    match = re.fullmatch(r"(?:([0-9]{1,9})x)?([0-9]{1,9}(?:\.[0-9]+)?)", value)
+    if not match:
         raise UserError(f"hardware '{value}'; expected a number of GPUs and the GiB of each, such as --gpu 8x24")
-    count = int(found[1] or 1)
-    return {"hardware": f"{count}x GPU", "gpus": count, "gigabytes": float(found[2])}
+    count = int(match[1] or 1)
+    return {"hardware": f"{count}x GPU", "gpus": count, "gigabytes": float(match[2])}
 
 
 class Memory(Named):
-    """What models need at inference, from their configurations, and the largest that some hardware holds.
+    """The memory that models need at inference, from their configurations, and the largest that some hardware holds.
 
     With these defaults the paper's Table 3 comes out as published; so it does with a headroom of 0.65 to 1.08 GiB at a
     context of 128, 0.57 to 0.92 at 256, 0.49 to 0.76 at 384, 0.41 to 0.56 at 512, 0.32 to 0.34 at 640; never at 768.
@@ -643,14 +643,14 @@ class ZeroShot(OfSchemes, Spread):
 
 
 def resolved(place: Any) -> Any:
-    """What is named as `module:object`, which may be the name of another object; or the object itself."""
+    """The object that is named as `module:object`, which may name another one; or the object itself."""
     while isinstance(place, str):
         place = pkgutil.resolve_name(place)
     return place
 
 
 def alpha_of_schemes(spec: Experiment | Ablation | Damage | Latency | ZeroShot) -> float | None:
-    """What takes the place of every scheme's own threshold: alpha, where somebody asked for one."""
+    """The threshold that replaces that of every scheme: alpha, where it is given."""
     return spec.alpha if "alpha" in spec.model_fields_set else None
 
 
@@ -676,18 +676,18 @@ def field_error(error: ValidationError, kind: type[BaseModel]) -> FieldError:
     if first["type"] == "extra_forbidden":
         *place, name = path
         of = f"field of {'.'.join(map(str, place))}" if place else "field"
-        found = FieldError(str(unknown_name(of, str(name), _kind_at(kind, place).model_fields)))
+        mistake = FieldError(str(unknown_name(of, str(name), _kind_at(kind, place).model_fields)))
     elif first["type"] == UNKNOWN:
-        found = FieldError(first["msg"])
+        mistake = FieldError(first["msg"])
     else:
         message = first["msg"].removeprefix("Value error, ")
-        found = FieldError(f"field '{field}': {message}, got {shown(first['input'])}")
-    found.path = path[:-1] if first["type"] == "missing" else path
-    return found
+        mistake = FieldError(f"field '{field}': {message}, got {shown(first['input'])}")
+    mistake.path = path[:-1] if first["type"] == "missing" else path
+    return mistake
 
 
 def _kind_at(kind: type[BaseModel], path: list) -> type[BaseModel]:
-    """What a specification has in some place, such as one of its runs."""
+    """The kind of the specification at a path, such as of one of its runs."""
     for part in path:
         if part in kind.model_fields:
             kind = next(_kinds_in(kind.model_fields[part].annotation), kind)

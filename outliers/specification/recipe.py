@@ -1,4 +1,4 @@
-"""What makes a training run, everything in which two of them can differ but the seed; and experiments of such runs."""
+"""Recipes of training runs, all in which two of them can differ but the seed; and experiments of such runs."""
 
 from typing import Annotated, Literal
 
@@ -68,12 +68,12 @@ class Recipe(BaseModel):
 
     @property
     def in_rows(self) -> dict:
-        """What the rows of a run say of its recipe: what it starts from as `model`, and the fields that are given."""
+        """The fields of the recipe in rows of a run: its start as `model`, and the fields that are given."""
         return {"model": self.start, **self.model_dump(exclude={"start"}, exclude_none=True)}
 
     @property
     def objective(self) -> str:
-        """What it learns, a name in `outliers.training.objectives.OBJECTIVES`."""
+        """Its objective, a name in `outliers.training.objectives.OBJECTIVES`."""
         return LADDER[self.start].objective if self.from_nothing else "next tokens"
 
     @property
@@ -117,6 +117,6 @@ class Training(Spread):
         common, runs = fields.get("recipe", {}), fields.get("runs")
         if not isinstance(common, dict) or not isinstance(runs, dict):
             return fields
-        own = {name: {} if run is None else run for name, run in runs.items()}
-        runs = {name: common | run if isinstance(run, dict) else run for name, run in own.items()}
+        by_name = {name: {} if run is None else run for name, run in runs.items()}
+        runs = {name: common | run if isinstance(run, dict) else run for name, run in by_name.items()}
         return fields | {"runs": runs}

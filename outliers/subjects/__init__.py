@@ -1,1 +1,1 @@
-"""What is measured: a model with its inputs and its own loss, a file a family."""
+"""Subjects of measurements: models with their inputs and their own loss, a file a family."""

@@ -253,7 +253,7 @@ def left_fields(model: PreTrainedModel, parameters: int) -> dict:
 
 def check_parts(config: PretrainedConfig, variants: Collection[Variant]) -> None:
     """Raise UserError if a variant names something that a model has not."""
-    model = skeleton(config, torch.bfloat16) if variants else None
+    model = skeleton(config) if variants else None
     for variant in variants:
         variant.check(model)
 
@@ -268,7 +268,7 @@ def check_scheme(
     """Raise UserError if schemes do not fit a model, places match nothing of it, or nothing is left to quantize."""
     check_learned(config, scheme)
     if skip or only or instead or scheme.group or scheme.attention is not None:
-        model = skeleton(config, torch.bfloat16)
+        model = skeleton(config)
         check_attends(model, scheme)
         check_instead(model, scheme, skipped(model, skip, scheme, only), dict(instead))
 
@@ -276,7 +276,7 @@ def check_scheme(
 def say_what_is_left(name: str, config: PretrainedConfig) -> None:
     """Log which weights no 8-bit scheme quantizes, which a command prints."""
     if anatomy_of(config).mixture:
-        model = skeleton(config, torch.bfloat16)
+        model = skeleton(config)
         share = weights_of_experts(model) / model.num_parameters()
         logger.info(f"the experts of '{name}', {share:.0%} of its weights, are not quantized")
 

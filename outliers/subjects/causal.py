@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from outliers.errors import UserError
 from outliers.quantization.schemes import BASELINE
-from outliers.specification.kinds import Settings, Spread, said_of_text
+from outliers.specification.kinds import Settings, Spread, text_label
 from outliers.subjects.cell import Cell, Subject, unusual
 from outliers.variants.peer import Peer
 from outliers.variants.quantized import Quantized
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from outliers.models.stream import Variant
+    from outliers.models.variant import Variant
     from outliers.subjects.bench import Bench
 
 READS_TEXT = True
@@ -57,7 +57,7 @@ class Pretrained(Subject):
 
     @property
     def asked(self) -> dict:
-        """What rows say of it."""
+        """The fields that identify it in a row."""
         checkpoint = {} if self.revision is None else {"checkpoint": self.revision}
         return {"model": self.model, **checkpoint, "dtype": self.settings.dtype, **unusual(dict(self.settings))}
 
@@ -117,8 +117,8 @@ class Pretrained(Subject):
             if part.needs_calibration:
                 self.check_calibration(part)
         # Each once, though many metrics are asked of it.
-        schemes = [one for one in parts if isinstance(one, Quantized)]
-        quantized = dict.fromkeys((one.scheme, one.skip, one.only, one.instead) for one in schemes)
+        schemes = [variant for variant in parts if isinstance(variant, Quantized)]
+        quantized = dict.fromkeys((variant.scheme, variant.skip, variant.only, variant.instead) for variant in schemes)
         for scheme, *places in quantized:
             check_scheme(self.config, scheme, *places)
         if peers or any(scheme.quantizes for scheme, *_ in quantized):
@@ -158,7 +158,7 @@ class Pretrained(Subject):
 
         model, fields = bench.load(self)
         facts = fields | {"scheme": BASELINE} | cell.variant.fields(model)
-        if any(one.scheme.quantizes for one in schemes_of(cell.variant)):
+        if any(quantized.scheme.quantizes for quantized in schemes_of(cell.variant)):
             facts |= left_fields(model, fields["parameters"])
         return facts
 
@@ -176,9 +176,9 @@ class Causal(Pretrained):
 
     @property
     def asked(self) -> dict:
-        """What rows say of it."""
+        """The fields that identify it in a row."""
         settings = self.settings
-        return super().asked | {"text": said_of_text(settings.text), "block": settings.block, "blocks": settings.blocks}
+        return super().asked | {"text": text_label(settings.text), "block": settings.block, "blocks": settings.blocks}
 
     @functools.cached_property
     def blocks(self) -> "torch.Tensor":
@@ -186,8 +186,8 @@ class Causal(Pretrained):
         from outliers.models.anatomy.examples import Examples
 
         settings = self.settings
-        of_seeds = [self._read(settings.text, settings.blocks, number) for number in range(settings.mask_seeds)]
-        return Examples.joined(of_seeds) if len(of_seeds) > 1 else of_seeds[0]
+        examples = [self._read(settings.text, settings.blocks, number) for number in range(settings.mask_seeds)]
+        return Examples.joined(examples) if len(examples) > 1 else examples[0]
 
     @property
     def seeds(self) -> int:
@@ -218,10 +218,10 @@ class Causal(Pretrained):
         from outliers.models.anatomy.examples import read_ids
 
         settings = self.settings
-        own, count = getattr(settings, "calibration", None), getattr(settings, "calibration_blocks", 4)
-        first = settings.blocks if own is None else 0
+        text, count = getattr(settings, "calibration", None), getattr(settings, "calibration_blocks", 4)
+        first = settings.blocks if text is None else 0
         try:
-            blocks = self._read(settings.text if own is None else own, first + count)[first:]
+            blocks = self._read(settings.text if text is None else text, first + count)[first:]
         except UserError as error:
             raise UserError(f"no {count} blocks to calibrate on: {error}") from None
         measured = {read_ids(block).numpy().tobytes(): number for number, block in enumerate(self.blocks, 1)}
@@ -238,18 +238,18 @@ class Causal(Pretrained):
         from outliers.models.anatomy import check_block, family_of
         from outliers.models.anatomy.examples import read_ids
 
-        of_model = family_of(self.config)
-        family = of_model.subject or import_module(f"outliers.subjects.{of_model.name}")
-        for option, reason in family.REFUSED.items():
+        family = family_of(self.config)
+        reader = family.subject or import_module(f"outliers.subjects.{family.name}")
+        for option, reason in reader.REFUSED.items():
             if unusual({option: getattr(self.settings, option)}):
                 raise UserError(f"'{self.model}' {reason}; leave --{option.replace('_', '-')} out")
         seed = self.settings.mask_seed + number
-        if not family.READS_TEXT:
-            return family.read(self, text, blocks, seed)
+        if not reader.READS_TEXT:
+            return reader.read(self, text, blocks, seed)
         check_block(self.config, self.settings.block)
-        found = family.read(self, text, blocks, seed)
-        check_block(self.config, self.settings.block, int(read_ids(found).max()))
-        return found
+        examples = reader.read(self, text, blocks, seed)
+        check_block(self.config, self.settings.block, int(read_ids(examples).max()))
+        return examples
 
     def prepare(self) -> None:
         super().prepare()

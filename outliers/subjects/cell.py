@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from outliers.models.stream import Variant
+    from outliers.models.variant import Variant
 
 # Of rooms to the right: outliers.subjects.bench, outliers.metrics.metric, outliers.runs.rows.
 Bench = Metric = Row = Any
@@ -18,12 +18,12 @@ USUAL = {"device": "cpu", "bos": False, "mask_seed": 0, "mask_seeds": 1, "object
 
 
 def unusual(settings: Mapping) -> dict:
-    """What rows say of some settings: those of which they say only what is not so usually."""
+    """The settings that rows name only where they are not the usual ones."""
     return {name: settings[name] for name, usual in USUAL.items() if settings.get(name, usual) != usual}
 
 
 class Subject:
-    """What is measured; here one of which no stored weights are read, and no text.
+    """The subject of a measurement; here one of which no stored weights are read, and no text.
 
     name: to call it in messages. asked: what rows say of it. settings: where and how it runs. needs: facts that its
     tables and figures take. blocks: its inputs, of which measurements may take parts. seeds: how
@@ -56,7 +56,7 @@ class Subject:
         return {}
 
     def facts(self, bench: Bench, cell: "Cell") -> dict:
-        """What is known of it and of a variant on it beside what is asked: hashes, sizes, kernels."""
+        """The facts about it and a variant on it beside what identifies a cell: hashes, sizes, kernels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,12 +73,12 @@ class Cell:
 
     @property
     def asked(self) -> dict:
-        """What identifies its row, beside facts."""
+        """The part of its row that identifies it, beside facts."""
         return {"subject": self.subject.asked, "variant": self.variant.name, "metric": self.metric.asked}
 
     @property
     def name(self) -> str:
-        """What to call it in messages, beside its subject."""
+        """Its name in messages, beside its subject."""
         return f"{self.variant.name}, {self.metric.name}" if self.subject.of_variants else self.metric.name
 
 
@@ -86,7 +86,7 @@ Stages = Generator[list[Cell], list[Row], None]  # cells, whose rows may decide 
 
 
 class Plan(NamedTuple):
-    """What is asked of a subject, stage by stage.
+    """The cells of a subject, stage by stage.
 
     package: a library that it compares with; where it is not installed, a run leaves the plan out and says so.
     """
@@ -126,5 +126,5 @@ class Task(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What to call it in messages."""
+        """Its name in messages."""
         return f"{self.subject.name}, {self.what}"

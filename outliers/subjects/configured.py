@@ -24,7 +24,7 @@ class Configured(Subject):
 
     @property
     def asked(self) -> dict:
-        """What rows say of it."""
+        """The fields that identify it in a row."""
         return {"model": self.name}
 
     @functools.cached_property

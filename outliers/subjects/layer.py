@@ -19,7 +19,7 @@ class Layer(Subject):
 
     @property
     def asked(self) -> dict:
-        """What rows say of it."""
+        """The fields that identify it in a row."""
         return {"dimension": self.dimension, "dtype": self.settings.dtype, **unusual(dict(self.settings))}
 
     def prepare(self) -> None:
@@ -40,7 +40,7 @@ class DecoderLayer(Configured):
 
     @property
     def asked(self) -> dict:
-        """What rows say of it."""
+        """The fields that identify it in a row."""
         return super().asked | {"dtype": self.settings.dtype, **unusual(dict(self.settings))}
 
     def prepare(self) -> None:

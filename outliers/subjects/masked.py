@@ -96,7 +96,7 @@ def _predicting(
 def _ends(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
     """The tokens that begin and end a sequence."""
     firsts, lasts = (tokenizer.cls_token_id, tokenizer.bos_token_id), (tokenizer.sep_token_id, tokenizer.eos_token_id)
-    ends = [next((one for one in of_end if one is not None), None) for of_end in (firsts, lasts)]
+    ends = [next((token for token in tokens if token is not None), None) for tokens in (firsts, lasts)]
     if None in ends:
         raise UserError("the model's tokenizer has no token that begins or ends a sequence; expected [CLS] and [SEP]")
     return ends[0], ends[1]

@@ -1,4 +1,4 @@
-"""What is reported with every number."""
+"""Provenance, which is reported with every number."""
 
 import ast
 import hashlib
@@ -52,7 +52,7 @@ def code_hash() -> str:
     It is that of the parsed sources without docstrings, so that comments, docstrings and layout change nothing, and of
     the tables beside them.
     """
-    package, kernels = (Path(of.__file__).parent for of in (outliers, outlier_kernels))
+    package, kernels = (Path(module.__file__).parent for module in (outliers, outlier_kernels))
     return hash_of([*(package / room for room in ROOMS), kernels])
 
 
@@ -85,7 +85,7 @@ def _syntax(node: ast.AST, words: list[str]) -> list[str]:
 
 @dataclass(eq=False)
 class Spent:
-    """What a measurement has cost when it is over, and where it was made, as fields of a row; see `measuring`."""
+    """The cost of a finished measurement, and where it was made, as fields of a row; see `measuring`."""
 
     device: str | torch.device
     sampled: bool
@@ -210,7 +210,7 @@ def _gpus(device: str | torch.device) -> list[str]:
 
 
 def _names(gpus: list[str]) -> str:
-    """What GPUs are called, equal ones together: "2 × NVIDIA H100"."""
+    """The names of GPUs, equal ones together: "2 × NVIDIA H100"."""
     names = Counter(map(torch.cuda.get_device_name, gpus))
     return ", ".join(f"{count} × {name}" if count > 1 else name for name, count in names.items())
 

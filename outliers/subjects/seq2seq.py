@@ -101,12 +101,12 @@ def prefixed(text: Text, tokenizer: PreTrainedTokenizerBase, block: int, blocks:
     """
     before, after = _around(tokenizer)
     around = len(before) + len(after)
-    of_text = block // 2 - around
-    if of_text < 1:
+    text_tokens = block // 2 - around
+    if text_tokens < 1:
         raise UserError(
             f"blocks of {block} tokens; expected at least {2 * (around + 1)}: half of it is read, with special ones"
         )
-    first, second = load_text(text, tokenizer, block - around, blocks).tensor_split([of_text], 1)
+    first, second = load_text(text, tokenizer, block - around, blocks).tensor_split([text_tokens], 1)
     before, after = (torch.tensor(ends).long().expand(len(first), -1) for ends in (before, after))
     return Examples(torch.cat([before, first, after], 1), second, "+prefix")
 

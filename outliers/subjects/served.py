@@ -15,7 +15,7 @@ from outliers.variants.together import apart_from_cache, parts_of, schemes_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from outliers.models.stream import Variant
+    from outliers.models.variant import Variant
     from outliers.subjects.bench import Bench
 
 
@@ -31,7 +31,7 @@ class Served(Causal):
 
     @property
     def asked(self) -> dict:
-        """What rows say of it."""
+        """The fields that identify it in a row."""
         return {name: value for name, value in super().asked.items() if name not in ("block", "blocks")}
 
     def check(self, cells: Iterable[Cell]) -> None:
@@ -40,8 +40,8 @@ class Served(Causal):
 
         cells = list(cells)
         for cell in cells:
-            for one in schemes_of(cell.variant):
-                check_kept(one.scheme)
+            for quantized in schemes_of(cell.variant):
+                check_kept(quantized.scheme)
             others, formats = apart_from_cache(cell.variant)
             if formats and any(isinstance(part, Prefixed) for part in parts_of(others)):
                 raise UserError(f"'{cell.variant.name}' generates behind a prefix in {formats}; expected one alone")
@@ -80,7 +80,7 @@ class Served(Causal):
         return bench.keep(self, (settings.dtype, settings.device, variant.name), load, like)
 
     def _fields(self, model: "PreTrainedModel", variant: "Variant") -> dict:
-        """What rows of the model under a variant have in common."""
+        """The facts that rows of the model under a variant share."""
         from torch import int8
 
         from outliers.models.anatomy import projections
@@ -88,7 +88,7 @@ class Served(Causal):
         from outliers.subjects.bench import describe, left_fields, protocol_of
 
         fields = describe(self, model)
-        small = [one.module for one in projections(model) if isinstance(one.module, Int8Linear)]
+        small = [projection.module for projection in projections(model) if isinstance(projection.module, Int8Linear)]
         buffers = [buffer for layer in small for buffer in layer.buffers()]  # codes and scales
         if small:
             digest = hashlib.sha256(fields["weights_hash"].encode())
@@ -100,5 +100,5 @@ class Served(Causal):
         fields["weights_bytes"] = sum(weight.nbytes for weight in weights)
         in_codes = any(weight.dtype == int8 for weight in weights)
         left = left_fields(model, fields["parameters"]) if in_codes else {}
-        said = {"protocol": protocol_of(self.settings, self.blocks), "scheme": BASELINE}
-        return fields | said | variant.fields(model) | left
+        about = {"protocol": protocol_of(self.settings, self.blocks), "scheme": BASELINE}
+        return fields | about | variant.fields(model) | left

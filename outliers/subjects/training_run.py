@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outliers.specification.kinds import said_of_text
+from outliers.specification.kinds import text_label
 from outliers.specification.recipe import Recipe, Training
 from outliers.subjects.cell import Cell, Subject, unusual
 
@@ -33,9 +33,9 @@ class TrainingRun(Subject):
 
     @property
     def asked(self) -> dict:
-        """What rows say of it."""
+        """The fields that identify it in a row."""
         settings = self.settings
-        measured_on = {"text": said_of_text(settings.text), **settings.model_dump(include={"block", "blocks", "dtype"})}
+        measured_on = {"text": text_label(settings.text), **settings.model_dump(include={"block", "blocks", "dtype"})}
         return {"run": self.label, "seed": self.seed, **self.recipe.in_rows, **measured_on, **unusual(dict(settings))}
 
     @property
@@ -64,7 +64,7 @@ class TrainingRun(Subject):
         _ = self._read
 
     def facts(self, _bench: "Bench", _cell: Cell) -> dict:
-        """What it is trained on, and measured on."""
+        """Hashes of the text that it is trained on, and of the one that it is measured on."""
         from outliers.subjects.bench import protocol_of
         from outliers.text.blocks import tokens_hash
 
@@ -72,7 +72,7 @@ class TrainingRun(Subject):
         return {"trained_on": self.trained_on, "tokens_hash": tokens_hash(self.blocks), "protocol": protocol}
 
     def training_blocks(self) -> "np.ndarray":
-        """What is trained on, in its order: ids (steps · batch, T)."""
+        """The training text in its order: ids (steps · batch, T)."""
         import numpy as np
 
         from outliers.text.blocks import load_text
@@ -101,7 +101,7 @@ class TrainingRun(Subject):
 
     @property
     def _corpus(self) -> "Corpus":
-        """What the rung of the pocket ladder is trained on, read once a process."""
+        """The corpus of a rung of the pocket ladder, read once a process."""
         settings = self.settings
         return _prepared(self.recipe.objective, settings.c4, settings.wikitext, settings.work)
 

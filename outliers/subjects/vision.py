@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from PIL import Image
 
-from outliers.errors import UserError, reason_of, shown
+from outliers.errors import UserError, first_of, reason_of, shown
 from outliers.files import start_of
 from outliers.models.anatomy.examples import IGNORED, Examples
 from outliers.models.load import load_processor
@@ -79,27 +79,27 @@ def pictures(
         UserError: there is no such folder or data set, it holds no pictures or fewer than `count`, pictures with and
             without a class, or a class that the model does not know; a file is no picture, is damaged, or too large.
     """
-    found = _found(str(source), count)
-    if len(found) < (count or 1):
-        raise UserError(f"'{source}' has {len(found)} pictures, not {count}; ask for fewer (--blocks), or give more")
-    labels = [IGNORED if one.label is None else _number(one.label, config) for one in found]
+    listed = _listed(str(source), count)
+    if len(listed) < (count or 1):
+        raise UserError(f"'{source}' has {len(listed)} pictures, not {count}; ask for fewer (--blocks), or give more")
+    labels = [IGNORED if picture.label is None else _number(picture.label, config) for picture in listed]
     pixels = []
-    for one in found:
-        pixels.append(_prepared(one, processor))
+    for picture in listed:
+        pixels.append(_prepared(picture, processor))
         if pixels[-1].shape != pixels[0].shape:
-            sizes = " and ".join(" x ".join(map(str, one.shape[1:])) for one in (pixels[0], pixels[-1]))
+            sizes = " and ".join(" x ".join(map(str, values.shape[1:])) for values in (pixels[0], pixels[-1]))
             raise UserError(f"the model's image processor makes pictures of {sizes} pixels; expected one size for all")
-        if pixels[0].numel() * len(found) > MOST_VALUES:
-            raise UserError(f"{len(found):,} pictures have more than {MOST_VALUES:,} values; ask for fewer (--blocks)")
+        if pixels[0].numel() * len(listed) > MOST_VALUES:
+            raise UserError(f"{len(listed):,} pictures have more than {MOST_VALUES:,} values; ask for fewer (--blocks)")
     return Examples(torch.stack(pixels), torch.tensor(labels)[:, None], PICTURES)
 
 
-def _found(source: str, count: int | None) -> list[Picture]:
+def _listed(source: str, count: int | None) -> list[Picture]:
     if source == "sample":
-        of_digits = digits(held_out=True)
-        pairs = enumerate(zip(of_digits.pictures, of_digits.digits, strict=True))
-        found = [Picture(f"digit {n}", lambda p=one: Image.fromarray(p), str(label)) for n, (one, label) in pairs]
-        return _in_any_order(found)[:count]
+        held_out = digits(held_out=True)
+        pairs = enumerate(zip(held_out.pictures, held_out.digits, strict=True))
+        drawn = [Picture(f"digit {n}", lambda p=pixels: Image.fromarray(p), str(label)) for n, (pixels, label) in pairs]
+        return _in_any_order(drawn)[:count]
     if Path(source).is_dir():
         return _in_any_order(_of_folder(Path(source)))[:count]
     if Path(source).exists() or source.count("/") != 1 or source.startswith(("/", ".")):
@@ -112,7 +112,7 @@ def _found(source: str, count: int | None) -> list[Picture]:
 
 def _of_folder(folder: Path) -> list[Picture]:
     files = sorted(
-        itertools.islice((one for one in folder.rglob("*") if one.suffix.lower() in FORMATS), MOST_FILES + 1)
+        itertools.islice((file for file in folder.rglob("*") if file.suffix.lower() in FORMATS), MOST_FILES + 1)
     )
     if not files:
         raise UserError(f"folder '{folder}' holds no pictures; expected files that end in {', '.join(FORMATS)}")
@@ -158,9 +158,9 @@ def _prepared(picture: Picture, processor: "BaseImageProcessor") -> torch.Tensor
         raise UserError(f"the model's image processor refuses '{picture.name}': {reason_of(error, 150)}") from None
 
 
-def _in_any_order(found: list[Picture]) -> list[Picture]:
-    order = torch.randperm(len(found), generator=torch.Generator().manual_seed(SEED))
-    return [found[number] for number in order.tolist()]
+def _in_any_order(pictures: list[Picture]) -> list[Picture]:
+    order = torch.randperm(len(pictures), generator=torch.Generator().manual_seed(SEED))
+    return [pictures[number] for number in order.tolist()]
 
 
 def _number(name: str, config: "PretrainedConfig") -> int:
@@ -173,10 +173,9 @@ def _number(name: str, config: "PretrainedConfig") -> int:
             return int(number)
     if wanted.isdecimal() and int(wanted) < config.num_labels:
         return int(wanted)
-    few = ", ".join(label for label, _ in zip(config.id2label.values(), range(3), strict=False))
     raise UserError(
-        f"class {shown(name)} is none of the {config.num_labels} that the model knows ({few}, …); call its folder as "
-        "the model does, or by its number"
+        f"class {shown(name)} is none of the {config.num_labels} that the model knows "
+        f"({first_of([*config.id2label.values()])}); call its folder as the model does, or by its number"
     )
 
 
@@ -193,7 +192,7 @@ def _of_hub(name: str) -> Iterator[Picture]:
 
     rows = data_set(name, SPLITS)
     columns = {
-        kind: [one for one, of_one in (rows.features or {}).items() if isinstance(of_one, kind)]
+        kind: [column for column, feature in (rows.features or {}).items() if isinstance(feature, kind)]
         for kind in (Column, ClassLabel)
     }
     if not columns[Column]:

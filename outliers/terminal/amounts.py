@@ -8,19 +8,19 @@ TIMES = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 def parse_bytes(value):
     """A size such as "4GB" or "500 MB", decimal as on a disk, in bytes; anything else as it is."""
-    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]+)?)\s*([kMGT])B", value) if isinstance(value, str) else None
-    if isinstance(value, str) and not found and not re.fullmatch("[0-9]+", value):
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]+)?)\s*([kMGT])B", value) if isinstance(value, str) else None
+    if isinstance(value, str) and not match and not re.fullmatch("[0-9]+", value):
         raise ValueError("expected a size such as 500MB or 4GB")
-    return round(float(found[1]) * 1000 ** (1 + "kMGT".index(found[2]))) if found else value
+    return round(float(match[1]) * 1000 ** (1 + "kMGT".index(match[2]))) if match else value
 
 
 def size(count: float) -> str:
     """Bytes for people, decimal: 54 MB, 27.1 GB, 265 GB."""
-    unit, factor = next((one for one in SIZES if count >= one[1]), SIZES[-1])
+    unit, factor = next(((unit, factor) for unit, factor in SIZES if count >= factor), SIZES[-1])
     return f"{count / factor:.{1 if factor >= 1e9 and count < 100 * factor else 0}f} {unit}"
 
 
 def duration(seconds: float) -> str:
     """Seconds for people: 8 s, 3 min, 2.5 h."""
-    unit, factor = next((one for one in TIMES if seconds >= 1.5 * one[1]), TIMES[-1])
+    unit, factor = next(((unit, factor) for unit, factor in TIMES if seconds >= 1.5 * factor), TIMES[-1])
     return f"{max(seconds / factor, 1):.{1 if factor >= 3600 and seconds < 10 * factor else 0}f} {unit}"

@@ -1,4 +1,4 @@
-"""What every command has in common: options, one line for a user's mistake or Ctrl-C, and exit codes."""
+"""The parts that all commands share: options, one line for a user's mistake or Ctrl-C, and exit codes."""
 
 import contextlib
 import functools
@@ -23,7 +23,7 @@ from outliers.terminal.printing import is_line, printing, say
 # transformers imports torchao wherever it is installed, which then warns of kernels for other devices, and torch of it.
 NOISY = ("torchao", "torch.utils._pytree")
 
-(UsageError,) = BadParameter.__bases__  # of the copy of Click that Typer has
+UsageError = BadParameter.__base__  # of the copy of Click that Typer has
 
 Out = Annotated[Path | None, Option(help="Folder for the results; by default in results/.")]
 Force = Annotated[bool, Option("--force", help="Measure again even if finished.")]
@@ -33,9 +33,9 @@ Debug = Annotated[bool, Option("--debug", help="Show the traceback of an error, 
 def run(command) -> None:
     """Run a command function with the process's arguments; exit with 2 after a mistake, with 130 after Ctrl-C."""
     name, program = command.__name__, shlex.join(called(command.__name__))
-    said = (command.__doc__ or "").replace(f"python -m outliers.{name}", program)  # its examples
+    help_text = (command.__doc__ or "").replace(f"python -m outliers.{name}", program)  # its examples
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
-    app.command(help=said)(_answered(command))
+    app.command(help=help_text)(_answered(command))
     with answering():
         logger = logging.getLogger("outliers")
         logger.handlers, logger.propagate = [_BesideBars()], False
@@ -136,5 +136,5 @@ def called(command: str) -> list[str]:
 
 
 def typed(command: str) -> str:
-    """What the user typed to run a command of this name."""
+    """The line that the user typed to run a command of this name."""
     return shlex.join([*called(command), *sys.argv[1:]])

@@ -12,17 +12,17 @@ class Interrupted(KeyboardInterrupt):
     """A run was asked to stop, and has; the message says what it has finished."""
 
 
-_asked = False  # of the whole process, as its signals are
+_stop_requested = False  # of the whole process, as its signals are
 
 
 def asked_to_stop() -> bool:
     """Whether Ctrl-C was pressed since the run began."""
-    return _asked
+    return _stop_requested
 
 
 def stop_if_asked() -> None:
     """Raise KeyboardInterrupt here, where nothing would be lost, if Ctrl-C was pressed."""
-    if _asked:
+    if _stop_requested:
         raise KeyboardInterrupt
 
 
@@ -33,8 +33,8 @@ def finishing() -> Iterator[None]:
     Nothing changes where Ctrl-C does something else than to raise KeyboardInterrupt, such as in a background process
     that ignores it, and outside of the main thread.
     """
-    global _asked
-    _asked = False
+    global _stop_requested
+    _stop_requested = False
     usual = signal.getsignal(signal.SIGINT)
     if usual is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
         yield
@@ -47,8 +47,8 @@ def finishing() -> Iterator[None]:
 
 
 def _note(*_signal) -> None:
-    global _asked
-    _asked = True
+    global _stop_requested
+    _stop_requested = True
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if sys.stderr.isatty():
         # not through sys.stderr, which may be in the middle of a write

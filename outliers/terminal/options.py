@@ -25,14 +25,14 @@ def _option(name: str, field: FieldInfo) -> Parameter:
     called, typed = (field.title or name).replace("_", "-"), _typed(field)
     several = typed == list[str]
     names = dict.fromkeys([re.sub("(?<=[nt]ch)es$|s$", "", called), called] if several else [called])
-    option = Option(*(f"--{one}" for one in names), help=_help(field), metavar="A,B,…" if several else None)
+    option = Option(*(f"--{spelling}" for spelling in names), help=_help(field), metavar="A,B,…" if several else None)
     annotation = Annotated[typed | None, option]
     return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def _typed(field: FieldInfo) -> type:
-    """What Typer makes of what is typed for a field: a number, whether it is there, or text, which the field reads."""
-    read = any(isinstance(one, BeforeValidator) and one.json_schema_input_type is str for one in field.metadata)
+    """The type that Typer reads for a field: a number, a flag, or text, which the field reads itself."""
+    read = any(isinstance(check, BeforeValidator) and check.json_schema_input_type is str for check in field.metadata)
     annotation = str if read else _plain(field.annotation)
     if get_origin(annotation) is list:
         return list[str]
@@ -44,7 +44,7 @@ def _plain(annotation: Any) -> Any:
     if get_origin(annotation) is Annotated:
         return _plain(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
-        others = [one for one in get_args(annotation) if one is not NoneType]
+        others = [part for part in get_args(annotation) if part is not NoneType]
         return _plain(others[0]) if len(others) == 1 else annotation
     return annotation
 
@@ -53,12 +53,12 @@ def _help(field: FieldInfo) -> str:
     """The description of a field with its choices and its default; what its absence means is in the description."""
     annotation = _plain(field.annotation)
     *choices, last = get_args(annotation) if get_origin(annotation) is Literal else [""]
-    said = (field.description or "").removesuffix(".") + (f": {', '.join(choices)} or {last}" if choices else "")
+    help_text = (field.description or "").removesuffix(".") + (f": {', '.join(choices)} or {last}" if choices else "")
     default = [] if field.is_required() else field.get_default(call_default_factory=True)
     if default is None or default is False or default == []:
-        return f"{said}."
-    shown = default if isinstance(default, list) else [f"{default:g}" if isinstance(default, float) else default]
-    return f"{said}; by default {', '.join(map(str, shown))}."
+        return f"{help_text}."
+    values = default if isinstance(default, list) else [f"{default:g}" if isinstance(default, float) else default]
+    return f"{help_text}; by default {', '.join(map(str, values))}."
 
 
 def signed(function: Callable, parameters: list[Parameter]) -> Callable:

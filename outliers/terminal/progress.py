@@ -34,7 +34,7 @@ class Progress(tqdm):
         self.together = 1  # steps that are being made at once
         self.inside = 0.0  # how many of them are, as it were
         self.workers, self.marks = 1, [(self.start, 0.0)]  # when so many steps were made
-        self.said = False
+        self.announced = False
         self.ended = threading.Event()
         super().__init__(total=total, unit=unit, disable=None, dynamic_ncols=True)
         self.desc, self.unit = "", unit  # which is not set where there is no bar
@@ -84,7 +84,7 @@ class Progress(tqdm):
         return max(0.0, todo * pace - min(pace, self.clock() - end))
 
     def line(self) -> str:
-        """What is being measured, how much is finished, and the time that is left."""
+        """The current measurement, how much is finished, and the time that is left."""
         left, steps = self.left(), self.n + self.inside
         line = f"{self.desc}{self.n} of {self.total} {self.unit}s, {steps / self.total if self.total else 0.0:.0%}"
         since = f"since {duration(self.clock() - self.start)}"
@@ -98,7 +98,7 @@ class Progress(tqdm):
 
     @property
     def format_dict(self) -> dict:
-        """What tqdm writes, with the same time left."""
+        """The values that tqdm writes, with the same time left."""
         left = self.left() if hasattr(self, "ended") else None
         return super().format_dict | ({"rate": (self.total - self.n) / left} if left else {})
 
@@ -110,9 +110,15 @@ class Progress(tqdm):
                 del self.marks[1:-1:2]
         left = self.left()
         # The first step may have compiled kernels and read files.
-        if self.said or len(self.marks) < 3 or _open[0] is not self or now - self.start < SOON or (left or 0) < SHORT:
+        if (
+            self.announced
+            or len(self.marks) < 3
+            or _open[0] is not self
+            or now - self.start < SOON
+            or (left or 0) < SHORT
+        ):
             return
-        self.said = True
+        self.announced = True
         logger.info(f"about {duration(left)} left")
 
     def _log(self) -> None:

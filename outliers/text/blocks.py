@@ -138,14 +138,14 @@ def load_text(
     first = [tokenizer.bos_token_id] if bos else []
     if block is None:
         return _sequences(text, tokenizer, blocks, first, column)
-    of_text = block - len(first)
-    wanted = MOST_TOKENS if blocks is None else of_text * blocks
+    text_tokens = block - len(first)
+    wanted = MOST_TOKENS if blocks is None else text_tokens * blocks
     ids = array("q")
-    for some in _joined(text, tokenizer, column):
-        ids.extend(some)
+    for piece in _joined(text, tokenizer, column):
+        ids.extend(piece)
         if len(ids) >= wanted:
             break
-    whole = len(ids) // of_text
+    whole = len(ids) // text_tokens
     if blocks is None and len(ids) >= wanted:
         raise _too_long(text)
     if whole < (blocks or 1):
@@ -155,7 +155,11 @@ def load_text(
         )
     count = blocks or whole
     return torch.cat(
-        [torch.tensor(first).long().expand(count, -1), torch.tensor(ids[: of_text * count]).view(count, of_text)], 1
+        [
+            torch.tensor(first).long().expand(count, -1),
+            torch.tensor(ids[: text_tokens * count]).view(count, text_tokens),
+        ],
+        1,
     )
 
 
@@ -188,11 +192,11 @@ def _sequences(
     text: Text, tokenizer: PreTrainedTokenizerBase, count: int | None, first: list[int], column: str
 ) -> list[torch.Tensor]:
     """The first documents of a text, each as a sequence after the ids `first`."""
-    found, total = [], 0
+    tensors, total = [], 0
     for number, document in enumerate(itertools.islice(find_text(text, column).documents(), count), 1):
         ids = array("q", first)
-        for some in _ids_of(document, tokenizer, text_name(text)):
-            ids.extend(some)
+        for piece in _ids_of(document, tokenizer, text_name(text)):
+            ids.extend(piece)
             if total + len(ids) > MOST_TOKENS:
                 raise _too_long(text)
         if len(ids) == len(first):
@@ -201,13 +205,13 @@ def _sequences(
                 "ask for blocks, for which documents are joined"
             )
         total += len(ids)
-        found.append(torch.tensor(ids))
-    if len(found) < (count or 1):
+        tensors.append(torch.tensor(ids))
+    if len(tensors) < (count or 1):
         raise UserError(
-            f"text '{text_name(text)}' is too short: {len(found)} documents make as many sequences, not {count or 1}; "
-            "ask for fewer, or give a longer text"
+            f"text '{text_name(text)}' is too short: {len(tensors)} documents make as many sequences, not "
+            f"{count or 1}; ask for fewer, or give a longer text"
         )
-    return found
+    return tensors
 
 
 def _joined(text: Text, tokenizer: PreTrainedTokenizerBase, column: str) -> Iterator[list[int]]:

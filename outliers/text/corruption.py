@@ -1,4 +1,4 @@
-"""What is taken from token ids to be predicted: single tokens, or spans of them."""
+"""Corruption of token ids: single tokens, or spans of them, are taken out to be predicted."""
 
 import re
 from typing import NamedTuple
@@ -19,8 +19,8 @@ def chosen_positions(blocks: torch.Tensor, generator: torch.Generator) -> torch.
 
 def sentinels_of(tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
     """The ids of <extra_id_0>, <extra_id_1>, …, which stand in the place of spans: int64 (sentinels,)."""
-    found = {int(name[1]): id for token, id in tokenizer.get_vocab().items() if (name := SENTINEL.fullmatch(token))}
-    return torch.tensor([found[number] for number in sorted(found)])
+    by_number = {int(name[1]): id for token, id in tokenizer.get_vocab().items() if (name := SENTINEL.fullmatch(token))}
+    return torch.tensor([by_number[number] for number in sorted(by_number)])
 
 
 class Spans(NamedTuple):
@@ -39,19 +39,19 @@ class Spans(NamedTuple):
     @classmethod
     def read_in(cls, block: int) -> "Spans":
         """Of the most tokens, at least 2, of which an encoder reads `block`, as in T5's `random_spans_helper`."""
-        found = cls.of(2)
-        while (longer := cls.of(found.tokens + 1)).read <= block:
-            found = longer
-        return found
+        spans = cls.of(2)
+        while (longer := cls.of(spans.tokens + 1)).read <= block:
+            spans = longer
+        return spans
 
     @property
     def read(self) -> int:
-        """What the encoder reads: tokens that are kept, a sentinel for each span, and the end."""
+        """How many tokens the encoder reads: those that are kept, a sentinel for each span, and the end."""
         return self.tokens - self.predicted + self.spans + 1
 
     @property
     def targets(self) -> int:
-        """What the decoder predicts: each span behind its sentinel, and the end."""
+        """How many tokens the decoder predicts: each span behind its sentinel, and the end."""
         return self.predicted + self.spans + 1
 
 

@@ -28,8 +28,8 @@ def digits(held_out: bool) -> Digits:
         from sklearn.datasets import load_digits
     except ImportError:
         raise UserError("the digits come with scikit-learn; install it (pip install scikit-learn)") from None
-    found = load_digits()
-    grey = np.rint(found.images * (255 / BRIGHTEST)).astype(np.uint8)
+    data = load_digits()
+    grey = np.rint(data.images * (255 / BRIGHTEST)).astype(np.uint8)
     order = np.random.default_rng(0).permutation(len(grey))
     part = order[:HELD_OUT] if held_out else order[HELD_OUT:]
-    return Digits(grey[part, :, :, None].repeat(3, 3), found.target[part].astype(np.int64))
+    return Digits(grey[part, :, :, None].repeat(3, 3), data.target[part].astype(np.int64))

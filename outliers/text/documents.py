@@ -194,7 +194,7 @@ def data_set(name: str, splits: tuple[str, ...]):
     try:
         ask_hub(name)
         there = datasets.get_dataset_split_names(name)
-        split = next((one for one in splits if one in there), there[0])
+        split = next((candidate for candidate in splits if candidate in there), there[0])
         return datasets.load_dataset(name, split=split, streaming=True)
     except Exception as error:  # each version of the hub's client raises its HTTP library's own errors
         raise _out_of_reach(name, error) from None

@@ -27,7 +27,7 @@ class Conversation(NamedTuple):
 
 
 def text_name(text: Text) -> str:
-    """What a message calls a text: its name or path, or what kind of object it is. Rows: `said_of_text`."""
+    """The name of a text in messages: its name or path, or what kind of object it is. Rows: `text_label`."""
     if isinstance(text, (str, os.PathLike)):
         return os.fspath(text)
     if isinstance(text, torch.Tensor):
@@ -64,9 +64,9 @@ def _document(value: object, which: str) -> str | torch.Tensor | Conversation:
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         if not value:
             raise UserError(f"{which} is an empty {type(value).__name__}; leave it out")
-        if all(isinstance(one, Integral) for one in value):
+        if all(isinstance(entry, Integral) for entry in value):
             return checked_ids(torch.tensor(value), f"token ids of {which}")
-        if all(isinstance(one, Mapping) for one in value):
+        if all(isinstance(entry, Mapping) for entry in value):
             return Conversation(_checked_messages(value, which))
     raise UserError(f"{which} is of type {type(value).__name__}; expected {EXPECTED}")
 
@@ -74,8 +74,8 @@ def _document(value: object, which: str) -> str | torch.Tensor | Conversation:
 def checked_ids(ids: torch.Tensor, which: str) -> torch.Tensor:
     """Token ids of one or two dimensions as they are, but in host memory."""
     if ids.dtype != torch.int64 or ids.ndim not in (1, 2):
-        found = f"{str(ids.dtype).removeprefix('torch.')} of shape {tuple(ids.shape)}"
-        raise UserError(f"{which} are {found}; expected int64 (blocks, T), or (tokens,), which are cut into blocks")
+        kind = f"{str(ids.dtype).removeprefix('torch.')} of shape {tuple(ids.shape)}"
+        raise UserError(f"{which} are {kind}; expected int64 (blocks, T), or (tokens,), which are cut into blocks")
     if ids.numel() and int(ids.min()) < 0:
         raise UserError(f"{which} go down to {int(ids.min())}; expected 0 or more")
     return ids.cpu()
@@ -102,7 +102,7 @@ def conversation_text(conversation: Conversation, tokenizer: PreTrainedTokenizer
     try:
         return tokenizer.apply_chat_template(conversation.messages, tokenize=False)
     except Exception as error:  # of Jinja, of transformers, or what the template does
-        said = reason_of(error, LONGEST_REASON)
+        reason = reason_of(error, LONGEST_REASON)
         raise UserError(
-            f"the tokenizer's chat template cannot write a conversation ({said}); check its roles"
+            f"the tokenizer's chat template cannot write a conversation ({reason}); check its roles"
         ) from None

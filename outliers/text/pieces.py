@@ -165,8 +165,8 @@ def _joint(before: Tokens, alone: Tokens, after: Tokens, inside: tuple[int, int]
     return int(choice[len(choice) // 2]) if len(choice) else None
 
 
-def _agreeing(some: Tokens, others: Tokens) -> int:
+def _agreeing(first: Tokens, second: Tokens) -> int:
     """How many tokens from the start are the same, and so are the words."""
-    count = min(len(some.ids), len(others.ids))
-    same = (some.ids[:count] == others.ids[:count]) & (some.words[:count] == others.words[:count])
+    count = min(len(first.ids), len(second.ids))
+    same = (first.ids[:count] == second.ids[:count]) & (first.words[:count] == second.words[:count])
     return count if same.all() else int(same.argmin())

@@ -20,7 +20,7 @@ def visible_token(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
     Without quotes, a piece of a character as the vocabulary writes it, such as <0xE6>; or the number of a token that
     the vocabulary lacks.
     """
-    return _named(tokenizer, token, ())[0]
+    return _name_and_kind(tokenizer, token, ())[0]
 
 
 def named_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Iterable[int]) -> dict[int, tuple[str, str]]:
@@ -31,18 +31,18 @@ def named_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Iterable[int]) -> d
     bracket, and pieces of a character.
     """
     special = set(tokenizer.all_special_ids)
-    return {token: _named(tokenizer, token, special) for token in tokens}
+    return {token: _name_and_kind(tokenizer, token, special) for token in tokens}
 
 
 def named_ids(config: PretrainedConfig, tokenizer: object, ids: Iterable[int]) -> dict[int, tuple[str, str]]:
     """The same of what stands at positions: tokens; of a vision model, for which any object does, places of a picture,
     such as "[CLS]", "register 0" and "patch 3,5" (row, column)."""
     name_of = family_of(config).name_of
-    return named_tokens(tokenizer, ids) if name_of is None else {one: name_of(config, one) for one in ids}
+    return named_tokens(tokenizer, ids) if name_of is None else {place: name_of(config, place) for place in ids}
 
 
 def namer_of(model: str, revision: str | None = None) -> Callable[[int], str]:
-    """What names the ids of a model's positions."""
+    """A function that names the ids of a model's positions."""
     config = load_config(model, revision)
     name_of = family_of(config).name_of
     if name_of is None:
@@ -50,7 +50,7 @@ def namer_of(model: str, revision: str | None = None) -> Callable[[int], str]:
     return lambda place: name_of(config, place)[0]
 
 
-def _named(tokenizer: PreTrainedTokenizerBase, token: int, special: Collection[int]) -> tuple[str, str]:
+def _name_and_kind(tokenizer: PreTrainedTokenizerBase, token: int, special: Collection[int]) -> tuple[str, str]:
     piece = tokenizer.convert_ids_to_tokens(token)
     text = "" if piece is None else _text_of(tokenizer, token)
     return f"#{token}" if piece is None else _visible(piece, text), DELIMITER if token in special else _kind_of(text)

@@ -91,13 +91,13 @@ def change(model: PreTrainedModel, attention: str, gated: bool, positions: str, 
     Raises:
         UserError: a part of another model is to be exchanged.
     """
-    asked = attention, gated, positions, norm
-    if asked == AS_IT_IS:
+    parts = attention, gated, positions, norm
+    if parts == AS_IT_IS:
         return model
     if not isinstance(model, GPT2LMHeadModel):
-        raise UserError(f"{' and '.join(map(str, asked))} with '{model.config.model_type}'; expected a gpt2")
+        raise UserError(f"{' and '.join(map(str, parts))} with '{model.config.model_type}'; expected a gpt2")
     decoder, rotary = model.transformer, positions == "rotary"
-    if asked[:3] != AS_IT_IS[:3]:
+    if parts[:3] != AS_IT_IS[:3]:
         for block in decoder.h:
             _change_attention(block.attn, NORMALIZED[attention], gated, rotary)
     if rotary:

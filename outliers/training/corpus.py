@@ -51,7 +51,7 @@ class Vocabulary(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """What the pocket family learns from.
+    """The training text of the pocket family.
 
     ids: its text, uint16 (tokens,), documents in a seeded order. reader: the folder of the tokenizer, or of the image
     processor.

@@ -76,10 +76,10 @@ def train_int8(
     if attention:
         check_attention(model)
     _take_back(model)
-    found = list(projections(model))
-    for projection in found:
+    all_projections = list(projections(model))
+    for projection in all_projections:
         check_plain(projection)
-    for projection in found:
+    for projection in all_projections:
         if projection.role in roles:
             projection.module.__class__, projection.module.products = KINDS[type(projection.module)], products
     if attention:

@@ -86,14 +86,14 @@ def train(
     trainer.autocast = recipe.autocast
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(_Looking(trainer.log, seen, at, moved))
-    found = last_checkpoint(folder)
+    checkpoint = last_checkpoint(folder)
     try:
         with quiet():  # it has a bar for each file that it writes
-            trainer.train(resume_from_checkpoint=str(found) if found else None)
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except BrokenModel as error:
         kept = last_checkpoint(folder)
-        said = f"the last good checkpoint is '{kept}'" if kept else "no checkpoint was written yet"
-        raise BrokenModel(f"{error}; {said}") from None
+        remains = f"the last good checkpoint is '{kept}'" if kept else "no checkpoint was written yet"
+        raise BrokenModel(f"{error}; {remains}") from None
     return trainer.state.log_history
 
 
@@ -107,8 +107,8 @@ def _batch(blocks: list[np.ndarray | Example], name: str) -> dict:
 
 def last_checkpoint(folder: Path) -> Path | None:
     """The last checkpoint in the folder of a run that was written whole; those that were not are removed."""
-    of_steps = {int(path.name.rpartition("-")[2]): path for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*")}
-    for _, path in sorted(of_steps.items(), reverse=True):
+    by_step = {int(path.name.rpartition("-")[2]): path for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*")}
+    for _, path in sorted(by_step.items(), reverse=True):
         try:
             json.loads((path / STATE).read_bytes())
             return path
@@ -120,9 +120,9 @@ def last_checkpoint(folder: Path) -> Path | None:
 def log_beside(log: Callable[[dict], None], control: TrainerControl, values: dict) -> None:
     """Let a Trainer log values of a callback beside its own, which it would leave out for them: logging takes back that
     the loss of this step was to be logged too."""
-    asked = control.should_log
+    should_log = control.should_log
     log(values)
-    control.should_log = asked
+    control.should_log = should_log
 
 
 class _Trainer(Trainer):

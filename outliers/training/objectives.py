@@ -1,4 +1,4 @@
-"""What models of each family learn: how they read, and the examples that they see."""
+"""Objectives of training, one a family: how models read, and the examples that they see."""
 
 from collections.abc import Callable
 from functools import partial
@@ -69,7 +69,7 @@ def _prepare_digits(_c4: Path, _wikitext: Path, work: Path) -> Corpus:
 
 
 class Objective(NamedTuple):
-    """What a rung learns.
+    """The objective of a rung.
 
     prepare: of the files of C4 and WikiText-2 and a folder to work in, what is learnt from. examples: of that, a recipe
     and a seed, the blocks or examples that are seen, (steps · batch), in their order.

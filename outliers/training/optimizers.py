@@ -1,4 +1,4 @@
-"""What updates the weights, by the name that a recipe has for it."""
+"""Optimizers, by the names that recipes have for them."""
 
 from collections.abc import Callable
 from functools import partial

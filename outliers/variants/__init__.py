@@ -1,4 +1,4 @@
-"""What is done to a model before it is measured, on one axis: schemes, ablations, planted outliers, several at once.
+"""Variants, changes to a model before it is measured: schemes, ablations, planted outliers, several at once.
 
 Each stands for the layers of a resident model, or for that one of a streamed model whose turn it is (see
 `outliers.models.stream.Variant`); each can be pickled, and so travels to the machines of a cluster; and each has a

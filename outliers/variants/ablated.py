@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from outliers.errors import UserError, shown
+from outliers.models.variant import Variant
 from outliers.quantization.schemes import BASELINE
 from outliers.variants.edges import NORMS, ROLES, Place, edges
 from outliers.variants.term import Term
@@ -88,7 +89,7 @@ class Intervention:
 
 
 @dataclass(frozen=True)
-class Ablated:
+class Ablated(Variant):
     """An intervention in all layers at once, so that altered states propagate.
 
     where: places in which the features are replaced: roles of inputs, "attn_in" (the paper's) and "ffn_in", or what of
@@ -104,10 +105,9 @@ class Ablated:
 
     intervention: Intervention
     where: tuple[str, ...] = WHERE
-    needs_calibration = False
 
     def __post_init__(self):
-        places = [Place.read(one) for one in self.where]
+        places = [Place.read(written) for written in self.where]
         # in our own names, so that rows are found again by either
         object.__setattr__(self, "where", tuple(place.written for place in places))
         for place in places:
@@ -132,16 +132,28 @@ class Ablated:
 
     @property
     def name(self) -> str:
-        """What is done to which features, as `read` takes it."""
+        """The method and its features, as `read` takes them."""
         if not self.intervention.features:
             return BASELINE
-        one, where = self.intervention, () if self.where == WHERE else self.where
-        return str(Term(one.method, one.features, where, {"seed": one.seed} if one.seed else {}))
+        intervention, where = self.intervention, () if self.where == WHERE else self.where
+        return str(
+            Term(
+                intervention.method,
+                intervention.features,
+                where,
+                {"seed": intervention.seed} if intervention.seed else {},
+            )
+        )
 
     def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
-        """What is done to which features, and where."""
-        one = self.intervention
-        return {"method": one.method, "features": list(one.features), "where": list(self.where), "seed": one.seed}
+        """The method, its features, and where they are replaced."""
+        intervention = self.intervention
+        return {
+            "method": intervention.method,
+            "features": list(intervention.features),
+            "where": list(self.where),
+            "seed": intervention.seed,
+        }
 
     @property
     def needs_trace(self) -> bool:
@@ -187,10 +199,13 @@ class Ablated:
             yield model
 
 
-def feature_means(found: "Trace") -> Means:
+def feature_means(trace: "Trace") -> Means:
     """Mean of every feature over the text of a trace, by layer and role."""
     from outliers.tracing.result import STREAM
 
-    means = {role: found.statistics[f"{role}.sum"] / found.positions for role in STREAM if role in found.roles}
-    numbered = ((role, *one) for role, of_role in means.items() for one in enumerate(of_role, found.first_layer))
-    return {(layer, role): mean for role, layer, mean in numbered}
+    means = {role: trace.statistics[f"{role}.sum"] / trace.positions for role in STREAM if role in trace.roles}
+    return {
+        (layer, role): mean
+        for role, by_layer in means.items()
+        for layer, mean in enumerate(by_layer, trace.first_layer)
+    }

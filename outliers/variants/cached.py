@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from outliers.errors import UserError
+from outliers.models.variant import Variant
 from outliers.quantization.cache_formats import Formats
 
 if TYPE_CHECKING:  # to read a variant takes no torch
@@ -19,7 +20,7 @@ _WRITTEN = re.compile(r"prefix(?:=(?P<count>[1-9][0-9]{0,2})|\((?P<tokens>[0-9]{
 
 
 @dataclass(frozen=True)
-class Cached:
+class Cached(Variant):
     """Keys and values of all positions quantized, their own ones too: what a query meets is what a later one would.
 
     calibration: where a format has to know how large the channels of keys are.
@@ -27,7 +28,6 @@ class Cached:
 
     formats: Formats
     calibration: "Calibration | None" = None
-    needs_trace = False
 
     @property
     def name(self) -> str:
@@ -36,7 +36,7 @@ class Cached:
 
     def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
         """Their formats, and of what text the calibration is."""
-        fields = {name: str(one) for name, one in self.formats._asdict().items() if one}
+        fields = {name: str(format) for name, format in self.formats._asdict().items() if format}
         if self.calibration is not None and self.formats.needs_calibration:
             fields["calibration_hash"] = self.calibration.tokens_hash
         return fields
@@ -52,7 +52,9 @@ class Cached:
 
     def first_layer(self, _model: "PreTrainedModel") -> int:
         """The first layer that attends to codes."""
-        return min(min(some.start for some in one.layers) if one.layers else 0 for one in self.formats if one)
+        return min(
+            min(layers.start for layers in format.layers) if format.layers else 0 for format in self.formats if format
+        )
 
     @property
     def is_of_places(self) -> bool:
@@ -113,7 +115,7 @@ class Cached:
 
 
 @dataclass(frozen=True)
-class Prefixed:
+class Prefixed(Variant):
     """Every sequence behind some tokens, whose keys and values nothing quantizes.
 
     tokens: their ids; None for the most frequent outlier tokens of a calibration text, see `Calibration.prefix`. count:
@@ -122,17 +124,15 @@ class Prefixed:
 
     tokens: tuple[int, ...] | None = None
     count: int | None = None
-    needs_trace, in_memory = False, True
+    in_memory = True
 
     @classmethod
     def read(cls, written: str) -> "Prefixed":
         """`prefix`, `prefix=COUNT` or `prefix(TOKEN,TOKEN)`; raise UserError if it is another one."""
-        found = _WRITTEN.fullmatch(written.replace(" ", ""))
-        if not found:
-            raise UserError(
-                f"'{written}' is not a prefix; expected prefix, prefix=2 or the ids of tokens, prefix(30,198)"
-            )
-        tokens, count = found["tokens"], found["count"]
+        match = _WRITTEN.fullmatch(written.replace(" ", ""))
+        if not match:
+            raise UserError(f"'{written}' is no prefix; expected prefix, prefix=2 or the ids of tokens, prefix(30,198)")
+        tokens, count = match["tokens"], match["count"]
         return cls(tuple(map(int, tokens.split(","))) if tokens else None, int(count) if count else None)
 
     @property
@@ -154,10 +154,6 @@ class Prefixed:
     def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
         """The ids of its tokens."""
         return {"prefix": list(self.tokens)} if self.tokens else {}
-
-    def first_layer(self, _model: "PreTrainedModel") -> int:
-        """All layers attend to it."""
-        return 0
 
     def check(self, model: "PreTrainedModel") -> None:
         """Raise UserError if the tokens cannot stand before what a model, which may be on the meta device, reads."""

@@ -23,6 +23,8 @@ ALL = tuple(chain(*ROLES.values()))  # where a place says layers or a head alone
 _WRITTEN = re.compile(
     r"(layers\.(?P<first>[0-9]{1,9})(:(?P<end>[0-9]{1,9}))?(\.|$))?(heads\.(?P<head>[0-9]{1,9})(\.|$))?(?P<name>\w*)"
 )
+# Of a projection, by the field that says where it is, the value of the field, and the place as a scheme takes it.
+WRITTEN = {"role": lambda part: (part.role, part.role), "layer": lambda part: (part.layer, f"layers.{part.layer}")}
 HINT = "(of some layers or a head: layers.9:12.q, layers.9.heads.3)"
 
 
@@ -43,17 +45,17 @@ class Place(NamedTuple):
         Raises:
             UserError: it is none, or what it is made of has no heads.
         """
-        if named := of_transformerlens(written):
-            written = "layers.{}.{}".format(*named)
-        found = _WRITTEN.fullmatch(written)
-        if found is None or found["name"] not in (*PLACES, "") or not written or written.endswith("."):
-            raise unknown_name("place", written if found is None else found["name"] or written, PLACES, HINT)
+        if state := of_transformerlens(written):
+            written = "layers.{}.{}".format(*state)
+        match = _WRITTEN.fullmatch(written)
+        if match is None or match["name"] not in (*PLACES, "") or not written or written.endswith("."):
+            raise unknown_name("place", written if match is None else match["name"] or written, PLACES, HINT)
         layers = head = None
-        parts = PLACES.get(found["name"], ALL)
-        if found["first"]:
-            layers = int(found["first"]), int(found["end"] or int(found["first"]) + 1)
-        if found["head"]:
-            head, parts = int(found["head"]), tuple(part for part in parts if part in ROLES["attn_in"])
+        parts = PLACES.get(match["name"], ALL)
+        if match["first"]:
+            layers = int(match["first"]), int(match["end"] or int(match["first"]) + 1)
+        if match["head"]:
+            head, parts = int(match["head"]), tuple(part for part in parts if part in ROLES["attn_in"])
         if not parts or (layers and layers[0] >= layers[1]):
             raise UserError(f"place '{written}' has nothing in it; expected one such as layers.9:12.q or heads.3.k")
         return cls(written, parts, layers, head)
@@ -75,68 +77,70 @@ class Place(NamedTuple):
 
 
 class Edges(NamedTuple):
-    """What reads features that are replaced: modules, in all of their input; and some outputs of projections."""
+    """The readers of replaced features: modules, in all of their input; and some outputs of projections."""
 
     inputs: "list[Projection]"
     outputs: "list[tuple[Projection, torch.Tensor]]"
 
 
 def edges(model: "PreTrainedModel", written: Iterable[str], layer: int | None = None) -> Edges:
-    """What of a model, or of one layer, is at some places; where all that read a hidden state are, it is a role's.
+    """The readers of a model, or of one layer, at some places; where all that read a hidden state are, it is a role's.
 
     Raises:
         UserError: a layer or a head is out of range, or a layer of a place has nothing of what the place says.
     """
     from outliers.models.anatomy import decoder_layers, readers
 
-    places = [Place.read(one) for one in written]
+    places = [Place.read(name) for name in written]
     for place in places:
         place.check(model)
-    every = [one for one in readers(model) if layer in (None, one.layer)]
-    found = Edges([], [])
+    every = [reader for reader in readers(model) if layer in (None, reader.layer)]
+    whole = Edges([], [])
     for number in range(len(decoder_layers(model))) if layer is None else (layer,):
         here = [place for place in places if place.has(number)]
         roles = {place.written for place in here} & ROLES.keys()
         others = [place for place in here if place.written not in roles]
         at_others = _edges_of_layer(model, number, others, roles) if others else Edges([], [])
-        found.inputs.extend(one for one in every if one.layer == number and one.role in roles)
-        found.inputs.extend(at_others.inputs)
-        found.outputs.extend(at_others.outputs)
-    return found
+        whole.inputs.extend(reader for reader in every if reader.layer == number and reader.role in roles)
+        whole.inputs.extend(at_others.inputs)
+        whole.outputs.extend(at_others.outputs)
+    return whole
 
 
 def _edges_of_layer(model: "PreTrainedModel", layer: int, places: list[Place], roles: set[str]) -> Edges:
-    """What is at places of a layer and not of roles; roles of which all readers are there are added to these."""
+    """The readers at places of a layer but those of whole roles; roles of which all readers are there join these."""
     import torch
 
     from outliers.models.anatomy.parts import parts
 
     there = list(parts(model, layer))
-    heads = next(len(one.outputs) for one in there if one.name == "q")
-    outputs = {one.reader.path: torch.empty(0, dtype=torch.bool) for one in there}  # what of each reader is chosen
-    for one in there:
-        outputs[one.reader.path] = torch.cat([outputs[one.reader.path], torch.zeros(_count(one), dtype=torch.bool)])
+    heads = next(len(part.outputs) for part in there if part.name == "q")
+    outputs = {part.reader.path: torch.empty(0, dtype=torch.bool) for part in there}  # what of each reader is chosen
+    for part in there:
+        outputs[part.reader.path] = torch.cat([outputs[part.reader.path], torch.zeros(_count(part), dtype=torch.bool)])
     for place in places:
-        chosen = [one for one in there if one.name in place.parts]
+        chosen = [part for part in there if part.name in place.parts]
         if not chosen:
             raise UserError(
                 f"place '{place.written}': layer {layer} has no such reader of the residual stream; expected some of "
-                f"{', '.join(one.name for one in there)}"
+                f"{', '.join(part.name for part in there)}"
             )
-        for one in chosen:
-            if one.outputs is None:
-                outputs[one.reader.path][:] = True
+        for part in chosen:
+            if part.outputs is None:
+                outputs[part.reader.path][:] = True
             elif place.head is None:
-                outputs[one.reader.path][one.outputs] = True
+                outputs[part.reader.path][part.outputs] = True
             else:  # of keys and values those that the head shares
-                outputs[one.reader.path][one.outputs[place.head * len(one.outputs) // heads]] = True
+                outputs[part.reader.path][part.outputs[place.head * len(part.outputs) // heads]] = True
     for role, names in ROLES.items():
-        if all(outputs[one.reader.path].all() for one in there if one.name in names):
+        if all(outputs[part.reader.path].all() for part in there if part.name in names):
             roles.add(role)
-    left = {one.reader.path: one for one in there if one.reader.role not in roles and outputs[one.reader.path].any()}
+    left = {
+        part.reader.path: part for part in there if part.reader.role not in roles and outputs[part.reader.path].any()
+    }
     return Edges(
-        [one.reader for one in left.values() if one.outputs is None],
-        [(one.reader, outputs[path]) for path, one in left.items() if one.outputs is not None],
+        [part.reader for part in left.values() if part.outputs is None],
+        [(part.reader, outputs[path]) for path, part in left.items() if part.outputs is not None],
     )
 
 

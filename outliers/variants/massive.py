@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outliers.errors import UserError
+from outliers.models.variant import Variant
 from outliers.variants.edges import Place
 from outliers.variants.term import Term
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:  # to read a variant takes no torch
 
 
 @dataclass(frozen=True)
-class Massive:
+class Massive(Variant):
     """Entries of features behind a layer become `value` where their magnitude is beyond `above`.
 
     With the mean of such entries over a text nothing is left of them but a constant (Sun et al., 2024, section 3); with
@@ -26,7 +27,6 @@ class Massive:
     layer: int
     value: float
     above: float
-    needs_trace = needs_calibration = False
 
     @classmethod
     def read(cls, term: Term) -> "Massive":
@@ -51,7 +51,7 @@ class Massive:
 
     @property
     def name(self) -> str:
-        """What becomes of which entries, as `read` takes it."""
+        """The features, the layer and the value, as `read` takes them."""
         options = {"value": self.value, "above": self.above}
         return str(Term("massive", self.features, (f"layers.{self.layer}",), options))
 

@@ -1,4 +1,4 @@
-"""What others made of a model, to compare with: the 8-bit layers of bitsandbytes, or a model of somebody else."""
+"""Models of others to compare with: the 8-bit layers of bitsandbytes, or a model of somebody else."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from outliers.criterion import ALPHA, check_threshold
 from outliers.errors import UserError
+from outliers.models.variant import Variant
+from outliers.variants.edges import WRITTEN
 from outliers.variants.term import read_number, write_number
 
 if TYPE_CHECKING:
@@ -21,11 +23,10 @@ _AGAINST = re.compile(
 
 
 @dataclass(frozen=True)
-class Peer:
+class Peer(Variant):
     """A model under LLM.int8() as bitsandbytes computes it; alpha: from which magnitude on a feature is an outlier."""
 
     alpha: float = ALPHA
-    needs_trace = needs_calibration = False
     in_memory = True
 
     @classmethod
@@ -51,10 +52,6 @@ class Peer:
         """As those of a scheme; the library computes with weights that it rebuilds from codes."""
         return {"scheme": PEER, "alpha": self.alpha, "kernels": PEER, "outlier_weights": "dequantized"}
 
-    def first_layer(self, _model: "PreTrainedModel") -> int:
-        """It changes all layers."""
-        return 0
-
     def served(self, *place: str | None) -> "PreTrainedModel":
         """A model by its name, as `outliers.load_model` takes it, whose exact projections are gone."""
         from outliers.models.load import load_model
@@ -76,7 +73,7 @@ def is_against(written: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Against:
+class Against(Variant):
     """A model of somebody else in the place of ours: quantized, fine-tuned, or damaged.
 
     other: its name, as `outliers.load_model` takes it, or the folder of one that `outliers.save_quantized` wrote; or
@@ -87,7 +84,6 @@ class Against:
     other: "str | PreTrainedModel"
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
-    needs_trace = needs_calibration = False
     in_memory = True
 
     @classmethod
@@ -97,15 +93,15 @@ class Against:
         Raises:
             UserError: it is something else.
         """
-        found = _AGAINST.fullmatch(term)
-        if found is None:
+        match = _AGAINST.fullmatch(term)
+        if match is None:
             raise UserError(f"'{term}' is malformed; expected the name of a model, such as {AGAINST}(path/to/folder)")
-        places = {name: tuple(found[name].split("/")) if found[name] else () for name in ("only", "skip")}
-        return cls(found["other"], **places)
+        places = {name: tuple(match[name].split("/")) if match[name] else () for name in ("only", "skip")}
+        return cls(match["other"], **places)
 
     @property
     def called(self) -> str:
-        """What the other model is called."""
+        """The name of the other model."""
         if isinstance(self.other, str):
             return self.other
         return self.other.config.name_or_path or type(self.other).__name__
@@ -122,10 +118,6 @@ class Against:
 
         return other_fields(self.other, model) if model is not None and isinstance(self.other, str) else {}
 
-    def first_layer(self, _model: "PreTrainedModel") -> int:
-        """It changes all layers."""
-        return 0
-
     def check(self, model: "PreTrainedModel") -> None:
         """Raise UserError if the other model is not like one, which may be without values."""
         from outliers.quantization.peers import check_alike
@@ -141,8 +133,7 @@ class Against:
         """Every role or layer (field) with projections, as `only` and `skip` take it."""
         from outliers.models.anatomy import projections
 
-        written = {"role": lambda one: (one.role, one.role), "layer": lambda one: (one.layer, f"layers.{one.layer}")}
-        return dict(map(written[field], projections(model)))
+        return dict(map(WRITTEN[field], projections(model)))
 
     def alone_at(self, place: str) -> "Against":
         """The projections at a place alone."""

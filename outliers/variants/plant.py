@@ -74,10 +74,12 @@ def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> Pre
     for projection in projections(model):
         check_plain(projection)
     scaled = {id(parameter) for layer in decoder_layers(model) for parameter in layer.parameters()}
-    planted = copy.deepcopy(model, {id(one): one for one in model.parameters() if id(one) not in scaled})
+    planted = copy.deepcopy(
+        model, {id(parameter): parameter for parameter in model.parameters() if id(parameter) not in scaled}
+    )
     if norms_are_in_the_residual_stream(model.config):
-        for one in _sums(planted):
-            _shift(one, features, factor)
+        for junction in _sums(planted):
+            _shift(junction, features, factor)
     elif anatomy_of(model.config).norms:
         for layer in layers_of(planted):
             _scale(layer, features, factor)
@@ -101,28 +103,28 @@ def _scale(layer: Layer, features: list[int], factor: float) -> None:
                 weight[features] /= factor
 
 
-def _shift(one: Sum, features: list[int], factor: float) -> None:
+def _shift(junction: Sum, features: list[int], factor: float) -> None:
     """Add a constant to the output of a norm, and take it from what reads it."""
-    if any(module.bias is None for module in (one.norm, *one.readers, one.added)):
+    if any(module.bias is None for module in (junction.norm, *junction.readers, junction.added)):
         raise UserError(
             "this model's projections read its residual stream and have no biases, which could undo a planted feature; "
             "plant in a model with biases, or with norms before its sub-layers"
         )
-    weight, bias = one.norm.weight[features], one.norm.bias[features]
+    weight, bias = junction.norm.weight[features], junction.norm.bias[features]
     constant = factor * torch.hypot(weight, bias) * torch.where(bias < 0, -1.0, 1.0)
-    one.norm.bias[features] += constant
-    for reader in one.readers:
+    junction.norm.bias[features] += constant
+    for reader in junction.readers:
         reader.bias -= constant @ _inputs(reader)[features]
-    one.added.bias[features] -= constant
+    junction.added.bias[features] -= constant
 
 
 def _sums(model: PreTrainedModel) -> Iterator[Sum]:
     """The norms of the residual stream, but for the last one of each stack."""
     before = getattr(model.config, "apply_residual_connection_post_layernorm", False)  # and its output is added to
-    for _, of_stack in groupby(layers_of(model), lambda layer: layer.stack):
+    for _, layers in groupby(layers_of(model), lambda layer: layer.stack):
         steps = [
             (layer, norm, getattr(layer.anatomy, reads), getattr(layer.anatomy, adds)[0])
-            for layer in of_stack
+            for layer in layers
             for norm, (reads, adds) in zip(_norms(layer), _sublayers(layer), strict=True)
         ]
         for (layer, norm, *_), (other, _, readers, added) in zip(steps, steps if before else steps[1:], strict=False):

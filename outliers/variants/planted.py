@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from outliers.criterion import check_threshold
 from outliers.errors import UserError
+from outliers.models.variant import Variant
 from outliers.variants.term import Term
 
 if TYPE_CHECKING:
@@ -14,17 +15,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Planted:
-    """Features of the norms' outputs enlarged by a factor, which the weights that read them undo.
-
-    Example:
-        >>> outliers.Planted((3,), factor=8).name
-        'plant(3,factor=8)'
-    """
+class Planted(Variant):
+    """Features of the norms' outputs enlarged by a factor, which the weights that read them undo."""
 
     features: tuple[int, ...]
     factor: float
-    needs_trace = needs_calibration = False
 
     @classmethod
     def read(cls, term: Term) -> "Planted":
@@ -42,16 +37,12 @@ class Planted:
 
     @property
     def name(self) -> str:
-        """What is planted, as `read` takes it."""
+        """The features and the factor, as `read` takes them."""
         return str(Term("plant", self.features, (), {"factor": self.factor}))
 
     def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
-        """What is planted."""
+        """The features and the factor."""
         return {"planted": list(self.features), "factor": self.factor}
-
-    def first_layer(self, _model: "PreTrainedModel") -> int:
-        """From which decoder layer on it changes anything: it is in all of them."""
-        return 0
 
     @contextmanager
     def on(self, model: "PreTrainedModel", _layer: int | None = None) -> "Iterator[PreTrainedModel]":

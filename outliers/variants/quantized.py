@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from outliers.errors import UserError
+from outliers.models.variant import Variant
 from outliers.quantization.plans.plan import MARK, Plan, expanded, read_plan
 from outliers.quantization.schemes import BASELINE, SCHEMES, Scheme, get_scheme
+from outliers.variants.edges import WRITTEN
 from outliers.variants.term import read_number, write_number
 
 if TYPE_CHECKING:
@@ -23,20 +25,14 @@ INSTEAD = re.compile(r"instead=(\((?P<remedied>[^()]+)\)|(?P<scheme>[^@()]+))@(?
 
 
 @dataclass(frozen=True)
-class Quantized:
-    """A model under a scheme; skip, only, calibration, instead: as for `outliers.quantize`.
-
-    Example:
-        >>> outliers.Quantized(outliers.SCHEMES["absmax"], skip=("ffn_out",)).name
-        'absmax+skip=ffn_out'
-    """
+class Quantized(Variant):
+    """A model under a scheme; skip, only, calibration, instead: as for `outliers.quantize`."""
 
     scheme: Scheme
     skip: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     calibration: "Calibration | None" = None
     instead: tuple[tuple[Scheme, tuple[str, ...]], ...] = ()
-    needs_trace = False
 
     @classmethod
     def read(cls, terms: Sequence[str]) -> "Quantized":
@@ -50,18 +46,18 @@ class Quantized:
         if terms[0].startswith(MARK):
             plan = read_plan("+".join(terms).removeprefix(MARK))
             return cls.of_plan(plan)
-        instead = [found for found in map(INSTEAD.fullmatch, terms[1:]) if found]
+        instead = [match for match in map(INSTEAD.fullmatch, terms[1:]) if match]
         terms = [term for term in terms if not INSTEAD.fullmatch(term)]
         pairs = [term.partition("=")[::2] for term in terms[1:]]
         options = {option: value for option, value in pairs if option in OPTIONS and value}
-        of_scheme = [terms[0]]
-        of_scheme += [term for term, (option, _) in zip(terms[1:], pairs, strict=True) if option not in OPTIONS]
-        if len(of_scheme) + len(options) < len(terms):
+        scheme_terms = [terms[0]]
+        scheme_terms += [term for term, (option, _) in zip(terms[1:], pairs, strict=True) if option not in OPTIONS]
+        if len(scheme_terms) + len(options) < len(terms):
             raise UserError(
                 f"'{'+'.join(terms)}' has an option twice or without a value; expected each once, as in alpha=4, "
                 "only=ffn_out or skip=layers.0/*.down_proj"
             )
-        scheme = get_scheme("+".join(of_scheme))
+        scheme = get_scheme("+".join(scheme_terms))
         if "alpha" in options:
             if scheme.outlier_threshold is None:
                 raise UserError(
@@ -70,12 +66,12 @@ class Quantized:
                 )
             scheme = get_scheme(scheme, read_number(options["alpha"], "+".join(terms)))
         places = {option: _places(options[option]) for option in PLACES if option in options}
-        others = [(get_scheme(one["remedied"] or one["scheme"]), _places(one["places"])) for one in instead]
+        others = [(get_scheme(match["remedied"] or match["scheme"]), _places(match["places"])) for match in instead]
         return cls(scheme, **places, instead=tuple(others))
 
     @classmethod
     def of_plan(cls, plan: Plan) -> "Quantized":
-        """What a plan says."""
+        """The variant that a plan describes."""
         instead = [(get_scheme(name), tuple(paths)) for name, paths in plan.instead.items()]
         return cls(get_scheme(plan.scheme), tuple(plan.exact), instead=tuple(instead))
 
@@ -84,9 +80,9 @@ class Quantized:
         """Its writing, as `read` takes it; that of a scheme of one's own can be read where its name is known."""
         alpha = [] if self._own_alpha is None else [f"alpha={write_number(self._own_alpha)}"]
         places = [f"{option}={'/'.join(getattr(self, option))}" for option in PLACES if getattr(self, option)]
-        for scheme, of_scheme in self.instead:
+        for scheme, paths in self.instead:
             name = f"({scheme.name})" if "+" in scheme.name else scheme.name
-            places.append(f"instead={name}@{'/'.join(of_scheme)}")
+            places.append(f"instead={name}@{'/'.join(paths)}")
         return "+".join([self.scheme.name, *alpha, *places])
 
     @property
@@ -127,7 +123,7 @@ class Quantized:
         from outliers.quantization.convert import quantized_parts, skipped
 
         left = skipped(model, self.skip, self.scheme, self.only)
-        layers = (one.layer for one in quantized_parts(model, self.scheme) if one.path not in left)
+        layers = (part.layer for part in quantized_parts(model, self.scheme) if part.path not in left)
         return min(layers, default=len(decoder_layers(model)))
 
     @property
@@ -143,12 +139,8 @@ class Quantized:
         left = skipped(model, self.skip, self.scheme)
         parts = (part for part in quantized_parts(model, self.scheme) if part.path not in left)
         stacks = {layer: view for view in views_of(model).values() if not view.cross for layer in view.layers}
-        of_fields = {
-            "role": lambda part: (part.role, part.role),
-            "layer": lambda part: (part.layer, f"layers.{part.layer}"),
-            "stack": lambda part: (stacks[part.layer].name, stacks[part.layer].written),
-        }
-        return dict(map(of_fields[field], parts))
+        of_stack = {"stack": lambda part: (stacks[part.layer].name, stacks[part.layer].written)}
+        return dict(map((WRITTEN | of_stack)[field], parts))
 
     def alone_at(self, place: str) -> "Quantized":
         """The same at a place alone."""

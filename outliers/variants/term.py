@@ -24,12 +24,12 @@ class Weight(NamedTuple):
     input: int | None
 
     def __str__(self) -> str:
-        output, input = (":" if one is None else one for one in self[1:])
+        output, input = (":" if index is None else index for index in self[1:])
         return f"{self.path}[{output},{input}]"
 
 
 class Term(NamedTuple):
-    """What is done to which features, or to which weight; places: where features are read."""
+    """A method with its features, or its weight; places: where features are read."""
 
     name: str
     features: tuple[int, ...]
@@ -39,23 +39,23 @@ class Term(NamedTuple):
 
     @classmethod
     def read(cls, written: str) -> "Term":
-        """What was written.
+        """Parse a term.
 
         Raises:
             UserError: it is no such term, or an option is twice there or no number.
         """
-        found = _WRITTEN.fullmatch(written.replace(" ", ""))
-        if found is None:
+        match = _WRITTEN.fullmatch(written.replace(" ", ""))
+        if match is None:
             raise UserError(f"'{written}' is malformed; expected a term such as {EXAMPLES}")
-        pairs = [pair.split("=") for pair in found["options"].split(",")[1:]]
+        pairs = [pair.split("=") for pair in match["options"].split(",")[1:]]
         options = {option: read_number(value, written) for option, value in pairs}
         if len(options) < len(pairs):
             raise UserError(f"'{written}' has an option twice; expected it once")
-        if found["weight"]:
-            place = (None if found[part] == ":" else int(found[part]) for part in ("output", "input"))
-            return cls(found["name"], (), (), options, Weight(found["weight"].removesuffix(".weight"), *place))
-        places = found["places"].replace(",", "/").split("/") if found["places"] else ()
-        return cls(found["name"], tuple(map(int, found["features"].split(","))), tuple(places), options)
+        if match["weight"]:
+            place = (None if match[part] == ":" else int(match[part]) for part in ("output", "input"))
+            return cls(match["name"], (), (), options, Weight(match["weight"].removesuffix(".weight"), *place))
+        places = match["places"].replace(",", "/").split("/") if match["places"] else ()
+        return cls(match["name"], tuple(map(int, match["features"].split(","))), tuple(places), options)
 
     def check_options(self, known: Collection[str]) -> None:
         """Raise UserError if it has another option."""

@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from outliers.models.variant import Variant
 from outliers.quantization.schemes import BASELINE
 from outliers.variants.cached import Cached
 from outliers.variants.peer import Against
@@ -13,27 +14,21 @@ from outliers.variants.quantized import Quantized
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from outliers.models.stream import Variant
     from outliers.quantization.cache_formats import Formats
     from outliers.quantization.calibration import Calibration
     from outliers.tracing.result import Trace
 
 
 @dataclass(frozen=True)
-class Together:
-    """Variants in the order in which they act.
-
-    Example:
-        >>> outliers.Together((outliers.variant("zero(3)"), outliers.variant("absmax"))).name
-        'zero(3)+absmax'
-    """
+class Together(Variant):
+    """Variants in the order in which they act."""
 
     variants: "tuple[Variant, ...]"
 
     @property
     def name(self) -> str:
         """All names but of what does nothing."""
-        return "+".join(one.name for one in self.variants if one.name != BASELINE) or BASELINE
+        return "+".join(variant.name for variant in self.variants if variant.name != BASELINE) or BASELINE
 
     def fields(self, model: "PreTrainedModel | None" = None) -> dict:
         """Those of all."""
@@ -46,7 +41,9 @@ class Together:
 
     def knowing(self, *traces: "Trace") -> "Together":
         """The same with what those need that need a trace."""
-        return Together(tuple(one.knowing(*traces) if one.needs_trace else one for one in self.variants))
+        return Together(
+            tuple(variant.knowing(*traces) if variant.needs_trace else variant for variant in self.variants)
+        )
 
     @property
     def needs_calibration(self) -> bool:
@@ -55,17 +52,21 @@ class Together:
 
     def calibrated(self, calibration: "Calibration") -> "Together":
         """The same with those calibrated that need it."""
-        return Together(tuple(one.calibrated(calibration) if one.needs_calibration else one for one in self.variants))
+        return Together(
+            tuple(
+                variant.calibrated(calibration) if variant.needs_calibration else variant for variant in self.variants
+            )
+        )
 
     def first_layer(self, model: "PreTrainedModel") -> int:
         """From which decoder layer on one of them changes anything."""
         from outliers.models.anatomy import decoder_layers
 
-        return min((one.first_layer(model) for one in self.variants), default=len(decoder_layers(model)))
+        return min((variant.first_layer(model) for variant in self.variants), default=len(decoder_layers(model)))
 
     @contextmanager
     def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":
-        """What the last one makes."""
+        """The model that the last one makes."""
         with ExitStack() as stack:
             for variant in self.variants:
                 model = stack.enter_context(variant.on(model, layer))
@@ -88,7 +89,7 @@ def others_of(variant: "Variant") -> list[Against]:
 
 
 def apart_from_cache(variant: "Variant") -> "tuple[Variant, Formats | None]":
-    """What a variant does before the cache, and the formats of the cache; None where it has none."""
+    """A variant without its cache, and the formats of the cache; None where it has none."""
     *others, last = parts_of(variant)
     if not isinstance(last, Cached):
         return variant, None

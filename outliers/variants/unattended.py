@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from outliers.errors import UserError
+from outliers.models.variant import Variant
 from outliers.variants.term import Term
 
 if TYPE_CHECKING:  # to read a variant takes no torch
@@ -14,11 +15,10 @@ if TYPE_CHECKING:  # to read a variant takes no torch
 
 
 @dataclass(frozen=True)
-class Unattended:
+class Unattended(Variant):
     """Attention of all heads and layers without some positions, but for their own: without 0 there is no sink there."""
 
     positions: tuple[int, ...]
-    needs_trace = needs_calibration = False
 
     @classmethod
     def read(cls, term: Term) -> "Unattended":
@@ -37,32 +37,28 @@ class Unattended:
         """Which positions."""
         return {"unattended": list(self.positions)}
 
-    def first_layer(self, _model: "PreTrainedModel") -> int:
-        """All layers attend."""
-        return 0
-
     @contextmanager
     def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":
         """The model itself, with hooks on the masks of its attention."""
         from outliers.models.anatomy import layers_of
 
         with ExitStack() as stack:
-            for one in layers_of(model):
-                if layer in (None, one.number):
-                    attention = one.module.get_submodule(one.anatomy.attention)
+            for decoder_layer in layers_of(model):
+                if layer in (None, decoder_layer.number):
+                    attention = decoder_layer.module.get_submodule(decoder_layer.anatomy.attention)
                     hook = partial(_masked, list(self.positions))
                     stack.callback(attention.register_forward_pre_hook(hook, with_kwargs=True).remove)
             yield model
 
 
-def _masked(positions: list[int], _attention, inputs: tuple, named: dict) -> tuple[tuple, dict]:
+def _masked(positions: list[int], _attention, inputs: tuple, keywords: dict) -> tuple[tuple, dict]:
     """The inputs of an attention, with a mask under which later positions do not see some."""
     import torch
 
-    states = named["hidden_states"] if "hidden_states" in named else inputs[0]
-    length, mask = states.shape[-2], named.get("attention_mask")
+    states = keywords["hidden_states"] if "hidden_states" in keywords else inputs[0]
+    length, mask = states.shape[-2], keywords.get("attention_mask")
     queries = torch.arange(length)[:, None]
-    keys = torch.tensor([one for one in positions if one < length], dtype=torch.int64)
+    keys = torch.tensor([position for position in positions if position < length], dtype=torch.int64)
     if mask is None:  # a fused kernel makes the causal mask by itself
         mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=states.device).tril()
     before = mask.shape[-1] - length  # tokens of a prefix, which are no positions of the sequence
@@ -70,4 +66,4 @@ def _masked(positions: list[int], _attention, inputs: tuple, named: dict) -> tup
     hidden[:, before + keys] = queries > keys
     # The first position sees itself, so that its entry tells what is visible: in masks of MPT that is False.
     unseen = not mask[0, ..., 0, 0].any() if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
-    return inputs, named | {"attention_mask": mask.masked_fill(hidden.to(mask.device), unseen)}
+    return inputs, keywords | {"attention_mask": mask.masked_fill(hidden.to(mask.device), unseen)}

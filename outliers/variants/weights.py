@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outliers.errors import UserError, unknown_name
+from outliers.models.variant import Variant
 from outliers.variants.term import Term, Weight
 
 if TYPE_CHECKING:  # to read a variant takes no torch
@@ -17,7 +18,7 @@ METHODS = ("zero", "scale")
 
 
 @dataclass(frozen=True)
-class Scaled:
+class Scaled(Variant):
     """Entries of a weight multiplied by a factor; 0 sets them to zero.
 
     weight: its path is that of a module, or of a parameter of two dimensions. Its indices are (output, input) however
@@ -26,7 +27,6 @@ class Scaled:
 
     weight: Weight
     factor: float = 0.0
-    needs_trace = needs_calibration = False
 
     @classmethod
     def read(cls, term: Term) -> "Scaled":
@@ -46,7 +46,7 @@ class Scaled:
 
     @property
     def name(self) -> str:
-        """What is done to which entries, as `read` takes it."""
+        """The method and its entries, as `read` takes them."""
         name, options = ("scale", {"factor": self.factor}) if self.factor else ("zero", {})
         return str(Term(name, (), (), options, self.weight))
 
@@ -74,30 +74,33 @@ class Scaled:
                 index is out of range.
         """
         path = self.weight.path
-        found = {own.removesuffix(".weight"): one for own, one in model.named_parameters(remove_duplicate=False)}
-        if path not in found:
+        parameters = {
+            name.removesuffix(".weight"): parameter
+            for name, parameter in model.named_parameters(remove_duplicate=False)
+        }
+        if path not in parameters:
             if hasattr(dict(model.named_modules()).get(path), "scheme"):
                 raise UserError(f"'{path}' is quantized already; expected the weight before the scheme: {self.name}+…")
-            raise unknown_name("weight", path, found)
-        if found[path].ndim != 2 or not found[path].is_floating_point():
-            kind = f"{str(found[path].dtype).removeprefix('torch.')} of shape {tuple(found[path].shape)}"
+            raise unknown_name("weight", path, parameters)
+        if parameters[path].ndim != 2 or not parameters[path].is_floating_point():
+            kind = f"{str(parameters[path].dtype).removeprefix('torch.')} of shape {tuple(parameters[path].shape)}"
             raise UserError(f"'{path}' is {kind}; expected floating-point numbers in two dimensions")
-        shape = _by_outputs(model, path, found[path]).shape
+        shape = _by_outputs(model, path, parameters[path]).shape
         for kind, index, count in zip(("output", "input"), self.weight[1:], shape, strict=True):
             if index is not None and index >= count:
                 raise UserError(f"'{self.weight}' has the {kind} {index}; expected one of 0 to {count - 1}")
-        return found[path]
+        return parameters[path]
 
     @contextmanager
     def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":
         """A model that shares all but this weight; a streamed one has it when its layer's turn comes."""
         from outliers.models.stream import is_streamed
 
-        own = self._layer(model)
-        if layer not in (None, own) and own is not None:
+        number = self._layer(model)
+        if layer not in (None, number) and number is not None:
             yield model
             return
-        if own is None and is_streamed(model):
+        if number is None and is_streamed(model):
             raise UserError(
                 f"'{self.weight.path}' is outside of the decoder layers, which alone change in a streamed model; leave "
                 "--stream out"
@@ -105,7 +108,7 @@ class Scaled:
         path, *place = self.weight
         weight = self.check(model)
         scaled = weight.detach().clone()
-        index = tuple(slice(None) if one is None else one for one in place)
+        index = tuple(slice(None) if index is None else index for index in place)
         _by_outputs(model, path, scaled)[index] *= self.factor
         yield _with_weight(model, weight, scaled)
 
@@ -121,7 +124,7 @@ def _with_weight(model: "PreTrainedModel", weight: "torch.nn.Parameter", other: 
     """A model that shares all parameters and buffers of another one but a weight, wherever this stands."""
     from torch import nn
 
-    memo = {id(one): one for one in (*model.parameters(), *model.buffers())}
+    memo = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     copied = copy.deepcopy(model, memo | {id(weight): nn.Parameter(other, weight.requires_grad)})
     for name in ("to", "cuda"):  # where accelerate spread the model, they are functions that move the original
         vars(copied).pop(name, None)

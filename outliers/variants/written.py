@@ -22,7 +22,7 @@ from outliers.variants.weights import METHODS as OF_WEIGHTS
 from outliers.variants.weights import Scaled
 
 if TYPE_CHECKING:
-    from outliers.models.stream import Variant
+    from outliers.models.variant import Variant
 
 KINDS = {  # by the names of terms with features, or positions
     **dict.fromkeys(METHODS, Ablated),
@@ -61,30 +61,30 @@ def variant(written: str) -> "Variant":
         'absmax+hadamard'
     """
     if not isinstance(written, str) or not written:
-        raise UserError(f"{shown(written)} is not a variant; expected one such as absmax+hadamard, {EXAMPLES}")
-    found = []
+        raise UserError(f"{shown(written)} is no variant; expected one such as absmax+hadamard, {EXAMPLES}")
+    variants = []
     for read, group in groupby(PLUS.split(written), _reader):
-        found += read(list(group))
-    if sum(isinstance(one, Quantized | Peer) for one in found) > 1:
+        variants += read(list(group))
+    if sum(isinstance(part, Quantized | Peer) for part in variants) > 1:
         raise UserError(f"'{written}' has two schemes, of which the second would replace the first; expected one")
-    if any(isinstance(one, Cached) for one in found[:-1]):
+    if any(isinstance(part, Cached) for part in variants[:-1]):
+        raise UserError(f"'{written}' goes on behind the cache, which acts last; expected it at the end: …+kv=int4")
+    if any(isinstance(part, Against) for part in variants[1:]):
         raise UserError(
             f"'{written}' has terms after the cache, which acts last; expected the cache at the end: …+kv=int4"
         )
-    if any(isinstance(one, Against) for one in found[1:]):
-        raise UserError(f"'{written}' has another model after other terms; expected it first: against(…)+…")
-    if any(isinstance(one, Prefixed) for one in found[1:]):
-        raise UserError(f"'{written}' has a prefix after other terms; expected it first: prefix+…")
-    found = [one for one in found if one.name != BASELINE]
-    if not found:
+    if any(isinstance(part, Prefixed) for part in variants[1:]):
+        raise UserError(f"'{written}' has a prefix behind what it is before; expected it first: prefix+…")
+    variants = [part for part in variants if part.name != BASELINE]
+    if not variants:
         from outliers.models.stream import AS_IT_IS  # late, for it brings torch
 
         return AS_IT_IS
-    return found[0] if len(found) == 1 else Together(tuple(found))
+    return variants[0] if len(variants) == 1 else Together(tuple(variants))
 
 
 def _reader(term: str) -> Callable[[list[str]], "list[Variant]"]:
-    """What reads a term, and those behind it that it reads too."""
+    """The function that parses a term, and those behind it that belong to it."""
     if re.match(rf"{PREFIX}\b", term):
         return _prefix
     if re.match(rf"{AGAINST}\b", term):
@@ -113,7 +113,7 @@ def _scheme(terms: list[str]) -> list[Quantized | Peer]:
 
 
 def _terms(written: list[str]) -> list[Ablated | Massive | Planted | Scaled | Unattended]:
-    terms = [Term.read(one) for one in written]
+    terms = [Term.read(text) for text in written]
     for term in terms:
         kinds = WEIGHTS if term.weight else KINDS
         if term.name not in kinds:

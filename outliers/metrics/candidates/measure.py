@@ -222,7 +222,7 @@ class OfWeights(Measurement):
     def check(self, cell: Cell) -> None:
         check_one_stack(cell.subject.config)
         if anatomy_of(cell.subject.config).mixture:
-            check_searched(skeleton(cell.subject.config, torch.bfloat16))
+            check_searched(skeleton(cell.subject.config))
 
     def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[list[dict]]:
         (cell,) = cells

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from functools import reduce
 
-import torch
-
 from outliers.metrics.keys.channels import Channels
 from outliers.metrics.keys.observe import check_shows, observed_channels
 from outliers.metrics.measurement import Measurement
@@ -17,7 +15,7 @@ class OfChannels(Measurement):
     """The channels of each cell."""
 
     def check(self, cell: Cell) -> None:
-        check_shows(skeleton(cell.subject.config, torch.bfloat16))
+        check_shows(skeleton(cell.subject.config))
 
     def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[Channels]:
         (cell,) = cells

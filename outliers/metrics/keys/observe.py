@@ -1,14 +1,12 @@
 """Hooks that see queries, keys and values where projections put them out and where attention multiplies them."""
 
-import copy
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import torch
 from torch import nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.metrics.keys import BEFORE, PARTS
@@ -18,9 +16,8 @@ from outliers.models.anatomy.parts import Part, parts
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.stream import AS_IT_IS, Variant, Watched
 from outliers.quantization.attention import attentions, is_replaceable
+from outliers.quantization.caches import meeting
 from outliers.quantization.linear import stored_weight
-
-OBSERVED = "observed"  # its name among the implementations of attention
 
 
 @inference
@@ -42,11 +39,11 @@ def observed_channels(
         BrokenModel: states are no finite numbers.
     """
     check_shows(model)
-    found = Channels()
-    with under(model, Watched(variant, partial(_hooks, found, count))) as (changed, left):
+    channels = Channels()
+    with under(model, Watched(variant, partial(_hooks, channels, count))) as (changed, left):
         for _ in run_decoder(changed, blocks, variant=left):
             pass
-    return found
+    return channels
 
 
 def check_shows(model: PreTrainedModel) -> None:
@@ -59,22 +56,23 @@ def check_shows(model: PreTrainedModel) -> None:
 
 
 @contextmanager
-def _hooks(found: Channels, count: int, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
+def _hooks(channels: Channels, count: int, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
     """Those that see all layers of a model, or one; at their end the weights are looked at."""
-    observers = [_OfLayer(found, model, one) for one in attentions(model) if layer in (None, one.layer)]
+    watched = [attention for attention in attentions(model) if layer in (None, attention.layer)]
+    observers = [_OfLayer(channels, model, attention) for attention in watched]
     with ExitStack() as stack:
-        for one in observers:
-            stack.enter_context(one.hooks())
+        for observer in observers:
+            stack.enter_context(observer.hooks())
         yield
-    for one in observers:
-        one.take_apart(count)
+    for observer in observers:
+        observer.take_apart(count)
 
 
 class _OfLayer:
     """Sees the queries, keys and values of a layer."""
 
-    def __init__(self, found: Channels, model: PreTrainedModel, attention: Projection):
-        self.found, self.layer, self.attention = found, attention.layer, attention.module
+    def __init__(self, channels: Channels, model: PreTrainedModel, attention: Projection):
+        self.channels, self.layer, self.attention = channels, attention.layer, attention.module
         self.parts = {part.name: part for part in parts(model, attention.layer) if part.name in PARTS}
         self.projected: dict[str, torch.Tensor] = {}
 
@@ -84,20 +82,21 @@ class _OfLayer:
             for part in self.parts.values():
                 hook = partial(self._see_projection, part)
                 stack.callback(part.reader.module.register_forward_hook(hook).remove)
-            stack.enter_context(_observed(self.attention, self._see_attention))
+            stack.enter_context(meeting(self.attention, self._see_attention))
             yield
 
     def _see_projection(self, part: Part, _module, inputs: tuple, output: torch.Tensor) -> None:
         self.projected[part.name] = output.flatten(0, -2)[:, part.outputs.to(output.device)]
         if part.name == "k":
             total = inputs[0].flatten(0, -2).double().sum(0).cpu()
-            self.found.inputs[self.layer] = self.found.inputs.get(self.layer, 0) + total
+            self.channels.inputs[self.layer] = self.channels.inputs.get(self.layer, 0) + total
 
-    def _see_attention(self, *states: torch.Tensor) -> None:
-        for name, of_heads in zip(PARTS, states, strict=True):  # (1, heads, T, head size), behind those of a prefix
+    def _see_attention(self, *states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        for name, by_head in zip(PARTS, states, strict=True):  # (1, heads, T, head size), behind those of a prefix
             before = self.projected.pop(name)
-            after = of_heads[0, :, -len(before) :].transpose(0, 1)
-            self.found.add((self.layer, PARTS[name]), before, after)
+            after = by_head[0, :, -len(before) :].transpose(0, 1)
+            self.channels.add((self.layer, PARTS[name]), before, after)
+        return states
 
     def take_apart(self, count: int) -> None:
         """Keep the biases, and of the largest channels of keys the rows of the weight."""
@@ -105,43 +104,15 @@ class _OfLayer:
             bias = getattr(_plain(part), "bias", None)
             if bias is not None:
                 outputs = part.outputs.to(bias.device)
-                self.found.biases[self.layer, PARTS[name]] = bias.detach()[outputs].double().cpu()
-        keys, sums = self.parts["k"], self.found.sums.get((self.layer, "keys", BEFORE))
+                self.channels.biases[self.layer, PARTS[name]] = bias.detach()[outputs].double().cpu()
+        keys, sums = self.parts["k"], self.channels.sums.get((self.layer, "keys", BEFORE))
         weight = stored_weight(_plain(keys))
         if sums is not None and weight.is_floating_point():  # that of bitsandbytes consists of codes
             for head, channel in sums.first(count):
                 row = weight.detach()[keys.outputs[head, channel]].double().cpu()
-                self.found.weights[self.layer, head, channel] = row
+                self.channels.weights[self.layer, head, channel] = row
 
 
 def _plain(part: Part) -> nn.Module:
     """The projection itself, of one under a scheme too."""
     return getattr(part.reader.module, "projection", part.reader.module)
-
-
-@contextmanager
-def _observed(attention: nn.Module, see: Callable) -> Iterator[None]:
-    """Call `see(query, key, value)` with the states that an attention multiplies, behind a cache in few bits too."""
-    name = "config_without_cache" if "config_without_cache" in vars(attention) else "config"
-    own = getattr(attention, name)
-    changed = copy.copy(own)
-    changed._attn_implementation = OBSERVED
-    attention.see_states, attention.config_unobserved = see, own
-    setattr(attention, name, changed)
-    try:
-        yield
-    finally:
-        setattr(attention, name, own)
-        del attention.see_states, attention.config_unobserved
-
-
-def observed_attention(module: nn.Module, query, key, value, attention_mask, **others):
-    """An attention function of transformers, (batch, heads, T, features) to (batch, T, heads, features): the module's
-    own one, of states that are shown first."""
-    module.see_states(query, key, value)
-    own = module.config_unobserved._attn_implementation
-    eager = sys.modules[type(module).__module__].eager_attention_forward
-    return AttentionInterface().get(own, eager)(module, query, key, value, attention_mask, **others)
-
-
-AttentionInterface.register(OBSERVED, observed_attention)

@@ -12,7 +12,7 @@ from outliers.metrics.measurement import Measurement, by_seed
 from outliers.metrics.perplexity.measure import Loss, finite_loss, perplexity_of
 from outliers.models.anatomy import count_layers
 from outliers.models.decoder import inference, run_decoder, run_exchanged
-from outliers.models.stream import Variant
+from outliers.models.variant import Variant
 from outliers.subjects.bench import Bench, named
 from outliers.subjects.cell import Cell
 from outliers.variants.draw import drawn, scattered

@@ -24,7 +24,7 @@ def decode_shapes(config: PretrainedConfig) -> tuple[list[tuple[int, int]], int]
         UserError: transformers has no such model, cannot run it on the meta device, or it generates nothing.
     """
     with without_values(config):
-        model = skeleton(config, torch.bfloat16)
+        model = skeleton(config)
         layers, shapes = lists_of_layers(model)[-1], []
         if not model.can_generate():
             raise UserError(f"a model of type '{config.model_type}' generates no tokens; expected one with a decoder")

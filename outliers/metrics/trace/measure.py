@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from outliers.metrics.attention import PROBABILITIES
 from outliers.metrics.measurement import Keeps, Measurement
@@ -64,7 +63,7 @@ class OfFiles(OfText):
 
             architecture_of(config.model_type)
         if cell.metric.masks:
-            names_of(skeleton(config, torch.bfloat16), "transformerlens")
+            names_of(skeleton(config), "transformerlens")
 
     def beside_row(self, cell: Cell, facts: dict, planner: Any) -> list[tuple]:
         return traced(cell, facts, planner)

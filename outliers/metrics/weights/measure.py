@@ -9,7 +9,7 @@ from outliers.errors import UserError
 from outliers.metrics.measurement import Measurement
 from outliers.models.anatomy import Projection, projections
 from outliers.models.decoder import inference
-from outliers.models.stream import Variant
+from outliers.models.variant import Variant
 from outliers.quantization.peers import weight_of
 from outliers.subjects.bench import Bench, named
 from outliers.subjects.cell import Cell

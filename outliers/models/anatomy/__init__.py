@@ -1,4 +1,4 @@
-"""What the parts of each architecture are called; the only place that knows architecture names."""
+"""The names of the parts of each architecture; the only place that knows architectures by name."""
 
 import difflib
 import operator
@@ -115,7 +115,7 @@ def part_config(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def renamed_keys(config: PretrainedConfig) -> dict[str, str]:
-    """What the tensors of a part of a model are called in checkpoints: patterns, and what stands for them."""
+    """The names of a part's tensors in checkpoints: patterns, and what stands for them."""
     row = ANATOMIES.get(config.model_type)
     return TEXT_KEYS | (TOWER_KEYS if row and row.config == "vision_config" else {})
 
@@ -136,7 +136,7 @@ def check_one_stack(config: PretrainedConfig) -> None:
 
 
 def inputs_of(model: PreTrainedModel, block: Block) -> tuple[torch.Tensor, ...]:
-    """What each stack reads of a block, on the block's device: token ids, int64 (T,), or the pixels of a picture."""
+    """The input of each stack for a block, on the block's device: token ids, int64 (T,), or the pixels of a picture."""
     return family_of(model.config).inputs(model, block)
 
 
@@ -152,7 +152,7 @@ def stack_module(model: PreTrainedModel, stack: Anatomy) -> PreTrainedModel:
 
 
 def input_embeddings(model: PreTrainedModel) -> list[nn.Module]:
-    """What the residual streams of the stacks begin with: the embedding of tokens, or the convolution of pixels; one
+    """The modules that begin the residual streams: the embedding of tokens, or the convolution of pixels; one
     that several stacks have in common once."""
     embeddings = (
         model.get_submodule(stack.embedding) if stack.embedding else stack_module(model, stack).get_input_embeddings()
@@ -255,7 +255,7 @@ def projections(model: PreTrainedModel) -> Iterator[Projection]:
 
 
 def in_layer(layer: Layer, role: str, name: str) -> "Projection":
-    """What of a layer reads a role, by its name in the layer."""
+    """The part of a layer that reads a role, by its name in the layer."""
     inputs = layer.stack - (role == "cross_kv")
     path, module = f"{layer.path}.{name}", layer.module.get_submodule(name)
     twice = role == "attn_in" and layer.anatomy.projects_positions

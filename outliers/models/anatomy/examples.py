@@ -1,4 +1,4 @@
-"""What a model reads at once, and what of it is predicted."""
+"""Examples: the inputs of a model for one pass, and the labels that it predicts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ IGNORED = -100  # a label of what is not predicted, as transformers has it
 
 
 class Example(NamedTuple):
-    """What a model of a family other than causal language models reads at once.
+    """An input with its labels, for a model that is no causal language model.
 
     ids: what positions hold, int64 (T,), of an encoder-decoder those of the encoder; of a picture its pixels, float32
     (channels, height, width). labels: what the last hidden states are to predict, `IGNORED` where nothing is, int64

@@ -11,7 +11,7 @@ from outliers.models.anatomy.row import Anatomy
 
 
 def read_alone(_model: PreTrainedModel, block: Block) -> tuple[torch.Tensor]:
-    """What the only stack reads of a block."""
+    """The input of the only stack for a block."""
     return (read_ids(block),)
 
 
@@ -33,7 +33,7 @@ def two_tokens(_config: PretrainedConfig) -> Example:
 
 @dataclass(frozen=True)
 class Family:
-    """What models of a family have in common.
+    """The traits that the models of a family share.
 
     name: to call it. subject: what makes its blocks, with a function `read`, the options that it refuses, `REFUSED`,
     and whether it reads text, `READS_TEXT`; by default the file of its name in `outliers.subjects`. rows: the anatomy

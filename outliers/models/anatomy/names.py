@@ -1,4 +1,4 @@
-"""What other tools call the hidden states of a model (docs/names.md)."""
+"""The names of a model's hidden states in other tools (docs/names.md)."""
 
 from transformers import PreTrainedModel
 
@@ -24,7 +24,7 @@ TOOLS = {
 
 
 def names_of(model: PreTrainedModel, tool: str) -> dict[State, str]:
-    """What a tool calls each hidden state of a model.
+    """The name of each hidden state of a model in a tool.
 
     Raises:
         UserError: the tool is unknown, or has no names for models with several stacks of layers.

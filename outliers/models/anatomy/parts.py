@@ -22,7 +22,7 @@ NORMS = {"attn_in": "attn_norm", "ffn_in": "ffn_norm"}  # in front of the projec
 
 
 class Part(NamedTuple):
-    """What reads the residual stream for one purpose: outputs of a projection, a norm, the router or the experts.
+    """A reader of the residual stream with one purpose: outputs of a projection, a norm, the router or the experts.
 
     outputs: those of its purpose, int64 (heads, head size), of a feed-forward projection (1, units); None for what is a
     module of its own. Where queries have more heads than keys and values, some in a row share one of these.

@@ -148,7 +148,7 @@ _ROWS = {
 
 
 def _shifted(model: PreTrainedModel, block: Example) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the encoder reads; and for the decoder what it is to predict, one position later, behind a first token."""
+    """The encoder's input; and for the decoder its labels one position later, behind a first token."""
     return block.ids, model.prepare_decoder_input_ids_from_labels(labels=block.labels[None])[0]
 
 

@@ -47,7 +47,7 @@ def view_names(config: PretrainedConfig) -> list[str]:
 
 
 def of_stack(name: str) -> dict[str, str]:
-    """What rows say of a view: nothing where a model has one stack."""
+    """The fields of a row that name a view: none where a model has one stack."""
     return {"stack": name} if name else {}
 
 

@@ -216,7 +216,7 @@ def _smallest(config: PretrainedConfig) -> Example:
 
 
 def _pooled(block: Example, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What all positions together predict: states (1, T, features), which the head pools, and the label (1,)."""
+    """States (1, T, features), which the head pools, and the one label (1,) that they predict together."""
     return states[None], block.labels
 
 

@@ -36,14 +36,14 @@ class Tensor(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a file says of its model. fields: without lists of strings; of these, how many they are."""
+    """The metadata of a file. fields: without lists of strings; of these, how many they are."""
 
     fields: dict
     tensors: tuple[Tensor, ...]
 
     @property
     def architecture(self) -> str:
-        """What llama.cpp calls the architecture."""
+        """The name of the architecture in llama.cpp."""
         return self.fields["general.architecture"]
 
     def of_model(self, field: str, default=None):
@@ -52,7 +52,7 @@ class Header(NamedTuple):
 
     @property
     def type(self) -> str | None:
-        """What most of the weights are quantized to, such as "Q4_1": as the file says, or else as its tensors are; None
+        """The type of most quantized weights, such as "Q4_1": as the file says, or else as its tensors are; None
         where they are not."""
         bytes_of = Counter()
         for tensor in self.tensors:

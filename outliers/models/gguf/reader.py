@@ -84,14 +84,14 @@ class Made:
 
 
 class Content(NamedTuple):
-    """What a file holds: a model's configuration, and its tensors by the model's own names."""
+    """The contents of a file: a model's configuration, and its tensors by the model's own names."""
 
     config: PretrainedConfig
     tensors: dict[str, Made]
 
 
 def read_gguf(file: Path) -> Content:
-    """What a file holds; its weights are read when they are wanted.
+    """The contents of a file, whose weights are read when they are wanted.
 
     Of an architecture that is in no row of the anatomy table, there are no tensors.
     """
@@ -149,7 +149,7 @@ def _say_feed_forward(config: PretrainedConfig, names: set[str]) -> None:
 
 
 def _check_scale(config: PretrainedConfig, file: Path) -> None:
-    """What Gemma's attention is scaled by is not in a file; transformers takes what is right for most of its sizes."""
+    """Refuse a Gemma whose scale of attention, which no file holds, is not the one that transformers takes for all."""
     scale, width = getattr(config, "query_pre_attn_scalar", None), getattr(config, "head_dim", None)
     if scale is not None and scale != width:
         raise UserError(
@@ -215,7 +215,7 @@ def _check_complete(model: PreTrainedModel, parts: dict[str, list[Tensor]], unus
 
 
 class _Names(NamedTuple):
-    """What transformers asks of a module to find out what a file calls its tensors."""
+    """The methods of a module that transformers calls to find the names of its tensors in a file."""
 
     config: PretrainedConfig
     tensors: dict

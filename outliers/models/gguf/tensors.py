@@ -1,4 +1,4 @@
-"""What GGUF files call the weights of a model."""
+"""The names of a model's weights in GGUF files."""
 
 import re
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ ARCHITECTURES = {
 
 
 def architecture_of(model_type: str) -> gguf.MODEL_ARCH:
-    """What llama.cpp calls an architecture.
+    """The architecture of llama.cpp for a type of model.
 
     Raises:
         UserError: it does not know it.

@@ -40,15 +40,15 @@ class Assigned:
         inside = set(self.paths)
         return [path for path, module in self.model.named_modules() if isinstance(module, kinds) and path not in inside]
 
-    def of_one(self, format: str) -> list[object]:
+    def same_for_all(self, format: str) -> list[object]:
         """The content common to all schemes; raises UserError where it differs, for formats that say one."""
-        said = list(dict.fromkeys(words for words, _ in self.groups))
-        if len(said) > 1:
+        words = list(dict.fromkeys(words for words, _ in self.groups))
+        if len(words) > 1:
             raise UserError(
                 f"'{format}' stores one scheme per model, and this plan has {len(self.groups)}; expected a plan "
                 "without schemes in the place of another, or a format such as compressed-tensors"
             )
-        return said
+        return words
 
 
 def patterns(paths: Iterable[str]) -> list[str]:

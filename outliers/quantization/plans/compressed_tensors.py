@@ -23,11 +23,10 @@ LINEAR = (nn.Linear,)
 def arguments_of(scheme: Scheme) -> dict | None:
     """The operands of a `QuantizationScheme`; None for what it cannot say."""
     operands = {"weights": scheme.weights, "input_activations": scheme.activations}
-    if scheme.outlier_threshold is not None or any(one and one.format not in NUMBERS for one in operands.values()):
+    operands = {operand: quantizer for operand, quantizer in operands.items() if quantizer}
+    if scheme.outlier_threshold is not None or any(used.format not in NUMBERS for used in operands.values()):
         return None
-    return {
-        operand: _arguments(one, dynamic=operand == "input_activations") for operand, one in operands.items() if one
-    }
+    return {operand: _arguments(used, dynamic=operand == "input_activations") for operand, used in operands.items()}
 
 
 def _arguments(quantizer: Quantizer, dynamic: bool) -> dict:

@@ -55,7 +55,7 @@ def _threshold(scheme: Scheme) -> float | None:
 
 def _bits_and_bytes(assigned: Assigned) -> dict:
     """Arguments of `transformers.BitsAndBytesConfig`; whoever gives it modules to skip loses the default, the head."""
-    (threshold,) = assigned.of_one("bitsandbytes")
+    (threshold,) = assigned.same_for_all("bitsandbytes")
     skipped = [*assigned.exact_paths, *assigned.outside((nn.Linear, Conv1D))]
     return {"load_in_8bit": True, "llm_int8_threshold": threshold, "llm_int8_skip_modules": skipped}
 
@@ -122,16 +122,18 @@ def _assigned(plan: Plan, format: str, model: PreTrainedModel, parts: list[Proje
     """The assignment of a format to each projection."""
     scheme = get_scheme(plan.scheme)
     others = check_instead(model, scheme, set(plan.exact), plan.instead)
-    under = {part: others.get(part.path, scheme) for part in parts if part.path not in plan.exact}
-    under = {part: own for part, own in under.items() if own.quantizes}
-    if not under:
+    exact: list[Projection] = []
+    groups: dict[Scheme, list[Projection]] = {scheme: []}
+    for part in parts:
+        under = others.get(part.path, scheme)
+        kept = part.path in plan.exact or not under.quantizes
+        (exact if kept else groups.setdefault(under, [])).append(part)
+    if not any(groups.values()):
         raise UserError(f"the plan of '{plan.model}' leaves every projection exact; expected one under a scheme")
-    said = {own: _said(own, format) for own in dict.fromkeys([scheme, *under.values()]) if own in under.values()}
-    groups = [(words, [part for part, own in under.items() if own == one]) for one, words in said.items()]
-    return Assigned(model, groups, [part for part in parts if part not in under])
+    return Assigned(model, [(_words(under, format), group) for under, group in groups.items() if group], exact)
 
 
-def _said(scheme: Scheme, format: str) -> object:
+def _words(scheme: Scheme, format: str) -> object:
     """The content of a format for a scheme.
 
     Raises UserError where it has nothing: another scheme in its place would be another plan.
@@ -140,12 +142,12 @@ def _said(scheme: Scheme, format: str) -> object:
     bare = Scheme(
         scheme.name, scheme.activations, scheme.weights, scheme.outlier_threshold, scheme.label, scheme.arithmetic
     )
-    said = says(scheme) if scheme == bare else None  # no library knows our remedies
-    if said is None:
-        grouped = [found for name in SCHEMES if (found := in_groups(f"{name}-{IN_GROUPS}"))]
-        known = [one.name for one in [*SCHEMES.values(), *grouped] if one.quantizes and says(one) is not None]
+    words = says(scheme) if scheme == bare else None  # no library knows our remedies
+    if words is None:
+        grouped = filter(None, [in_groups(f"{name}-{IN_GROUPS}") for name in SCHEMES])
+        known = [other.name for other in [*SCHEMES.values(), *grouped] if other.quantizes and says(other) is not None]
         raise UserError(
             f"'{format}' cannot express scheme '{scheme.name}' ({scheme.parts}); expected one that it can express: "
             f"{', '.join(known)}"
         )
-    return said
+    return words

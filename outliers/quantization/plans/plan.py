@@ -1,6 +1,7 @@
 """A plan as a file: which projections of a model stay exact under a scheme, and which get a better one."""
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import yaml
@@ -48,7 +49,7 @@ class Plan(BaseModel):
     def check(self, paths: Iterable[str]) -> None:
         """Raise UserError unless these are the paths of the projections of its model."""
         known = list(paths)
-        for path in [*self.exact, *(one for of_scheme in self.instead.values() for one in of_scheme)]:
+        for path in chain(self.exact, *self.instead.values()):
             if path not in known:
                 raise unknown_name("projection", path, known, f"(the plan is of '{self.model}', another model)")
         if len(known) != self.projections:

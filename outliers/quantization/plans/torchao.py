@@ -51,8 +51,8 @@ def by_name(assigned: Assigned) -> "FqnToConfig":
     """A configuration for each projection, None for the exact ones; `quantize_` leaves all that is not named."""
     from torchao.quantization import FqnToConfig
 
-    named = OrderedDict((part.path, config) for config, parts in assigned.groups for part in parts)
-    return FqnToConfig(named | dict.fromkeys(assigned.exact_paths))
+    by_path = OrderedDict((part.path, config) for config, parts in assigned.groups for part in parts)
+    return FqnToConfig(by_path | dict.fromkeys(assigned.exact_paths))
 
 
 def as_json(config: "FqnToConfig") -> str:

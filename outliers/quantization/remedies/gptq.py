@@ -58,6 +58,6 @@ def _upper_factor(gram: torch.Tensor, damping: float) -> torch.Tensor:
     return torch.linalg.solve_triangular(factor, torch.eye(len(gram)).to(factor), upper=True)
 
 
-def _spread(of_groups: torch.Tensor, width: int) -> torch.Tensor:
+def _spread(values: torch.Tensor, width: int) -> torch.Tensor:
     """The values of groups of a row, for each of its features: float64 (rows or 1, features)."""
-    return of_groups.double().repeat_interleave(width // of_groups.shape[1], 1)
+    return values.double().repeat_interleave(width // values.shape[1], 1)

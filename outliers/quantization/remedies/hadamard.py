@@ -58,10 +58,10 @@ def _power_of_two(width: int) -> int:
 
 def _hadamard(size: int, like: "torch.Tensor") -> "torch.Tensor":
     """Sylvester's matrix (size, size), orthogonal."""
-    once, found = like.new_tensor([[1, 1], [1, -1]]) / 2**0.5, like.new_ones(1, 1)
-    while len(found) < size:
-        found = _kron(found, once)
-    return found
+    once, matrix = like.new_tensor([[1, 1], [1, -1]]) / 2**0.5, like.new_ones(1, 1)
+    while len(matrix) < size:
+        matrix = _kron(matrix, once)
+    return matrix
 
 
 def _kron(a: "torch.Tensor", b: "torch.Tensor") -> "torch.Tensor":

@@ -52,9 +52,9 @@ def learned(model: "PreTrainedModel", scheme: "Scheme", calibration: "Calibratio
         UserError: the model is not a causal one whose weights are all there, or the loss is not finite.
     """
     key = replace(_before(scheme), name="rotation", label="")
-    if key in calibration.learned or any(one.learned is not None for one in calibration.magnitudes.values()):
+    if key in calibration.learned or any(known.learned is not None for known in calibration.magnitudes.values()):
         return calibration.learned.get(key, calibration)
-    steps = next(int(one.number) for one in scheme.transforms if one.transform is ROTATION)
+    steps = next(int(remedy.number) for remedy in scheme.transforms if remedy.transform is ROTATION)
     matrices = _first_matrices(model.config, scheme, calibration)
     if steps and len(calibration.blocks):
         check_learned(model.config, scheme)
@@ -84,12 +84,10 @@ def _key(layer: int, role: str) -> object:
 
 
 def _with(calibration: "Calibration", matrices: dict) -> "Calibration":
-    found = calibration.magnitudes.items()
-    return replace(
-        calibration,
-        magnitudes={place: one._replace(learned=matrices.get(_key(*place))) for place, one in found},
-        learned={},
-    )
+    magnitudes = {
+        place: known._replace(learned=matrices.get(_key(*place))) for place, known in calibration.magnitudes.items()
+    }
+    return replace(calibration, magnitudes=magnitudes, learned={})
 
 
 def _first_matrices(config: "PretrainedConfig", scheme: "Scheme", calibration: "Calibration") -> dict:
@@ -99,8 +97,8 @@ def _first_matrices(config: "PretrainedConfig", scheme: "Scheme", calibration: "
     from outliers.models.anatomy import anatomy_of, heads_of
 
     matrices, heads = {}, heads_of(config, anatomy_of(config))
-    for (layer, role), one in calibration.magnitudes.items():
-        key, width = _key(layer, role), len(one.inputs)
+    for (layer, role), magnitudes in calibration.magnitudes.items():
+        key, width = _key(layer, role), len(magnitudes.inputs)
         if key is None or not scheme.at(role).learns:
             continue
         if role == HEADS and width % heads:
@@ -123,7 +121,7 @@ def _learn(
     from outliers.quantization.linear import QuantizedLinear
     from outliers.terminal.progress import over
 
-    if is_streamed(model) or any(one.is_meta for one in model.parameters()):
+    if is_streamed(model) or any(parameter.is_meta for parameter in model.parameters()):
         raise UserError(
             f"scheme '{scheme.name}' learns with the whole model, whose weights are not in memory; expected "
             "outliers.quantize of a model by outliers.load_model, or hadamard"
@@ -132,24 +130,25 @@ def _learn(
         changed = quantize(model, _before(scheme), calibration=_with(calibration, matrices))
         changed.eval().requires_grad_(False)
         now: dict[object, torch.Tensor] = {}
-        for one in projections(changed):
-            if isinstance(one.module, QuantizedLinear):
-                fitted, one.module.made = one.module.operand.fitted, None  # with codes that are made anew each step
-                one.module.forward = partial(_project, one.module, fitted, now, _key(one.layer, one.role))
-        exact = {key: one.double() for key, one in matrices.items()}
+        for projection in projections(changed):
+            if isinstance(projection.module, QuantizedLinear):
+                layer, key = projection.module, _key(projection.layer, projection.role)
+                fitted, layer.made = layer.operand.fitted, None  # with codes that are made anew each step
+                layer.forward = partial(_project, layer, fitted, now, key)
+        exact = {key: matrix.double() for key, matrix in matrices.items()}
         blocks, generator = calibration.blocks.clone().to(model.device), torch.Generator().manual_seed(SEED)
         epochs = [torch.randperm(len(blocks), generator=generator) for _ in range(-(-steps // len(blocks)))]
         for step in over(range(steps), "step", "learning a rotation"):
             block = blocks[torch.cat(epochs)[step], None]
-            now |= {key: one.to(model.device, torch.float32).requires_grad_() for key, one in exact.items()}
+            now |= {key: matrix.to(model.device, torch.float32).requires_grad_() for key, matrix in exact.items()}
             loss = changed(block, labels=block, use_cache=False).loss
             if not loss.isfinite():
                 raise UserError(f"the loss under '{scheme.name}' is {loss:g} on calibration text; expected a number")
             gradients = torch.autograd.grad(loss, [now[key] for key in exact])
             angle = ANGLE * (1 - step / steps)
             turned = zip(exact.items(), gradients, strict=True)
-            exact = {key: cayley_step(one, of_one.double().cpu(), angle) for (key, one), of_one in turned}
-    return {key: one.float().contiguous() for key, one in exact.items()}
+            exact = {key: cayley_step(matrix, gradient.double().cpu(), angle) for (key, matrix), gradient in turned}
+    return {key: matrix.float().contiguous() for key, matrix in exact.items()}
 
 
 def cayley_step(matrix: "torch.Tensor", gradient: "torch.Tensor", angle: float) -> "torch.Tensor":
@@ -183,11 +182,11 @@ def _project(
     rows, threshold = hidden_states.flatten(0, -2), layer.here.token_threshold
     product = partial(checkpoint, partial(_product, layer, fitted, now.get(key)), use_reentrant=False)
     if threshold is None:
-        found = product(rows)
+        outputs = product(rows)
     else:
         exact = partial(torch.nn.functional.linear, weight=layer.weight, bias=layer.projection.bias)
-        found = multiply_by_token(rows, threshold, exact, product)
-    return found.to(hidden_states.dtype).view(*hidden_states.shape[:-1], -1)
+        outputs = multiply_by_token(rows, threshold, exact, product)
+    return outputs.to(hidden_states.dtype).view(*hidden_states.shape[:-1], -1)
 
 
 def _product(
@@ -198,15 +197,15 @@ def _product(
     from outliers.quantization.linear import in_float32, prepared
 
     scheme, weight = layer.here, in_float32(layer.weight)
-    transforms = [one.transform for one in scheme.transforms]
+    transforms = [remedy.transform for remedy in scheme.transforms]
     if matrix is not None:
-        places = {number: matrix for number, one in enumerate(transforms) if one is ROTATION}
-        fitted = tuple(places.get(number, of_one) for number, of_one in enumerate(fitted))
-    for one, of_one in zip(transforms, fitted, strict=False):  # behind these a searched quantile
-        weight = one.weight(weight, of_one)
+        places = {number: matrix for number, transform in enumerate(transforms) if transform is ROTATION}
+        fitted = tuple(places.get(number, made) for number, made in enumerate(fitted))
+    for transform, made in zip(transforms, fitted, strict=False):  # behind these a searched quantile
+        weight = transform.weight(weight, made)
     rows = in_float32(prepared(rows, scheme, fitted))
     kept = None if scheme.outlier_threshold is None else outlier_columns(rows.detach(), scheme.outlier_threshold)
-    rows, weight = (rounded(*one, kept) for one in ((rows, scheme.activations), (weight, scheme.weights)))
+    rows, weight = (rounded(*operand, kept) for operand in ((rows, scheme.activations), (weight, scheme.weights)))
     product = rows @ weight.T
     return product if layer.projection.bias is None else product + layer.projection.bias
 

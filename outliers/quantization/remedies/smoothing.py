@@ -18,9 +18,9 @@ def factors(weight: "torch.Tensor", magnitudes: Magnitudes, strength: float) -> 
     read. A feature that was always zero, or that meets zeros alone, keeps its scale.
     """
     dtype = weight.double().dtype if weight.itemsize == 8 else weight.float().dtype
-    inputs, weights = (one.to(weight.device, dtype) for one in magnitudes[:2])
-    found = inputs.pow(strength) / weights.pow(1 - strength)
-    return found.masked_fill((inputs < LEAST) | (weights < LEAST), 1)
+    inputs, weights = (magnitude.to(weight.device, dtype) for magnitude in magnitudes[:2])
+    ratios = inputs.pow(strength) / weights.pow(1 - strength)
+    return ratios.masked_fill((inputs < LEAST) | (weights < LEAST), 1)
 
 
 SMOOTHING = Transform(
