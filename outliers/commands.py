@@ -129,7 +129,9 @@ def _experiment_and_models(
             raise unknown_name("experiment", experiment, experiment_files(), hint)
     models = models_of([*places, *behind])
     if _takes_one_model(kind) and len(models) > 1:
-        raise UserError(f"{command} takes one model, got {len(models)}: {', '.join(models)}; run it once for each")
+        raise UserError(
+            f"{command} takes one model, got {len(models)}: {', '.join(models)}; run it once for each model"
+        )
     if not models and (places or behind or not (experiment or default)):
         example = " ".join([*called(command), "pocket/gpt2-1.7m"])
         count = "one" if _takes_one_model(kind) else "some"

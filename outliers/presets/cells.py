@@ -88,8 +88,8 @@ class _Cells(Calibrated):
         for field in sorted(given):
             if not any(field in type(record).model_fields for record in records):
                 raise UserError(
-                    f"field '{field}' is a parameter of no metric that is asked for "
-                    f"({', '.join(record.name for record in records)}); leave it out, or ask for one that has it"
+                    f"field '{field}' is a parameter of none of the requested metrics "
+                    f"({', '.join(record.name for record in records)}); leave it out, or request a metric that has it"
                 )
         return records
 

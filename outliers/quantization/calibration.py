@@ -65,7 +65,7 @@ class Calibration:
         place, width = (projection.layer, projection.role), stored_weight(projection.module).shape[1]
         magnitudes = self.magnitudes.get(place)
         if magnitudes is None or len(magnitudes.inputs) != width:
-            raise UserError(f"the calibration lacks {width} features of '{projection.path}'; calibrate this very model")
+            raise UserError(f"the calibration lacks {width} features of '{projection.path}'; calibrate this model")
         return magnitudes
 
     def prefix(self, count: int | None = None) -> tuple[int, ...]:

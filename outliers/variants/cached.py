@@ -131,7 +131,9 @@ class Prefixed(Variant):
         """`prefix`, `prefix=COUNT` or `prefix(TOKEN,TOKEN)`; raise UserError if it is another one."""
         match = _WRITTEN.fullmatch(written.replace(" ", ""))
         if not match:
-            raise UserError(f"'{written}' is no prefix; expected prefix, prefix=2 or the ids of tokens, prefix(30,198)")
+            raise UserError(
+                f"'{written}' is not a prefix; expected prefix, prefix=2 or the ids of tokens, prefix(30,198)"
+            )
         tokens, count = match["tokens"], match["count"]
         return cls(tuple(map(int, tokens.split(","))) if tokens else None, int(count) if count else None)
 

@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Planted(Variant):
-    """Features of the norms' outputs enlarged by a factor, which the weights that read them undo."""
+    """Features of the norms' outputs enlarged by a factor, which the weights that read them undo.
+
+    Example:
+        >>> outliers.Planted((3,), factor=8).name
+        'plant(3,factor=8)'
+    """
 
     features: tuple[int, ...]
     factor: float
