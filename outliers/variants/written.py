@@ -55,10 +55,6 @@ def variant(written: str) -> "Variant":
 
     Raises:
         UserError: a term is unknown or malformed, or there are two schemes; as `get_scheme`.
-
-    Example:
-        >>> outliers.variant("absmax+hadamard").name
-        'absmax+hadamard'
     """
     if not isinstance(written, str) or not written:
         raise UserError(f"{shown(written)} is not a variant; expected one such as absmax+hadamard, {EXAMPLES}")
@@ -72,9 +68,7 @@ def variant(written: str) -> "Variant":
             f"'{written}' has terms after the cache, which acts last; expected the cache at the end: …+kv=int4"
         )
     if any(isinstance(part, Against) for part in variants[1:]):
-        raise UserError(
-            f"'{written}' has terms after the cache, which acts last; expected the cache at the end: …+kv=int4"
-        )
+        raise UserError(f"'{written}' has another model after other terms; expected it first: against(…)+…")
     if any(isinstance(part, Prefixed) for part in variants[1:]):
         raise UserError(f"'{written}' has a prefix after other terms; expected it first: prefix+…")
     variants = [part for part in variants if part.name != BASELINE]
