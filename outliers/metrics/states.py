@@ -97,8 +97,8 @@ def _resident(
 
 
 def _pass(model: PreTrainedModel, bench: Bench, blocks: torch.Tensor, first: int, key: tuple) -> Callable:
-    """A function that passes a numbered block through a model whose layers before `first` are those of the model as it is: from
-    what these made of it for another variant on, as far as it was kept."""
+    """A function that passes a numbered block through a model whose layers before `first` are those of the model as it
+    is: from what these made of it for another variant on, as far as it was kept."""
     if not 0 < first < len(decoder_layers(model)):
         return lambda _number, block: run_decoder(model, [block])
     inputs = bench.inputs.setdefault(key, [{} for _ in blocks])
