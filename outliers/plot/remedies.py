@@ -223,8 +223,7 @@ def _is_less(point: Point, other: Point) -> bool:
 
 
 def _styles(points: Sequence[Point]) -> dict[str, dict]:
-    """Styles of matplotlib for the remedies, the same in all figures of the points: a colour and a marker of its own.
-    """
+    """Styles of matplotlib for the remedies, equal in all figures of the points: a colour and a marker of its own."""
     remedies = dict.fromkeys(point.remedy for point in points)
     looks = zip(remedies, itertools.cycle(list(COLORS)[:7]), itertools.cycle(MARKERS), strict=False)
     return {
@@ -251,6 +250,9 @@ def remedy_costs(
 
     A panel a granularity of the weights' scales, in it the formats from few bits to many, with the bits of a value, and
     a line a remedy; then what others published. Bars are one standard deviation by rounding.
+
+    Example:
+        >>> panels = outliers.plot.remedy_costs(outliers.frame("results/kept/remedies"))
 
     Args:
         rows: of a sweep of schemes with remedies.
@@ -293,6 +295,9 @@ def frontier(
     line is the frontier, see `frontier_of`, with the names of the formats on it, and the dashed one 5 % of perplexity.
     Hollow marks are of weights that lie on the grid of their file. Bars are one standard deviation by rounding.
 
+    Example:
+        >>> panels = outliers.plot.frontier(outliers.frame("results/kept/remedies"))
+
     Args:
         rows: of a measurement of schemes and caches with remedies.
         model: the one to draw, by its short name, which has to be chosen where there are several.
@@ -300,7 +305,7 @@ def frontier(
     """
     measured = _points_of(rows, model)
     if not measured:
-        raise UserError("no row with a format beside one of its model without quantization; expected both")
+        raise UserError("no rows of a format and of its model without quantization; expected both")
     kinds = [kind for kind in KINDS if any(point.kind == kind for point in measured)]
     shown = chosen("panel", panel, kinds, ax)
     widths = [4 + len({point.bits for point in measured if point.kind == kind}) for kind in shown]

@@ -142,21 +142,21 @@ def _held(settings: dict[tuple, Setting]) -> list[str]:
     one = settings.get((PROJECTIONS, PLAIN))
     if one is None:
         return []
-    end = f"{one.model}, trained with all projections in int8, ends at {_percent(one.increase)} beside 16 bits"
-    return [f"{end}: {_within(one.increase)}."]
+    change = f"changes its final perplexity by {_percent(one.increase)} relative to 16 bits"
+    return [f"Training {one.model} with all projections in int8 {change}: {_within(one.increase)}."]
 
 
 def _within(increase: Mean) -> str:
     limit = f"{100 * HELD:.0f} %"
     if increase.interval is None:
-        return f"{'within' if abs(increase.value - 1) < HELD else 'beyond'} {limit}, with one seed"
+        return f"{'within' if abs(increase.value - 1) < HELD else 'beyond'} {limit} in the one seed trained"
     low, high = increase.interval
-    seeds = f"over {increase.seeds} seeds"
+    whole = f", as is the whole interval over {increase.seeds} seeds"
     if max(abs(low - 1), abs(high - 1)) < HELD:
-        return f"within {limit}, with its interval {seeds}"
+        return f"within {limit}{whole}"
     if low - 1 > HELD or 1 - high > HELD:
-        return f"beyond {limit}, with its interval {seeds}"
-    return f"whether that is within {limit} the scatter {seeds} does not show"
+        return f"beyond {limit}{whole}"
+    return f"{increase.seeds} seeds do not resolve whether this is within {limit}"
 
 
 def _feed_forward(settings: dict[tuple, Setting]) -> list[str]:
@@ -165,8 +165,8 @@ def _feed_forward(settings: dict[tuple, Setting]) -> list[str]:
         return []
     cost = _percent(one.increase)
     if _is_cost(one.increase) or one.increase.interval is None:
-        return [f"Feed-forward projections alone in int8 end at {cost}."]
-    return [f"That feed-forward projections alone in int8 cost anything could not be shown: {cost}."]
+        return [f"With the feed-forward projections alone in int8 the change is {cost}."]
+    return [f"Feed-forward projections alone in int8 have no measurable cost: {cost}."]
 
 
 def _decomposed(settings: dict[tuple, Setting]) -> list[str]:
@@ -175,12 +175,13 @@ def _decomposed(settings: dict[tuple, Setting]) -> list[str]:
     others = [one for key, one in settings.items() if key[0] == PROJECTIONS and key[1] != PLAIN]
     if plain is None or not others:
         return []
-    left = [(one, ratio(one.values, plain.values)) for one in others]
-    saving = [one for one, part in left if part and part.is_shown and part.value < 1]
+    ratios = [(one, ratio(one.values, plain.values)) for one in others]
+    saving = [one for one, part in ratios if part and part.is_shown and part.value < 1]
     shares = listed(one.decomposition for one in saving or others)
     if not saving:
-        return [f"That {shares} of features in 16 bits bring this down could not be shown."]
-    return [f"{shares} of features in 16 bits bring this down: {listed(_percent(one.increase) for one in saving)}."]
+        return [f"Keeping {shares} of features in 16 bits has no measurable benefit."]
+    left = listed(_percent(one.increase) for one in saving)
+    return [f"Keeping {shares} of features in 16 bits reduces the change to {left}."]
 
 
 def _attention(settings: dict[tuple, Setting]) -> list[str]:
@@ -190,7 +191,7 @@ def _attention(settings: dict[tuple, Setting]) -> list[str]:
         return []
     shares = listed(one.decomposition for one in attended)
     ends = listed(_percent(one.increase) for one in attended)
-    return [f"With the products of attention in int8 too and {shares} of features in 16 bits, it ends at {ends}."]
+    return [f"With attention in int8 too, and {shares} of features in 16 bits, the change is {ends}."]
 
 
 def _exact(settings: dict[tuple, Setting]) -> list[str]:
@@ -199,7 +200,7 @@ def _exact(settings: dict[tuple, Setting]) -> list[str]:
     if one is None or one.exact_increase is None or not _is_cost(one.increase):
         return []
     cost, left = _percent(one.increase), _percent(one.exact_increase)
-    return [f"Of the {cost} of '{one.run}', {left} stay where the weights that it ends with are used in float32."]
+    return [f"Of the {cost} of '{one.run}', {left} remains when its final weights are evaluated in float32."]
 
 
 def _is_cost(increase: Mean) -> bool:

@@ -32,7 +32,7 @@ def origins_explorer(rows: pd.DataFrame, of: str, readers: Mapping[str, Sequence
         "features": [_feature(of_one, readers) for of_one in of_each[:FEATURES]],
         "left": len(of_each[FEATURES:]),
     }
-    return Explorer(f"Explore who writes features of {of}", content)
+    return Explorer(f"Explore the writers of features of {of}", content)
 
 
 def _feature(rows: pd.DataFrame, readers: Mapping[str, Sequence[Place]]) -> dict:

@@ -10,18 +10,18 @@ from outliers.presets.super_weights import compared
 from outliers.report.analysis import Value, exact
 from outliers.report.section import FINDINGS, Drawing, Finding, Section, printed
 from outliers.report.tables import MISSING, Table
-from outliers.report.words import changed, count, listed, percent, times
+from outliers.report.words import changed, count, listed, percent
 
 WORTH = 0.05  # of the perplexity: what a single weight has to carry to be called one that does
 CAPTION = (
-    "Candidates for super weights: what setting each to zero adds to the perplexity (%), and what its controls do: "
-    "random weights of equal magnitude in the same matrix (mean ± standard deviation of {draws}), the largest weight "
-    "of the layer, the neuron and the row that it is in, and the massive activation behind the layer at its mean. KL: "
-    "how far the predictions without the weight are from the model's own, nats a token. Those that change most are "
-    "controlled."
+    "Candidate super weights: increase of perplexity (%) with each set to zero, and with its controls: random weights "
+    "of equal magnitude in the same matrix (mean ± standard deviation of {draws}), the largest weight of the layer, "
+    "the neuron and the row of the weight, and the massive activation after the layer at its mean. KL: divergence of "
+    "the predictions from those of the unmodified model, in nats per token. Controls: of the candidates with the "
+    "largest effect."
 )
-SCALED_CAPTION = "The weight that changes most, multiplied: what that adds to the perplexity (%)."
-DRAWING_CAPTION = "What zeroing each candidate adds to the perplexity, beside its controls."
+SCALED_CAPTION = "The weight with the largest effect, scaled by a factor: increase of perplexity (%)."
+DRAWING_CAPTION = "Increase of perplexity with each candidate set to zero, beside its controls."
 SINGLE = {
     "largest": "largest",
     "neuron": "neuron",
@@ -91,7 +91,7 @@ SCALED = (
     ("weight", lambda row: called(row["candidate"], row["layer"])),
     ("factor", "{factor:g}"),
     ("perplexity", "{perplexity:.2f}"),
-    ("cost", _percent("cost")),
+    ("increase (%)", _percent("cost")),
 )
 
 
@@ -114,8 +114,8 @@ def carried_by(rows: list[dict]) -> Iterator[tuple[int, str, str]]:
 
 def _none(most: dict, number: int) -> str:
     return (
-        f"No super weight was found among {count(number)} candidates: the most that setting one to zero adds to the "
-        f"perplexity is {percent(most['cost'])} ({_place(most)}); random weights of equal magnitude change it by "
+        f"None of {count(number)} candidates is a super weight: setting one to zero changes the perplexity by at most "
+        f"{percent(most['cost'])} ({_place(most)}); random weights of equal magnitude change it by "
         f"{percent(*_random(most))}."
     )
 
@@ -126,24 +126,25 @@ def _place(one: dict) -> str:
 
 def _carried(one: dict) -> str:
     return (
-        f"One weight, [{one['output']}, {one['input']}] of the second feed-forward projection of layer {one['layer']}, "
-        f"carries the model: set to zero it multiplies the perplexity by {times(1 + one['cost'])}; random weights of "
-        f"equal magnitude there change it by {percent(*_random(one))}."
+        f"Weight [{one['output']}, {one['input']}] of the second feed-forward projection of layer {one['layer']} is a "
+        f"super weight: without it the perplexity {changed(one['cost'])}; without random weights of equal magnitude in "
+        f"this projection it changes by {percent(*_random(one))}."
     )
 
 
 def _not_the_neuron(one: dict) -> str:
     """The reason of the weight's effect, as the controls show it."""
-    text = f"With the whole neuron {one['input']} of layer {one['layer']} at zero the perplexity "
-    text += f"{changed(one['neuron'])}; with the whole row {one['output']} it {changed(one['row'])}"
+    text = f"Without the whole neuron {one['input']} of layer {one['layer']} the perplexity {changed(one['neuron'])}; "
+    text += f"without the whole row {one['output']} it {changed(one['row'])}"
     if not pd.isna(one.get("massive")):
-        text += f"; with the massive activation behind the layer at its mean it {changed(one['massive'])}"
+        text += f"; with the massive activation after the layer at its mean it {changed(one['massive'])}"
     if one["neuron"] < one["cost"] / 2:
-        text += ". It is not what the neuron says that is lost without the weight"
+        text += ". The loss of the neuron's output therefore does not explain the effect of the weight"
     return f"{text}."
 
 
 def _multiplied(one: dict, scaled: pd.DataFrame) -> str:
     rows = scaled[scaled["candidate"] == one["candidate"]].itertuples()
-    costs = listed(f"{row.factor:g} costs {percent(row.cost)}" for row in rows)
-    return f"{_place(one).capitalize()} multiplied by {costs}."
+    scales = list(rows)
+    factors, costs = listed(f"{row.factor:g}" for row in scales), listed(percent(row.cost) for row in scales)
+    return f"Scaling {_place(one)} by {factors} changes the perplexity by {costs}."
