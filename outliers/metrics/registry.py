@@ -46,13 +46,13 @@ class Registry(Mapping[str, Kind], Generic[Kind]):
 
     @functools.cached_property
     def _others(self) -> dict:
-        found: dict = {}
+        entries: dict = {}
         for entry in sorted(entry_points(group=self.group), key=lambda entry: (entry.dist.name, entry.name)):
-            if entry.name in self.own or entry.name in found:
-                other = _origin(found[entry.name]) if entry.name in found else "outliers itself"
+            if entry.name in self.own or entry.name in entries:
+                other = _origin(entries[entry.name]) if entry.name in entries else "outliers itself"
                 raise UserError(f"{_origin(entry)} is a {self.what} that {other} has; remove one of them")
-            found[entry.name] = entry
-        return found
+            entries[entry.name] = entry
+        return entries
 
 
 def _origin(entry) -> str:

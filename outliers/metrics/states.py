@@ -35,9 +35,9 @@ class OfStates(Measurement):
         return list(bundles.values())
 
     def keeps(self, cells: Sequence[Cell]) -> Keeps:
-        found = super().keeps(cells)
+        keeps = super().keeps(cells)
         compares = any(_seen(cell).compares for cell in cells)  # with states that are kept until those under a variant
-        return found._replace(variants=found.variants + 2 * compares)
+        return keeps._replace(variants=keeps.variants + 2 * compares)
 
     def steps(self, cells: Sequence[Cell]) -> int:
         return len(_variants(cells)) * len(cells[0].subject.blocks) * cells[0].metric.draws
@@ -49,16 +49,16 @@ class OfStates(Measurement):
         variants = list(_variants(cells).values())
         with named(subject.name):
             variants = bench.knowing(variants, subject)
-        found = []
+        by_draw = []
         part_of_text = facts.get("tokens_hash"), part.start, part.stop
         for draw in range(cells[0].metric.draws):
             with named(subject.name, *(variant.name for variant in variants)):
                 passes = _streamed if is_streamed(model) else _resident
-                found.append(passes(model, bench, blocks, cells, variants, (draw, *part_of_text)))
-        return [list(of_cell) for of_cell in zip(*found, strict=True)]
+                by_draw.append(passes(model, bench, blocks, cells, variants, (draw, *part_of_text)))
+        return [list(seen) for seen in zip(*by_draw, strict=True)]
 
     def values(self, cell: Cell, answers: list[list[list]]) -> list[dict]:
-        draws = (list(chain.from_iterable(of_parts)) for of_parts in zip(*answers, strict=True))
+        draws = (list(chain.from_iterable(parts)) for parts in zip(*answers, strict=True))
         return _seen(cell).values([part for draw in draws for part in by_seed(draw, cell.subject.seeds)])
 
 
@@ -81,11 +81,11 @@ def _resident(
     if any(seer.compares for seer in seers):
         exact = [(model, states) for states in _exact_states(bench, blocks, key)]
     with bench.under(variant) as changed, drawn(changed, key[0]):
-        of_blocks = [
+        by_block = [
             [seer.see(changed, ids, states, exact[number]) for seer in seers]
             for number, ids, states in _passed(changed, bench, blocks, variant.first_layer(model), key)
         ]
-    return [list(of_cell) for of_cell in zip(*of_blocks, strict=True)]
+    return [list(seen) for seen in zip(*by_block, strict=True)]
 
 
 def _passed(model: PreTrainedModel, bench: Bench, blocks: torch.Tensor, first: int, key: tuple) -> Iterator[tuple]:
@@ -95,7 +95,7 @@ def _passed(model: PreTrainedModel, bench: Bench, blocks: torch.Tensor, first: i
     if not 0 < first < len(decoder_layers(model)):
         return run_decoder(model, counted)
     inputs = bench.inputs.setdefault(key, [{} for _ in blocks])
-    flows: Iterator[Flow] = (flow for of_key in bench.inputs.values() for known in of_key for flow in known.values())
+    flows: Iterator[Flow] = (flow for passes in bench.inputs.values() for known in passes for flow in known.values())
     if _nbytes(flow.state for flow in flows) > MOST_KEPT:
         inputs = [dict(known) for known in inputs]  # what is added is not kept
     return run_from(model, counted, first, inputs)
@@ -109,10 +109,10 @@ def _exact_states(bench: Bench, blocks: torch.Tensor, key: tuple) -> list[torch.
     """Last hidden states (T, features) of the unquantized model; few are kept for the variants that follow."""
     if key not in bench.exact:
         with bench.under(EXACT) as exact, drawn(exact, key[0]):
-            found = [states for _, _, states in run_decoder(exact, blocks)]
-        if _nbytes(chain.from_iterable((*bench.exact.values(), found))) > MOST_KEPT:
-            return found
-        bench.exact[key] = found
+            last_states = [states for _, _, states in run_decoder(exact, blocks)]
+        if _nbytes(chain.from_iterable((*bench.exact.values(), last_states))) > MOST_KEPT:
+            return last_states
+        bench.exact[key] = last_states
     return bench.exact[key]
 
 
@@ -129,18 +129,18 @@ def _streamed(
     seers, names = [_seen(cell) for cell in cells], list(_variants(cells))
     first = [EXACT] * any(seer.compares for seer in seers)
     exact: list = []
-    found: list[list] = [[] for _ in cells]
+    by_cell: list[list] = [[] for _ in cells]
     with drawn(model, key[0]):
         counted = bench.counted(blocks, len(variants))
         for number, ids, states in model.stream.run(model, counted, [*first, *variants], lambda *_turn: None):
             if number < len(first):
                 exact.append(states.cpu())
                 continue
-            for of_cell, cell, seer in zip(found, cells, seers, strict=True):
+            for seen, cell, seer in zip(by_cell, cells, seers, strict=True):
                 if cell.variant.name == names[number - len(first)]:
-                    unquantized = (model, exact[len(of_cell)].to(states.device)) if seer.compares else None
-                    of_cell.append(seer.see(model, ids, states, unquantized))
-    return found
+                    unquantized = (model, exact[len(seen)].to(states.device)) if seer.compares else None
+                    seen.append(seer.see(model, ids, states, unquantized))
+    return by_cell
 
 
 STATES = OfStates()

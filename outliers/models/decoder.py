@@ -60,7 +60,7 @@ def inference(observe: Observe) -> Observe:
 
 @contextmanager
 def under(model: PreTrainedModel, variant: Variant) -> Iterator[tuple[PreTrainedModel, Variant]]:
-    """What `run_decoder` is called with for a variant: a resident model under it; a streamed one, and the variant."""
+    """The arguments of `run_decoder` for a variant: a resident model under it; a streamed one, and the variant."""
     if is_streamed(model):
         yield model, variant
     else:
@@ -95,8 +95,8 @@ def run_decoder(
             its vocabulary.
     """
     if is_streamed(model):
-        of_one = model.stream.run(model, map(partial(checked, model), blocks), [variant], lambda _, *turn: begin(*turn))
-        yield from ((number, ids, state) for number, (_, ids, state) in enumerate(of_one))
+        passed = model.stream.run(model, map(partial(checked, model), blocks), [variant], lambda _, *turn: begin(*turn))
+        yield from ((number, ids, state) for number, (_, ids, state) in enumerate(passed))
         return
     stacks = stacks_of(model.config)
     for number, block in enumerate(blocks):
@@ -190,11 +190,11 @@ def checked(model: PreTrainedModel, block: Block) -> Block:
         raise UserError("an example of another family for a causal language model; expected int64 token ids (T,)")
     for ids in block if isinstance(block, Example) else (block,):
         if not isinstance(ids, torch.Tensor) or ids.ndim != 1 or ids.is_floating_point() or not len(ids):
-            found = f"of type {type(ids).__name__}"
+            kind = f"of type {type(ids).__name__}"
             if isinstance(ids, torch.Tensor):
-                found = f"{str(ids.dtype).removeprefix('torch.')} of shape {tuple(ids.shape)}"
+                kind = f"{str(ids.dtype).removeprefix('torch.')} of shape {tuple(ids.shape)}"
             raise UserError(
-                f"a block is {found}; expected int64 token ids (T,): give blocks (blocks, T), or a list of sequences "
+                f"a block is {kind}; expected int64 token ids (T,): give blocks (blocks, T), or a list of sequences "
                 "as outliers.load_text(…, block=None) makes it, of lists of ids too"
             )
         check_block(model.config, len(ids), int(ids.max()))
@@ -210,13 +210,13 @@ def run_exchanged(
     the layers are computed on average. Yields the number of each exchanged layer, and as `run_decoder` the block
     and its last hidden states (T, features).
     """
-    way, own, exchanged = _Way(model, block), decoder_layers(model), decoder_layers(other)
+    way, resident, exchanged = _Way(model, block), decoder_layers(model), decoder_layers(other)
     flow, last = way.start(), max(layers, default=-1)
     for number in range(last + 1):
         if number in layers:
             changed = way.step(flow, exchanged[number])
-            for layer in own[number + 1 :]:
+            for layer in resident[number + 1 :]:
                 changed = way.step(changed, layer)
             yield number, way.block, changed.state[0]
         if number < last:
-            flow = way.step(flow, own[number])
+            flow = way.step(flow, resident[number])

@@ -32,7 +32,7 @@ def _distance(
     """
     model, _ = changed
     place = stacks_of(model.config)[-1].output(model)[0].device
-    parts = (logits_by_parts(of_one, states.to(place)) for of_one, states in (exact, changed))
+    parts = (logits_by_parts(side, states.to(place)) for side, states in (exact, changed))
     a_sums, b_sums, weighted = None, None, 0.0
     for (start, a), (_, b) in zip(*parts, strict=True):
         a_sums, scale, exponentials = _Sums.after(a_sums, start, a)
@@ -78,7 +78,7 @@ def agreeing(
 ) -> Agreeing:
     """Agreement of a model with last hidden states (T, features) of a block with the unquantized one with its own."""
     predicted, (unquantized, before) = family_of(model.config).predicted, exact
-    (before, targets), (after, _) = (predicted(block, one) for one in (before, states))
+    (before, targets), (after, _) = (predicted(block, side) for side in (before, states))
     return Agreeing(*_distance((unquantized, before), (model, after)), len(targets))
 
 

@@ -26,13 +26,13 @@ def layer_by_layer(
     model: PreTrainedModel, blocks: Iterable[torch.Tensor], variant: Variant, draw: int = 0
 ) -> dict[int, list[Seen]]:
     """Of each layer what is seen of each block, ids (T,), where it alone is under a variant; the others are exact."""
-    found: dict[int, list[Seen]] = {layer: [] for layer in range(count_layers(model.config))}
+    by_layer: dict[int, list[Seen]] = {layer: [] for layer in range(count_layers(model.config))}
     with EXACT.on(model) as exact, variant.on(model) as changed, drawn(exact, draw):
         for block in blocks:
             ((_, _, states),) = run_decoder(exact, [block])
-            for layer, ids, after in run_exchanged(exact, changed, block, found):
-                found[layer].append((finite_loss(exact, ids, after), agreeing(exact, ids, after, (exact, states))))
-    return found
+            for layer, ids, after in run_exchanged(exact, changed, block, by_layer):
+                by_layer[layer].append((finite_loss(exact, ids, after), agreeing(exact, ids, after, (exact, states))))
+    return by_layer
 
 
 class OfLayers(Measurement):
@@ -43,7 +43,7 @@ class OfLayers(Measurement):
             raise UserError("layers one by one of a streamed model; expected one in memory: leave --stream out")
 
     def steps(self, cells: Sequence[Cell]) -> int:
-        return sum(count_layers(one.subject.config) * len(one.subject.blocks) * one.metric.draws for one in cells)
+        return sum(count_layers(cell.subject.config) * len(cell.subject.blocks) * cell.metric.draws for cell in cells)
 
     def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[list[dict]]:
         """Draw by draw, of each layer what is seen of each block."""
@@ -58,14 +58,12 @@ class OfLayers(Measurement):
     def values(self, cell: Cell, answers: list[list[dict[int, list[Seen]]]]) -> list[dict]:
         values = []
         for layer in answers[0][0]:
-            draws = [
-                list(chain.from_iterable(of_part[layer] for of_part in draw)) for draw in zip(*answers, strict=True)
-            ]
+            draws = [list(chain.from_iterable(part[layer] for part in draw)) for draw in zip(*answers, strict=True)]
             draws = [part for draw in draws for part in by_seed(draw, cell.subject.seeds)]
             losses, agreements = zip(*([*zip(*draw, strict=True)] for draw in draws), strict=True)
-            perplexities = scattered([perplexity_of(list(of_draw)) for of_draw in losses])
-            found = [{"metric": "damage.perplexity", **perplexities, "unit": "1"}, *values_of(agreements)]
-            values += [{**one, "metric": f"{one['metric']}_only", "layer": layer} for one in found]
+            perplexities = scattered([perplexity_of(list(draw)) for draw in losses])
+            metrics = [{"metric": "damage.perplexity", **perplexities, "unit": "1"}, *values_of(agreements)]
+            values += [{**metric, "metric": f"{metric['metric']}_only", "layer": layer} for metric in metrics]
         return values
 
 

@@ -50,9 +50,9 @@ def _largest_of_all(rows: list[dict]) -> dict[str, str | None]:
     for bits in BITS:
         fitting = [row for row in rows if row["bits"] == bits and row["value"]]
         candidates = [row for row in fitting if row["candidate"]]
-        size, of_candidates = _most(fitting), _most(candidates)
-        cells[f"{bits}-bit"] = _names(candidates, of_candidates)
-        cells[f"{bits}-bit, any"] = _names(fitting, size) if size > of_candidates else None
+        size, size_of_candidates = _most(fitting), _most(candidates)
+        cells[f"{bits}-bit"] = _names(candidates, size_of_candidates)
+        cells[f"{bits}-bit, any"] = _names(fitting, size) if size > size_of_candidates else None
     return cells
 
 
@@ -63,10 +63,10 @@ def _most(rows: list[dict]) -> int:
 def _names(rows: list[dict], size: int) -> str:
     """The models of about that size."""
     same = dict.fromkeys(row["model"] for row in rows if row["parameters"] >= ABOUT_THE_SAME * size)
-    return " / ".join(map(_shown, same)) or "none"
+    return " / ".join(map(_paper_name, same)) or "none"
 
 
-def _shown(model: str) -> str:
+def _paper_name(model: str) -> str:
     """A known model as papers call it, another by its short name."""
     return known_configs().get(model, {}).get("shown", short_name(model))
 
@@ -79,10 +79,10 @@ def largest_table(rows: list[dict]) -> Table | None:
     table = largest(rows)
     if table.empty:
         return None
-    one = next(row for row in rows if row["metric"] == "fits")
+    run = next(row for row in rows if row["metric"] == "fits")
     caption = (
-        f"Largest model that fits, at batch {one['batch']} with {one['context']} tokens of context (half in, half out "
-        f"of an encoder-decoder) and {one['headroom']:g} GiB of each GPU left free; whole layers go to the GPUs in "
+        f"Largest model that fits, at batch {run['batch']} with {run['context']} tokens of context (half in, half out "
+        f"of an encoder-decoder) and {run['headroom']:g} GiB of each GPU left free; whole layers go to the GPUs in "
         "order; a GPU's GB are GiB."
     )
     if table[["8-bit, any", "16-bit, any"]].notna().any(axis=None):
@@ -129,13 +129,13 @@ def footprints(rows: list[dict]) -> pd.DataFrame:
 
 def footprints_table(rows: list[dict]) -> Table:
     """Memory requirements of models in GiB, on as few GPUs as hold it."""
-    table, one = footprints(rows), rows[0]
-    caption = f"What models need, GiB: batch {one['batch']}, {_contexts(table, one['context'])} tokens of context."
+    table, run = footprints(rows), rows[0]
+    caption = f"What models need, GiB: batch {run['batch']}, {_contexts(table, run['context'])} tokens of context."
     loaded = LOADED if table["loaded 8"].notna().any() else {}
     if loaded:
         caption += " As loaded: with the weights in float32 that transformers keeps so in a float16 or 8-bit model."
     columns = [
-        ("model", lambda row: _shown(row["model"])),
+        ("model", lambda row: _paper_name(row["model"])),
         ("parameters", lambda row: count_label(row["parameters"])),
         *((header, scattered(name, ".2f", 1 / GIB)) for name, header in (NEEDS | TOTALS | loaded).items()),
     ]
@@ -144,7 +144,7 @@ def footprints_table(rows: list[dict]) -> Table:
 
 def _contexts(table: pd.DataFrame, most: int) -> str:
     """Number of tokens, and the models that take fewer."""
-    less = [f"{_shown(model)} {context}" for model, context in table["context"].items() if context < most]
+    less = [f"{_paper_name(model)} {context}" for model, context in table["context"].items() if context < most]
     return f"{most} ({', '.join(less)})" if less else str(most)
 
 
@@ -164,10 +164,10 @@ def memory_findings(largest: pd.DataFrame, footprints: pd.DataFrame) -> list[Fin
 def _held(other: pd.DataFrame, every: int) -> str:
     if other.empty:
         return "On no hardware do 8 bits hold a larger model than 16."
-    one = other.iloc[0]
-    where = f"{one['hardware']} of {one['gigabytes']:g} GB"
-    of = f"on {count(len(other))} of {count(every)} kinds of hardware" if every > 1 else "there"
-    return f"8 bits hold a larger model than 16 {of}: {one['8-bit']} rather than {one['16-bit']} on {where}."
+    row = other.iloc[0]
+    where = f"{row['hardware']} of {row['gigabytes']:g} GB"
+    kinds = f"on {count(len(other))} of {count(every)} kinds of hardware" if every > 1 else "there"
+    return f"8 bits hold a larger model than 16 {kinds}: {row['8-bit']} rather than {row['16-bit']} on {where}."
 
 
 def _shrinks(shares: pd.Series) -> str:
@@ -179,5 +179,5 @@ def _shrinks(shares: pd.Series) -> str:
 
 def _grows(row: pd.Series) -> str:
     loaded, total = (f"{row[name] / GIB:.1f} GiB" for name in ("loaded 8", "total 8"))
-    model = _shown(row.name)
+    model = _paper_name(row.name)
     return f"transformers keeps some weights of {model} in float32: so its 8 bits need {loaded}, not {total}."

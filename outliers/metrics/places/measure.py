@@ -54,7 +54,7 @@ def exchange_losses(
     model: PreTrainedModel,
     blocks: Iterable[torch.Tensor],
     variant: Quantized | Cached | Against,
-    asked: Sequence[Exchange],
+    wanted: Sequence[Exchange],
 ) -> list[list[Loss]]:
     """The loss of each block, ids (T,), for each of some exchanges of one field.
 
@@ -62,14 +62,14 @@ def exchange_losses(
     scheme already: its codes are then used. A streamed model passes all of its layers for each exchange, and reads them
     once. Blocks of a resident model are read once for each kind of exchange of layers, or for each exchange of others.
     """
-    variants = [one.variant for one in asked]
+    variants = [exchange.variant for exchange in wanted]
     if not is_streamed(model) and isinstance(variant, Cached):
         return _from_inputs(model, blocks, variants)
-    if is_streamed(model) or asked[0].field != "layer":
+    if is_streamed(model) or wanted[0].field != "layer":
         return variant_losses(model, blocks, variants)
-    layers = {kind: [one.place for one in asked if one.kind == kind] for kind in (ONLY, WITHOUT)}
-    found = {kind: _by_layer(model, blocks, variant, kind, of_kind) for kind, of_kind in layers.items()}
-    return [found[one.kind][one.place] for one in asked]
+    layers = {kind: [exchange.place for exchange in wanted if exchange.kind == kind] for kind in (ONLY, WITHOUT)}
+    losses = {kind: _by_layer(model, blocks, variant, kind, places) for kind, places in layers.items()}
+    return [losses[exchange.kind][exchange.place] for exchange in wanted]
 
 
 @inference
@@ -98,13 +98,13 @@ def _by_layer(
     model: PreTrainedModel, blocks: Iterable[torch.Tensor], variant: Quantized, kind: str, layers: Collection[int]
 ) -> dict[int, list[Loss]]:
     """The loss of each block with one layer at a time exchanged."""
-    found: dict[int, list[Loss]] = {layer: [] for layer in layers}
+    losses: dict[int, list[Loss]] = {layer: [] for layer in layers}
     with EXACT.on(model) as exact, variant.on(model) as changed:
-        own, other = {ONLY: (exact, changed), WITHOUT: (changed, exact)}[kind]
+        base, other = {ONLY: (exact, changed), WITHOUT: (changed, exact)}[kind]
         for block in blocks if layers else ():
-            for layer, ids, states in run_exchanged(own, other, block, layers):
-                found[layer].append(finite_loss(own, ids, states))
-    return found
+            for layer, ids, states in run_exchanged(base, other, block, layers):
+                losses[layer].append(finite_loss(base, ids, states))
+    return losses
 
 
 class OfPlaces(Measurement):
@@ -126,26 +126,26 @@ class OfPlaces(Measurement):
         model = subject.load(bench, facts)
         with named(subject.name):
             (variant,) = bench.knowing([cell.variant], subject)
-        asked = exchanges(model, variant, metric.by)
+        wanted = exchanges(model, variant, metric.by)
         is_cache, is_scheme = isinstance(variant, Cached), isinstance(variant, Quantized)
-        passes = len(asked) if is_streamed(model) else count if metric.by == "layer" and not is_cache else 1
+        passes = len(wanted) if is_streamed(model) else count if metric.by == "layer" and not is_cache else 1
         blocks = bench.counted(subject.blocks[part], passes)
         with (
             named(subject.name, variant.name),
             bench.under(variant) if is_scheme and not is_streamed(model) else nullcontext(model) as changed,
         ):
-            draws = [_drawn_losses(coded(changed), blocks, variant, asked, draw) for draw in range(metric.draws)]
-        by_place = zip(asked, zip(*draws, strict=True), strict=True)
-        return [{(one.kind, one.place): list(of_draws) for one, of_draws in by_place}]
+            draws = [_drawn_losses(coded(changed), blocks, variant, wanted, draw) for draw in range(metric.draws)]
+        by_place = zip(wanted, zip(*draws, strict=True), strict=True)
+        return [{(exchange.kind, exchange.place): list(losses) for exchange, losses in by_place}]
 
     def values(self, cell: Cell, answers: list[dict]) -> list[dict]:
         values = []
         for kind, place in answers[0]:
-            draws = map(chain.from_iterable, zip(*(of_part[kind, place] for of_part in answers), strict=True))
+            draws = map(chain.from_iterable, zip(*(losses[kind, place] for losses in answers), strict=True))
             parts = (part for draw in draws for part in by_seed(list(draw), cell.subject.seeds))
-            found = list(map(perplexity_of, parts))
-            one = {"metric": f"damage.perplexity_{kind}", cell.metric.by: place, **scattered(found), "unit": "1"}
-            values.append(one)
+            by_draw = list(map(perplexity_of, parts))
+            value = {"metric": f"damage.perplexity_{kind}", cell.metric.by: place, **scattered(by_draw), "unit": "1"}
+            values.append(value)
         return values
 
 
@@ -184,11 +184,11 @@ def _drawn_losses(
     model: PreTrainedModel,
     blocks: Iterable[torch.Tensor],
     variant: Quantized | Cached | Against,
-    asked: Sequence[Exchange],
+    wanted: Sequence[Exchange],
     draw: int,
 ) -> list[list[Loss]]:
     with drawn(model, draw):
-        return exchange_losses(model, blocks, variant, asked)
+        return exchange_losses(model, blocks, variant, wanted)
 
 
 PLACES = OfPlaces()

@@ -74,8 +74,8 @@ class OfRuns(Measurement):
             or (entry["step"] == steps and metric not in ("step", "epoch"))
         ]
         at_the_end = [
-            {"checkpoint": f"step-{steps}", "metric": f"perplexity.{name}"} | of_scheme
-            for name, of_scheme in perplexities.items()
+            {"checkpoint": f"step-{steps}", "metric": f"perplexity.{name}"} | perplexity
+            for name, perplexity in perplexities.items()
         ]
         return [facts | value | {"unit": "1"} for value in along + at_the_end]
 

@@ -74,11 +74,11 @@ class SuperWeight(Measured):
         return f"{what}{'s' if len(self.weights) > 1 else ''} {listed(map(_place, self.weights))}"
 
     def compared(self, seen: "Seen") -> Compared:
-        of_layers = defaultdict(list)
+        by_layer = defaultdict(list)
         for layer, *place in self.weights:
-            of_layers[layer].append(place)
-        found = [_named_by_spikes(seen, layer, places) for layer, places in of_layers.items()]
-        return "; ".join(words for words, _ in found), all(same for _, same in found)
+            by_layer[layer].append(place)
+        compared = [_named_by_spikes(seen, layer, places) for layer, places in by_layer.items()]
+        return "; ".join(words for words, _ in compared), all(same for _, same in compared)
 
 
 def _place(weight: list[int]) -> str:
@@ -135,9 +135,9 @@ class MassiveActivation(Measured):
             same &= rows["max"].between((1 - MAGNITUDE) * low, (1 + MAGNITUDE) * high).all()
         layers = rows["layer"][rows["massive"] > 0].tolist()
         features, positions = (listed(sorted(set(rows[name]))) for name in ("feature", "position"))
-        found = f"in layers {ranges(layers)}" if layers else f"in none of layers {_range(first, last)}"
+        where = f"in layers {ranges(layers)}" if layers else f"in none of layers {_range(first, last)}"
         sizes = _range(rows["max"].min(), rows["max"].max())
-        return f"{found}; largest: feature {features} at position {positions}, {sizes}", bool(same)
+        return f"{where}; largest: feature {features} at position {positions}, {sizes}", bool(same)
 
 
 def _range(low: float, high: float) -> str:
@@ -165,8 +165,8 @@ class OutlierFeatures(Measured):
         return f"outlier features {listed(self.features)} ({self.criterion})"
 
     def compared(self, seen: "Seen") -> Compared:
-        found = CRITERIA[self.criterion](seen, len(self.features))
-        return f"{self.criterion}: {listed(found) if found else 'none'}", set(self.features) <= set(found)
+        features = CRITERIA[self.criterion](seen, len(self.features))
+        return f"{self.criterion}: {listed(features) if features else 'none'}", set(self.features) <= set(features)
 
 
 def _by_llm_int8(seen: "Seen", _count: int) -> list[int]:
@@ -349,8 +349,8 @@ def facts_of(sources: Sequence[Source], models: Sequence[str]) -> list[Published
 def elsewhere(models: list[str]) -> Table | None:
     """Published values of these models from elsewhere; None where nothing is known."""
     known = [
-        [key_of(one.fact.model), one.fact.said, one.fact.note, one.source.short]
-        for one in facts_of(read_sources(), models)
+        [key_of(published.fact.model), published.fact.said, published.fact.note, published.source.short]
+        for published in facts_of(read_sources(), models)
     ]
     caption = "Published elsewhere, each under the protocol of its source."
     return Table.of_words("elsewhere", caption, ["model", "published", "note", "source"], known) if known else None

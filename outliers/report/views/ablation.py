@@ -24,11 +24,11 @@ def ablation_section(rows: list[dict]) -> Section:
     """The summary of an ablation as a table and as bars, without the trace that has found its features; of several
     stacks, whose features are taken out one stack at a time, that of each."""
     rows = [row for row in rows if "subject" in row]
-    of_stacks = {
+    by_stack_name = {
         stack: [row for row in rows if {row.get("ablated", stack), row.get("stack", stack)} == {stack}]
         for stack in dict.fromkeys(row["ablated"] for row in rows if "ablated" in row) or [""]
     }
-    return by_stack({stack: _of_stack(of_stack) for stack, of_stack in of_stacks.items()}, rows)
+    return by_stack({stack: _of_stack(rows_of_stack) for stack, rows_of_stack in by_stack_name.items()}, rows)
 
 
 def _of_stack(rows: list[dict]) -> Section:
@@ -104,8 +104,8 @@ def _damage(row: dict, control: dict) -> str:
             f"{what} changes the perplexity by {percent(row['damage'])}, {drawn} by {percent(control['damage'])}: "
             "that it matters more could not be shown."
         )
-    ratio, *of_control = (1 + value for value in (row["damage"], *(control[f"damage{end}"] for end in ENDS)))
-    return f"{what} multiplies the perplexity by {times(ratio)}, {drawn} by {with_interval(times, *of_control)}."
+    ratio, *control_interval = (1 + value for value in (row["damage"], *(control[f"damage{end}"] for end in ENDS)))
+    return f"{what} multiplies the perplexity by {times(ratio)}, {drawn} by {with_interval(times, *control_interval)}."
 
 
 def _attention(row: dict, control: dict, before: dict) -> list[str]:

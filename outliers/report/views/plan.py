@@ -101,13 +101,13 @@ def _findings(points: pd.DataFrame, plan: Plan) -> list[Finding]:
     measured = plan.measured
     better = [f"{len(plan.exact)} exact"] if plan.exact or not plan.instead else []
     better += [f"{len(paths)} in {name}" for name, paths in plan.instead.items()]
-    allowed, found = exact(measured["allowed"]), Value(measured["cost"], measured["cost_deviation"])
+    allowed, cost = exact(measured["allowed"]), Value(measured["cost"], measured["cost_deviation"])
     sentence = (
-        f"With {listed(better)} of {plan.projections} projections {plan.scheme} costs {percent(*found)} of perplexity "
+        f"With {listed(better)} of {plan.projections} projections {plan.scheme} costs {percent(*cost)} of perplexity "
         f"on blocks that were not searched; without the plan it costs {percent(whole['cost'], whole['cost_deviation'])}"
     )
-    if found.mean > allowed.mean:
+    if cost.mean > allowed.mean:
         sentence += f". No set of the {CANDIDATES} worst projections reaches {percent(allowed.mean)}"
-    elif not allowed.is_above(found):
+    elif not allowed.is_above(cost):
         sentence += f". The distance to the {percent(allowed.mean)} that are allowed is within the scatter of rounding"
     return [Finding(f"{sentence}.", "plan_sets")]
