@@ -11,7 +11,7 @@ from outliers.terminal.command import answering, called
 
 
 def _commands() -> dict[str, str]:
-    """What each command does: the first line of its file, which is not run for it."""
+    """The purpose of each command: the first line of its file, which is not run for it."""
     folder, found = Path(__file__).parent, {}
     for file in sorted([*folder.glob("*.py"), *folder.glob("*/__main__.py")]):
         name = file.parent.name if file.name == "__main__.py" else file.stem

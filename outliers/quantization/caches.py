@@ -383,7 +383,7 @@ class Store:
 
     @property
     def bytes(self) -> int:
-        """What they take in memory."""
+        """The memory they take."""
         there = [self.first, self.exact, *(self.codes or ())[:3]]
         return sum(tensor.numel() * tensor.itemsize for tensor in there if tensor is not None)
 
@@ -396,7 +396,7 @@ class QuantizedCache(Cache):
 
     @property
     def bytes(self) -> int:
-        """What keys and values of all layers take in memory, scales and exact positions included."""
+        """The memory of keys and values of all layers, scales and exact positions included."""
         return sum(store.bytes for layer in self.layers for store in layer.stores)
 
 
