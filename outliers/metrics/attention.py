@@ -14,7 +14,7 @@ from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import attention_hooks, eager
 from outliers.models.stream import AS_IT_IS, Variant, Watched
 from outliers.specification.kinds import resolved
-from outliers.subjects.bench import Bench, named_under
+from outliers.subjects.bench import Bench, naming_under
 from outliers.subjects.cell import Cell
 from outliers.variants.ablated import Ablated, Intervention
 from outliers.variants.edges import ROLES, Place
@@ -140,7 +140,7 @@ class OfAttention(Measurement):
         questions: dict[str, tuple[Ablated, list[Look]]] = {}
         for cell, (_, ablated) in zip(cells, parted, strict=True):
             questions.setdefault(ablated.name, (ablated, []))[1].append(_look(cell))
-        with named_under(subject, variant):
+        with naming_under(subject, variant):
             attended_views = attended(model, bench.counted(blocks), list(questions.values()), variant)
         answers = {name: iter(views) for name, views in zip(questions, attended_views, strict=True)}
         return [next(answers[ablated.name]) for _, ablated in parted]

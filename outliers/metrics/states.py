@@ -11,7 +11,7 @@ from outliers.models.anatomy import decoder_layers
 from outliers.models.decoder import Flow, inference, run_decoder, run_from
 from outliers.models.stream import Variant, is_streamed
 from outliers.specification.kinds import resolved
-from outliers.subjects.bench import Bench, named
+from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell
 from outliers.variants.draw import drawn
 from outliers.variants.quantized import EXACT
@@ -47,12 +47,12 @@ class OfStates(Measurement):
         subject = cells[0].subject
         model, blocks = subject.load(bench, facts), subject.blocks[part]
         variants = list(_variants(cells).values())
-        with named(subject.name):
+        with naming(subject.name):
             variants = bench.knowing(variants, subject)
         by_draw = []
         part_of_text = facts.get("tokens_hash"), part.start, part.stop
         for draw in range(cells[0].metric.draws):
-            with named(subject.name, *(variant.name for variant in variants)):
+            with naming(subject.name, *(variant.name for variant in variants)):
                 passes = _streamed if is_streamed(model) else _resident
                 by_draw.append(passes(model, bench, blocks, cells, variants, (draw, *part_of_text)))
         return [list(seen) for seen in zip(*by_draw, strict=True)]

@@ -297,7 +297,7 @@ def section(verdicts: Sequence[Verdict], sources: Sequence[Source]) -> Section:
 def _table(verdicts: Sequence[Verdict]) -> Table:
     """A fact a row, those first that were measured."""
     cells = [
-        [key_of(fact.model), verdict.agreement, fact.said, verdict.measured, _blocks(fact), source.short, fact.note]
+        [key_of(fact.model), verdict.agreement, fact.claim, verdict.measured, _blocks(fact), source.short, fact.note]
         for verdict in sorted(verdicts, key=lambda verdict: not verdict.made)
         for fact, source in [verdict.published]
     ]
@@ -321,7 +321,7 @@ def _sources(sources: Sequence[Source]) -> Table:
 def _row(verdict: Verdict) -> dict:
     fact, source = verdict.published
     words = {
-        "published": fact.said,
+        "published": fact.claim,
         "measured": verdict.measured,
         "agreement": verdict.agreement,
         "source": source.source,
@@ -336,7 +336,7 @@ def _findings(verdicts: Sequence[Verdict]) -> list[Finding]:
     )
     return [
         Finding(
-            f"{short_name(verdict.made['model'])} {verdict.agreement}: {verdict.published.fact.said}; measured "
+            f"{short_name(verdict.made['model'])} {verdict.agreement}: {verdict.published.fact.claim}; measured "
             f"{verdict.measured} ({verdict.published.source.short}).",
             PUBLISHED,
         )

@@ -11,7 +11,7 @@ from outliers.models.names import full_name
 from outliers.runs.engine import Engine
 from outliers.runs.forecast import request_of
 from outliers.runs.rows import Row, Rows
-from outliers.subjects.bench import Bench, check_same_weights, named
+from outliers.subjects.bench import Bench, check_same_weights, naming
 from outliers.subjects.cell import Cell, Plan, Subject, Task, following
 from outliers.subjects.provenance import environment, joined, measuring
 from outliers.terminal.interrupt import stop_if_asked
@@ -177,7 +177,7 @@ class Planner:
                 facts[cell] = weights[0] | facts[cell]
         rows = {}
         for number, cell in enumerate(bundle):
-            with named(cell.subject.name, cell.variant.name):
+            with naming(cell.subject.name, cell.variant.name):
                 values = cell.metric.measurement.values(cell, [part_answers[number] for part_answers in answers])
             made = {"experiment": self.experiment, **_made(cell, joined(list(spent)))}
             rows[cell] = Row(asked=cell.asked, facts=facts[cell], values=values, made=made)

@@ -179,7 +179,7 @@ class Bench:
                 exact = quantize(model, BASELINE)
                 self._calibrations[prefix.name] = calibration = calibrate(exact, blocks, self._needing, keys)
         for scheme in [quantized.scheme for quantized in schemes_of(variant) if quantized.scheme.learns]:
-            with prefix.on(self._loaded[0]) as model, named(subject.name):
+            with prefix.on(self._loaded[0]) as model, naming(subject.name):
                 learned(model, scheme, calibration)  # once for schemes that differ in what comes after
         return calibration
 
@@ -209,7 +209,7 @@ def check_same_weights(model: str, facts: Iterable[dict]) -> None:
 
 
 @contextmanager
-def named(model: str, *schemes: str) -> Iterator[None]:
+def naming(model: str, *schemes: str) -> Iterator[None]:
     """Let what is wrong with a model say which one it is, and under which scheme."""
     try:
         yield
@@ -218,9 +218,9 @@ def named(model: str, *schemes: str) -> Iterator[None]:
         raise BrokenModel(f"'{model}'{under}: {error}") from None
 
 
-def named_under(subject: Any, variant: Variant) -> AbstractContextManager:
+def naming_under(subject: Any, variant: Variant) -> AbstractContextManager:
     """The same of a subject under a variant, which is not named where it changes nothing."""
-    return named(subject.name, *([] if variant.name == BASELINE else [variant.name]))
+    return naming(subject.name, *([] if variant.name == BASELINE else [variant.name]))
 
 
 def describe(subject: Any, model: PreTrainedModel) -> dict:

@@ -19,7 +19,7 @@ from outliers.models.hooks import residual_hooks
 from outliers.models.skeleton import skeleton
 from outliers.models.stream import AS_IT_IS, Variant, Watched
 from outliers.quantization.linear import stored_weight
-from outliers.subjects.bench import Bench, named_under
+from outliers.subjects.bench import Bench, naming_under
 from outliers.subjects.cell import Cell
 
 ROLE = "ffn_out"  # the input of the second feed-forward projection, which has the super weights
@@ -228,7 +228,7 @@ class OfWeights(Measurement):
         (cell,) = cells
         subject = cell.subject
         model, blocks = subject.load(bench, facts), bench.counted(subject.blocks[part])
-        with named_under(subject, cell.variant):
+        with naming_under(subject, cell.variant):
             (variant,) = bench.knowing([cell.variant], subject)
             return [candidates(model, blocks, cell.metric, variant)]
 

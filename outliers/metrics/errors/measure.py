@@ -19,7 +19,7 @@ from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import input_hooks
 from outliers.models.stream import Variant, Watched
 from outliers.quantization.linear import QuantizedLinear
-from outliers.subjects.bench import Bench, named
+from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell
 from outliers.variants.peer import Against
 from outliers.variants.quantized import EXACT, Quantized
@@ -182,9 +182,9 @@ class OfProjections(Measurement):
         subject = cells[0].subject
         model, blocks = subject.load(bench, facts), bench.counted(subject.blocks[part], len(cells))
         without, schemes = _parted(cells[0])[0], [scheme for cell in cells for scheme in _parted(cell)[1]]
-        with named(subject.name):
+        with naming(subject.name):
             schemes = bench.knowing(schemes, subject)
-        with named(subject.name, *(scheme.name for scheme in schemes)):
+        with naming(subject.name, *(scheme.name for scheme in schemes)):
             errors = block_errors(model, blocks, schemes, without)
         places, numbers = list(projections(model)), iter(range(len(schemes)))
         return [_of_cell(errors, places, next(numbers) if _parted(cell)[1] else None) for cell in cells]

@@ -13,7 +13,7 @@ from outliers.metrics.perplexity.measure import Loss, finite_loss, perplexity_of
 from outliers.models.anatomy import count_layers
 from outliers.models.decoder import inference, run_decoder, run_exchanged
 from outliers.models.variant import Variant
-from outliers.subjects.bench import Bench, named
+from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell
 from outliers.variants.draw import drawn, scattered
 from outliers.variants.quantized import EXACT
@@ -49,10 +49,10 @@ class OfLayers(Measurement):
         """Draw by draw, of each layer what is seen of each block."""
         ((cell,), subject) = cells, cells[0].subject
         model = subject.load(bench, facts)
-        with named(subject.name):
+        with naming(subject.name):
             (variant,) = bench.knowing([cell.variant], subject)
         blocks = bench.counted(subject.blocks[part], count_layers(model.config))
-        with named(subject.name, variant.name):
+        with naming(subject.name, variant.name):
             return [[layer_by_layer(model, blocks, variant, draw) for draw in range(cell.metric.draws)]]
 
     def values(self, cell: Cell, answers: list[list[dict[int, list[Seen]]]]) -> list[dict]:

@@ -14,7 +14,7 @@ from outliers.metrics.perplexity.measure import Loss, finite_loss, perplexity_of
 from outliers.models.anatomy import ROLES, count_layers, projections, stacks_of
 from outliers.models.decoder import inference, run_exchanged, run_from
 from outliers.models.stream import is_streamed
-from outliers.subjects.bench import Bench, named
+from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell
 from outliers.variants.cached import Cached
 from outliers.variants.draw import drawn, scattered
@@ -124,14 +124,14 @@ class OfPlaces(Measurement):
         (cell,), count = cells, _count(cells[0])
         subject, metric = cell.subject, cell.metric
         model = subject.load(bench, facts)
-        with named(subject.name):
+        with naming(subject.name):
             (variant,) = bench.knowing([cell.variant], subject)
         wanted = exchanges(model, variant, metric.by)
         is_cache, is_scheme = isinstance(variant, Cached), isinstance(variant, Quantized)
         passes = len(wanted) if is_streamed(model) else count if metric.by == "layer" and not is_cache else 1
         blocks = bench.counted(subject.blocks[part], passes)
         with (
-            named(subject.name, variant.name),
+            naming(subject.name, variant.name),
             bench.under(variant) if is_scheme and not is_streamed(model) else nullcontext(model) as changed,
         ):
             draws = [_drawn_losses(coded(changed), blocks, variant, wanted, draw) for draw in range(metric.draws)]

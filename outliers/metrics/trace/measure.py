@@ -15,7 +15,7 @@ from outliers.models.anatomy.views import of_stack
 from outliers.models.hooks import RESIDUAL
 from outliers.models.skeleton import skeleton
 from outliers.quantization.schemes import BASELINE
-from outliers.subjects.bench import Bench, named_under
+from outliers.subjects.bench import Bench, naming_under
 from outliers.subjects.cell import Cell
 from outliers.tracing.result import STREAM, Trace, merged
 from outliers.tracing.table4 import trace_row
@@ -40,7 +40,7 @@ class OfText(Measurement):
         (cell,) = cells
         subject, metric = cell.subject, cell.metric
         model, blocks = subject.load(bench, facts), bench.counted(subject.blocks[part])
-        with named_under(subject, cell.variant):
+        with naming_under(subject, cell.variant):
             (variant,) = bench.knowing([cell.variant], subject)
             tokens = bench.tokenizer(subject) if _has_tokens(cell) else None
             views = traces(model, blocks, metric.roles, metric.alpha, metric.attention, variant, tokens)

@@ -11,7 +11,7 @@ from outliers.models.anatomy import Projection, projections
 from outliers.models.decoder import inference
 from outliers.models.variant import Variant
 from outliers.quantization.peers import weight_of
-from outliers.subjects.bench import Bench, named
+from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell
 
 
@@ -56,7 +56,7 @@ class OfWeights(Measurement):
         """The values of each cell."""
         subject = cells[0].subject
         model = subject.load(bench, facts)
-        with named(subject.name):
+        with naming(subject.name):
             errors = [weight_errors(model, other) for other in bench.knowing([cell.variant for cell in cells], subject)]
         bench.bar.update(len(cells))
         return errors
