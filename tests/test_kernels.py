@@ -277,6 +277,18 @@ def test_a_layer_in_one_pass_hides_no_nan():
             assert torch.equal(found.nan_to_num(), expected.nan_to_num())
 
 
+@needs_int8_units
+def test_many_tokens_are_left_to_amx_units(monkeypatch):
+    _, weight, _ = small_layer(1, 8, 3)
+    weight, in_one_pass, tokens = packed.pack(reference.quantize(weight, int8())), packed._in_one_pass, []
+    monkeypatch.setattr(packed, "_in_one_pass", lambda x, *rest: tokens.append(len(x)) or in_one_pass(x, *rest))
+    for amx in (True, False):
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: amx)
+        for count in (packed.FEW_TOKENS, packed.FEW_TOKENS + 1):
+            packed.linear(torch.randn(count, 8), weight)
+    assert tokens == [packed.FEW_TOKENS, packed.FEW_TOKENS, packed.FEW_TOKENS + 1]
+
+
 def test_what_the_int8_units_cannot_multiply(monkeypatch):
     monkeypatch.setattr(dispatch, "path", lambda device: "cpu")
     weight = torch.randn(4, 24, generator=torch.Generator().manual_seed(0))

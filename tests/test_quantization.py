@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 from torch.testing._internal.two_tensor import TwoTensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, StaticCache
 from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError
@@ -732,6 +732,21 @@ def test_a_compiled_int8_model_is_one_graph(case, scheme, blocks):
         assert torch.equal(run(blocks).logits, other(blocks).logits)
     with pytest.raises(UserError, match="no gradient passes a projection in 8 bits"):
         compiled(small, "aot_eager")(blocks).logits.sum().backward()
+
+
+@pytest.mark.parametrize("scheme", ["absmax-vector", "llm.int8"])
+def test_a_compiled_decode_step_is_one_graph(scheme, blocks):
+    """With keys and values of earlier tokens, in the dtype in which models generate: the same bits."""
+    small = quantize(make_model("llama").bfloat16(), scheme, "int8")
+
+    def logits(step: nn.Module) -> list[torch.Tensor]:
+        cache = StaticCache(config=small.config, max_cache_len=8)
+        small(blocks[:1, :4], past_key_values=cache, use_cache=True)
+        given = ({"position_ids": torch.tensor([[place]]), "past_key_values": cache} for place in range(4, 7))
+        return [step(blocks[:1, place : place + 1], **one).logits for place, one in enumerate(given, 4)]
+
+    with torch.inference_mode():
+        assert all(map(torch.equal, logits(compiled(small, "eager")), logits(small)))
 
 
 @pytest.mark.slow

@@ -54,19 +54,29 @@ class Pass:
 
     def __call__(self, pieces: int, entries: int, **arguments: torch.Tensor | int | tuple | None) -> int:
         """Work on pieces of so many entries each, and return what is reported; None: a tensor that is not there."""
-        smallest = SMALLEST_SHARE // (entries or 1) or 1
-        threads = min(torch.get_num_threads(), -(-pieces // smallest)) or 1
-        words = [0, 0, pieces, pieces // (threads * 4) or 1, 0]
+        return self.in_phases([(pieces, entries)], **arguments)
+
+    def in_phases(self, phases: list[tuple[int, int]], **arguments: torch.Tensor | int | tuple | None) -> int:
+        """The same with one phase after the other, each of pieces, counted on from those before, and their entries;
+        until something is reported. A small phase wakes no thread."""
+        words = [0, 0, 0, 0, 0]
         for name, parts in self.parts.items():
             given = arguments[name]
             for one in parts(given) if parts else (given,):
                 words.append(0 if one is None else one if isinstance(one, int) else _memory(one))
-        packed = array("q", words)
+        packed, first = array("q", words), 0
         memory, _ = packed.buffer_info()
-        if threads > 1 and (in_parallel := _openmp()):
-            in_parallel(self.address, memory, threads, 0)
-        else:
-            self.alone(memory)
+        for pieces, entries in phases:
+            smallest = SMALLEST_SHARE // (entries or 1) or 1
+            threads = min(torch.get_num_threads(), -(-pieces // smallest)) or 1
+            packed[NEXT], packed[PIECES], packed[AT_ONCE] = first, first + pieces, pieces // (threads * 4) or 1
+            first += pieces
+            if threads > 1 and (in_parallel := _openmp()):
+                in_parallel(self.address, memory, threads, 0)
+            elif pieces:
+                self.alone(memory)
+            if packed[REPORT]:
+                break
         return packed[REPORT]
 
     @cached_property

@@ -124,16 +124,19 @@ def _in_one_pass(
     one, (tokens, features), outputs = passes(), x.shape, weight.shape[0]
     of_all = not activations.per_row
     strips = 0 if threshold is None and not of_all else -(-features // STRIP)
-    pieces = strips + -(-tokens // one.QUANTIZED) + -(-outputs // one.BLOCK) * -(-tokens // one.TOKENS)
+    phases = [
+        (strips, tokens * STRIP),
+        (-(-tokens // one.QUANTIZED), min(tokens, one.QUANTIZED) * features),
+        (-(-outputs // one.BLOCK) * -(-tokens // one.TOKENS), min(tokens, one.TOKENS) * features * one.BLOCK),
+    ]
     result = x.new_empty(tokens, outputs)
     # The largest magnitude of each feature; and of each token the scale, values of outlier features, and codes.
     room = x.new_empty(features + tokens * (1 + one.FEW) + -(-tokens * features // 4) + 1, dtype=torch.int32)
     places = [room.data_ptr() + 4 * place for place in accumulate((features, tokens, tokens * one.FEW), initial=0)]
     if bias is not None and not (bias.dtype in KINDS and bias.is_contiguous()):
         bias = bias.float().contiguous()
-    count = one.packed_layer(
-        pieces,
-        tokens * features * outputs // pieces,
+    count = one.packed_layer.in_phases(
+        phases,
         x=x,
         strips=strips,
         width=STRIP,
@@ -144,7 +147,7 @@ def _in_one_pass(
         room=places,
         result=result,
     )
-    if count <= one.FEW:
+    if not count:
         return result, None
     largest = room[:features]
     return result, ((largest >= _bits(threshold)) & (largest <= int(one.INFINITE))).nonzero()[:, 0]

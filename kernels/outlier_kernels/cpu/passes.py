@@ -199,14 +199,6 @@ def _counted(_context, counter, count):
 
 
 @intrinsic
-def _seen(_context, counter):
-    """A number that all threads count up, and with it all that was written before it."""
-    return int64(types.CPointer(int64)), lambda _context, builder, _signature, given: builder.load_atomic(
-        given[0], "acquire", 8
-    )
-
-
-@intrinsic
 def fma(_context, a, b, c):
     """a · b + c, rounded once, as torch's addcmul does it."""
     return float32(float32, float32, float32), lambda _context, builder, _signature, given: builder.fma(*given)
@@ -696,13 +688,6 @@ DOT = ir.InlineAsm(ir.FunctionType(LANES, [LANES] * 3), "vpdpbusd $3, $2, $0", "
 _multiply_one, _multiply_several = _tile(1), _tile(TILE)
 
 
-@inlined
-def _wait(work, pieces):
-    """Wait until so many pieces are done, which other threads have begun."""
-    while _seen(_at(work, DONE)) < pieces:
-        pass
-
-
 @_pass
 def packed_layer(
     work,
@@ -718,44 +703,40 @@ def packed_layer(
 ):
     """A whole layer whose weights are in oneDNN's layout, `reference.linear` with absmax codes.
 
-    Pieces are strips of so many features whose largest magnitudes are found, where they are needed; then tokens whose
-    codes are made; then blocks of outputs of some tokens. Where there are more than `FEW` outlier features, nothing
-    but the magnitudes is made, and the number of these features is reported.
+    In three phases: a piece is a strip of so many features whose largest magnitudes are found, where they are needed;
+    then tokens whose codes are made; then a block of outputs of some tokens. Where there are more than `FEW` outlier
+    features, nothing but the magnitudes is made, and the number of these features is reported.
 
     threshold: its bits, or -1 for no decomposition. of_all: whether all tokens have one scale.
     """
     features, codes_at = x.columns, strips + -(-x.rows // QUANTIZED)
     parts = -(-x.rows // TOKENS)
-    row, outliers, count, scale = np.empty(max(features, width), np.float32), np.empty(FEW, np.int64), -1, np.float32(0)
+    row, outliers, count, scale = np.empty(max(features, width), np.float32), np.empty(FEW, np.int64), 0, np.float32(0)
     of_block = np.empty((2 + FEW) * BLOCK, np.float32)  # scales, bias, and outlier columns
     tile = np.empty(TILE * BLOCK, np.float32)
+    if work[PIECES] > strips:
+        count, largest = _outliers_and_largest(room.largest, features if strips else 0, threshold, outliers)
+        scale = _scale(float_of(largest))
+        if count > FEW:
+            work[REPORT] = count
+            return
     for piece in _pieces(work):
         if piece < strips:
             _largest_of_features(x, piece * width, min(width, features - piece * width), row, room.largest)
+        elif piece < codes_at:
+            first = (piece - strips) * QUANTIZED
+            for r in range(first, min(first + QUANTIZED, x.rows)):
+                load(x.kind, _place(x, r, 0), features, row)
+                for k in range(count):
+                    room.values[r * FEW + k] = row[outliers[k]]
+                    row[outliers[k]] = np.float32(0)
+                room.scales[r] = scale if of_all else _scale(_largest(row, features))
+                _round_to_codes(row, room.scales[r], features, _at(room.codes, r * features), np.int32(128))
         else:
-            _wait(work, strips)
-            if count < 0:
-                count, largest = _outliers_and_largest(room.largest, features if strips else 0, threshold, outliers)
-                scale = _scale(float_of(largest))
-            if count > FEW:
-                work[REPORT] = count
-                return
-            if piece < codes_at:
-                first = (piece - strips) * QUANTIZED
-                for r in range(first, min(first + QUANTIZED, x.rows)):
-                    load(x.kind, _place(x, r, 0), features, row)
-                    for k in range(count):
-                        room.values[r * FEW + k] = row[outliers[k]]
-                        row[outliers[k]] = np.float32(0)
-                    room.scales[r] = scale if of_all else _scale(_largest(row, features))
-                    _round_to_codes(row, room.scales[r], features, _at(room.codes, r * features), np.int32(128))
-            else:
-                _wait(work, codes_at)
-                start, part = (piece - codes_at) // parts * BLOCK, (piece - codes_at) % parts
-                _read_block(weight, features, start, bias, outliers, count, of_block)
-                some = part * TOKENS, min((part + 1) * TOKENS, x.rows), features, start
-                _multiply_block(*some, weight, room, count, of_block, tile, result)
-        _counted(_at(work, DONE), 1)
+            start, part = (piece - codes_at) // parts * BLOCK, (piece - codes_at) % parts
+            _read_block(weight, features, start, bias, outliers, count, of_block)
+            some = part * TOKENS, min((part + 1) * TOKENS, x.rows), features, start
+            _multiply_block(*some, weight, room, count, of_block, tile, result)
 
 
 @inlined
