@@ -12,9 +12,10 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 import outliers
 from outliers.errors import UserError
-from outliers.metrics.agreement.measure import agreeing
+from outliers.metrics.agreement.measure import AgreementReader
 from outliers.metrics.layers.measure import layer_by_layer
 from outliers.metrics.measurement import Keeps
+from outliers.metrics.perplexity.measure import read_logits
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.decoder import run_decoder
 from outliers.presets.damage import damage
@@ -185,7 +186,7 @@ def test_of_a_model_with_another_head_the_divergence_is_of_both_heads(model):
     ((_, _, states),) = run_decoder(model, [ids])
     with torch.no_grad():
         before, after = (functional.log_softmax(one(ids[None]).logits[0, :-1].double(), -1) for one in (model, other))
-        found = agreeing(other, ids, states, (model, states))
+        ((found,),) = read_logits(ids, [(other, states)], [AgreementReader], (model, states))
     assert found.kl == pytest.approx((before.exp() * (before - after)).sum().item(), rel=1e-4)
     assert damage(model, [ids], against=other, by="model").model["kl"] == pytest.approx(found.kl / 29, rel=1e-9)
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 import outliers
 from outliers.criterion import OF_EVERY_STACK
 from outliers.errors import UserError
-from outliers.metrics.agreement.measure import SEEN
+from outliers.metrics.agreement.measure import AgreementReader
 from outliers.metrics.damages import damages_of
 from outliers.metrics.errors import Errors
 from outliers.metrics.errors import measure as of_projections
@@ -23,7 +23,7 @@ from outliers.metrics.errors.measure import block_errors
 from outliers.metrics.inputs import Inputs
 from outliers.metrics.measurement import records_of
 from outliers.metrics.perplexity import measure as losses
-from outliers.metrics.perplexity.measure import perplexity, perplexity_of, variant_losses
+from outliers.metrics.perplexity.measure import perplexity, perplexity_of, read_logits, variant_losses
 from outliers.metrics.places import Places
 from outliers.metrics.places.measure import exchange_losses, exchanges
 from outliers.models.anatomy import projections
@@ -225,7 +225,10 @@ def agreements(model, changed, blocks) -> list:
     """Of each block how far a changed model is from one that is not."""
     runs = zip(run_decoder(model, blocks), run_decoder(changed, blocks), strict=True)
     with torch.no_grad():
-        return [SEEN.see(changed, ids, states, (model, exact)) for (_, ids, exact), (_, _, states) in runs]
+        return [
+            read_logits(ids, [(changed, states)], [AgreementReader], (model, exact))[0][0]
+            for (_, ids, exact), (_, _, states) in runs
+        ]
 
 
 @settings(max_examples=20, deadline=None)

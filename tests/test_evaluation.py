@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -17,6 +18,7 @@ from outliers.metrics.perplexity import measure as module
 from outliers.metrics.perplexity.measure import perplexities, perplexity
 from outliers.metrics.top1.measure import top1_softmax
 from outliers.models.anatomy import decoder_layers, projections
+from outliers.models.decoder import independent, map_blocks
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import AS_IT_IS, stream_model
 from outliers.quantization.convert import quantize
@@ -24,6 +26,7 @@ from outliers.subjects.cell import Cell
 from outliers.subjects.given import Given
 from outliers.text.blocks import load_text
 from outliers.tracing.trace import trace
+from outliers.variants.draw import drawn
 from outliers.variants.written import variant
 from tests.conftest import C4, FIVE, STORIES, make_model, needs_shared, padded
 
@@ -49,7 +52,7 @@ def test_a_variant_of_a_later_layer_is_the_same_from_its_kept_input(case, blocks
     model, written = make_model(case), ("absmax+only=layers.1", "llm.int8+only=layers.1", "zeropoint+only=layers.1")
     given, variants = Given(model, blocks), list(map(variant, written))
     calls = []
-    handle = decoder_layers(model)[0].register_forward_hook(lambda *_: calls.append(0))
+    handle = decoder_layers(model)[0].register_forward_hook(independent(lambda *_: calls.append(0)))
     rows = records_of(Cell(given, one, metric) for one in variants for metric in (Perplexity(), Agreement()))
     handle.remove()
     assert len(calls) == 2 * len(blocks)  # of the unquantized model, and of the first variant
@@ -257,3 +260,41 @@ def test_trained_model_on_c4():
     assert perplexity(model, blocks) == pytest.approx(76.58, abs=0.005)
     assert perplexity(quantize(model, "absmax"), blocks) == pytest.approx(76.79, abs=0.2)
     assert perplexity(quantize(model, "llm.int8"), blocks) == pytest.approx(76.64, abs=0.1)
+
+
+def test_blocks_that_pass_at_once_are_those_that_pass_in_turn(blocks):
+    """Where nobody's hook looks at them one by one: results come in the order of the blocks, and errors too."""
+    model, running, most = make_model("llama"), [], []
+
+    def see(number: int, block: torch.Tensor) -> float:
+        running.append(number)
+        most.append(len(running))
+        time.sleep(0.02 if number == 0 else 0)
+        running.remove(number)
+        return float(block.sum())
+
+    def at_once() -> int:
+        most.clear()
+        assert list(map_blocks(model, see, blocks)) == [float(block.sum()) for block in blocks]
+        return max(most)
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert at_once() == 2
+        with drawn(model, 1):
+            assert at_once() == 2
+        handle = model.model.norm.register_forward_hook(lambda *_: None)
+        assert at_once() == 1
+        handle.remove()
+        with pytest.raises(ZeroDivisionError):
+            list(map_blocks(model, lambda number, _: 1 / (number - 1), blocks))
+        assert torch.get_num_threads() == in_new_thread(torch.get_num_threads) == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
+def in_new_thread(function):
+    """What a function returns in a thread that begins now."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()

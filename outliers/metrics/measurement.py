@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from transformers import PreTrainedModel
@@ -95,6 +95,24 @@ class Measurement(ABC):
         """The values of a row, from the answers of all parts in their order."""
 
 
+class Reader(Protocol):
+    """Reads the logits of a block's predictions, a part of the vocabulary after the other.
+
+    Made of the model under the variant, the block and the targets (predictions,). compares: whether it reads those of
+    the unquantized model beside them.
+    """
+
+    compares: bool
+
+    def __init__(self, model: PreTrainedModel, block: torch.Tensor, targets: torch.Tensor): ...
+
+    def add(self, start: int, logits: torch.Tensor, exact: torch.Tensor | None) -> None:
+        """Read logits (predictions, tokens) of the tokens from `start` on, and leave them as they are."""
+
+    def result(self) -> Any:
+        """What is seen of the block."""
+
+
 class Seen(NamedTuple):
     """A metric made of the last hidden states.
 
@@ -106,6 +124,18 @@ class Seen(NamedTuple):
     see: Callable[[PreTrainedModel, torch.Tensor, torch.Tensor, tuple[PreTrainedModel, torch.Tensor] | None], Any]
     values: Callable[[list[list]], list[dict]]
     compares: bool = False
+
+
+class Read(NamedTuple):
+    """How a metric is made of the logits, which all such metrics of a variant share; values: as of `Seen`."""
+
+    reader: type[Reader]
+    values: Callable[[list[list]], list[dict]]
+
+    @property
+    def compares(self) -> bool:
+        """Whether it reads the logits of the unquantized model, too."""
+        return self.reader.compares
 
 
 def by_seed(losses: list, seeds: int) -> list[list]:

@@ -9,7 +9,7 @@ from outliers.specification.kinds import DRAWS, Checked, Repeats, resolved
 
 if TYPE_CHECKING:
     from outliers.metrics.attention import Look
-    from outliers.metrics.measurement import Measurement, Seen
+    from outliers.metrics.measurement import Measurement, Read, Seen
 
 
 class Metric(Checked):
@@ -50,7 +50,7 @@ class StatesMetric(Metric):
     """
 
     measured_by = "outliers.metrics.states:STATES"
-    seen_by: "ClassVar[str | Seen]"
+    seen_by: "ClassVar[str | Seen | Read]"
 
     draws: Repeats = Field(1, description=DRAWS)
 

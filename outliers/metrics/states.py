@@ -1,15 +1,18 @@
 """Metrics of the last hidden states: all that are asked of one variant ride on one pass over the text."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
 import torch
 from transformers import PreTrainedModel
 
-from outliers.metrics.measurement import Keeps, Measurement, Seen, by_seed
+from outliers.metrics.measurement import Keeps, Measurement, Read, Seen, by_seed
+from outliers.metrics.perplexity.measure import read_logits
 from outliers.models.anatomy import decoder_layers
-from outliers.models.decoder import Flow, inference, run_decoder, run_from
+from outliers.models.anatomy.examples import Block
+from outliers.models.decoder import Flow, inference, map_blocks, run_decoder, run_from
 from outliers.models.stream import Variant, is_streamed
+from outliers.quantization.convert import coded
 from outliers.specification.kinds import resolved
 from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell
@@ -19,7 +22,7 @@ from outliers.variants.quantized import EXACT
 MOST_KEPT = 2**28  # bytes of hidden states that are kept for several variants, of the last ones and of inputs of layers
 
 
-def _seen(cell: Cell) -> Seen:
+def _seen(cell: Cell) -> Seen | Read:
     return resolved(cell.metric.seen_by)
 
 
@@ -81,24 +84,42 @@ def _resident(
     if any(seer.compares for seer in seers):
         exact = [(model, states) for states in _exact_states(bench, blocks, key)]
     with bench.under(variant) as changed, drawn(changed, key[0]):
-        by_block = [
-            [seer.see(changed, ids, states, exact[number]) for seer in seers]
-            for number, ids, states in _passed(changed, bench, blocks, variant.first_layer(model), key)
-        ]
+        run = _pass(changed, bench, blocks, variant.first_layer(model), key)
+
+        def see(number: int, block: Block) -> list:
+            ((_, ids, states),) = run(number, block)
+            return _see(seers, changed, ids, states, exact[number])
+
+        by_block = list(map_blocks(coded(changed), see, bench.counted(blocks)))
     return [list(seen) for seen in zip(*by_block, strict=True)]
 
 
-def _passed(model: PreTrainedModel, bench: Bench, blocks: torch.Tensor, first: int, key: tuple) -> Iterator[tuple]:
-    """Blocks through a model whose layers before `first` are those of the model as it is: from what these made of them
-    for another variant on, as far as it was kept."""
-    counted = bench.counted(blocks)
+def _pass(model: PreTrainedModel, bench: Bench, blocks: torch.Tensor, first: int, key: tuple) -> Callable:
+    """What passes a numbered block through a model whose layers before `first` are those of the model as it is: from
+    what these made of it for another variant on, as far as it was kept."""
     if not 0 < first < len(decoder_layers(model)):
-        return run_decoder(model, counted)
+        return lambda _number, block: run_decoder(model, [block])
     inputs = bench.inputs.setdefault(key, [{} for _ in blocks])
-    flows: Iterator[Flow] = (flow for passes in bench.inputs.values() for known in passes for flow in known.values())
+    flows: Iterator[Flow] = (flow for of_key in bench.inputs.values() for known in of_key for flow in known.values())
     if _nbytes(flow.state for flow in flows) > MOST_KEPT:
         inputs = [dict(known) for known in inputs]  # what is added is not kept
-    return run_from(model, counted, first, inputs)
+    return lambda number, block: run_from(model, [block], first, [inputs[number]])
+
+
+def _see(
+    seers: Sequence[Seen | Read],
+    model: PreTrainedModel,
+    block: Block,
+    states: torch.Tensor,
+    exact: tuple[PreTrainedModel, torch.Tensor] | None,
+) -> list:
+    """What each metric sees of a block; those that read logits read them at once."""
+    readers = [seer.reader for seer in seers if isinstance(seer, Read)]
+    results = iter(read_logits(block, [(model, states)], readers, exact)[0] if readers else ())
+    return [
+        next(results) if isinstance(seer, Read) else seer.see(model, block, states, exact if seer.compares else None)
+        for seer in seers
+    ]
 
 
 def _nbytes(states: Iterable[torch.Tensor]) -> int:
@@ -109,7 +130,7 @@ def _exact_states(bench: Bench, blocks: torch.Tensor, key: tuple) -> list[torch.
     """Last hidden states (T, features) of the unquantized model; few are kept for the variants that follow."""
     if key not in bench.exact:
         with bench.under(EXACT) as exact, drawn(exact, key[0]):
-            last_states = [states for _, _, states in run_decoder(exact, blocks)]
+            last_states = list(map_blocks(exact, lambda _, block: next(run_decoder(exact, [block]))[2], blocks))
         if _nbytes(chain.from_iterable((*bench.exact.values(), last_states))) > MOST_KEPT:
             return last_states
         bench.exact[key] = last_states
@@ -126,21 +147,22 @@ def _streamed(
     key: tuple,
 ) -> list[list]:
     """The same; last hidden states of the unquantized model come first, and are kept for those under variants."""
-    seers, names = [_seen(cell) for cell in cells], list(_variants(cells))
-    first = [EXACT] * any(seer.compares for seer in seers)
+    of_variants = {name: [one for one in cells if one.variant.name == name] for name in _variants(cells)}
+    first = [EXACT] * any(_seen(cell).compares for cell in cells)
     exact: list = []
-    by_cell: list[list] = [[] for _ in cells]
+    by_cell: dict[Cell, list] = {cell: [] for cell in cells}
+    names = list(of_variants)
     with drawn(model, key[0]):
         counted = bench.counted(blocks, len(variants))
         for number, ids, states in model.stream.run(model, counted, [*first, *variants], lambda *_turn: None):
             if number < len(first):
                 exact.append(states.cpu())
                 continue
-            for seen, cell, seer in zip(by_cell, cells, seers, strict=True):
-                if cell.variant.name == names[number - len(first)]:
-                    unquantized = (model, exact[len(seen)].to(states.device)) if seer.compares else None
-                    seen.append(seer.see(model, ids, states, unquantized))
-    return by_cell
+            under = of_variants[names[number - len(first)]]
+            unquantized = (model, exact[len(by_cell[under[0]])].to(states.device)) if exact else None
+            for cell, seen in zip(under, _see(list(map(_seen, under)), model, ids, states, unquantized), strict=True):
+                by_cell[cell].append(seen)
+    return list(by_cell.values())
 
 
 STATES = OfStates()

@@ -3,10 +3,12 @@
 import functools
 import threading
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, count
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
@@ -17,11 +19,23 @@ from transformers import PreTrainedModel
 from outliers.errors import UserError
 from outliers.models.anatomy import check_block, decoder_layers, family_of, ids_of, inputs_of, run_stack, stacks_of
 from outliers.models.anatomy.examples import Block, Example
-from outliers.models.stream import AS_IT_IS, Call, Variant, behind_first, into_layers, is_streamed, out_of_layers
+from outliers.models.stream import (
+    AS_IT_IS,
+    LAYERS_IN_PLACE,
+    Call,
+    Variant,
+    behind_first,
+    into_layers,
+    is_streamed,
+    out_of_layers,
+)
 
 _observed: dict[nn.Module, list] = {}  # models: by how many at once, and their modules that were in training mode
 _MODES = threading.Lock()
 Observe = TypeVar("Observe", bound=Callable)
+Result = TypeVar("Result")
+BY_LENGTH = ("dynamic", "longrope")  # rotations whose frequencies transformers sets for each length anew
+AT_ONCE = 2  # blocks that pass a model in a CPU's memory: while one is between two products, the other is in one
 
 
 @contextmanager
@@ -58,9 +72,57 @@ def inference(observe: Observe) -> Observe:
     return observing
 
 
+def map_blocks(
+    model: PreTrainedModel, see: Callable[[int, Block], Result], blocks: Iterable[Block]
+) -> Iterator[Result]:
+    """The results of all blocks in their order; on a CPU two blocks pass the model at once, on half of the threads.
+
+    Between small products Python, norms and activations leave a part of the threads idle. A result is that of half of
+    the threads: the same bits but for a few products that libraries split otherwise. Where hooks are on the model,
+    which may look at blocks one by one, blocks wait for each other, unless all hooks are `independent`; and so they do
+    where rotations of positions depend on the length of the last block.
+
+    Args:
+        model: resident.
+        see: called with the number of a block and the block, in two threads: it changes nothing that both see, and runs
+            the model by `run_decoder`, or by `run_from` and `run_exchanged`, which take layers out of their places.
+        blocks: as for `run_decoder`; read as far as they are computed, and two further.
+    """
+    threads = torch.get_num_threads()
+    if model.device.type != "cpu" or threads < AT_ONCE or not all(map(_is_independent, model.modules())):
+        yield from map(see, count(), blocks)
+        return
+    in_mode = torch.inference_mode(torch.is_inference_mode_enabled())(see)
+    pending: deque[Future] = deque()
+    with ThreadPoolExecutor(AT_ONCE, initializer=partial(torch.set_num_threads, threads // AT_ONCE)) as pool:
+        try:
+            for number, block in enumerate(blocks):
+                pending.append(pool.submit(in_mode, number, block))
+                if len(pending) > AT_ONCE:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+            torch.set_num_threads(threads)  # with which later threads begin: those of the pool have set it for them
+
+
+def independent(hook: Callable) -> Callable:
+    """Mark a hook that keeps nothing of one block for another; returned as it is."""
+    hook.independent = True
+    return hook
+
+
+def _is_independent(module: nn.Module) -> bool:
+    """Whether a module and its hooks keep nothing of one block for another."""
+    hooks = *module._forward_pre_hooks.values(), *module._forward_hooks.values()
+    rotation = str(getattr(module, "rope_type", None))
+    return all(getattr(hook, "independent", False) for hook in hooks) and not any(map(rotation.count, BY_LENGTH))
+
+
 @contextmanager
 def under(model: PreTrainedModel, variant: Variant) -> Iterator[tuple[PreTrainedModel, Variant]]:
-    """The arguments of `run_decoder` for a variant: a resident model under it; a streamed one, and the variant."""
+    """What `run_decoder` is called with for a variant: a resident model under it; a streamed one, and the variant."""
     if is_streamed(model):
         yield model, variant
     else:
@@ -127,6 +189,8 @@ class _Way:
     def __init__(self, model: PreTrainedModel, block: Block):
         self.block = checked(model, block).to(model.device)
         self.model, self.inputs, self.stacks = model, inputs_of(model, self.block), stacks_of(model.config)
+        with LAYERS_IN_PLACE:
+            self.layers = decoder_layers(model)
         self.ends = list(accumulate(len(model.get_submodule(stack.layers)) for stack in self.stacks))
         self.calls: dict[int, list[Call]] = {}  # by the place of the stack among all
 
@@ -168,15 +232,14 @@ def run_from(
         first: the layer, from 1 on, before which all is as it was when what is known came to be.
         known: of each block what layers read, by the number of the layer; that of `first` is added.
     """
-    layers = decoder_layers(model)
     for block, (number, flows) in zip(blocks, enumerate(known), strict=True):
         way = _Way(model, block)
         start = max((layer for layer in flows if layer <= first), default=0)
         flow = flows[start] if start else way.start()
-        for layer in range(flow.layer, len(layers)):
+        for layer in range(flow.layer, len(way.layers)):
             if layer == first:
                 flows[layer] = flow
-            flow = way.step(flow, layers[layer])
+            flow = way.step(flow, way.layers[layer])
         yield number, way.block, flow.state[0]
 
 
@@ -210,13 +273,13 @@ def run_exchanged(
     the layers are computed on average. Yields the number of each exchanged layer, and as `run_decoder` the block
     and its last hidden states (T, features).
     """
-    way, resident, exchanged = _Way(model, block), decoder_layers(model), decoder_layers(other)
+    way, exchanged = _Way(model, block), decoder_layers(other)
     flow, last = way.start(), max(layers, default=-1)
     for number in range(last + 1):
         if number in layers:
             changed = way.step(flow, exchanged[number])
-            for layer in resident[number + 1 :]:
+            for layer in way.layers[number + 1 :]:
                 changed = way.step(changed, layer)
             yield number, way.block, changed.state[0]
         if number < last:
-            flow = way.step(flow, resident[number])
+            flow = way.step(flow, way.layers[number])

@@ -8,6 +8,7 @@ import mmap
 import os
 import sys
 import tempfile
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -383,6 +384,9 @@ class Stream:
         return torch.frombuffer(_mapped_file(size), dtype=dtype, count=count).view(shape)
 
 
+LAYERS_IN_PLACE = threading.Lock()  # held while they are not, and by who looks for them beside other threads
+
+
 def into_layers(
     model: PreTrainedModel, stack: Anatomy, inputs: torch.Tensor, memory: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, list[Call]]:
@@ -504,14 +508,15 @@ class _Either(torch.Tensor):
 
 @contextmanager
 def _in_the_place_of_layers(model: PreTrainedModel, stack: Anatomy) -> Iterator[list[_Gate]]:
-    layers = model.get_submodule(stack.layers)
-    originals = dict(layers._modules)
-    gates = {name: _Gate(layer, stack.carries) for name, layer in originals.items()}
-    layers._modules.update(gates)
-    try:
-        yield list(gates.values())
-    finally:
-        layers._modules.update(originals)
+    with LAYERS_IN_PLACE:
+        layers = model.get_submodule(stack.layers)
+        originals = dict(layers._modules)
+        gates = {name: _Gate(layer, stack.carries) for name, layer in originals.items()}
+        layers._modules.update(gates)
+        try:
+            yield list(gates.values())
+        finally:
+            layers._modules.update(originals)
 
 
 def _assign(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> None:

@@ -112,6 +112,13 @@ def quantize(
     return copied
 
 
+def coded(model: PreTrainedModel) -> PreTrainedModel:
+    """A model under a scheme, its weights quantized now, so that what is made of it shares the codes."""
+    for projection in projections(model):
+        getattr(projection.module, "quantized_weight", None)
+    return model
+
+
 def check_kept(scheme: Scheme) -> None:
     """Raise UserError if a scheme quantizes projections, but has no int8 codes of weights that could be kept."""
     if not scheme.quantizes_projections:

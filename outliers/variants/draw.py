@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial
+from functools import lru_cache, partial
 
 import torch
 from torch import nn
@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.models.anatomy import input_embeddings
+from outliers.models.decoder import independent
 
 SIZE = 1e-6  # of a draw's change, relative: fp32 perplexity stays where it is
 
@@ -32,13 +33,14 @@ def drawn(model: PreTrainedModel, draw: int) -> Iterator[None]:
     if draw == 0:
         yield
         return
-    factors = cache(partial(_factors, draw))
+    factors = partial(_factors, draw)
     with ExitStack() as stack:
         for embedding in input_embeddings(model):
-            stack.callback(embedding.register_forward_hook(partial(_multiplied, factors)).remove)
+            stack.callback(embedding.register_forward_hook(independent(partial(_multiplied, factors))).remove)
         yield
 
 
+@lru_cache(maxsize=2)  # those of three draws, in which a sweep meets one scheme after the other
 def _factors(draw: int, shape: torch.Size) -> torch.Tensor:
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(draw))
     return noise.mul_(SIZE).add_(1)

@@ -6,9 +6,8 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.metrics.measurement import Seen
-from outliers.metrics.perplexity.measure import finite_loss, logits_by_parts
-from outliers.models.anatomy import family_of
+from outliers.metrics.measurement import Read
+from outliers.metrics.perplexity.measure import LossReader
 from outliers.models.anatomy.examples import Block
 from outliers.variants.draw import scattered
 
@@ -21,13 +20,26 @@ class Right(NamedTuple):
     predicted: int
 
 
-def _see(model: PreTrainedModel, block: Block, states: torch.Tensor, _exact: None) -> Right:
-    loss = finite_loss(model, block, states)
-    if not loss.tokens:
-        raise UserError("pictures without a class have no accuracy; give them by class, or measure the agreement")
-    pooled, targets = family_of(model.config).predicted(block, states)
-    logits = torch.cat([part.clone() for _, part in logits_by_parts(model, pooled)], 1)
-    return Right(loss.total, int((logits.argmax(1) == targets.to(logits.device)).sum()), loss.tokens)
+class RightReader(LossReader):
+    """The loss, and where the logit of the target is the largest."""
+
+    def __init__(self, model: PreTrainedModel, block: Block, targets: torch.Tensor):
+        super().__init__(model, block, targets)
+        self.largest = torch.full_like(self.log_normalizer, -torch.inf)
+        self.token = torch.zeros_like(self.targets)
+
+    def add(self, start: int, logits: torch.Tensor, exact: None) -> None:
+        super().add(start, logits, exact)
+        largest, token = logits.max(1, keepdim=True)
+        self.token = torch.where(largest > self.largest, token + start, self.token)
+        self.largest = torch.maximum(largest, self.largest)
+
+    def result(self) -> Right:
+        """Raise UserError where there is no class."""
+        loss = super().result()
+        if not loss.tokens:
+            raise UserError("pictures without a class have no accuracy; give them by class, or measure the agreement")
+        return Right(loss.total, int((self.token == self.targets).sum()), loss.tokens)
 
 
 def _values(draws: list[list[Right]]) -> list[dict]:
@@ -38,4 +50,4 @@ def _values(draws: list[list[Right]]) -> list[dict]:
     ]
 
 
-SEEN = Seen(_see, _values)
+SEEN = Read(RightReader, _values)

@@ -6,9 +6,7 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from outliers.metrics.measurement import Seen
-from outliers.metrics.perplexity.measure import logits_by_parts
-from outliers.models.anatomy import family_of, stacks_of
+from outliers.metrics.measurement import Read
 from outliers.models.anatomy.examples import Block
 from outliers.variants.draw import scattered
 
@@ -19,27 +17,6 @@ class Agreeing(NamedTuple):
     kl: float
     agreeing: int
     tokens: int
-
-
-def _distance(
-    exact: tuple[PreTrainedModel, torch.Tensor], changed: tuple[PreTrainedModel, torch.Tensor]
-) -> tuple[float, int]:
-    """Summed divergence and how many most probable tokens agree; of models, each with its last hidden states
-    (T, features), for another model may have a head of its own.
-
-    With logits a and b, their largest values and the sums of their exponentials known so far, a part of the vocabulary
-    after the other: KL = Σ p (a − b) − log Σ exp a + log Σ exp b.
-    """
-    model, _ = changed
-    place = stacks_of(model.config)[-1].output(model)[0].device
-    parts = (logits_by_parts(side, states.to(place)) for side, states in (exact, changed))
-    a_sums, b_sums, weighted = None, None, 0.0
-    for (start, a), (_, b) in zip(*parts, strict=True):
-        a_sums, scale, exponentials = _Sums.after(a_sums, start, a)
-        weighted = weighted * scale + (exponentials * (a - b)).sum(1, dtype=torch.float64)
-        b_sums, *_ = _Sums.after(b_sums, start, b)
-    divergence = weighted / a_sums.exponentials - a_sums.log_normalizer + b_sums.log_normalizer
-    return divergence.sum().item(), int((a_sums.token == b_sums.token).sum())
 
 
 class _Sums(NamedTuple):
@@ -73,13 +50,28 @@ class _Sums(NamedTuple):
         return cls(largest, token, before.exponentials * scale + total), scale, exponentials
 
 
-def agreeing(
-    model: PreTrainedModel, block: Block, states: torch.Tensor, exact: tuple[PreTrainedModel, torch.Tensor]
-) -> Agreeing:
-    """Agreement of a model with last hidden states (T, features) of a block with the unquantized one with its own."""
-    predicted, (unquantized, before) = family_of(model.config).predicted, exact
-    (before, targets), (after, _) = (predicted(block, side) for side in (before, states))
-    return Agreeing(*_distance((unquantized, before), (model, after)), len(targets))
+class AgreementReader:
+    """With logits a of the unquantized model and b, their largest values and the sums of their exponentials known so
+    far: KL = Σ p (a − b) − log Σ exp a + log Σ exp b."""
+
+    compares = True
+
+    def __init__(self, _model: PreTrainedModel, _block: Block, targets: torch.Tensor):
+        self.predictions, self.weighted = len(targets), 0.0
+        self.exact: _Sums | None = None
+        self.changed: _Sums | None = None
+
+    def add(self, start: int, logits: torch.Tensor, exact: torch.Tensor) -> None:
+        """Logits (predictions, tokens) of the tokens from `start` on, of both models."""
+        self.exact, scale, exponentials = _Sums.after(self.exact, start, exact)
+        self.weighted = self.weighted * scale + (exponentials * (exact - logits)).sum(1, dtype=torch.float64)
+        self.changed, *_ = _Sums.after(self.changed, start, logits)
+
+    def result(self) -> Agreeing:
+        """The summed divergence, and how many most probable tokens agree."""
+        divergence = self.weighted / self.exact.exponentials - self.exact.log_normalizer + self.changed.log_normalizer
+        agreeing = int((self.exact.token == self.changed.token).sum())
+        return Agreeing(divergence.sum().item(), agreeing, self.predictions)
 
 
 def values_of(draws: list[list[Agreeing]]) -> list[dict]:
@@ -93,4 +85,4 @@ def values_of(draws: list[list[Agreeing]]) -> list[dict]:
     ]
 
 
-SEEN = Seen(agreeing, values_of, compares=True)
+SEEN = Read(AgreementReader, values_of)

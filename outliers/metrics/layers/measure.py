@@ -7,11 +7,11 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.metrics.agreement.measure import Agreeing, agreeing, values_of
+from outliers.metrics.agreement.measure import Agreeing, AgreementReader, values_of
 from outliers.metrics.measurement import Measurement, by_seed
-from outliers.metrics.perplexity.measure import Loss, finite_loss, perplexity_of
+from outliers.metrics.perplexity.measure import Loss, LossReader, perplexity_of, read_logits
 from outliers.models.anatomy import count_layers
-from outliers.models.decoder import inference, run_decoder, run_exchanged
+from outliers.models.decoder import inference, map_blocks, run_exchanged, run_from
 from outliers.models.variant import Variant
 from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell
@@ -26,13 +26,17 @@ def layer_by_layer(
     model: PreTrainedModel, blocks: Iterable[torch.Tensor], variant: Variant, draw: int = 0
 ) -> dict[int, list[Seen]]:
     """Of each layer what is seen of each block, ids (T,), where it alone is under a variant; the others are exact."""
-    by_layer: dict[int, list[Seen]] = {layer: [] for layer in range(count_layers(model.config))}
+    layers, readers = range(count_layers(model.config)), (LossReader, AgreementReader)
     with EXACT.on(model) as exact, variant.on(model) as changed, drawn(exact, draw):
-        for block in blocks:
-            ((_, _, states),) = run_decoder(exact, [block])
-            for layer, ids, after in run_exchanged(exact, changed, block, by_layer):
-                by_layer[layer].append((finite_loss(exact, ids, after), agreeing(exact, ids, after, (exact, states))))
-    return by_layer
+
+        def see(_number: int, block: torch.Tensor) -> list[Seen]:
+            # layer by layer, for exchanges of another block take layers out of their places
+            ((_, ids, states),) = run_from(exact, [block], 0, [{}])
+            under = [(exact, after) for _, _, after in run_exchanged(exact, changed, block, layers)]
+            return [tuple(of_layer) for of_layer in read_logits(ids, under, readers, (exact, states))]
+
+        by_block = list(map_blocks(exact, see, blocks))
+    return {layer: [seen[layer] for seen in by_block] for layer in layers}
 
 
 class OfLayers(Measurement):

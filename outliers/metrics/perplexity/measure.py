@@ -10,12 +10,13 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from outliers.errors import BrokenModel, UserError
-from outliers.metrics.measurement import Seen
+from outliers.metrics.measurement import Read, Reader
 from outliers.models.anatomy import config_of_stack, family_of, readers, stacks_of
 from outliers.models.anatomy.examples import IGNORED, Block
-from outliers.models.decoder import inference, run_decoder
+from outliers.models.decoder import inference, map_blocks, run_decoder
 from outliers.models.hooks import input_hooks
 from outliers.models.stream import Variant, is_streamed
+from outliers.quantization.convert import coded
 from outliers.text.blocks import sequences
 from outliers.variants.draw import scattered
 
@@ -75,7 +76,14 @@ def perplexities(
 @inference
 def losses(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> list[Loss]:
     """The loss of each block, of which perplexity is made; those of the parts of a text can be put together."""
-    return [finite_loss(model, ids, states) for _, ids, states in run_decoder(model, blocks)]
+    if is_streamed(model):
+        return [finite_loss(model, ids, states) for _, ids, states in run_decoder(model, blocks)]
+
+    def loss(_number: int, block: torch.Tensor) -> Loss:
+        ((_, ids, states),) = run_decoder(model, [block])
+        return finite_loss(model, ids, states)
+
+    return list(map_blocks(coded(model), loss, blocks))
 
 
 @inference
@@ -120,47 +128,92 @@ def perplexity_of(losses: list[Loss]) -> float:
 
 def finite_loss(model: PreTrainedModel, block: Block, states: torch.Tensor) -> Loss:
     """The loss of a block, of which these are the last hidden states (T, features); refuses NaN and inf."""
-    hidden_states, targets = family_of(model.config).predicted(block, states)
-    if (targets == IGNORED).all():  # also of no target
-        return Loss(0.0, 0)
-    loss = _loss(model, hidden_states, targets)
-    if not torch.isfinite(loss):
-        raise BrokenModel(_where_not_finite(model, block))
-    return Loss(loss.item(), len(targets))
+    ((loss,),) = read_logits(block, [(model, states)], [LossReader])
+    return loss
 
 
-def logits_by_parts(model: PreTrainedModel, states: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-    """Of hidden states (T, features), for a part of the vocabulary at a time: the id of its first token, and its logits
-    (T, tokens of the part), in float32 or better, which may be overwritten.
+class LossReader:
+    """The summed negative log-likelihood of targets (predictions,), with a running log-sum-exp; sums in float64."""
+
+    compares = False
+
+    def __init__(self, model: PreTrainedModel, block: Block, targets: torch.Tensor):
+        self.model, self.block = model, block
+        self.targets = targets[:, None].to(stacks_of(model.config)[-1].output(model)[0].device)
+        self.log_normalizer = torch.full_like(self.targets, -torch.inf, dtype=torch.float64)
+        self.target_logits = torch.empty_like(self.log_normalizer)
+
+    def add(self, start: int, logits: torch.Tensor, _exact: None) -> None:
+        """Logits (predictions, tokens) of the tokens from `start` on."""
+        inside = (self.targets >= start) & (self.targets < start + logits.shape[1])
+        candidates = logits.gather(1, (self.targets - start).clamp(0, logits.shape[1] - 1))
+        self.target_logits = torch.where(inside, candidates, self.target_logits)
+        largest = logits.amax(1, keepdim=True)
+        log_sum = largest.double() + (logits - largest).exp_().sum(1, keepdim=True).double().log()
+        self.log_normalizer = torch.logaddexp(self.log_normalizer, log_sum)
+
+    def result(self) -> Loss:
+        """The loss; raise BrokenModel where it is NaN or inf."""
+        if (self.targets == IGNORED).all():  # also of no target
+            return Loss(0.0, 0)
+        total = (self.log_normalizer - self.target_logits).sum().cpu()
+        if not torch.isfinite(total):
+            raise BrokenModel(_where_not_finite(self.model, self.block))
+        return Loss(total.item(), len(self.targets))
+
+
+def read_logits(
+    block: Block,
+    changed: Iterable[tuple[PreTrainedModel, torch.Tensor]],
+    readers: Sequence[type[Reader]],
+    exact: tuple[PreTrainedModel, torch.Tensor] | None = None,
+) -> list[list]:
+    """The results of all readers for each of some models with its last hidden states (T, features) of a block.
+
+    The vocabulary is passed once, a part after the other: the logits of a part are made once for all readers of a
+    model, and those of the unquantized model once for all models.
+
+    exact: the unquantized model with its states, where a reader compares.
+    """
+    heads, of_models = [], []
+    for model, states in changed:
+        states, targets = family_of(model.config).predicted(block, states)
+        heads.append(Head(model, states))
+        of_models.append([reader(model, block, targets) for reader in readers])
+    unquantized = None
+    if any(reader.compares for reader in readers):
+        model, states = exact
+        unquantized = Head(model, family_of(model.config).predicted(block, states)[0])
+    for part in heads[0].parts:
+        before = None if unquantized is None else unquantized.logits(part).to(heads[0].device)
+        for head, of_model in zip(heads, of_models, strict=True):
+            logits = head.logits(part)
+            for reader in of_model:
+                reader.add(part.start, logits, before)
+    return [[reader.result() for reader in of_model] for of_model in of_models]
+
+
+class Head:
+    """The head of a model for hidden states (T, features), of a part of the vocabulary at a time.
 
     All logits of a block, (T, vocabulary), are by far the largest tensor of an evaluation, and making them costs more
     than using them.
     """
-    stack = stacks_of(model.config)[-1]
-    states, (weight, bias) = stack.head(model, states), stack.output(model)
-    config = config_of_stack(model.config, stack)
-    added = bias if stack.logits_bias is None else model.get_buffer(stack.logits_bias)[0]
-    for start in range(0, len(weight), HEAD_OUTPUTS):
-        part = slice(start, start + HEAD_OUTPUTS)
-        bias = None if added is None else added[part]
-        logits = functional.linear(states, weight[part], bias)
-        yield start, stack.logits(logits.to(torch.promote_types(logits.dtype, torch.float32)), config)
 
+    def __init__(self, model: PreTrainedModel, states: torch.Tensor):
+        self.stack = stacks_of(model.config)[-1]
+        self.config = config_of_stack(model.config, self.stack)
+        self.weight, bias = self.stack.output(model)
+        self.bias = bias if self.stack.logits_bias is None else model.get_buffer(self.stack.logits_bias)[0]
+        self.device = self.weight.device
+        self.states = self.stack.head(model, states.to(self.device))
+        starts = range(0, len(self.weight), HEAD_OUTPUTS)
+        self.parts = [slice(start, start + HEAD_OUTPUTS) for start in starts]
 
-def _loss(model: PreTrainedModel, states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Summed negative log-likelihood, float64, of ids (T,), which last hidden states (T, features) are to predict."""
-    place = stacks_of(model.config)[-1].output(model)[0].device
-    hidden_states, targets = states.to(place), targets[:, None].to(place)
-    log_normalizer = torch.full_like(targets, -torch.inf, dtype=torch.float64)
-    target_logits = torch.empty_like(log_normalizer)
-    for start, logits in logits_by_parts(model, hidden_states):
-        inside = (targets >= start) & (targets < start + logits.shape[1])
-        candidates = logits.gather(1, (targets - start).clamp(0, logits.shape[1] - 1))
-        target_logits = torch.where(inside, candidates, target_logits)
-        largest = logits.amax(1, keepdim=True)
-        log_sum = largest.double() + logits.sub_(largest).exp_().sum(1, keepdim=True).double().log()
-        log_normalizer = torch.logaddexp(log_normalizer, log_sum)
-    return (log_normalizer - target_logits).sum().cpu()
+    def logits(self, part: slice) -> torch.Tensor:
+        """Those of a part, (T, tokens), in float32 or better."""
+        logits = functional.linear(self.states, self.weight[part], None if self.bias is None else self.bias[part])
+        return self.stack.logits(logits.to(torch.promote_types(logits.dtype, torch.float32)), self.config)
 
 
 def _where_not_finite(model: PreTrainedModel, block: Block) -> str:
@@ -182,14 +235,10 @@ def _where_not_finite(model: PreTrainedModel, block: Block) -> str:
     return f"NaN or inf {where}; {expected}"
 
 
-def _see(model: PreTrainedModel, ids: torch.Tensor, states: torch.Tensor, _exact: None) -> Loss:
-    return finite_loss(model, ids, states)
-
-
 def _values(draws: list[list[Loss]]) -> list[dict]:
     if draws[0] and not any(loss.tokens for loss in draws[0]):  # pictures without classes
         return [{"metric": "predicted.count", "value": 0.0, "unit": "1"}]
     return [{"metric": "perplexity", **scattered(list(map(perplexity_of, draws))), "unit": "1"}]
 
 
-SEEN = Seen(_see, _values)
+SEEN = Read(LossReader, _values)

@@ -11,9 +11,10 @@ from transformers import PreTrainedModel
 from outliers.errors import UserError
 from outliers.metrics.measurement import Keeps, Measurement, by_seed
 from outliers.metrics.perplexity.measure import Loss, finite_loss, perplexity_of, variant_losses
-from outliers.models.anatomy import ROLES, count_layers, projections, stacks_of
-from outliers.models.decoder import inference, run_exchanged, run_from
+from outliers.models.anatomy import ROLES, count_layers, stacks_of
+from outliers.models.decoder import inference, map_blocks, run_exchanged, run_from
 from outliers.models.stream import is_streamed
+from outliers.quantization.convert import coded
 from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell
 from outliers.variants.cached import Cached
@@ -86,25 +87,19 @@ def _from_inputs(
     return losses
 
 
-def coded(model: PreTrainedModel) -> PreTrainedModel:
-    """A model under a scheme, its weights quantized now, so that what is made of it shares the codes."""
-    for projection in projections(model):
-        getattr(projection.module, "quantized_weight", None)
-    return model
-
-
 @inference
 def _by_layer(
     model: PreTrainedModel, blocks: Iterable[torch.Tensor], variant: Quantized, kind: str, layers: Collection[int]
 ) -> dict[int, list[Loss]]:
     """The loss of each block with one layer at a time exchanged."""
-    losses: dict[int, list[Loss]] = {layer: [] for layer in layers}
     with EXACT.on(model) as exact, variant.on(model) as changed:
         base, other = {ONLY: (exact, changed), WITHOUT: (changed, exact)}[kind]
-        for block in blocks if layers else ():
-            for layer, ids, states in run_exchanged(base, other, block, layers):
-                losses[layer].append(finite_loss(base, ids, states))
-    return losses
+
+        def losses(_number: int, block: torch.Tensor) -> list[Loss]:
+            return [finite_loss(base, ids, states) for _, ids, states in run_exchanged(base, other, block, layers)]
+
+        by_block = list(map_blocks(base, losses, blocks)) if layers else []
+    return {layer: [block_losses[number] for block_losses in by_block] for number, layer in enumerate(sorted(layers))}
 
 
 class OfPlaces(Measurement):
