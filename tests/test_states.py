@@ -55,9 +55,10 @@ def assert_same_states(path, sequences: list[torch.Tensor], kept: str = "magnitu
     got, found = added(path, states.STATISTICS, sequences, add)
     for x, hits, wanted_hits in zip(sequences, found, wanted, strict=True):
         assert torch.equal(hits, wanted_hits)
-        features, values = states.values_of_hits(x, hits, alpha)
-        assert torch.equal(features.bincount(minlength=len(hits)), hits)
-        assert torch.equal(values.sort().values, x[x.abs() >= alpha].float().sort().values)
+        positions, features = (x.abs() >= alpha).nonzero(as_tuple=True)
+        every = np.array(list(zip(features.tolist(), x[positions, features].tolist(), strict=True)), states.HIT)
+        for module in kinds:
+            assert np.array_equal(np.sort(module.values_of_hits(x, hits, alpha)), np.sort(every))
     assert kept == "nothing" or torch.equal(*kinds.values())
     size = sum(x.double().abs().sum(0) for x in sequences)
     sizes = {"sum": size, "squares_rest": want["squares"]}

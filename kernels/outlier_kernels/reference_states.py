@@ -1,8 +1,9 @@
 """What a trace keeps of hidden states, in plain torch: the truth that the other paths are tested against."""
 
+import numpy as np
 import torch
 
-from outlier_kernels.states import NotFinite, Statistics
+from outlier_kernels.states import HIT, NotFinite, Statistics
 
 IN_CACHE = 1 << 16  # entries of float64 at once on a CPU, two to three times as fast as all; a GPU takes all
 
@@ -33,6 +34,16 @@ def add(
     for name, value in moments(x).items():
         statistics[name] += value
     return hits
+
+
+def values_of_hits(x: torch.Tensor, hits: torch.Tensor, alpha: float) -> np.ndarray:
+    """See `states.values_of_hits`."""
+    columns = hits.nonzero()[:, 0]
+    candidates = x.index_select(1, columns).float()
+    hit = candidates.abs() >= alpha
+    found = np.empty(int(hit.sum()), HIT)
+    found["feature"], found["value"] = columns.expand_as(hit)[hit].cpu(), candidates[hit].cpu()
+    return found
 
 
 def add_residual(

@@ -7,13 +7,24 @@ these cancel.
 """
 
 import os
+from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 
+import numpy as np
 import torch
 
-Statistics = dict[str, torch.Tensor]
+
+class Statistics(dict[str, torch.Tensor]):
+    """Tensors by name, which change in place."""
+
+    @cached_property
+    def addresses(self) -> dict[str, int]:
+        """Of their memory, by name; looked up once, for that takes longer than to pass them on."""
+        return {name: tensor.data_ptr() for name, tensor in self.items()}
+
+
 FEATURES = -1  # in a shape: as many as there are features
 LEAST, MOST = torch.inf, -torch.inf
 # By name, in the order in which the paths know them: shape, dtype, and what there is of no state. `rest`: without
@@ -38,6 +49,7 @@ RESIDUAL = {
     "sum_of_ratios": ((), torch.float64, 0),
     "massive": ((FEATURES,), torch.int64, 0),
 }
+HIT = np.dtype([("feature", np.int32), ("value", np.float32)])
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # that are read as they are
 
 
@@ -51,10 +63,10 @@ class NotFinite(ValueError):
 
 def empty(table: dict[str, tuple], features: int, device: torch.device) -> Statistics:
     """The statistics of a table, of no state."""
-    return {
-        name: torch.full([features if size == FEATURES else size for size in shape], value, dtype=dtype, device=device)
+    return Statistics(
+        (name, torch.full([features if one == FEATURES else one for one in shape], value, dtype=dtype, device=device))
         for name, (shape, dtype, value) in table.items()
-    }
+    )
 
 
 def add(
@@ -79,12 +91,9 @@ def add(
     return _path(x).add(statistics, x, ids.to(x.device), alpha, kept)
 
 
-def values_of_hits(x: torch.Tensor, hits: torch.Tensor, alpha: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The features (int64) and values (float32) of the hits of x, in any order; hits: as `add` returns them."""
-    columns = hits.nonzero()[:, 0]
-    candidates = x.index_select(1, columns).float()
-    hit = candidates.abs() >= alpha
-    return columns.expand_as(hit)[hit], candidates[hit]
+def values_of_hits(x: torch.Tensor, hits: torch.Tensor, alpha: float) -> np.ndarray:
+    """The hits of x in any order, (hits,) of `HIT`; hits: of each feature how many, as `add` returns them."""
+    return _path(x).values_of_hits(x, hits, alpha)
 
 
 def add_residual(

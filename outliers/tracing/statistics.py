@@ -83,6 +83,8 @@ def combine(name: str, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 def add_from_start(total: torch.Tensor, value: torch.Tensor, dim: int) -> torch.Tensor:
     """Add what is of the first positions, in place; or to a longer total if the value goes on after its last one."""
+    if total.shape == value.shape:
+        return total.add_(value)
     shape = list(total.shape)
     shape[dim] = value.shape[dim] - shape[dim]
     if shape[dim] > 0:

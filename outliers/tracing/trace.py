@@ -4,10 +4,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from itertools import pairwise, takewhile
 from threading import Event
 
+import numpy as np
 import torch
 from outlier_kernels import states
 from torch import nn
@@ -32,8 +33,7 @@ from outliers.tracing.tokens import TokenSums
 
 ALIKE = {"attn_in": ("cross_in", "cross_kv"), "attn_out": ("cross_out",)}
 See = Callable[[Block, torch.Tensor], None]
-SKETCHED_AT_ONCE = 1 << 16  # hits, at most,
-STATES_AT_ONCE = 32  # of so many states, whose tensors take memory also if they hold few
+SKETCHED_AT_ONCE = 1 << 16  # hits, about
 
 
 def trace(
@@ -259,6 +259,12 @@ def _named(layer: int, state: str) -> Iterator[None]:
         ) from None
 
 
+@cache
+def _by_key(share: float, keys: int, device: torch.device) -> torch.Tensor:
+    """A share of the queries at and after each key, float32 (keys,)."""
+    return share * torch.arange(keys, 0, -1, device=device)
+
+
 class _Observer:
     """Reduces what the hooks see of sequences, each (T,), whose turns may come layer by layer, to a `Trace`.
 
@@ -285,12 +291,16 @@ class _Observer:
         self.tokens = TokenSums(len(counts["residual.massive_tokens"])) if names else None
         self.by_layer: dict[str, dict[int, states.Statistics]] = defaultdict(dict)  # state, layer
         self.sketch: Counter = Counter()
-        self.hits: list[tuple] = []  # those that the sketch has not: layer, place of the role, features, values
-        self.in_layer: dict[str, torch.Tensor] = {}  # role: features (features,) that the sequence hits in this layer
+        self.hits: list[tuple] = []  # those that the sketch has not: layer, place of the role, hits
+        self.waiting = 0  # how many they are
+        self.massive: dict[int, torch.Tensor] = {}  # sequence: massive activations at its positions (T,), if any
+        self.in_layer: dict[str, torch.Tensor] = {}  # role: hits (features,) of the sequence in this layer
+        self.united = [view for view in views(roles) if len(view) > 1]  # a role alone has its hits by layer
         # Role: (at_once, T, features) by device, so that no state that large moves before the end of a sequence, and
         # dtype. Of what has the features of the residual stream the largest |x| so far, from which hits follow; of
         # others the hits.
         self.kept: dict[str, dict[tuple, torch.Tensor]] = defaultdict(dict)
+        self.kept_here: dict[tuple, torch.Tensor] = {}  # of the sequence whose turn it is, by role, device and dtype
 
     def begin(self, number: int, of_stacks: tuple[torch.Tensor, ...]) -> None:
         """Tell the hooks that this sequence comes next; of_stacks: the ids at the positions that each stack reads."""
@@ -299,17 +309,18 @@ class _Observer:
             raise UserError(f"sequence {number} has {len(ids)} tokens; expected at least 2")
         self.queries = len(of_stacks[-1 if self.view.cross else self.view.inputs])
         self.number, self.ids, self.block = number % self.at_once, ids, max(self.block, len(ids))
+        self.kept_here.clear()
 
     def see_hidden_state(self, layer: int, role: str, x: torch.Tensor) -> None:
         kept = self._kept(role, x, x.dtype if role in ON_STREAM else torch.bool)
         with _named(layer, role):
             hits = states.add(self._statistics(layer, role, states.STATISTICS, x), x, self.ids, self.alpha, kept)
-        self.in_layer[role] = hits.clamp(max=1)
+        self.in_layer[role] = hits
         if role in SKETCHED:
-            features, values = states.values_of_hits(x, hits, self.alpha)
-            if len(values):
-                place = layer - self.view.layers[0], ROLES.index(role)
-                self.hits.append((*place, features, values))
+            hits = states.values_of_hits(x, hits, self.alpha)
+            if len(hits):
+                self.hits.append((layer - self.view.layers[0], ROLES.index(role), hits))
+                self.waiting += len(hits)
 
     def see_residual(self, layer: int, x: torch.Tensor) -> None:
         with _named(layer, "residual"):
@@ -317,21 +328,21 @@ class _Observer:
             kept = self._kept("residual", x, x.dtype) if self.tokens else None
             massive = states.add_residual(statistics, x, self.ids, (MASSIVE, MASSIVE_RATIO), kept)
         if massive is not None:
-            self._add("residual.massive_positions", massive)
-            self._add_by_token("residual.massive_tokens", massive)
-        for view in views(self.roles):  # here the layer ends
-            self._add(f"{'+'.join(view)}.layers_hit", reduce(torch.maximum, map(self.in_layer.get, view)))
-        if len(self.hits) > STATES_AT_ONCE or sum(len(values) for *_place, values in self.hits) > SKETCHED_AT_ONCE:
+            before, massive = self.massive.get(self.number), massive.to(self.ids.device)
+            self.massive[self.number] = massive if before is None else before.add_(massive)
+        for view in self.united:  # here the layer ends
+            self._add(f"{'+'.join(view)}.layers_hit", reduce(torch.maximum, map(self.in_layer.get, view)).clamp(max=1))
+        if self.waiting > SKETCHED_AT_ONCE:
             self._sketch_hits()
 
     def see_attention(self, layer: int, probabilities: torch.Tensor, _recompute) -> None:
         # (heads, keys), over the queries at and after each key, also if they are summed already
         received = probabilities[0].float().sum(1)
-        seen_by = torch.arange(received.shape[1], 0, -1, device=received.device)
-        sinks = received > SINK * (self.queries if self.view.bidirectional else seen_by)
+        keys = received.shape[1]
+        sinks = received > (SINK * self.queries if self.view.bidirectional else _by_key(SINK, keys, received.device))
         self.heads, sinks = len(sinks), sinks.sum(0)
-        of_layer = self.by_layer["attention"].setdefault(layer, {"sinks": torch.zeros_like(sinks)})
-        of_layer["sinks"] = add_from_start(of_layer["sinks"], sinks, 0)
+        of_layer = self.by_layer["attention"].setdefault(layer, {})
+        of_layer["sinks"] = add_from_start(of_layer["sinks"], sinks, 0) if of_layer else sinks
         self._add_by_token("attention.sinks_tokens", sinks)
 
     def see_memory(self, layer: int, role: str, x: torch.Tensor) -> None:
@@ -344,7 +355,9 @@ class _Observer:
         self.begin(number, of_stacks)
         self.sequences, ids = self.sequences + 1, self.ids
         self._add("text.sequences", torch.ones_like(ids))
-        self._add("residual.massive_positions", torch.zeros_like(ids))  # also where there is none
+        massive = self.massive.pop(self.number, torch.zeros_like(ids))
+        self._add("residual.massive_positions", massive)
+        self._add_by_token("residual.massive_tokens", massive)
         hit, magnitudes = {}, {}
         for role, of_role in self.kept.items():
             of_layers = [kept[self.number, : len(ids)].to(ids.device) for kept in of_role.values()]
@@ -371,6 +384,7 @@ class _Observer:
             for name in next(iter(layers.values())):
                 rows = [of_layer[name].cpu() for of_layer in layers.values()]
                 statistics[f"{state}.{name}"] = torch.stack(rows)
+        statistics |= {f"{role}.layers_hit": statistics[f"{role}.sequences_hit"].sum(0) for role in self.roles}
         statistics |= {name: value.cpu() for name, value in self.total.items()}
         of_stack = {"stack": self.view.name, "first_layer": self.view.layers[0]}
         sizes = self.block, self.sequences, self.heads
@@ -390,13 +404,14 @@ class _Observer:
     def _sketch_hits(self) -> None:
         """Count the hits that the sketch has not."""
         if self.hits:
-            layers, roles, features, values = zip(*self.hits, strict=True)
-            sizes = torch.tensor(list(map(len, values)))
-            layers, roles = (torch.tensor(numbers).repeat_interleave(sizes) for numbers in (layers, roles))
-            features, values = (torch.cat([part.cpu() for part in parts]) for parts in (features, values))
+            *places, hits = zip(*self.hits, strict=True)
+            sizes, hits = torch.tensor(list(map(len, hits))), np.concatenate(hits)
+            layers, roles = (torch.tensor(numbers).repeat_interleave(sizes) for numbers in places)
+            features, values = (torch.from_numpy(hits[name].copy()) for name in hits.dtype.names)
             keys, counts = pack_keys(layers, roles, features, buckets(values)).unique(return_counts=True)
             self.sketch.update(dict(zip(keys.tolist(), counts.tolist(), strict=True)))
             self.hits.clear()
+            self.waiting = 0
 
     def _add(self, name: str, value: torch.Tensor) -> None:
         """Add what is of all layers, which may be on several devices, on that of the ids."""
@@ -412,7 +427,10 @@ class _Observer:
 
     def _kept(self, role: str, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The state kept of this sequence and a role over the layers on a device, (T, features); at first zeros."""
-        of_role, key = self.kept[role], (x.device, dtype)
-        if key not in of_role or of_role[key].shape[1] < len(x):
-            of_role[key] = self.room((self.at_once, self.block, x.shape[1]), dtype=dtype, device=x.device)
-        return of_role[key][self.number, : len(x)]
+        key = x.device, dtype
+        if (role, *key) not in self.kept_here:
+            of_role = self.kept[role]
+            if key not in of_role or of_role[key].shape[1] < len(x):
+                of_role[key] = self.room((self.at_once, self.block, x.shape[1]), dtype=dtype, device=x.device)
+            self.kept_here[role, *key] = of_role[key][self.number, : len(x)]
+        return self.kept_here[role, *key]

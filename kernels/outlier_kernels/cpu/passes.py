@@ -40,6 +40,7 @@ FEW = 8  # outlier columns, at most, that are added one after the other
 BLOCK, IN_WORD, WORDS, TILE, TOKENS = 64, 4, 16, 6, 96
 QUANTIZED = 16  # tokens of a piece that is quantized
 INFINITE = np.int32(0x7F800000)  # the bits of inf; those of NaN are more
+CHOSEN = 16  # whole numbers at once, of which some are chosen
 BINS = 1 << 10  # of a histogram that a core's first cache holds
 SAMPLED = 2048  # entries of which bounds for a median are learnt
 FLOAT, HALF_FLOAT, BITS = ir.FloatType(), ir.HalfType(), ir.IntType
@@ -79,14 +80,12 @@ Blocks = _group("Blocks", int="codes scales scale_stride outputs")
 # Room of a layer with it: the largest magnitude of each feature, and of each token the scale, values in `FEW` outlier
 # features, and codes.
 Room = _group("Room", int32="largest", float32="scales values", int8="codes")
-# What pieces found: by block of rows and feature extremes, hits and sums; by strip of features and token the sums of
-# four powers, (strips, 4, tokens); by piece the largest magnitude without position 0. Of the state hits of each
-# feature, and the first feature with NaN or inf, or -1.
-Found = _group("Found", float32="low high rests", int32="hits", float64="sums squares powers", int64="hits_here broken")
-# The largest magnitude of each token; magnitudes (tokens, features); by piece the largest magnitude, its feature and
-# its position, how many are below the median's bounds, and how many between them; massive activations by position;
-# whether there is NaN or inf, and how many massive activations.
-Magnitudes = _group("Magnitudes", int32="largest between", int64="pieces massive outcome")
+# What pieces find: by block of rows and feature extremes, hits and sums; by strip of features and token the sums of
+# four powers, (strips, 4, tokens); by piece the largest magnitude without position 0.
+Found = _group("Found", float64="sums squares powers", float32="low high rests", int32="hits")
+# By piece the largest magnitude, its feature and its position, how many are below the median's bounds, and how many
+# between them; the largest magnitude of each token; magnitudes (tokens, features).
+Magnitudes = _group("Magnitudes", int64="pieces", int32="largest between")
 # Those of `states.STATISTICS` and `states.RESIDUAL`, by their names.
 Statistics = _group(
     "Statistics",
@@ -103,7 +102,8 @@ def _of_matrix(matrix: torch.Tensor) -> tuple:
 
 
 def _of_statistics(group: type) -> Callable:
-    return itemgetter(*("rest.max" if name == "rest_max" else name for name in group._fields))
+    named = itemgetter(*("rest.max" if name == "rest_max" else name for name in group._fields))
+    return lambda statistics: named(statistics.addresses)
 
 
 # By a group, what an argument has for it where it is not several already.
@@ -196,6 +196,30 @@ def _counted(_context, counter, count):
     return int64(types.CPointer(int64), int64), lambda _context, builder, _signature, given: builder.atomic_rmw(
         "add", *given, "acq_rel"
     )
+
+
+@intrinsic
+def _chosen(_context, given, low, high, chosen):
+    """Write those of `CHOSEN` whole numbers that lie between two bounds one after the other, and behind them anything,
+    `CHOSEN` numbers in all; how many lie there."""
+
+    def code(_context, builder, _signature, arguments):
+        given, low, high, chosen = arguments
+        numbers = builder.load(builder.bitcast(given, LANES.as_pointer()), align=4)
+        everywhere, nothing = LANES([0] * LANES.count), LANES(ir.Undefined)
+        low, high = (
+            builder.shuffle_vector(builder.insert_element(nothing, bound, BITS(32)(0)), nothing, everywhere)
+            for bound in (low, high)
+        )
+        lie_there = builder.and_(builder.icmp_signed(">=", numbers, low), builder.icmp_signed("<=", numbers, high))
+        kind = ir.FunctionType(LANES, [LANES, lie_there.type, LANES])
+        compress = cgutils.get_or_insert_function(builder.module, kind, "llvm.experimental.vector.compress.v16i32")
+        packed = builder.call(compress, [numbers, lie_there, nothing])
+        builder.store(packed, builder.bitcast(chosen, LANES.as_pointer()), align=4)
+        return builder.zext(builder.ctpop(builder.bitcast(lie_there, BITS(LANES.count))), BITS(64))
+
+    pointer = types.CPointer(int32)
+    return int64(pointer, int32, int32, pointer), code
 
 
 @intrinsic
@@ -996,21 +1020,35 @@ def add_state(
     alpha: np.float32,
     ids: np.int64,
     kept: Kept,
-    found: Found,
+    room: int,
+    hits: np.int64,
     joined: Statistics,
 ):
-    """Add one hidden state to running statistics, see `states.add`; a piece is some rows of a strip of features."""
+    """Add one hidden state to running statistics, see `states.add`; a piece is some rows of a strip of features.
+
+    room: memory for what pieces find. The report is 0, or one more than the first feature with NaN or inf.
+    """
     strips, done = -(-x.columns // width), 0
-    room = np.empty(width, np.float32)
+    found, row = _found(room, x, -(-x.rows // height), strips), np.empty(width, np.float32)
     for piece in _pieces(work):
         block, strip = piece // strips, piece % strips
         count, end = min(width, x.columns - strip * width), min(block * height + height, x.rows)
         found.rests[piece] = _add_block(
-            x, block, (block * height, end), strip, strip * width, count, alpha[0], kept, found, room
+            x, block, (block * height, end), strip, strip * width, count, alpha[0], kept, found, row
         )
         done = _counted(_at(work, DONE), 1) + 1
     if done == work[PIECES]:
-        _finish_state(work, x, height, strips, ids, found, joined)
+        _finish_state(work, x, height, strips, ids, found, hits, joined)
+
+
+@inlined
+def _found(room, x, blocks, strips):
+    """Where pieces put what they find; `cpu.states` knows how much memory that takes."""
+    size, sums = blocks * x.columns, _address(room, np.float64)
+    low = _address(room + 8 * (2 * size + strips * 4 * x.rows), np.float32)
+    rests = _at(low, 2 * size)
+    hits = _address(room + 8 * (3 * size + strips * 4 * x.rows) + 4 * blocks * strips, np.int32)
+    return Found(sums, _at(sums, size), _at(sums, 2 * size), low, _at(low, size), rests, hits)
 
 
 @inlined
@@ -1021,7 +1059,9 @@ def _add_block(x, block, rows, strip, start, count, alpha, kept, found, room):
     sums, squares, powers = _at(found.sums, place), _at(found.squares, place), _at(found.powers, strip * 4 * x.rows)
     for i in range(count):
         low[i], high[i], hits[i], sums[i], squares[i] = np.inf, -np.inf, 0, 0, 0
-    for r in range(rows[1] - 1, rows[0] - 1, -1):
+    height = rows[1] - rows[0]
+    for step in range(1, height + 1):  # upwards, as memory is fetched ahead
+        r = rows[0] + step % height
         if r == 0:  # the last one, so that the extremes are those of the rest
             rest = _largest_of(low, high, count)
         address, entry = _place(x, r, start), r * x.columns + start
@@ -1046,18 +1086,16 @@ def _largest_of(low, high, count):
 
 
 @inlined
-def _finish_state(work, x, height, strips, ids, found, joined):
+def _finish_state(work, x, height, strips, ids, found, hits, joined):
     """Add what all pieces found to the statistics."""
     _join_blocks(found, -(-x.rows // height), x.columns)
-    found.broken[0] = -1
-    for i in range(x.columns - 1, -1, -1):
+    for i in range(x.columns):
         if not found.squares[i] < np.inf:  # float32 has no squares as large
-            found.broken[0] = i
-    if found.broken[0] >= 0:
-        return
+            work[REPORT] = i + 1
+            return
     row = np.empty(x.columns, np.float32)
     load(x.kind, _place(x, 0, 0), x.columns, row)
-    _add_features(row, x.columns, found, joined)
+    _add_features(row, x.columns, found, hits, joined)
     for piece in range(work[PIECES]):
         joined.rest_max[0] = max(joined.rest_max[0], found.rests[piece])
     largest = _largest_of(found.low, found.high, x.columns)
@@ -1083,17 +1121,37 @@ def _join_blocks(found, blocks, features):
 
 
 @inlined
-def _add_features(first_row, features, found, joined):
+def _add_features(first_row, features, found, hits, joined):
     """Add what was found of each feature."""
     for i in range(features):
         joined.min[i], joined.max[i] = min(joined.min[i], found.low[i]), max(joined.max[i], found.high[i])
-        found.hits_here[i] = found.hits[i]
+        hits[i] = found.hits[i]
         joined.hits[i] += np.int64(found.hits[i])
         joined.sequences_hit[i] += np.int64(found.hits[i] > 0)
         joined.sum[i] += found.sums[i]
         joined.squares[i] += found.squares[i]
         first = np.float64(first_row[i])
         joined.squares_rest[i] += found.squares[i] - first * first
+
+
+@_pass
+def hits_of_state(work, x: Matrix, alpha: np.float32, hits: np.int64, room: int):
+    """Find the hits of a state, of which each feature has so many; there is one piece. The report is their number.
+
+    room: memory for the features that have some, and behind them for the feature (int32) and the value of each hit.
+    """
+    columns, count, found = _address(room, np.int64), 0, 0
+    features, values = _address(room + 8 * x.columns, np.int32), _address(room + 8 * x.columns, np.float32)
+    for i in range(x.columns):
+        columns[count] = i
+        count += np.int64(hits[i] > 0)
+    for r in range(x.rows):
+        for i in range(count):
+            value = _entry(x, r, columns[i])
+            if abs(value) >= alpha[0]:
+                features[2 * found], values[2 * found + 1] = columns[i], value
+                found += 1
+    work[REPORT] = found
 
 
 @inlined
@@ -1129,19 +1187,30 @@ def _select(values, count, rank):
 
 @_pass
 def add_residual(
-    work, x: Matrix, height: int, ids: np.int64, limits: np.float32, kept: Kept, found: Magnitudes, joined: Residual
+    work,
+    x: Matrix,
+    height: int,
+    ids: np.int64,
+    limits: np.float32,
+    kept: Kept,
+    room: int,
+    massive: np.int64,
+    joined: Residual,
 ):
     """Add one state of the residual stream to running statistics, see `states.add_residual`; a piece is some rows.
 
-    limits: of massive activations, the two.
+    limits: of massive activations, the two. room: memory for what pieces find. massive: how many at each position.
+    The report is how many there are, or -1 if there is NaN or inf.
     """
-    room, bits = np.empty(x.columns, np.float32), np.empty(x.columns, np.int32)
+    row, bits = np.empty(x.columns, np.float32), np.empty(x.columns, np.int32)
+    pieces, largest = _address(room, np.int64), _address(room + 40 * work[PIECES], np.int32)
+    found = Magnitudes(pieces, largest, _at(largest, x.rows))
     bounds, done = _bounds_of_median(x), 0
     for piece in _pieces(work):
-        _find_magnitudes(x, piece, height, bounds, kept, found, room, bits)
+        _find_magnitudes(x, piece, height, bounds, kept, found, row, bits)
         done = _counted(_at(work, DONE), 1) + 1
     if done == work[PIECES]:
-        _finish_residual(work, x, height, ids, limits, found, joined)
+        _finish_residual(work, x, height, ids, limits, found, massive, joined)
 
 
 @inlined
@@ -1150,7 +1219,7 @@ def _find_magnitudes(x, piece, height, bounds, kept, found, room, bits):
     (low, high), start = bounds, piece * height
     between, of_piece = _at(found.between, start * x.columns), _at(found.pieces, 5 * piece)
     of_piece[0], of_piece[1] = -1, x.columns
-    under, count = 0, 0
+    under, count, places = 0, 0, _address(np.int64(bits.ctypes.data), np.int32)
     for r in range(start, min(start + height, x.rows)):
         address = _place(x, r, 0)
         row = _floats(x.kind, address, x.columns, room)
@@ -1161,7 +1230,10 @@ def _find_magnitudes(x, piece, height, bounds, kept, found, room, bits):
             bits[i] = bits_of(row[i]) & MAGNITUDE
             most = max(most, bits[i])
             smaller = np.int32(smaller + np.int32(bits[i] < low))
-        for i in range(x.columns):
+        whole = x.columns - x.columns % CHOSEN
+        for i in range(0, whole, CHOSEN):
+            count += _chosen(_at(places, i), low, high, _at(between, count))
+        for i in range(whole, x.columns):
             between[count] = bits[i]
             count += np.int64(bits[i] >= low) & np.int64(bits[i] <= high)
         under += smaller
@@ -1188,15 +1260,15 @@ def _bounds_of_median(x):
 
 
 @inlined
-def _finish_residual(work, x, height, ids, limits, found, joined):
+def _finish_residual(work, x, height, ids, limits, found, massive, joined):
     """Add what all pieces found to the statistics."""
     best = found.pieces
     for piece in range(1, work[PIECES]):
         of_piece = _at(found.pieces, 5 * piece)
         if of_piece[0] > best[0] or (of_piece[0] == best[0] and of_piece[1] < best[1]):
             best = of_piece
-    found.outcome[0], found.outcome[1] = best[0] >= INFINITE, 0
-    if found.outcome[0]:
+    if best[0] >= INFINITE:
+        work[REPORT] = -1
         return
     magnitude, middle = float_of(np.int32(best[0])), float_of(_median(work, x, height, found))
     _join_largest(joined.largest, x, ids, magnitude, best[1], best[2])
@@ -1209,8 +1281,8 @@ def _finish_residual(work, x, height, ids, limits, found, joined):
                 entry = abs(_entry(x, r, i))
                 if entry > limits[0] and entry >= limit:
                     joined.massive[i] += 1
-                    found.massive[r] += 1
-                    found.outcome[1] += 1
+                    massive[r] += 1
+                    work[REPORT] += 1
 
 
 @inlined

@@ -1,13 +1,16 @@
 """What a trace keeps of hidden states, from one read of each on the threads that torch has."""
 
+import ctypes
+import threading
 from functools import cache
 
+import numpy as np
 import torch
 
 from outlier_kernels import reference_states
 from outlier_kernels.cpu.codes import as_rows
 from outlier_kernels.cpu.compiled import passes
-from outlier_kernels.states import NotFinite, Statistics
+from outlier_kernels.states import HIT, NotFinite, Statistics
 
 ROWS = 128  # of a piece
 STRIP = 1024  # features of a piece, at most, whose sums stay in a core's first cache
@@ -22,22 +25,21 @@ def add(
     x = as_rows(x)
     tokens, features = x.shape
     blocks, strips = -(-tokens // ROWS), -(-features // STRIP)
-    width = -(-features // strips)
-    broken, hits = torch.empty(1, dtype=torch.int64), torch.empty(features, dtype=torch.int64)
-    found = (
-        *torch.empty(2, blocks, features),
-        torch.empty(blocks, strips),
-        torch.empty(blocks, features, dtype=torch.int32),
-        *torch.empty(2, blocks, features, dtype=torch.float64),
-        torch.empty(strips, 4, tokens, dtype=torch.float64),
-        hits,
-        broken,
-    )
-    given = {"x": x, "width": width, "height": ROWS, "alpha": _float32(alpha), "ids": ids, "kept": kept, "found": found}
-    passes().add_state(blocks * strips, ROWS * width, **given, joined=statistics)
-    if (feature := broken.item()) >= 0:
-        raise NotFinite(feature)
+    width, hits = -(-features // strips), torch.empty(features, dtype=torch.int64)
+    room = _room.of(8 * (2 * blocks * features + strips * 4 * tokens) + 4 * (3 * blocks * features + blocks * strips))
+    given = {"x": x, "width": width, "height": ROWS, "alpha": _float32(alpha), "ids": ids, "kept": kept, "room": room}
+    broken = passes().add_state(blocks * strips, ROWS * width, **given, hits=hits, joined=statistics)
+    if broken:
+        raise NotFinite(broken - 1)
     return hits
+
+
+def values_of_hits(x: torch.Tensor, hits: torch.Tensor, alpha: float) -> np.ndarray:
+    """See `states.values_of_hits`."""
+    x = as_rows(x)
+    places, room = 8 * x.shape[1], _room.of(8 * (x.shape[1] + x.numel()))
+    count = passes().hits_of_state(1, 0, x=x, alpha=_float32(alpha), hits=hits, room=room)
+    return np.frombuffer(ctypes.string_at(room + places, count * HIT.itemsize), HIT)
 
 
 def add_residual(
@@ -52,21 +54,30 @@ def add_residual(
         return reference_states.add_residual(statistics, x, ids, limits, kept)
     x = as_rows(x)
     tokens, features = x.shape
-    blocks = -(-tokens // ROWS)
-    outcome, at_position = torch.empty(2, dtype=torch.int64), torch.zeros(tokens, dtype=torch.int64)
-    found = (
-        torch.empty(tokens, dtype=torch.int32),
-        torch.empty(tokens, features, dtype=torch.int32),
-        torch.empty(blocks, 5, dtype=torch.int64),
-        at_position,
-        outcome,
-    )
-    given = {"x": x, "height": ROWS, "ids": ids, "limits": _float32(*limits), "kept": kept, "found": found}
-    passes().add_residual(blocks, ROWS * features, **given, joined=statistics)
-    broken, massive = outcome.tolist()
-    if broken:
+    blocks, at_position = -(-tokens // ROWS), torch.zeros(tokens, dtype=torch.int64)
+    room = _room.of(8 * 5 * blocks + 4 * (tokens + tokens * features))
+    given = {"x": x, "height": ROWS, "ids": ids, "limits": _float32(*limits), "kept": kept, "room": room}
+    massive = passes().add_residual(blocks, ROWS * features, **given, massive=at_position, joined=statistics)
+    if massive < 0:
         reference_states.check_finite(x.float().abs().amax(0))
     return at_position if massive else None
+
+
+class _Room(threading.local):
+    """Memory that the passes of a thread write to and forget."""
+
+    def __init__(self):
+        self.size, self.memory, self.address = -1, None, 0
+
+    def of(self, size: int) -> int:
+        """The address of at least so many bytes; what is in them lasts until the thread asks for some again."""
+        if size > self.size:
+            self.size, self.memory = size, torch.empty(size, dtype=torch.uint8)
+            self.address = self.memory.data_ptr()
+        return self.address
+
+
+_room = _Room()
 
 
 @cache

@@ -5,10 +5,10 @@ import triton
 import triton.language as tl
 
 from outlier_kernels import reference_states
-from outlier_kernels.reference_states import add_residual
+from outlier_kernels.reference_states import add_residual, values_of_hits
 from outlier_kernels.states import Statistics
 
-__all__ = ["add", "add_residual"]
+__all__ = ["add", "add_residual", "values_of_hits"]
 TILE = {"TOKENS": 16, "FEATURES": 128}
 NOTHING, MAGNITUDES, HITS = range(3)  # what is kept of each entry
 
