@@ -11,15 +11,15 @@ from outliers.terminal.command import answering, called
 
 
 def _commands() -> dict[str, str]:
-    """What each command does: the first line of its file, which is not run for it."""
-    folder, found = Path(__file__).parent, {}
+    """The purpose of each command: the first line of its file, which is not run for it."""
+    folder, purposes = Path(__file__).parent, {}
     for file in sorted([*folder.glob("*.py"), *folder.glob("*/__main__.py")]):
         name = file.parent.name if file.name == "__main__.py" else file.stem
         with open(file, encoding="utf-8") as lines:
             called_so, _, does = lines.readline().partition("`: ")
         if called_so == f'"""`python -m outliers.{name}':
-            found[name] = does.rstrip('."\n')
-    return found
+            purposes[name] = does.rstrip('."\n')
+    return purposes
 
 
 COMMANDS = _commands()

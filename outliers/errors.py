@@ -51,7 +51,7 @@ def first_of(names: list, most: int = 3) -> str:
 
 
 def reason_of(error: BaseException, most: int) -> str:
-    """What another library says of an error, in one line of so many characters; its kind where it says nothing."""
+    """The message of another library's error, in one line of so many characters; its kind where there is none."""
     return " ".join(str(error).split())[:most] or type(error).__name__
 
 

@@ -345,7 +345,7 @@ def test_what_stands_in_the_files():
     assert len(set(names)) == len(names)
 
     def said(model: str) -> set[str]:
-        return {one.fact.said for one in facts_of(sources, [model])}
+        return {one.fact.claim for one in facts_of(sources, [model])}
 
     assert "super weight 2[3968, 7003]" in said("huggyllama/llama-7b")
     assert "super weights 1[1764, 1710] and 2[1764, 8041]" in said("allenai/OLMo-1B-0724-hf")

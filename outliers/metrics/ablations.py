@@ -156,21 +156,21 @@ def ablate(
     if (view := view_of(model, stack)).cross:
         raise UserError("the encoder's states in cross-attention cannot be ablated; expected 'encoder' or 'decoder'")
     before = f"{view.written}." if stack else ""
-    found = trace(model, blocks, STREAM, alpha, attention=False, stack=stack)
-    treatments = plan(features, width, methods, controls, seed, where, found.outlier_features()["feature"])
-    means = feature_means(found) if "mean" in methods else {}
-    interventions = [Intervention(one.features, one.method or "zero", seed, means) for one in treatments]
+    traced = trace(model, blocks, STREAM, alpha, attention=False, stack=stack)
+    treatments = plan(features, width, methods, controls, seed, where, traced.outlier_features()["feature"])
+    means = feature_means(traced) if "mean" in methods else {}
+    interventions = [Intervention(treated.features, treated.method or "zero", seed, means) for treated in treatments]
     values = {
         "top1_softmax": top1_softmax(
-            model, blocks, [Ablated(one, (f"{before}attn_in",)) for one in interventions], stack=stack
+            model, blocks, [Ablated(change, (f"{before}attn_in",)) for change in interventions], stack=stack
         ),
         "perplexity": perplexities(
-            model, blocks, [Ablated(one, tuple(f"{before}{role}" for role in where)) for one in interventions]
+            model, blocks, [Ablated(change, tuple(f"{before}{role}" for role in where)) for change in interventions]
         ),
     }
     return damages(
         [
-            {**vars(treatment), **{metric: of[number] for metric, of in values.items()}}
+            {**vars(treatment), **{metric: by_treatment[number] for metric, by_treatment in values.items()}}
             for number, treatment in enumerate(treatments)
         ]
     )
@@ -211,5 +211,5 @@ def summary(measurements: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
 
 def interval_of_mean(values: Iterable[float], seed: int = 0) -> tuple[float, float]:
     """95 % bootstrap interval of the mean: percentiles of the means of 10,000 resamples."""
-    found = bootstrap((list(values),), np.mean, n_resamples=RESAMPLES, method="percentile", rng=seed)
-    return float(found.confidence_interval.low), float(found.confidence_interval.high)
+    resampled = bootstrap((list(values),), np.mean, n_resamples=RESAMPLES, method="percentile", rng=seed)
+    return float(resampled.confidence_interval.low), float(resampled.confidence_interval.high)

@@ -14,7 +14,7 @@ from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import attention_hooks, eager
 from outliers.models.stream import AS_IT_IS, Variant, Watched
 from outliers.specification.kinds import resolved
-from outliers.subjects.bench import Bench, named_under
+from outliers.subjects.bench import Bench, naming_under
 from outliers.subjects.cell import Cell
 from outliers.variants.ablated import Ablated, Intervention
 from outliers.variants.edges import ROLES, Place
@@ -52,7 +52,7 @@ class Look(NamedTuple):
 def attended(
     model: PreTrainedModel,
     blocks: Iterable[torch.Tensor],
-    asked: Sequence[tuple[Ablated, Sequence[Look]]],
+    questions: Sequence[tuple[Ablated, Sequence[Look]]],
     variant: Variant = AS_IT_IS,
 ) -> list[list[dict[str, Any]]]:
     """The answer of each look at the attention under each ablation, which changes a layer at a time, by the views of
@@ -62,39 +62,39 @@ def attended(
 
     blocks: token ids, int64 (blocks, T), or any iterable of (T,). variant: what all of it is under, such as a scheme.
     """
-    of_views = views_of(model)
-    places: dict[str, list] = {name: [] for name in of_views}  # of each visit the layer, and how many queries there are
+    views = views_of(model)
+    places: dict[str, list] = {name: [] for name in views}  # of each visit the layer, and how many queries there are
     seen: dict[str, dict[Look, list[torch.Tensor]]] = {
-        name: {look: [] for _, looks in asked for look in looks} for name in of_views
+        name: {look: [] for _, looks in questions for look in looks} for name in views
     }
 
     def visit(
         cross: bool, model: PreTrainedModel, layer: int, probabilities: torch.Tensor, recompute: Callable
     ) -> None:
-        name = next(one.name for one in of_views.values() if one.cross is cross and layer in one.layers)
-        of_layer: dict[Look, list[torch.Tensor]] = {look: [] for look in seen[name]}
-        for ablated, looks in asked:
+        name = next(view.name for view in views.values() if view.cross is cross and layer in view.layers)
+        seen_in_layer: dict[Look, list[torch.Tensor]] = {look: [] for look in seen[name]}
+        for ablated, looks in questions:
             with ablated.on(model, layer):
                 changed = recompute() if _moves(ablated) else probabilities
             for look in looks:
-                of_layer[look].append(look.see(changed, cross))
-        for look, of_ablations in of_layer.items():  # one small tensor each, for each keeps memory around it in use
-            seen[name][look].append(torch.stack(of_ablations))
+                seen_in_layer[look].append(look.see(changed, cross))
+        for look, by_ablation in seen_in_layer.items():  # one small tensor each, for each keeps memory around it in use
+            seen[name][look].append(torch.stack(by_ablation))
         places[name].append((layer, probabilities.shape[-2]))
 
     with eager(model), under(model, Watched(variant, partial(_hooks, visit))) as (changed, left):
         for _ in run_decoder(changed, blocks, variant=left):
             pass
-    answers = {name: _answers(places[name], of_view) for name, of_view in seen.items()}
-    return [[{name: next(of_view[look]) for name, of_view in answers.items()} for look in looks] for _, looks in asked]
+    answers = {name: _answers(places[name], view) for name, view in seen.items()}
+    return [[{name: next(view[look]) for name, view in answers.items()} for look in looks] for _, looks in questions]
 
 
 def _answers(places: list[tuple[int, int]], seen: dict[Look, list[torch.Tensor]]) -> dict[Look, Iterator]:
     """Of each look the answers of the ablations, one after the other."""
     layers, queries = torch.tensor(places).T
     return {
-        look: iter(look.answers(Visits(layers, queries.double(), torch.stack([one.cpu() for one in of_visits]))))
-        for look, of_visits in seen.items()
+        look: iter(look.answers(Visits(layers, queries.double(), torch.stack([visit.cpu() for visit in by_visit]))))
+        for look, by_visit in seen.items()
     }
 
 
@@ -137,17 +137,17 @@ class OfAttention(Measurement):
         model, blocks = subject.load(bench, facts), subject.blocks[part]
         parted = list(map(_parted, bench.knowing([cell.variant for cell in cells], subject)))
         variant = parted[0][0]
-        asked: dict[str, tuple[Ablated, list[Look]]] = {}
+        questions: dict[str, tuple[Ablated, list[Look]]] = {}
         for cell, (_, ablated) in zip(cells, parted, strict=True):
-            asked.setdefault(ablated.name, (ablated, []))[1].append(_look(cell))
-        with named_under(subject, variant):
-            found = attended(model, bench.counted(blocks), list(asked.values()), variant)
-        answers = {name: iter(of_one) for name, of_one in zip(asked, found, strict=True)}
+            questions.setdefault(ablated.name, (ablated, []))[1].append(_look(cell))
+        with naming_under(subject, variant):
+            attended_views = attended(model, bench.counted(blocks), list(questions.values()), variant)
+        answers = {name: iter(views) for name, views in zip(questions, attended_views, strict=True)}
         return [next(answers[ablated.name]) for _, ablated in parted]
 
     def values(self, cell: Cell, answers: list[dict[str, Any]]) -> list[dict]:
-        values = {name: _look(cell).values([of_part[name] for of_part in answers]) for name in answers[0]}
-        return [of_stack(name) | value for name, of_view in values.items() for value in of_view]
+        values = {name: _look(cell).values([part_answers[name] for part_answers in answers]) for name in answers[0]}
+        return [of_stack(name) | value for name, view_values in values.items() for value in view_values]
 
 
 def _parted(variant: Variant) -> tuple[Variant, Ablated]:

@@ -53,9 +53,9 @@ def damages_of(rows: list[dict]) -> dict[str, Damages]:
     """The damage in rows of one model, scheme by scheme in their order; a cache, or another model, stands as a scheme
     of its name."""
     called = [_called(row) for row in rows]
-    others = distinct_names((Against.read(one).called, None) for one in called if is_against(one))
+    others = distinct_names((Against.read(name).called, None) for name in called if is_against(name))
     short = {Against(other).name: f"{AGAINST}({name})" for (other, _), name in others.items()}
-    rows = [row | {"scheme": short.get(one, one)} for row, one in zip(rows, called, strict=True)]
+    rows = [row | {"scheme": short.get(name, name)} for row, name in zip(rows, called, strict=True)]
     schemes = dict.fromkeys(row["scheme"] for row in rows if row["scheme"] != BASELINE)
     inputs = [row for row in rows if row["metric"] == "damage.largest_input"]
     exact = (row for row in rows if row["scheme"] == BASELINE and row["metric"] == "perplexity")
@@ -76,50 +76,50 @@ def _damages(scheme: str, rows: list[dict], inputs: list[dict], baseline: float 
     model = {} if baseline is None else {"unquantized": baseline}
     for row in rows:
         if row["metric"] in OF_MODEL:
-            model |= _named(row["metric"].removeprefix("damage."), row)
+            model |= _with_deviation(row["metric"].removeprefix("damage."), row)
     if "perplexity" in model:
         model["damage"] = model["perplexity"] / baseline - 1
     places = [_exchange_table(rows, field, baseline) for field in ("role", "layer", "stack", "head")]
     return Damages(scheme, _error_table(rows, inputs), *places, model)
 
 
-def _named(name: str, row: dict) -> dict[str, float]:
+def _with_deviation(name: str, row: dict) -> dict[str, float]:
     scatter = {f"{name}_deviation": row["standard_deviation"]} if "standard_deviation" in row else {}
     return {name: row["value"], **scatter}
 
 
 def _error_table(rows: list[dict], inputs: list[dict]) -> pd.DataFrame:
     largest = {(row["layer"], row["role"]): row for row in inputs}
-    found: dict[str, dict] = {}
+    by_projection: dict[str, dict] = {}
     for row in rows:
         if row["metric"] in OF_PROJECTION:
             place = {name: row[name] for name in ("layer", "role", "projection")}
             name = row["metric"].removeprefix("damage.").removeprefix("error_")
             decibels = _decibels(row["value"])
-            of_projection = found.setdefault(row["projection"], place)
-            of_projection |= {name: row["value"], "db" if name == "error" else f"{name}_db": decibels}
-    for row in found.values():
-        of_input = largest.get((row["layer"], row["role"]), {})
-        row |= {"largest": of_input.get("value")}
-        row |= {name: of_input.get(name) for name in ("feature", "position", "token")}
-    of_weights = _weight_table(rows)
-    for path, row in found.items():
-        row |= of_weights.get(path, {})
-    further = list(dict.fromkeys(name for row in of_weights.values() for name in row))
-    return pd.DataFrame(list(found.values()), columns=[*ERRORS, *further])
+            errors = by_projection.setdefault(row["projection"], place)
+            errors |= {name: row["value"], "db" if name == "error" else f"{name}_db": decibels}
+    for row in by_projection.values():
+        input_row = largest.get((row["layer"], row["role"]), {})
+        row |= {"largest": input_row.get("value")}
+        row |= {name: input_row.get(name) for name in ("feature", "position", "token")}
+    weights = _weight_table(rows)
+    for path, row in by_projection.items():
+        row |= weights.get(path, {})
+    further = list(dict.fromkeys(name for row in weights.values() for name in row))
+    return pd.DataFrame(list(by_projection.values()), columns=[*ERRORS, *further])
 
 
 def _weight_table(rows: list[dict]) -> dict[str, dict]:
     """The rows of the weights of projections, by their paths."""
-    found: dict[str, dict] = {}
+    by_projection: dict[str, dict] = {}
     for row in rows:
         columns = OF_WEIGHT.get(row["metric"], {})
         place = {"place": f"[{row.get('output')}, {row.get('feature')}]", **row}
-        of_projection = found.setdefault(row["projection"], {}) if columns else {}
-        of_projection |= {column: place[of] for column, of in columns.items()}
+        known = by_projection.setdefault(row["projection"], {}) if columns else {}
+        known |= {column: place[field] for column, field in columns.items()}
         if "weight_error" in columns:
-            of_projection["weight_db"] = _decibels(row["value"])
-    return found
+            known["weight_db"] = _decibels(row["value"])
+    return by_projection
 
 
 def _decibels(ratio: float) -> float:
@@ -127,12 +127,12 @@ def _decibels(ratio: float) -> float:
 
 
 def _exchange_table(rows: list[dict], field: str, baseline: float | None) -> pd.DataFrame:
-    found: dict[Any, dict] = {}
+    by_place: dict[Any, dict] = {}
     for row in rows:
         name = row["metric"].removeprefix("damage.")
         if name.endswith(("_only", "_without")) and field in row:
-            of_place = found.setdefault(row[field], {field: row[field]})
-            of_place |= _named(name, row)
+            damage = by_place.setdefault(row[field], {field: row[field]})
+            damage |= _with_deviation(name, row)
             if name.startswith("perplexity_"):
-                of_place[name.replace("perplexity", "damage")] = row["value"] / baseline - 1
-    return pd.DataFrame(list(found.values()), columns=None if found else [field])
+                damage[name.replace("perplexity", "damage")] = row["value"] / baseline - 1
+    return pd.DataFrame(list(by_place.values()), columns=None if by_place else [field])

@@ -80,7 +80,7 @@ class Measurement(ABC):
         """The memory beside the model of these cells' subject: one variant's codes at a time; None where no model
         is."""
         variants = {cell.variant.name: cell.variant for cell in cells}.values()
-        schemes = tuple(tuple(one.scheme for one in schemes_of(variant)) for variant in variants)
+        schemes = tuple(tuple(quantized.scheme for quantized in schemes_of(variant)) for variant in variants)
         return Keeps(schemes, variants=len(variants), others=max(len(others_of(variant)) for variant in variants))
 
     @abstractmethod

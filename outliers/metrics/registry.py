@@ -23,12 +23,12 @@ class Registry(Mapping[str, Kind], Generic[Kind]):
         UserError: nothing has the name that is asked for; or a plugin takes one that is taken, or cannot be imported.
     """
 
-    def __init__(self, what: str, group: str, own: dict[str, str]):
-        self.what, self.group, self.own = what, group, own
+    def __init__(self, what: str, group: str, built_in: dict[str, str]):
+        self.what, self.group, self.built_in = what, group, built_in
 
     def __getitem__(self, name: str) -> Kind:
-        if name in self.own:
-            return pkgutil.resolve_name(self.own[name])
+        if name in self.built_in:
+            return pkgutil.resolve_name(self.built_in[name])
         if name not in self._others:
             raise unknown_name(self.what, name, self)
         entry = self._others[name]
@@ -39,20 +39,20 @@ class Registry(Mapping[str, Kind], Generic[Kind]):
             raise UserError(f"{_origin(entry)} cannot be imported ({why}); remove it") from None
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*self.own, *self._others])
+        return iter([*self.built_in, *self._others])
 
     def __len__(self) -> int:
-        return len(self.own) + len(self._others)
+        return len(self.built_in) + len(self._others)
 
     @functools.cached_property
     def _others(self) -> dict:
-        found: dict = {}
+        entries: dict = {}
         for entry in sorted(entry_points(group=self.group), key=lambda entry: (entry.dist.name, entry.name)):
-            if entry.name in self.own or entry.name in found:
-                other = _origin(found[entry.name]) if entry.name in found else "outliers itself"
+            if entry.name in self.built_in or entry.name in entries:
+                other = _origin(entries[entry.name]) if entry.name in entries else "outliers itself"
                 raise UserError(f"{_origin(entry)} is a {self.what} that {other} has; remove one of them")
-            found[entry.name] = entry
-        return found
+            entries[entry.name] = entry
+        return entries
 
 
 def _origin(entry) -> str:

@@ -14,7 +14,7 @@ from outliers.models.decoder import Flow, inference, map_blocks, run_decoder, ru
 from outliers.models.stream import Variant, is_streamed
 from outliers.quantization.convert import coded
 from outliers.specification.kinds import resolved
-from outliers.subjects.bench import Bench, named
+from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell
 from outliers.variants.draw import drawn
 from outliers.variants.quantized import EXACT
@@ -38,11 +38,9 @@ class OfStates(Measurement):
         return list(bundles.values())
 
     def keeps(self, cells: Sequence[Cell]) -> Keeps:
-        found = super().keeps(cells)
-        compares = any(
-            _seen(cell).compares for cell in cells
-        )  # with states that are kept until those under a variant
-        return found._replace(variants=found.variants + 2 * compares)
+        keeps = super().keeps(cells)
+        compares = any(_seen(cell).compares for cell in cells)  # with states that are kept until those under a variant
+        return keeps._replace(variants=keeps.variants + 2 * compares)
 
     def steps(self, cells: Sequence[Cell]) -> int:
         return len(_variants(cells)) * len(cells[0].subject.blocks) * cells[0].metric.draws
@@ -52,18 +50,18 @@ class OfStates(Measurement):
         subject = cells[0].subject
         model, blocks = subject.load(bench, facts), subject.blocks[part]
         variants = list(_variants(cells).values())
-        with named(subject.name):
+        with naming(subject.name):
             variants = bench.knowing(variants, subject)
-        found = []
+        by_draw = []
         part_of_text = facts.get("tokens_hash"), part.start, part.stop
         for draw in range(cells[0].metric.draws):
-            with named(subject.name, *(variant.name for variant in variants)):
+            with naming(subject.name, *(variant.name for variant in variants)):
                 passes = _streamed if is_streamed(model) else _resident
-                found.append(passes(model, bench, blocks, cells, variants, (draw, *part_of_text)))
-        return [list(of_cell) for of_cell in zip(*found, strict=True)]
+                by_draw.append(passes(model, bench, blocks, cells, variants, (draw, *part_of_text)))
+        return [list(seen) for seen in zip(*by_draw, strict=True)]
 
     def values(self, cell: Cell, answers: list[list[list]]) -> list[dict]:
-        draws = (list(chain.from_iterable(of_parts)) for of_parts in zip(*answers, strict=True))
+        draws = (list(chain.from_iterable(parts)) for parts in zip(*answers, strict=True))
         return _seen(cell).values([part for draw in draws for part in by_seed(draw, cell.subject.seeds)])
 
 
@@ -92,8 +90,8 @@ def _resident(
             ((_, ids, states),) = run(number, block)
             return _see(seers, changed, ids, states, exact[number])
 
-        of_blocks = list(map_blocks(coded(changed), see, bench.counted(blocks)))
-    return [list(of_cell) for of_cell in zip(*of_blocks, strict=True)]
+        by_block = list(map_blocks(coded(changed), see, bench.counted(blocks)))
+    return [list(seen) for seen in zip(*by_block, strict=True)]
 
 
 def _pass(model: PreTrainedModel, bench: Bench, blocks: torch.Tensor, first: int, key: tuple) -> Callable:
@@ -132,10 +130,10 @@ def _exact_states(bench: Bench, blocks: torch.Tensor, key: tuple) -> list[torch.
     """Last hidden states (T, features) of the unquantized model; few are kept for the variants that follow."""
     if key not in bench.exact:
         with bench.under(EXACT) as exact, drawn(exact, key[0]):
-            found = list(map_blocks(exact, lambda _, block: next(run_decoder(exact, [block]))[2], blocks))
-        if _nbytes(chain.from_iterable((*bench.exact.values(), found))) > MOST_KEPT:
-            return found
-        bench.exact[key] = found
+            last_states = list(map_blocks(exact, lambda _, block: next(run_decoder(exact, [block]))[2], blocks))
+        if _nbytes(chain.from_iterable((*bench.exact.values(), last_states))) > MOST_KEPT:
+            return last_states
+        bench.exact[key] = last_states
     return bench.exact[key]
 
 
@@ -152,7 +150,7 @@ def _streamed(
     of_variants = {name: [one for one in cells if one.variant.name == name] for name in _variants(cells)}
     first = [EXACT] * any(_seen(cell).compares for cell in cells)
     exact: list = []
-    found: dict[Cell, list] = {cell: [] for cell in cells}
+    by_cell: dict[Cell, list] = {cell: [] for cell in cells}
     names = list(of_variants)
     with drawn(model, key[0]):
         counted = bench.counted(blocks, len(variants))
@@ -161,10 +159,10 @@ def _streamed(
                 exact.append(states.cpu())
                 continue
             under = of_variants[names[number - len(first)]]
-            unquantized = (model, exact[len(found[under[0]])].to(states.device)) if exact else None
+            unquantized = (model, exact[len(by_cell[under[0]])].to(states.device)) if exact else None
             for cell, seen in zip(under, _see(list(map(_seen, under)), model, ids, states, unquantized), strict=True):
-                found[cell].append(seen)
-    return list(found.values())
+                by_cell[cell].append(seen)
+    return list(by_cell.values())
 
 
 STATES = OfStates()

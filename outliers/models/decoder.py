@@ -164,8 +164,8 @@ def run_decoder(
             its vocabulary.
     """
     if is_streamed(model):
-        of_one = model.stream.run(model, map(partial(checked, model), blocks), [variant], lambda _, *turn: begin(*turn))
-        yield from ((number, ids, state) for number, (_, ids, state) in enumerate(of_one))
+        passed = model.stream.run(model, map(partial(checked, model), blocks), [variant], lambda _, *turn: begin(*turn))
+        yield from ((number, ids, state) for number, (_, ids, state) in enumerate(passed))
         return
     stacks = stacks_of(model.config)
     for number, block in enumerate(blocks):
@@ -260,11 +260,11 @@ def checked(model: PreTrainedModel, block: Block) -> Block:
         raise UserError("an example of another family for a causal language model; expected int64 token ids (T,)")
     for ids in block if isinstance(block, Example) else (block,):
         if not isinstance(ids, torch.Tensor) or ids.ndim != 1 or ids.is_floating_point() or not len(ids):
-            found = f"of type {type(ids).__name__}"
+            kind = f"of type {type(ids).__name__}"
             if isinstance(ids, torch.Tensor):
-                found = f"{str(ids.dtype).removeprefix('torch.')} of shape {tuple(ids.shape)}"
+                kind = f"{str(ids.dtype).removeprefix('torch.')} of shape {tuple(ids.shape)}"
             raise UserError(
-                f"a block is {found}; expected int64 token ids (T,): give blocks (blocks, T), or a list of sequences "
+                f"a block is {kind}; expected int64 token ids (T,): give blocks (blocks, T), or a list of sequences "
                 "as outliers.load_text(…, block=None) makes it, of lists of ids too"
             )
         check_block(model.config, len(ids), int(ids.max()))

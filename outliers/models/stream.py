@@ -116,7 +116,9 @@ class Call(NamedTuple):
             return memory if value is self.memory is not None else value
 
         arguments = [carried.get(place, present(value)) for place, value in enumerate(self.arguments)]
-        output = layer(hidden_states, *arguments, **{name: present(one) for name, one in self.keywords.items()})
+        output = layer(
+            hidden_states, *arguments, **{name: present(argument) for name, argument in self.keywords.items()}
+        )
         if not isinstance(output, tuple):  # as some architectures return it
             return Output(output, False, {})
         return Output(output[0], True, {place: output[number] for number, place in self.carries.items()})
@@ -182,13 +184,13 @@ class Stream:
         self.name, self.device, self.dtype, self.memory = name, device, model.dtype, memory
         self.numbers = {layer.path: layer.number for layer in layers_of(model)}
         self.checkpoint, self.stored = checkpoint, checkpoint.tensors
-        self.dtypes = {own: dtype_of(model, own) for own in self.stored}
+        self.dtypes = {name: dtype_of(model, name) for name in self.stored}
         # Of states between layers: T5's are float32 behind the first layer of a float16 model, because its wo is.
         self.widest = functools.reduce(torch.promote_types, self.dtypes.values(), self.dtype)
         self.bytes_read = 0
         self.taken: Counter = Counter()  # bytes by device, of what is kept of blocks while they pass
-        parameters = {own for own, _ in model.named_parameters()}
-        self.to_hash = {own for own in self.stored if self._number(own) is not None and own in parameters}
+        parameters = {name for name, _ in model.named_parameters()}
+        self.to_hash = {name for name in self.stored if self._number(name) is not None and name in parameters}
         self.lines: list[str] = []  # of what was hashed, see `outliers.models.load.line_of`
 
     def __deepcopy__(self, _memo) -> "Stream":
@@ -196,12 +198,12 @@ class Stream:
 
     def load_what_is_not_in_layers(self, model: PreTrainedModel) -> None:
         """Embeddings, final norm and head; they stay."""
-        for own in self.stored:
-            if self._number(own) is None:
-                _assign(model, own, self._read(own))
+        for name in self.stored:
+            if self._number(name) is None:
+                _assign(model, name, self._read(name))
         model.tie_weights(missing_keys=self.checkpoint.absent(model), recompute_mapping=False)
         self._compute_what_is_not_stored(model)
-        outside = [(own, tensor) for own, tensor in model.named_parameters() if self._number(own) is None]
+        outside = [(name, tensor) for name, tensor in model.named_parameters() if self._number(name) is None]
         with self._hashing(outside):
             pass
         for module in model.modules():
@@ -210,19 +212,23 @@ class Stream:
 
     def _compute_what_is_not_stored(self, model: PreTrainedModel) -> None:
         """Fill the parameters that the architecture computes by itself, such as the positions of Marian."""
-        outside = [(own, one) for own, one in model.named_parameters() if self._number(own) is None and one.is_meta]
-        for own, parameter in outside:
-            _assign(model, own, torch.empty_like(parameter, device="cpu"))
-            module = model.get_submodule(own.rpartition(".")[0])
+        outside = [
+            (name, parameter)
+            for name, parameter in model.named_parameters()
+            if self._number(name) is None and parameter.is_meta
+        ]
+        for name, parameter in outside:
+            _assign(model, name, torch.empty_like(parameter, device="cpu"))
+            module = model.get_submodule(name.rpartition(".")[0])
             model._init_weights(module)
             module.to(self.device)
 
-    def _read(self, own: str) -> torch.Tensor:
-        stored = self.stored[own]
+    def _read(self, name: str) -> torch.Tensor:
+        stored = self.stored[name]
         self.bytes_read += sum(end - start for _, start, end in stored.spans)
         # copied, for a tensor that shares the memory of the file would keep all of it in memory
-        tensor = stored.read().to(self.device, self.dtypes[own], copy=True)
-        check_finite(tensor, own, self.name)
+        tensor = stored.read().to(self.device, self.dtypes[name], copy=True)
+        check_finite(tensor, name, self.name)
         return tensor
 
     @contextmanager
@@ -230,10 +236,10 @@ class Stream:
         """A decoder layer of the model, which has its weights within this context."""
         layer, names = decoder_layers(model)[number], self._names(number)
         try:
-            for own in names:
-                _assign(model, own, self._read(own))
+            for name in names:
+                _assign(model, name, self._read(name))
             self._read_ahead(number + 1)
-            with self._hashing([(own, model.get_parameter(own)) for own in names if own in self.to_hash]):
+            with self._hashing([(name, model.get_parameter(name)) for name in names if name in self.to_hash]):
                 yield layer
             self.to_hash -= set(names)
         finally:
@@ -242,13 +248,13 @@ class Stream:
                     module._parameters[part] = nn.Parameter(parameter.to("meta"), requires_grad=False)
 
     def _names(self, number: int) -> list[str]:
-        return [own for own in self.stored if self._number(own) == number]
+        return [name for name in self.stored if self._number(name) == number]
 
     def _read_ahead(self, number: int) -> None:
         """Let the system read the files of a layer into its cache while something else is computed."""
         if not hasattr(os, "posix_fadvise"):  # not on macOS, which reads when asked
             return
-        for path, start, end in (span for own in self._names(number) for span in self.stored[own].spans):
+        for path, start, end in (span for name in self._names(number) for span in self.stored[name].spans):
             with open(path, "rb", buffering=0) as file:
                 os.posix_fadvise(file.fileno(), start, end - start, os.POSIX_FADV_WILLNEED)
 
@@ -256,7 +262,7 @@ class Stream:
     def _hashing(self, tensors: list[tuple[str, torch.Tensor]]) -> Iterator[None]:
         """Hash tensors beside what is done within this context; they must not change there."""
         with ThreadPoolExecutor(HASHING) as pool:
-            lines = pool.map(lambda named: line_of(*named), tensors)
+            lines = pool.map(lambda named_tensor: line_of(*named_tensor), tensors)
             yield
             self.lines += lines
 
@@ -264,14 +270,14 @@ class Stream:
         """The hash of the weights, the same as that of the resident model; what was not read yet is read for it."""
         for _, names in groupby(sorted(self.to_hash), key=self._number):
             names = list(names)
-            with self._hashing([(own, self.stored[own].read().to(self.dtypes[own])) for own in names]):
-                self.bytes_read += sum(end - start for own in names for _, start, end in self.stored[own].spans)
+            with self._hashing([(name, self.stored[name].read().to(self.dtypes[name])) for name in names]):
+                self.bytes_read += sum(end - start for name in names for _, start, end in self.stored[name].spans)
             self.to_hash -= set(names)
         return hash_of(self.lines)
 
-    def _number(self, own: str) -> int | None:
+    def _number(self, name: str) -> int | None:
         """The number of the layer of a tensor; None for one that is in no layer."""
-        paths = accumulate(own.split("."), "{}.{}".format)
+        paths = accumulate(name.split("."), "{}.{}".format)
         return next((self.numbers[path] for path in paths if path in self.numbers), None)
 
     def run(
@@ -297,14 +303,14 @@ class Stream:
         *stacks, last = stacks_of(model.config)
         memory = dict.fromkeys(turns)
 
-        def told(of_variant: int, of_block: int) -> None:
-            begin(of_variant, of_block, ids[of_block])
+        def begin_turn(variant_number: int, block_number: int) -> None:
+            begin(variant_number, block_number, ids[block_number])
 
         for place, stack in enumerate(stacks):
-            ends = self._through(model, stack, place, inputs, variants, memory, told)
+            ends = self._through(model, stack, place, inputs, variants, memory, begin_turn)
             memory = {turn: self._kept(next(ends)) for turn in turns}
-        ends = self._through(model, last, len(stacks), inputs, variants, memory, told)
-        yield from ((of_variant, examples[of_block], next(ends)) for of_variant, of_block in turns)
+        ends = self._through(model, last, len(stacks), inputs, variants, memory, begin_turn)
+        yield from ((variant_number, examples[block_number], next(ends)) for variant_number, block_number in turns)
 
     def _kept(self, state: torch.Tensor) -> torch.Tensor:
         """Keep the output (T, features) of a stack for the one that reads it: (1, T, features)."""
@@ -325,40 +331,40 @@ class Stream:
 
         inputs: what each stack reads of each block. memory: of each variant and block what the stack before puts out.
         """
-        read = [of_block[place] for of_block in inputs]
+        read = [block_inputs[place] for block_inputs in inputs]
         # What layers are called with, and what they carry, by the lengths of what goes through them.
         keys, calls, carried = [], {}, defaultdict(dict)
         for number, ids in enumerate(read):
-            state, of_block = into_layers(model, stack, ids, self._there(memory[0, number]))
+            state, block_calls = into_layers(model, stack, ids, self._there(memory[0, number]))
             if not number:
                 shape = len(variants), len(read), max(len(state), *map(len, read)), state.shape[1]
                 states, dtype = self.storage(shape, self.widest, self.device), state.dtype
             states[:, number, : len(state)] = state
             keys.append((len(state), *map(len, inputs[number])))
-            calls.setdefault(keys[-1], of_block)
+            calls.setdefault(keys[-1], block_calls)
         first, count = self.numbers[f"{stack.layers}.0"], len(next(iter(calls.values())))
         for number in over(range(count), "layer", f"{self.name}, layers"):
             with self.layer(model, first + number):
                 outputs = {}
-                for of_variant, variant in enumerate(variants):
+                for variant_number, variant in enumerate(variants):
                     with variant.on(model, first + number) as changed:
                         layer = decoder_layers(changed)[first + number]
-                        for of_block, key in enumerate(keys):
-                            begin(of_variant, of_block)
-                            state = states[of_variant, of_block, : key[0]]
-                            beside = self._there(memory[of_variant, of_block]), carried[key]
+                        for block_number, key in enumerate(keys):
+                            begin(variant_number, block_number)
+                            state = states[variant_number, block_number, : key[0]]
+                            beside = self._there(memory[variant_number, block_number]), carried[key]
                             outputs[key] = calls[key][number].on(layer, state[None].to(self.device, dtype), *beside)
                             after = outputs[key].state[0]
                             if stack.between and not number:
-                                after = behind_first(model, stack, read[of_block], after, outputs[key].in_tuple)
+                                after = behind_first(model, stack, read[block_number], after, outputs[key].in_tuple)
                             state.copy_(after)
                             give_memory_back()
                 carried.update((key, output.carried) for key, output in outputs.items())
                 dtype = next(iter(outputs.values())).state.dtype
-        for of_variant, (of_block, key) in product(range(len(variants)), enumerate(keys)):
-            state = states[of_variant, of_block, : key[0]].to(self.device, dtype)
-            beside = outputs[key].in_tuple, self._there(memory[of_variant, of_block])
-            yield out_of_layers(model, stack, read[of_block], state, *beside)
+        for variant_number, (block_number, key) in product(range(len(variants)), enumerate(keys)):
+            state = states[variant_number, block_number, : key[0]].to(self.device, dtype)
+            beside = outputs[key].in_tuple, self._there(memory[variant_number, block_number])
+            yield out_of_layers(model, stack, read[block_number], state, *beside)
 
     def _there(self, memory: torch.Tensor | None) -> torch.Tensor | None:
         return None if memory is None else memory.to(self.device)
@@ -389,7 +395,7 @@ def into_layers(
     with _in_the_place_of_layers(model, stack) as gates:
         run_stack(model, stack, inputs, memory)
     arguments, keywords = gates[0].call
-    if any(isinstance(one, Cache) for one in (*arguments, *keywords.values())):
+    if any(isinstance(argument, Cache) for argument in (*arguments, *keywords.values())):
         raise UserError(
             "the layers of this model are called with a cache of keys and values, which all blocks would share; "
             "expected a Family with keywords={'use_cache': False}"
@@ -513,8 +519,8 @@ def _in_the_place_of_layers(model: PreTrainedModel, stack: Anatomy) -> Iterator[
             layers._modules.update(originals)
 
 
-def _assign(model: PreTrainedModel, own: str, tensor: torch.Tensor) -> None:
-    path, _, part = own.rpartition(".")
+def _assign(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> None:
+    path, _, part = name.rpartition(".")
     module = model.get_submodule(path)
     if part in module._parameters:
         module._parameters[part] = nn.Parameter(tensor, requires_grad=False)

@@ -101,7 +101,7 @@ def weight_costs(found: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         style = {"color": color_of(color), "marker": marker, "linestyle": "none", "label": label}
         if places:
             axes.plot(places, 100 * treated["cost"], **style)
-    name_places(axes, [called(*one) for one in rows.groupby("candidate", sort=False)["layer"].first().items()])
+    name_places(axes, [called(*place) for place in rows.groupby("candidate", sort=False)["layer"].first().items()])
     for between in range(1, len(names)):
         axes.axvline(between - 0.5, color="0.9", linewidth=0.6)
     cost_axis(axes, list(100 * rows["cost"]))
@@ -109,10 +109,10 @@ def weight_costs(found: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     return axes
 
 
-def controlled(found: pd.DataFrame) -> pd.DataFrame:
+def controlled(costs: pd.DataFrame) -> pd.DataFrame:
     """The rows of candidates that are compared with controls, without what multiplies them."""
-    compared = found.loc[found["treatment"] == "neuron", "candidate"]
-    return found[found["candidate"].isin(compared) & found["treatment"].isin(list(TREATMENTS))]
+    compared = costs.loc[costs["treatment"] == "neuron", "candidate"]
+    return costs[costs["candidate"].isin(compared) & costs["treatment"].isin(list(TREATMENTS))]
 
 
 def called(candidate: str, layer: int) -> str:

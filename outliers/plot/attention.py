@@ -82,11 +82,11 @@ def attention_costs(
     """
     measured = points(records(rows))
     models = list(dict.fromkeys(point.model for point in measured))
-    shown = chosen("model", model, [*models, *([PAPER] if paper else [])], ax)
+    panels_shown = chosen("model", model, [*models, *([PAPER] if paper else [])], ax)
     columns = list(dict.fromkeys(point.attention for point in measured))
     styles = scheme_styles([{"scheme": point.scheme, "alpha": point.alpha} for point in measured])
-    panels = panels_of(ax, 1, len(shown), (1.6 + 2.3 * len(shown), 4.2), sharey=True)[0]
-    for axes, panel in zip(panels, shown, strict=True):
+    panels = panels_of(ax, 1, len(panels_shown), (1.6 + 2.3 * len(panels_shown), 4.2), sharey=True)[0]
+    for axes, panel in zip(panels, panels_shown, strict=True):
         lines: dict[str, list] = {}
         for point in measured:
             if point.model == panel:
@@ -98,9 +98,9 @@ def attention_costs(
         name_places(axes, columns if lines else list(TRAINED))
         axes.set_title(panel)
         axes.grid(axis="y")
-    has_paper = PAPER in shown
+    has_paper = PAPER in panels_shown
     cost_axis(panels[0], [*(100 * point.cost.mean for point in measured), *(_published() if has_paper else ())])
-    handles = {label: one for axes in panels for one, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    handles = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     entries = {scheme: handles[scheme] for scheme in styles if scheme in handles}
     bars = SCATTER if any(point.perplexity.deviation is not None for point in measured) else ""
     grey = "grey: the paper, Table 7" if has_paper else ""

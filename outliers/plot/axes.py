@@ -75,8 +75,8 @@ def increase_axis(axes: Axes, values: Sequence[float]) -> None:
 
 def _linear_near_0(axes: Axes, values: Sequence[float], linear: float, label: str) -> None:
     axes.set_yscale("symlog", linthresh=linear, linscale=0.7)
-    shown = [tick for tick in TICKS if tick >= linear]
-    ticks = [sign * tick for tick in shown for sign in (-1, 1) if tick <= 10 * max(sign * value for value in values)]
+    chosen = [tick for tick in TICKS if tick >= linear]
+    ticks = [sign * tick for tick in chosen for sign in (-1, 1) if tick <= 10 * max(sign * value for value in values)]
     ticks = sorted([0, *ticks])
     axes.yaxis.set_major_locator(FixedLocator(ticks))
     axes.yaxis.set_minor_locator(NullLocator())

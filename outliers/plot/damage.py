@@ -50,21 +50,21 @@ def damage_map(
         error: the panels to draw, "db" (over all tokens) or "by_token_db" (mean over tokens, which one of massive
             values does not hide); by default both. Of one scheme and error there is one panel.
     """
-    damages = {scheme: one for scheme, one in _by_scheme(damages).items() if len(one.errors)}
+    damages = {scheme: damage for scheme, damage in _by_scheme(damages).items() if len(damage.errors)}
     schemes, errors = chosen("scheme", scheme, damages, ax), chosen("error", error, ACROSS, ax)
     maps = [[_merged(damages[scheme].errors, column) for column in errors] for scheme in schemes]
-    norm, extend = _scale([one.to_numpy(dtype=float) for of_scheme in maps for one in of_scheme])
+    norm, extend = _scale([table.to_numpy(dtype=float) for row in maps for table in row])
     size = 0.6 + 3.3 * len(errors), min(HIGHEST, 1.1 + 0.95 * len(maps))
     panels = panels_of(ax, len(maps), len(errors), size, sharex=True, sharey=True)
     colors = colormaps[matplotlib.rcParams["image.cmap"]].with_extremes(bad="0.8")
-    for row, scheme, of_scheme in zip(panels, brief(schemes), maps, strict=True):
-        for axes, error, table in zip(row, errors, of_scheme, strict=True):
-            shown = np.ma.masked_invalid(table.to_numpy(dtype=float))
-            image = axes.imshow(shown, aspect="auto", interpolation="nearest", cmap=colors, norm=norm)
+    for row, scheme, tables in zip(panels, brief(schemes), maps, strict=True):
+        for axes, error, table in zip(row, errors, tables, strict=True):
+            errors_shown = np.ma.masked_invalid(table.to_numpy(dtype=float))
+            image = axes.imshow(errors_shown, aspect="auto", interpolation="nearest", cmap=colors, norm=norm)
             axes.spines[:].set_visible(True)
             axes.grid(False)
             axes.set_title(f"{scheme}, {ACROSS[error]}", loc="left", fontsize="small")
-            axes.set_xticks(*_some(table.columns, 8))
+            axes.set_xticks(*_places_with_room(table.columns, 8))
             axes.set_yticks(range(len(table)), table.index)
     for axes in panels[-1]:
         axes.set_xlabel("layer")
@@ -84,8 +84,8 @@ def _scale(errors: list[np.ndarray]) -> tuple[Normalize, str]:
     if not len(finite):
         return Normalize(0, 1), "neither"
     low, high, most = *np.quantile(finite, [FAINTEST, 1 - FAINTEST]), finite.max()
-    shown = min(most, high + (high - low)) if high > low else most
-    return Normalize(low, shown), "both" if most > shown else "min"
+    highest = min(most, high + (high - low)) if high > low else most
+    return Normalize(low, highest), "both" if most > highest else "min"
 
 
 def _merged(errors: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -94,7 +94,7 @@ def _merged(errors: pd.DataFrame, column: str) -> pd.DataFrame:
     return table.reindex(index=list(dict.fromkeys(errors["role"])), columns=range(int(errors["layer"].max()) + 1))
 
 
-def _some(layers: pd.Index, most: int) -> tuple[list[int], list]:
+def _places_with_room(layers: pd.Index, most: int) -> tuple[list[int], list]:
     """Places and names of as many layers as have room, or of roles, which are few."""
     step = next(step for step in (1, 2, 5, 10, 20, 50, 1000) if len(layers) <= most * step)
     numbers = list(range(0, len(layers), step))
@@ -119,21 +119,21 @@ def damage_bars(
             is one.
     """
     damages = _by_scheme(damages)
-    measured = [place for place in PLACES if any(len(getattr(one, f"{place}s")) for one in damages.values())]
+    measured = [place for place in PLACES if any(len(getattr(damage, f"{place}s")) for damage in damages.values())]
     schemes, places = chosen("scheme", scheme, damages, ax), chosen("place", place, measured, ax)
     tables = {place: _aligned([getattr(damages[scheme], f"{place}s") for scheme in schemes], place) for place in places}
     widths = [PLACES[place] for place in places]
     size = max(4.6, 2 * sum(widths)), min(HIGHEST, 0.6 + 1.7 * len(schemes))
     panels = panels_of(ax, len(schemes), len(places), size, sharey="row", sharex="col", width_ratios=widths)
-    for row, scheme, name, *of_scheme in zip(panels, schemes, brief(schemes), *tables.values(), strict=True):
-        for axes, place, table in zip(row, places, of_scheme, strict=True):
+    for row, scheme, name, *row_tables in zip(panels, schemes, brief(schemes), *tables.values(), strict=True):
+        for axes, place, table in zip(row, places, row_tables, strict=True):
             _bars(axes, damages[scheme], table, place)
         row[0].set_title(name, loc="left")
     for axes, place in zip(panels[-1], places, strict=True):
         axes.set_xlabel(place)
     for axes in panels[:, 0]:
         axes.set_ylabel("log-perplexity\n(nats a token)")
-    scattered = any(column.endswith("_deviation") for of_place in tables.values() for one in of_place for column in one)
+    scattered = any(column.endswith("_deviation") for row in tables.values() for table in row for column in table)
     handles = panels[0, 0].get_legend_handles_labels()[0]
     legend(ax, axes, [*handles, *explained(bars=SCATTER if scattered else "")], "upper center", 1 + len(places))
     return panels
@@ -141,12 +141,12 @@ def damage_bars(
 
 def _aligned(tables: list[pd.DataFrame], place: str) -> list[pd.DataFrame]:
     """Tables of several schemes with a row for each place that one of them has, for their panels share an axis."""
-    every = dict.fromkeys(one for table in tables for one in table[place])
+    every = dict.fromkeys(name for table in tables for name in table[place])
     return [table.set_index(place).reindex(list(every)).reset_index() for table in tables]
 
 
-def _bars(axes: Axes, one: "Damages", table: pd.DataFrame, place: str) -> None:
-    references = {"only": (-1, one.model["unquantized"]), "without": (1, one.model["perplexity"])}
+def _bars(axes: Axes, damage: "Damages", table: pd.DataFrame, place: str) -> None:
+    references = {"only": (-1, damage.model["unquantized"]), "without": (1, damage.model["perplexity"])}
     kinds = [kind for kind in BARS if f"perplexity_{kind}" in table]
     for side, kind in enumerate(kinds):
         (label, color, hatch), name, (sign, reference) = BARS[kind], f"perplexity_{kind}", references[kind]
@@ -156,7 +156,7 @@ def _bars(axes: Axes, one: "Damages", table: pd.DataFrame, place: str) -> None:
         style = {"color": color_of(color), "hatch": hatch, "edgecolor": "white", "linewidth": 0.3, "label": label}
         axes.bar(places, values, WIDTH, yerr=relative if relative.notna().any() else None, ecolor="black", **style)
     axes.axhline(0, color="black", linewidth=0.6)
-    axes.set_xticks(*_some(pd.Index(table[place]), PLACE_LABELS[place]))
+    axes.set_xticks(*_places_with_room(pd.Index(table[place]), PLACE_LABELS[place]))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
     axes.set_xlim(-0.7, len(table) - 0.3)
     axes.tick_params(axis="x", rotation=0 if place == "layer" else 30)
@@ -188,8 +188,8 @@ def damage_heads(
         axes.spines[:].set_visible(True)
         axes.grid(False)
         axes.set_title(name, loc="left", fontsize="small")
-        axes.set_xticks(*_some(table.columns, 16))
-        axes.set_yticks(*_some(table.index, 8))
+        axes.set_xticks(*_places_with_room(table.columns, 16))
+        axes.set_yticks(*_places_with_room(table.index, 8))
         axes.set_ylabel("head of keys")
     axes.set_xlabel("layer")
     axes.figure.colorbar(image, ax=list(panels.flat)).set_label("log-perplexity\n(nats a token)")

@@ -159,16 +159,16 @@ def figure4(rows: Rows, *, panel: str | None = None, paper: bool = True, ax: Axe
 
 def _drawn(draws: dict[str, Callable], rows: Rows, panel: str | None, paper: bool, ax: Axes | None):
     """The panels of a figure, each with its legend."""
-    models, shown = distinct_models(rows), chosen("panel", panel, draws, ax)
+    models, drawn = distinct_models(rows), chosen("panel", panel, draws, ax)
     markers = _markers(models)
     published = published_models() if paper else published_models().iloc[:0]
-    size = (6.4, 3.3) if len(shown) == 1 else (3.8 * len(shown), 4.4)  # a panel alone has its legend beside it
-    panels = panels_of(ax, 1, len(shown), size)[0]
-    for axes, name in zip(panels, shown, strict=True):
+    size = (6.4, 3.3) if len(drawn) == 1 else (3.8 * len(drawn), 4.4)  # a panel alone has its legend beside it
+    panels = panels_of(ax, 1, len(drawn), size)[0]
+    for axes, name in zip(panels, drawn, strict=True):
         handles = draws[name](axes, models, published)
         if len(markers) > 1:
             handles += [entry(architecture, marker=marker) for architecture, marker in markers.items()]
-        if len(shown) == 1:
+        if len(drawn) == 1:
             legend(ax, axes, handles, "right upper")
         else:
             axes.set_title(f"({name})", loc="left")
@@ -306,11 +306,11 @@ def along_training(
         panel: the one to draw, "step" or "perplexity"; by default both.
         alpha: where a line says from which magnitude on a value is an outlier.
     """
-    shown = chosen("panel", panel, TRAINING, ax)
-    panels = panels_of(ax, 1, len(shown), (1.8 + 2.9 * len(shown), 3.3), sharey=True)[0]
+    drawn = chosen("panel", panel, TRAINING, ax)
+    panels = panels_of(ax, 1, len(drawn), (1.8 + 2.9 * len(drawn), 3.3), sharey=True)[0]
     models = checkpoints["model"].unique()
     names = dict(zip(models, brief(map(short_name, models)), strict=True))
-    for axes, name in zip(panels, shown, strict=True):
+    for axes, name in zip(panels, drawn, strict=True):
         for number, (model, points) in enumerate(checkpoints.groupby("model", sort=False)):
             style = {"color": color_of(list(COLORS)[number % 8]), "marker": MARKERS[number % 8], "markersize": 4}
             axes.plot(points[name], points["max"], label=names[model], **style)

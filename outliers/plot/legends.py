@@ -29,7 +29,7 @@ def scheme_legend(
     ax: Axes | None, axes: Axes, entries: Mapping[str, Artist], explanations: Sequence[Artist] = ()
 ) -> None:
     """A legend of schemes, by label what was drawn; below them what `explained` says."""
-    labels = [*brief(entries), *(one.get_label() for one in explanations)]
+    labels = [*brief(entries), *(handle.get_label() for handle in explanations)]
     handles = [*entries.values(), *explanations]
     legend(ax, axes, handles, "right upper", legend_columns(entries), labels=labels)
 

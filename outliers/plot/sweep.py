@@ -49,8 +49,8 @@ def sweep_costs(rows: Rows, *, paper: bool = True, ax: Axes | None = None) -> Ax
     """
     rows = records(rows)
     measured = costs_of_schemes(rows)
-    shown = measured or rows
-    styles = scheme_styles(shown)
+    rows_shown = measured or rows
+    styles = scheme_styles(rows_shown)
     models = len({row["model"] for row in measured}) + (len(FAIRSEQ) if paper else 0)
     size = (0.6 + 0.46 * models + 2.6 * legend_columns(styles), 4.2) if measured else (6.4, 3.4)
     axes = panels_of(ax, 1, 1, size).item()
@@ -59,9 +59,9 @@ def sweep_costs(rows: Rows, *, paper: bool = True, ax: Axes | None = None) -> Ax
     else:
         _plot_against_size(axes, rows, styles)
     drawn = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
-    bars = SCATTER if any("standard_deviation" in row for row in shown) else ""
+    bars = SCATTER if any("standard_deviation" in row for row in rows_shown) else ""
     grey = "grey: the paper, Table 1" if measured and paper else ""
-    explanations = explained((row.get("alpha") for row in shown), bars, grey)
+    explanations = explained((row.get("alpha") for row in rows_shown), bars, grey)
     scheme_legend(ax, axes, {scheme: drawn[scheme] for scheme in styles}, explanations)
     return axes
 
@@ -127,14 +127,14 @@ def expected_costs(rows: Iterable[Mapping], tokens: int) -> list[float]:
     )
     alone = [row for row in rows if "alone" in row and row["variant"].endswith(f"+only={row['alone']}")]
     under = alone[0]["variant"].partition("+only=")[0] if alone else ""
-    found: dict[str, dict] = {}
+    by_projection: dict[str, dict] = {}
     for row in alone:
         if row["variant"].startswith(f"{under}+only="):
-            found.setdefault(row["alone"], {})[row["metric"]] = row["value"]
+            by_projection.setdefault(row["alone"], {})[row["metric"]] = row["value"]
     gains = sorted(
         (
-            Alone.of(math.log(one["perplexity"] / exact["value"]), one["damage.kl"], tokens).loss
-            for one in found.values()
+            Alone.of(math.log(costs["perplexity"] / exact["value"]), costs["damage.kl"], tokens).loss
+            for costs in by_projection.values()
         ),
         reverse=True,
     )
@@ -158,10 +158,10 @@ def plan_curve(rows: Rows, *, tokens: int | None = None, allowed: float | None =
     points = plan_points(records(rows))
     axes = panels_of(ax, 1, 1, (4.8, 3.4)).item()
     for stage, (label, color, marker, fill) in STAGES.items():
-        of_stage = points[points["stage"] == stage].sort_values("chosen")
+        sets = points[points["stage"] == stage].sort_values("chosen")
         style = {"color": color_of(color), "marker": marker, "fillstyle": fill, "linestyle": "none", "label": label}
-        bars = 100 * of_stage["cost_deviation"].astype(float)
-        axes.errorbar(of_stage["chosen"], 100 * of_stage["cost"], yerr=bars, **style)
+        bars = 100 * sets["cost_deviation"].astype(float)
+        axes.errorbar(sets["chosen"], 100 * sets["cost"], yerr=bars, **style)
     costs_of_all = (100 * points["cost"]).tolist()
     if tokens is not None:
         expected = [100 * cost for cost in expected_costs(records(rows), tokens)]

@@ -109,7 +109,7 @@ def heat_map(trace: "Trace", *, role: str | None = None, ax: Axes | None = None)
 
 def _bounds(trace: "Trace", largest: Iterable[np.ndarray]) -> tuple[float, float]:
     """Between which a logarithmic scale shows values and the threshold: without the faintest ones, such as zeros."""
-    values = np.concatenate([of_role.ravel() for of_role in largest])
+    values = np.concatenate([values.ravel() for values in largest])
     high = max(trace.alpha, values.max())
     low = np.quantile(values[values > 0], FAINTEST) if values.any() else high
     return min(low, trace.alpha / 2), high
@@ -137,7 +137,7 @@ def _number(axes: Axes, features: dict[int, int], width: int) -> None:
         if all(abs(place - other) > digit * len(str(width)) * width for other in numbered):
             numbered.append(place)
     above = axes.secondary_xaxis("top")
-    above.set_xticks(numbered, [str(features[one]) for one in numbered], fontsize="small", color=color_of("vermilion"))
+    above.set_xticks(numbered, [str(features[at]) for at in numbered], fontsize="small", color=color_of("vermilion"))
     above.tick_params(color=color_of("vermilion"), length=3, pad=1)
 
 
@@ -155,9 +155,9 @@ def outliers_of(trace: "Trace") -> list[int]:
 
 def magnitudes(trace: "Trace") -> "torch.Tensor":
     """Largest |x| over the layers (positions, features), averaged over sequences."""
-    of_roles = [trace.statistics[f"{role}.magnitude"] for role in stream_roles(trace)]
+    by_role = [trace.statistics[f"{role}.magnitude"] for role in stream_roles(trace)]
     sequences = trace.statistics["text.sequences"][:, None]  # that reach each position
-    return functools.reduce(lambda one, other: one.maximum(other), of_roles) / sequences
+    return functools.reduce(lambda first, second: first.maximum(second), by_role) / sequences
 
 
 @figure_function
@@ -202,8 +202,8 @@ def patch_map(trace: "Trace", *, ax: Axes | None = None) -> Axes | np.ndarray:
     panels = panels_of(ax, 1, len(features), (2.6 * len(features), 2.9)).ravel()
     high = means[:, features].max().item()
     for axes, feature in zip(panels, features, strict=True):
-        of_patches = means[len(means) - rows * columns :, feature].reshape(rows, columns)
-        image = axes.imshow(of_patches, cmap=SEQUENTIAL, vmin=0, vmax=high)
+        means_of_patches = means[len(means) - rows * columns :, feature].reshape(rows, columns)
+        image = axes.imshow(means_of_patches, cmap=SEQUENTIAL, vmin=0, vmax=high)
         axes.set(xlabel="column of patches", ylabel="row of patches" if axes is panels[0] else "")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(integer=True, nbins=5))
@@ -270,11 +270,11 @@ def key_map(rows: Rows, *, role: str | None = None, ax: Axes | None = None) -> A
             was measured: before is there where attention multiplies something else than projections put out.
     """
     maps = {name: ratios for name, place in KEYS.items() if len(ratios := key_ratios(rows, *place))}
-    shown = chosen("role", role, maps, ax)
+    roles = chosen("role", role, maps, ax)
     layers = len(next(iter(maps.values())))
-    panels = panels_of(ax, len(shown), 1, (7.2, max(2, 0.6 + (0.9 + 0.025 * layers) * len(shown))), sharex=True)
-    norm = LogNorm(LEAST, max(2, *(maps[name].to_numpy().max() for name in shown)), clip=True)
-    for axes, name in zip(panels.flat, shown, strict=True):
+    panels = panels_of(ax, len(roles), 1, (7.2, max(2, 0.6 + (0.9 + 0.025 * layers) * len(roles))), sharex=True)
+    norm = LogNorm(LEAST, max(2, *(maps[name].to_numpy().max() for name in roles)), clip=True)
+    for axes, name in zip(panels.flat, roles, strict=True):
         values, heads = maps[name].to_numpy(), maps[name].columns.get_level_values("head")
         extent = (-0.5, values.shape[1] - 0.5, layers - 0.5, -0.5)
         style = {"aspect": "auto", "interpolation": "nearest", "norm": norm, "extent": extent}
@@ -289,7 +289,7 @@ def key_map(rows: Rows, *, role: str | None = None, ax: Axes | None = None) -> A
         ranked = often[np.argsort(-values.sum(0)[often], kind="stable")].tolist()
         _number(axes, {place: maps[name].columns[place][1] for place in ranked}, values.shape[1])
     axes.set_xlabel("head, channel by channel", labelpad=1)
-    bar = axes.figure.colorbar(image, ax=list(panels.flat), aspect=10 * len(shown), extend="min")
+    bar = axes.figure.colorbar(image, ax=list(panels.flat), aspect=10 * len(roles), extend="min")
     bar.set_label("largest |x| over the median\nchannel's of the head, logarithmic")
     log_axis(bar.ax.yaxis, norm.vmin, norm.vmax)
     return panels[:, 0]
@@ -297,12 +297,12 @@ def key_map(rows: Rows, *, role: str | None = None, ax: Axes | None = None) -> A
 
 def key_ratios(rows: Rows, role: str, side: str) -> pd.DataFrame:
     """The largest |x| of each channel over the median channel's of its head, layers down, (head, channel) across."""
-    found: dict[int, dict] = {}
+    by_layer: dict[int, dict] = {}
     for row in records(rows):
         if row["metric"] == "keys.head" and (row["role"], row["side"]) == (role, side):
-            of_head = enumerate(np.array(row["magnitudes"]) / max(row["median"], TINY))
-            found.setdefault(row["layer"], {}).update({(row["head"], number): ratio for number, ratio in of_head})
-    table = pd.DataFrame.from_dict(found, orient="index").sort_index()
+            ratios = enumerate(np.array(row["magnitudes"]) / max(row["median"], TINY))
+            by_layer.setdefault(row["layer"], {}).update({(row["head"], number): ratio for number, ratio in ratios})
+    table = pd.DataFrame.from_dict(by_layer, orient="index").sort_index()
     return table.rename_axis(columns=["head", "channel"]) if len(table) else table
 
 

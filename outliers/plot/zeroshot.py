@@ -37,18 +37,18 @@ def mean_accuracy(rows: list[dict]) -> list[dict]:
     for place, row in placed(rows):
         if row["metric"] == f"{PREFIX}acc":
             accuracies.setdefault(place, {})[row["task"]] = row
-    tasks = {task for of_tasks in accuracies.values() for task in of_tasks}
+    tasks = {task for by_task in accuracies.values() for task in by_task}
     return [
         {
             "model": model,
             "scheme": scheme,
-            **{name: next(iter(of_tasks.values())).get(name) for name in ("parameters", "architecture", "alpha")},
-            "value": sum(row["value"] for row in of_tasks.values()) / len(tasks),
+            **{name: next(iter(by_task.values())).get(name) for name in ("parameters", "architecture", "alpha")},
+            "value": sum(row["value"] for row in by_task.values()) / len(tasks),
             "standard_error": None if None in errors else math.hypot(*errors) / len(errors),
         }
-        for (model, scheme), of_tasks in accuracies.items()
-        for errors in [[row["standard_error"] for row in of_tasks.values()]]
-        if set(of_tasks) == tasks
+        for (model, scheme), by_task in accuracies.items()
+        for errors in [[row["standard_error"] for row in by_task.values()]]
+        if set(by_task) == tasks
     ]
 
 

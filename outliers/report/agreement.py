@@ -110,16 +110,16 @@ def look(model: PreTrainedModel, blocks: torch.Tensor, reader: Reader, sinks: bo
     norms = defaultdict(list)
     see_norms = residual_hooks(model, lambda layer, state: norms[layer].append(state.float().norm(dim=-1).cpu()))
     with _largest_outputs(model) as outputs, see_norms:
-        found = trace(model, blocks, attention=sinks, tokens=reader)
+        traced = trace(model, blocks, attention=sinks, tokens=reader)
     beyond = family_of(model.config).vocabulary(model.config)  # the id of position 0, as if it were a token of its own
-    of_first = found.statistics["tokens.ids"] == beyond
-    first = found.statistics["residual.token_max"][of_first][0].numpy()
-    whole = "ffn_out" in found.roles
+    at_first = traced.statistics["tokens.ids"] == beyond
+    first = traced.statistics["residual.token_max"][at_first][0].numpy()
+    whole = "ffn_out" in traced.roles
     return Seen(
-        found,
+        traced,
         first,
-        [outputs[layer].cpu().numpy() for layer in range(found.layers)] if whole else [],
-        np.stack([torch.cat(norms[layer]).numpy() for layer in range(found.layers)]),
+        [outputs[layer].cpu().numpy() for layer in range(traced.layers)] if whole else [],
+        np.stack([torch.cat(norms[layer]).numpy() for layer in range(traced.layers)]),
         list(_layer_norms(model)) if anatomy_of(model.config).norms_of_sums else [],
     )
 
@@ -138,8 +138,8 @@ def _largest_outputs(model: PreTrainedModel) -> Iterator[dict[int, torch.Tensor]
 
     def hook_of(layer: int):
         def hook(_module, _inputs, output):
-            found = output.flatten(0, -2).abs().amax(0).float()
-            largest[layer] = torch.maximum(largest.get(layer, found), found)
+            magnitudes = output.flatten(0, -2).abs().amax(0).float()
+            largest[layer] = torch.maximum(largest.get(layer, magnitudes), magnitudes)
 
         return hook
 
@@ -155,7 +155,7 @@ def verdicts(name: str, facts: Sequence[Published], device: str = "cpu") -> list
     try:
         model, reader = load_model(name, device=device), load_reader(name)
     except UserError as error:
-        return [Verdict(one, NOT_RUN, reason=str(error)) for one in facts]
+        return [Verdict(published, NOT_RUN, reason=str(error)) for published in facts]
     about = {
         "model": name,
         "dtype": str(model.dtype).removeprefix("torch."),
@@ -163,11 +163,11 @@ def verdicts(name: str, facts: Sequence[Published], device: str = "cpu") -> list
         "weights_hash": weights_hash(model),
     }
     looks = defaultdict(list)
-    for number, one in enumerate(facts):
-        looks[one.protocol if one.fact.measured_by == "trace" else number].append(one)
-    found = [verdict for some in looks.values() for verdict in _of_look(name, model, reader, some, device)]
-    found = [one._replace(made=about | one.made) if one.made else one for one in found]
-    return sorted(found, key=lambda one: facts.index(one.published))
+    for number, published in enumerate(facts):
+        looks[published.protocol if published.fact.measured_by == "trace" else number].append(published)
+    results = [verdict for alike in looks.values() for verdict in _of_look(name, model, reader, alike, device)]
+    results = [verdict._replace(made=about | verdict.made) if verdict.made else verdict for verdict in results]
+    return sorted(results, key=lambda verdict: facts.index(verdict.published))
 
 
 def _of_look(
@@ -176,21 +176,21 @@ def _of_look(
     """The verdicts on facts that share the blocks on which they are measured."""
     fact = facts[0].fact
     if fact.measured_by is None or getattr(fact, "under", ""):
-        yield from (Verdict(one, NOT_MEASURED) for one in facts)
+        yield from (Verdict(published, NOT_MEASURED) for published in facts)
         return
     try:
         with measuring(device) as spent:
-            seen, read = _measure(name, model, reader, [one.fact for one in facts])
+            seen, read = _measure(name, model, reader, [published.fact for published in facts])
     except (UserError, torch.OutOfMemoryError) as error:
         reason = str(error) if isinstance(error, UserError) else f"device '{device}' has too little memory"
-        yield from (Verdict(one, NOT_RUN, reason=reason) for one in facts)
+        yield from (Verdict(published, NOT_RUN, reason=reason) for published in facts)
         return
-    for one in facts:
+    for published in facts:
         try:
-            words, same = one.fact.compared(seen)
-            yield Verdict(one, AGREES if same else DIFFERS, words, made=read | spent.fields)
+            words, same = published.fact.compared(seen)
+            yield Verdict(published, AGREES if same else DIFFERS, words, made=read | spent.fields)
         except UserError as error:
-            yield Verdict(one, NOT_RUN, reason=str(error))
+            yield Verdict(published, NOT_RUN, reason=str(error))
 
 
 def _measure(name: str, model: PreTrainedModel, reader: Reader, facts: list[Fact]) -> tuple[Seen | float, dict]:
@@ -206,7 +206,7 @@ def _measure(name: str, model: PreTrainedModel, reader: Reader, facts: list[Fact
     else:  # blocks as models of this family read them
         settings = Settings(name=PUBLISHED, text=TEXT, blocks=BLOCKS, bos=fact.bos, **length)
         text, blocks = TEXT, Causal(name, None, settings).blocks
-        seen = look(model, blocks, reader, any(isinstance(one, Sink) for one in facts))
+        seen = look(model, blocks, reader, any(isinstance(fact, Sink) for fact in facts))
     return seen, {"text": text, **length, "blocks": len(blocks), "tokens_hash": tokens_hash(blocks)}
 
 
@@ -241,16 +241,18 @@ def report(names: Sequence[str], device: str = "cpu", out: Path | None = None, r
     files = [name for name in names if name.endswith(ENDINGS)]
     models = [name for name in names if name not in files]
     sources = read_sources(files)
-    known = list(dict.fromkeys(one.model for source in sources for one in source.facts))
-    asked = {model: facts_of(sources, [model]) for model in models or known}
-    for model in (model for model, facts in asked.items() if not facts):
+    known = list(dict.fromkeys(published.model for source in sources for published in source.facts))
+    wanted = {model: facts_of(sources, [model]) for model in models or known}
+    for model in (model for model, facts in wanted.items() if not facts):
         raise _without_facts(model, known, files)
-    found = [verdict for model, facts in asked.items() for verdict in _run(model, facts, device, redraw, bool(models))]
+    measured = [
+        verdict for model, facts in wanted.items() for verdict in _run(model, facts, device, redraw, bool(models))
+    ]
     folder = out or Path("results", PUBLISHED, *(map(short_name, models) if len(models) == 1 else ()))
     command = ["python", "-m", "outliers.report", PUBLISHED, *names]
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    return write(section(found, sources), folder, shlex.join(command))
+    return write(section(measured, sources), folder, shlex.join(command))
 
 
 def _without_facts(model: str, known: Sequence[str], files: Sequence[str]) -> UserError:
@@ -259,11 +261,11 @@ def _without_facts(model: str, known: Sequence[str], files: Sequence[str]) -> Us
     return UserError(f"no fact about '{key_of(model)}' is in the files; {hint}")
 
 
-def _run(model: str, facts: list[Published], device: str, redraw: bool, named: bool) -> list[Verdict]:
-    here = model if named else _here(model)
+def _run(model: str, facts: list[Published], device: str, redraw: bool, is_named: bool) -> list[Verdict]:
+    here = model if is_named else _here(model)
     if redraw or not here:
         reason = "--redraw measures nothing" if redraw else NOT_HERE
-        return [Verdict(one, NOT_RUN, reason=reason) for one in facts]
+        return [Verdict(published, NOT_RUN, reason=reason) for published in facts]
     return verdicts(here, facts, device) if facts else []
 
 
@@ -273,29 +275,31 @@ def _here(model: str) -> str | None:
     return key if key in packaged_models() else model if is_cached(model) else None
 
 
-def section(found: Sequence[Verdict], sources: Sequence[Source]) -> Section:
+def section(verdicts: Sequence[Verdict], sources: Sequence[Source]) -> Section:
     """The tables, notes and findings of some verdicts."""
-    of_facts = _table(found)
-    of_sources = _sources([source for source in sources if any(one.published.source is source for one in found)])
+    table = _table(verdicts)
+    sources_table = _sources(
+        [source for source in sources if any(verdict.published.source is source for verdict in verdicts)]
+    )
     reasons = defaultdict(dict)  # why something was not run, to the models, each once
-    for one in found:
-        if one.reason:
-            reasons[one.reason][key_of(one.published.fact.model)] = None
+    for verdict in verdicts:
+        if verdict.reason:
+            reasons[verdict.reason][key_of(verdict.published.fact.model)] = None
     notes = [
         f"Not run: {listed(models) if len(models) <= NAMED else f'{len(models)} models'}: {reason}"
         for reason, models in reasons.items()
     ]
-    printed = "\n\n".join([of_facts.form("simple"), *notes])
-    title, rows = "Published facts and measured ones", [_row(one) for one in found if one.made]
-    return Section(title, rows, printed, [of_facts, of_sources], notes=notes, findings=_findings(found))
+    printed = "\n\n".join([table.form("simple"), *notes])
+    title, rows = "Published facts and measured ones", [_row(verdict) for verdict in verdicts if verdict.made]
+    return Section(title, rows, printed, [table, sources_table], notes=notes, findings=_findings(verdicts))
 
 
-def _table(found: Sequence[Verdict]) -> Table:
+def _table(verdicts: Sequence[Verdict]) -> Table:
     """A fact a row, those first that were measured."""
     cells = [
-        [key_of(fact.model), one.agreement, fact.said, one.measured, _blocks(fact), source.short, fact.note]
-        for one in sorted(found, key=lambda one: not one.made)
-        for fact, source in [one.published]
+        [key_of(fact.model), verdict.agreement, fact.claim, verdict.measured, _blocks(fact), source.short, fact.note]
+        for verdict in sorted(verdicts, key=lambda verdict: not verdict.made)
+        for fact, source in [verdict.published]
     ]
     return Table.of_words(PUBLISHED, CAPTION, HEADERS, cells)
 
@@ -307,26 +311,34 @@ def _blocks(fact: Fact) -> str:
 
 def _sources(sources: Sequence[Source]) -> Table:
     cells = [
-        [one.source, one.where, one.licence, "yes" if one.looked_up else "as cited", one.protocol] for one in sources
+        [source.source, source.where, source.licence, "yes" if source.looked_up else "as cited", source.protocol]
+        for source in sources
     ]
     headers = ["source", "where", "licence", "looked up", "protocol"]
     return Table.of_words("sources", "Sources, and how each of them measured.", headers, cells)._replace(folded=True)
 
 
-def _row(one: Verdict) -> dict:
-    fact, source = one.published
-    words = {"published": fact.said, "measured": one.measured, "agreement": one.agreement, "source": source.source}
-    return {"metric": fact.kind, **words, **one.made}
+def _row(verdict: Verdict) -> dict:
+    fact, source = verdict.published
+    words = {
+        "published": fact.claim,
+        "measured": verdict.measured,
+        "agreement": verdict.agreement,
+        "source": source.source,
+    }
+    return {"metric": fact.kind, **words, **verdict.made}
 
 
-def _findings(found: Sequence[Verdict]) -> list[Finding]:
+def _findings(verdicts: Sequence[Verdict]) -> list[Finding]:
     """The findings of all verdicts, disagreement first."""
-    measured = sorted((one for one in found if one.made), key=lambda one: one.agreement == AGREES)
+    measured = sorted(
+        (verdict for verdict in verdicts if verdict.made), key=lambda verdict: verdict.agreement == AGREES
+    )
     return [
         Finding(
-            f"{short_name(one.made['model'])} {one.agreement}: {one.published.fact.said}; measured {one.measured} "
-            f"({one.published.source.short}).",
+            f"{short_name(verdict.made['model'])} {verdict.agreement}: {verdict.published.fact.claim}; measured "
+            f"{verdict.measured} ({verdict.published.source.short}).",
             PUBLISHED,
         )
-        for one in measured
+        for verdict in measured
     ][:FINDINGS]

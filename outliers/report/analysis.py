@@ -136,7 +136,7 @@ def ratio(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Mean | None
     pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
     if not pairs or min(map(min, pairs)) <= 0:
         return None
-    value, interval, seeds = mean([math.log(one / other) for one, other in pairs])
+    value, interval, seeds = mean([math.log(first / second) for first, second in pairs])
     return Mean(math.exp(value), interval and tuple(map(math.exp, interval)), seeds)
 
 
@@ -144,5 +144,5 @@ def of_runs(trained: pd.DataFrame, column: str) -> dict[str, dict[int, float]]:
     """A column of `outliers.plot.training.trained` by run and seed, where it is known."""
     known = trained[trained[column].notna()]
     return {
-        run: dict(zip(of_run["seed"], of_run[column], strict=True)) for run, of_run in known.groupby("run", sort=False)
+        run: dict(zip(group["seed"], group[column], strict=True)) for run, group in known.groupby("run", sort=False)
     }

@@ -25,8 +25,8 @@ def measured_section(spec: Cells, folder: str | Path, rows: list[dict]) -> Secti
     by_metric: dict[str, list[dict]] = defaultdict(list)
     for row in rows_of(spec, read(Path(folder))):
         by_metric[row.asked["metric"]["name"]] += [record | {"scheme": record["variant"]} for record in row.records()]
-    views = {one.name: resolved(type(one).view) for one in spec.parametrized_metrics if one.view}
-    sections = [views[name](of_metric) for name, of_metric in by_metric.items() if name in views]
+    views = {metric.name: resolved(type(metric).view) for metric in spec.parametrized_metrics if metric.view}
+    sections = [views[name](records) for name, records in by_metric.items() if name in views]
     return together("Measurements", [_values(rows), *sections])
 
 

@@ -77,7 +77,7 @@ def page(title: str, sections: list[Section], command: str) -> str:
             for number, finding in opening
         ],
         sections=[
-            _shown(number, section, [one for one in section.findings if (number, one) not in opening])
+            _section_fields(number, section, [claim for claim in section.findings if (number, claim) not in opening])
             for number, section in enumerate(sections)
         ],
         explorers=[explorer._asdict() | {"data": packed(explorer.content)} for explorer in explorers],
@@ -90,8 +90,8 @@ def page(title: str, sections: list[Section], command: str) -> str:
 
 def _opening(sections: list[Section]) -> list[tuple[int, Finding]]:
     """The findings at the top, each with the number of its section: the most telling of each, then the next of each."""
-    rounds = zip_longest(*([(number, one) for one in section.findings] for number, section in enumerate(sections)))
-    return [finding for of_round in rounds for finding in of_round if finding][:FINDINGS]
+    rounds = zip_longest(*([(number, claim) for claim in section.findings] for number, section in enumerate(sections)))
+    return [finding for findings in rounds for finding in findings if finding][:FINDINGS]
 
 
 def _linked(number: int, section: Section, finding: Finding) -> dict:
@@ -106,7 +106,7 @@ def _place(number: int, kind: str, name: str) -> str:
     return f"section-{number + 1}-{kind}-{name}"
 
 
-def _shown(number: int, section: Section, findings: list[Finding]) -> dict:
+def _section_fields(number: int, section: Section, findings: list[Finding]) -> dict:
     tables = [_html(table) | {"place": _place(number, "table", table.name)} for table in section.tables]
     return {
         **section._asdict(),
@@ -161,8 +161,8 @@ def models(rows: list[dict]) -> Table | None:
     for row in rows:
         if "weights_hash" in row:
             name = names[row["model"], row.get("checkpoint")]
-            of_row = [name, row.get("revision", "-"), row["dtype"], count_label(row["parameters"]), row["weights_hash"]]
-            record = records.setdefault((name, row["weights_hash"]), [*of_row, {}])
+            fields = [name, row.get("revision", "-"), row["dtype"], count_label(row["parameters"]), row["weights_hash"]]
+            record = records.setdefault((name, row["weights_hash"]), [*fields, {}])
             record[-1][row.get("tokens_hash", "")] = None
     cells = [[*record[:-1], " ".join(record[-1]).strip()] for record in records.values()]
     caption = "Models, with hashes of the weights as used and of the tokens read."

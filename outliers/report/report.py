@@ -58,7 +58,7 @@ def experiments(name: str, device: str | None = None, models: Sequence[str] = ()
     names = [known for known in experiment_files() if known.startswith(f"{name}/")] if name in sets else [name]
     if name not in sets and name not in experiment_files() and Path(name).suffix not in (".yaml", ".yml"):
         raise unknown_name("experiment", name, [*sorted(sets), *experiment_files()], "or the path of a .yaml file")
-    specs = [_validated(one, device, models) for one in names]
+    specs = [_validated(known, device, models) for known in names]
     return sorted(specs, key=lambda spec: list(ARTEFACTS).index(spec.shows))
 
 
@@ -160,7 +160,7 @@ def _measured(spec: Named, folder: Path, force: bool, bench: "Bench") -> tuple[l
     if reason is None or len(models) < 2:
         return rows, [reason] if reason else []
     tries = {model: _tried(spec.model_copy(update={"models": [model]}), folder, force, bench) for model in models}
-    rows = [row for of_model, _ in tries.values() for row in of_model]
+    rows = [row for rows_of_model, _ in tries.values() for row in rows_of_model]
     return rows, [f"{model}: {why}" for model, (_, why) in tries.items() if why] if rows else [reason]
 
 
@@ -221,9 +221,9 @@ def shown_section(spec: Named, folder: Path, rows: list[dict]) -> Section:
 
 def check_shown(spec: Named) -> None:
     """Raise UserError unless there is a table or figure that an experiment of this kind can show."""
-    of_kind = [name for name, artefact in ARTEFACTS.items() if artefact.kind is type(spec)]
-    if spec.shows not in of_kind:
-        raise unknown_name("table or figure", str(spec.shows), of_kind, "in field 'shows'")
+    names = [name for name, artefact in ARTEFACTS.items() if artefact.kind is type(spec)]
+    if spec.shows not in names:
+        raise unknown_name("table or figure", str(spec.shows), names, "in field 'shows'")
 
 
 def _without_repeats(section: Section, others: Sequence[Section]) -> Section:

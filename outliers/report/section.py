@@ -108,23 +108,25 @@ def by_stack(sections: Mapping[str, Section], rows: list[dict]) -> Section:
     """
     if len(sections) == 1:
         return next(iter(sections.values()))
-    named = [_of_stack(section, stack, FINDINGS // len(sections)) for stack, section in sections.items()]
-    return together(named[0].title, named)._replace(rows=rows)
+    sections_of_stacks = [_of_stack(section, stack, FINDINGS // len(sections)) for stack, section in sections.items()]
+    return together(sections_of_stacks[0].title, sections_of_stacks)._replace(rows=rows)
 
 
 def _of_stack(section: Section, stack: str, findings: int) -> Section:
     """A section whose tables, drawings, notes and first findings name a view."""
 
-    def named(text: str) -> str:
+    def label(text: str) -> str:
         return f"{STACKS[stack]}: {text}"
 
     return section._replace(
         printed=f"{STACKS[stack]}\n\n{section.printed}",
-        tables=[one._replace(name=f"{one.name}_{stack}", caption=named(one.caption)) for one in section.tables],
-        drawings=[Drawing(f"{one.name}_{stack}", named(one.caption), one.figure) for one in section.drawings],
-        notes=list(map(named, section.notes)),
+        tables=[table._replace(name=f"{table.name}_{stack}", caption=label(table.caption)) for table in section.tables],
+        drawings=[
+            Drawing(f"{drawing.name}_{stack}", label(drawing.caption), drawing.figure) for drawing in section.drawings
+        ],
+        notes=list(map(label, section.notes)),
         further={f"{name}_{stack}": table for name, table in section.further.items()},
-        findings=[Finding(named(one.text), f"{one.at}_{stack}") for one in section.findings[:findings]],
+        findings=[Finding(label(finding.text), f"{finding.at}_{stack}") for finding in section.findings[:findings]],
     )
 
 

@@ -58,8 +58,8 @@ class Table(NamedTuple):
     ) -> "Table":
         """A table of these columns, each with its header; rows: those to show, by default all of the data."""
         headers, forms = zip(*columns, strict=True)
-        shown = (data if rows is None else rows).to_dict("records")
-        cells = [[_filled(form, row) if isinstance(form, str) else form(row) for form in forms] for row in shown]
+        records = (data if rows is None else rows).to_dict("records")
+        cells = [[_filled(form, row) if isinstance(form, str) else form(row) for form in forms] for row in records]
         return cls(name, caption, list(headers), cells, data, **options)
 
     @classmethod

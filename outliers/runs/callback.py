@@ -37,7 +37,7 @@ STEP = "step-"  # and a number: what rows call a checkpoint
 
 
 class Watched(Metric):
-    """What `outliers.watch` finds."""
+    """The metrics of `outliers.watch`."""
 
     name: ClassVar[str] = "watch"
     measured_by: ClassVar[str] = "outliers.metrics.training.watch:watch"
@@ -126,14 +126,14 @@ class OutlierCallback(TrainerCallback):
     def _measure(self, step: int, control: TrainerControl, model: torch.nn.Module) -> None:
         start = time.perf_counter()
         try:
-            found = watch_views(model, self.blocks, self.alpha, self.attention)
+            by_view = watch_views(model, self.blocks, self.alpha, self.attention)
         except BrokenModel as error:
             raise BrokenModel(f"step {step}: {error}") from None
-        values = [of_stack(view) | value for view, of_view in found.items() for value in tidy([of_view])]
+        values = [of_stack(view) | value for view, metrics in by_view.items() for value in tidy([metrics])]
         self._write(step, self._row(step, model, values, round(time.perf_counter() - start, 3)))
         told = {
-            view: {name: value for name, value in of_view.items() if name.partition(".")[0] in REPORTED}
-            for view, of_view in found.items()
+            view: {name: value for name, value in metrics.items() if name.partition(".")[0] in REPORTED}
+            for view, metrics in by_view.items()
         }
         log_beside(self.trainer.log, control, {f"{PREFIX}{name}": value for name, value in flat(told).items()})
 
@@ -178,8 +178,8 @@ class OutlierCallback(TrainerCallback):
     def _is_ahead(self, row: Row, step: int) -> bool:
         """Whether a row is of this training's model, and of a step that it has not finished."""
         subject = row.asked["subject"]
-        found = re.fullmatch(rf"{STEP}(\d+)", subject.get("checkpoint", ""))
-        return subject.get("model") == self.name and found is not None and int(found[1]) >= step
+        match = re.fullmatch(rf"{STEP}(\d+)", subject.get("checkpoint", ""))
+        return subject.get("model") == self.name and match is not None and int(match[1]) >= step
 
 
 def _lines(rows: list[Row]) -> bytes:

@@ -156,7 +156,7 @@ class Cluster:
         return self.remote.options(**options, max_retries=RETRIES, name=task.name).remote(*arguments)
 
     def _needs(self, task: Task) -> dict[str, float]:
-        """What a task needs of a machine, by Ray's names of it."""
+        """The resources that a task needs, by Ray's names of them."""
         needed = self.forecasts.get(task.subject.name)
         if self.device != "cpu":
             gpus = 1 if self.device == "cuda" else self._gpus(needed)
@@ -174,7 +174,7 @@ class Cluster:
         return max(1, min(most, math.ceil(share * most)))
 
     def _nodes(self) -> list[dict[str, float]]:
-        """What each machine of the cluster has."""
+        """The resources of each machine of the cluster."""
         names = ("CPU", "GPU", "memory")
         return [{name: node["Resources"].get(name, 0) for name in names} for node in self.ray.nodes() if node["Alive"]]
 
@@ -191,8 +191,8 @@ class Cluster:
         """See that some machine can hold a task; others may join a cluster that was there before."""
         if self._slots(task):
             return
-        needs = ", ".join(_said(name, value) for name, value in self._needs(task).items() if value)
-        have = "; ".join(", ".join(_said(*entry) for entry in node.items()) for node in self._nodes())
+        needs = ", ".join(_amount(name, value) for name, value in self._needs(task).items() if value)
+        have = "; ".join(", ".join(_amount(*entry) for entry in node.items()) for node in self._nodes())
         if self.alone:
             raise UserError(f"'{task.name}' needs {needs}; this machine has {have}")
         logger.warning("waiting for a machine with %s for '%s'; the cluster has %s", needs, task.name, have)
@@ -262,9 +262,9 @@ def _room(_bench: Bench, request: Request) -> Room:
 def _reason(error: Exception) -> str:
     """One line of what a task failed from."""
     cause = getattr(error, "cause", None) or error
-    said = reason_of(cause, 300)
-    return said if isinstance(cause, UserError) else f"{type(cause).__name__}: {said}"
+    reason = reason_of(cause, 300)
+    return reason if isinstance(cause, UserError) else f"{type(cause).__name__}: {reason}"
 
 
-def _said(resource: str, value: float) -> str:
+def _amount(resource: str, value: float) -> str:
     return f"{value / 1e9:.1f} GB of memory" if resource == "memory" else f"{value:g} {resource}s"

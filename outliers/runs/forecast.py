@@ -99,14 +99,14 @@ class Request(NamedTuple):
 
 
 def forecast(requests: list[Request], room: Room) -> list[Need]:
-    """What models need that are measured one after the other; said in a line where it is much of what is free.
+    """The needs of models that are measured one after the other; said in a line where it is much of what is free.
 
     Raises:
         UserError: it cannot fit; the message names the options that would make it fit.
     """
     needs = [need_of(request, room) for request in requests]
     for request, needed in zip(requests, needs, strict=True):
-        if lack := _said(request, needed, room, 1):
+        if lack := _lack(request, needed, room, 1):
             raise UserError(f"{lack}; {_remedy(request, needed, room)}")
     downloads = sum({needed.model: needed.download or 0 for needed in needs}.values())
     if downloads > room.cache:
@@ -114,8 +114,8 @@ def forecast(requests: list[Request], room: Room) -> list[Need]:
             f"the models need {size(downloads)} for downloads and {size(room.cache)} are free in '{HF_HUB_CACHE}'; set "
             "HF_HOME to a folder with more room, or give fewer models"
         )
-    said = (_said(request, needed, room, SHARE) for request, needed in zip(requests, needs, strict=True))
-    for line in dict.fromkeys(filter(None, said)):
+    lacks = (_lack(request, needed, room, SHARE) for request, needed in zip(requests, needs, strict=True))
+    for line in dict.fromkeys(filter(None, lacks)):
         logger.info(line)
     return needs
 
@@ -151,26 +151,26 @@ def _shape(config: PretrainedConfig) -> Shape:
     model, stack = skeleton(config), config_of_stack(config, anatomy_of(config))
     layers = [sum(map(torch.numel, (*layer.parameters(), *layer.buffers()))) for layer in decoder_layers(model)]
     number = layers.index(max(layers))
-    found = [(one.role, stored_weight(one.module)) for one in projections(model) if one.layer == number]
+    weights = [(part.role, stored_weight(part.module)) for part in projections(model) if part.layer == number]
     hidden, heads = width_of(config), stack.num_attention_heads
-    of_keys = getattr(stack, "num_key_value_heads", None) or heads
+    key_heads = getattr(stack, "num_key_value_heads", None) or heads
     return Shape(
         sum(map(torch.numel, (*model.parameters(), *model.buffers()))) - sum(layers),
         max(layers),
         len(layers),
-        sum(weight.numel() for _, weight in found),
-        max(weight.numel() for _, weight in found),
-        sum(sum(weight.shape) for _, weight in found),
-        {role: weight.shape[1] for role, weight in reversed(found)},
+        sum(weight.numel() for _, weight in weights),
+        max(weight.numel() for _, weight in weights),
+        sum(sum(weight.shape) for _, weight in weights),
+        {role: weight.shape[1] for role, weight in reversed(weights)},
         hidden,
         heads,
-        2 * of_keys * (getattr(stack, "head_dim", None) or hidden // heads),
+        2 * key_heads * (getattr(stack, "head_dim", None) or hidden // heads),
         getattr(config, "vocab_size", None) or config.num_labels,
     )
 
 
 def need_of(request: Request, room: Room) -> Need:
-    """What a run needs where so much is free."""
+    """The needs of a run where so much is free."""
     shape, keeps, itemsize = request.shape, request.keeps, DTYPES[request.dtype].itemsize
     at_once = 1 if request.stream else shape.layers
     weights = itemsize * (shape.outside + at_once * shape.layer)
@@ -219,7 +219,7 @@ def _of_blocks(request: Request, itemsize: int) -> Iterator[int]:
     yield tokens * sum(shape.read.get(role, shape.hidden) * (itemsize if role in STREAM else 1) for role in keeps.roles)
 
 
-def _said(request: Request, needed: Need, room: Room, share: float) -> str | None:
+def _lack(request: Request, needed: Need, room: Room, share: float) -> str | None:
     """The first of what is needed that is more than a share of what is there, with that; None if nothing is."""
     kind = "GPU memory" if room.gpus else "memory"
     memory = room.gpus if request.device == "auto" and room.gpus else room.memory
@@ -229,13 +229,13 @@ def _said(request: Request, needed: Need, room: Room, share: float) -> str | Non
         (needed.disk, room.temporary, "of disk for hidden states", f" in '{tempfile.gettempdir()}'"),
         (needed.download or 0, room.cache, "of disk for its download", f" in '{HF_HUB_CACHE}'"),
     )
-    found = (f"{size(n)} {what} and {size(has)} are free{where}" for n, has, what, where in amounts if n > share * has)
-    said = next(found, None)
-    return said and f"'{needed.model}' needs {said}"
+    lacks = (f"{size(n)} {what} and {size(has)} are free{where}" for n, has, what, where in amounts if n > share * has)
+    lack = next(lacks, None)
+    return lack and f"'{needed.model}' needs {lack}"
 
 
 def _remedy(request: Request, needed: Need, room: Room) -> str:
-    """What would make a run fit, each computed."""
+    """The options that would make a run fit, each computed."""
     if (needed.download or 0) > room.cache:
         return "set HF_HOME to a folder with more room"
     options = _that_fit(request, room, _single_options) or _that_fit(request, room, _further_options)
@@ -249,18 +249,18 @@ Options = Iterator[tuple[str, dict]]  # and what they change in a request
 
 def _that_fit(request: Request, room: Room, options: Callable[[Request, Room], Options]) -> list[str]:
     """Of the options that the user has, those with which a run fits, and what it then needs."""
-    found = []
+    fitting = []
     for option, changes in options(request, room):
         if set(changes) <= request.keeps.options and (needed := _fits(request._replace(**changes), room)):
             disk = f" and {size(needed.disk)} of disk" if needed.disk else ""
-            found.append(f"with {option} it needs {size(needed.memory)}{disk}")
-    return found
+            fitting.append(f"with {option} it needs {size(needed.memory)}{disk}")
+    return fitting
 
 
 def _fits(request: Request, room: Room) -> Need | None:
-    """What a run needs, if that is there."""
+    """The needs of a run, if that much is free."""
     needed = need_of(request, room)
-    return None if _said(request, needed, room, 1) else needed
+    return None if _lack(request, needed, room, 1) else needed
 
 
 def _single_options(request: Request, room: Room) -> Options:
@@ -277,20 +277,20 @@ def _further_options(request: Request, room: Room) -> Options:
     option, streamed = ("", {}) if request.stream else _streamed(request, room)
     if not set(streamed) <= request.keeps.options:
         return
-    run, found = request._replace(**streamed), []
+    run, options = request._replace(**streamed), []
     if request.dtype == "float32" and not request.stream:
-        found.append(BFLOAT16)
+        options.append(BFLOAT16)
     if limit := _limit(run, room):
-        found.append((f"--memory {limit}", {"memory": parse_bytes(limit)}))
+        options.append((f"--memory {limit}", {"memory": parse_bytes(limit)}))
     counts = range(1, run.blocks)
     blocks = bisect.bisect_left(counts, True, key=lambda count: not _fits(run._replace(blocks=count), room))
     if blocks:
-        found.append((f"--blocks {blocks}", {"blocks": blocks}))
+        options.append((f"--blocks {blocks}", {"blocks": blocks}))
     else:
         halves = (run.block >> halvings for halvings in range(1, run.block.bit_length()))
         block = next((tokens for tokens in halves if tokens < SHORTEST or _fits(run._replace(block=tokens), room)), 0)
-        found += [(f"--block {block}", {"block": block})] * (block >= SHORTEST)
-    yield from ((f"{option} {more}".lstrip(), streamed | changes) for more, changes in found)
+        options += [(f"--block {block}", {"block": block})] * (block >= SHORTEST)
+    yield from ((f"{option} {more}".lstrip(), streamed | changes) for more, changes in options)
 
 
 def _streamed(request: Request, room: Room) -> tuple[str, dict]:
@@ -302,7 +302,7 @@ def _streamed(request: Request, room: Room) -> tuple[str, dict]:
 
 
 def _limit(run: Request, room: Room) -> str | None:
-    """What a streamed run can have of memory for hidden states and puts them into a file: whole GB or MB."""
+    """The memory that a streamed run can take for hidden states, others being in a file: whole GB or MB."""
     needed = need_of(run._replace(memory=1), room)
     free = room.host - needed.host if room.gpus else room.memory - needed.memory
     free = min(free, needed.disk - 1)  # less than all of them

@@ -55,9 +55,9 @@ def frame(results: str | os.PathLike | Iterable[dict], provenance: bool = False)
     first = [field for field in FIRST if field in fields]
     last = [field for field in PROVENANCE if field in fields]
     settings = [field for field in fields if field not in {*first, *last}]
-    found = pd.DataFrame(rows, columns=[*first, *settings, *(last if provenance else ())])
+    table = pd.DataFrame(rows, columns=[*first, *settings, *(last if provenance else ())])
     # pandas makes fractions of whole numbers where one is missing: layer 11.0
-    return found.astype({name: "Int64" for name in found.select_dtypes("float") if _is_whole(name, rows)})
+    return table.astype({name: "Int64" for name in table.select_dtypes("float") if _is_whole(name, rows)})
 
 
 def _is_whole(field: str, rows: list[dict]) -> bool:

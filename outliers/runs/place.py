@@ -34,8 +34,8 @@ def place_of(spec: OfOneModel, out: str | Path | None = None) -> Path:
     folders = (spec.folder.with_name(name) for name in _names(spec))
     folder = next(folder for folder in folders if not _others(folder, spec))
     if folder != spec.folder:
-        other, own = _others(spec.folder, spec)[0], (spec.model, spec.revision)
-        logger.info(f"'{spec.folder}' holds results of '{typed(other)}'; those of '{typed(own)}' are in '{folder}'")
+        other, ours = _others(spec.folder, spec)[0], (spec.model, spec.revision)
+        logger.info(f"'{spec.folder}' holds results of '{typed(other)}'; those of '{typed(ours)}' are in '{folder}'")
     return folder
 
 
@@ -68,8 +68,8 @@ def _names(spec: OfOneModel) -> Iterator[str]:
 
 def _others(folder: Path, spec: OfOneModel) -> list[Checkpoint]:
     """The other models whose results are in a folder, by its rows and by a trace that has no rows yet."""
-    found = dict.fromkeys([*_measured(folder, spec.name), *_traced(folder / "trace")])
-    return [checkpoint for checkpoint in found if not _same(checkpoint, (spec.model, spec.revision))]
+    checkpoints = dict.fromkeys([*_measured(folder, spec.name), *_traced(folder / "trace")])
+    return [checkpoint for checkpoint in checkpoints if not _same(checkpoint, (spec.model, spec.revision))]
 
 
 def _measured(folder: Path, name: str) -> list[Checkpoint]:
@@ -92,10 +92,10 @@ def _traced(stem: Path) -> list[Checkpoint]:
         return []  # its run begins again
 
 
-def _same(one: Checkpoint, other: Checkpoint) -> bool:
-    if one == other:
+def _same(first: Checkpoint, second: Checkpoint) -> bool:
+    if first == second:
         return True
     try:
-        return one[1] == other[1] and Path(one[0]).samefile(other[0])
+        return first[1] == second[1] and Path(first[0]).samefile(second[0])
     except OSError:  # one of them is not here
         return False

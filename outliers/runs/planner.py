@@ -11,7 +11,7 @@ from outliers.models.names import full_name
 from outliers.runs.engine import Engine
 from outliers.runs.forecast import request_of
 from outliers.runs.rows import Row, Rows
-from outliers.subjects.bench import Bench, check_same_weights, named
+from outliers.subjects.bench import Bench, check_same_weights, naming
 from outliers.subjects.cell import Cell, Plan, Subject, Task, following
 from outliers.subjects.provenance import environment, joined, measuring
 from outliers.terminal.interrupt import stop_if_asked
@@ -41,29 +41,29 @@ class Planner:
             UserError: something is unknown or does not fit together, which shows before anything is measured; a model
                 computes no numbers; or some subjects or cells failed, and the others are finished.
         """
-        asked = [next(plan.stages) for plan in plans]
-        for plan, cells in zip(plans, asked, strict=True):
+        stages = [next(plan.stages) for plan in plans]
+        for plan, cells in zip(plans, stages, strict=True):
             plan.subject.check(cells)
             for cell in cells:
                 cell.metric.measurement.check(cell)
-        self.bar.total += sum(map(_steps, asked))
-        self.bar.unit = next((cell.metric.measurement.unit for cells in asked for cell in cells), self.bar.unit)
-        needs = [(plan.subject, keeps) for plan, cells in zip(plans, asked, strict=True) for keeps in keeps_of(cells)]
+        self.bar.total += sum(map(_steps, stages))
+        self.bar.unit = next((cell.metric.measurement.unit for cells in stages for cell in cells), self.bar.unit)
+        needs = [(plan.subject, keeps) for plan, cells in zip(plans, stages, strict=True) for keeps in keeps_of(cells)]
         requests = [request_of(subject, keeps) for subject, keeps in needs if keeps]
         if requests:
             self.engine.forecast(requests)
-        found: list[list[Row]] = [[] for _ in plans]
+        rows_of_plans: list[list[Row]] = [[] for _ in plans]
         for group in self.engine.groups(range(len(plans))):
-            waiting = {number: asked[number] for number in group}
+            waiting = {number: stages[number] for number in group}
             while waiting:
                 rows = self._measured(list(chain.from_iterable(waiting.values())))
                 for number, cells in list(waiting.items()):
-                    of_plan = [rows[cell] for cell in cells]
-                    found[number] += of_plan
-                    waiting[number] = following(plans[number].stages, of_plan)
+                    new_rows = [rows[cell] for cell in cells]
+                    rows_of_plans[number] += new_rows
+                    waiting[number] = following(plans[number].stages, new_rows)
                     self.bar.total += _steps(waiting[number])
                 waiting = {number: cells for number, cells in waiting.items() if cells}
-        return list(chain.from_iterable(found))
+        return list(chain.from_iterable(rows_of_plans))
 
     def _measured(self, cells: list[Cell]) -> dict[Cell, Row]:
         """The row of each cell, found or measured; where the facts of some are not to be had, after the others."""
@@ -72,19 +72,19 @@ class Planner:
         rows: dict[Cell, Row] = {}
         finished: list[Cell] = []
         missing: dict[str, list[Cell]] = defaultdict(list)  # by what they have in common under other names
-        for cell, of_cell in facts.items():
-            kept = cell.metric.measurement.beside_row(cell, of_cell, self)
-            found = None if self.force else self.rows.find(cell.asked, of_cell)
-            if kept is None and found:
+        for cell, cell_facts in facts.items():
+            kept = cell.metric.measurement.beside_row(cell, cell_facts, self)
+            row = None if self.force else self.rows.find(cell.asked, cell_facts)
+            if kept is None and row:
                 finished.append(cell)
-            elif kept is not None and not found:
-                found = self._rows([cell], kept, facts)[cell]
-                self._write({cell: found})
-            if found:
-                rows[cell] = found
-                self.known[_common(cell, of_cell)] = found
+            elif kept is not None and not row:
+                row = self._rows([cell], kept, facts)[cell]
+                self._write({cell: row})
+            if row:
+                rows[cell] = row
+                self.known[_common(cell, cell_facts)] = row
             else:
-                missing[_common(cell, of_cell)].append(cell)
+                missing[_common(cell, cell_facts)].append(cell)
         self.bar.skip(_steps(finished))
         new = [alike[0] for key, alike in missing.items() if key not in self.known]
         rows |= self._answered(new, facts)
@@ -100,13 +100,15 @@ class Planner:
     def _facts(self, cells: list[Cell]) -> tuple[dict[Cell, dict], UserError | None]:
         """The facts of cells, and why some have none."""
         subjects = {id(cell.subject): cell.subject for cell in cells}
-        of_subjects = [[cell for cell in cells if id(cell.subject) == key] for key in subjects]
-        tasks = [Task("its facts", _look, own[0].subject, (own,), 0, number) for number, own in enumerate(of_subjects)]
+        by_subject = [[cell for cell in cells if id(cell.subject) == key] for key in subjects]
+        tasks = [
+            Task("its facts", _look, group[0].subject, (group,), 0, number) for number, group in enumerate(by_subject)
+        ]
         facts: dict[Cell, dict] = {}
         failure = None
         try:
-            for task, found in self.engine.run(tasks):
-                facts |= dict(zip(of_subjects[task.number], found, strict=True))
+            for task, cell_facts in self.engine.run(tasks):
+                facts |= dict(zip(by_subject[task.number], cell_facts, strict=True))
         except UserError as error:
             failure = error
         # In the order of the cells, whichever a cluster looked at first: of equal weights the first name is measured.
@@ -114,9 +116,9 @@ class Planner:
 
     def _with_weights(self, facts: dict[Cell, dict]) -> dict[Cell, dict]:
         """With the weights of a streamed model where rows or another one may have them, for they are read for that."""
-        for cell, of_cell in facts.items():
-            unknown = "weights_hash" not in of_cell and getattr(cell.subject.settings, "stream", False)
-            if unknown and (self._has_twin(cell, of_cell) or (not self.force and self.rows.may_have(cell.asked))):
+        for cell, cell_facts in facts.items():
+            unknown = "weights_hash" not in cell_facts and getattr(cell.subject.settings, "stream", False)
+            if unknown and (self._has_twin(cell, cell_facts) or (not self.force and self.rows.may_have(cell.asked))):
                 weights = self.weights(cell.subject)
                 for other in facts:
                     if other.subject is cell.subject:
@@ -140,16 +142,16 @@ class Planner:
         arrived: dict[int, dict] = defaultdict(dict)
         rows: dict[Cell, Row] = {}
         for task, answer in self.engine.run(tasks):
-            number, of_parts = task.number, arrived[task.number]
-            of_parts[task.arguments[1].start] = answer
-            if len(of_parts) == len(parts[number]):
-                new = self._rows(bundles[number], [of_parts[part.start] for part in parts[number]], facts)
+            number, answers = task.number, arrived[task.number]
+            answers[task.arguments[1].start] = answer
+            if len(answers) == len(parts[number]):
+                new = self._rows(bundles[number], [answers[part.start] for part in parts[number]], facts)
                 self._write(new)
                 rows |= new
         return rows
 
     def tasks(self, bundle: list[Cell], parts: list[slice], facts: dict, number: int = 0) -> list[Task]:
-        """What answers some cells of a subject, in parts of its text. number: of all cells that are answered now."""
+        """Tasks that answer cells of a subject, in parts of its text. number: of all cells that are answered now."""
         return [
             Task(_name(bundle, part), answer, bundle[0].subject, (bundle, part, facts), steps, number)
             for part, steps in zip(parts, _shares(bundle, parts), strict=True)
@@ -169,14 +171,14 @@ class Planner:
         """The rows of cells that were answered together; with the weights of a streamed model, known from now on."""
         answers, weights, spent = zip(*parts, strict=True)
         subject, known = bundle[0].subject, facts[bundle[0]]
-        check_same_weights(subject.name, [known | of_part for of_part in (weights[0] | known, *weights)])
+        check_same_weights(subject.name, [known | part_weights for part_weights in (weights[0] | known, *weights)])
         for cell in facts:
             if cell.subject is subject:
                 facts[cell] = weights[0] | facts[cell]
         rows = {}
         for number, cell in enumerate(bundle):
-            with named(cell.subject.name, cell.variant.name):
-                values = cell.metric.measurement.values(cell, [of_part[number] for of_part in answers])
+            with naming(cell.subject.name, cell.variant.name):
+                values = cell.metric.measurement.values(cell, [part_answers[number] for part_answers in answers])
             made = {"experiment": self.experiment, **_made(cell, joined(list(spent)))}
             rows[cell] = Row(asked=cell.asked, facts=facts[cell], values=values, made=made)
         return rows
@@ -202,10 +204,10 @@ def _steps(cells: list[Cell]) -> int:
 
 
 def keeps_of(cells: list[Cell]) -> Iterable[Keeps | None]:
-    """What each kind of measurement keeps of some cells of a subject."""
+    """The memory that each kind of measurement keeps for some cells of a subject."""
     measurements = {cell.metric.measured_by: cell.metric.measurement for cell in cells}
-    of_each = ([cell for cell in cells if cell.metric.measured_by == name] for name in measurements)
-    return (one.keeps(own) for one, own in zip(measurements.values(), of_each, strict=True))
+    by_measurement = ([cell for cell in cells if cell.metric.measured_by == name] for name in measurements)
+    return (measurement.keeps(group) for measurement, group in zip(measurements.values(), by_measurement, strict=True))
 
 
 def _shares(bundle: list[Cell], parts: list[slice]) -> list[int]:
@@ -221,10 +223,10 @@ def _name(bundle: list[Cell], part: slice) -> str:
 
 
 def _common(cell: Cell, facts: dict) -> str:
-    """What makes the row of a cell that of another one, whatever the model is called; times are taken for each."""
+    """A key that cells share whose rows are the same but for the name of the model; times are taken for each."""
     asked = cell.asked
-    named_so = {"model", "checkpoint"} if facts.get("weights_hash") and not cell.metric.timed else set()
-    subject = {name: value for name, value in asked["subject"].items() if name not in named_so}
+    names = {"model", "checkpoint"} if facts.get("weights_hash") and not cell.metric.timed else set()
+    subject = {name: value for name, value in asked["subject"].items() if name not in names}
     return repr((subject, asked["variant"], asked["metric"], sorted(facts.items())))
 
 

@@ -1,4 +1,4 @@
-"""What this machine has free: memory, which control groups may limit, and disk."""
+"""Free room on this machine: memory, which control groups may limit, and disk."""
 
 import shutil
 import tempfile
@@ -35,7 +35,7 @@ class Room(NamedTuple):
 
 
 def room_of(device: str) -> Room:
-    """What is free for a run on a device, as its option names it."""
+    """The room that is free for a run on a device, as its option names it."""
     host, home = free_memory(), find_device(device)
     disks = [shutil.disk_usage(_existing(Path(folder))).free for folder in (tempfile.gettempdir(), HF_HUB_CACHE)]
     if home.type == "cpu":
@@ -44,22 +44,22 @@ def room_of(device: str) -> Room:
 
 
 def free_memory() -> int:
-    """What this process can take of the host's memory, which its control groups may limit, with what it has taken."""
-    own = Path("/proc/self/cgroup")
-    lines = own.read_text().splitlines() if own.exists() else []
+    """The memory of the host that this process can take, which its control groups may limit, with what it has taken."""
+    groups_file = Path("/proc/self/cgroup")
+    lines = groups_file.read_text().splitlines() if groups_file.exists() else []
     taken = psutil.Process().memory_info()
     files = getattr(taken, "shared", 0)  # which count as available
     return taken.rss - files + min([psutil.virtual_memory().available, *free_in_groups(CGROUPS, lines)])
 
 
 def free_in_groups(root: Path, lines: list[str]) -> Iterator[int]:
-    """What is free in each control group that has a limit. lines: of /proc/self/cgroup, below `root`."""
+    """The memory that is free in each control group that has a limit. lines: of /proc/self/cgroup, below `root`."""
     for _, controller, path in (line.split(":", 2) for line in lines):
         if controller not in GROUP_FILES:
             continue
         folder, limit, used, total = GROUP_FILES[controller]
         group = Path(path.lstrip("/"))
-        for place in (root / folder / one for one in (group, *group.parents)):
+        for place in (root / folder / path_of_group for path_of_group in (group, *group.parents)):
             # "max" is none. In a container the group's own path may not be there, but its root is.
             if (place / limit).exists() and (place / limit).read_text().strip().isdigit():
                 numbers = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
@@ -68,7 +68,7 @@ def free_in_groups(root: Path, lines: list[str]) -> Iterator[int]:
 
 
 def _free_on_gpu(gpu: int | torch.device) -> int:
-    """What the driver has free, and what torch keeps in this process without using it."""
+    """The memory that the driver has free, with what torch keeps in this process without using it."""
     return torch.cuda.mem_get_info(gpu)[0] + torch.cuda.memory_reserved(gpu) - torch.cuda.memory_allocated(gpu)
 
 

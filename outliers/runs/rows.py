@@ -107,7 +107,7 @@ class Parameters(TypedDict):
 
 
 class Asked(TypedDict):
-    """What identifies a row: subject, variant and metric, each with its parameters where they are not the default."""
+    """The identity of a row: subject, variant and metric, each with its parameters where they are not the default."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
     subject: Annotated[Part, AfterValidator(_flat)]
@@ -273,7 +273,7 @@ def _beginning(asked: dict, facts: dict) -> bytes:
 
 
 def key_of(asked: dict) -> bytes:
-    """What is asked, as the bytes with which its rows begin."""
+    """The identity of a cell as the bytes with which its rows begin."""
     return b'{"asked": ' + _json(asked)
 
 

@@ -87,7 +87,7 @@ def sweep(
 
 
 def plans_of(spec: Named) -> list[Plan]:
-    """What a specification asks for; nothing of its subjects is read."""
+    """The plans of a specification; nothing of their subjects is read."""
     return resolved(type(spec).plans)(spec)
 
 
@@ -111,22 +111,22 @@ def rows_of(spec: Named, rows: Iterable[Row]) -> list[Row]:
     there are such. Where the rows of a stage are not all there, what would follow from them is not known; where none of
     a later stage is, those before it are not shown.
     """
-    of_asked: dict[bytes, list[Row]] = defaultdict(list)
-    own = spec.experiment or spec.name
-    for row in sorted(rows, key=lambda row: row.made.get("experiment") == own):
-        of_asked[key_of(row.asked)].append(row)
-    found = []
+    by_cell: dict[bytes, list[Row]] = defaultdict(list)
+    experiment = spec.experiment or spec.name
+    for row in sorted(rows, key=lambda row: row.made.get("experiment") == experiment):
+        by_cell[key_of(row.asked)].append(row)
+    rows_in_order = []
     for plan in plans_of(spec):
-        of_plan, cells = [], next(plan.stages)
+        rows_of_plan, cells = [], next(plan.stages)
         while cells:
-            of_stage = [_last_of(cell, of_asked[key_of(cell.asked)]) for cell in cells]
-            of_plan = [*of_plan, *filter(None, of_stage)] if any(of_stage) else []
+            stage_rows = [_last_of(cell, by_cell[key_of(cell.asked)]) for cell in cells]
+            rows_of_plan = [*rows_of_plan, *filter(None, stage_rows)] if any(stage_rows) else []
             try:
-                cells = following(plan.stages, of_stage) if all(of_stage) else []
+                cells = following(plan.stages, stage_rows) if all(stage_rows) else []
             except UserError:  # nothing can be asked after what was measured
-                of_plan, cells = [], []
-        found += of_plan
-    return found
+                rows_of_plan, cells = [], []
+        rows_in_order += rows_of_plan
+    return rows_in_order
 
 
 def _last_of(cell: Cell, rows: list[Row]) -> Row | None:

@@ -1,4 +1,4 @@
-"""What a process keeps between two cells, a loaded model first of all; and what is looked at before it is loaded."""
+"""The state that a process keeps between two cells, a loaded model first of all; and checks before it is loaded."""
 
 import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
@@ -59,7 +59,7 @@ def check_machine(machine: Machine) -> None:
 
 
 class Bench:
-    """What a process that measures cells keeps between them: the last model that it loaded, and a bar to move.
+    """The state that a process keeps between cells: the last model that it loaded, and a bar to move.
 
     bar: may come later, with the run that moves it.
     """
@@ -96,7 +96,7 @@ class Bench:
         return self.keep(subject, form, load, like)
 
     def keep(self, subject: Any, form: Hashable, load: Callable, like: dict | None) -> tuple[PreTrainedModel, dict]:
-        """What `load` gives for a subject in a form, a model and its facts, loaded unless it is the last one."""
+        """The model of a subject in a form and its facts, as `load` returns them, loaded unless it is the last one."""
         self._like = like
         key = subject.model, subject.revision, form
         if key != self._key:
@@ -111,7 +111,7 @@ class Bench:
         return self._loaded
 
     def tokenizer(self, subject: Any) -> PreTrainedTokenizerBase:
-        """What names the ids of a subject's model: its tokenizer, or its image processor."""
+        """The reader that names the ids of a subject's model: its tokenizer, or its image processor."""
         key = subject.model, subject.revision
         if self._tokenizer is None or self._tokenizer[0] != key:
             self._tokenizer = key, load_reader(*key)
@@ -138,13 +138,17 @@ class Bench:
     def knowing(self, variants: Iterable[Variant], subject: Any) -> list[Variant]:
         """Variants of the last model that know of the text of a subject what they have to, found once."""
         variants, model = list(variants), self._loaded[0]
-        self._needing |= {part.scheme for one in variants for part in parts_of(one) if isinstance(part, Quantized)}
-        variants = [self._calibrated(one, subject) if one.needs_calibration else one for one in variants]
-        if any(one.needs_trace for one in variants):
+        self._needing |= {
+            part.scheme for variant in variants for part in parts_of(variant) if isinstance(part, Quantized)
+        }
+        variants = [
+            self._calibrated(variant, subject) if variant.needs_calibration else variant for variant in variants
+        ]
+        if any(variant.needs_trace for variant in variants):
             text = tokens_hash(subject.blocks)
             if text not in self.traces:
                 self.traces[text] = traces(model, subject.blocks, STREAM, attention=False)
-            variants = [one.knowing(*self.traces[text]) if one.needs_trace else one for one in variants]
+            variants = [variant.knowing(*self.traces[text]) if variant.needs_trace else variant for variant in variants]
         return variants
 
     def _calibrated(self, variant: Variant, subject: Any) -> Variant:
@@ -158,7 +162,8 @@ class Bench:
             texts = map(repr, map(self.tokenizer(subject).decode, prefix.tokens))
             logger.info(f"{prefix.name} of '{subject.name}' is {', '.join(texts)}")
         others = [
-            one.calibrated(self._calibration(subject, one, prefix)) if one.needs_calibration else one for one in others
+            part.calibrated(self._calibration(subject, part, prefix)) if part.needs_calibration else part
+            for part in others
         ]
         return Together((prefix, *others))
 
@@ -166,17 +171,17 @@ class Bench:
         """A calibration behind a prefix, with what the schemes of a variant learn on it, the same for all draws."""
         blocks = subject.calibration
         keys = any(isinstance(part, Cached) and part.needs_calibration for part in parts_of(variant))
-        if any(not torch.equal(one.blocks, read_ids(blocks)) for one in self._calibrations.values()):
+        if any(not torch.equal(known.blocks, read_ids(blocks)) for known in self._calibrations.values()):
             self._calibrations.clear()
-        found = self._calibrations.get(prefix.name)
-        if found is None or any(map(found.lacks, self._needing)) or (keys and not found.keys):
+        calibration = self._calibrations.get(prefix.name)
+        if calibration is None or any(map(calibration.lacks, self._needing)) or (keys and not calibration.keys):
             with prefix.on(self._loaded[0]) as model:
                 exact = quantize(model, BASELINE)
-                self._calibrations[prefix.name] = found = calibrate(exact, blocks, self._needing, keys)
-        for scheme in [one.scheme for one in schemes_of(variant) if one.scheme.learns]:
-            with prefix.on(self._loaded[0]) as model, named(subject.name):
-                learned(model, scheme, found)  # once for schemes that differ in what comes after
-        return found
+                self._calibrations[prefix.name] = calibration = calibrate(exact, blocks, self._needing, keys)
+        for scheme in [quantized.scheme for quantized in schemes_of(variant) if quantized.scheme.learns]:
+            with prefix.on(self._loaded[0]) as model, naming(subject.name):
+                learned(model, scheme, calibration)  # once for schemes that differ in what comes after
+        return calibration
 
     def weights(self) -> dict:
         """Which weights the last model has, as a field of its rows; what of a streamed one was not read yet is read."""
@@ -199,12 +204,12 @@ class Bench:
 
 def check_same_weights(model: str, facts: Iterable[dict]) -> None:
     """Raise UserError if measurements of a model, which several processes may have made, are of different weights."""
-    if len({of_one.get("weights_hash") for of_one in facts}) > 1:
+    if len({measured.get("weights_hash") for measured in facts}) > 1:
         raise UserError(f"the weights of '{model}' changed while they were measured; run again once they are whole")
 
 
 @contextmanager
-def named(model: str, *schemes: str) -> Iterator[None]:
+def naming(model: str, *schemes: str) -> Iterator[None]:
     """Let what is wrong with a model say which one it is, and under which scheme."""
     try:
         yield
@@ -213,9 +218,9 @@ def named(model: str, *schemes: str) -> Iterator[None]:
         raise BrokenModel(f"'{model}'{under}: {error}") from None
 
 
-def named_under(subject: Any, variant: Variant) -> AbstractContextManager:
+def naming_under(subject: Any, variant: Variant) -> AbstractContextManager:
     """The same of a subject under a variant, which is not named where it changes nothing."""
-    return named(subject.name, *([] if variant.name == BASELINE else [variant.name]))
+    return naming(subject.name, *([] if variant.name == BASELINE else [variant.name]))
 
 
 def describe(subject: Any, model: PreTrainedModel) -> dict:
@@ -234,7 +239,11 @@ def describe(subject: Any, model: PreTrainedModel) -> dict:
 
 def _in_another_dtype(model: PreTrainedModel) -> int:
     """How many parameters of a model in 16 bits transformers keeps in float32, such as T5's wo."""
-    return sum(one.numel() for own, one in model.named_parameters() if dtype_of(model, own) != model.dtype)
+    return sum(
+        parameter.numel()
+        for tensor_name, parameter in model.named_parameters()
+        if dtype_of(model, tensor_name) != model.dtype
+    )
 
 
 def protocol_of(settings: Machine, blocks: torch.Tensor | Examples | None = None) -> str:

@@ -43,7 +43,7 @@ class RightReader(LossReader):
 
 
 def _values(draws: list[list[Right]]) -> list[dict]:
-    sums = [[sum(of_blocks) for of_blocks in zip(*blocks, strict=True)] for blocks in draws]
+    sums = [[sum(counts) for counts in zip(*blocks, strict=True)] for blocks in draws]
     return [
         {"metric": "accuracy", **scattered([right / count for _, right, count in sums]), "unit": "1"},
         {"metric": "accuracy.loss", **scattered([total / count for total, _, count in sums]), "unit": "nat"},

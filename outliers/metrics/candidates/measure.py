@@ -19,7 +19,7 @@ from outliers.models.hooks import residual_hooks
 from outliers.models.skeleton import skeleton
 from outliers.models.stream import AS_IT_IS, Variant, Watched
 from outliers.quantization.linear import stored_weight
-from outliers.subjects.bench import Bench, named_under
+from outliers.subjects.bench import Bench, naming_under
 from outliers.subjects.cell import Cell
 
 ROLE = "ffn_out"  # the input of the second feed-forward projection, which has the super weights
@@ -86,22 +86,22 @@ class _Observer:
         self.outputs: dict[int, Spike] = {}
         self.peaks: dict[int, Peaks] = {}
         self.paths: dict[int, str] = {}
-        self.found: list[dict] = []  # of each layer the candidate by activations, and that by the weights
+        self.candidates: list[dict] = []  # of each layer the candidate by activations, and that by the weights
 
     @contextmanager
     def hooks(self, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
         """Those on all layers of a model, or on one; at their end the weights are looked at."""
-        of_layers = [one for one in projections(model) if one.role == ROLE and layer in (None, one.layer)]
+        read = [part for part in projections(model) if part.role == ROLE and layer in (None, part.layer)]
         with ExitStack() as stack:
-            for projection in of_layers:
+            for projection in read:
                 hook = projection.module.register_forward_hook(partial(self._see, projection.layer))
                 stack.callback(hook.remove)
             stack.enter_context(residual_hooks(model, self._see_state, layer))
             yield
-        for projection in of_layers:
+        for projection in read:
             if projection.layer in self.inputs:
                 self.paths[projection.layer] = projection.path
-                self.found += self._candidates(projection)
+                self.candidates += self._candidates(projection)
 
     def _see(self, layer: int, _module, inputs: tuple, output: torch.Tensor) -> None:
         for spikes, x in ((self.inputs, inputs[0]), (self.outputs, output)):
@@ -152,9 +152,9 @@ class _Observer:
         """The spikes of each layer, and the candidates: those by activations first."""
         layers = [self._layer(layer) for layer in sorted(self.paths)]
         chosen: dict[tuple, dict] = {}
-        for one in [*self._by_activations(), *self._by_weights()]:
-            chosen.setdefault((one["layer"], one["output"], one["input"]), one)
-        return [*layers, *({"metric": "candidates.weight", **one} for one in chosen.values())]
+        for candidate in [*self._by_activations(), *self._by_weights()]:
+            chosen.setdefault((candidate["layer"], candidate["output"], candidate["input"]), candidate)
+        return [*layers, *({"metric": "candidates.weight", **candidate} for candidate in chosen.values())]
 
     def _layer(self, layer: int) -> dict:
         spike, written = self.inputs[layer], self.outputs[layer]
@@ -172,16 +172,16 @@ class _Observer:
 
     def _by_activations(self) -> list[dict]:
         spiking = [
-            one
-            for one in self.found
-            if one["found_by"] == "activations"
-            and min(abs(spikes[one["layer"]].value) for spikes in (self.inputs, self.outputs)) > SPIKE
+            candidate
+            for candidate in self.candidates
+            if candidate["found_by"] == "activations"
+            and min(abs(spikes[candidate["layer"]].value) for spikes in (self.inputs, self.outputs)) > SPIKE
         ]
-        return sorted(spiking, key=lambda one: -abs(self.outputs[one["layer"]].value))[: self.metric.count]
+        return sorted(spiking, key=lambda candidate: -abs(self.outputs[candidate["layer"]].value))[: self.metric.count]
 
     def _by_weights(self) -> list[dict]:
-        largest = [one for one in self.found if one["found_by"] == "weights"]
-        return sorted(largest, key=lambda one: -one["score"])[: self.metric.count]
+        largest = [candidate for candidate in self.candidates if candidate["found_by"] == "weights"]
+        return sorted(largest, key=lambda candidate: -candidate["score"])[: self.metric.count]
 
 
 @inference
@@ -207,7 +207,7 @@ def candidates(
 def check_searched(model: PreTrainedModel) -> None:
     """Raise UserError unless a model, which may be on the meta device, has one stack, with feed-forward projections."""
     check_one_stack(model.config)
-    if not any(one.role == ROLE for one in projections(model)):
+    if not any(part.role == ROLE for part in projections(model)):
         raise UserError(
             f"the layers of this model ({model.config.model_type}) have experts, whose weights are stored together; "
             "super weights are looked for in second feed-forward projections"
@@ -228,13 +228,13 @@ class OfWeights(Measurement):
         (cell,) = cells
         subject = cell.subject
         model, blocks = subject.load(bench, facts), bench.counted(subject.blocks[part])
-        with named_under(subject, cell.variant):
+        with naming_under(subject, cell.variant):
             (variant,) = bench.knowing([cell.variant], subject)
             return [candidates(model, blocks, cell.metric, variant)]
 
     def values(self, cell: Cell, answers: list[list[dict]]) -> list[dict]:
-        (found,) = answers
-        return [value | {"unit": "1"} for value in found]
+        (candidates,) = answers
+        return [value | {"unit": "1"} for value in candidates]
 
 
 CANDIDATES = OfWeights()

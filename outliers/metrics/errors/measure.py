@@ -19,7 +19,7 @@ from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import input_hooks
 from outliers.models.stream import Variant, Watched
 from outliers.quantization.linear import QuantizedLinear
-from outliers.subjects.bench import Bench, named
+from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell
 from outliers.variants.peer import Against
 from outliers.variants.quantized import EXACT, Quantized
@@ -87,7 +87,7 @@ def block_errors(
     with under(model, Watched(without, observer.hooks)) as (changed, left):
         for _ in run_decoder(changed, blocks, observer.begin, left):
             pass
-    return list(observer.found.values())
+    return list(observer.blocks.values())
 
 
 class _Observer:
@@ -95,12 +95,12 @@ class _Observer:
 
     def __init__(self, variants: Sequence[Quantized | Against]):
         self.variants = variants
-        self.found: dict[int, BlockErrors] = {}
+        self.blocks: dict[int, BlockErrors] = {}
         self.reading: dict[tuple[int, str], int] = {}  # layer and role: which stack's positions these are
 
     def begin(self, number: int, inputs: tuple[torch.Tensor, ...]) -> None:
         """Tell the hooks that this block comes next; inputs: what each stack reads of it."""
-        self.inputs, self.block = inputs, self.found.setdefault(number, BlockErrors({}, {}))
+        self.inputs, self.block = inputs, self.blocks.setdefault(number, BlockErrors({}, {}))
 
     @contextmanager
     def hooks(self, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
@@ -108,13 +108,13 @@ class _Observer:
         with ExitStack() as stack:
             changed = [stack.enter_context(variant.on(model, layer)) for variant in self.variants]  # before the hooks
             under_schemes = zip(*map(projections, changed), strict=True) if changed else ()
-            layers = {of_one[0].path: [one.module for one in of_one] for of_one in under_schemes}
-            seen = [one for one in projections(model) if layer in (None, one.layer)]
-            self.reading |= {(one.layer, one.role): one.inputs for one in seen}
+            layers = {same[0].path: [part.module for part in same] for same in under_schemes}
+            seen = [part for part in projections(model) if layer in (None, part.layer)]
+            self.reading |= {(part.layer, part.role): part.inputs for part in seen}
             stack.enter_context(input_hooks(seen, self._see_input))
             for projection in seen:
                 modules = enumerate(layers.get(projection.path, ()))
-                others = {number: one for number, one in modules if self._is_other(number, one)}
+                others = {number: module for number, module in modules if self._is_other(number, module)}
                 if others:  # and not skipped
                     see = partial(self._see_output, projection.path, others)
                     stack.callback(projection.module.register_forward_hook(see).remove)
@@ -124,11 +124,11 @@ class _Observer:
         return isinstance(module, QuantizedLinear) or isinstance(self.variants[number], Against)
 
     def _see_input(self, layer: int, role: str, x: torch.Tensor) -> None:
-        of_tokens = x.abs().amax(1)
-        position = of_tokens.argmax().item()
+        magnitudes = x.abs().amax(1)
+        position = magnitudes.argmax().item()
         ids = self.inputs[self.reading[layer, role]]
         place = x[position].abs().argmax().item(), position, ids[position].item()
-        self.block.largest[layer, role] = Largest(of_tokens[position].item(), *place)
+        self.block.largest[layer, role] = Largest(magnitudes[position].item(), *place)
 
     def _see_output(
         self, path: str, layers: Mapping[int, nn.Module], _module, inputs: tuple, output: torch.Tensor
@@ -170,9 +170,9 @@ class OfProjections(Measurement):
         return list(bundles.values())
 
     def keeps(self, cells: Sequence[Cell]) -> Keeps:
-        schemes = [one for cell in cells for one in schemes_of(cell.variant)]
-        others = [one for cell in cells for one in others_of(cell.variant)]
-        return Keeps((tuple(one.scheme for one in schemes),), others=len(others))
+        schemes = [quantized for cell in cells for quantized in schemes_of(cell.variant)]
+        others = [other for cell in cells for other in others_of(cell.variant)]
+        return Keeps((tuple(quantized.scheme for quantized in schemes),), others=len(others))
 
     def steps(self, cells: Sequence[Cell]) -> int:
         return len(cells) * len(cells[0].subject.blocks)
@@ -182,12 +182,12 @@ class OfProjections(Measurement):
         subject = cells[0].subject
         model, blocks = subject.load(bench, facts), bench.counted(subject.blocks[part], len(cells))
         without, schemes = _parted(cells[0])[0], [scheme for cell in cells for scheme in _parted(cell)[1]]
-        with named(subject.name):
+        with naming(subject.name):
             schemes = bench.knowing(schemes, subject)
-        with named(subject.name, *(scheme.name for scheme in schemes)):
-            of_blocks = block_errors(model, blocks, schemes, without)
+        with naming(subject.name, *(scheme.name for scheme in schemes)):
+            errors = block_errors(model, blocks, schemes, without)
         places, numbers = list(projections(model)), iter(range(len(schemes)))
-        return [_of_cell(of_blocks, places, next(numbers) if _parted(cell)[1] else None) for cell in cells]
+        return [_of_cell(errors, places, next(numbers) if _parted(cell)[1] else None) for cell in cells]
 
     def values(self, cell: Cell, answers: list[list[dict]]) -> list[dict]:
         blocks = list(chain.from_iterable(answers))
@@ -216,18 +216,18 @@ def _parted(cell: Cell) -> tuple[Variant, list[Quantized | Against]]:
 def _of_cell(blocks: list[BlockErrors], places: list[Projection], number: int | None) -> list[dict]:
     """The errors of blocks under a scheme, or without a number of inputs, in the order of the projections."""
     if number is None:
-        states = dict.fromkeys((one.layer, one.role) for one in places)
+        states = dict.fromkeys((place.layer, place.role) for place in places)
         return [{state: block.largest[state] for state in states} for block in blocks]
-    quantized = [one for one in places if number in blocks[0].errors.get(one.path, ())]
-    return [{one[:3]: block.errors[one.path][number] for one in quantized} for block in blocks]
+    quantized = [place for place in places if number in blocks[0].errors.get(place.path, ())]
+    return [{place[:3]: block.errors[place.path][number] for place in quantized} for block in blocks]
 
 
 def _largest(blocks: list[dict[tuple[int, str], Largest]]) -> list[dict]:
     """Of each hidden state that projections read the largest value, the first of equal ones."""
-    largest = {state: max((block[state] for block in blocks), key=lambda one: one.value) for state in blocks[0]}
+    largest = {state: max((block[state] for block in blocks), key=lambda value: value.value) for state in blocks[0]}
     return [
-        {"metric": "damage.largest_input", "layer": layer, "role": role, **one._asdict(), "unit": "1"}
-        for (layer, role), one in largest.items()
+        {"metric": "damage.largest_input", "layer": layer, "role": role, **value._asdict(), "unit": "1"}
+        for (layer, role), value in largest.items()
     ]
 
 
@@ -235,8 +235,8 @@ def _errors(blocks: list[dict[Place, Error]]) -> list[dict]:
     """Of each projection its error over all tokens, and the mean of those of the tokens."""
     values = []
     for layer, role, path in blocks[0]:
-        of_blocks = [block[layer, role, path] for block in blocks]
-        square, energy, ratios, tokens = map(math.fsum, zip(*of_blocks, strict=True))
+        errors = [block[layer, role, path] for block in blocks]
+        square, energy, ratios, tokens = map(math.fsum, zip(*errors, strict=True))
         if not (math.isfinite(square) and math.isfinite(energy)):
             raise BrokenModel(
                 f"the output of '{path}' has the energy {energy:g}, and its error {square:g}; expected finite numbers: "
@@ -244,8 +244,8 @@ def _errors(blocks: list[dict[Place, Error]]) -> list[dict]:
             )
         place = {"layer": layer, "role": role, "projection": path, "unit": "1"}
         over_all, by_token = square / energy if energy else 0.0, ratios / tokens if tokens else 0.0
-        found = {"damage.error": over_all, "damage.error_by_token": by_token}
-        values += [{"metric": metric, "value": value, **place} for metric, value in found.items()]
+        metrics = {"damage.error": over_all, "damage.error_by_token": by_token}
+        values += [{"metric": metric, "value": value, **place} for metric, value in metrics.items()]
     return values
 
 

@@ -71,7 +71,7 @@ class Sums(NamedTuple):
     def first(self, count: int) -> list[tuple[int, int]]:
         """Head and number of the channels with the largest magnitudes."""
         order = self.magnitudes.flatten().sort(descending=True, stable=True).indices[:count].tolist()
-        return [divmod(one, self.largest.shape[1]) for one in order]
+        return [divmod(place, self.largest.shape[1]) for place in order]
 
 
 @dataclass(eq=False)
@@ -97,30 +97,30 @@ class Channels:
             BrokenModel: they are no finite numbers.
         """
         for side, x in ((BEFORE, before), (AFTER, after)):
-            found = Sums.of(x)
-            if not found.largest.isfinite().all():
+            sums = Sums.of(x)
+            if not sums.largest.isfinite().all():
                 raise BrokenModel(
                     f"NaN or inf in the {place[1]} of layer {place[0]}; expected finite numbers: try another dtype "
                     "(float32, bfloat16) or check the weights"
                 )
             key = *place, side
-            self.sums[key] = self.sums[key].joined(found) if key in self.sums else found
+            self.sums[key] = self.sums[key].joined(sums) if key in self.sums else sums
         if not torch.equal(before, after):
             self.changed.add(place)
 
     def merge(self, other: "Channels") -> "Channels":
         """Those of both texts, of the same model."""
-        sums = {key: one.joined(other.sums[key]) for key, one in self.sums.items()}
-        inputs = {layer: one + other.inputs[layer] for layer, one in self.inputs.items()}
+        sums = {key: sums.joined(other.sums[key]) for key, sums in self.sums.items()}
+        inputs = {layer: total + other.inputs[layer] for layer, total in self.inputs.items()}
         return Channels(sums, self.changed | other.changed, self.biases, inputs, self.weights | other.weights)
 
     def records(self, count: int) -> list[dict]:
         """A flat dictionary for each layer, head, and each of the largest channels of a layer, which are `count`."""
-        shown = [key for key in sorted(self.sums, key=lambda key: key[0]) if key[2] == AFTER or key[:2] in self.changed]
-        found = [record for key in shown for record in self._of(key, count)]
-        keys = [one for one in found if (one["metric"], one["role"], one["side"]) == ("keys.head", "keys", AFTER)]
-        most = max(one["value"] / max(one["median"], TINY) for one in keys)
-        return [{"metric": "keys", "value": _short(most)}, *found]
+        kept = [key for key in sorted(self.sums, key=lambda key: key[0]) if key[2] == AFTER or key[:2] in self.changed]
+        rows = [record for key in kept for record in self._of(key, count)]
+        keys = [row for row in rows if (row["metric"], row["role"], row["side"]) == ("keys.head", "keys", AFTER)]
+        most = max(row["value"] / max(row["median"], TINY) for row in keys)
+        return [{"metric": "keys", "value": _short(most)}, *rows]
 
     def _of(self, key: Key, count: int) -> Iterator[dict]:
         layer, role, side = key
@@ -137,7 +137,7 @@ class Channels:
         sums = self.sums[key]
         for head, magnitudes in enumerate(sums.magnitudes):
             place = {"head": head, "channel": int(magnitudes.argmax())}
-            all_of_them = {"magnitudes": [_short(one, SHORT) for one in magnitudes]} if key[1] != "queries" else {}
+            all_of_them = {"magnitudes": [_short(size, SHORT) for size in magnitudes]} if key[1] != "queries" else {}
             value = _short(magnitudes.max())
             yield {"metric": "keys.head", "value": value, **_median(sums, head), **place, **all_of_them}
 
@@ -173,13 +173,13 @@ class Channels:
             return {}
         terms = self.weights[channel] * self.inputs[channel[0]] / count
         features = terms.abs().sort(descending=True, stable=True).indices[:FEATURES]
-        return {"features": features.tolist(), "terms": [_short(one) for one in terms[features]]}
+        return {"features": features.tolist(), "terms": [_short(term) for term in terms[features]]}
 
 
 def _median(sums: Sums, heads: int | slice) -> dict:
     """The value of the median channel of some heads."""
-    of_channels = {"median": sums.magnitudes, "rms": sums.mean_squares.sqrt(), "constant": sums.constant}
-    return {name: _short(values[heads].median()) for name, values in of_channels.items()}
+    by_channel = {"median": sums.magnitudes, "rms": sums.mean_squares.sqrt(), "constant": sums.constant}
+    return {name: _short(values[heads].median()) for name, values in by_channel.items()}
 
 
 def _of_bias(bias: torch.Tensor, mean_square: torch.Tensor) -> dict:

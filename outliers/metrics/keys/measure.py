@@ -7,7 +7,7 @@ from outliers.metrics.keys.channels import Channels
 from outliers.metrics.keys.observe import check_shows, observed_channels
 from outliers.metrics.measurement import Measurement
 from outliers.models.skeleton import skeleton
-from outliers.subjects.bench import Bench, named_under
+from outliers.subjects.bench import Bench, naming_under
 from outliers.subjects.cell import Cell
 
 
@@ -21,7 +21,7 @@ class OfChannels(Measurement):
         (cell,) = cells
         subject = cell.subject
         model, blocks = subject.load(bench, facts), bench.counted(subject.blocks[part])
-        with named_under(subject, cell.variant):
+        with naming_under(subject, cell.variant):
             (variant,) = bench.knowing([cell.variant], subject)
             return [observed_channels(model, blocks, cell.metric.channels, variant)]
 

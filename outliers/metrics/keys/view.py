@@ -88,14 +88,14 @@ def keys_section(rows: list[dict]) -> Section:
         if is_of_keys(row):
             groups[row["model"], row.get("variant", BASELINE)].append(row)
     endings = ["", *(f"_{number}" for number in range(2, len(groups) + 1))]
-    sections = [_section(own, ending) for own, ending in zip(groups.values(), endings, strict=True)]
-    return sections[0] if len(sections) == 1 else together("Queries, keys and values", list(map(_named, sections)))
+    sections = [_section(group, ending) for group, ending in zip(groups.values(), endings, strict=True)]
+    return sections[0] if len(sections) == 1 else together("Queries, keys and values", list(map(_labelled, sections)))
 
 
-def _named(section: Section) -> Section:
+def _labelled(section: Section) -> Section:
     """A section that stands beside others, whose findings say of what they are."""
-    of = section.title.removeprefix(TITLE)
-    return section._replace(findings=[one._replace(text=f"{of}: {one.text}") for one in section.findings])
+    subject = section.title.removeprefix(TITLE)
+    return section._replace(findings=[claim._replace(text=f"{subject}: {claim.text}") for claim in section.findings])
 
 
 def is_of_keys(row: dict) -> bool:
@@ -105,22 +105,22 @@ def is_of_keys(row: dict) -> bool:
 
 def _section(rows: list[dict], ending: str) -> Section:
     variant = rows[0].get("variant", BASELINE)
-    of = f"{short_name(rows[0]['model'])}{'' if variant == BASELINE else f' under {variant}'}"
+    subject = f"{short_name(rows[0]['model'])}{'' if variant == BASELINE else f' under {variant}'}"
     channels, layers = _of(rows, "channel"), _of(rows, "layer")
     biased = layers[layers["bias"].notna()]
-    columns = [one for one in COLUMNS if len(biased) or one[0] != "bias (%)"]
+    columns = [column for column in COLUMNS if len(biased) or column[0] != "bias (%)"]
     largest = channels.sort_values("value", ascending=False, kind="stable").groupby(["role", "side"])
-    shown = largest.head(SHOWN).sort_values("side", ascending=False, kind="stable").sort_values("role", kind="stable")
+    chosen = largest.head(SHOWN).sort_values("side", ascending=False, kind="stable").sort_values("role", kind="stable")
     rotated = (channels["side"] == BEFORE).any()
     caption = CAPTION.format(bias=OF_BIAS if len(biased) else "", before=OF_BEFORE if rotated else "")
-    tables = [Table.of(f"keys{ending}", caption, columns, channels.dropna(axis=1, how="all"), shown, names=WORDS)]
+    tables = [Table.of(f"keys{ending}", caption, columns, channels.dropna(axis=1, how="all"), chosen, names=WORDS)]
     if len(biased):
         data = biased.dropna(axis=1, how="all")
         tables.append(Table.of(f"biases{ending}", BIAS_CAPTION, BIASES, data, names=WORDS, folded=True))
     drawings = [Drawing.of(f"key_map{ending}", MAP_CAPTION, key_map(rows))]
     findings = [Finding(text, f"{at}{ending}") for text, at in _findings(rows, channels, layers)]
-    explorers = [keys_explorer(rows, of)]
-    return Section(f"{TITLE}{of}", rows, printed(tables), tables, drawings, findings=findings, explorers=explorers)
+    explorers = [keys_explorer(rows, subject)]
+    return Section(f"{TITLE}{subject}", rows, printed(tables), tables, drawings, findings=findings, explorers=explorers)
 
 
 def _of(rows: list[dict], kind: str) -> pd.DataFrame:
@@ -162,8 +162,8 @@ def _projected(keys: pd.DataFrame) -> pd.DataFrame:
 
 def _constant(keys: pd.DataFrame) -> str | None:
     """In how many layers the largest channel of keys is constant, where these are most of them."""
-    first = [_first(one)["constant"] >= CONSTANT for one in (_projected(keys), keys[keys["side"] == AFTER])]
-    constant, after = (int(one.sum()) for one in first)
+    first = [_first(table)["constant"] >= CONSTANT for table in (_projected(keys), keys[keys["side"] == AFTER])]
+    constant, after = (int(layers.sum()) for layers in first)
     if 2 * constant <= len(first[0]):
         return None
     text = f"In {constant} of {len(first[0])} layers the largest channel of the projected keys is constant over "
@@ -203,7 +203,7 @@ def _written_by(feature: int, rows: list[dict]) -> str:
 def _many(rows: list[dict]) -> str:
     """Number of channels of keys, and of values, that stand out of their heads."""
     keys, values = (key_ratios(rows, *KEYS[name]).to_numpy() for name in ("keys", "values"))
-    counts = [count(int(np.sum(one > STANDS_OUT))) for one in (keys, values)]
+    counts = [count(int(np.sum(ratios > STANDS_OUT))) for ratios in (keys, values)]
     return (
         f"{counts[0].capitalize()} of {keys.size:,} key channels and {counts[1]} of {values.size:,} value channels "
         f"exceed {count(STANDS_OUT)} times the median channel of their head."
@@ -218,5 +218,5 @@ def features_of(rows: list[dict]) -> Iterator[tuple[int, str, str]]:
     led: dict[int, list[dict]] = defaultdict(list)
     for row in filter(_leads, first.to_dict("records")):
         led[row["features"][0]].append(row)
-    for feature, own in sorted(led.items(), key=lambda one: -len(one[1])):
-        yield feature, _written_by(feature, own), "keys"
+    for feature, channels_led in sorted(led.items(), key=lambda pair: -len(pair[1])):
+        yield feature, _written_by(feature, channels_led), "keys"

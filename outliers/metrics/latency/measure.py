@@ -71,8 +71,8 @@ class OfServed(Measurement):
         """Raise UserError if the text has no such prompts, or the model no room for what is generated."""
         metric, config = cell.metric, cell.subject.config
         check_generation(config, metric.prompt, metric.tokens if generates(config) else 0)
-        blocks, block, *of_pictures = cell.subject.blocks.shape
-        if metric.batch > blocks or (metric.prompt > block and not of_pictures):
+        blocks, block, *sizes = cell.subject.blocks.shape
+        if metric.batch > blocks or (metric.prompt > block and not sizes):
             raise UserError(
                 f"{metric.batch} prompts of {metric.prompt} tokens from {blocks} blocks of {block}; expected as many "
                 "blocks, and as long ones, or more (--blocks, --block)"
@@ -106,19 +106,19 @@ class OfServed(Measurement):
         (cell,) = cells
         prompts, metric = _prompts(cell), cell.metric
         with cell.subject.under(bench, cell.variant, facts) as model:
-            found = encoding(model, prompts, metric.repeats, bench.bar.see) if encodes(model.config) else None
+            timings = encoding(model, prompts, metric.repeats, bench.bar.see) if encodes(model.config) else None
             if generates(model.config):
                 _, formats = apart_from_cache(cell.variant)
                 empty = partial(cache, model, formats) if formats else None
                 generated = latency(model, prompts, metric.tokens, metric.repeats, bench.bar.see, empty)
-                found = generated._replace(encodings=found.encodings) if found else generated
-            return [found]
+                timings = generated._replace(encodings=timings.encodings) if timings else generated
+            return [timings]
 
     def values(self, _cell: Cell, answers: list[Timings]) -> list[dict]:
         """The medians with their quartiles, of each of `METRICS`."""
         values = []
-        for metric, (unit, of_timings) in METRICS.items():
-            if not (times := of_timings(answers[0])):
+        for metric, (unit, times_of) in METRICS.items():
+            if not (times := times_of(answers[0])):
                 continue
             low, middle, high = quartiles(times)
             values.append({"metric": metric, "value": middle, "q1": low, "q3": high, "unit": unit})
@@ -161,9 +161,9 @@ def latency(
     prompts = prompts.to(model.device)
     passes, made = (1 + repeats) * (1 + tokens), itertools.count(1)
     caches = [empty() if empty else DynamicCache(config=model.config) for _ in range(1 + repeats)]
-    generations = [_generate(model, prompts, tokens, one, lambda: see(next(made) / passes)) for one in caches][1:]
+    generations = [_generate(model, prompts, tokens, cache, lambda: see(next(made) / passes)) for cache in caches][1:]
     prefills, steps = zip(*((times[0], times[1:]) for times, _ in generations), strict=True)
-    sizes = [one.bytes for one in caches[1:] if isinstance(one, QuantizedCache)]
+    sizes = [used.bytes for used in caches[1:] if isinstance(used, QuantizedCache)]
     return Timings(list(prefills), list(steps), generations[-1][1].cpu(), cache_bytes=sizes)
 
 

@@ -13,7 +13,7 @@ from outliers.metrics.perplexity.measure import Loss, LossReader, perplexity_of,
 from outliers.models.anatomy import count_layers
 from outliers.models.decoder import inference, map_blocks, run_exchanged, run_from
 from outliers.models.variant import Variant
-from outliers.subjects.bench import Bench, named
+from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell
 from outliers.variants.draw import drawn, scattered
 from outliers.variants.quantized import EXACT
@@ -35,8 +35,8 @@ def layer_by_layer(
             under = [(exact, after) for _, _, after in run_exchanged(exact, changed, block, layers)]
             return [tuple(of_layer) for of_layer in read_logits(ids, under, readers, (exact, states))]
 
-        of_blocks = list(map_blocks(exact, see, blocks))
-    return {layer: [of_block[layer] for of_block in of_blocks] for layer in layers}
+        by_block = list(map_blocks(exact, see, blocks))
+    return {layer: [seen[layer] for seen in by_block] for layer in layers}
 
 
 class OfLayers(Measurement):
@@ -47,29 +47,27 @@ class OfLayers(Measurement):
             raise UserError("layers one by one of a streamed model; expected one in memory: leave --stream out")
 
     def steps(self, cells: Sequence[Cell]) -> int:
-        return sum(count_layers(one.subject.config) * len(one.subject.blocks) * one.metric.draws for one in cells)
+        return sum(count_layers(cell.subject.config) * len(cell.subject.blocks) * cell.metric.draws for cell in cells)
 
     def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[list[dict]]:
         """Draw by draw, of each layer what is seen of each block."""
         ((cell,), subject) = cells, cells[0].subject
         model = subject.load(bench, facts)
-        with named(subject.name):
+        with naming(subject.name):
             (variant,) = bench.knowing([cell.variant], subject)
         blocks = bench.counted(subject.blocks[part], count_layers(model.config))
-        with named(subject.name, variant.name):
+        with naming(subject.name, variant.name):
             return [[layer_by_layer(model, blocks, variant, draw) for draw in range(cell.metric.draws)]]
 
     def values(self, cell: Cell, answers: list[list[dict[int, list[Seen]]]]) -> list[dict]:
         values = []
         for layer in answers[0][0]:
-            draws = [
-                list(chain.from_iterable(of_part[layer] for of_part in draw)) for draw in zip(*answers, strict=True)
-            ]
+            draws = [list(chain.from_iterable(part[layer] for part in draw)) for draw in zip(*answers, strict=True)]
             draws = [part for draw in draws for part in by_seed(draw, cell.subject.seeds)]
             losses, agreements = zip(*([*zip(*draw, strict=True)] for draw in draws), strict=True)
-            perplexities = scattered([perplexity_of(list(of_draw)) for of_draw in losses])
-            found = [{"metric": "damage.perplexity", **perplexities, "unit": "1"}, *values_of(agreements)]
-            values += [{**one, "metric": f"{one['metric']}_only", "layer": layer} for one in found]
+            perplexities = scattered([perplexity_of(list(draw)) for draw in losses])
+            metrics = [{"metric": "damage.perplexity", **perplexities, "unit": "1"}, *values_of(agreements)]
+            values += [{**metric, "metric": f"{metric['metric']}_only", "layer": layer} for metric in metrics]
         return values
 
 

@@ -46,7 +46,7 @@ class OfLayers(Measurement):
 
     def values(self, cell: Cell, answers: list[dict[str, list[float]]]) -> list[dict]:
         """A value a way and metric."""
-        return [value for of_way in rows_of(_shape(cell), *answers) for value in _tidy(cell.metric.name, of_way)]
+        return [value for row in rows_of(_shape(cell), *answers) for value in _tidy(cell.metric.name, row)]
 
 
 class OfDecoderLayers(OfLayers):
@@ -60,23 +60,23 @@ class OfDecoderLayers(OfLayers):
         shapes, layers = decode_shapes(cell.subject.config)
         device, batch = find_device(settings.device), cell.metric.batch
         projections = [ways(batch, *shape, device, DTYPES[settings.dtype]) for shape in shapes]
-        named = {way: _in_turn([of_one[way] for of_one in projections]) for way in DECODED if way in projections[0]}
-        return [(layers, milliseconds(named, device, cell.metric.seconds, bench.bar.see))]
+        runs = {way: _in_turn([by_way[way] for by_way in projections]) for way in DECODED if way in projections[0]}
+        return [(layers, milliseconds(runs, device, cell.metric.seconds, bench.bar.see))]
 
     def values(self, cell: Cell, answers: list[tuple[int, dict[str, list[float]]]]) -> list[dict]:
         """A value a way and metric."""
         ((layers, times),) = answers
         return [
             value | {"layers": layers}
-            for way, of_way in _of_ways(times).items()
-            for value in _tidy(cell.metric.name, {"way": way} | of_way)
+            for way, row in _of_ways(times).items()
+            for value in _tidy(cell.metric.name, {"way": way} | row)
         ]
 
 
 def _in_turn(runs: list[Callable]) -> Callable[[], None]:
     def run() -> None:
-        for one in runs:
-            one()
+        for run_one in runs:
+            run_one()
 
     return run
 
@@ -88,15 +88,15 @@ def _shape(cell: Cell) -> tuple[int, int, int]:
 LINEAR_LAYER, DECODER_LAYER = OfLayers(), OfDecoderLayers()
 
 
-def _tidy(name: str, of_way: dict) -> list[dict]:
+def _tidy(name: str, row: dict) -> list[dict]:
     """A value a metric of a row of `rows_of`."""
     return [
         {
-            "way": of_way["way"],
+            "way": row["way"],
             "metric": f"{name}.{metric}",
-            "value": of_way[metric],
-            "q1": of_way[f"{metric}_q1"],
-            "q3": of_way[f"{metric}_q3"],
+            "value": row[metric],
+            "q1": row[f"{metric}_q1"],
+            "q3": row[f"{metric}_q3"],
             "unit": unit,
         }
         for metric, unit in METRICS.items()
@@ -128,14 +128,14 @@ def ways(
     half, in_half = nn.Linear(features, outputs, device=device, dtype=dtype), x.to(dtype)
     half.load_state_dict(exact.state_dict())
     tensor = Quantizer("int8", "tensor")
-    of_row, of_tensor = (reference.quantize(exact.weight, quantizer) for quantizer in (ROWS, tensor))
-    codes, fast, bias = reference.quantize(x, ROWS).codes, dispatch.prepare(of_row), exact.bias
+    by_row, by_tensor = (reference.quantize(exact.weight, quantizer) for quantizer in (ROWS, tensor))
+    codes, fast, bias = reference.quantize(x, ROWS).codes, dispatch.prepare(by_row), exact.bias
     peer = bitsandbytes_layer(exact) if has_bitsandbytes() else None
-    named = {
+    runs = {
         BASELINE: lambda: half(in_half),
-        "int8 alone": lambda: reference.int8_matmul(codes, of_row.codes),
-        "absmax, plain torch": lambda: reference.linear(in_half, of_tensor, bias, tensor),
-        "vector-wise, plain torch": lambda: reference.linear(in_half, of_row, bias),
+        "int8 alone": lambda: reference.int8_matmul(codes, by_row.codes),
+        "absmax, plain torch": lambda: reference.linear(in_half, by_tensor, bias, tensor),
+        "vector-wise, plain torch": lambda: reference.linear(in_half, by_row, bias),
         "vector-wise": lambda: dispatch.linear(in_half, fast, bias),
         "LLM.int8()": lambda: dispatch.linear(in_half, fast, bias, threshold=6.0),
         "bitsandbytes": lambda: peer(in_half),
@@ -143,12 +143,12 @@ def ways(
         "LLM.int8(), 32 bits in": lambda: dispatch.linear(x, fast, bias, threshold=6.0),
         "bitsandbytes, 32 bits in": lambda: peer(x),
     }
-    return {name: run for name, run in named.items() if peer or not name.startswith("bitsandbytes")}
+    return {name: run for name, run in runs.items() if peer or not name.startswith("bitsandbytes")}
 
 
 @torch.inference_mode()
 def milliseconds(
-    named: dict[str, Callable[[], torch.Tensor]],
+    runs: dict[str, Callable[[], torch.Tensor]],
     device: torch.device,
     seconds: float,
     see: Callable[[float], None] = lambda share: None,
@@ -157,14 +157,14 @@ def milliseconds(
 
     At least `LEAST_ROUNDS`, and until these seconds are over; see is called after each call with how far all are.
     """
-    times = {name: [] for name in named}
-    for run in named.values():
+    times = {name: [] for name in runs}
+    for run in runs.values():
         run()
     start = time.perf_counter()
     while time.perf_counter() < start + seconds or min(map(len, times.values())) < LEAST_ROUNDS:
-        for name, run in named.items():
+        for name, run in runs.items():
             times[name].append(timed(run, device)[0])
-            rounds = sum(map(len, times.values())) / len(named)
+            rounds = sum(map(len, times.values())) / len(runs)
             see(min(rounds / LEAST_ROUNDS, (time.perf_counter() - start) / seconds))
     return times
 
@@ -181,12 +181,12 @@ def rows_of(shape: tuple[int, int, int], times: dict[str, list[float]]) -> list[
 
 def _of_ways(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
     """By way the values of `rows_of`."""
-    found = {}
+    by_way = {}
     for way, values in times.items():
-        ratios = [one / other for one, other in zip(times[BASELINE], values, strict=True)]
+        ratios = [half / whole for half, whole in zip(times[BASELINE], values, strict=True)]
         smallest = {"milliseconds_smallest": min(values), "times_16_bits_smallest": min(times[BASELINE]) / min(values)}
-        found[way] = _with_quartiles("milliseconds", values) | _with_quartiles("times_16_bits", ratios) | smallest
-    return found
+        by_way[way] = _with_quartiles("milliseconds", values) | _with_quartiles("times_16_bits", ratios) | smallest
+    return by_way
 
 
 def _with_quartiles(name: str, values: list[float]) -> dict[str, float]:

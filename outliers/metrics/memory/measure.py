@@ -41,8 +41,8 @@ class OfConfigurations(Measurement):
         """A value each number of bits, and what is the same in all."""
         (footprint,) = answers
         about = {"parameters": footprint.parameters, "context_used": footprint.context}
-        of_metric = _fitting if isinstance(cell.metric, Fits) else _needed
-        return [about | value for value in of_metric(cell.metric, footprint)]
+        values_of = _fitting if isinstance(cell.metric, Fits) else _needed
+        return [about | value for value in values_of(cell.metric, footprint)]
 
 
 def _fitting(metric: Fits, footprint: Footprint) -> list[dict]:

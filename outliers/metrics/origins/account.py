@@ -97,7 +97,7 @@ class Account:
 
     def merge(self, other: "Account") -> "Account":
         """The account of both texts, of the same model and features."""
-        sums = {key: one.joined(other.sums[key]) for key, one in self.sums.items()}
+        sums = {key: sums_here.joined(other.sums[key]) for key, sums_here in self.sums.items()}
         counts, names = self.counts + other.counts, self.names | other.names
         return Account(self.features, self.controls, self.positions, counts, sums, self.weights, self.gains, names)
 
@@ -136,22 +136,22 @@ class Account:
 
     def records(self, neurons: int = 3) -> list[dict]:
         """A flat dictionary for each state, writer and gate of each feature, for what is ordinary, and for the rest."""
-        of_each = [[*self._states(number), *self._gates(number)] for number in range(len(self.features))]
+        by_feature = [[*self._states(number), *self._gates(number)] for number in range(len(self.features))]
         for key in self._written():
             terms = self._terms(key)
-            for number, of_feature in enumerate(of_each):
-                of_feature += self._writers(key, terms, number, neurons)
+            for number, records in enumerate(by_feature):
+                records += self._writers(key, terms, number, neurons)
         parts = self._parts()
-        for of_feature, rest in zip(of_each, self._rest(parts), strict=True):
-            of_feature.append({"metric": "origins.rest", "value": _short(rest)})
-        found = zip(self.features, of_each, strict=True)
-        named = [{**record, "feature": feature} for feature, of_feature in found for record in of_feature]
-        return [*named, *self._ordinary(parts)]
+        for records, rest in zip(by_feature, self._rest(parts), strict=True):
+            records.append({"metric": "origins.rest", "value": _short(rest)})
+        pairs = zip(self.features, by_feature, strict=True)
+        with_features = [{**record, "feature": feature} for feature, records in pairs for record in records]
+        return [*with_features, *self._ordinary(parts)]
 
     def _written(self) -> list[Key]:
         """Those of the sums that are of writers, in the order in which they write."""
-        found = [key for key in self.sums if key[1] in PART_OF]
-        return sorted(found, key=lambda key: (-1 if key[0] is None else key[0], [*PART_OF].index(key[1])))
+        keys = [key for key in self.sums if key[1] in PART_OF]
+        return sorted(keys, key=lambda key: (-1 if key[0] is None else key[0], [*PART_OF].index(key[1])))
 
     def _means(self, key: Key) -> np.ndarray:
         return (self.sums[key].total / self.counts[:, None]).numpy()
@@ -172,11 +172,11 @@ class Account:
 
     def _parts(self) -> Parts:
         """By layer and part what all of its writers write, (2 + chosen, columns)."""
-        found: Parts = {}
+        written: Parts = {}
         for layer, kind in self._written():
             key = layer, PART_OF[kind]
-            found[key] = found.get(key, 0) + self._terms((layer, kind)).means.sum(1)
-        return found
+            written[key] = written.get(key, 0) + self._terms((layer, kind)).means.sum(1)
+        return written
 
     def _rest(self, parts: Parts) -> np.ndarray:
         states = np.stack([self._means((layer, "state")) for layer in range(self.layers + 1)])
@@ -189,20 +189,24 @@ class Account:
     def _states(self, number: int) -> Iterator[dict]:
         for layer in range(self.layers + 1):
             sums = self.sums[layer, "state"]
-            record = {"metric": "origins.state", "layer": layer, **self._said(self._means((layer, "state"))[:, number])}
+            record = {
+                "metric": "origins.state",
+                "layer": layer,
+                **self._values(self._means((layer, "state"))[:, number]),
+            }
             yield record | {"magnitude": _short(sums.magnitude[number] / self.counts[0])}
 
     def _gates(self, number: int) -> Iterator[dict]:
-        for (layer, norm), of_norm in self.gains.items():
+        for (layer, norm), gains in self.gains.items():
             before, behind = (self._means((layer, f"{side} {norm}"))[:, number] for side in ("before", "behind"))
             yield {
                 "metric": "origins.gate",
                 "layer": layer,
                 "norm": norm,
-                "role": "+".join(of_norm.reads),
-                "value": _short(of_norm.gains[number]),
-                "median": _short(of_norm.median),
-                "rank": of_norm.ranks[number],
+                "role": "+".join(gains.reads),
+                "value": _short(gains.gains[number]),
+                "median": _short(gains.median),
+                "rank": gains.ranks[number],
                 "before": _short(before[0]),
                 "behind": _short(behind[0]),
                 "first_before": _short(before[1]),
@@ -213,26 +217,26 @@ class Account:
         layer, kind = key
         place = {"metric": "origins.writer", **({} if layer is None else {"layer": layer})}
         means = terms.means[..., number]
-        shown = range(means.shape[1])
+        indices = range(means.shape[1])
         if kind == "neuron":
-            shown = sorted({one for of_mean in abs(means) for one in np.argsort(-of_mean, kind="stable")[:neurons]})
-        for one in shown:
-            at = terms.at[one, number]
+            indices = sorted({index for row in abs(means) for index in np.argsort(-row, kind="stable")[:neurons]})
+        for index in indices:
+            at = terms.at[index, number]
             yield {
                 **place,
                 "writer": kind,
-                **({"index": int(one)} if kind in ("head", "neuron", "expert") else {}),
-                **self._said(means[:, one]),
-                "magnitude": _short(terms.magnitudes[one, number]),
-                "largest": [_short(value) for value in terms.largest[one, number]],
+                **({"index": int(index)} if kind in ("head", "neuron", "expert") else {}),
+                **self._values(means[:, index]),
+                "magnitude": _short(terms.magnitudes[index, number]),
+                "largest": [_short(value) for value in terms.largest[index, number]],
                 "largest_positions": at[:, 0].tolist(),
                 "largest_tokens": [self.names.get(token, f"#{token}") for token in at[:, 1].tolist()],
             }
-        if len(shown) < means.shape[1]:
-            others = means.sum(1) - means[:, list(shown)].sum(1)
-            yield {**place, "writer": "other neurons", "count": means.shape[1] - len(shown), **self._said(others)}
+        if len(indices) < means.shape[1]:
+            others = means.sum(1) - means[:, list(indices)].sum(1)
+            yield {**place, "writer": "other neurons", "count": means.shape[1] - len(indices), **self._values(others)}
 
-    def _said(self, means: np.ndarray) -> dict:
+    def _values(self, means: np.ndarray) -> dict:
         chosen = {"at": [_short(value) for value in means[2:]]} if self.positions else {}
         return {"value": _short(means[0]), "first": _short(means[1]), **chosen}
 

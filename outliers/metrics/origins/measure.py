@@ -7,7 +7,7 @@ from outliers.errors import UserError
 from outliers.metrics.measurement import Measurement
 from outliers.metrics.origins.account import Account
 from outliers.metrics.origins.observe import check_accountable, controls_of, origins
-from outliers.subjects.bench import Bench, named_under
+from outliers.subjects.bench import Bench, naming_under
 from outliers.subjects.cell import Cell
 
 
@@ -30,7 +30,7 @@ class OfWriters(Measurement):
         (cell,) = cells
         subject, metric = cell.subject, cell.metric
         model, blocks = subject.load(bench, facts), bench.counted(subject.blocks[part])
-        with named_under(subject, cell.variant):
+        with naming_under(subject, cell.variant):
             (variant,) = bench.knowing([cell.variant], subject)
             tokenizer = bench.tokenizer(subject)
             return [origins(model, blocks, metric.features, metric.positions, variant, tokenizer)]

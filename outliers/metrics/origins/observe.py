@@ -73,11 +73,11 @@ def origins(
     features, positions = list(dict.fromkeys(features)), sorted(set(positions))
     check_accountable(model.config, features)
     observer = _observed(model, sequences(blocks, attention_mask), features, positions, variant)
-    found = observer.account()
+    account = observer.account()
     if tokens is not None:
-        occurred = {token for one in found.sums.values() for token in one.at[..., 1].unique().tolist()}
-        found.names = {token: visible_token(tokens, token) for token in sorted(occurred)}
-    return found
+        occurred = {token for sums in account.sums.values() for token in sums.at[..., 1].unique().tolist()}
+        account.names = {token: visible_token(tokens, token) for token in sorted(occurred)}
+    return account
 
 
 def check_accountable(config, features: Iterable[int]) -> None:
@@ -108,7 +108,7 @@ def _observed(
 def controls_of(features: list[int], width: int) -> list[int]:
     """Random features beside some, always the same ones."""
     order = torch.randperm(width, generator=torch.Generator().manual_seed(0)).tolist()
-    return [one for one in order if one not in features][:CONTROLS]
+    return [feature for feature in order if feature not in features][:CONTROLS]
 
 
 class _Observer:
@@ -139,10 +139,10 @@ class _Observer:
 
     def _embed(self, ids: torch.Tensor) -> None:
         """Add what goes into the first layer: of the embedding all but positions, and the bias of its norm."""
-        found, positions, norm = {}, self.anatomy.positions, self.anatomy.embedding_norm
+        terms_by_kind, positions, norm = {}, self.anatomy.positions, self.anatomy.embedding_norm
 
         def keep(_module, _inputs, output: torch.Tensor) -> None:
-            found["positions"] = output.expand(1, len(ids), -1)[0][:, self.columns].float()
+            terms_by_kind["positions"] = output.expand(1, len(ids), -1)[0][:, self.columns].float()
 
         with ExitStack() as stack:
             if positions:
@@ -151,9 +151,9 @@ class _Observer:
             state = into_layers(self.model, self.anatomy, ids)[0][:, self.columns].float()
         if norm:
             bias = self.model.get_submodule(norm).bias[self.columns].float()
-            found["embedding norm"] = bias.expand_as(state)
-        found["embedding"] = state - sum(found.values())
-        for kind, terms in found.items():
+            terms_by_kind["embedding norm"] = bias.expand_as(state)
+        terms_by_kind["embedding"] = state - sum(terms_by_kind.values())
+        for kind, terms in terms_by_kind.items():
             self.add((None, kind), terms)
         self.add((0, "state"), state)
 
@@ -161,11 +161,11 @@ class _Observer:
     def hooks(self, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
         """Those that see all layers of a model, or one."""
         with ExitStack() as stack:
-            for one in layers_of(model):
-                if layer in (None, one.number):
-                    self._hook_norms(stack, one)
+            for decoder_layer in layers_of(model):
+                if layer in (None, decoder_layer.number):
+                    self._hook_norms(stack, decoder_layer)
                     for role in ("attn_out", "ffn_out"):
-                        stack.enter_context(_SubLayer(self, one, role).hooks())
+                        stack.enter_context(_SubLayer(self, decoder_layer, role).hooks())
             stack.enter_context(residual_hooks(model, self.see_state, layer))
             yield
 
@@ -182,7 +182,7 @@ class _Observer:
     def _gains(self, norm: nn.Module, roles: tuple[str, ...]) -> Gains:
         gain = gain_of(norm, self.anatomy.norm_offset, width_of(self.model.config))
         magnitudes = gain.abs()
-        ranks = [1 + int((magnitudes > magnitudes[one]).sum()) for one in self.columns]
+        ranks = [1 + int((magnitudes > magnitudes[column]).sum()) for column in self.columns]
         return Gains(roles, gain[self.columns].tolist(), magnitudes.median().item(), ranks)
 
     def _see_norm(self, layer: int, path: str, _norm, inputs: tuple, output: torch.Tensor) -> None:
@@ -191,8 +191,8 @@ class _Observer:
 
     def add(self, key: tuple, x: torch.Tensor) -> None:
         """Let columns (T, n) of this sequence join those of the others."""
-        found = Sums.of(x, self.masks.to(x.device), self.ids.to(x.device))
-        self.sums[key] = self.sums[key].joined(found) if key in self.sums else found
+        sums = Sums.of(x, self.masks.to(x.device), self.ids.to(x.device))
+        self.sums[key] = self.sums[key].joined(sums) if key in self.sums else sums
 
     def account(self) -> Account:
         """That of all sequences."""
@@ -201,7 +201,7 @@ class _Observer:
         for position, count in zip(self.chosen, self.counts[2:], strict=True):
             if not count:
                 raise UserError(f"position {position} is in none of the blocks; expected one that begins at 0")
-        sums = {key: one.cpu() for key, one in self.sums.items()}
+        sums = {key: sums_of_key.cpu() for key, sums_of_key in self.sums.items()}
         return Account(self.features, self.controls, self.chosen, self.counts, sums, self.weights, self.gains)
 
 
@@ -259,7 +259,7 @@ class _SubLayer:
         if self.part == "feed-forward":
             self.written = {"neuron": x}
         else:
-            by_head, rows = (one.unflatten(1, (self.heads, -1)) for one in (x, self.rows))
+            by_head, rows = (tensor.unflatten(1, (self.heads, -1)) for tensor in (x, self.rows))
             self.written = {"head": torch.einsum("thd,fhd->thf", by_head, rows).flatten(1)}
         if self.bias is not None:
             self.written[f"{self.part} bias"] = self.bias.expand(len(x), -1)

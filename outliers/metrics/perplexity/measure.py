@@ -78,8 +78,8 @@ def perplexities(
         >>> len(outliers.perplexities(model, blocks, schemes))
         2
     """
-    found = variant_losses(model, sequences(blocks, attention_mask), variants)
-    return [perplexity_of(of_variant) for of_variant in found]
+    losses = variant_losses(model, sequences(blocks, attention_mask), variants)
+    return [perplexity_of(losses_under) for losses_under in losses]
 
 
 @inference
@@ -103,10 +103,10 @@ def variant_losses(
     if not is_streamed(model):
         blocks = list(blocks) if isinstance(blocks, Iterator) else blocks
         return [_losses_under(model, blocks, variant) for variant in variants]
-    found = [[] for _ in variants]
+    losses = [[] for _ in variants]
     for variant, ids, states in model.stream.run(model, blocks, variants, lambda *_turn: None):
-        found[variant].append(finite_loss(model, ids, states))
-    return found
+        losses[variant].append(finite_loss(model, ids, states))
+    return losses
 
 
 def _losses_under(model: PreTrainedModel, blocks: Iterable[torch.Tensor], variant: Variant) -> list[Loss]:
@@ -230,17 +230,17 @@ def _where_not_finite(model: PreTrainedModel, block: Block) -> str:
     expected = "expected finite numbers: try another dtype (float32, bfloat16) or check the weights"
     if is_streamed(model):  # its layers are gone
         return f"NaN or inf in the last hidden states or the logits; {expected}"
-    found = []
+    places = []
 
     def look_at(layer, role, x):
         bad = ~torch.isfinite(x).all(0)
         if bad.any():
-            found.append(f"layer {layer}, role {role}, feature {int(bad.nonzero()[0])}")
+            places.append(f"layer {layer}, role {role}, feature {int(bad.nonzero()[0])}")
 
     with input_hooks(readers(model), look_at):
         for _ in run_decoder(model, [block]):
             pass
-    where = f"first in the hidden states of {found[0]}" if found else "in the logits"
+    where = f"first in the hidden states of {places[0]}" if places else "in the logits"
     return f"NaN or inf {where}; {expected}"
 
 

@@ -15,7 +15,7 @@ from outliers.models.anatomy import ROLES, count_layers, stacks_of
 from outliers.models.decoder import inference, map_blocks, run_exchanged, run_from
 from outliers.models.stream import is_streamed
 from outliers.quantization.convert import coded
-from outliers.subjects.bench import Bench, named
+from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell
 from outliers.variants.cached import Cached
 from outliers.variants.draw import drawn, scattered
@@ -55,7 +55,7 @@ def exchange_losses(
     model: PreTrainedModel,
     blocks: Iterable[torch.Tensor],
     variant: Quantized | Cached | Against,
-    asked: Sequence[Exchange],
+    wanted: Sequence[Exchange],
 ) -> list[list[Loss]]:
     """The loss of each block, ids (T,), for each of some exchanges of one field.
 
@@ -63,14 +63,14 @@ def exchange_losses(
     scheme already: its codes are then used. A streamed model passes all of its layers for each exchange, and reads them
     once. Blocks of a resident model are read once for each kind of exchange of layers, or for each exchange of others.
     """
-    variants = [one.variant for one in asked]
+    variants = [exchange.variant for exchange in wanted]
     if not is_streamed(model) and isinstance(variant, Cached):
         return _from_inputs(model, blocks, variants)
-    if is_streamed(model) or asked[0].field != "layer":
+    if is_streamed(model) or wanted[0].field != "layer":
         return variant_losses(model, blocks, variants)
-    layers = {kind: [one.place for one in asked if one.kind == kind] for kind in (ONLY, WITHOUT)}
-    found = {kind: _by_layer(model, blocks, variant, kind, of_kind) for kind, of_kind in layers.items()}
-    return [found[one.kind][one.place] for one in asked]
+    layers = {kind: [exchange.place for exchange in wanted if exchange.kind == kind] for kind in (ONLY, WITHOUT)}
+    losses = {kind: _by_layer(model, blocks, variant, kind, places) for kind, places in layers.items()}
+    return [losses[exchange.kind][exchange.place] for exchange in wanted]
 
 
 @inference
@@ -93,13 +93,13 @@ def _by_layer(
 ) -> dict[int, list[Loss]]:
     """The loss of each block with one layer at a time exchanged."""
     with EXACT.on(model) as exact, variant.on(model) as changed:
-        own, other = {ONLY: (exact, changed), WITHOUT: (changed, exact)}[kind]
+        base, other = {ONLY: (exact, changed), WITHOUT: (changed, exact)}[kind]
 
         def losses(_number: int, block: torch.Tensor) -> list[Loss]:
-            return [finite_loss(own, ids, states) for _, ids, states in run_exchanged(own, other, block, layers)]
+            return [finite_loss(base, ids, states) for _, ids, states in run_exchanged(base, other, block, layers)]
 
-        of_blocks = list(map_blocks(own, losses, blocks)) if layers else []
-    return {layer: [of_block[number] for of_block in of_blocks] for number, layer in enumerate(sorted(layers))}
+        by_block = list(map_blocks(base, losses, blocks)) if layers else []
+    return {layer: [block_losses[number] for block_losses in by_block] for number, layer in enumerate(sorted(layers))}
 
 
 class OfPlaces(Measurement):
@@ -119,28 +119,28 @@ class OfPlaces(Measurement):
         (cell,), count = cells, _count(cells[0])
         subject, metric = cell.subject, cell.metric
         model = subject.load(bench, facts)
-        with named(subject.name):
+        with naming(subject.name):
             (variant,) = bench.knowing([cell.variant], subject)
-        asked = exchanges(model, variant, metric.by)
+        wanted = exchanges(model, variant, metric.by)
         is_cache, is_scheme = isinstance(variant, Cached), isinstance(variant, Quantized)
-        passes = len(asked) if is_streamed(model) else count if metric.by == "layer" and not is_cache else 1
+        passes = len(wanted) if is_streamed(model) else count if metric.by == "layer" and not is_cache else 1
         blocks = bench.counted(subject.blocks[part], passes)
         with (
-            named(subject.name, variant.name),
+            naming(subject.name, variant.name),
             bench.under(variant) if is_scheme and not is_streamed(model) else nullcontext(model) as changed,
         ):
-            draws = [_drawn_losses(coded(changed), blocks, variant, asked, draw) for draw in range(metric.draws)]
-        by_place = zip(asked, zip(*draws, strict=True), strict=True)
-        return [{(one.kind, one.place): list(of_draws) for one, of_draws in by_place}]
+            draws = [_drawn_losses(coded(changed), blocks, variant, wanted, draw) for draw in range(metric.draws)]
+        by_place = zip(wanted, zip(*draws, strict=True), strict=True)
+        return [{(exchange.kind, exchange.place): list(losses) for exchange, losses in by_place}]
 
     def values(self, cell: Cell, answers: list[dict]) -> list[dict]:
         values = []
         for kind, place in answers[0]:
-            draws = map(chain.from_iterable, zip(*(of_part[kind, place] for of_part in answers), strict=True))
+            draws = map(chain.from_iterable, zip(*(losses[kind, place] for losses in answers), strict=True))
             parts = (part for draw in draws for part in by_seed(list(draw), cell.subject.seeds))
-            found = list(map(perplexity_of, parts))
-            one = {"metric": f"damage.perplexity_{kind}", cell.metric.by: place, **scattered(found), "unit": "1"}
-            values.append(one)
+            by_draw = list(map(perplexity_of, parts))
+            value = {"metric": f"damage.perplexity_{kind}", cell.metric.by: place, **scattered(by_draw), "unit": "1"}
+            values.append(value)
         return values
 
 
@@ -183,11 +183,11 @@ def _drawn_losses(
     model: PreTrainedModel,
     blocks: Iterable[torch.Tensor],
     variant: Quantized | Cached | Against,
-    asked: Sequence[Exchange],
+    wanted: Sequence[Exchange],
     draw: int,
 ) -> list[list[Loss]]:
     with drawn(model, draw):
-        return exchange_losses(model, blocks, variant, asked)
+        return exchange_losses(model, blocks, variant, wanted)
 
 
 PLACES = OfPlaces()

@@ -24,20 +24,20 @@ def _see(probabilities: torch.Tensor, cross: bool) -> torch.Tensor:
     others, least = visible[:, 1:], torch.finfo(queries.dtype).tiny
     count = others.sum(-1)
     counts = visible[:, 0] & (count > 0)
-    of_heads = []
-    for of_head in queries:  # one at a time, which stays in a core's cache
-        logs = of_head.clamp(min=least).log_()
+    by_head = []
+    for attended_by_head in queries:  # one at a time, which stays in a core's cache
+        logs = attended_by_head.clamp(min=least).log_()
         margins = logs[:, 0] - (logs[:, 1:] * others).sum(-1, dtype=torch.float64) / count
-        share = of_head[:, 0].sum(dtype=torch.float64)
+        share = attended_by_head[:, 0].sum(dtype=torch.float64)
         margin = margins.where(counts, 0).sum()
-        of_heads.append(torch.stack([share, torch.full_like(share, len(visible)), margin, counts.sum().double()]))
-    return torch.stack(of_heads)
+        by_head.append(torch.stack([share, torch.full_like(share, len(visible)), margin, counts.sum().double()]))
+    return torch.stack(by_head)
 
 
 def _answers(visits: Visits) -> list[torch.Tensor]:
     """Of each ablation the sums of `_see` by layer, float64 (layers, heads, 4)."""
-    of_layers = visits.seen.new_zeros(int(visits.layers.max()) + 1, *visits.seen.shape[1:])
-    return list(of_layers.index_add_(0, visits.layers, visits.seen).unbind(1))
+    by_layer = visits.seen.new_zeros(int(visits.layers.max()) + 1, *visits.seen.shape[1:])
+    return list(by_layer.index_add_(0, visits.layers, visits.seen).unbind(1))
 
 
 def _values(answers: list[torch.Tensor]) -> list[dict]:
@@ -48,10 +48,10 @@ def _values(answers: list[torch.Tensor]) -> list[dict]:
     sinks = (shares > SINK).double().mean()
     whole = {"value": shares.mean(), "margin": margins.mean(), "heads": sinks}
     values = [{"metric": "sinks", "unit": "1", **{name: _short(value) for name, value in whole.items()}}]
-    for layer, of_layer in zip(layers.tolist(), zip(shares, margins, strict=True), strict=True):
-        for head, (share, margin) in enumerate(zip(*of_layer, strict=True)):
-            of_head = {"value": _short(share), "unit": "1", "margin": _short(margin), "layer": layer, "head": head}
-            values.append({"metric": "sinks.head", **of_head})
+    for layer, heads_of_layer in zip(layers.tolist(), zip(shares, margins, strict=True), strict=True):
+        for head, (share, margin) in enumerate(zip(*heads_of_layer, strict=True)):
+            value = {"value": _short(share), "unit": "1", "margin": _short(margin), "layer": layer, "head": head}
+            values.append({"metric": "sinks.head", **value})
     return values
 
 

@@ -52,17 +52,17 @@ class OfProjections(Measurement):
 
 @inference
 def _times(model: PreTrainedModel, tokens: int) -> dict[tuple[int, str, str], float]:
-    found, known = {}, {}
+    medians, known = {}, {}
     generator = torch.Generator().manual_seed(0)
-    for one in projections(model):
-        weight = one.module.weight if hasattr(one.module, "here") else stored_weight(one.module)
-        kind = tuple(weight.shape), getattr(one.module, "scheme", None), getattr(one.module, "bias", None) is None
+    for part in projections(model):
+        weight = part.module.weight if hasattr(part.module, "here") else stored_weight(part.module)
+        kind = tuple(weight.shape), getattr(part.module, "scheme", None), getattr(part.module, "bias", None) is None
         if kind not in known:
             x = torch.randn(tokens, weight.shape[1], generator=generator).to(weight)
-            runs = [timed(lambda: one.module(x), weight.device)[0] for _ in range(2 + RUNS)]  # noqa: B023
+            runs = [timed(lambda: part.module(x), weight.device)[0] for _ in range(2 + RUNS)]  # noqa: B023
             known[kind] = statistics.median(runs[2:])
-        found[one.layer, one.role, one.path] = known[kind]
-    return found
+        medians[part.layer, part.role, part.path] = known[kind]
+    return medians
 
 
 TIMES = OfProjections()

@@ -29,9 +29,9 @@ def top1_softmax(
     blocks: token ids, int64 (blocks, T), or any iterable of (T,). variant: what all of it is under, such as a scheme.
     stack: as for `outliers.trace`.
     """
-    ablations = [one if isinstance(one, Ablated) else Ablated(one) for one in interventions]
-    found = attended(model, blocks, [(ablated, [TOP1]) for ablated in ablations], variant)
-    return [of_views[view_of(model, stack).name][1] for (of_views,) in found]
+    ablations = [change if isinstance(change, Ablated) else Ablated(change) for change in interventions]
+    answers = attended(model, blocks, [(ablated, [TOP1]) for ablated in ablations], variant)
+    return [by_view[view_of(model, stack).name][1] for (by_view,) in answers]
 
 
 def _see(probabilities: torch.Tensor, _cross: bool) -> torch.Tensor:
@@ -50,7 +50,7 @@ def _values(answers: list[tuple[int, float]]) -> list[dict]:
     return [
         {
             "metric": "top1_softmax",
-            "value": sum(count / visits * of_part for count, of_part in answers),
+            "value": sum(count / visits * part_mean for count, part_mean in answers),
             "unit": "1",
         }
     ]

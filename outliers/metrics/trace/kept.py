@@ -41,57 +41,57 @@ def traced(cell: Cell, facts: dict, planner: Any) -> list[tuple]:
     stems = [folder / of_view(STEM, stack) for stack in view_names(cell.subject.config)]
     about = cell.subject.asked | facts | {"roles": metric.roles}
     with measuring(cell.subject.settings.device) as reading:
-        found = [] if planner.force else saved_traces(stems, about, metric.tokens)
-    if found and "weights_hash" not in facts:
+        traces_so_far = [] if planner.force else saved_traces(stems, about, metric.tokens)
+    if traces_so_far and "weights_hash" not in facts:
         about |= planner.weights(cell.subject)
-        found = found if all(one.about == about for one in found) else []
-    if found and found[0].names:  # it goes on as it began
+        traces_so_far = traces_so_far if all(trace.about == about for trace in traces_so_far) else []
+    if traces_so_far and traces_so_far[0].names:  # it goes on as it began
         cell = replace(cell, metric=metric.model_copy(update={"tokens": True}))
     saved, costs = time.monotonic(), []
-    for longer, spent in _going_on(cell, facts, planner, about, found):
-        found = longer
+    for longer, spent in _going_on(cell, facts, planner, about, traces_so_far):
+        traces_so_far = longer
         costs.append(spent)
-        if found and (asked_to_stop() or time.monotonic() - saved > SECONDS_BETWEEN_SAVES):
-            _save(found, stems)
+        if traces_so_far and (asked_to_stop() or time.monotonic() - saved > SECONDS_BETWEEN_SAVES):
+            _save(traces_so_far, stems)
             saved = time.monotonic()
             stop_if_asked()
     if costs:
-        _save(found, stems)
-    for one in found if metric.imatrix else ():
-        one.save_imatrix(folder / of_view(IMATRIX, one.stack))
+        _save(traces_so_far, stems)
+    for trace in traces_so_far if metric.imatrix else ():
+        trace.save_imatrix(folder / of_view(IMATRIX, trace.stack))
     if metric.masks:
-        ((_, marked),) = planner.engine.run([Task("masks", _masks, cell.subject, (facts, found[0]), 0)])
+        ((_, marked),) = planner.engine.run([Task("masks", _masks, cell.subject, (facts, traces_so_far[0]), 0)])
         marked.save(folder / MASKS)
     if not cell.subject.settings.stream:  # which would read all layers once more for it
-        for one in found:
-            _keep_excerpt(cell.subject, facts, planner, one)
-    return [([found], {"weights_hash": about["weights_hash"]}, joined(costs or [reading.fields]))]
+        for trace in traces_so_far:
+            _keep_excerpt(cell.subject, facts, planner, trace)
+    return [([traces_so_far], {"weights_hash": about["weights_hash"]}, joined(costs or [reading.fields]))]
 
 
-def _save(found: list[Trace], stems: list[Path]) -> None:
-    for one, stem in zip(found, stems, strict=True):
-        one.save(stem)
+def _save(traces_so_far: list[Trace], stems: list[Path]) -> None:
+    for trace, stem in zip(traces_so_far, stems, strict=True):
+        trace.save(stem)
 
 
 def _going_on(
-    cell: Cell, facts: dict, planner: Any, about: dict, found: list[Trace]
+    cell: Cell, facts: dict, planner: Any, about: dict, traces_so_far: list[Trace]
 ) -> Iterator[tuple[list[Trace], dict]]:
     """The traces of the first blocks, as they grow from what is found, each time with what that has cost."""
-    done = found[0].sequences if found else 0
+    done = traces_so_far[0].sequences if traces_so_far else 0
     planner.bar.skip(done)
     arrived = {}
     tasks = planner.tasks([cell], _parts(cell.subject, planner.engine, done), facts)
-    for task, ((one,), weights, spent) in planner.engine.run(tasks):
+    for task, ((part,), weights, spent) in planner.engine.run(tasks):
         check_same_weights(cell.subject.name, [about | weights, weights | about])
         about |= weights
-        arrived[task.arguments[1].start] = one
+        arrived[task.arguments[1].start] = part
         while done in arrived:  # in the order of the text, so that what is saved is its beginning
-            one = arrived.pop(done)
-            found = merged([found, one]) if found else one
-            done = found[0].sequences
-            for of_view in found:
-                of_view.about = about
-        yield found, spent
+            part = arrived.pop(done)
+            traces_so_far = merged([traces_so_far, part]) if traces_so_far else part
+            done = traces_so_far[0].sequences
+            for trace in traces_so_far:
+                trace.about = about
+        yield traces_so_far, spent
 
 
 def _parts(subject: Subject, engine: Any, done: int) -> list[slice]:
@@ -108,9 +108,9 @@ def _parts(subject: Subject, engine: Any, done: int) -> list[slice]:
 
 def saved_traces(stems: list[Path], about: dict, tokens: bool) -> list[Trace]:
     """The saved traces of all views; nothing where they are not of as many blocks."""
-    found = [one for one in (_saved_trace(stem, about, tokens) for stem in stems) if one]
-    alike = len(found) == len(stems) and len({one.sequences for one in found}) == 1
-    return found if alike else []
+    saved = [trace for trace in (_saved_trace(stem, about, tokens) for stem in stems) if trace]
+    alike = len(saved) == len(stems) and len({trace.sequences for trace in saved}) == 1
+    return saved if alike else []
 
 
 def _saved_trace(stem: Path, about: dict, tokens: bool) -> Trace | None:
@@ -125,23 +125,23 @@ def _saved_trace(stem: Path, about: dict, tokens: bool) -> Trace | None:
     if not any(file.exists() for file in files):
         return None
     try:
-        found = Trace.load(stem)
+        trace = Trace.load(stem)
     except UserError as error:
         logger.info(f"{error}; this run does")
         return None
     unknown = {"weights_hash"} - about.keys()
-    same = {field: found.about[field] for field in found.about.keys() - unknown} == about
-    whole = found.names or not tokens
-    return found if same and whole and found.sequences <= about["blocks"] else None
+    same = {field: trace.about[field] for field in trace.about.keys() - unknown} == about
+    whole = trace.names or not tokens
+    return trace if same and whole and trace.sequences <= about["blocks"] else None
 
 
-def _keep_excerpt(subject: Subject, facts: dict, planner: Any, of: Trace) -> None:
+def _keep_excerpt(subject: Subject, facts: dict, planner: Any, trace: Trace) -> None:
     """Write the excerpt of a trace, unless it is there."""
-    path = planner.rows.folder / of_view(EXCERPT, of.stack)
-    if saved_excerpt(path, of) is None:
-        task = Task("excerpt", _excerpt, subject, (facts, telling_features(of), of.stack or None), 0)
-        ((_, found),) = planner.engine.run([task])
-        replace(found, about=of.about).save(path)
+    path = planner.rows.folder / of_view(EXCERPT, trace.stack)
+    if saved_excerpt(path, trace) is None:
+        task = Task("excerpt", _excerpt, subject, (facts, telling_features(trace), trace.stack or None), 0)
+        ((_, excerpt),) = planner.engine.run([task])
+        replace(excerpt, about=trace.about).save(path)
 
 
 def _excerpt(bench: Bench, subject: Subject, facts: dict, features: dict[str, list[int]], stack: str | None) -> Excerpt:
@@ -152,10 +152,10 @@ def _masks(bench: Bench, subject: Subject, facts: dict, of: Trace) -> Masks:
     return masks(subject.load(bench, facts), subject.blocks, of)
 
 
-def saved_excerpt(path: Path, of: Trace) -> Excerpt | None:
+def saved_excerpt(path: Path, trace: Trace) -> Excerpt | None:
     """The excerpt of a trace; None where it is not there, or another's, or damaged."""
     try:
-        found = Excerpt.load(path)
+        excerpt = Excerpt.load(path)
     except UserError:
         return None
-    return found if found.about == of.about else None
+    return excerpt if excerpt.about == trace.about else None

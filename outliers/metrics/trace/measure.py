@@ -15,7 +15,7 @@ from outliers.models.anatomy.views import of_stack
 from outliers.models.hooks import RESIDUAL
 from outliers.models.skeleton import skeleton
 from outliers.quantization.schemes import BASELINE
-from outliers.subjects.bench import Bench, named_under
+from outliers.subjects.bench import Bench, naming_under
 from outliers.subjects.cell import Cell
 from outliers.tracing.result import STREAM, Trace, merged
 from outliers.tracing.table4 import trace_row
@@ -40,17 +40,17 @@ class OfText(Measurement):
         (cell,) = cells
         subject, metric = cell.subject, cell.metric
         model, blocks = subject.load(bench, facts), bench.counted(subject.blocks[part])
-        with named_under(subject, cell.variant):
+        with naming_under(subject, cell.variant):
             (variant,) = bench.knowing([cell.variant], subject)
             tokens = bench.tokenizer(subject) if _has_tokens(cell) else None
-            found = traces(model, blocks, metric.roles, metric.alpha, metric.attention, variant, tokens)
-        whole = found[0].sequences == len(subject.blocks)
-        if variant.name == BASELINE and whole and all(set(STREAM) <= set(one.roles) or one.cross for one in found):
-            bench.traces[facts.get("tokens_hash")] = found
-        return [found]
+            views = traces(model, blocks, metric.roles, metric.alpha, metric.attention, variant, tokens)
+        whole = views[0].sequences == len(subject.blocks)
+        if variant.name == BASELINE and whole and all(set(STREAM) <= set(view.roles) or view.cross for view in views):
+            bench.traces[facts.get("tokens_hash")] = views
+        return [views]
 
     def values(self, cell: Cell, answers: list[list[Trace]]) -> list[dict]:
-        return [value for found in merged(answers) for value in _of_view(found, cell.metric.details)]
+        return [value for trace in merged(answers) for value in _of_view(trace, cell.metric.details)]
 
 
 class OfFiles(OfText):
@@ -69,31 +69,31 @@ class OfFiles(OfText):
         return traced(cell, facts, planner)
 
 
-def _of_view(found: Trace, detailed: bool) -> list[dict]:
-    values = [*_table4(found), *(details(found) if detailed else [])]
-    return [of_stack(found.stack) | value for value in values]
+def _of_view(trace: Trace, detailed: bool) -> list[dict]:
+    values = [*_table4(trace), *(details(trace) if detailed else [])]
+    return [of_stack(trace.stack) | value for value in values]
 
 
-def details(found: Trace) -> list[dict]:
+def details(trace: Trace) -> list[dict]:
     """Values of a trace beyond those of Table 4."""
-    sinks = found.attention_sinks() if found.heads else None
+    sinks = trace.attention_sinks() if trace.heads else None
     tables = {
-        "outlier_feature": found.outlier_features(),
-        "hidden_state": found.hidden_states(),
-        "largest": found.largest_values(by="layer").drop(columns="max"),  # an infinity norm
-        "residual": found.massive_activations(),
+        "outlier_feature": trace.outlier_features(),
+        "hidden_state": trace.hidden_states(),
+        "largest": trace.largest_values(by="layer").drop(columns="max"),  # an infinity norm
+        "residual": trace.massive_activations(),
         **({} if sinks is None else {"attention_sink": sinks[sinks["share"] > 0]}),
     }
     return [value for prefix, table in tables.items() for value in tidy(table, f"{prefix}.")]
 
 
-def _table4(found: Trace) -> list[dict]:
+def _table4(trace: Trace) -> list[dict]:
     """Its values of Table 4; the number of outlier features comes with these, and of how many they are."""
-    outliers = sorted(found.outlier_features()["feature"].tolist())
-    about = {"features": outliers, "hidden_size": found.statistics["residual.massive"].shape[1]}
-    if found.stack:
-        about |= {"layers": [found.first_layer, found.first_layer + found.layers]}
-    return [value | (about if value["metric"] == "count" else {}) for value in tidy([trace_row(found)])]
+    outliers = sorted(trace.outlier_features()["feature"].tolist())
+    about = {"features": outliers, "hidden_size": trace.statistics["residual.massive"].shape[1]}
+    if trace.stack:
+        about |= {"layers": [trace.first_layer, trace.first_layer + trace.layers]}
+    return [value | (about if value["metric"] == "count" else {}) for value in tidy([trace_row(trace)])]
 
 
 def tidy(table: pd.DataFrame | list[dict], prefix: str = "") -> list[dict]:

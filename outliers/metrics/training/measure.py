@@ -13,7 +13,7 @@ from outliers.metrics.training.watch import watch
 from outliers.models.load import find_device
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import BASELINE, get_scheme
-from outliers.subjects.bench import Bench, named
+from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell
 from outliers.training.layers import train_int8
 from outliers.training.loop import train
@@ -54,7 +54,7 @@ class OfRuns(Measurement):
         run, metric = cells[0].subject, cells[0].metric
         model = start(run.recipe, run.seed, find_device(run.settings.device))
         facts = {"architecture": model.config.model_type, "parameters": model.num_parameters()}
-        with named(run.name):
+        with naming(run.name):
             at = {*metric.watched, run.recipe.steps}
             seen = lambda model, _step: watch(model, run.blocks, metric.alpha)  # noqa: E731
             logged = train(model, run.recipe, run.training_blocks(), run.folder, seen, at, bench.bar.update)
@@ -74,8 +74,8 @@ class OfRuns(Measurement):
             or (entry["step"] == steps and metric not in ("step", "epoch"))
         ]
         at_the_end = [
-            {"checkpoint": f"step-{steps}", "metric": f"perplexity.{name}"} | of_scheme
-            for name, of_scheme in perplexities.items()
+            {"checkpoint": f"step-{steps}", "metric": f"perplexity.{name}"} | perplexity
+            for name, perplexity in perplexities.items()
         ]
         return [facts | value | {"unit": "1"} for value in along + at_the_end]
 

@@ -54,9 +54,9 @@ def watch(model: nn.Module, blocks: Iterable[Block], alpha: float = ALPHA, atten
     return flat(watch_views(model, blocks, alpha, attention))
 
 
-def flat(of_views: dict[str, dict[str, float]]) -> dict[str, float]:
+def flat(by_view: dict[str, dict[str, float]]) -> dict[str, float]:
     """The values of views by one name each."""
-    return {f"{view}.{name}".lstrip("."): value for view, values in of_views.items() for name, value in values.items()}
+    return {f"{view}.{name}".lstrip("."): value for view, values in by_view.items() for name, value in values.items()}
 
 
 def watch_views(
@@ -75,20 +75,20 @@ def _watch(
 ) -> dict[str, dict[str, float]]:
     losses: list[Loss] = []
     see = lambda ids, states: losses.append(finite_loss(model, ids, states))  # noqa: E731
-    found = traces(model, sequences(blocks, None), alpha=alpha, attention=attention, see_last=see)
-    of_views: dict[str, dict[str, float]] = {"": {"perplexity": perplexity_of(losses)}}
-    for one in found:
-        of_views.setdefault(one.stack, {}).update(trace_row(one) | _largest(one))
-    return of_views
+    found_traces = traces(model, sequences(blocks, None), alpha=alpha, attention=attention, see_last=see)
+    by_view: dict[str, dict[str, float]] = {"": {"perplexity": perplexity_of(losses)}}
+    for view in found_traces:
+        by_view.setdefault(view.stack, {}).update(trace_row(view) | _largest(view))
+    return by_view
 
 
-def _largest(found: Trace) -> dict[str, float]:
+def _largest(trace: Trace) -> dict[str, float]:
     """The extreme values of a trace, over all layers."""
-    residual = found.statistics["residual.largest"][:, 0].max().item()
-    by_role = found.hidden_states().groupby("role", sort=False).max()
+    residual = trace.statistics["residual.largest"][:, 0].max().item()
+    by_role = trace.hidden_states().groupby("role", sort=False).max()
     row = {f"max.{role}": float(norm) for role, norm in by_role["infinity_norm"].items()} | {"max.residual": residual}
     row |= {f"{name}.{role}": float(value) for name in KURTOSES for role, value in by_role[name].items()}
-    return row | ({"attention_sink": float(found.attention_sinks()["share"][0])} if found.heads else {})
+    return row | ({"attention_sink": float(trace.attention_sinks()["share"][0])} if trace.heads else {})
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from outliers.models.anatomy import Projection, projections
 from outliers.models.decoder import inference
 from outliers.models.variant import Variant
 from outliers.quantization.peers import weight_of
-from outliers.subjects.bench import Bench, named
+from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell
 
 
@@ -20,18 +20,18 @@ def weight_errors(model: PreTrainedModel, variant: Variant) -> list[dict]:
     """The values of all projections; of those that alone know how they multiply under the variant there is no error."""
     with variant.on(model) as changed:
         pairs = zip(projections(model), projections(changed), strict=True)
-        return [value for own, other in pairs for value in _values(own, weight_of(other.module))]
+        return [value for exact, other in pairs for value in _values(exact, weight_of(other.module))]
 
 
 def _values(projection: Projection, other: torch.Tensor | None) -> list[dict]:
-    own = weight_of(projection.module)
-    found = {"damage.largest_weight": _largest(own)}
+    exact = weight_of(projection.module)
+    metrics = {"damage.largest_weight": _largest(exact)}
     if other is not None:
-        change, energy = other.to(own) - own, own.double().square().sum().item()
+        change, energy = other.to(exact) - exact, exact.double().square().sum().item()
         error = change.double().square().sum().item() / energy if energy else 0.0
-        found |= {"damage.weight_error": {"value": error}, "damage.largest_change": _largest(change)}
+        metrics |= {"damage.weight_error": {"value": error}, "damage.largest_change": _largest(change)}
     place = {"layer": projection.layer, "role": projection.role, "projection": projection.path, "unit": "1"}
-    return [{"metric": metric, **value, **place} for metric, value in found.items()]
+    return [{"metric": metric, **value, **place} for metric, value in metrics.items()]
 
 
 def _largest(weight: torch.Tensor) -> dict:
@@ -56,10 +56,10 @@ class OfWeights(Measurement):
         """The values of each cell."""
         subject = cells[0].subject
         model = subject.load(bench, facts)
-        with named(subject.name):
-            found = [weight_errors(model, one) for one in bench.knowing([cell.variant for cell in cells], subject)]
+        with naming(subject.name):
+            errors = [weight_errors(model, other) for other in bench.knowing([cell.variant for cell in cells], subject)]
         bench.bar.update(len(cells))
-        return found
+        return errors
 
     def values(self, cell: Cell, answers: list[list[dict]]) -> list[dict]:
         return answers[0]

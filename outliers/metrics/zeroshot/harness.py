@@ -158,7 +158,7 @@ def evaluate(
         by_name = {task.task_name: task for task in tasks}
         try:
             with _seen(harness_model, model, see):
-                found = lm_eval.evaluate(harness_model, {"tasks": by_name}, limit=limit, bootstrap_iters=0)
+                results = lm_eval.evaluate(harness_model, {"tasks": by_name}, limit=limit, bootstrap_iters=0)
         except OverflowError:  # the exponential of a loss
             raise UserError(
                 f"the perplexity of this model on {' or '.join(by_name)} is larger than any number; expected a model "
@@ -169,37 +169,37 @@ def evaluate(
                 f"the continuation of an example of {' or '.join(by_name)} is empty or longer than the model's "
                 f"context of {harness_model.max_length} tokens; use another model, or fewer examples (--limit)"
             ) from None
-    return [result for task in tasks for result in _results(task, found)]
+    return [result for task in tasks for result in _results(task, results)]
 
 
 def served(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict:
     """The parts of which the harness's `HFLM` is made."""
-    own = copy.deepcopy(tokenizer)  # because the harness gives a tokenizer without a padding token one
-    return {"pretrained": model, "tokenizer": own, "batch_size": 1, "softmax_dtype": "float32"}
+    copied = copy.deepcopy(tokenizer)  # because the harness gives a tokenizer without a padding token one
+    return {"pretrained": model, "tokenizer": copied, "batch_size": 1, "softmax_dtype": "float32"}
 
 
 @contextlib.contextmanager
 def _seen(harness_model, model: PreTrainedModel, see: Callable[[float], None]) -> Iterator[None]:
     """Count the passes through a model, of which there is at most one a request."""
-    answer, asked, made = harness_model.loglikelihood, 0, itertools.count(1)
+    answer, requested, made = harness_model.loglikelihood, 0, itertools.count(1)
 
     def loglikelihood(requests: list, *arguments, **options):
-        nonlocal asked, made
-        asked, made = len(requests), itertools.count(1)
+        nonlocal requested, made
+        requested, made = len(requests), itertools.count(1)
         return answer(requests, *arguments, **options)
 
     harness_model.loglikelihood = loglikelihood
-    handle = model.register_forward_hook(lambda *_: see(next(made) / max(asked, 1)))
+    handle = model.register_forward_hook(lambda *_: see(next(made) / max(requested, 1)))
     try:
         yield
     finally:
         handle.remove()
 
 
-def _results(task: "Task", found: dict) -> Iterator[dict]:
+def _results(task: "Task", results: dict) -> Iterator[dict]:
     """The results of a task; standard errors are this project's, as those of the harness draw random samples."""
     name = task.task_name
-    samples = found["samples"][name]
+    samples = results["samples"][name]
     for sample in samples:
         for response, *_ in sample["filtered_resps"]:
             if not math.isfinite(response):
@@ -213,7 +213,7 @@ def _results(task: "Task", found: dict) -> Iterator[dict]:
                 "task": name,
                 "task_version": task.VERSION,
                 "metric": metric,
-                "value": found["results"][name][f"{metric},none"],
+                "value": results["results"][name][f"{metric},none"],
                 "standard_error": error([sample[metric] for sample in samples]) if len(samples) > 1 else None,
                 "examples": len(samples),
             }

@@ -42,15 +42,15 @@ def accuracies(rows: list[dict]) -> pd.DataFrame:
 
 def accuracy_table(rows: list[dict]) -> Table:
     """Accuracies in per cent and perplexities; its data are the values of `accuracies` with flat names."""
-    table, one = accuracies(rows), rows[0]
+    table, run = accuracies(rows), rows[0]
     cells = [
-        [model, label_of_weights(scheme, one["dtype"]), *(_cell(metric, value) for (_, metric), value in row.items())]
+        [model, label_of_weights(scheme, run["dtype"]), *(_cell(metric, value) for (_, metric), value in row.items())]
         for (model, scheme), row in table.iterrows()
     ]
     examples = {row["task"]: row["examples"] for row in rows}
     errors = [row["standard_error"] for row in mean_accuracy(rows) if row["standard_error"] is not None]
     caption = (
-        f"Zero-shot accuracy by lm-eval {one['lm_eval']}, in per cent, and perplexity. Examples: "
+        f"Zero-shot accuracy by lm-eval {run['lm_eval']}, in per cent, and perplexity. Examples: "
         f"{', '.join(f'{task} {count}' for task, count in examples.items())}."
         + (f" The largest standard error of a mean is {100 * max(errors):.1f} points." if errors else "")
     )

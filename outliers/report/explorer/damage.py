@@ -17,10 +17,10 @@ ACROSS = {"by_token_db": "mean over tokens", "db": "over all tokens"}  # column 
 def damage_explorer(damages: Mapping[str, "Damages"]) -> list[Explorer]:
     """Maps of the error of the output by layer and projection, one a scheme and way to average; none without errors."""
     maps = [
-        map_of(f"{scheme}, {said}", "projection", _table(one.errors, column), column)
-        for scheme, one in damages.items()
-        if len(one.errors)
-        for column, said in ACROSS.items()
+        map_of(f"{scheme}, {words}", "projection", _table(damage.errors, column), column)
+        for scheme, damage in damages.items()
+        if len(damage.errors)
+        for column, words in ACROSS.items()
     ]
     title, value = "Explore the damage by schemes", "error of outputs"
     return [of_tables(title, maps, row="layer", value=value, choice="scheme", unit=" dB")] if maps else []

@@ -19,8 +19,8 @@ def of_tables(title: str, maps: Sequence[dict], row: str, value: str, choice: st
     """
     colors = [[], [to_hex(color) for color in colormaps[HEAT](np.linspace(0, 1, 32))]]
     shades = {"scales": ["linear"], "threshold": None, "colors": colors}
-    said = {"row": row, "first": 0, "value": value, "unit": unit, "choice": choice}
-    return Explorer(title, {**said, **shades, "maps": list(maps), "tokens": None})
+    labels = {"row": row, "first": 0, "value": value, "unit": unit, "choice": choice}
+    return Explorer(title, {**labels, **shades, "maps": list(maps), "tokens": None})
 
 
 def map_of(name: str, column: str, table: pd.DataFrame, group: str = "") -> dict:
@@ -30,5 +30,5 @@ def map_of(name: str, column: str, table: pd.DataFrame, group: str = "") -> dict
     """
     columns = list(table.columns)
     around = {"said": "", "marked": [], "positions": None, "text": None}
-    of_columns = {"column": column, "share": 1, "features": len(columns), "columns": columns}
-    return {"name": name, "group": group, "values": table.to_numpy(dtype=float), **of_columns, **around}
+    across = {"column": column, "share": 1, "features": len(columns), "columns": columns}
+    return {"name": name, "group": group, "values": table.to_numpy(dtype=float), **across, **around}

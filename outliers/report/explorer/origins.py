@@ -22,15 +22,15 @@ def origins_explorer(rows: pd.DataFrame, of: str, readers: Mapping[str, Sequence
     places that read it, where that was measured.
     """
     rows = rows.reindex(columns=rows.columns.union(["count"], sort=False))  # which none has where all are named
-    of_each = [of_one for _, of_one in rows[rows["feature"].notna()].groupby("feature", sort=False)]
+    by_feature = [group for _, group in rows[rows["feature"].notna()].groupby("feature", sort=False)]
     content = {
-        "places": [said for _, said in AT.values()],
+        "places": [words for _, words in AT.values()],
         "bars": {
             part: {"color": COLORS[color], "pattern": pattern, "beside": beside}
             for part, (color, pattern, beside) in BARS.items()
         },
-        "features": [_feature(of_one, readers) for of_one in of_each[:FEATURES]],
-        "left": len(of_each[FEATURES:]),
+        "features": [_feature(group, readers) for group in by_feature[:FEATURES]],
+        "left": len(by_feature[FEATURES:]),
     }
     return Explorer(f"Explore the writers of features of {of}", content)
 
@@ -38,7 +38,7 @@ def origins_explorer(rows: pd.DataFrame, of: str, readers: Mapping[str, Sequence
 def _feature(rows: pd.DataFrame, readers: Mapping[str, Sequence[Place]]) -> dict:
     states, writers, gates = (rows[rows["metric"] == f"origins.{kind}"] for kind in ("state", "writer", "gate"))
     parts = parts_of(rows).to_dict("records")
-    of_layer = dict(iter(writers.groupby(writers["layer"].fillna(BEFORE))))
+    by_layer = dict(iter(writers.groupby(writers["layer"].fillna(BEFORE))))
     feature = int(rows["feature"].iloc[0])
     return {
         "feature": feature,
@@ -49,7 +49,7 @@ def _feature(rows: pd.DataFrame, readers: Mapping[str, Sequence[Place]]) -> dict
                 "layer": part["layer"],
                 "part": part["part"],
                 "values": _at_places(part),
-                "writers": _writers(of_layer[part["layer"]], part["part"]),
+                "writers": _writers(by_layer[part["layer"]], part["part"]),
             }
             for part in parts
         ],
@@ -61,27 +61,29 @@ def _writers(rows: pd.DataFrame, part: str) -> list[dict]:
     """The writers of a part of a layer that write most, each with the tokens on which it does; last, all others."""
     rows = rows[rows["writer"].isin(PARTS[part])]
     known = rows[rows["count"].isna()]
-    shown = {index for column, _ in AT.values() for index in known[column].abs().nlargest(WRITERS).index}
-    found = [
+    largest = {index for column, _ in AT.values() for index in known[column].abs().nlargest(WRITERS).index}
+    writers = [
         {
             "name": name_of(writer),
             "values": _at_places(writer),
             "magnitude": _short(writer["magnitude"]),
             "most": _most(writer) if writer["writer"] in SINGLE else [],
         }
-        for writer in rows.loc[sorted(shown)].to_dict("records")
+        for writer in rows.loc[sorted(largest)].to_dict("records")
     ]
-    others = rows.drop(index=shown)
+    others = rows.drop(index=largest)
     if len(others):
         count = int(others["count"].fillna(1).sum())
-        found.append({"name": f"{count:,} others", "values": _at_places(others[["value", "first"]].sum()), "most": []})
-    return found
+        writers.append(
+            {"name": f"{count:,} others", "values": _at_places(others[["value", "first"]].sum()), "most": []}
+        )
+    return writers
 
 
 def _most(writer: Mapping) -> list[list]:
     """The tokens on which a writer writes most, with their positions and its terms."""
-    found = zip(writer["largest_tokens"], writer["largest_positions"], writer["largest"], strict=True)
-    return [[token, position, _short(term)] for token, position, term in found]
+    terms = zip(writer["largest_tokens"], writer["largest_positions"], writer["largest"], strict=True)
+    return [[token, position, _short(term)] for token, position, term in terms]
 
 
 def _read_by(gate: Mapping) -> list[str]:

@@ -33,7 +33,9 @@ def trace_explorer(trace: "Trace", excerpt: "Excerpt | None", readers: dict[str,
     """
     from outliers.tracing.excerpt import telling_features  # which imports torch
 
-    telling = {role: some.tolist() for role, some in excerpt.features.items()} if excerpt else telling_features(trace)
+    telling = (
+        {role: places.tolist() for role, places in excerpt.features.items()} if excerpt else telling_features(trace)
+    )
     stream = stream_roles(trace)
     positions = _positions(trace, stream, telling)
     maps = [

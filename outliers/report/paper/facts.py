@@ -45,7 +45,7 @@ class Fact(BaseModel, ABC):
 
     @property
     @abstractmethod
-    def said(self) -> str:
+    def claim(self) -> str:
         """The fact in words, without the model."""
 
 
@@ -69,16 +69,16 @@ class SuperWeight(Measured):
     weights: Annotated[list[Annotated[list[Index], Field(min_length=2, max_length=3)]], Field(min_length=1)]
 
     @property
-    def said(self) -> str:
+    def claim(self) -> str:
         what = "row" if any(len(weight) == 2 for weight in self.weights) else "super weight"
         return f"{what}{'s' if len(self.weights) > 1 else ''} {listed(map(_place, self.weights))}"
 
     def compared(self, seen: "Seen") -> Compared:
-        of_layers = defaultdict(list)
+        by_layer = defaultdict(list)
         for layer, *place in self.weights:
-            of_layers[layer].append(place)
-        found = [_named_by_spikes(seen, layer, places) for layer, places in of_layers.items()]
-        return "; ".join(words for words, _ in found), all(same for _, same in found)
+            by_layer[layer].append(place)
+        compared = [_named_by_spikes(seen, layer, places) for layer, places in by_layer.items()]
+        return "; ".join(words for words, _ in compared), all(same for _, same in compared)
 
 
 def _place(weight: list[int]) -> str:
@@ -112,7 +112,7 @@ class MassiveActivation(Measured):
     magnitude: tuple[float, float] | None = None
 
     @property
-    def said(self) -> str:
+    def claim(self) -> str:
         where = f" at position {self.position}" if self.position is not None else ""
         which = f", feature {listed(self.features)}" if self.features else ""
         sizes = f", {_range(*self.magnitude)}" if self.magnitude else ""
@@ -135,9 +135,9 @@ class MassiveActivation(Measured):
             same &= rows["max"].between((1 - MAGNITUDE) * low, (1 + MAGNITUDE) * high).all()
         layers = rows["layer"][rows["massive"] > 0].tolist()
         features, positions = (listed(sorted(set(rows[name]))) for name in ("feature", "position"))
-        found = f"in layers {ranges(layers)}" if layers else f"in none of layers {_range(first, last)}"
+        where = f"in layers {ranges(layers)}" if layers else f"in none of layers {_range(first, last)}"
         sizes = _range(rows["max"].min(), rows["max"].max())
-        return f"{found}; largest: feature {features} at position {positions}, {sizes}", bool(same)
+        return f"{where}; largest: feature {features} at position {positions}, {sizes}", bool(same)
 
 
 def _range(low: float, high: float) -> str:
@@ -161,12 +161,12 @@ class OutlierFeatures(Measured):
         return "trace" if self.criterion in CRITERIA else None
 
     @property
-    def said(self) -> str:
+    def claim(self) -> str:
         return f"outlier features {listed(self.features)} ({self.criterion})"
 
     def compared(self, seen: "Seen") -> Compared:
-        found = CRITERIA[self.criterion](seen, len(self.features))
-        return f"{self.criterion}: {listed(found) if found else 'none'}", set(self.features) <= set(found)
+        features = CRITERIA[self.criterion](seen, len(self.features))
+        return f"{self.criterion}: {listed(features) if features else 'none'}", set(self.features) <= set(features)
 
 
 def _by_llm_int8(seen: "Seen", _count: int) -> list[int]:
@@ -199,7 +199,7 @@ class HighNorm(Measured):
     layer: Index | None = None
 
     @property
-    def said(self) -> str:
+    def claim(self) -> str:
         where = "the last layer" if self.layer is None else f"layer {self.layer}"
         share = "some" if self.share is None else part(self.share)
         return f"{share} of the positions have a norm above {amount(self.norm)} after {where}"
@@ -221,7 +221,7 @@ class Sink(Measured):
     share: Annotated[float, Field(ge=0, le=1)]
 
     @property
-    def said(self) -> str:
+    def claim(self) -> str:
         return f"position {self.position} is a sink of {part(self.share)} of the heads"
 
     def compared(self, seen: "Seen") -> Compared:
@@ -237,7 +237,7 @@ class Nothing(Measured):
     of: Literal["massive_activation", "super_weight", "outlier_features"]
 
     @property
-    def said(self) -> str:
+    def claim(self) -> str:
         return f"no {self.of.replace('_', ' ')}"
 
     def compared(self, seen: "Seen") -> Compared:
@@ -279,7 +279,7 @@ class Perplexity(Measured):
     under: str = ""
 
     @property
-    def said(self) -> str:
+    def claim(self) -> str:
         return f"perplexity on {self.text} {self.value:,.2f}{f', {self.under}' if self.under else ''}"
 
     def compared(self, seen: float) -> Compared:
@@ -296,7 +296,7 @@ class Task(Fact):
     under: str = ""
 
     @property
-    def said(self) -> str:
+    def claim(self) -> str:
         return f"{self.task}, {self.metric} {self.value:g}{f', {self.under}' if self.under else ''}"
 
 
@@ -349,8 +349,8 @@ def facts_of(sources: Sequence[Source], models: Sequence[str]) -> list[Published
 def elsewhere(models: list[str]) -> Table | None:
     """Published values of these models from elsewhere; None where nothing is known."""
     known = [
-        [key_of(one.fact.model), one.fact.said, one.fact.note, one.source.short]
-        for one in facts_of(read_sources(), models)
+        [key_of(published.fact.model), published.fact.claim, published.fact.note, published.source.short]
+        for published in facts_of(read_sources(), models)
     ]
     caption = "Published elsewhere, each under the protocol of its source."
     return Table.of_words("elsewhere", caption, ["model", "published", "note", "source"], known) if known else None

@@ -56,7 +56,7 @@ def grid(rows: dict, columns: Iterable) -> dict[Key, float | str]:
     }
 
 
-def comparison(shown: str, published: Published, measured: dict[Key, float | str]) -> Table:
+def comparison(artefact: str, published: Published, measured: dict[Key, float | str]) -> Table:
     """Every published value with the one measured beside it, if it was run; the difference is measured − published.
 
     Measured values of a model (of a way to multiply, in Table 5) that is published for other settings stand at the end.
@@ -70,12 +70,12 @@ def comparison(shown: str, published: Published, measured: dict[Key, float | str
         records.append([*key, ours, theirs, _difference(ours, theirs)])
     signed = published.form.replace("{:", "{:+")
     cells = [
-        [*map(str, key), _shown(ours, published.form, "not run"), _shown(theirs, published.form), _shown(more, signed)]
+        [*map(str, key), _text(ours, published.form, "not run"), _text(theirs, published.form), _text(more, signed)]
         for *key, ours, theirs, more in records
     ]
     headers = [*published.keys, "measured", "published", "difference"]
     return Table(
-        f"{shown}_published",
+        f"{artefact}_published",
         f"Measured beside published ({published.source}).",
         headers,
         cells,
@@ -93,5 +93,5 @@ def _difference(ours: float | str | None, theirs: float | str | None) -> float |
     return ours - theirs
 
 
-def _shown(value: float | str | None, form: str, missing: str = MISSING) -> str:
+def _text(value: float | str | None, form: str, missing: str = MISSING) -> str:
     return missing if value is None else value if isinstance(value, str) else form.format(value)

@@ -78,8 +78,8 @@ def table4_section(rows: list[dict]) -> Section:
     notes = [_fit_line(name, fit) for name, fit in fits.items()]
     twins = by_model(rows)["same_weights_as"].dropna()
     notes += [f"{model} holds the same weights as {twin}" for model, twin in twins.items()]
-    of_fits = [{"fraction": name, **fit._asdict()} for name, fit in fits.items() if fit]
-    further = {"fits": pd.DataFrame(of_fits, columns=["fraction", *Fit._fields])}
+    fit_rows = [{"fraction": name, **fit._asdict()} for name, fit in fits.items() if fit]
+    further = {"fits": pd.DataFrame(fit_rows, columns=["fraction", *Fit._fields])}
     others = elsewhere([row["model"] for row in rows])
     printed = "\n".join([table.form("simple"), "", *notes, *(["", others.form("simple")] if others else [])])
     tables = [table, others] if others else [table]

@@ -42,8 +42,8 @@ BESIDE = {"t5-11b": "16 bits", "t5-3b": "32 bits"}  # what int8 was timed beside
 
 def _as_published(times: dict[Key, float], ratios: dict[Key, float]) -> dict[Key, float]:
     """Milliseconds a token by (model, way, batch), and how many times as long int8 takes, by (model, batch)."""
-    of_times = {(model, f"{way}, ms", batch): value for (model, way, batch), value in times.items()}
-    return of_times | {(model, f"{INT8} : {BESIDE[model]}", batch): value for (model, batch), value in ratios.items()}
+    by_way = {(model, f"{way}, ms", batch): value for (model, way, batch), value in times.items()}
+    return by_way | {(model, f"{INT8} : {BESIDE[model]}", batch): value for (model, batch), value in ratios.items()}
 
 
 def _published() -> dict[Key, float]:
@@ -64,12 +64,12 @@ LAYERS_PUBLISHED = Published(
 
 def layers_measured(rows: list[dict]) -> dict[Key, float]:
     """Of the projections of all decoder layers, by the keys of the published values; ratios are of the same rounds."""
-    found = {(key_of(model), way, str(batch)): row for (model, way, batch), row in tokens_of(rows).iterrows()}
+    by_key = {(key_of(model), way, str(batch)): row for (model, way, batch), row in tokens_of(rows).iterrows()}
     times = {
-        key: row["token"] for key, row in found.items() if key[1] in (INT8, BESIDE.get(key[0])) and key[0] in BESIDE
+        key: row["token"] for key, row in by_key.items() if key[1] in (INT8, BESIDE.get(key[0])) and key[0] in BESIDE
     }
     ratios = {
-        (model, batch): found[model, INT8, batch]["long"] / found[model, BESIDE[model], batch]["long"]
+        (model, batch): by_key[model, INT8, batch]["long"] / by_key[model, BESIDE[model], batch]["long"]
         for model, way, batch in times
         if way == INT8 and (model, BESIDE[model], batch) in times
     }

@@ -76,14 +76,14 @@ def _section(rows: list[dict], title: str, name: str, published: dict[str, dict[
 
 def table9_section(rows: list[dict]) -> Section:
     """Fine-tuning in int8 beside other methods, which only the paper has scores of."""
-    plain = {one.int8: one for one in settings(rows) if one.decomposition == "0 %"}
+    plain = {setting.int8: setting for setting in settings(rows) if setting.decomposition == "0 %"}
     ours = {method: plain[int8] for method, int8 in METHODS.items() if int8 in plain}
     cells, data = [], []
     for method, values in TABLE9.items():
-        one = ours.get(method)
-        cells.append([method, *(perplexities(one)[:2] if one else ("not run", MISSING)), f"{values[-1]:.2f}"])
-        data.append({"method": method, "glue_mean": values[-1], **(unrounded(one) if one else {})})
-    caption = METHODS_CAPTION.format(", ".join(dict.fromkeys(one.model for one in ours.values())))
+        setting = ours.get(method)
+        cells.append([method, *(perplexities(setting)[:2] if setting else ("not run", MISSING)), f"{values[-1]:.2f}"])
+        data.append({"method": method, "glue_mean": values[-1], **(unrounded(setting) if setting else {})})
+    caption = METHODS_CAPTION.format(", ".join(dict.fromkeys(setting.model for setting in ours.values())))
     tables = [Table("table9", caption, ["Method", *HEADERS[:2], "GLUE mean"], cells, pd.DataFrame(data))]
     notes = [seeds_note(trained(rows))]
     return Section("Fine-tuning in int8, and other methods", rows, printed(tables, notes), tables, notes=notes)
@@ -91,7 +91,7 @@ def table9_section(rows: list[dict]) -> Section:
 
 def measured(rows: list[dict]) -> dict[Key, float]:
     """Perplexities by the keys of Table 7."""
-    return {(count_label(one.parameters), *one.key): one.perplexity.value for one in settings(rows)}
+    return {(count_label(setting.parameters), *setting.key): setting.perplexity.value for setting in settings(rows)}
 
 
 ARTEFACTS = {  # of Tables 9 and 10 nothing was measured: ours are perplexities, and the paper's are scores of tasks

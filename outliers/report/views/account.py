@@ -36,8 +36,8 @@ def _is_of_writers(row: dict) -> bool:
 def _of_writers(rows: list[dict]) -> Iterator[Sentence]:
     frame = pd.DataFrame(filter(_is_of_writers, rows))
     for feature in frame["feature"].dropna().unique():
-        own = frame[(frame["feature"] == feature) | frame["feature"].isna()]
-        yield from ((int(feature), text, at) for text, at in account_of(own))
+        terms = frame[(frame["feature"] == feature) | frame["feature"].isna()]
+        yield from ((int(feature), text, at) for text, at in account_of(terms))
 
 
 PARTS = (
@@ -66,5 +66,5 @@ def _findings(parts: Iterable[Iterator[Sentence]]) -> list[Finding]:
             ranked.append((told[feature], feature, Finding(text, at)))
             told[feature] += 1
     features = list(dict.fromkeys(feature for _, feature, _ in ranked))
-    chosen = sorted(ranked, key=lambda one: one[0])[:FINDINGS]
-    return [finding for _, _, finding in sorted(chosen, key=lambda one: features.index(one[1]))]
+    chosen = sorted(ranked, key=lambda ranking: ranking[0])[:FINDINGS]
+    return [finding for _, _, finding in sorted(chosen, key=lambda ranking: features.index(ranking[1]))]

@@ -66,14 +66,14 @@ def becomes_of(rows: list[dict]) -> pd.DataFrame:
     `entry` of the residual stream with `feature`, `layer` and `position`, and `share` and `heads` of the attention to
     the first position."""
     plain = [row for row in rows if row["variant"] == BASELINE]
-    found: list[dict] = []
+    rows_removed: list[dict] = []
     for removed, variant in removals(plain).items():
-        own = [row for row in rows if row["variant"] == variant.name]
-        perplexity = next(row["value"] for row in own if row["metric"] == "perplexity")
-        entry = max((row for row in own if row["metric"] == "residual.value"), key=lambda row: abs(row["value"]))
-        sinks = next(row for row in own if row["metric"] == "sinks")
-        whole = found[0] if found else {"perplexity": perplexity, "feature": entry["feature"]}
-        found.append(
+        measured = [row for row in rows if row["variant"] == variant.name]
+        perplexity = next(row["value"] for row in measured if row["metric"] == "perplexity")
+        entry = max((row for row in measured if row["metric"] == "residual.value"), key=lambda row: abs(row["value"]))
+        sinks = next(row for row in measured if row["metric"] == "sinks")
+        whole = rows_removed[0] if rows_removed else {"perplexity": perplexity, "feature": entry["feature"]}
+        rows_removed.append(
             {
                 "removed": removed,
                 "without": SAID[removed].format(**variant.fields(), feature=whole["feature"]),
@@ -85,7 +85,7 @@ def becomes_of(rows: list[dict]) -> pd.DataFrame:
                 "heads": sinks["heads"],
             }
         )
-    return pd.DataFrame(found)
+    return pd.DataFrame(rows_removed)
 
 
 def _heads(rows: list[dict]) -> pd.DataFrame:

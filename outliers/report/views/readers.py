@@ -72,38 +72,38 @@ HEAD_COLUMNS = (
 
 def readers_section(rows: list[dict]) -> Section:
     """The section of the readers of a model's features, without the rows of other parts of an account."""
-    found = readings(rows)
-    summary, heads = summary_of(found), heads_of(found)
-    controls = int(found.loc[found["subject"] == "control", "draw"].max()) + 1
+    table = readings(rows)
+    summary, heads = summary_of(table), heads_of(table)
+    controls = int(table.loc[table["subject"] == "control", "draw"].max()) + 1
     caption = READERS_CAPTION.format(controls=controls)
     tables = [Table.of("readers", caption, COLUMNS, summary, names=2)]
     if len(heads):
         tables.append(Table.of("heads", HEADS_CAPTION, HEAD_COLUMNS, heads, names=2))
-    findings = [Finding(text, at) for _, text, at in read_by(found)][:FINDINGS]
+    findings = [Finding(text, at) for _, text, at in read_by(table)][:FINDINGS]
     title = f"Readers of features of {short_name(rows[0]['model'])}"
     return Section(title, rows, printed(tables), tables, findings=findings)
 
 
-def summary_of(found: pd.DataFrame) -> pd.DataFrame:
+def summary_of(table: pd.DataFrame) -> pd.DataFrame:
     """The data frame of `outliers.readers` with random features as mean and standard deviation beside each feature:
     columns MEASURE_controls and MEASURE_controls_deviation. The model as it is comes first."""
-    found = found.drop(columns=["shares", "margins"], errors="ignore").reindex(
+    table = table.drop(columns=["shares", "margins"], errors="ignore").reindex(
         columns=["subject", "place", "feature", "perplexity", *MEASURES, "sinks"]
     )
-    controls = found[found["subject"] == "control"].groupby("place")[[*MEASURES]]
+    controls = table[table["subject"] == "control"].groupby("place")[[*MEASURES]]
     means, deviations = controls.mean().add_suffix("_controls"), controls.std().add_suffix("_controls_deviation")
-    return found[found["subject"] != "control"].join(means.join(deviations), on="place").reset_index(drop=True)
+    return table[table["subject"] != "control"].join(means.join(deviations), on="place").reset_index(drop=True)
 
 
-def heads_of(found: pd.DataFrame) -> pd.DataFrame:
+def heads_of(table: pd.DataFrame) -> pd.DataFrame:
     """The heads whose margin each feature changes most at each place, beyond what random features change."""
-    if "margins" not in found:
+    if "margins" not in table:
         return pd.DataFrame()
-    whole = found[found["subject"] == "none"].iloc[0]
-    of_attention = found[found["margins"].notna()]
+    whole = table[table["subject"] == "none"].iloc[0]
+    in_attention = table[table["margins"].notna()]
     heads = []
-    for row in of_attention[of_attention["subject"] == "feature"].to_dict("records"):
-        others = of_attention[(of_attention["subject"] == "control") & (of_attention["place"] == row["place"])]
+    for row in in_attention[in_attention["subject"] == "feature"].to_dict("records"):
+        others = in_attention[(in_attention["subject"] == "control") & (in_attention["place"] == row["place"])]
         change, drawn = row["margins"] - whole["margins"], np.stack(others["margins"]) - whole["margins"]
         by_size = np.dstack(np.unravel_index(np.argsort(-abs(change), None), change.shape))[0].tolist()
         changes = (
@@ -122,7 +122,7 @@ def heads_of(found: pd.DataFrame) -> pd.DataFrame:
             }
             for layer, head in by_size
         )
-        heads += islice((one for one in changes if _is_apart(one, "change")), HEADS)
+        heads += islice((head_change for head_change in changes if _is_apart(head_change, "change")), HEADS)
     return pd.DataFrame(heads)
 
 
@@ -131,10 +131,10 @@ def _is_apart(row: Mapping, measure: str) -> bool:
     return exact(row[measure]).is_apart(value_of(row, f"{measure}_controls"))
 
 
-def read_by(found: pd.DataFrame) -> Iterator[tuple[int, str, str]]:
+def read_by(table: pd.DataFrame) -> Iterator[tuple[int, str, str]]:
     """Of each feature what reads it, and what the attention to the first position owes to it; with the feature and the
     table that it is from. That something reads it is said only beyond the scatter of random features."""
-    summary = summary_of(found)
+    summary = summary_of(table)
     whole = summary.iloc[0]
     for feature, rows in summary.iloc[1:].groupby("feature", sort=False):
         rows = rows.sort_values("cost", ascending=False).to_dict("records")
