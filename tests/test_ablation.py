@@ -146,7 +146,7 @@ def test_controls_are_no_outliers(blocks):
     table = ablate(model, blocks, [4])
     drawn = {feature for features in table.loc[table["subject"] == "control", "features"] for feature in features}
     assert len(drawn) > 3 and not drawn & outliers
-    with pytest.raises(UserError, match="1 of 32 features leave 0 others that are no outliers"):
+    with pytest.raises(UserError, match="1 of 32 features leave 0 others that are not outliers"):
         ablate(model, blocks, [4], alpha=1e-6)
 
 

@@ -344,9 +344,9 @@ def test_models_that_are_not_alike_are_refused(monkeypatch, capsys, model, tmp_p
 
 
 def test_what_cannot_be_asked_for(model, blocks):
-    with pytest.raises(UserError, match="expected one of them"):
+    with pytest.raises(UserError, match="expected one of the two"):
         damage(model, blocks)
-    with pytest.raises(UserError, match="expected one of them"):
+    with pytest.raises(UserError, match="expected one of the two"):
         damage(model, blocks, "absmax", against=model)
     with pytest.raises(UserError, match=r"in torch\.bfloat16, and the other one in torch\.float32"):
         damage(model, blocks, against=copy.deepcopy(model).bfloat16())

@@ -293,7 +293,7 @@ def test_a_plugin_takes_no_name_that_is_taken(monkeypatch):
     monkeypatch.setattr(plugins, "entry_points", lambda group: [Entry])
     plugins.plugins.cache_clear()
     try:
-        with pytest.raises(UserError, match=r"plugin 'perplexity' of the installed .* is a metric of a name"):
+        with pytest.raises(UserError, match=r"plugin 'perplexity' of the installed .* is a metric whose name is taken"):
             package.metrics()
     finally:
         plugins.plugins.cache_clear()

@@ -456,7 +456,7 @@ def test_files(found, tmp_path):
     tables = ("damage_model", "damage_roles", "damage_layers", "damage_worst")
     assert {f"{name}.{ending}" for name in tables for ending in ("md", "tex", "csv")} <= names
     assert {"damage_errors.png", "damage_places.svg", "errors.csv", "report.html", "rows.parquet"} <= names
-    assert "Under absmax the perplexity goes from" in printed
+    assert "Under absmax the perplexity rises from" in printed
     assert "token " in printed
     worst = (tmp_path / "damage_worst.md").read_text().splitlines()
     assert len(worst) == 2 + 2 * 10

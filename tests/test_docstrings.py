@@ -26,18 +26,18 @@ EXAMPLES = doctest.DocTestParser()
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
-def run_examples(docstring: str, name: str, variables: dict) -> None:
+def run_examples(docstring: str, name: str, variables: dict) -> dict:
+    """Run the examples of a docstring with some names; returned are these and those that the examples make."""
     examples = EXAMPLES.get_doctest(docstring, variables, name, None, None)
     failed, tried = doctest.DocTestRunner(optionflags=FLAGS).run(examples, clear_globs=False)
     assert tried and not failed, f"the example of {name} fails"
+    return examples.globs
 
 
 @pytest.fixture(scope="module")
 def variables() -> dict:
     """The names that the example of the package makes."""
-    found: dict = {}
-    run_examples(outliers.__doc__, "outliers", found)
-    return found
+    return run_examples(outliers.__doc__, "outliers", {})
 
 
 @pytest.mark.parametrize("name", sorted(DOCUMENTED.keys() - WITHOUT.keys()))
@@ -46,7 +46,7 @@ def test_examples_run(name, variables, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "kept").symlink_to(KEPT)
-    run_examples(DOCUMENTED[name].__doc__, name, dict(variables))
+    run_examples(DOCUMENTED[name].__doc__, name, variables)
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -55,6 +55,10 @@ def variant(written: str) -> "Variant":
 
     Raises:
         UserError: a term is unknown or malformed, or there are two schemes; as `get_scheme`.
+
+    Example:
+        >>> outliers.variant("zero(3) + absmax").name
+        'zero(3)+absmax'
     """
     if not isinstance(written, str) or not written:
         raise UserError(f"{shown(written)} is not a variant; expected one such as absmax+hadamard, {EXAMPLES}")

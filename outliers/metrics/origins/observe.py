@@ -66,7 +66,7 @@ def origins(
 
     Example:
         >>> account = outliers.origins(model, blocks, features=[3])
-        >>> account.rest.max() < 1e-5
+        >>> bool(account.rest.max() < 1e-5)
         True
     """
     layers_of(model)  # which refuses what is no model
