@@ -35,6 +35,12 @@ def keep(name: str, rows: list[dict], columns: dict[str, str], out: Path) -> Non
     print(f"\n{table(kept, 'simple')}\n\n{out}/{name}.json")
 
 
+def kept_rows(name: str, out: Path) -> list[dict]:
+    """The rows that `keep` wrote before; none where it did not."""
+    path = out / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+
+
 def table(kept: dict, form: str = "pipe") -> str:
     """The table of what `keep` wrote, in a format of the tabulate library, and a sentence on what measured it."""
     cells = [[cell.format(**row) for cell in kept["columns"].values()] for row in kept["rows"]]

@@ -1,6 +1,6 @@
 """What a person waits for at the start: `import torch`, a model's class, a model in memory, the smallest trace.
 
-    python benchmarks/start.py
+    OMP_NUM_THREADS=1 python benchmarks/start.py
 
 Each is a process of its own, with all files in the system's cache and what numba compiles on disk; they take turns.
 Kept are medians of wall and of CPU seconds, the latter also as a median of ratios to those of `import torch` in the

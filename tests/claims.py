@@ -30,10 +30,9 @@ from outliers.metrics.memory.view import GIB, footprints
 from outliers.metrics.origins.view import HIDDEN, beside_each_other
 from outliers.metrics.perplexity.measure import LARGEST_LOSS
 from outliers.models.config_file import DEQUANTIZED
-from outliers.models.configs import find_config
 from outliers.models.gguf.header import LONGEST as LONGEST_HEADER
 from outliers.models.load import LARGEST_SIDE, MANY
-from outliers.models.names import POCKET, pocket_models
+from outliers.models.names import POCKET, find_config, pocket_models
 from outliers.models.pocket.ladder import CHECKPOINTS, CONTEXT, LADDER, STEPS, VOCABULARY
 from outliers.plot.origins import READ, parts_of
 from outliers.plot.published import TABLE7
@@ -844,6 +843,14 @@ CLAIMS: dict[str, Callable | Collection] = {
         lambda: in_source("kernels/benchmarks/linear_layer.py", r"\(\((\d+), dimension, 4 \* dimension\)"),
     "LLM.int8() gains at model dimensions from {} on":
         lambda: (gains_from("results/kernels/layers-intel-xeon-amx.csv"),),
+    "zentorch takes {:.2f} to {:.2f} times as long as vector-wise in bfloat16, and {:.2f} to {:.2f} in float32":
+        lambda: [
+            extreme(ratios["vector-wise"] for ratios in row["ratios"].values())
+            for dtype in ("bfloat16", "float32")
+            for row in benchmark("zen-4/rivals")
+            if (row["rival"], row["dtype"]) == ("zentorch_dynamic_qlinear", dtype)
+            for extreme in (min, max)
+        ],
     # docs/training.md
     "after every {} steps": (EVERY,),
     "every {} steps it writes a checkpoint":

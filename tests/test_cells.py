@@ -15,7 +15,6 @@ from outlier_kernels.formats import Quantizer
 
 import outliers
 from outliers import __main__ as program
-from outliers import entry_points
 from outliers import metrics as package
 from outliers.errors import UserError
 from outliers.metrics.measurement import Seen
@@ -23,6 +22,7 @@ from outliers.metrics.memory import Memory as Footprint
 from outliers.metrics.metric import StatesMetric
 from outliers.metrics.perplexity import Perplexity
 from outliers.metrics.zeroshot.harness import zeroshot
+from outliers.models import plugins
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET
 from outliers.presets.cells import METRICS, Cells
@@ -290,10 +290,10 @@ def test_a_plugin_takes_no_name_that_is_taken(monkeypatch):
 
         load = dict
 
-    monkeypatch.setattr(entry_points, "entry_points", lambda group: [Entry])
-    entry_points.plugins.cache_clear()
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [Entry])
+    plugins.plugins.cache_clear()
     try:
         with pytest.raises(UserError, match=r"plugin 'perplexity' of the installed .* is a metric of a name"):
             package.metrics()
     finally:
-        entry_points.plugins.cache_clear()
+        plugins.plugins.cache_clear()

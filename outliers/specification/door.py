@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from outliers.errors import UserError
 from outliers.models.config_file import check_weights, read_config_file
-from outliers.models.configs import known_configs
+from outliers.models.names import known_configs
 from outliers.models.source import config_path, find_model
 from outliers.models.weight_files import INT8
 from outliers.specification.kinds import Memory, Named

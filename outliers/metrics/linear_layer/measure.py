@@ -103,6 +103,17 @@ def _tidy(name: str, of_way: dict) -> list[dict]:
     ]
 
 
+def layer_and_inputs(tokens: int, features: int, outputs: int, device: torch.device) -> tuple[nn.Linear, torch.Tensor]:
+    """A layer, and hidden states (tokens, features) with outlier features, in float32; the same at every call."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        x = torch.randn(tokens, features, device=device)
+        exact = nn.Linear(features, outputs, device=device)
+    for feature, value in OUTLIERS.items():
+        x[feature % tokens, feature] = value
+    return exact, x
+
+
 @torch.inference_mode()
 def ways(
     tokens: int, features: int, outputs: int, device: torch.device, dtype: torch.dtype
@@ -113,12 +124,7 @@ def ways(
     addition the kernels of the device. All but those with "32 bits" take `dtype`, 16 bits, in and out. bitsandbytes
     takes part where it is installed. Weights and hidden states are the same at every call.
     """
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        x = torch.randn(tokens, features, device=device)
-        exact = nn.Linear(features, outputs, device=device)
-    for feature, value in OUTLIERS.items():
-        x[feature % tokens, feature] = value
+    exact, x = layer_and_inputs(tokens, features, outputs, device)
     half, in_half = nn.Linear(features, outputs, device=device, dtype=dtype), x.to(dtype)
     half.load_state_dict(exact.state_dict())
     tensor = Quantizer("int8", "tensor")

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from outliers.models.configs import known_configs
-from outliers.models.names import short_name
+from outliers.models.names import known_configs, short_name
 from outliers.report.section import Finding, Section
 from outliers.report.tables import MISSING, Table, cell, with_interval
 from outliers.report.words import amount, listed, threads

@@ -4,8 +4,7 @@ from functools import partial
 
 import pandas as pd
 
-from outliers.models.configs import known_configs
-from outliers.models.names import short_name
+from outliers.models.names import known_configs, short_name
 from outliers.plot.axes import count_label
 from outliers.report.section import Finding, Section, printed
 from outliers.report.tables import Table, scattered

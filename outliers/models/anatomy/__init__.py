@@ -11,7 +11,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import PretrainedConfig, PreTrainedModel
 
 from outliers.criterion import CROSS, ROLES
-from outliers.entry_points import plugins
 from outliers.errors import UserError
 from outliers.models.anatomy.causal import CAUSAL
 from outliers.models.anatomy.examples import Block
@@ -20,6 +19,7 @@ from outliers.models.anatomy.masked import MASKED
 from outliers.models.anatomy.row import Anatomy, config_of_stack
 from outliers.models.anatomy.seq2seq import SEQ2SEQ
 from outliers.models.anatomy.vision import VISION, vision_config
+from outliers.models.plugins import plugins
 
 FAMILIES = {family.name: family for family in (CAUSAL, MASKED, SEQ2SEQ, VISION)}
 ANATOMIES = {kind: row for family in FAMILIES.values() for kind, row in family.rows.items()}  # by the type of model
