@@ -40,7 +40,7 @@ def variables() -> dict:
     return found
 
 
-@pytest.mark.parametrize("name", DOCUMENTED.keys() - WITHOUT.keys())
+@pytest.mark.parametrize("name", sorted(DOCUMENTED.keys() - WITHOUT.keys()))
 def test_examples_run(name, variables, monkeypatch, tmp_path):
     monkeypatch.setenv("MPLBACKEND", "agg")
     monkeypatch.chdir(tmp_path)
