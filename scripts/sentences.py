@@ -67,7 +67,7 @@ def pieces(node: ast.AST) -> str:
             return "".join(map(pieces, values))
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             return pieces(left) + pieces(right)
-    return f"{{{ast.unparse(getattr(node, 'value', node))}}}"
+    return f"{{{ast.unparse(node.value if isinstance(node, ast.FormattedValue) else node)}}}"
 
 
 def messages(tree: ast.AST) -> Iterator[str]:
