@@ -134,7 +134,7 @@ def test_a_damaged_projection_is_named_first_with_its_reason(broken, monkeypatch
     (row,) = (row for row in errors.to_dict("records") if row["projection"] == DAMAGED)
     assert (row["changed_at"], row["largest_change"]) == ("[5, 3]", pytest.approx(2))
     said = " ".join(out.split())
-    assert f"is that of {DAMAGED}, with an error of" in said and "that at [5, 3] is changed most, by 2" in said
+    assert f"is {DAMAGED} (" in said and "weight [5, 3] changes most, by 2" in said
     worst = next(line for line in out.partition("max |input|")[2].splitlines()[2:])
     assert worst.split()[1] == DAMAGED
 

@@ -429,7 +429,7 @@ ROWS = [  # that hold what no row may
     (with_fields("subject", model=3), "asked.subject.model: input should be"),
     (with_fields("facts", scheme={}), "facts.scheme"),
     (with_fields("facts", new={"a": 1}), "facts: value error, 'new' is no"),
-    (with_fields("made", new=[[1]]), "made: value error, 'new' is no text"),
+    (with_fields("made", new=[[1]]), "made: value error, 'new' is not text"),
     (with_fields("facts", features=["3"]), "facts.features.0"),
 ]
 IN_THE_WAY = [  # of a file: what it is, how it is made
@@ -450,7 +450,7 @@ RESULTS: list[Case] = [
     Case("a damaged line to draw", rows("{", ROW), REDRAW, DAMAGED),
     Case("a damaged line to trace", rows("{", ROW), TRACE, DAMAGED),
     Case("a last line that is no row", rows("3"), SWEEP, DAMAGED),
-    Case("nothing to draw again", rows(with_fields("subject", block=33)), REDRAW, "'out' has no finished rows of it"),
+    Case("nothing to draw again", rows(with_fields("subject", block=33)), REDRAW, "'out' has no finished rows of this experiment"),
     *(
         Case(f"{what} as {name}, {typed}", instead_of(name, kind), typed, f"'out/{name}' is {what}; expected a file")
         for name, commands, kinds in (
@@ -694,7 +694,7 @@ TYPED = {
     "ablate pocket/gpt2-0.1m --where ffn_out": "unknown place 'ffn_out'; did you mean ffn_in",
     "ablate pocket/gpt2-0.1m --controls 3": "3 controls; expected at least 10",
     "emergence --model pocket/nothing": "unknown model 'pocket/nothing'",
-    f"emergence {MODELS} --revisions a,b": "revisions of 2 models; expected one model",
+    f"emergence {MODELS} --revisions a,b": "revisions of 2 models; expected revisions of one model",
     "emergence --text nowhere.txt": "text file 'nowhere.txt' does not exist",
     "trace": "no model is named; expected one, such as `python -m outliers.trace pocket/gpt2-1.7m`",
     "trace ,": "no model is named; expected one",

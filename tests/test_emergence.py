@@ -256,7 +256,7 @@ def test_emergence_over_checkpoints_of_a_folder(tmp_path):
 
     with pytest.raises(UserError, match=r"unknown revision .* 'step-4'; did you mean step-"):
         run(Emergence(models=[str(folder)], revisions=["step-4"]), tmp_path / "no")
-    with pytest.raises(UserError, match="revisions of 2 models; expected one"):
+    with pytest.raises(UserError, match="revisions of 2 models; expected revisions of one model"):
         run(Emergence(models=["a", "b"], revisions=["c"]), tmp_path / "no")
     assert not (tmp_path / "no").exists()
 

@@ -52,20 +52,13 @@ def life_line(
     Where rows say what a model loses without the feature at single places, those are named behind the band at which
     that is more than without random features.
 
+    Example:
+        >>> panels = outliers.plot.life_line(outliers.origins(model, blocks, features=[3]))
+
     Args:
         account: as `outliers.origins` returns it, or rows of the command.
         feature: the one to draw; by default a row of panels for each.
         at: "mean", over positions after the first, or "first", the first position; by default both, side by side.
-        ax: where to draw the panel of one feature and place, in the caller's style; by default a new figure.
-
-    Returns:
-        The axes, or an array (features, places) of them; `.figure` of one is their figure.
-
-    Raises:
-        UserError: there is no such feature or place, or there are several panels for `ax`.
-
-    Example:
-        >>> panels = outliers.plot.life_line(outliers.origins(model, blocks, features=[3]))
     """
     every = records(account) if isinstance(account, list | pd.DataFrame) else account.records()
     rows, readers = pd.DataFrame(every), readers_of(every)

@@ -57,7 +57,7 @@ def variant(written: str) -> "Variant":
         UserError: a term is unknown or malformed, or there are two schemes; as `get_scheme`.
 
     Example:
-        >>> outliers.variant("zero(3) + absmax").name
+        >>> outliers.variant("zero(3)+absmax").name
         'zero(3)+absmax'
     """
     if not isinstance(written, str) or not written:
