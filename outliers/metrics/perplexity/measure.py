@@ -36,7 +36,7 @@ def perplexity(
 ) -> float:
     """Return the perplexity: exp of the mean negative log-likelihood over all predicted tokens.
 
-    Blocks go through the model one at a time: schemes with one scale or one outlier set for a whole batch would
+    Each block goes through the model by itself: schemes with one scale or one outlier set for a whole batch would
     otherwise depend on the batch size. The loss is summed over tokens in float64.
 
     Args:
