@@ -1,4 +1,13 @@
-"""See the emergent outlier features of a transformer, and measure what every 8-bit scheme costs because of them."""
+"""See the emergent outlier features of a transformer, and measure what every 8-bit scheme costs because of them.
+
+Example:
+    >>> import outliers
+    >>> model = outliers.load_model("pocket/gpt2-0.1m")
+    >>> tokenizer = outliers.load_tokenizer("pocket/gpt2-0.1m")
+    >>> blocks = outliers.load_text("sample", tokenizer, block=64, blocks=2)
+
+The examples of all public names go on from here.
+"""
 
 import importlib
 import sys

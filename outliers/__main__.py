@@ -27,7 +27,7 @@ COMMANDS = _commands()
 
 def overview() -> None:
     """Print the commands and the models."""
-    print(f"outliers {outliers.__version__}: {outliers.__doc__}\n\nCommands, each with --help:\n")
+    print(f"outliers {outliers.__version__}: {outliers.__doc__.splitlines()[0]}\n\nCommands, each with --help:\n")
     for name, description in COMMANDS.items():
         print(f"  {' '.join(called(f'{name:<10}'))} {description}")
     print("\nModels by name; others are a hub id, a local folder, or a GGUF file:\n")

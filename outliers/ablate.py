@@ -1,9 +1,8 @@
-"""`python -m outliers.ablate`: what a model loses without its outlier features.
+"""`python -m outliers.ablate`: loss of a model without its outlier features.
 
-Take outlier features out of a model; measure attention and perplexity beside random features.
+Measure attention and perplexity of a model without its outlier features, beside random features.
 
-Prints the table and writes rows, tables and a figure to results/ablate/NAME. Run again, it goes on where it
-stopped.
+Prints the table and writes rows, tables and a figure to results/ablate/NAME. A second run resumes the first.
 
 Examples:
 

@@ -21,10 +21,10 @@ OF_MODELS = ("models", "candidates")  # what an experiment has others of where m
 APART = ("variants",)  # whose entries may have commas: an option each
 ALIKE = 0.8  # of difflib: a mistyped experiment, rather than a model
 
-EXPERIMENT = "Before them, an experiment file or the name of one that comes along, whose models they replace."
-REDRAW = "Measure nothing: draw the rows in this folder, such as those of a training that was watched."
+EXPERIMENT = "Before them, an experiment file or the name of an embedded one, whose models they replace."
+REDRAW = "Measure nothing: redraw the rows in this folder, such as those of a watched training."
 Redraw = Annotated[Path | None, Option("--redraw", help=REDRAW, metavar="FOLDER", show_default=False)]
-Models = Annotated[list[str] | None, Option("--model", "--models", help="The same by an option.", metavar="A,B,…")]
+Models = Annotated[list[str] | None, Option("--model", "--models", help="Models as an option.", metavar="A,B,…")]
 
 
 def measuring(
@@ -129,7 +129,9 @@ def _experiment_and_models(
             raise unknown_name("experiment", experiment, experiment_files(), hint)
     models = models_of([*places, *behind])
     if _takes_one_model(kind) and len(models) > 1:
-        raise UserError(f"{command} takes one model, got {len(models)}: {', '.join(models)}; run it once for each")
+        raise UserError(
+            f"{command} takes one model, got {len(models)}: {', '.join(models)}; run it once for each model"
+        )
     if not models and (places or behind or not (experiment or default)):
         example = " ".join([*called(command), "pocket/gpt2-1.7m"])
         count = "one" if _takes_one_model(kind) else "some"

@@ -66,7 +66,7 @@ def of_transformerlens(name: str) -> tuple[int, str] | None:
 
 
 def check_threshold(name: str, value: float) -> float:
-    """The threshold as a float; raise UserError where it is no positive number that float32 holds."""
+    """The threshold as a float; raise UserError where it is not a positive number that float32 holds."""
     low, high = THRESHOLDS
     if isinstance(value, bool) or not isinstance(value, Real) or not low <= value <= high:
         raise UserError(f"{name} is {shown(value)}; expected a positive number, such as {ALPHA}")

@@ -1,8 +1,8 @@
-"""`python -m outliers.damage`: where 8-bit schemes damage a model, by projection, role and layer.
+"""`python -m outliers.damage`: places of the damage by a scheme: projections, roles and layers.
 
-Find where schemes damage a model: the error of each projection, and what each role and layer costs of perplexity.
+Measure where schemes damage a model: the error of each projection, and the cost of each role and layer.
 
-Prints tables and writes rows, tables and figures to results/damage/NAME. Run again, it goes on where it stopped.
+Prints tables and writes rows, tables and figures to results/damage/NAME. A second run resumes the first.
 
 Examples:
 

@@ -1,9 +1,9 @@
 """`python -m outliers.emergence`: outlier features along a family of models or along training, Figures 3 and 4.
 
-Measure how outlier features emerge with size, with perplexity, or along training.
+Measure how outlier features emerge with size, with perplexity, or during training.
 
 Prints the paper's Table 4 with the exponential fits of Figure 3b, and writes rows, tables, and Figures 3 and 4. By
-default all pocket models, and SmolLM2-135M where it is. Run again, it goes on where it stopped.
+default all pocket models, and SmolLM2-135M where it is installed. A second run resumes the first.
 
 Examples:
 

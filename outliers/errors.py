@@ -13,6 +13,12 @@ class UserError(Exception):
     The library raises it like any exception; the command line prints its message alone and exits with code 2. What a
     file or another library says in it may hold anything: line ends become spaces, what no terminal prints is escaped,
     and the middle of what is long is left out.
+
+    Example:
+        >>> outliers.quantize(model, "absmx")
+        Traceback (most recent call last):
+            ...
+        outliers.errors.UserError: unknown scheme 'absmx'; did you mean absmax...?
     """
 
     def __init__(self, message: str):

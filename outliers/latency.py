@@ -1,9 +1,9 @@
-"""`python -m outliers.latency`: milliseconds a generated token, as in Table 6 of the paper.
+"""`python -m outliers.latency`: milliseconds per generated token, as in Table 6 of the paper.
 
 Time the generation of tokens with a KV cache, with and without int8 weights.
 
-Prints the paper's Table 6, milliseconds a generated token by batch, and writes rows, tables and a page. Run again,
-it goes on where it stopped.
+Prints the paper's Table 6, milliseconds per generated token by batch, and writes rows, tables and a page. A second run
+resumes the first.
 
 Examples:
 

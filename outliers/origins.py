@@ -1,11 +1,10 @@
-"""`python -m outliers.origins`: what writes a feature, which norms hide it, what reads it, and which weights matter.
+"""`python -m outliers.origins`: writers and readers of features, norms that suppress them, weights that matter.
 
 Account for features: the heads, neurons and biases that write them, the projections that read them, single weights.
 
-Prints what writes each feature, what takes it back, which norms hide it, what the model loses where projections do
-without it, which single weights carry the model beside controls, what becomes of massive activations and sinks
-without what makes them, and which channels of keys they make large; writes rows, tables and figures to
-results/origins/NAME. Run again, it goes on where it stopped.
+Prints the contributions to each feature, the norms that suppress it, the cost of removing it at its readers, super
+weights beside their controls, massive activations and attention sinks after removals, and the key channels that it
+enlarges; writes rows, tables and figures to results/origins/NAME. A second run resumes the first.
 
 Examples:
 

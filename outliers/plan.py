@@ -1,9 +1,9 @@
 """`python -m outliers.plan`: the fewest projections that have to stay exact under a scheme.
 
-Find the fewest projections that have to stay exact, or get a better scheme, so that the whole costs little perplexity.
+Find the fewest projections to keep exact, or under a better scheme, for a small increase of perplexity.
 
-Prints what stays exact and what that costs on other blocks, and writes the plan, plan.yaml, with rows, tables, figures
-and a page to results/plan/NAME. Run again, it goes on where it stopped.
+Prints these projections and the increase on other blocks, and writes the plan, plan.yaml, with rows, tables, figures
+and a page to results/plan/NAME. A second run resumes the first.
 
 Examples:
 

@@ -1,8 +1,8 @@
-"""`python -m outliers.sweep`: what every 8-bit scheme costs, as in Table 1 of the paper.
+"""`python -m outliers.sweep`: perplexity under every 8-bit scheme, as in Table 1 of the paper.
 
 Measure the perplexity of models under every 8-bit scheme of the paper's Table 1.
 
-Prints the table and writes rows, tables and a figure. Run again, it goes on where it stopped. Options replace
+Prints the table and writes rows, tables and a figure. A second run resumes the first. Options replace
 the fields of the experiment; with models and no experiment, the other fields have their defaults.
 
 Examples:

@@ -1,9 +1,9 @@
-"""`python -m outliers.trace`: which features are outliers, where, and how large.
+"""`python -m outliers.trace`: outlier features of a model, their places and magnitudes.
 
 Trace a model's hidden states: its outlier features and its row in the paper's Table 4.
 
 Prints the features, the largest input of each kind of projection, massive activations and attention sinks; writes
-the trace, rows, tables and figures to results/trace/NAME. Run again, it goes on where it stopped.
+the trace, rows, tables and figures to results/trace/NAME. A second run resumes the first.
 
 Examples:
 

@@ -2,7 +2,7 @@
 
 Measure the zero-shot accuracy of models under 8-bit schemes with the harness lm-eval.
 
-Prints the table and writes rows, the table and a figure. Run again, it goes on where it stopped. Options replace
+Prints the table and writes rows, the table and a figure. A second run resumes the first. Options replace
 the fields of the experiment; with models and no experiment, the other fields have their defaults. The harness
 comes with `pip install 'outliers[zeroshot]'`.
 

@@ -101,3 +101,9 @@ SECTIONS = {
     "training-runs/table10": table10_section,
     "training-runs/causes": causes_section,
 }
+
+
+@cache
+def section_of(run: str) -> Section:
+    """The section of a kept run."""
+    return SECTIONS[run](kept(run))

@@ -166,7 +166,7 @@ def test_a_run_calibrates_keys_on_other_blocks(tmp_path):
     assert set(of_variant["keys=int3/smooth"]) - set(of_variant["fp32"]) == {"keys", "calibration_hash", "cache_bits"}
     model = outliers.load_model("pocket/gpt2-0.1m")
     with (
-        pytest.raises(UserError, match="'keys=int3/smooth' has to know how large keys are; expected a calibration"),
+        pytest.raises(UserError, match="'keys=int3/smooth' needs the magnitudes of keys; expected a calibration"),
         outliers.variant("keys=int3/smooth").on(model),
     ):
         pass
@@ -295,11 +295,11 @@ def test_bits_of_a_value(written, bits):
         "kv=int4/recent=2:3": "has 'recent=2:3'; expected one such as",
         "kv=int4/block=8": "has blocks of channels, and int4 has a scale a token, or one for each channel",
         "kv=mxfp4/block=8": "has blocks of channels, and mxfp4 fixes blocks of 32",
-        "keys=bfp4/reorder": "orders channels that share one scale in any order; expected blocks",
+        "keys=bfp4/reorder": "reorders channels that share one scale, to no effect; expected blocks",
         "keys=int4/smooth/hadamard": "changes channels by hadamard and smooth; expected one of them",
-        "keys=int4/smooth/before": "knows keys behind the rotation of positions; leave before out",
+        "keys=int4/smooth/before": "is defined after the rotation of positions; leave before out",
         "kv=int4/smooth": "values in 'int4/smooth', which is for keys; expected it for these alone: keys=int4/smooth",
-        "kv=int4+absmax": "goes on behind the cache, which acts last",
+        "kv=int4+absmax": "has terms after the cache, which acts last",
     }.items(),
 )
 def test_malformed_writings_are_refused(written, message):

@@ -197,9 +197,9 @@ def test_what_it_wrote_is_drawn(tmp_path, monkeypatch, capsys):
 
 def test_the_growth_of_two_models_is_drawn_apart(tmp_path, monkeypatch, capsys):
     rows = records_in(KEPT / "growth")
-    with pytest.raises(UserError, match="rows of 2 models that were watched"):
+    with pytest.raises(UserError, match="rows of 2 trained models"):
         outliers.plot.growth([*rows, *(row | {"model": "another"} for row in rows)])
-    with pytest.raises(UserError, match="rows of 0 models that were watched"):
+    with pytest.raises(UserError, match="rows of 0 trained models"):
         outliers.plot.growth(records_in(KEPT / "training"))
     lines = [line.replace(b"my-training", name) for name in (b"one", b"another") for line in KEPT_LINES[:3]]
     (tmp_path / "rows.jsonl").write_bytes(b"".join(lines))

@@ -73,8 +73,8 @@ def test_a_row_is_found_by_what_it_asks_and_by_its_facts_in_any_order(tmp_path_f
     ("metric", "value", "message"),
     [
         ("count", 2**63, "expected a finite number"),
-        ("perplexity", 0, "'value' of perplexity is no positive number"),
-        ("damage.perplexity_only", -1.0, "is no positive number"),
+        ("perplexity", 0, "'value' of perplexity is not a positive number"),
+        ("damage.perplexity_only", -1.0, "is not a positive number"),
     ],
 )
 def test_what_no_table_can_hold_is_refused(tmp_path, metric, value, message):

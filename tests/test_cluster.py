@@ -274,7 +274,7 @@ def test_an_address_where_nobody_listens_is_one_line(monkeypatch, capsys, tmp_pa
     monkeypatch.setenv("RAY_ADDRESS", address)
     code, out, err = call(monkeypatch, capsys, "--model", MODELS[0], "--engine", "ray", "--out", tmp_path / "a" / "b")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"error: no Ray cluster lets us in at RAY_ADDRESS={address} (")
+    assert err.startswith(f"error: no Ray cluster accepts a connection at RAY_ADDRESS={address} (")
     assert not any(tmp_path.iterdir())
 
 
@@ -295,7 +295,9 @@ def test_a_cluster_that_is_there_is_used_and_else_one_is_made(monkeypatch):
         assert engine.alone
     assert asked == [("auto", None), (None, cluster.OBJECT_STORE), "shutdown"]
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    with pytest.raises(UserError, match=r"no Ray cluster lets us in at RAY_ADDRESS=10.0.0.1:6379 \(nobody answers\)"):
+    with pytest.raises(
+        UserError, match=r"no Ray cluster accepts a connection at RAY_ADDRESS=10.0.0.1:6379 " r"\(nobody answers\)"
+    ):
         sweep(Experiment(models=MODELS, engine="ray"), "never-made")
 
 

@@ -101,10 +101,10 @@ EMERGENCE = ["--model", "pocket/gpt2-0.1m", "--model", "pocket/gpt2-0.5m", *TRAC
         ("ablate", [*TRACE, "--method", "zero,mean"], "ablate/gpt2-0.1m", "random features, 10 draws", "ablation.md"),
         ("ablate", [*TRACE, "--features", "3,17"], "ablate/gpt2-0.1m", "outliers 3, 17", "ablation.md"),
         ("damage", ABSMAX, "damage/gpt2-0.1m", "Under absmax the perplexity", "damage_errors.png"),
-        ("origins", TRACE, "origins/gpt2-0.1m", "most at the first", "life_line.png"),
+        ("origins", TRACE, "origins/gpt2-0.1m", "main writer (first)", "life_line.png"),
         ("emergence", EMERGENCE, "emergence", "layers", "figure3.png"),
         ("latency", [*TIMED, "--batch", "1,2"], "latency", "llm.int8", "table6.csv"),
-        ("report", ["table.yaml"], "table", "Table 1: perplexity under 8-bit schemes", "table1_published.md"),
+        ("report", ["table.yaml"], "table", "Table 1: perplexity by scheme", "table1_published.md"),
     ],
 )
 def test_other_commands(monkeypatch, capsys, tmp_path, command, arguments, folder, printed, written):
@@ -402,7 +402,7 @@ def test_the_scripts_answers(script):
         assert f"outliers {name}" in said.partition("Example")[2]
         assert "python -m" not in said
     assert script("swep") == (2, "", "error: unknown command 'swep'; did you mean sweep?\n")
-    assert script("trace", "a", "b")[2] == "error: trace takes one model, got 2: a, b; run it once for each\n"
+    assert script("trace", "a", "b")[2] == "error: trace takes one model, got 2: a, b; run it once for each model\n"
     assert script("trace")[2].endswith("such as `outliers trace pocket/gpt2-1.7m`\n")
     code, _, err = script("sweep", "--modle", "gpt2")
     assert (code, "--model" in err, err.count("\n")) == (2, True, 1)

@@ -383,7 +383,7 @@ def test_a_calibrated_scheme_is_calibrated_on_the_blocks_that_follow(tmp_path):
             expected = getattr(found, table).select_dtypes("number")
             got = getattr(damages_of(rows)[name], table).select_dtypes("number")
             assert got.to_numpy() == pytest.approx(expected.to_numpy(), rel=1e-5)
-    with pytest.raises(UserError, match="has to know how large the inputs are"):
+    with pytest.raises(UserError, match="needs the magnitudes of the inputs"):
         damage(model, blocks[:3], name, by)
 
 
@@ -414,7 +414,7 @@ def test_mistakes_in_python(blocks):
     model = make_model("gpt2")
     for message, arguments in {
         "scheme 'fp32' quantizes nothing": {"scheme": "fp32"},
-        "no part of the damage is asked for; expected some of error, role, layer, stack, head, model": {"by": []},
+        "no part of the damage is requested; expected some of error, role, layer, stack, head, model": {"by": []},
         "unknown part of the damage 'all'": {"by": "all"},
         "has one stack of layers": {"by": ["stack"]},
         "blocks of 70 tokens are longer": {"blocks": torch.zeros(1, 70, dtype=torch.int64)},
@@ -423,7 +423,7 @@ def test_mistakes_in_python(blocks):
     }.items():
         with pytest.raises(UserError, match=message):
             damage(model, **{"blocks": blocks, "scheme": "absmax", **arguments})
-    with pytest.raises(UserError, match="only int8 codes are left"):
+    with pytest.raises(UserError, match="keeps only int8 codes"):
         damage(quantize(model, "absmax", keep="int8"), blocks, "absmax")
     with pytest.raises(UserError, match="2 draws in bfloat16"):
         damage(make_model("gpt2").bfloat16(), blocks, "absmax", draws=2)

@@ -98,8 +98,8 @@ def another_name(path: Path) -> None:
     shutil.copy(POCKET / "gpt2-0.1m" / WEIGHTS, path.with_name("model.fp16.safetensors"))
 
 
-NO_INDEX = "is no index of weight files; expected JSON with a 'weight_map'"
-NO_FILE = "is no regular file"
+NO_INDEX = "is not an index of weight files; expected JSON with a 'weight_map'"
+NO_FILE = "is not a regular file"
 LEADS_OUT = "is a link that leads out of its folder"
 # Commands that read a model, each in its own way.
 READERS = itertools.cycle(
@@ -246,8 +246,8 @@ CONFIGURATIONS: list[Case] = [
     Case("no architecture", written(b'{"n_embd": 64}'), f"trace m {SMALL}", "no 'model_type'"),
     Case("a list", written(b"[]"), f"trace m {SMALL}", "holds no JSON object"),
     Case("deep nesting", written(b"[" * 200_000), f"trace m {SMALL}", "nested too deeply"),
-    Case("many digits", written(b'{"n_embd": ' + b"9" * 5000 + b"}"), f"trace m {SMALL}", "no JSON that can be read"),
-    Case("no UTF-8", written(b'{"a": "\xff"}'), f"trace m {SMALL}", "no JSON that can be read"),
+    Case("many digits", written(b'{"n_embd": ' + b"9" * 5000 + b"}"), f"trace m {SMALL}", "not valid JSON"),
+    Case("no UTF-8", written(b'{"a": "\xff"}'), f"trace m {SMALL}", "not valid JSON"),
     Case("a value twice", written(b'{"n_embd": 1, "n_embd": 2}'), f"trace m {SMALL}", "two values of 'n_embd'"),
     Case("5 MB", written(b" " * (5 << 20)), f"trace m {SMALL}", "larger than 4 MB"),
     Case(
@@ -307,8 +307,8 @@ TEXTS: list[Case] = [
     text("a list for a text", "row 1 .*: 'text' is no string", "a.jsonl", b'{"text": ["x"]}'),
     text("two texts", "row 1 .*: 'text' is no string", "a.jsonl", b'{"text": "x", "text": 1}'),
     text("no text", "row 2 .*: 'text' is missing", "a.jsonl", ROW + b'{"content": "x"}'),
-    text("a list for a row", "row 1 .*: it is no object", "a.jsonl", b'["text"]'),
-    text("a string for a row", "row 1 .*: it is no object", "a.jsonl", b'"text"'),
+    text("a list for a row", "row 1 .*: it is not an object", "a.jsonl", b'["text"]'),
+    text("a string for a row", "row 1 .*: it is not an object", "a.jsonl", b'"text"'),
     text("no JSON", "row 2 .*: Expecting value at character 1", "a.jsonl", ROW + b"words\n"),
     text("two rows in a line", "row 1 .*: Extra data at character 39", "a.jsonl", ROW.strip() + ROW),
     text("a torn row", "row 2 .*: Unterminated string", "a.jsonl", ROW + ROW, -10),
@@ -529,7 +529,7 @@ VALUES = [  # of a field that cannot have them
     ("memory", "1e300", "expected a size such as 500MB or 4GB"),
     ("schemes", f"[{'x' * 20000}]", "at most 255 bytes, got 'x{79}…$"),
 ]
-NO_YAML = "'e.yaml' is no file of at most 1 MB"
+NO_YAML = "'e.yaml' is not a file of at most 1 MB"
 TAGS = ("!!int ''", "!!bool maybe", "!!timestamp x", "!!float ''", "!!binary '…'", "!!set {a}", "!x y")
 YAML = [  # what an experiment file holds, and the answer
     *((fields(**{field: value}), f"field '{field}.*': .*{answer}") for field, value, answer in VALUES),
@@ -571,7 +571,7 @@ LOST = r"the loss is \d+,\d{3} nats a token"
 OPTIONS: list[Case] = [
     *(Case(_of_file(content), file(content), "sweep e.yaml", answer) for content, answer in YAML),
     Case("a ring of files", both(RING[0], file("extends: ./e.yaml", "f.yaml")), "sweep e.yaml", "itself in 'extends'"),
-    Case("one that extends a pipe", both(RING[1], file(os.mkfifo, "p.yaml")), "sweep e.yaml", "'p.yaml' is no file"),
+    Case("one that extends a pipe", both(RING[1], file(os.mkfifo, "p.yaml")), "sweep e.yaml", "'p.yaml' is not a file"),
     Case("no features", file("shows: table5\ndimensions: [0x0]"), "report e.yaml", "field 'dimensions.0': .*than 0"),
     Case("too many", file("shows: table5\ndimensions: [9999999]"), "report e.yaml", "field 'dimensions.0': .*less"),
     Case("a broken model", BROKEN, f"sweep --model m --scheme fp32 {SMALL}", f"'m' under fp32: {LOST}"),
@@ -629,12 +629,12 @@ REFUSED = {
             ("--metric perplexty", "unknown metric 'perplexty'; did you mean perplexity"),
             ("--variant 'zreo(3)'", "unknown variant 'zreo'; did you mean zero"),
             ("--variant 'mean(3)'", r"'mean\(3\)' needs the mean of each feature over the text"),
-            ("--metric top1 --draws 2", r"field 'draws' is a parameter of no metric that is asked for \(top1\)"),
+            ("--metric top1 --draws 2", r"field 'draws' is a parameter of none of the requested metrics \(top1\)"),
             ("--variant absmax+skip=nowhere", "unknown place in skip 'nowhere'"),
             ("--metric latency --prompt 33", "prompts of 33 tokens from 1 blocks of 32"),
             ("--metric zeroshot --stream", "zero-shot tasks of a streamed model; expected one in memory"),
             ("--variant bitsandbytes --stream", "bitsandbytes in a streamed model; expected one in memory"),
-            ("--metric origins", "origins of no feature"),
+            ("--metric origins", "no feature is given"),
         )
     },
     **{
@@ -698,7 +698,7 @@ TYPED = {
     "emergence --text nowhere.txt": "text file 'nowhere.txt' does not exist",
     "trace": "no model is named; expected one, such as `python -m outliers.trace pocket/gpt2-1.7m`",
     "trace ,": "no model is named; expected one",
-    "trace a --model b": "trace takes one model, got 2: a, b; run it once for each",
+    "trace a --model b": "trace takes one model, got 2: a, b; run it once for each model",
     "ablate --models a,b": "ablate takes one model, got 2: a, b",
     "latency": "no model is named; expected some",
     "latency pocket/gpt2-0.1m --batch 1,0": "field 'batches.1': Input should be greater than 0, got '0'",

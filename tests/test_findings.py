@@ -1,6 +1,8 @@
 """Sentences about what was measured: true of the rows, and not there where the rows do not support them."""
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -24,7 +26,10 @@ from outliers.report.views.remedies import NONE, remedies_findings
 from outliers.report.words import count, features, listed, percent, ranges
 from outliers.specification.kinds import OneModel
 from tests.conftest import STORIES, needs_shared, needs_smollm2, trace_model
-from tests.kept import DAMAGED, SECTIONS, kept
+from tests.kept import DAMAGED, SECTIONS, kept, section_of
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
+import sentences
 
 
 def said(findings: list[Finding]) -> str:
@@ -47,7 +52,7 @@ def test_words():
 
 @pytest.mark.parametrize("run", SECTIONS)
 def test_each_sentence_is_of_a_table_or_figure(run):
-    section = SECTIONS[run](kept(run))
+    section = section_of(run)
     places = {one.name for one in (*section.tables, *section.drawings)}
     assert section.findings
     assert {finding.at for finding in section.findings} <= places
@@ -61,20 +66,25 @@ def test_each_sentence_is_of_a_table_or_figure(run):
 
 def test_findings_of_kept_runs():
     ablation, sweep, damage = (
-        said(SECTIONS[run](kept(run)).findings) for run in ("smollm2-135m/ablation", "smollm2-135m/sweep", DAMAGED)
+        said(section_of(run).findings) for run in ("smollm2-135m/ablation", "smollm2-135m/sweep", DAMAGED)
     )
     assert ablation.startswith(
-        "Setting feature 247 to zero multiplies the perplexity by 9.9, another feature, drawn at random, by 1.006 "
+        "Setting feature 247 to zero multiplies the perplexity by 9.9; doing so with a random feature, by 1.006 "
     )
-    assert "absmax costs smollm2-135m +110.6 % ± 1.4 of its perplexity." in sweep
-    assert "llm.int8-zeropoint costs smollm2-135m least: +0.6 % ± 0.1." in sweep
+    assert "absmax raises the perplexity of smollm2-135m by 110.6 % ± 1.4." in sweep
+    assert "The smallest increase for smollm2-135m is that of llm.int8-zeropoint: +0.6 % ± 0.1." in sweep
     assert damage.startswith(
-        "Most of what absmax costs is in ffn_out (+76.3 % ± 2.2 alone, 79 % of the rise of log-perplexity), where "
-        "values go up to 2,960 (layer 11, feature 1229, position 0, token "
+        "Most of the cost of absmax is in ffn_out (+76.3 % ± 2.2 alone, 79 % of the increase of log-perplexity), whose "
+        "inputs reach 2,960 (layer 11, feature 1229, position 0, token "
     )
     assert (
-        "Most of what llm.int8 costs is in attn_in (+1.3 % ± 0.1 alone, 83 % of the rise of log-perplexity)" in damage
+        "Most of the cost of llm.int8 is in attn_in (+1.3 % ± 0.1 alone, 83 % of the increase of log-perplexity)"
+        in damage
     )
+
+
+def test_the_list_of_sentences_is_that_of_the_code():
+    assert sentences.LIST.read_text(encoding="utf-8") == sentences.listed(), "run: python scripts/sentences.py"
 
 
 # Traces
@@ -98,7 +108,7 @@ def test_a_model_with_one_outlier_feature(traced):
     text = said(section.findings)
     assert "One of 576 features is an outlier feature: feature 247, which reaches |x| ≥ 6 in " in text
     assert "feature 1229 of layer 11's ffn_out, at position 0, token token " in text
-    assert "Massive activations stand in the residual stream after layers 11–" in text
+    assert "The residual stream has massive activations after layers 11–" in text
     assert "Position 0 is an attention sink for " in text
     assert 3 <= len(section.findings) <= 6
 
@@ -107,9 +117,9 @@ def test_a_model_with_several(traced):
     section, trace = traced("pocket/gpt2-5.9m")
     found = trace.outlier_features()
     assert len(found) > 1
-    start = f"{count(len(found)).capitalize()} of 256 features are outlier features, most often feature "
+    start = f"{count(len(found)).capitalize()} of 256 features are outlier features; the most common is feature "
     assert section.findings[0].text.startswith(f"{start}{found['feature'][0]}, which")
-    assert "Massive" not in said(section.findings)
+    assert "massive" not in said(section.findings)
 
 
 @needs_shared
@@ -122,7 +132,7 @@ def test_a_model_without_any(traced, model):
         f"None of {len(trace.features())} features is an outlier feature: no value reaches |x| ≥ 30"
     )
     assert len(section.findings) >= 3
-    assert "where outlier features are set to zero" not in said(section.findings)
+    assert "with outlier features set to zero" not in said(section.findings)
 
 
 def test_the_nearest_feature_is_named(traced):
@@ -130,12 +140,13 @@ def test_the_nearest_feature_is_named(traced):
     assert trace.outlier_features().empty
     nearest = trace.features().iloc[0]
     assert f": the nearest, feature {nearest['feature']:.0f}, reaches |x| ≥ 5 in " in section.findings[0].text
-    assert "where 25 % and 6 % are asked for." in section.findings[0].text
+    assert " of layers (25 % required) and " in section.findings[0].text
+    assert section.findings[0].text.endswith(" of positions (6 % required).")
 
 
 def test_a_criterion_that_tells_nothing(traced):
     section, _ = traced("pocket/gpt2-0.1m", alpha=0.1)
-    assert "the criterion tells nothing" in section.findings[0].text
+    assert section.findings[0].text.endswith(" meet the criterion at |x| ≥ 0.1: it does not discriminate.")
 
 
 def test_a_sink_is_no_position_of_the_second_half(traced):
@@ -161,33 +172,35 @@ def cost(scheme: str, value: float, deviation: float | None = None, model: str =
 def test_a_sweep_within_its_scatter():
     names = {"gpt2": "gpt2"}
     assert sweep_findings([], names) == []
-    nothing = "No scheme costs gpt2 perplexity beyond the scatter of rounding."
+    nothing = "No scheme raises the perplexity of gpt2 beyond the scatter of rounding."
     assert sweep_findings([cost("absmax", 90.0)], names) == [], "one draw"
     assert said(sweep_findings([cost("absmax", 0.9, 0.5)], names)) == nothing
-    assert (
-        said(sweep_findings([cost("absmax", 0.9, 0.2)], names)) == "absmax costs gpt2 +0.9 % ± 0.2 of its perplexity."
-    )
+    raised = "absmax raises the perplexity of gpt2 by 0.9 % ± 0.2."
+    assert said(sweep_findings([cost("absmax", 0.9, 0.2)], names)) == raised
     assert "any of two models" in said(sweep_findings([cost("absmax", 0.1, 0.2)], names | {"b": "b"}))
 
 
 def test_what_outlier_features_in_16_bits_save():
     names, absmax = {"gpt2": "gpt2"}, cost("absmax", 50.0, 1.0)
     saved = sweep_findings([absmax, cost("absmax-vector", 9.0, 0.2), cost("llm.int8", 1.0, 0.2)], names)
-    assert "bring the cost down: +9.0 % ± 0.2 under absmax-vector, +1.0 % ± 0.2 under llm.int8." in said(saved)
-    assert "llm.int8 costs gpt2 least: +1.0 % ± 0.2." in said(saved)
+    reduced = "reduces the increase from +9.0 % ± 0.2 (absmax-vector) to +1.0 % ± 0.2 (llm.int8)."
+    assert reduced in said(saved)
+    assert "The smallest increase for gpt2 is that of llm.int8: +1.0 % ± 0.2." in said(saved)
     same = said(sweep_findings([absmax, cost("absmax-vector", 1.2, 0.2), cost("llm.int8", 1.0, 0.2)], names))
-    assert "save anything could not be shown: +1.2 % ± 0.2 under absmax-vector" in same
-    assert "least" not in same
+    assert "has no measurable benefit: +1.2 % ± 0.2 (absmax-vector)" in same
+    assert "smallest" not in same
     free = said(sweep_findings([absmax, cost("absmax-vector", 0.1, 0.2), cost("llm.int8", 0.2, 0.2)], names))
-    assert "That llm.int8 and absmax-vector cost gpt2 anything could not be shown." in free
+    assert "llm.int8 and absmax-vector have no measurable cost for gpt2." in free
 
 
 def test_how_many_models_lose():
     costs = [cost("absmax", value, 0.1, model) for model, value in (("a", 50.0), ("b", 0.5), ("c", 1.1))]
     text = said(sweep_findings(costs, {name: name for name in "abc"}))
-    assert text.endswith("One of three models loses more than one per cent.")
+    assert text.endswith("The perplexity of one of three models rises by more than 1 % under at least one scheme.")
     text = said(sweep_findings(costs[:1] * 2 + [costs[0] | {"model": "b"}], {name: name for name in "ab"}))
-    assert text.endswith("Each of the models loses more than one per cent under some scheme.")
+    assert text.endswith("The perplexity of every model rises by more than 1 % under at least one scheme.")
+    text = said(sweep_findings([cost("absmax", 0.5, 0.1, model) for model in "ab"], {name: name for name in "ab"}))
+    assert text.endswith("No scheme raises the perplexity of any model by measurably more than 1 %.")
 
 
 def summary(damage: float, control: tuple[float, float, float], top1: float = 0.2, singles=()) -> pd.DataFrame:
@@ -210,21 +223,22 @@ def summary(damage: float, control: tuple[float, float, float], top1: float = 0.
 
 def test_an_ablation_within_its_scatter():
     supported = said(ablation_findings(summary(0.5, (0.01, 0.0, 0.02))))
-    assert "Setting features 3 and 17 to zero multiplies the perplexity by 1.500, as many others" in supported
+    assert "to zero multiplies the perplexity by 1.500; doing so with two random features, by 1.010" in supported
     assert "falls from 40.0 to 20.0 %" in supported
     within = ((0.15, (0.05, -0.1, 0.2)), (0.012, (0.01, 0.009, 0.011)))  # the interval; what one draw may do
     for damage, control in within:
         text = said(ablation_findings(summary(damage, control, 0.41)))
-        assert "that it matters more could not be shown." in text
+        assert "has no measurably different effect on the perplexity than doing so with two random features" in text
         assert "multiplies" not in text
         assert "softmax" not in text
 
 
 def test_which_single_feature_does_most():
     control = (0.01, 0.0, 0.02)
-    assert "Alone, feature 4 does most: +40.0 %" in said(ablation_findings(summary(0.5, control, singles=(0.1, 0.4))))
-    assert "Alone" not in said(ablation_findings(summary(0.5, control, singles=(0.4, 0.44)))), "as draws scatter"
-    assert "Alone" not in said(ablation_findings(summary(0.5, control, singles=(0.4,))))
+    text = said(ablation_findings(summary(0.5, control, singles=(0.1, 0.4))))
+    assert "Of single features, feature 4 raises the perplexity most when removed: +40.0 %" in text
+    assert "single" not in said(ablation_findings(summary(0.5, control, singles=(0.4, 0.44)))), "as draws scatter"
+    assert "single" not in said(ablation_findings(summary(0.5, control, singles=(0.4,))))
 
 
 def damaged(
@@ -249,33 +263,33 @@ def damaged(
 
 def test_where_a_scheme_does_its_damage():
     assert damaged() == (
-        "Most of what absmax costs is in ffn_out (+75.0 % ± 0.2 alone, 81 % of the rise of log-perplexity); with "
-        "ffn_out exact, +10.0 % ± 0.2 is left. Under absmax the perplexity goes from 40.00 to 80.00 (+100.0 % ± 0.2). "
-        "Under absmax the layer that costs most alone: 1 (+25.0 % ± 0.2)."
+        "Most of the cost of absmax is in ffn_out (+75.0 % ± 0.2 alone, 81 % of the increase of log-perplexity); with "
+        "ffn_out exact, +10.0 % ± 0.2 remains. Under absmax the perplexity rises from 40.00 to 80.00 (+100.0 % ± 0.2). "
+        "Under absmax the layer that costs most alone is 1 (+25.0 % ± 0.2)."
     )
-    assert damaged(deviation=30.0).endswith("(+100.0 % ± 75.0), which is within the scatter of rounding.")
+    assert damaged(deviation=30.0).endswith("(+100.0 % ± 75.0), within the scatter of rounding.")
     assert "No role stands out under absmax. " in damaged(roles=(69.9, 70.0))
     assert damaged(layers=(40.1, 40.0, 40.0)).endswith("No layer stands out under absmax.")
 
 
 def test_one_draw_names_no_role_and_no_layer():
     assert damaged(deviation=None) == (
-        "Under absmax the perplexity goes from 40.00 to 80.00 (+100.0 %) in a single draw; --draws 4 measures how far "
-        "rounding scatters it."
+        "Under absmax the perplexity rises from 40.00 to 80.00 (+100.0 %) in a single draw; --draws 4 measures the "
+        "scatter of rounding."
     )
 
 
 def test_a_layer_is_named_for_a_tenth_of_the_damage():
     tenth = 40 * 2**0.1  # of the rise of log-perplexity from 40 to 80
-    assert damaged(layers=(tenth + 0.1, 40.0)).endswith("the layer that costs most alone: 0 (+7.4 % ± 0.2).")
+    assert damaged(layers=(tenth + 0.1, 40.0)).endswith("the layer that costs most alone is 0 (+7.4 % ± 0.2).")
     assert damaged(layers=(tenth - 0.1, 40.0)).endswith("No layer stands out under absmax.")
 
 
 @pytest.mark.parametrize(
     ("layers", "named"),
     [
-        ((50.0, 49.0, 40.0), "layers that cost most alone: 0 (+25.0 % ± 0.2), 1 (+22.5 % ± 0.2)."),
-        ((50.0, 49.0, 48.9, 48.8, 40.0), "layer that costs most alone: 0 (+25.0 % ± 0.2)."),
+        ((50.0, 49.0, 40.0), "layers that cost most alone are 0 (+25.0 % ± 0.2) and 1 (+22.5 % ± 0.2)."),
+        ((50.0, 49.0, 48.9, 48.8, 40.0), "layer that costs most alone is 0 (+25.0 % ± 0.2)."),
         ((50.0, 49.9, 49.8, 49.7), "No layer stands out under absmax."),
     ],
 )
@@ -294,12 +308,12 @@ def test_a_family():
     assert said(none) == "None of two models has an outlier feature by the criterion."
     one = said(emergence_findings(family(count=[0, 1]), {}, "table4"))
     assert one.startswith(
-        "One of two models has an outlier feature by the criterion. The most common of large affects "
+        "One of two models has an outlier feature by the criterion. The most common outlier feature, that of large, "
     )
-    assert "All models from 4M parameters on have some, and none up to 1M." in one
+    assert "All models of at least 4M parameters have outlier features, and none of at most 1M." in one
     other = said(emergence_findings(family(count=[2, 0]), {}, "table4"))
-    assert "The most common of the two of small affects 30 % of layers and 10 % of positions" in other
-    assert "parameters on" not in other
+    assert "outlier feature, one of two in small, affects 30 % of layers and 10 % of positions" in other
+    assert "All models" not in other
 
 
 def test_a_fit_whose_interval_includes_0_is_no_finding():
@@ -320,15 +334,16 @@ def point(format: str, remedy: str, ratio: float, bits: float = 8, deviation: fl
 
 def test_remedies_within_their_scatter():
     saved = said(remedies_findings([point("w4a4", NONE, 3.0, 4), point("w4a4", "hadamard", 1.2, 4)]))
-    assert "w4a4 is saved most: it costs +200.0 % ± 0.2 plain, +20.0 % ± 0.2 with hadamard." in saved
-    assert "No format of weights and activations holds gpt2 within 5 % of its perplexity." in saved
-    assert "Whatever the remedy, w4a4 costs gpt2 more than 5 % of its perplexity." in saved
+    reduced = "hadamard reduces its increase of perplexity from +200.0 % ± 0.2 to +20.0 % ± 0.2."
+    assert f"w4a4 gains most from a remedy: {reduced}" in saved
+    assert "No format of weights and activations keeps gpt2 within 5 % of its perplexity." in saved
+    assert "With every remedy tried, w4a4 raises the perplexity of gpt2 by more than 5 %." in saved
     same = said(remedies_findings([point("w8a8", NONE, 1.011), point("w8a8", "hadamard", 1.010)]))
-    assert "That any remedy saves anything could not be shown." in same
+    assert "No remedy has a measurable benefit." in same
     near = [said(remedies_findings([point("w8a8", NONE, ratio, deviation=0.3)])) for ratio in (1.045, 1.055)]
     assert near == 2 * [
-        "No format of weights and activations holds gpt2 within 5 % of its perplexity. That any remedy saves anything "
-        "could not be shown."
+        "No format of weights and activations keeps gpt2 within 5 % of its perplexity. No remedy has a measurable "
+        "benefit."
     ], "neither within nor beyond it with certainty"
     assert remedies_findings([point("w8a8", NONE, 2.0, deviation=None)]) == [], "one draw"
 
@@ -339,8 +354,8 @@ def test_remedies_that_draws_do_not_tell_apart():
         points = [point(name, NONE, 3.0, 4) for name in formats]
         return said(remedies_findings([*points, *(point(n, "hadamard", r, 4) for n, r in formats.items())]))
 
-    assert "w4a4 is saved most" in saved(1.22)
-    assert "is saved most" not in saved(1.205)
+    assert "w4a4 gains most from a remedy" in saved(1.22)
+    assert "gains most" not in saved(1.205)
     held = said(remedies_findings([point("w8a8", NONE, 1.011), point("w8a8", "hadamard", 1.010)]))
     assert "are 8: w8a8 with none (+1.1 % ± 0.2) and w8a8 with hadamard (+1.0 % ± 0.2)." in held
 
@@ -350,8 +365,8 @@ def test_the_fewest_bits_of_weights_and_of_a_cache():
     alone = [point("w6", NONE, 1.01, 6), point("w4", NONE, 1.01, 4), point("w4", "hadamard", 1.2, 4)]
     alone = [one._replace(activation_bits=None, on_grid=one == alone[1]) for one in alone]
     found = said(remedies_findings([kept, *alone]))
-    assert "The fewest bits of keys and values within 5 % of the perplexity of gpt2 are 4.5: int4 with" in found
-    assert "The fewest bits of weights alone within 5 % of the perplexity of gpt2 are 6: w6 with none" in found
+    assert "The fewest bits of keys and values that keep gpt2 within 5 % of its perplexity are 4.5: int4 with" in found
+    assert "The fewest bits of weights alone that keep gpt2 within 5 % of its perplexity are 6: w6 with none" in found
     assert "weights and activations" not in found
 
 
@@ -360,10 +375,10 @@ def test_zero_shot_within_standard_errors():
         return {"model": "gpt2", "scheme": scheme, "value": value, "standard_error": error}
 
     lost = said(zeroshot_findings([mean("fp32", 0.5), mean("absmax", 0.3)], 0.25))
-    assert lost == "absmax costs gpt2 zero-shot accuracy: 50.0 ± 2.0 % falls to 30.0 ± 2.0 %."
+    assert lost == "absmax lowers the mean zero-shot accuracy of gpt2 from 50.0 ± 2.0 % to 30.0 ± 2.0 %."
     same = said(zeroshot_findings([mean("fp32", 0.27), mean("absmax", 0.26)], 0.25))
-    assert same.startswith("That any scheme costs zero-shot accuracy could not be shown")
-    assert "gpt2 is not shown to do better than guesses, 25.0 %" in same
+    assert same.startswith("No scheme measurably lowers zero-shot accuracy")
+    assert "gpt2 does not measurably exceed chance (25.0 %)" in same
     assert zeroshot_findings([mean("fp32", 0.5, None), mean("absmax", 0.3, None)], None) == []
 
 
@@ -373,7 +388,7 @@ def test_speeds_within_their_quartiles():
 
     text = said(speed_findings([row("a", 1.5, 0.1), row("b", 0.5, 0.1), row("c", 1.1, 0.2)]))
     assert text.startswith("a is 1.50 times as fast as 16 bits at d = 768.")
-    assert text.endswith("Slower than 16 bits at every d that was timed: b.")
+    assert text.endswith("Slower than 16 bits at every measured d: b.")
     assert "c" not in text.split("Slower")[0].split("Faster")[1].split(": ")[1]
     assert speed_findings([row("c", 1.1, 0.2)]) == []
 
@@ -382,15 +397,16 @@ def test_decoding_within_its_quartiles():
     rows = [row for row in kept("pocket/table6") if row["model"] == "smollm2-135m"]
     told, not_told = (finding.text for finding in latency_section(rows).findings)
     assert "times as long as without quantization." in told
-    assert not_told.endswith("without: a difference could not be shown.")
+    assert not_told.endswith("without quantization; their quartiles overlap.")
 
 
 def test_memory():
     footprints = pd.DataFrame({"total 16": [2.0], "total 8": [1.0], "loaded 8": [None]}, index=["gpt2"])
     none = pd.DataFrame({"8-bit": ["a"], "16-bit": ["a"], "hardware": ["GPU"], "gigabytes": [8.0]})
     assert said(memory_findings(none, footprints)) == (
-        "On no hardware do 8 bits hold a larger model than 16. In 8 bits gpt2 needs 50 % of the memory of 16 bits."
+        "On no hardware does a larger model fit in 8 bits than in 16 bits. In 8 bits, gpt2 needs 50 % of its memory in "
+        "16 bits."
     )
-    assert "8 bits hold a larger model than 16 there: b rather than a on GPU of 8 GB." in said(
+    assert "A larger model fits in 8 bits than in 16 bits: b instead of a on GPU of 8 GB." in said(
         memory_findings(none.assign(**{"8-bit": ["b"]}), footprints)
     )

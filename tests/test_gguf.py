@@ -463,9 +463,9 @@ def test_places_without_a_model(own, tmp_path):
     os.mkfifo(tmp_path / "inside" / "pipe.gguf")
     (tmp_path / "broken.gguf").symlink_to("nowhere")
     for name in ("missing.gguf", "pipe.gguf", "broken.gguf"):
-        with pytest.raises(UserError, match="does not exist, or is no file; expected a GGUF file"):
+        with pytest.raises(UserError, match="does not exist, or is not a file; expected a GGUF file"):
             load_model(str(tmp_path / name))
-    with pytest.raises(UserError, match="is no file that can be read"):
+    with pytest.raises(UserError, match="is not a readable file"):
         load_model(str(tmp_path / "inside"))
     with pytest.raises(UserError, match=r"is a local model and has no revision 'main'; leave the revision out"):
         load_model(str(own), revision="main")
@@ -525,9 +525,9 @@ def put(position: int, form: str, *values):
 
 UP, DOWN = "blk.0.ffn_up.weight", "blk.1.ffn_down.weight"
 DAMAGE = {  # what was done, and what is said
-    "empty": (of_bytes(lambda content: b""), "does not begin as a GGUF file does"),
+    "empty": (of_bytes(lambda content: b""), "is not in GGUF format"),
     "four bytes": (of_bytes(lambda content: content[:4]), "cannot read"),
-    "magic": (put(0, "4s", b"GGML"), "does not begin as a GGUF file does"),
+    "magic": (put(0, "4s", b"GGML"), "is not in GGUF format"),
     "version 1": (put(4, "<I", 1), "cannot read .*GGUF v1"),
     "other byte order": (put(4, ">I", 3), "cannot read"),
     "tensor count": (put(8, "<Q", 2**63), "is damaged: it claims 9,223,372,036,854,775,808 tensors"),
@@ -600,7 +600,7 @@ def test_parts_of_a_model_and_other_models(own, tmp_path):
     tensors = {"blk.0.attn_norm.weight": norm, "token_embd.weight": embeddings}
     for architecture, changes, message in (
         ("llama", {"split.count": 3}, "is one part of a model in several files; join them"),
-        ("clip", {"block_count": None}, "does not say how many layers it has; expected a language model"),
+        ("clip", {"block_count": None}, "does not state its number of layers; expected a language model"),
         ("clip", {}, "GGUF model with architecture clip is not supported yet"),
         ("mamba", {}, "unknown architecture 'mamba'"),
         ("llama", {}, "lacks 9 tensors"),

@@ -199,10 +199,10 @@ def test_a_planted_bias_is_named(case, blocks):
     assert biases[1, "keys"]["bias"] == pytest.approx(300, rel=1e-3)
     section = keys_section(rows)
     assert [table.name for table in section.tables] == ["keys", "biases"]
-    (said,) = (one.text for one in section.findings if one.text.startswith("The bias"))
-    assert said.startswith("The bias of the keys of layer 1 has a norm of 300")
+    (said,) = (one.text for one in section.findings if one.text.startswith("The key bias"))
+    assert said.startswith("The key bias of layer 1 has a norm of 300")
     plain = keys_section(rows_of(make_model(case), blocks)).findings
-    assert not any(one.text.startswith("The bias") for one in plain), "of small biases nothing is said"
+    assert not any(one.text.startswith("The key bias") for one in plain), "of small biases nothing is said"
 
 
 def test_without_biases_none_are_shown(blocks):
@@ -235,7 +235,7 @@ def with_outlier_feature(feature: int, output: int):
 def test_a_feature_that_writes_a_channel_is_named(blocks):
     rows = rows_of(with_outlier_feature(7, output=13), blocks)
     (sentence,) = (one for one in features_of(rows) if one[0] == 7)
-    assert sentence[1].startswith("Feature 7 writes most of the largest channel of the keys of layer")
+    assert sentence[1].startswith("Feature 7 contributes most of the largest key channel of layer")
     assert "in channel 5 of head 1 of layer 1" in sentence[1]
     said = [one.text for one in keys_section(rows).findings]
     assert said[0].startswith("Channel 5 of head 1 in layer 1 has the largest key") and sentence[1] in said
@@ -304,7 +304,7 @@ def test_in_an_account(tmp_path):
     rows = run(Account(model=str(tmp_path), by="keys", features=[3], block=24, blocks=2), tmp_path / "out")
     section = account_section(rows)
     assert [one.name for one in section.tables] == ["keys"] and len(section.explorers) == 1
-    assert any(one.text.startswith("Feature 7 writes most of") for one in section.findings)
+    assert any(one.text.startswith("Feature 7 contributes most of") for one in section.findings)
 
 
 @pytest.mark.slow

@@ -121,7 +121,7 @@ def test_generations_that_do_not_fit(blocks):
     with pytest.raises(UserError, match="token id 100 is outside the model's vocabulary of 100"):
         latency(model, blocks + 100 - blocks.max(), 1, 1)
     for tokens, repeats in [(0, 1), (1, 0)]:
-        with pytest.raises(UserError, match="expected at least 1 of 1"):
+        with pytest.raises(UserError, match="expected at least one generation of one token"):
             latency(model, blocks, tokens, repeats)
 
 
@@ -261,7 +261,8 @@ def test_latency_table():
     assert table.loc[("b", "llm.int8"), ("decode_q3", 8)] == 9
     assert table["decode"].columns.tolist() == [1, 8]
     shown = table6.latency_table(rows)
-    of_batches = [f"{value} {batch}" for value in ("batch", "faster", "prefill", "prefill faster") for batch in (1, 8)]
+    values = ("batch", "speedup", "prefill", "prefill speedup")
+    of_batches = [f"{value} {batch}" for value in values for batch in (1, 8)]
     assert shown.headers == ["model", "weights", *of_batches]
     assert shown.cells == [
         ["b", "bfloat16", "4 [1, 9]", "6 [1, 9]", "1.00", "1.00", "-", "155.4", "-", "1.00"],
@@ -441,10 +442,10 @@ def test_milliseconds_a_token_of_decoder_layers():
     tokens = table5.tokens_of(rows)
     assert tokens.loc["google-t5/t5-11b", "LLM.int8()", 8].tolist() == [54, 54, 108, 4, 2, 4]
     shown = table5.decoder_table(rows)
-    assert shown.headers == ["model", "way", "batch 8", "times as long 8"]
+    assert shown.headers == ["model", "way", "batch 8", "relative time 8"]
     assert shown.cells[1] == ["T0/T5-11B", "LLM.int8()", "54.0 [54.0, 108]", "4.00"]
     (finding,) = table5.decoder_findings(tokens)
-    assert finding.text == "For a token of T0/T5-11B LLM.int8() takes 4.0 times as long as 16 bits at batch 8."
+    assert finding.text == "LLM.int8() takes 4.0 times as long as 16 bits per token of T0/T5-11B at batch 8."
     assert table5.decoder_findings(tokens.assign(long_q1=0.9, long_q3=5)) == []
     beside = layers_measured([*rows, *({**row, "model": "gpt2"} for row in rows)])
     assert {what: value for (_, what, _), value in beside.items()} == {

@@ -256,7 +256,7 @@ MISTAKES = {
     "scheme": (("llm.int9",), {}, "unknown scheme 'llm.int9'; did you mean llm.int8"),
     "none": ((), {}, "without a scheme; expected one, such as 'llm.int8', or a plan"),
     "key": (("llm.int8",), {"skipp": [], "dtype": 1}, "unknown dtype, skipp in OutliersConfig; expected scheme, skip"),
-    "calibration": (("absmax+smoothing",), {}, "has to know how large the inputs are; expected a calibration"),
+    "calibration": (("absmax+smoothing",), {}, "needs the magnitudes of the inputs; expected a calibration"),
     "gptq": (("w4+gptq",), {}, "has to know"),
     "skip": (("llm.int8",), {"skip": "ffn_out"}, r"skip is 'ffn_out'; expected a list of places"),
     "no plan": (("llm.int8",), {"plan": "nowhere.yaml"}, "cannot read the plan 'nowhere.yaml'"),
@@ -429,7 +429,7 @@ def test_adapters_train_on_codes_and_come_back_from_disk(case, folder, blocks, t
 @pytest.mark.filterwarnings("ignore:Unsupported layer type:UserWarning")
 @pytest.mark.parametrize("safe", [False, True])
 def test_adapters_are_not_merged_into_codes(safe, llama):
-    with pytest.raises(ValueError, match="int8 codes cannot take an adapter in"):
+    with pytest.raises(ValueError, match="an adapter cannot be merged into int8 codes"):
         with_adapters(load(llama, "llm.int8")).merge_and_unload(safe_merge=safe)
 
 

@@ -225,7 +225,7 @@ def test_refused(blocks):
         ((model, [], [3]), "no blocks to account for"),
         ((model, blocks[:, :1], [3]), "sequence 0 has 1 tokens"),
         ((make_model("opt-350m"), blocks, [3]), "norms rescale its residual stream"),
-        ((nn.Linear(2, 2), blocks, [3]), "no transformers model"),
+        ((nn.Linear(2, 2), blocks, [3]), "not a transformers model"),
     ]:
         with pytest.raises(UserError, match=said):
             outliers.origins(*arguments)
@@ -394,4 +394,4 @@ def test_features_of_smollm2():
     assert (gains.loc[9, "value"], gains.loc[9, "median"]) == (pytest.approx(0.375), close(0.246))
     assert found.rest.max() < 1e-6
     said = [text for text, _ in account_of(pd.DataFrame(found.records()))]
-    assert said[0].startswith("Feature 247 averages −117 before layer 22")
+    assert said[0].startswith("Feature 247 averages −117 over positions after the first, before layer 22")

@@ -52,7 +52,7 @@ def test_text_is_escaped(section):
 def test_the_page_says_what_was_run(section, rows):
     html = page("A sweep", [section], "python -m outliers.sweep")
     assert about(rows) == (
-        "text sample, cut by first-blocks, 16 blocks, 256 tokens a block, α = 6, float32, weights dequantized from "
+        "text sample, cut by first-blocks, 16 blocks, 256 tokens per block, α = 6, float32, weights dequantized from "
         "Q4_1, on cpu"
     )
     for said in (about(rows), "python -m outliers.sweep", rows[0]["commit"], rows[0]["weights_hash"], "not run"):
@@ -86,6 +86,15 @@ def test_findings_are_said_once_each_with_a_link_to_where_it_is_from(section):
     html = page("A sweep", [many, many], "")
     assert [html.count(f"Fact {number}.") for number in range(4)] == [2] * 4
     assert html.split("</header>")[1].count("Fact 3.") == 2, "beyond six they stand in their sections"
+
+
+def test_findings_at_the_top_name_their_text_where_sections_read_different_ones(section):
+    found = section._replace(findings=[Finding("Fact.", "table1")])
+    other = found._replace(rows=[row | {"blocks": 7} for row in found.rows])
+    assert "Fact.</a></li>" in page("", [found, found], "").split("</header>")[0]
+    opening = page("", [found, other], "").split("</header>")[0]
+    assert "Fact.</a> (text sample, 7 blocks, 256 tokens per block)</li>" in opening
+    assert "Fact.</a></li>" not in opening
 
 
 def test_the_same_rows_make_the_same_page(rows):

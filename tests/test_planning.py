@@ -199,7 +199,7 @@ def test_the_section_writes_the_plan(kept, tmp_path):
     assert found.measured["cost"] <= 0.01 and found.measured["first_block"] == 2
     assert len(section.tables[0].cells) == len(found.exact) > 0
     (finding,) = section.findings
-    assert f"With {len(found.exact)} exact of 8 projections w4a4 costs" in finding.text
+    assert f"With {len(found.exact)} exact of 8 projections, w4a4 changes the perplexity by" in finding.text
     assert "not quantized" not in about(section.rows), "what sets leave exact is no setting"
 
 
@@ -231,7 +231,7 @@ def test_the_curve_has_a_point_for_each_set(kept):
         ({"cost": 0}, "greater than 0"),
         ({"draws": 1}, "greater than or equal to 2"),
         ({"export": "gguf"}, "unknown format of an export 'gguf'"),
-        ({"export": "bitsandbytes"}, "'bitsandbytes' cannot say scheme 'absmax'"),
+        ({"export": "bitsandbytes"}, "'bitsandbytes' cannot express scheme 'absmax'"),
     ],
 )
 def test_what_no_plan_can_be_for_is_refused(fields, said, tmp_path):

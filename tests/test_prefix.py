@@ -173,7 +173,7 @@ def test_experts_alone_have_no_outlier_tokens(blocks):
 
 
 def test_a_prefix_is_calibrated_first():
-    with pytest.raises(UserError, match="'prefix' has to know which tokens are outliers; expected their ids"):
+    with pytest.raises(UserError, match="'prefix' needs the outlier tokens; expected their ids"):
         outliers.variant("prefix").on(make_model("gpt2")).__enter__()
 
 
@@ -189,9 +189,9 @@ def test_a_prefix_longer_than_the_window(case, blocks):
 @pytest.mark.parametrize(
     ("model", "variant", "message"),
     [
-        ("pocket/gpt2-0.1m", "absmax+prefix(3)", "has a prefix behind what it is before; expected it first: prefix+…"),
+        ("pocket/gpt2-0.1m", "absmax+prefix(3)", "has a prefix after other terms; expected it first: prefix+…"),
         ("pocket/gpt2-0.1m", "prefix(999999)", "token 999999 in a prefix; expected ids below 4096, of the vocabulary"),
-        ("pocket/gpt2-0.1m", "prefix=0", "'prefix=0' is no prefix; expected prefix, prefix=2 or the ids of tokens"),
+        ("pocket/gpt2-0.1m", "prefix=0", "'prefix=0' is not a prefix; expected prefix, prefix=2 or the ids of tokens"),
         ("pocket/gpt2-0.1m", "prefix+absmax", "0 outlier tokens in 4 blocks of calibration text; expected 1"),
         ("pocket/bert-1.4m", "prefix(3)", "a prefix before what 'bert' reads; expected a causal language model"),
     ],

@@ -210,7 +210,7 @@ def test_a_streamed_model_has_the_same_readers(blocks, tmp_path):
         ({"features": [32]}, "feature 32 is out of range"),
         ({"features": []}, "the list of features is empty"),
         ({"controls": 1}, "1 controls; expected at least 2 random features, 10000 at most"),
-        ({"controls": 40}, "1 of 32 features leave 31 others that are no outliers, too few to draw 40 random ones"),
+        ({"controls": 40}, "1 of 32 features leave 31 others that are not outliers, too few to draw 40 random ones"),
         ({"seed": -1}, "seed is -1; expected"),
         ({"blocks": []}, "no blocks"),
     ],
@@ -257,16 +257,17 @@ def said(rows: list[dict]) -> list[str]:
 
 def test_what_reads_a_feature_is_said_beyond_two_deviations():
     texts = said(made_up({"q": 0.0295, "k": 0.031, "up": 1.5, "gate": -0.5}, {"q": 8.0295, "k": 5.0}))
-    assert texts[0].startswith("Feature 3 is read by up (+150.0 %) and k (+3.1 %): so much the perplexity rises")
-    assert texts[0].endswith("by at most +1.0 % ± 1.0 on average.")
-    assert texts[1].startswith("Without feature 3 at k the margin of the first position is 5.00 nats on average")
+    assert texts[0].startswith("Feature 3 is read by up (+150.0 %) and k (+3.1 %); in brackets, the increase of")
+    assert texts[0].endswith("A random feature costs at most +1.0 % ± 1.0 there, on average.")
+    assert texts[1].startswith("Without feature 3 at k, the margin of the first position (mean over heads) changes")
+    assert " to 5.00 nats and its share" in texts[1]
     assert len(texts) == 2
 
 
 def test_what_nothing_reads_is_said_so():
     assert said(made_up({"q": 0.0295, "up": -0.009}, {"q": 8.0295})) == [
-        "Nothing reads feature 3 that costs more than random features do: without it at q the perplexity changes by "
-        "+3.0 %, without random ones by +1.0 % ± 1.0."
+        "Feature 3 has no reader at which it matters more than random features: without it at q the perplexity changes "
+        "by +3.0 %, without random features by +1.0 % ± 1.0."
     ]
 
 
@@ -274,7 +275,7 @@ def test_tables_of_readers():
     section = readers_section(made_up({"k": 0.5, "up": 0.0}, {"k": 5.0}))
     readers, heads = section.tables
     assert [row[:4] for row in readers.cells] == [
-        ["-", "as it is", "20.000", "-"],
+        ["-", "nothing removed", "20.000", "-"],
         ["3", "k", "30.000", "+50.00"],
         ["3", "up", "20.000", "+0.00"],
     ]

@@ -381,7 +381,7 @@ def test_a_mistake_is_one_line(name, message):
         ({"token_threshold": True}, "token_threshold of scheme 'mine' is True; expected a positive number"),
         ({"clip": "0.5"}, "clip of scheme 'mine' is '0.5'; expected a quantile"),
         ({"clip_roles": ("nowhere",)}, "unknown role 'nowhere'"),
-        ({"transform": HADAMARD}, "a transform of one's own has no name"),
+        ({"transform": HADAMARD}, "a custom transform has no name"),
         ({"transform": "hadamard@ffn_in+hadamard@ffn_out+hadamard@attn_in+hadamard@attn_out"}, "at most 3"),
     ],
 )
@@ -420,10 +420,10 @@ def test_a_calibration_that_cannot_be(blocks):
     for message, attempt in {
         "no blocks to calibrate on": lambda: calibrate(model, blocks[:0]),
         "blocks of several lengths to calibrate on": lambda: calibrate(model, [blocks[0], blocks[1][:5]]),
-        "only int8 codes are left of .*; calibrate": lambda: calibrate(quantize(model, "absmax", "int8"), blocks),
+        "keeps only int8 codes of .*; calibrate": lambda: calibrate(quantize(model, "absmax", "int8"), blocks),
         "cannot merge calibrations of different models": lambda: found.merge(calibrate(llama, blocks)),
         "of blocks of 24 and 5 tokens": lambda: found.merge(calibrate(model, blocks[:, :5])),
-        "'absmax.smoothing' has to know how large .* expected a cali": lambda: quantize(model, "absmax+smoothing"),
+        "'absmax.smoothing' needs the magnitudes .* expected a cali": lambda: quantize(model, "absmax+smoothing"),
         "lacks 48 features of 'model.layers.0.mlp.down_proj'": lambda: quantize(
             llama, "absmax+smoothing", calibration=found
         ),
@@ -487,7 +487,7 @@ def test_remedies_are_kept_with_an_int8_model(tmp_path, blocks):
     assert torch.equal(load_quantized(tmp_path / "small")(blocks).logits, expected)
     model.save_pretrained(tmp_path / "exact")
     assert torch.equal(load_int8(str(tmp_path / "exact"), name, calibration=found)(blocks).logits, expected)
-    with pytest.raises(UserError, match=r"scheme 'absmax.smoothing' has to know how large the inputs are"):
+    with pytest.raises(UserError, match=r"scheme 'absmax.smoothing' needs the magnitudes of the inputs"):
         load_int8(str(tmp_path / "exact"), "absmax+smoothing")
     for make in (lambda scheme: quantize(model, scheme, keep="int8"), lambda scheme: load_int8(MODEL, scheme)):
         with pytest.raises(UserError, match=r"'absmax.tokens=3' multiplies some tokens with exact weights"):
@@ -508,9 +508,9 @@ def test_a_transform_of_ones_own(tmp_path, monkeypatch, as_they_are):
     assert rows[2]["scheme_parts"].endswith("exact, doubled")
     exact = QuantizedLinear(nn.Linear(4, 4), replace(as_they_are, transform=DOUBLED)).operand.exact
     assert exact is not None
-    with pytest.raises(UserError, match="has a transform of one's own, which no file can hold"):
+    with pytest.raises(UserError, match="has a custom transform, which no file can hold"):
         write_scheme(mine)
-    with pytest.raises(UserError, match="has a transform of one's own, which none can follow"):
+    with pytest.raises(UserError, match="has a custom transform, after which no other is possible"):
         Experiment(schemes=[mine], transform="hadamard", **SMALL)
     monkeypatch.setitem(TRANSFORMS, "doubled", DOUBLED)
     named = sweep(Experiment(schemes=["absmax+doubled"], **SMALL), tmp_path)
@@ -565,7 +565,7 @@ def test_text_that_cannot_be_calibrated_on(tmp_path, monkeypatch, fields, messag
     ],
 )
 def test_where_nothing_is_calibrated(spec, tmp_path):
-    with pytest.raises(UserError, match=r"'absmax\+smoothing' has to know how large the inputs are"):
+    with pytest.raises(UserError, match=r"'absmax\+smoothing' needs the magnitudes of the inputs"):
         run(spec, tmp_path / "out")
 
 

@@ -72,8 +72,8 @@ def test_a_baseline_in_16_bits_is_not_called_32_bit(rows):
     half = [{**row, "dtype": "float16"} for row in rows]
     assert "float16, not quantized" in perplexity_table(half).form("github")
     ((increase,), (of_half,)) = cost_table(rows), cost_table(half)
-    assert "under fp32," in increase.caption
-    assert "under float16 without quantization," in of_half.caption
+    assert "over fp32 under each scheme" in increase.caption
+    assert "over float16 without quantization under" in of_half.caption
 
 
 def test_terminal_table_is_narrow(rows):
@@ -430,7 +430,7 @@ def test_more_bits_are_on_the_frontier_where_they_cost_less_beyond_scatter(varia
 
 
 def test_no_point_no_frontier(variants):
-    with pytest.raises(UserError, match="no row with a format beside one of its model without quantization"):
+    with pytest.raises(UserError, match="no rows of a format and of its model without quantization"):
         frontier(variants[:2])
 
 
@@ -597,7 +597,7 @@ def test_ablation_bars_show_the_summary(ablation):
     heights = [[bar.get_height() for bar in bars] for bars in damage.containers if hasattr(bars, "patches")]
     assert heights == [pytest.approx([50, 50]), pytest.approx([14.5, 14.5])]
     assert [label.get_text() for label in damage.get_xticklabels()] == ["zero", "mean"]
-    (as_it_is,) = (line for line in top1.lines if line.get_label() == "model as it is")
+    (as_it_is,) = (line for line in top1.lines if line.get_label() == "unmodified model")
     assert list(as_it_is.get_ydata()) == [0.5, 0.5]
     segment = damage.collections[0].get_segments()[0][:, 1]
     control = found[found["subject"] == "control"].iloc[0]
@@ -734,7 +734,7 @@ def test_massive_activations_and_sinks_are_said(found, family):
     tables = {table.name: table for table in section.tables}
     assert tables["massive_activations"].cells == [["1", "2", "2,000", "2,500", "3", "0", "'40'"]]
     assert tables["attention_sinks"].cells == [["0", "75.0%"], ["5", "12.5%"]]
-    assert "most often: '40' (86%), '17' (14%)." in tables["attention_sinks"].caption
+    assert "at sinks: '40' (86%), '17' (14%)." in tables["attention_sinks"].caption
     assert not section.notes
     for table in tables.values():
         assert table.form("simple") in section.printed
@@ -790,7 +790,7 @@ def test_large_gains_of_the_norms_are_said(family, gain, telling):
     found = trace(model, torch.randint(100, (3, 24), generator=torch.Generator().manual_seed(1)))
     section = trace_section(found, family[:8], str)
     (table,) = (table for table in section.tables if table.name == "features")
-    said = "More than half of all 32 features pass, as happens where norms have large gains: with this α the criterion"
+    said = "More than half of the 32 features meet the criterion, as in models whose norms have large gains: at this α"
     assert (said in table.caption) != telling
     assert (said in " ".join(section.printed.split())) != telling
     assert (said in html.unescape(page("", [section], ""))) != telling

@@ -204,8 +204,8 @@ def test_a_torn_last_line_is_moved_aside_and_measured_again(monkeypatch, capsys,
     code, _, err = call(monkeypatch, capsys, *arguments, "--out", folder)
     assert code == 0
     assert err == (
-        f"the last line of '{folder}/rows.jsonl' was torn; it is in 'rows.jsonl.torn' now, and what it held is "
-        "measured again\n"
+        f"the last line of '{folder}/rows.jsonl' was torn; it is in 'rows.jsonl.torn' now, and its "
+        "measurement is repeated\n"
     )
     assert (folder / "rows.jsonl.torn").read_bytes() == torn.rstrip()
     again = read_rows(folder)

@@ -249,7 +249,7 @@ def test_a_mistake_is_one_line(name, message):
 
 def test_where_nothing_can_be_learned(tmp_path, blocks, monkeypatch):
     model = make_model("llama")
-    with pytest.raises(UserError, match=r"'w4a4.rotation' has to know how large .* expected a calibration"):
+    with pytest.raises(UserError, match=r"'w4a4.rotation' needs the magnitudes .* expected a calibration"):
         quantize(model, "w4a4+rotation")
     model.save_pretrained(tmp_path)
     streamed = stream_model(str(tmp_path))

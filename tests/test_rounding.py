@@ -467,7 +467,7 @@ def test_a_calibration_that_does_not_know_enough(blocks):
             UserError, match=f"to know the {lacking} of the inputs, which this calibration did not keep"
         ):
             quantize(model, name, calibration=found)
-    with pytest.raises(UserError, match=r"has to know how large .*calibrate\(model, blocks, \[scheme\]\)"):
+    with pytest.raises(UserError, match=r"needs the magnitudes .*calibrate\(model, blocks, \[scheme\]\)"):
         quantize(model, "w4+gptq")
     with pytest.raises(UserError, match=r"lacks 48 features of 'model.layers.0.mlp.down_proj'"):
         quantize(llama, "w4+gptq", calibration=calibrate(model, blocks, ["w4+gptq"]))

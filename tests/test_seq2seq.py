@@ -395,7 +395,7 @@ def test_features_of_a_stack_are_taken_out_in_its_layers(planted, tmp_path):
         alone = table.loc[table["subject"] == "outliers"].iloc[0]
         assert of_stack["perplexity"] == pytest.approx(alone["perplexity"], rel=1e-9)
         assert of_stack["top1_softmax"] == pytest.approx(alone["top1_softmax"], rel=1e-9)
-    with pytest.raises(UserError, match="what cross-attention reads of the encoder cannot be taken out"):
+    with pytest.raises(UserError, match="the encoder's states in cross-attention cannot be ablated"):
         outliers.ablate(model, blocks, [5], stack="cross")
 
 

@@ -73,7 +73,7 @@ def test_a_planted_weight_is_named_first(case, seed):
     first = section.tables[0].data.iloc[0]
     assert (first["layer"], first["output"], first["input"]) == (LAYER, OUTPUT, INPUT)
     assert section.findings[0].text.startswith(
-        f"One weight, [{OUTPUT}, {INPUT}] of the second feed-forward projection of layer {LAYER}, carries the model"
+        f"Weight [{OUTPUT}, {INPUT}] of the second feed-forward projection of layer {LAYER} is a super weight: "
     )
 
 
@@ -241,11 +241,12 @@ def test_a_section_says_what_was_compared():
     records += [base | {"variant": one.name, "value": 10.5} for one in scalings(records[1])]
     section = super_weights_section(records)
     assert [finding.text for finding in section.findings] == [
-        "One weight, [5, 0] of the second feed-forward projection of layer 1, carries the model: set to zero it "
-        "multiplies the perplexity by 6.0; random weights of equal magnitude there change it by 0.00 % ± 1.00.",
-        "With the whole neuron 0 of layer 1 at zero the perplexity changes by +2.0 %; with the whole row 5 it changes "
-        "by +100.0 %. It is not what the neuron says that is lost without the weight.",
-        "Layer 1 [5, 0] multiplied by 0.5 costs +5.0 %, 1.5 costs +5.0 % and 2 costs +5.0 %.",
+        "Weight [5, 0] of the second feed-forward projection of layer 1 is a super weight: without it the perplexity "
+        "is multiplied by 6.0; without random weights of equal magnitude in this projection it changes by "
+        "0.00 % ± 1.00.",
+        "Without the whole neuron 0 of layer 1 the perplexity rises by 2.0 %; without the whole row 5 it is multiplied "
+        "by 2.0. The loss of the neuron's output therefore does not explain the effect of the weight.",
+        "Scaling layer 1 [5, 0] by 0.5, 1.5 and 2 changes the perplexity by +5.0 %, +5.0 % and +5.0 %.",
     ]
     assert section.tables[0].data["cost"].tolist() == pytest.approx([5.0, 0.06])
     assert len(compared([*records, *records])) == 2 * 6 + 3, "of parts that both search, once"

@@ -160,7 +160,7 @@ def test_table_7_has_the_papers_columns_and_ours():
     fewer = table7_section([row for row in rows if (row["run"], row["seed"]) != (rows[-1]["run"], SEEDS[-1])])
     assert fewer.notes[0].startswith(f"Means over up to {len(SEEDS)} seeds")
     of_one = table7_section(ended({run: costs[:1] for run, costs in COSTS.items()}))
-    assert of_one.tables[0].cells[2][5:7] == ["100.50", "+0.5"] and "trained once" in of_one.printed
+    assert of_one.tables[0].cells[2][5:7] == ["100.50", "+0.5"] and "trained with one seed" in of_one.printed
     alone = table7_section(ended({"FFN": (0, 0, 0)}))
     assert (alone.tables[0].cells[0][6], alone.findings) == ("-", []), "nothing to compare with"
 
@@ -214,12 +214,12 @@ def said(section) -> str:
 @pytest.mark.parametrize(
     ("costs", "words"),
     [
-        ((0.5, 0.6, 0.4), "with all projections in int8, ends at +0.5 % [+0.3, +0.7] beside 16 bits: within 2 %"),
-        ((5.5, 5.6, 5.4), "ends at +5.5 % [+5.3, +5.7] beside 16 bits: beyond 2 %"),
-        ((-5.5, -5.6, -5.4), "beside 16 bits: beyond 2 %"),
-        ((1.0, 4.0, -2.0), "whether that is within 2 % the scatter over 3 seeds does not show"),
-        ((0.5,), "+0.5 % beside 16 bits: within 2 %, with one seed"),
-        ((2.5,), "+2.5 % beside 16 bits: beyond 2 %, with one seed"),
+        ((0.5, 0.6, 0.4), "its final perplexity by +0.5 % [+0.3, +0.7] relative to 16 bits: within 2 %, as is"),
+        ((5.5, 5.6, 5.4), "by +5.5 % [+5.3, +5.7] relative to 16 bits: beyond 2 %, as is the whole interval over 3"),
+        ((-5.5, -5.6, -5.4), "relative to 16 bits: beyond 2 %"),
+        ((1.0, 4.0, -2.0), "3 seeds do not resolve whether this is within 2 %."),
+        ((0.5,), "by +0.5 % relative to 16 bits: within 2 % in the one seed trained."),
+        ((2.5,), "by +2.5 % relative to 16 bits: beyond 2 % in the one seed trained."),
     ],
 )
 def test_whether_int8_holds_16_bits_is_said_as_far_as_seeds_show_it(costs, words):
@@ -229,17 +229,17 @@ def test_whether_int8_holds_16_bits_is_said_as_far_as_seeds_show_it(costs, words
 
 def test_what_parts_and_decomposition_cost():
     words = said(table7_section(ended(COSTS)))
-    assert "That feed-forward projections alone in int8 cost anything could not be shown: 0.00 % [−0.2, +0.2]." in words
-    assert "2 % of features in 16 bits bring this down: +0.20 % [−0.05, +0.4]." in words
-    assert "attention in int8 too and 2 % of features in 16 bits, it ends at +30.0 % [+27.5, +32.5]." in words
+    assert "Feed-forward projections alone in int8 have no measurable cost: 0.00 % [−0.2, +0.2]." in words
+    assert "Keeping 2 % of features in 16 bits reduces the change to +0.20 % [−0.05, +0.4]." in words
+    assert "attention in int8 too, and 2 % of features in 16 bits, the change is +30.0 % [+27.5, +32.5]." in words
     assert "Of the +0.5 % [+0.3, +0.7] of 'FFN, linear', " in words
     worse = COSTS | {"FFN": (1, 1.1, 0.9), "FFN, linear, 2 %": (0.5, 0.6, 0.41)}
     words = said(table7_section(ended(worse)))
-    assert "Feed-forward projections alone in int8 end at +1.0 % [+0.8, +1.2]." in words
-    assert "That 2 % of features in 16 bits bring this down could not be shown." in words
+    assert "With the feed-forward projections alone in int8 the change is +1.0 % [+0.8, +1.2]." in words
+    assert "Keeping 2 % of features in 16 bits has no measurable benefit." in words
 
 
-# What grows outlier features.
+# Causes of outlier features
 
 ENDS = {"as it is": PLAIN, "Muon": [95.0, 99.0, 93.0], "rotary": [90.0, 104.0, 99.0]}
 
@@ -263,33 +263,33 @@ def test_a_run_with_fewer_seeds_has_no_scatter_that_is_not_of_seeds():
     table = causes_table(ends([row for row in rows if row["run"] == "as it is" or not row["seed"]]))
     cells = [dict(zip(table.headers, row, strict=True))["absmax (%)"] for row in table.cells]
     assert "±" in cells[0] and not any("±" in cell for cell in cells[1:])
-    assert "a run without it has one seed" in table.caption
+    assert "runs without it have one seed" in table.caption
 
 
 def test_what_differs_beyond_the_scatter_of_seeds_is_said():
     rows = rows_of_runs(CAUSES, ENDS, {"as it is": 20.0, "Muon": 5.0})
     assert "measurements of 9 training runs." in page("t", [causes_section(rows)], "c")
     words = said(causes_section(rows)).replace("\xa0", " ")
-    assert "Outlier features by the criterion grew in 'as it is', and in none of two others." in words
-    assert "Beside 'as it is' the largest |x| of the residual stream is × 0.2 [0.2, 0.2] in 'rotary'" in words
+    assert "Outlier features by the criterion emerged in 'as it is', and in none of two other runs." in words
+    assert "Relative to 'as it is', the largest |x| of the residual stream is × 0.2 [0.2, 0.2] in 'rotary'" in words
     assert "the perplexity is × 0.95 [0.947, 0.954] in 'Muon'." in words, "of rotary it is not shown"
     of_one = causes_section(rows_of_runs(CAUSES.model_copy(update={"seeds": [0]}), ENDS, {"as it is": 20.0}))
-    assert "Beside" not in said(of_one) and "trained once" in of_one.notes[0]
-    assert "ends between 40.0 in 'Muon' and 200 in 'as it is'" in said(of_one)
+    assert "Relative" not in said(of_one) and "one seed" in of_one.notes[0]
+    assert "ranges from 40.0 in 'Muon' to 200 in 'as it is'" in said(of_one)
     same = said(causes_section(rows_of_runs(CAUSES, dict.fromkeys(ENDS, PLAIN))))
-    assert "No outlier feature by the criterion grew in any of three runs." in same
-    assert "That the perplexity of any run is another than that of 'as it is' could not be shown." in same
-    assert "absmax costs at most +10.0 % ± 0.1 of the perplexity." in same, "all cost the same"
+    assert "No outlier feature by the criterion emerged in any of three runs." in same
+    assert "No run differs measurably from 'as it is' in the perplexity." in same
+    assert "absmax raises the perplexity by at most 10.0 % ± 0.1." in same, "all cost the same"
 
 
 @pytest.mark.parametrize(
     ("having", "sentence"),
     [
-        ("", "No outlier feature by the criterion grew in any of six runs."),
-        ("a", "Outlier features by the criterion grew in 'a', and in none of five others."),
-        ("abcd", "Outlier features by the criterion grew in four of six runs, and none in 'e' and 'f'."),
-        ("bc", "Outlier features by the criterion grew in 'b' and 'c', and in none of four others."),
-        ("abcdef", "Outlier features by the criterion grew in all runs."),
+        ("", "No outlier feature by the criterion emerged in any of six runs."),
+        ("a", "Outlier features by the criterion emerged in 'a', and in none of five other runs."),
+        ("abcd", "Outlier features by the criterion emerged in four of six runs, and none in 'e' and 'f'."),
+        ("bc", "Outlier features by the criterion emerged in 'b' and 'c', and in none of four other runs."),
+        ("abcdef", "Outlier features by the criterion emerged in all runs."),
     ],
 )
 def test_the_fewer_runs_are_named(having, sentence):

@@ -290,7 +290,7 @@ def test_data_set_of_the_hub(saved, monkeypatch):
     assert found.labels.flatten().tolist() == [1, 3]
     expected = processor(images=Image.open(file), return_tensors="pt")["pixel_values"][0]
     assert torch.equal(found.ids[1], torch.as_tensor(expected))
-    with pytest.raises(UserError, match="'row 2 of owner/name' is no picture that can be read"):
+    with pytest.raises(UserError, match="'row 2 of owner/name' is not a readable picture"):
         pictures("owner/name", processor, config, 3)
 
 
@@ -328,14 +328,14 @@ def spoiled(folder, case):
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ("no picture", "dog/0.png' is no picture that can be read: cannot identify"),
-        ("cut", "dog/0.png' is no picture that can be read: "),
+        ("no picture", "dog/0.png' is not a readable picture: cannot identify"),
+        ("cut", "dog/0.png' is not a readable picture: "),
         ("huge", "9,000 x 9,000 pixels, more than"),
-        ("pipe", "is no regular file"),
+        ("pipe", "is not a regular file"),
         ("class", "class 'wolf' is none of the 5 that the model knows"),
         ("beside", "pictures beside folders of pictures"),
         ("empty", "holds no pictures; expected files that end in .jpg"),
-        ("absent", "is no folder; a vision model reads a folder of pictures"),
+        ("absent", "is not a folder; a vision model reads a folder of pictures"),
     ],
 )
 def test_bad_pictures(saved, case, message):

@@ -464,7 +464,7 @@ def test_int8_files_that_share_what_is_not_there(shared, tmp_path):
 
 def test_an_int8_file_that_is_a_pipe(tmp_path):
     os.mkfifo(tmp_path / FILE)
-    with pytest.raises(UserError, match="is no regular file"):
+    with pytest.raises(UserError, match="is not a regular file"):
         load_quantized(tmp_path)
 
 

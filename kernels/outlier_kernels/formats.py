@@ -145,6 +145,10 @@ class Quantizer:
 
     format: a name in `FORMATS`. granularity: a name in `GRANULARITIES`, or "group-" and a number of features.
     symmetric: absmax if true, else zeropoint. Written, it is those three: "int8 row absmax".
+
+    Example:
+        >>> str(outliers.Quantizer("int8", "row"))
+        'int8 row absmax'
     """
 
     format: str

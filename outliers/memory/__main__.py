@@ -1,8 +1,8 @@
-"""`python -m outliers.memory`: bytes that models need, and the largest that some GPUs hold, as in Table 3.
+"""`python -m outliers.memory`: memory of models, and the largest model that some GPUs hold, as in Table 3.
 
-Say what models need at inference in 16 and in 8 bits, and the largest that fits GPUs.
+Compute the memory of models at inference in 16 and in 8 bits, and the largest model that fits GPUs.
 
-Counts weights, KV cache and activations of a model's configuration: no weights are loaded, no GPU is needed. With
+Counts weights, KV cache and activations from a model's configuration: no weights are loaded, no GPU is needed. With
 no model, those of the paper's Table 3 and their families; with no model and no GPUs, Table 3.
 
 Examples:

@@ -16,7 +16,7 @@ def metrics() -> dict[str, type]:
     records = {folder.name: _record(folder.name) for folder in pkgutil.iter_modules(__path__) if folder.ispkg}
     for name, origin, record in plugins(__name__):
         if name in records:
-            raise UserError(f"{origin} is a metric of a name that is taken; remove one of them")
+            raise UserError(f"{origin} is a metric whose name is taken; remove one of the two")
         records[name] = record
     return records
 

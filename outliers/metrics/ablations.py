@@ -97,7 +97,7 @@ def random_features(
     others = np.setdiff1d(np.arange(width), [*features, *outliers])
     if len(others) < count:
         raise UserError(
-            f"{len(features)} of {width} features leave {len(others)} others that are no outliers, too few to draw "
+            f"{len(features)} of {width} features leave {len(others)} others that are not outliers, too few to draw "
             f"{count} random ones from; ablate fewer features, or raise alpha"
         )
     generator = np.random.default_rng(seed)
@@ -145,15 +145,16 @@ def ablate(
         UserError: there are no features, one is out of range, or there are too few others to draw controls from; a
             method or a place is unknown; controls or seed are out of range; blocks do not fit the model, or
             the mask does not fit them.
+
+    Example:
+        >>> measurements = outliers.ablate(model, blocks, features=[3])
     """
     blocks = list(sequences(blocks, attention_mask))
     features, methods, where = list(features), list(methods), list(where)
     width = width_of(model.config)
     plan(features, width, methods, controls, seed, where)  # mistakes show before the text is traced
     if (view := view_of(model, stack)).cross:
-        raise UserError(
-            "what cross-attention reads of the encoder cannot be taken out; expected 'encoder' or 'decoder'"
-        )
+        raise UserError("the encoder's states in cross-attention cannot be ablated; expected 'encoder' or 'decoder'")
     before = f"{view.written}." if stack else ""
     traced = trace(model, blocks, STREAM, alpha, attention=False, stack=stack)
     treatments = plan(features, width, methods, controls, seed, where, traced.outlier_features()["feature"])

@@ -110,7 +110,7 @@ class Reader(Protocol):
         """Read logits (predictions, tokens) of the tokens from `start` on, and leave them as they are."""
 
     def result(self) -> Any:
-        """What is seen of the block."""
+        """The values of the block."""
 
 
 class Seen(NamedTuple):
@@ -127,7 +127,7 @@ class Seen(NamedTuple):
 
 
 class Read(NamedTuple):
-    """How a metric is made of the logits, which all such metrics of a variant share; values: as of `Seen`."""
+    """A metric made of the logits, which all such metrics of a variant share; values: as of `Seen`."""
 
     reader: type[Reader]
     values: Callable[[list[list]], list[dict]]

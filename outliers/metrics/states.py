@@ -95,8 +95,8 @@ def _resident(
 
 
 def _pass(model: PreTrainedModel, bench: Bench, blocks: torch.Tensor, first: int, key: tuple) -> Callable:
-    """What passes a numbered block through a model whose layers before `first` are those of the model as it is: from
-    what these made of it for another variant on, as far as it was kept."""
+    """A function that passes a numbered block through a model whose layers before `first` are those of the model as it
+    is: from what these made of it for another variant on, as far as it was kept."""
     if not 0 < first < len(decoder_layers(model)):
         return lambda _number, block: run_decoder(model, [block])
     inputs = bench.inputs.setdefault(key, [{} for _ in blocks])
@@ -113,7 +113,7 @@ def _see(
     states: torch.Tensor,
     exact: tuple[PreTrainedModel, torch.Tensor] | None,
 ) -> list:
-    """What each metric sees of a block; those that read logits read them at once."""
+    """The values of each metric on a block; those that read logits read them at once."""
     readers = [seer.reader for seer in seers if isinstance(seer, Read)]
     results = iter(read_logits(block, [(model, states)], readers, exact)[0] if readers else ())
     return [

@@ -161,7 +161,7 @@ def read_checkpoint(
     if method in ALWAYS_PACKED and not any(isinstance(one, Packed) for one in stored.values()):
         raise UserError(
             f"the configuration of '{name}' says that its weights are stored quantized by '{method}', and its files "
-            "hold none so; get the model again, or take 'quantization_config' out of its configuration"
+            "hold none so; download the model again, or take 'quantization_config' out of its configuration"
         )
     with refusals(name):
         quantizer = stored_as and AutoHfQuantizer.from_config(stored_as, pre_quantized=True)

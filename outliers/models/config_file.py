@@ -283,7 +283,7 @@ def read_config_file(file: Path) -> dict:
         fields = json.loads(content.decode(), object_pairs_hook=_without_contradiction)
     except (ValueError, RecursionError) as error:  # what is no JSON, or no UTF-8, or a number of 5,000 digits
         reason = "nested too deeply" if isinstance(error, RecursionError) else reason_of(error, 150)
-        raise UserError(f"'{file}' is no JSON that can be read ({reason}); get the model again") from None
+        raise UserError(f"'{file}' is not valid JSON ({reason}); download the model again") from None
     if not isinstance(fields, dict):
         raise UserError(f"'{file}' holds no JSON object; expected a model's configuration")
     if "model_type" not in fields:  # which transformers would guess of the folder's name
@@ -335,7 +335,7 @@ def check_weights(fields: dict, name: str, files: Iterable[Path]) -> None:
     if size and needed > max(size, LIGHT):
         raise UserError(
             f"the configuration of '{name}' asks for at least {needed / 1e9:,.1f} GB of weights, and its files have "
-            f"{size / 1e9:,.3f}; get the model again: it is another one's, or not all files are there and whole"
+            f"{size / 1e9:,.3f}; download the model again: they are of another model, or incomplete"
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from itertools import accumulate, count
+from itertools import accumulate, chain, count, islice
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.models.anatomy import check_block, decoder_layers, family_of, ids_of, inputs_of, run_stack, stacks_of
-from outliers.models.anatomy.examples import Block, Example
+from outliers.models.anatomy.examples import Block, Example, read_ids
 from outliers.models.stream import (
     AS_IT_IS,
     LAYERS_IN_PLACE,
@@ -35,6 +35,7 @@ _MODES = threading.Lock()
 Observe = TypeVar("Observe", bound=Callable)
 Result = TypeVar("Result")
 BY_LENGTH = ("dynamic", "longrope")  # rotations whose frequencies transformers sets for each length anew
+SHORTEST = 128  # tokens of blocks that pass at once
 AT_ONCE = 2  # blocks that pass a model in a CPU's memory: while one is between two products, the other is in one
 
 
@@ -78,9 +79,9 @@ def map_blocks(
     """The results of all blocks in their order; on a CPU two blocks pass the model at once, on half of the threads.
 
     Between small products Python, norms and activations leave a part of the threads idle. A result is that of half of
-    the threads: the same bits but for a few products that libraries split otherwise. Where hooks are on the model,
-    which may look at blocks one by one, blocks wait for each other, unless all hooks are `independent`; and so they do
-    where rotations of positions depend on the length of the last block.
+    the threads, and has the same bits. Blocks wait for each other where hooks are on the model, which may look at them
+    one by one, unless all hooks are `independent`; where rotations of positions depend on the length of the last block;
+    in mixtures, and where the first block is short: fewer threads add up products of few rows in another order.
 
     Args:
         model: resident.
@@ -89,7 +90,13 @@ def map_blocks(
         blocks: as for `run_decoder`; read as far as they are computed, and two further.
     """
     threads = torch.get_num_threads()
-    if model.device.type != "cpu" or threads < AT_ONCE or not all(map(_is_independent, model.modules())):
+    blocks = iter(blocks)
+    first = list(islice(blocks, 1))
+    short = any(read_ids(checked(model, block)).numel() < SHORTEST for block in first)
+    mixture = any(stack.mixture for stack in stacks_of(model.config))
+    alone = short or mixture or model.device.type != "cpu" or threads < AT_ONCE
+    blocks = chain(first, blocks)
+    if alone or not all(map(_is_independent, model.modules())):
         yield from map(see, count(), blocks)
         return
     in_mode = torch.inference_mode(torch.is_inference_mode_enabled())(see)

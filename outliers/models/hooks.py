@@ -67,6 +67,13 @@ def hooks(
     Raises:
         UserError: a role is unknown, the model has not all of these layers, or they have none of these roles; names are
             unknown, or do not tell the stacks of a model apart; or its architecture is unknown.
+
+    Example:
+        >>> largest = {}
+        >>> with outliers.hooks(model, lambda layer, role, x: largest.update({(layer, role): x.abs().max().item()})):
+        ...     _ = model(blocks)
+        >>> largest[0, "ffn_out"] > 0
+        True
     """
     roles = [roles] if isinstance(roles, str) else list(roles)
     numbers = range(len(decoder_layers(model)))

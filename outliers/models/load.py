@@ -113,6 +113,10 @@ def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
     Raises:
         UserError: the model is unknown or unreachable, or ships no tokenizer; or the tokenizer cannot be used, or cuts
             words at random.
+
+    Example:
+        >>> outliers.load_tokenizer("pocket/gpt2-0.1m").is_fast
+        True
     """
     source = find_model(name, revision)
     with refusals(name, source, "the tokenizer of "):
@@ -174,6 +178,10 @@ def load_model(
     Raises:
         UserError: the model is unknown, unreachable, of an unknown architecture or incomplete; its weights are
             corrupt or hold NaN or inf; the dtype or the device does not exist; "auto" finds too little memory.
+
+    Example:
+        >>> outliers.load_model("pocket/gpt2-0.1m").dtype
+        torch.float32
     """
     home, source = find_device(device), find_model(name, revision)
     without_values, checkpoint = open_model(name, dtype, revision)

@@ -71,7 +71,12 @@ def distinct_names(places: Iterable[tuple[str, str | None]]) -> dict[tuple[str, 
 
 
 def pocket_models(objective: str | None = None) -> list[str]:
-    """Names of the embedded models, smallest first: of all, or of those trained for one objective (`"next tokens"`)."""
+    """Names of the embedded models, smallest first: of all, or of those trained for one objective (`"next tokens"`).
+
+    Example:
+        >>> outliers.pocket_models("next tokens")[0]
+        'pocket/gpt2-0.1m'
+    """
     files = sorted(POCKET.glob("*/model.safetensors"), key=lambda file: (file.stat().st_size, file))
     names = [file.parent.name for file in files]
     return [f"pocket/{name}" for name in names if objective in (None, LADDER[name].objective)]

@@ -63,7 +63,7 @@ def local_place(name: str) -> Path | None:
     if place.is_dir() or place.suffix.lower() != ".gguf":
         return place if place.is_dir() else None
     if not place.is_file():
-        raise UserError(f"model file '{name}' does not exist, or is no file; expected a GGUF file")
+        raise UserError(f"model file '{name}' does not exist, or is not a file; expected a GGUF file")
     return place
 
 
@@ -107,7 +107,7 @@ def find_model(name: str, revision: str | None = None) -> Source:
     except GatedRepoError:
         raise UserError(f"model '{name}' is gated: accept its terms on the hub and run `hf auth login`") from None
     except (RepositoryNotFoundError, HFValidationError):
-        raise unknown_name("model", name, here(), "(it is no folder, and no repository on the hub)") from None
+        raise unknown_name("model", name, here(), "(neither a folder nor a repository on the hub)") from None
     except Exception:  # each version of the hub's client raises its HTTP library's own errors when it has no network
         if _cached_config(name, revision) is None:
             raise out_of_reach(name) from None

@@ -8,7 +8,12 @@ if TYPE_CHECKING:
 
 
 class Variant(Protocol):
-    """A change to a model while blocks pass, such as a scheme or an ablation; see `outliers.variants`."""
+    """A change to a model while blocks pass, such as a scheme or an ablation; see `outliers.variants`.
+
+    Example:
+        >>> outliers.trace(model, blocks, variant=outliers.variant("llm.int8")).alpha
+        6.0
+    """
 
     @property
     def needs_trace(self) -> bool:

@@ -41,7 +41,7 @@ def listed_shards(folder: Path) -> list[str]:
         shards = {}
     if not shards:
         raise UserError(
-            f"'{index}' is no index of weight files; expected JSON with a 'weight_map' from tensors to files"
+            f"'{index}' is not an index of weight files; expected JSON with a 'weight_map' from tensors to files"
         )
     for shard in shards:
         if not _is_plain_name(shard):
@@ -60,7 +60,7 @@ def regular_file(path: Path) -> Path:
     if not (target.is_relative_to(folder) or in_cache):
         raise UserError(f"'{path}' is a link that leads out of its folder; expected a file, copy it there")
     if not target.is_file():
-        raise UserError(f"'{path}' is no regular file; expected the weights of a model")
+        raise UserError(f"'{path}' is not a regular file; expected the weights of a model")
     return path
 
 
@@ -87,8 +87,8 @@ def _none_in(folder: Path) -> UserError:
             f"'{folder}' has no safetensors weights, and pickled ones are not read because they can run code"
         )
     return UserError(
-        f"'{folder}' has neither {WEIGHTS} nor {INDEX}, so that nothing says which of its files "
-        f"({first_of(names)}) is the model; rename that one to {WEIGHTS}"
+        f"'{folder}' has neither {WEIGHTS} nor {INDEX}, so it is unclear which of its files ({first_of(names)}) is the "
+        f"model; rename that one to {WEIGHTS}"
     )
 
 

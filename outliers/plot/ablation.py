@@ -35,6 +35,9 @@ def ablation_bars(
 ) -> Axes | np.ndarray:
     """Top-1 softmax probability and perplexity damage without the outliers and without random features, by method.
 
+    Example:
+        >>> panels = outliers.plot.ablation_bars(outliers.ablate(model, blocks, features=[3]))
+
     Args:
         measurements: as `outliers.ablate` returns them, or their `summary`, which has the intervals already.
         metric: the one panel to draw, "top1_softmax" or "damage"; by default both.
@@ -47,9 +50,9 @@ def ablation_bars(
     for axes, metric in zip(panels, metrics, strict=True):
         label, unit = METRICS[metric]
         _bars(axes, summary, methods, metric, unit)
-        line = {"color": "black", "linestyle": "--", "label": "model as it is"}
+        line = {"color": "black", "linestyle": "--", "label": "unmodified model"}
         axes.axhline(unit * as_it_is[metric], **line)
-        axes.set(xlabel="what replaces the features' values", ylabel=label)
+        axes.set(xlabel="replacement of the features' values", ylabel=label)
         axes.set_xticks(range(len(methods)), methods)
     legend(ax, axes, panels[0].get_legend_handles_labels()[0], "upper center", 3 if len(metrics) > 1 else 1)
     return panels
@@ -82,6 +85,9 @@ def _bars(axes: Axes, summary: pd.DataFrame, methods: list[str], metric: str, un
 @figure_function
 def weight_costs(found: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """Increase of perplexity with each candidate super weight set to zero, in per cent, beside its controls.
+
+    Example:
+        >>> axes = outliers.plot.weight_costs(outliers.super_weights(model, blocks, controls=2))
 
     Args:
         found: as `outliers.super_weights` returns it.

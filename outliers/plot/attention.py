@@ -72,6 +72,9 @@ def attention_costs(
     A panel a model; then the paper's Table 7, of a model that was trained so. Bars are one standard deviation by
     rounding.
 
+    Example:
+        >>> panels = outliers.plot.attention_costs(outliers.frame("results/kept/attention/smollm2-135m"))
+
     Args:
         rows: of a sweep of schemes with attention in 16 bits and in int8.
         model: the one to draw, by its short name; by default all, and the paper's.

@@ -23,8 +23,8 @@ ACROSS = {"db": "over all tokens", "by_token_db": "mean over tokens"}  # of a ma
 FAINTEST = 0.01  # share of the errors that have the darkest colour
 # What is drawn of a role or layer: what the legend says, colour, hatch (which tells them apart in grey).
 BARS = {
-    "only": ("what it costs alone", "blue", ""),
-    "without": ("what is saved where it stays exact", "orange", "//"),
+    "only": ("added by quantizing it alone", "blue", ""),
+    "without": ("removed by keeping it exact", "orange", "//"),
 }
 WIDTH = 0.4  # of a bar
 PLACES = {"role": 1, "layer": 2.6, "stack": 0.6}  # of bars: width of their panels
@@ -40,6 +40,9 @@ def damage_map(
 
     All are on one scale: the hundredth part of the errors that is smallest has the darkest colour, and errors that are
     far beyond all others have the lightest. Grey: nothing is quantized there, or without any error.
+
+    Example:
+        >>> panels = outliers.plot.damage_map(outliers.damage(model, blocks, "absmax", by=["error"]))
 
     Args:
         damages: as `outliers.damage` returns it, or several by their scheme.
@@ -106,6 +109,9 @@ def damage_bars(
 
     A row of panels a scheme. Bars are one standard deviation by rounding, where there are several draws.
 
+    Example:
+        >>> panels = outliers.plot.damage_bars(outliers.damage(model, blocks, "absmax", by=["role", "layer"]))
+
     Args:
         damages: as `outliers.damage` returns it, or several by their scheme.
         scheme: the one to draw; by default all.
@@ -163,6 +169,9 @@ def damage_heads(
     """Head × layer: the log-perplexity that keys and values of a head cost where nothing else is quantized.
 
     A panel a cache, all on one scale.
+
+    Example:
+        >>> axes = outliers.plot.damage_heads(outliers.damage(model, blocks, outliers.variant("kv=int4"), by=["head"]))
 
     Args:
         damages: as `outliers.damage` returns it, or several by their names.

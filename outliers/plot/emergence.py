@@ -131,6 +131,9 @@ def figure3(rows: Rows, *, panel: str | None = None, paper: bool = True, ax: Axe
     In (b) the exponentials of `fits_of`, as far as their intervals show growth. Where all models are one in several
     checkpoints, (a) is by training step, and published models have no place there.
 
+    Example:
+        >>> panels = outliers.plot.figure3(outliers.frame("results/kept/emergence"))
+
     Args:
         rows: of an emergence, as of Table 4.
         panel: the one to draw, "a" or "b"; by default both.
@@ -144,6 +147,9 @@ def figure4(rows: Rows, *, panel: str | None = None, paper: bool = True, ax: Axe
     """(a) Median magnitude of the most common outlier feature and (b) number of outlier features, by perplexity.
 
     In (a), hollow marks are of models in which no feature is an outlier by the criterion, but some value is.
+
+    Example:
+        >>> panels = outliers.plot.figure4(outliers.frame("results/kept/emergence"))
 
     Args:
         rows, panel, paper: as for `figure3`.
@@ -289,6 +295,11 @@ def along_training(
     checkpoints: pd.DataFrame, *, panel: str | None = None, alpha: float = ALPHA, ax: Axes | None = None
 ) -> Axes | np.ndarray:
     """Largest hidden state of models along their training, by step and by perplexity.
+
+    Example:
+        >>> import pandas
+        >>> steps = pandas.DataFrame({"model": "mine", "step": [1, 2], "perplexity": [90.0, 60.0], "max": [3.0, 9.0]})
+        >>> panels = outliers.plot.along_training(steps)
 
     Args:
         checkpoints: a row a checkpoint: `model`, `step`, `perplexity` and `max`.

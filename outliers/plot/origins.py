@@ -63,6 +63,9 @@ def life_line(
 
     Raises:
         UserError: there is no such feature or place, or there are several panels for `ax`.
+
+    Example:
+        >>> panels = outliers.plot.life_line(outliers.origins(model, blocks, features=[3]))
     """
     every = records(account) if isinstance(account, list | pd.DataFrame) else account.records()
     rows, readers = pd.DataFrame(every), readers_of(every)
@@ -79,7 +82,7 @@ def life_line(
             _bars_and_line(axes, by_feature[name], column)
             axes.set_title(f"feature {name}, {title}", loc="left")
             bands += _band(axes, by_feature[name], norm, readers.get(name, []) if place == places[-1] else [])
-        line[0].set_ylabel("what is written; state")
+        line[0].set_ylabel("contribution; state")
     _explain(ax, panels, bands, norm)
     panels[0, 0].figure.draw_without_rendering()  # from here on the layout is known
     for line, name in zip(panels, features, strict=True):
@@ -89,7 +92,7 @@ def life_line(
 
 
 def parts_of(rows: pd.DataFrame) -> pd.DataFrame:
-    """Contributions of the parts of layers, from rows: `feature`, `layer` (-1 before all), `part`, `value`, `first`."""
+    """Contributions of parts of layers, from rows: `feature`, `layer` (−1: before all), `part`, `value`, `first`."""
     writers = rows[rows["metric"] == "origins.writer"]
     layer, part = writers["layer"].astype(float).fillna(BEFORE).astype(int), writers["writer"].map(PART_OF)
     groups = writers.assign(layer=layer, part=part).groupby(["feature", "layer", "part"], sort=False)

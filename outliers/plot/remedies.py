@@ -224,7 +224,7 @@ def _is_less(point: Point, other: Point) -> bool:
 
 
 def _styles(points: Sequence[Point]) -> dict[str, dict]:
-    """Styles of matplotlib for the remedies, the same in all figures of the points: a colour and a marker each."""
+    """Styles of matplotlib for the remedies, equal in all figures of the points: a colour and a marker of its own."""
     remedies = dict.fromkeys(point.remedy for point in points)
     looks = zip(remedies, itertools.cycle(list(COLORS)[:7]), itertools.cycle(MARKERS), strict=False)
     return {
@@ -251,6 +251,9 @@ def remedy_costs(
 
     A panel a granularity of the weights' scales, in it the formats from few bits to many, with the bits of a value, and
     a line a remedy; then what others published. Bars are one standard deviation by rounding.
+
+    Example:
+        >>> panels = outliers.plot.remedy_costs(outliers.frame("results/kept/remedies"))
 
     Args:
         rows: of a sweep of schemes with remedies.
@@ -293,6 +296,9 @@ def frontier(
     line is the frontier, see `frontier_of`, with the names of the formats on it, and the dashed one 5 % of perplexity.
     Hollow marks are of weights that lie on the grid of their file. Bars are one standard deviation by rounding.
 
+    Example:
+        >>> panels = outliers.plot.frontier(outliers.frame("results/kept/remedies"))
+
     Args:
         rows: of a measurement of schemes and caches with remedies.
         model: the one to draw, by its short name, which has to be chosen where there are several.
@@ -300,7 +306,7 @@ def frontier(
     """
     measured = _points_of(rows, model)
     if not measured:
-        raise UserError("no row with a format beside one of its model without quantization; expected both")
+        raise UserError("no rows of a format and of its model without quantization; expected both")
     kinds = [kind for kind in KINDS if any(point.kind == kind for point in measured)]
     chosen_kinds = chosen("panel", panel, kinds, ax)
     widths = [4 + len({point.bits for point in measured if point.kind == kind}) for kind in chosen_kinds]
@@ -377,9 +383,7 @@ def _name_formats(axes: Axes, points: list[Point]) -> None:
     marks, names = [Bbox([centre - radius, centre + radius]) for centre in centres], []
     for format, point in {point.format: point for point in reversed(frontier_of(points))}.items():
         name = axes.annotate(format, _place(point), (0, 0), textcoords="offset points", fontsize="small")
-        best = min(
-            BESIDE, key=lambda place: [sum(map(_moved(name, place).overlaps, boxes)) for boxes in (names, marks)]
-        )
+        best = min(BESIDE, key=lambda place: [sum(map(_moved(name, place).overlaps, part)) for part in (names, marks)])
         names.append(_moved(name, best))
 
 

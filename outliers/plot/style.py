@@ -62,6 +62,10 @@ def your_style() -> Iterator[None]:
     """Figures that are made in this context follow the caller's rcParams: fonts, sizes, colour cycle, colour map, grid.
 
     What tells things apart beyond that stays: markers, hatches, lines, and the grey of published values.
+
+    Example:
+        >>> with outliers.plot.your_style():
+        ...     panels = outliers.plot.heat_map(outliers.trace(model, blocks, alpha=3))
     """
     token = _yours.set(True)
     try:

@@ -39,6 +39,10 @@ def sweep_costs(rows: Rows, *, paper: bool = True, ax: Axes | None = None) -> Ax
 
     Bars are one standard deviation by rounding, of rows of several draws.
 
+    Example:
+        >>> rows = outliers.sweep(models=["pocket/gpt2-0.1m"], schemes=["fp32", "absmax"], block=64, blocks=2)
+        >>> axes = outliers.plot.sweep_costs(rows)
+
     Args:
         rows: of a sweep.
         paper: whether the models of the paper stand beside, in grey.
@@ -143,6 +147,9 @@ def plan_curve(rows: Rows, *, tokens: int | None = None, allowed: float | None =
     """Increase of perplexity under a scheme against the number of improved projections, in per cent, for each set that
     the search of a plan measured, and those that were confirmed. Bars are one standard deviation by rounding.
 
+    Example:
+        >>> axes = outliers.plot.plan_curve(outliers.frame("results/kept/plans/absmax"))
+
     Args:
         rows: of a plan.
         tokens: on which the search measured; with them a line shows what projections that cost most alone should save.
@@ -158,7 +165,7 @@ def plan_curve(rows: Rows, *, tokens: int | None = None, allowed: float | None =
     costs_of_all = (100 * points["cost"]).tolist()
     if tokens is not None:
         expected = [100 * cost for cost in expected_costs(records(rows), tokens)]
-        axes.plot(expected, color="0.4", label="expected of those that cost most alone", zorder=1)
+        axes.plot(expected, color="0.4", label="expected from costs alone, costliest first", zorder=1)
         costs_of_all += expected
     if allowed is not None:
         axes.axhline(100 * allowed, color="0.4", linewidth=0.8, linestyle="--", label="allowed")
@@ -166,7 +173,7 @@ def plan_curve(rows: Rows, *, tokens: int | None = None, allowed: float | None =
     if min(costs_of_all) > 0:
         axes.set_ylim(bottom=min(costs_of_all) / 2)
         axes.set_ylabel("increase of perplexity (%)")
-    axes.set_xlabel("projections that stay exact, or get a better scheme")
+    axes.set_xlabel("improved projections (exact, or under a better scheme)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend()
     return axes

@@ -65,6 +65,9 @@ def heat_map(trace: "Trace", *, role: str | None = None, ax: Axes | None = None)
     smallest, such as zeros, has the darkest colour; where there are more than 1,024 features, neighbours share a column
     that shows their largest.
 
+    Example:
+        >>> panels = outliers.plot.heat_map(outliers.trace(model, blocks, alpha=3))
+
     Args:
         trace: as `outliers.trace` returns it.
         role: the one panel to draw, "attn_in", "attn_out", "ffn_in" or "ffn_out"; by default one for each that was
@@ -162,6 +165,9 @@ def magnitude_by_position(trace: "Trace", *, ax: Axes | None = None) -> Axes:
     """Largest |x| over the layers at each position, averaged over sequences, of the most common outlier features
     (without one, of the feature that comes nearest) beside the median feature.
 
+    Example:
+        >>> axes = outliers.plot.magnitude_by_position(outliers.trace(model, blocks, alpha=3))
+
     Args:
         trace: as `outliers.trace` returns it, with roles of the residual stream.
     """
@@ -214,6 +220,9 @@ def sorted_profile(trace: "Trace", *, role: str | None = None, ax: Axes | None =
 
     The axes are logarithmic; the hundredth part of the values that is smallest lies below them.
 
+    Example:
+        >>> panels = outliers.plot.sorted_profile(outliers.trace(model, blocks, alpha=3))
+
     Args:
         trace, role: as for `heat_map`.
     """
@@ -251,6 +260,9 @@ def key_map(rows: Rows, *, role: str | None = None, ax: Axes | None = None) -> A
     panels are on one logarithmic scale, which begins at half the median; what is below has the darkest colour. Lines
     are between up to 16 heads. Where there are more than 1,024 channels, neighbours share a column that shows their
     largest.
+
+    Example:
+        >>> panels = outliers.plot.key_map(outliers.frame("results/kept/keys"))
 
     Args:
         rows: of the metric `keys`, of one model under one variant.

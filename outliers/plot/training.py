@@ -81,6 +81,9 @@ def causes(rows: Rows, *, run: str | None = None, ax: Axes | None = None) -> Axe
 
     A line a seed. The first run, from which the others differ, stands behind each of them in grey.
 
+    Example:
+        >>> panels = outliers.plot.causes(outliers.frame("results/kept/training-runs/causes"))
+
     Args:
         rows: of training runs.
         run: the one to draw, by its name; by default all.
@@ -155,6 +158,9 @@ def growth(rows: Rows, *, panel: str | None = None, ax: Axes | None = None) -> A
     Largest values of each hidden state; number of outlier features; layers and positions that the most common one
     affects, or without one the feature that comes nearest; perplexity.
 
+    Example:
+        >>> panels = outliers.plot.growth(outliers.frame("results/kept/growth"))
+
     Args:
         rows: of one model, as `outliers.OutlierCallback` writes them; those of several are refused.
         panel: the one to draw, "values", "count", "affected" or "perplexity"; by default all.
@@ -162,7 +168,7 @@ def growth(rows: Rows, *, panel: str | None = None, ax: Axes | None = None) -> A
     tables = watched(rows)
     if len(tables) != 1:
         names = ", ".join(tables) or "none"
-        raise UserError(f"rows of {len(tables)} models that were watched ({names}); expected those of one")
+        raise UserError(f"rows of {len(tables)} trained models ({names}); expected those of one")
     (steps,), drawn = tables.values(), chosen("panel", panel, PANELS, ax)
     shape, size = ((1, 1), (5.6, 2.9)) if len(drawn) == 1 else ((2, 2), (8.4, 5.0))
     panels = panels_of(ax, *shape, size, sharex=True)

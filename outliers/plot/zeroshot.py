@@ -71,6 +71,9 @@ def accuracy_by_size(rows: Rows, *, ax: Axes | None = None) -> Axes:
     Error bars are one standard error of the mean, absent where it is not known. The dotted line is the mean accuracy
     of guesses.
 
+    Example:
+        >>> axes = outliers.plot.accuracy_by_size(outliers.frame("results/kept/pocket/figure1"))
+
     Args:
         rows: of zero-shot tasks.
     """

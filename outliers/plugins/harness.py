@@ -53,7 +53,9 @@ class OutliersLM(HFLM):
             known = "pretrained, scheme, revision, dtype, device"
             raise UserError(f"unknown {', '.join(sorted(unknown))} in --model_args; expected {known}")
         if str(batch_size) != "1":
-            raise UserError(f"--batch_size is {batch_size}; expected 1, for some schemes depend on what is in a batch")
+            raise UserError(
+                f"--batch_size is {batch_size}; expected 1, because some schemes depend on the content of a batch"
+            )
         if device is None or (device == DEFAULT_DEVICE and not torch.cuda.is_available()):
             device = "cpu"
         variant = Quantized.read(scheme.split("+"))

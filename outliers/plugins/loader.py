@@ -56,6 +56,10 @@ class OutliersConfig(QuantizationConfigMixin):
     Raises:
         ValueError: a key or scheme is unknown, there is none, or it needs a calibration; skip is no list of places; the
             plan cannot be read, or is for another scheme.
+
+    Example:
+        >>> outliers.OutliersConfig("llm.int8", skip=["ffn_out"]).to_dict()["skip"]
+        ['ffn_out']
     """
 
     def __init__(

@@ -61,7 +61,7 @@ def _stages(subject: ToAblate) -> Stages:
     if cross and not spec.features:
         listed = ", ".join(map(str, cross[0]["features"]))
         logger.info(
-            f"outlier features of what cross-attention reads of the encoder ({listed}) cannot be taken out, and stay"
+            f"outlier features of the encoder's states in cross-attention ({listed}) cannot be ablated, and stay"
         )
     if not views:
         raise _no_outlier(traced, spec)

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 METRICS = {name: record for name, record in metrics().items() if record.subject}
 VARIANT = (
-    "What is done to a model, such as absmax+hadamard, 'zero(247)+llm.int8' or 'shuffle(3@ffn_in)'; several by several "
+    "Variant of a model, such as absmax+hadamard, 'zero(247)+llm.int8' or 'shuffle(3@ffn_in)'; several by several "
     "options."
 )
-METRIC = f"What is measured: {', '.join(METRICS)}; several with commas."
+METRIC = f"Metrics: {', '.join(METRICS)}; several with commas."
 
 
 def _variant(value: Any) -> Any:
@@ -88,8 +88,8 @@ class _Cells(Calibrated):
         for field in sorted(given):
             if not any(field in type(record).model_fields for record in records):
                 raise UserError(
-                    f"field '{field}' is a parameter of no metric that is asked for "
-                    f"({', '.join(record.name for record in records)}); leave it out, or ask for one that has it"
+                    f"field '{field}' is a parameter of none of the requested metrics "
+                    f"({', '.join(record.name for record in records)}); leave it out, or request a metric that has it"
                 )
         return records
 

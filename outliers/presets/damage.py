@@ -69,7 +69,7 @@ def _by_stack(
         return []
     if len(stacks_of(config)) == 1:
         if chosen:
-            raise UserError(f"'{subject.name}' has one stack of layers; leave 'stack' out of what the damage is by")
+            raise UserError(f"'{subject.name}' has one stack of layers; leave 'stack' out")
         return []
     schemes = [variant for variant in variants if isinstance(variant, Quantized)]
     return [Cell(subject, scheme, Places(by="stack", draws=draws)) for scheme in schemes]
@@ -109,19 +109,19 @@ def _has_errors(variant: Damaging) -> bool:
 
 def _check(by: set[str], variants: Sequence[Damaging], chosen: bool) -> None:
     if not by:
-        raise UserError(f"no part of the damage is asked for; expected some of {', '.join(DAMAGE_BY)}")
+        raise UserError(f"no part of the damage is requested; expected some of {', '.join(DAMAGE_BY)}")
     if unknown := sorted(by.difference(DAMAGE_BY)):
         raise unknown_name("part of the damage", unknown[0], DAMAGE_BY)
     if chosen and "head" in by and not any(isinstance(variant, Cached) for variant in variants):
-        raise UserError("schemes have no heads; leave 'head' out of what the damage is by, or name a cache: kv=int4")
+        raise UserError("schemes have no heads; leave 'head' out, or give a cache such as kv=int4")
     for variant in variants:
         if isinstance(variant, Quantized) and not variant.scheme.quantizes:
             raise UserError(
-                f"scheme '{variant.name}' quantizes nothing, so it damages nothing; expected one such as absmax"
+                f"scheme '{variant.name}' quantizes nothing, and so has no damage; expected one such as absmax"
             )
         if by == {"error"} and not _has_errors(variant):
             raise UserError(
-                f"'{variant.name}' quantizes no projection, and nothing else has an error of its own; expected another "
+                f"'{variant.name}' quantizes no projection, and only projections have errors; expected another "
                 "part of the damage: role, layer or model"
             )
 
@@ -178,6 +178,10 @@ def damage(
         UserError: there are both a scheme and another model, or neither; the other model has another architecture,
             other sizes, another dtype or device; the scheme is unknown or quantizes nothing, a part of the damage is
             unknown, several draws are asked of a model in 16 bits; as `outliers.quantize` and `outliers.perplexity`.
+
+    Example:
+        >>> outliers.damage(model, blocks, "absmax", by=["role"]).scheme
+        'absmax'
     """
     from outliers.metrics.measurement import records_of
     from outliers.quantization.convert import check_calibrated
@@ -189,7 +193,7 @@ def damage(
     blocks = list(sequences(blocks, attention_mask))
     check_draws(draws, str(model.dtype).removeprefix("torch."))
     if (scheme is None) == (against is None):
-        raise UserError("damage by a scheme or against another model; expected one of them: scheme=… or against=…")
+        raise UserError("both a scheme and another model, or neither; expected one of the two: scheme=… or against=…")
     if against is not None:
         variant = Against(against)
         variant.check(model)

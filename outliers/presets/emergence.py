@@ -24,7 +24,7 @@ def emergence_plans(spec: Emergence) -> list[Plan]:
         UserError: there are revisions of several models.
     """
     if spec.revisions and len(spec.models) > 1:
-        raise UserError(f"revisions of {len(spec.models)} models; expected one model where there are revisions")
+        raise UserError(f"revisions of {len(spec.models)} models; expected revisions of one model")
     subjects = [Causal(name, revision, spec) for name in spec.models for revision in spec.revisions or [None]]
     return [Plan(subject, _stages(subject, Trace(alpha=spec.alpha))) for subject in subjects]
 

@@ -349,6 +349,9 @@ def plan(
     Raises:
         UserError: a scheme is unknown or quantizes no projection, `by` is unknown; as `outliers.quantize` and
             `outliers.perplexity`.
+
+    Example:
+        >>> found = outliers.plan(model, blocks[:1], "absmax", confirm=blocks[1:], cost=0.05, draws=2)
     """
     from outliers.metrics.measurement import records_along
     from outliers.quantization.convert import check_calibrated
@@ -356,7 +359,7 @@ def plan(
     from outliers.text.blocks import sequences
 
     if by not in BY:
-        raise unknown_name("measure of what stays exact", by, BY)
+        raise unknown_name("size of a plan", by, BY)
     check_calibrated(get_scheme(scheme), calibration)
     searched, confirmed = (Given(model, list(sequences(part, None))) for part in (blocks, confirm))
     under, better = Quantized(get_scheme(scheme), calibration=calibration), tuple(map(get_scheme, instead))

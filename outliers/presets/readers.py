@@ -138,6 +138,9 @@ def readers(
         UserError: there are no features, one is out of range, or too few others are left to draw from; a place is
             unknown, or the model has it not; controls or seed are out of range; blocks do not fit the model, or the
             mask does not fit them.
+
+    Example:
+        >>> found = outliers.readers(model, blocks, features=[3], places=["q", "k"], controls=2)
     """
     from outliers.metrics.measurement import records_of
     from outliers.models.anatomy import width_of

@@ -157,6 +157,9 @@ def super_weights(
     Raises:
         UserError: no layer has a second feed-forward projection; controls or seed are out of range; as
             `outliers.perplexity`.
+
+    Example:
+        >>> found = outliers.super_weights(model, blocks, controls=2)
     """
     from outliers.metrics.measurement import records_along
     from outliers.subjects.given import Given

@@ -64,7 +64,7 @@ def int8_attention(
         UserError: the architecture's attention is more than a softmax under a mask, such as one with capped scores.
     """
     if unknown := [name for name, given in others.items() if given is not None and name not in WITHOUT_EFFECT]:
-        raise UserError(f"attention in int8 with '{unknown[0]}'; expected a softmax of scores under a mask alone")
+        raise UserError(f"attention in int8 with '{unknown[0]}'; expected a masked softmax of scores")
     products = getattr(module, "attention_products", IN_INT8)
     groups = query.shape[1] // key.shape[1]
     key, value = (states.repeat_interleave(groups, 1) if groups > 1 else states for states in (key, value))

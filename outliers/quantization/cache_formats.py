@@ -77,14 +77,14 @@ class CacheFormat:
             raise UserError(f"'{written}' has blocks of channels, and {self.format} {why}; leave block out")
         if self.reorder and not (self.block or fixed):
             raise UserError(
-                f"'{written}' orders channels that share one scale in any order; expected blocks, as in "
+                f"'{written}' reorders channels that share one scale, to no effect; expected blocks, as in "
                 "bfp4/block=32/reorder"
             )
         changes = [name for name in ("hadamard", *CALIBRATED) if getattr(self, name)]
         if len(changes) > 1:
             raise UserError(f"'{written}' changes channels by {' and '.join(changes)}; expected one of them")
         if self.before and self.needs_calibration:
-            raise UserError(f"'{written}' knows keys behind the rotation of positions; leave before out")
+            raise UserError(f"'{written}' is defined after the rotation of positions; leave before out")
 
     @property
     def needs_calibration(self) -> bool:

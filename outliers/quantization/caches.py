@@ -185,7 +185,7 @@ def check_cache(model: PreTrainedModel, formats: Formats) -> None:
                 raise UserError(f"'{format}' in a model with {most} {name} of keys; expected some of 0:{most}")
     if formats.keys and formats.keys.before and _norm_of_keys(model):
         raise UserError(
-            f"keys of '{config.model_type}' before the rotation, which has a norm in front; expected them behind the "
+            f"keys of '{config.model_type}' before the rotation, which a norm precedes; expected them after the "
             "rotation: leave before out"
         )
     if formats.values and formats.values.before:
@@ -383,7 +383,7 @@ class Store:
 
     @property
     def bytes(self) -> int:
-        """The memory they take."""
+        """Their memory, in bytes."""
         there = [self.first, self.exact, *(self.codes or ())[:3]]
         return sum(tensor.numel() * tensor.itemsize for tensor in there if tensor is not None)
 
@@ -396,7 +396,7 @@ class QuantizedCache(Cache):
 
     @property
     def bytes(self) -> int:
-        """The memory of keys and values of all layers, scales and exact positions included."""
+        """Memory of keys and values of all layers, scales and exact positions included, in bytes."""
         return sum(store.bytes for layer in self.layers for store in layer.stores)
 
 
@@ -410,6 +410,9 @@ def cache(model: PreTrainedModel, formats: str | Formats) -> QuantizedCache:
 
     Raises:
         UserError: the attention of the model cannot be exchanged, or a format is simulated alone.
+
+    Example:
+        >>> text = model.generate(blocks[:1], max_new_tokens=4, past_key_values=outliers.cache(model, "kv=int4"))
     """
     formats = Formats.read(formats) if isinstance(formats, str) else formats
     check_cache(model, formats)

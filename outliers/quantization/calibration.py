@@ -34,6 +34,10 @@ class Calibration:
     were outliers (`OUTLIER_TOKEN`) in the layers that have this role, of causal language models alone. keys: by layer
     the largest |keys| behind the rotation of positions, float32 (heads, features), where they were watched. learned:
     the same with what schemes have learned on these blocks.
+
+    Example:
+        >>> outliers.calibrate(model, blocks).blocks.shape
+        torch.Size([2, 64])
     """
 
     blocks: torch.Tensor
@@ -61,7 +65,7 @@ class Calibration:
         place, width = (projection.layer, projection.role), stored_weight(projection.module).shape[1]
         magnitudes = self.magnitudes.get(place)
         if magnitudes is None or len(magnitudes.inputs) != width:
-            raise UserError(f"the calibration lacks {width} features of '{projection.path}'; calibrate this very model")
+            raise UserError(f"the calibration lacks {width} features of '{projection.path}'; calibrate this model")
         return magnitudes
 
     def prefix(self, count: int | None = None) -> tuple[int, ...]:
@@ -127,6 +131,10 @@ def calibrate(
     Raises:
         UserError: there is no block, one is longer than the model's context, of another length than the first, or holds
             ids outside its vocabulary; an input holds NaN or inf; only codes are left of the model's weights.
+
+    Example:
+        >>> calibration = outliers.calibrate(model, blocks, ["absmax+smoothing"])
+        >>> smoothed = outliers.quantize(model, "absmax+smoothing", calibration=calibration)
     """
     blocks = list(blocks)
     ids = list(map(read_ids, blocks))
@@ -184,7 +192,7 @@ def calibrate(
 
 def _largest_weights(projection: Projection) -> torch.Tensor:
     if isinstance(projection.module, Int8Linear):
-        raise UserError("only int8 codes are left of this model's weights; calibrate the model that it was made of")
+        raise UserError("this model keeps only int8 codes of its weights; calibrate the original model")
     return stored_weight(projection.module).detach().abs().amax(0).float().cpu()
 
 

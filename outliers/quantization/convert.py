@@ -78,6 +78,11 @@ def quantize(
             that it multiplies some tokens with; the scheme needs a calibration, and there is none, or one of another
             model; the scheme has attention in int8, and that of the model cannot be replaced, or trains in int8; a
             projection has two schemes instead, or one that quantizes none or needs a calibration.
+
+    Example:
+        >>> quantized = outliers.quantize(model, "llm.int8", skip=["ffn_out"])
+        >>> outliers.perplexity(quantized, blocks) != outliers.perplexity(model, blocks)
+        True
     """
     scheme = get_scheme(scheme)
     if keep not in KINDS:
@@ -195,13 +200,13 @@ def check_calibrated(scheme: Scheme, calibration: object | None) -> None:
     """Raise UserError if a scheme needs a calibration and there is none."""
     if calibration is None and scheme.needs_calibration:
         raise UserError(
-            f"scheme '{scheme.name}' has to know how large the inputs are; expected a calibration: "
+            f"scheme '{scheme.name}' needs the magnitudes of the inputs; expected a calibration: "
             "quantize(model, scheme, calibration=outliers.calibrate(model, blocks"
             f"{', [scheme]' if scheme.needs else ''})), or measure it in a sweep"
         )
     if scheme.needs and (lacking := calibration.lacks(scheme)):
         raise UserError(
-            f"scheme '{scheme.name}' has to know the {' and '.join(lacking)} of the inputs, which this calibration did "
+            f"scheme '{scheme.name}' needs the {' and '.join(lacking)} of the inputs, which this calibration did "
             "not keep; expected outliers.calibrate(model, blocks, [scheme])"
         )
 
@@ -264,7 +269,7 @@ def _under(
     """A projection, quantized or not, under a scheme in a kind of layer; None for one that stays exact."""
     module = projection.module
     if isinstance(module, Int8Linear):
-        raise UserError("only int8 codes are left of this model's weights; quantize the model that they were made of")
+        raise UserError("this model keeps only int8 codes of its weights; quantize the original model")
     quantized = isinstance(module, QuantizedLinear)
     if not quantized:
         check_plain(projection)

@@ -47,7 +47,7 @@ def _refuse(gradient: torch.Tensor, shape: list[int]) -> torch.Tensor:
     """An operator, so that `torch.compile`, which makes the graph of a backward pass that may never come, meets only
     its shape."""
     raise UserError(
-        "no gradient passes a projection in 8 bits, whose operands are rounded; expected inference alone: train the "
+        "a projection in 8 bits has no gradient, because its operands are rounded; expected inference only: train the "
         "exact model, or compute what needs no gradient under torch.no_grad()"
     )
 

@@ -111,7 +111,7 @@ class Int8Linear(nn.Module):
         return None if self.here.transform is not None else self._quantized().dequantize()
 
     def path(self, dtype: torch.dtype) -> str:
-        """Which path of the kernels multiplies it with hidden states of a dtype, see `dispatch.path_of`."""
+        """The path of the kernels that multiplies it with hidden states of a dtype, see `dispatch.path_of`."""
         scheme, weight = self.here, self.prepared or self._quantized()
         return dispatch.path_of(weight, scheme.activations, scheme.arithmetic, dtype)
 

@@ -102,7 +102,7 @@ class QuantizedLinear(nn.Module):
         return self.operand.codes
 
     def path(self, dtype: torch.dtype) -> str:
-        """Which path of the kernels multiplies it with hidden states of a dtype, see `dispatch.path_of`."""
+        """The path of the kernels that multiplies it with hidden states of a dtype, see `dispatch.path_of`."""
         return path_under(self.here, self.weight.device, dtype)
 
     def share_codes(self, other: "QuantizedLinear") -> None:
@@ -143,7 +143,7 @@ class QuantizedLinear(nn.Module):
 
 
 def _version(weight: torch.Tensor) -> int | None:
-    """How often a tensor was edited in place; None of those that were made in inference mode, which do not count."""
+    """Number of edits of a tensor in place; None of those that were made in inference mode, which do not count."""
     return None if weight.is_inference() else weight._version
 
 
@@ -213,7 +213,7 @@ def in_float32(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def path_under(scheme: Scheme, device: torch.device, dtype: torch.dtype) -> str:
-    """Which path of the kernels multiplies plain codes, whatever they are, with hidden states of a dtype."""
+    """The path of the kernels that multiplies plain codes, whatever they are, with hidden states of a dtype."""
     dtype = torch.promote_types(dtype, torch.float32)  # as a layer with exact weights multiplies
     features = 2 * (scheme.group or 1)  # so that groups are not the whole row
     weight = quantize_weight(torch.zeros(1, features, device=device, dtype=dtype), scheme)

@@ -87,6 +87,11 @@ class Scheme:
 
     Raises:
         UserError: a part is unknown, or two do not go together: the number would be that of another scheme.
+
+    Example:
+        >>> row, column = outliers.Quantizer("int8", "row"), outliers.Quantizer("int8", "column")
+        >>> outliers.Scheme("mine", activations=row, weights=column, outlier_threshold=6.0).quantizes_projections
+        True
     """
 
     name: Annotated[Text, Field(min_length=1)]
@@ -413,7 +418,7 @@ def remedied(scheme: Scheme, written: str) -> Scheme:
             given |= {setting.field: number, setting.roles: remedy.roles}
     if transforms := [str(remedy) for remedy in remedies if remedy.name in TRANSFORMS]:
         if isinstance(scheme.transform, Transform):
-            raise UserError(f"scheme '{scheme.name}' has a transform of one's own, which none can follow")
+            raise UserError(f"scheme '{scheme.name}' has a custom transform, after which no other is possible")
         given["transform"] = "+".join([*([scheme.transform] if scheme.transform else []), *transforms])
     name, label = f"{scheme.name}+{written}", ", ".join([scheme.label, *map(_label, remedies)])
     _check_order(name)
@@ -505,7 +510,7 @@ def write_scheme(scheme: Scheme) -> str:
     """
     if isinstance(scheme.transform, Transform):
         raise UserError(
-            f"scheme '{scheme.name}' has a transform of one's own, which no file can hold; expected a row of TRANSFORMS"
+            f"scheme '{scheme.name}' has a custom transform, which no file can hold; expected one of TRANSFORMS"
         )
     return json.dumps(asdict(scheme))
 

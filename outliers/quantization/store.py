@@ -46,6 +46,9 @@ def save_quantized(model: PreTrainedModel, folder: str | Path) -> None:
 
     Raises:
         UserError: the model's weights are not kept as int8 codes, or the folder cannot be written.
+
+    Example:
+        >>> outliers.save_quantized(outliers.quantize(model, "llm.int8", keep="int8"), "int8")
     """
     parts = list(projections(model))
     schemes: dict[Scheme, list[str]] = {}
@@ -83,6 +86,10 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
     Raises:
         UserError: the folder holds no int8 model, or a damaged one, or tensors of other shapes or types than its
             configuration asks for; the device does not exist, or "auto" finds too little memory.
+
+    Example:
+        >>> outliers.save_quantized(outliers.quantize(model, "llm.int8", keep="int8"), "int8")
+        >>> int8 = outliers.load_quantized("int8")
     """
     find_device(device)
     path, source = Path(folder) / FILE, Source(str(folder), None, True)
@@ -153,6 +160,9 @@ def load_int8(
     Raises:
         UserError: as `load_model`; the scheme is unknown or quantizes no weights; as `quantize` of skip and
             calibration.
+
+    Example:
+        >>> int8 = outliers.load_int8("pocket/gpt2-0.1m", "absmax-vector")
     """
     scheme = get_scheme(scheme)
     if not scheme.quantizes_projections:

@@ -123,6 +123,17 @@ class Transform(NamedTuple):
     takes. by_feature: whether each feature becomes one feature, so that the largest magnitudes become what the values
     become; after others nothing calibrated can follow. label: what tables call a scheme with it. name: of one's own,
     which is in no table. learns: whether it learns with the whole model what it is.
+
+    Example:
+        >>> import torch
+        >>> flip = outliers.Transform(
+        ...     fit=lambda weight: -torch.ones(weight.shape[1]),
+        ...     hidden_states=lambda x, signs: x * signs,
+        ...     weight=lambda weight, signs: weight * signs,
+        ...     name="flip",
+        ... )
+        >>> row, column = outliers.Quantizer("int8", "row"), outliers.Quantizer("int8", "column")
+        >>> flipped = outliers.quantize(model, outliers.Scheme("mine", row, column, transform=flip))
     """
 
     fit: Callable
@@ -271,7 +282,7 @@ def transforms_of(written: str | Transform | None) -> tuple[Applied, ...]:
         return ()
     if isinstance(written, Transform):
         if not isinstance(written.name, str) or not written.name:
-            raise UserError("a transform of one's own has no name; expected Transform(…, name='mine'), which rows say")
+            raise UserError("a custom transform has no name; expected Transform(…, name='mine'), which rows say")
         return (Applied(written.name, written, written.number and written.number.default, ()),)
     transforms = tuple(_applied(Remedy.read(part)) for part in written.split("+"))
     if len(transforms) > MOST:

@@ -11,7 +11,7 @@ from outliers.terminal.command import Force, Out, run
 DEFAULT = "pocket"
 EXPERIMENTS = (
     f"A set of experiments ({DEFAULT}, the default, paper, or look, of one model), one of them (paper/table4), or an "
-    f"experiment file; and then models in place of theirs. Or {PUBLISHED}: facts of others beside what models show."
+    f"experiment file; then models in place of theirs. Or {PUBLISHED}: published facts beside measured ones."
 )
 
 
@@ -20,18 +20,18 @@ def report(
         list[str] | None, Argument(metavar="EXPERIMENT|MODEL", help=EXPERIMENTS, show_default=False)
     ] = None,
     models: Models = None,
-    redraw: Annotated[bool, Option("--redraw", help="Measure nothing: draw again what finished rows say.")] = False,
+    redraw: Annotated[bool, Option("--redraw", help="Measure nothing: redraw the finished rows.")] = False,
     device: Annotated[str | None, Option(help="cpu, cuda, cuda:N or auto; by default as the experiments say.")] = None,
     out: Out = None,
     force: Force = False,
 ) -> None:
     """Make tables and figures of the LLM.int8() paper, with the published numbers beside the measured ones.
 
-    Or one page of a model: `look` traces it, finds who writes its outlier features, takes them out, and measures what
-    8-bit schemes damage.
+    Or one page of a model: `look` traces it, finds the writers of its outlier features, ablates them, and measures the
+    damage of 8-bit schemes.
 
-    Measures what is not finished and writes rows, tables and figures, and one page with all of them, `report.html`.
-    What cannot be measured is printed as not run, with the reason.
+    Measures all that is unfinished and writes rows, tables and figures, and one page with all of them, `report.html`.
+    Measurements that fail are printed as not run, with the reason.
 
     Examples:
 

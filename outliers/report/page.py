@@ -1,6 +1,7 @@
 """One self-contained page of a run: what was run, tables, figures, provenance, and the command that repeats it."""
 
 import base64
+from collections.abc import Iterable
 from itertools import zip_longest
 from pathlib import Path
 
@@ -20,20 +21,21 @@ ABOUT = {  # what a section says of its rows: field and form, in this order
     "text": "text {}",
     "protocol": "cut by {}",
     "blocks": "{} blocks",
-    "block": "{} tokens a block",
-    "limit": "{} examples a task",
+    "block": "{} tokens per block",
+    "limit": "{} examples per task",
     "prompt": "prompts of {} tokens",
     "tokens": "{} tokens",
     "context": "context {}",
-    "headroom": "{} GiB of headroom a GPU",
+    "headroom": "{} GiB of each GPU left free",
     "alpha": "α = {}",
-    "unquantized_experts": "{} of the weights are experts and not quantized",
+    "unquantized_experts": "{} of the weights are experts, which stay unquantized",
     "skip": "{} not quantized",
     "dtype": "{}",
     "quantized_from": "weights dequantized from {}",
     "other_quantized_from": "compared with weights dequantized from {}",
     "device": "on {}",
 }
+SAMPLE = ("text", "blocks", "block")  # of these, what findings are of
 PROVENANCE = {  # label: field
     "outliers": "version",
     "commit": "commit",
@@ -63,12 +65,17 @@ def page(title: str, sections: list[Section], command: str) -> str:
     """
     rows = [row for section in sections for row in section.rows]
     opening = _opening(sections)
+    samples = [about(section.rows, SAMPLE) for section in sections]
+    differ = len(set(samples)) > 1  # then one quantity may have several values on the page
     explorers = [explorer for section in sections for explorer in section.explorers]
     template = Environment(autoescape=True, trim_blocks=True, loader=FileSystemLoader(HERE)).get_template("page.html")
     return template.render(
         title=title,
         summary=_summary(rows),
-        opening=[_linked(number, sections[number], finding) for number, finding in opening],
+        opening=[
+            _linked(number, sections[number], finding) | {"sample": samples[number] if differ else ""}
+            for number, finding in opening
+        ],
         sections=[
             _section_fields(number, section, [claim for claim in section.findings if (number, claim) not in opening])
             for number, section in enumerate(sections)
@@ -131,9 +138,9 @@ def _summary(rows: list[dict]) -> str:
     return f"{len(rows):,} measurements of {' and '.join(subjects)}."
 
 
-def about(rows: list[dict]) -> str:
+def about(rows: list[dict], fields: Iterable[str] = ABOUT) -> str:
     """The settings of some rows in one line; what has many values is none, such as the sets of a plan."""
-    settings = {form: _distinct(rows, field) for field, form in ABOUT.items()}
+    settings = {ABOUT[field]: _distinct(rows, field) for field in fields}
     return ", ".join(form.format(listed(values)) for form, values in settings.items() if 0 < len(values) <= MANY)
 
 
@@ -158,7 +165,7 @@ def models(rows: list[dict]) -> Table | None:
             record = records.setdefault((name, row["weights_hash"]), [*fields, {}])
             record[-1][row.get("tokens_hash", "")] = None
     cells = [[*record[:-1], " ".join(record[-1]).strip()] for record in records.values()]
-    caption = "Models, with hashes of their weights as they were used and of the tokens that they read."
+    caption = "Models, with hashes of the weights as used and of the tokens read."
     return Table.of_words("models", caption, MODEL, cells) if cells else None
 
 

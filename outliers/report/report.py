@@ -70,7 +70,7 @@ def _validated(name: str, device: str | None, models: Sequence[str]) -> Named:
         raise UserError(f"{fields.places.get(('shows',), fields.places[()])}, {error}")
     kind = ARTEFACTS[shows].kind
     if "model" in kind.model_fields and len(models) > 1:
-        raise UserError(f"{name} takes one model, got {len(models)}: {', '.join(models)}; run it once for each")
+        raise UserError(f"{name} takes one model, got {len(models)}: {', '.join(models)}; run it once for each model")
     others = {"device": device, "models": list(models), "candidates": list(models), "model": models and models[0]}
     given = {field: value for field, value in others.items() if value and field in kind.model_fields}
     spec = make_experiment(fields.replaced(given), kind)
@@ -146,7 +146,7 @@ def _bench() -> "Bench":
 def _drawn(spec: Named, folder: Path) -> tuple[list[dict], list[str]]:
     """The rows of an experiment in a folder, and why there are none."""
     rows = drawn_again(spec, folder)
-    return rows, [] if rows else [f"'{folder}' has no finished rows of it"]
+    return rows, [] if rows else [f"'{folder}' has no finished rows of this experiment"]
 
 
 def _measured(spec: Named, folder: Path, force: bool, bench: "Bench") -> tuple[list[dict], list[str]]:
@@ -183,7 +183,7 @@ def _tried(spec: Named, folder: Path, force: bool, bench: "Bench") -> tuple[list
     except UserError as error:
         return [], str(error)
     except torch.OutOfMemoryError:
-        return [], f"device '{spec.device}' has too little memory for it"
+        return [], f"device '{spec.device}' has too little memory"
 
 
 def _folder(name: str, specs: Sequence[Named]) -> Path:
@@ -235,7 +235,7 @@ def _without_repeats(section: Section, others: Sequence[Section]) -> Section:
 def _title(name: str, specs: list[Named]) -> str:
     label = ARTEFACTS[specs[0].shows].label
     if len(specs) > 1 and isinstance(specs[0], OneModel):
-        return f"{short_name(specs[0].model)}: its outlier features and what they cost"
+        return f"Outlier features of {short_name(specs[0].model)} and their cost"
     if _place(label)[0] == math.inf:
         return label
     if len(specs) == 1:

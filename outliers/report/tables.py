@@ -13,23 +13,20 @@ from tabulate import tabulate
 
 from outliers.report.analysis import value_of
 
-ONCE = (
-    "Each perplexity was measured once, so that nothing here says how far rounding alone scatters it; --draws 4 "
-    "measures it."
-)
+ONCE = "Each perplexity was measured once; --draws 4 measures its scatter by rounding."
 DRAWN = (
-    "Mean ± standard deviation over {} draws of embeddings changed by 1e-6, which rounding alone causes: a difference "
-    "below two of its own standard deviations is none."
+    "Mean ± standard deviation over {} draws, in which the embeddings are perturbed by 1e-6 and only rounding differs. "
+    "A difference below two of its standard deviations is not significant."
 )
 MASKED = (
-    "Mean ± standard deviation over {} choices of the masked tokens; all rows have the same choices, so that smaller "
-    "differences can be real: --draws 4 without --mask-seeds tells."
+    "Mean ± standard deviation over {} choices of the masked tokens. All rows share these choices, so smaller "
+    "differences can be real; --draws 4 without --mask-seeds measures the scatter by rounding."
 )
 SEVERAL = (
-    "Means over {} seeds, with 95 % intervals (Student's t); ratios seed by seed, for runs of the same seed have the "
-    "same start and the same text in the same order."
+    "Means over {} seeds with 95 % intervals (Student's t). Ratios are taken seed by seed: runs of one seed share "
+    "their initial weights and the order of their text."
 )
-ONE = "Each run was trained once, so that nothing here says how far another seed would move it."
+ONE = "Each run was trained with one seed; the scatter over seeds is unknown."
 
 # What a format takes as its own and tabulate leaves as it is: |x| would end two cells of Markdown, <s> strike text out.
 ESCAPED = {"github": partial(re.sub, r"([|<])", r"\\\1")}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 COUNTS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 NAMED = 6  # more things are counted, not named
-MANY = 10  # as a share: such a change is a ratio, not a percentage
+MANY = 1  # as a share: from a doubling on a change is a ratio, not a percentage
 Names = Callable[[int], str]  # what a token is called, by its id, as `outliers.text.tokens` has it
 
 
@@ -47,9 +47,16 @@ def percent(share: float, deviation: float | None = None) -> str:
     return f"{value:{form}} %{scatter}".replace("-", "−")
 
 
+def rise(share: float, deviation: float | None = None) -> str:
+    """An increase in per cent behind a verb that says that it is one: 110.6 % ± 1.4."""
+    return percent(share, deviation).removeprefix("+")
+
+
 def changed(share: float) -> str:
-    """The change of a quantity by a share: changes by +3.4 %; is multiplied by 26,517."""
-    return f"changes by {percent(share)}" if share < MANY else f"is multiplied by {times(1 + share)}"
+    """The change of a quantity by a share: rises by 3.4 %; falls by 1.5 %; is multiplied by 26,517."""
+    if share >= MANY:
+        return f"is multiplied by {times(1 + share)}"
+    return f"{'falls' if share < 0 else 'rises'} by {rise(abs(share))}"
 
 
 def part(share: float) -> str:
@@ -61,6 +68,11 @@ def amount(value: float) -> str:
     """A magnitude, short: 2,960; 31.4; 1.40."""
     form = ",.0f" if abs(value) >= 100 else ".1f" if abs(value) >= 10 else ".2f"
     return f"{value:{form}}".replace("-", "−")
+
+
+def threads(number: int) -> str:
+    """A number of threads: 1 thread, 2 threads."""
+    return f"{number} thread{'s' if number > 1 else ''}"
 
 
 def times(ratio: float) -> str:

@@ -75,7 +75,8 @@ class Cluster:
         except (OSError, ValueError) as error:
             if os.environ.get("RAY_ADDRESS"):
                 raise UserError(
-                    f"no Ray cluster lets us in at RAY_ADDRESS={os.environ['RAY_ADDRESS']} ({error}); start it, unset "
+                    f"no Ray cluster accepts a connection at RAY_ADDRESS={os.environ['RAY_ADDRESS']} ({error}); "
+                    "start it, unset "
                     "RAY_ADDRESS for one of this machine alone, or set RAY_AUTH_MODE=token if it asks for its token"
                 ) from None
             self.ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE, **quiet)

@@ -44,6 +44,11 @@ def frame(results: str | os.PathLike | Iterable[dict], provenance: bool = False)
 
     Raises:
         UserError: there are no results in the folder, or a file of them is damaged.
+
+    Example:
+        >>> rows = outliers.sweep(models=["pocket/gpt2-0.1m"], schemes=["fp32", "absmax"], block=64, blocks=2)
+        >>> outliers.frame(rows)["value"].size
+        2
     """
     rows = _read(Path(results)) if isinstance(results, (str, os.PathLike)) else list(results)
     fields = dict.fromkeys(chain.from_iterable(rows))

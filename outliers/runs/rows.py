@@ -45,7 +45,7 @@ def _flat(part: dict) -> dict:
     for name, value in part.items():
         for entry in value if isinstance(value, list) else [value]:
             if isinstance(entry, dict | list) or (type(entry) in (int, float) and _number(entry) is None):
-                raise ValueError(f"'{name[:40]}' is no text, finite number, true, false, null, or list of such")
+                raise ValueError(f"'{name[:40]}' is not text, a finite number, true, false, null, or a list of such")
     return part
 
 
@@ -56,7 +56,7 @@ def _in_order(part: dict) -> dict:
 
 def _positive(value: dict) -> dict:
     if value["metric"].startswith(POSITIVE) and value["value"] <= 0:
-        raise ValueError(f"'value' of {value['metric'][:40]} is no positive number")
+        raise ValueError(f"'value' of {value['metric'][:40]} is not a positive number")
     return value
 
 
@@ -244,7 +244,7 @@ def read(folder: Path) -> list[Row]:
     path = folder / FILE
     content, torn = _read(path)
     if torn:
-        logger.info(f"the last line of '{path}' is torn; what it held is left out")
+        logger.info(f"the last line of '{path}' is torn; its content is left out")
     last = {}
     for number, line in enumerate(io.BytesIO(content), 1):
         if not line.isspace():
@@ -339,4 +339,4 @@ def _move_aside(path: Path, torn: bytes) -> None:
     places = (path.with_name(f"{path.name}.torn{number}") for number in numbers)
     aside = next(place for place in places if not os.path.lexists(place))
     write_whole(aside, torn.rstrip())
-    logger.info(f"the last line of '{path}' was torn; it is in '{aside.name}' now, and what it held is measured again")
+    logger.info(f"the last line of '{path}' was torn; it is in '{aside.name}' now, and its measurement is repeated")

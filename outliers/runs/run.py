@@ -39,6 +39,9 @@ def run(spec: Named, out: str | Path | None = None, force: bool = False, bench: 
         UserError: something in the specification is unknown, unreachable or does not fit together; a model computes no
             numbers; the folder holds results of another model, where its tables are those of one; or cells failed on a
             cluster.
+
+    Example:
+        >>> rows = outliers.run(outliers.Cells(models=["pocket/gpt2-0.1m"], metrics=["top1"], block=64, blocks=2))
     """
     from outliers.runs.engine import engine_of  # late, for it brings torch, which redrawing does without
     from outliers.runs.place import check_alone, place_of
@@ -72,6 +75,11 @@ def sweep(
 
     Raises:
         UserError: as `run`.
+
+    Example:
+        >>> rows = outliers.sweep(models=["pocket/gpt2-0.1m"], schemes=["fp32", "absmax"], block=64, blocks=2)
+        >>> [row["scheme"] for row in rows]
+        ['fp32', 'absmax']
     """
     if experiment is not None and fields:
         raise UserError(f"an experiment and its field '{min(fields)}'; expected one or the other")

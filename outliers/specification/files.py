@@ -138,7 +138,7 @@ def _text(path: Path) -> str:
             raise UserError(f"experiment file '{path}' does not exist; known: {', '.join(experiment_files())}")
         content = start_of(path, MOST_BYTES + 1)
         if content is None or len(content) > MOST_BYTES:
-            raise UserError(f"experiment file '{path}' is no file of at most {size(MOST_BYTES)}; expected YAML")
+            raise UserError(f"experiment file '{path}' is not a file of at most {size(MOST_BYTES)}; expected YAML")
         return content.decode()
     except (OSError, ValueError) as error:
         raise UserError(f"experiment file '{path}' cannot be read: {error}") from None

@@ -217,29 +217,29 @@ Shapes = Annotated[list[Shape], Split, Field(min_length=1), Once]
 # What fields of several kinds are; descriptions of fields are the help of their options.
 MODEL = "Hub id, local folder or GGUF file, pocket/NAME, or smollm2-135m."
 TEXT = "sample, c4, wikitext2, or a .txt, .txt.gz or .jsonl file; for vision models a folder of pictures."
-TRANSFORM = "Remedies that all schemes get, such as hadamard or tokens=20+smoothing=0.75; by default none."
+TRANSFORM = "Remedies for all schemes, such as hadamard or tokens=20+smoothing=0.75; by default none."
 ATTENTIONS = "Attention of all schemes: 16-bit, int8, int8+2% for a share of it in 16 bits, or several."
 BEGIN = "Begin each block with the model's own first token, as Gemma needs it."
 OBJECTIVE = (
-    "Of encoder-decoders: spans taken out of a block, by default where the tokenizer has sentinels for them, or the "
-    "second half of a block (prefix). Of masked language models: each token, masked by itself, for pseudo-perplexity."
+    "Of encoder-decoders: span corruption, by default where the tokenizer has sentinels for it, or the second half of "
+    "a block (prefix). Of masked language models: each token, masked by itself, for pseudo-perplexity."
 )
-OUTLIER = "From which magnitude on a value is an outlier."
-SKIP = "What stays exact: roles such as ffn_out, layers.N, patterns such as *.down_proj, @plan.yaml; by default none."
-DRAWS = "Measure each so many times with embeddings changed by 1e-6, for mean ± scatter."
+OUTLIER = "Magnitude from which a value is an outlier."
+SKIP = "Exact projections: roles such as ffn_out, layers.N, patterns such as *.down_proj, @plan.yaml; by default none."
+DRAWS = "Number of measurements with embeddings perturbed by 1e-6, for mean ± scatter by rounding."
 DATA = (
-    "Folder with lambada_test.jsonl, piqa_valid.jsonl and piqa_valid_labels.lst, from which the local tasks read more "
-    "than the examples that come along."
+    "Folder with lambada_test.jsonl, piqa_valid.jsonl and piqa_valid_labels.lst, for more examples of the local tasks "
+    "than the embedded ones."
 )
-POSITIONS = "Positions at which terms are given too, beside their means and the first position."
-PLACES = "Where features are taken out, such as q, layers.9:12.k or norm; by default all readers, alone and together."
-NEURONS = "How many neurons of a layer are named, those that write most; the rest is one writer."
-CONTROLS = "Draws of random weights, or of random features, to compare with."
-SEED = "Of random draws."
-INSTEAD = "Schemes that projections get before they stay exact, such as llm.int8,w8a8; by default none."
-EXPORT = "Formats of other libraries that the plan is written in too, such as compressed-tensors or torchao."
+POSITIONS = "Further positions at which contributions are given, beside their means and the first position."
+PLACES = "Readers without the features, such as q, layers.9:12.k or norm; by default all, alone and together."
+NEURONS = "Neurons listed per layer, those with the largest contributions; the others are one writer."
+CONTROLS = "Draws of random weights, or of random features, as controls."
+SEED = "Seed of random draws."
+INSTEAD = "Better schemes to try before a projection stays exact, such as llm.int8,w8a8; by default none."
+EXPORT = "Formats of other libraries in which to write the plan too, such as compressed-tensors or torchao."
 LIMIT = "Examples of each task, from its start; by default all."
-AGAINST = "Models of others to compare with, such as a quantized checkpoint; in the place of schemes, as caches are."
+AGAINST = "Other models to compare with, such as a quantized checkpoint; instead of schemes, as with caches."
 REVISION = "Branch, tag or commit on the hub, or a checkpoint's folder in a local folder."
 
 PICTURES = "pictures"  # the protocol of vision models
@@ -297,7 +297,7 @@ class Machine(Named):
 
     device: Line = Field(default="cpu", description="cpu, cuda, cuda:N, or auto: layers spread over all GPUs.")
     dtype: Literal["float32", "float16", "bfloat16"] = Field(
-        default="float32", description="Of weights and activations."
+        default="float32", description="Type of weights and activations."
     )
 
 
@@ -305,7 +305,7 @@ class Spread(Machine):
     """Where cells run: in this process one after the other, or as tasks of a Ray cluster."""
 
     engine: Literal["local", "ray"] = Field(
-        default="local", description="Here, or over a Ray cluster, or one of this machine."
+        default="local", description="This process, or a Ray cluster (at RAY_ADDRESS, or of this machine)."
     )
 
 
@@ -313,21 +313,18 @@ class Settings(Spread):
     """The settings of a measurement over a text, beside its model."""
 
     text: Text = Field(default="sample", description=TEXT)
-    block: Tokens = Field(default=256, description="Tokens a block.")
-    blocks: Count = Field(default=32, description="How many blocks, from the start of the text.")
+    block: Tokens = Field(default=256, description="Tokens per block.")
+    blocks: Count = Field(default=32, description="Number of blocks, from the start of the text.")
     bos: bool = Field(default=False, description=BEGIN)
-    mask_seed: Seed = Field(
-        default=0, description="Of the tokens or spans that are taken out of a text to be predicted."
-    )
-    mask_seeds: Repeats = Field(
-        default=1, description="Measure with so many seeds from this one on, for mean ± scatter."
-    )
+    mask_seed: Seed = Field(default=0, description="Seed of the choice of masked tokens or spans.")
+    mask_seeds: Repeats = Field(default=1, description="Number of mask seeds, from that one on, for mean ± scatter.")
     objective: Literal["span", "prefix", "each"] | None = Field(default=None, description=OBJECTIVE)
     alpha: Threshold = Field(default=ALPHA, description=OUTLIER)
-    stream: bool = Field(default=False, description="Keep a layer while its turn lasts: for models larger than memory.")
+    stream: bool = Field(default=False, description="Load one layer at a time: for models larger than memory.")
     memory: Annotated[_whole(10**18) | None, BeforeValidator(parse_bytes, json_schema_input_type=str)] = Field(
         default=None,
-        description="With --stream: hidden states beyond this, such as 4GB, are kept in a file; by default none.",
+        description="With --stream: memory for hidden states, such as 4GB; more are kept in a file. By default "
+        "no limit.",
     )
 
     @property
@@ -340,9 +337,9 @@ class Calibrated(Settings):
     """A measurement of schemes of which some have to know how large the inputs are."""
 
     calibration: Text | None = Field(
-        default=None, description="Text to calibrate on; by default the blocks after the measured."
+        default=None, description="Text to calibrate on; by default the blocks after the measured ones."
     )
-    calibration_blocks: Count = Field(default=4, description="How many blocks of it.")
+    calibration_blocks: Count = Field(default=4, description="Number of blocks of it.")
 
 
 class OfSchemes(Named):
@@ -376,6 +373,11 @@ class Experiment(OfSchemes, Calibrated):
     """A sweep: every model under every scheme on one text.
 
     Rounding scatters the results, which `draws` shows. A scheme has its own threshold unless `alpha` is given.
+
+    Example:
+        >>> spec = outliers.Experiment(models=["pocket/gpt2-0.1m"], schemes=["fp32", "absmax"], block=64, blocks=2)
+        >>> len(outliers.run(spec))
+        2
     """
 
     plans = "outliers.presets.sweep:sweep_plans"
@@ -385,7 +387,7 @@ class Experiment(OfSchemes, Calibrated):
     models: Names = Field(description=MODEL)
     schemes: Schemes = Field(
         default=TABLE1,
-        description="fp32, which quantizes nothing, and any of docs/schemes.md, such as w4a8-g64 or mxfp4.",
+        description="fp32 (no quantization), and any of docs/schemes.md, such as w4a8-g64 or mxfp4.",
     )
     draws: Repeats = Field(default=1, description=DRAWS)
 
@@ -412,10 +414,12 @@ class OneModel(OfOneModel):
     section, of_folder = "outliers.metrics.trace.view:kept_trace_section", True
 
     name: Name = "trace"
-    by_token: bool = Field(default=False, title="tokens", description="Find which tokens carry the outlier features.")
-    imatrix: bool = Field(default=False, description="Write imatrix.gguf for llama-quantize too.")
+    by_token: bool = Field(
+        default=False, title="tokens", description="Find the tokens that carry the outlier features."
+    )
+    imatrix: bool = Field(default=False, description="Also write imatrix.gguf for llama-quantize.")
     masks: bool = Field(
-        default=False, description="Write masks of outlier features and tokens too; takes another pass."
+        default=False, description="Also write masks of outlier features and tokens; takes another pass."
     )
 
 
@@ -426,17 +430,17 @@ class Ablation(OfOneModel):
     section = "outliers.report.views.ablation:ablation_section"
 
     name: Name = "ablate"
-    scheme: OneScheme = Field(default=BASELINE, description="What the model is under meanwhile.")
+    scheme: OneScheme = Field(default=BASELINE, description="Scheme of the model.")
     skip: Skip = Field(default=[], description=SKIP)
     features: Features | None = Field(
-        default=None, description="Such as 3,17; by default the outlier features of a trace."
+        default=None, description="Features, such as 3,17; by default the outlier features of a trace."
     )
-    methods: Names = Field(default=["zero"], description="How they are taken out: zero, mean, shuffle, or several.")
+    methods: Names = Field(default=["zero"], description="Ways to remove them: zero, mean, shuffle, or several.")
     where: Names = Field(
-        default=["attn_in"], description="Inputs that are changed for perplexity: attn_in, ffn_in, or both."
+        default=["attn_in"], description="Inputs without them for perplexity: attn_in, ffn_in, or both."
     )
-    controls: int = Field(default=10, description="Draws of random features to compare with.")
-    seed: int = Field(default=0, description="Of the draws and of shuffling.")
+    controls: int = Field(default=10, description="Draws of random features, as controls.")
+    seed: int = Field(default=0, description="Seed of the draws and of shuffling.")
 
 
 class Account(OfOneModel):
@@ -447,18 +451,18 @@ class Account(OfOneModel):
 
     name: Name = "origins"
     features: Features | None = Field(
-        default=None, description="Such as 3,17; by default the outlier features that a trace finds, and the largest."
+        default=None, description="Features, such as 3,17; by default the outlier features of a trace, and the largest."
     )
     positions: Positions = Field(default=[], description=POSITIONS)
     neurons: Count = Field(default=3, description=NEURONS)
     by: Names = Field(
         default=["writers", "readers", "weights", "massive", "keys"],
-        description="Parts: who writes features and who reads them, single weights, massive activations, keys.",
+        description="Parts of the account: writers and readers of features, single weights, massive activations, keys.",
     )
     places: Names | None = Field(default=None, description=PLACES)
     controls: _whole(10**4, ge=2) = Field(default=5, description=CONTROLS)
     seed: int = Field(default=0, description=SEED, ge=0, lt=2**63)
-    blocks: Count = Field(default=8, description="How many blocks, from the start of the text.")
+    blocks: Count = Field(default=8, description="Number of blocks, from the start of the text.")
 
 
 DAMAGE_BY = ("error", "role", "layer", "stack", "head", "model")  # parts of the damage, which cost differently
@@ -471,12 +475,13 @@ class Damage(OfSchemes, OfOneModel, Calibrated):
     section, of_folder = "outliers.report.views.damage:kept_damage_section", True
 
     name: Name = "damage"
-    schemes: Schemes = Field(default=["absmax", "llm.int8"], description="Schemes, whose damage is compared.")
-    caches: Caches = Field(default=[], description="Such as kv=int4, in the place of schemes unless some are given.")
+    schemes: Schemes = Field(default=["absmax", "llm.int8"], description="Schemes whose damage is measured.")
+    caches: Caches = Field(default=[], description="Caches such as kv=int4; instead of schemes unless some are given.")
     against: Names = Field(default=[], description=AGAINST)
     by: Names = Field(
         default=list(DAMAGE_BY),
-        description="Errors of projections, perplexity by role, layer, stack, head of a cache, or of the model.",
+        description="Parts of the damage: errors of projections, perplexity by role, layer, stack or head of a "
+        "cache, whole model.",
     )
     draws: Repeats = Field(default=1, description=DRAWS)
 
@@ -488,19 +493,23 @@ class Planning(OfOneModel, Calibrated):
     section, of_folder = "outliers.report.views.plan:kept_plan_section", True
 
     name: Name = "plan"
-    scheme: OneScheme = Field(default="absmax", description="Of all other projections.")
-    cost: Cost = Field(default=0.05, description="By how much perplexity may rise at most, such as 5%.")
-    by: Literal["count", "parameters", "time"] = Field(default="count", description="What few of stays exact.")
+    scheme: OneScheme = Field(default="absmax", description="Scheme of all other projections.")
+    cost: Cost = Field(default=0.05, description="Largest increase of perplexity, such as 5%.")
+    by: Literal["count", "parameters", "time"] = Field(default="count", description="Size of the plan to minimize.")
     instead: Annotated[list[OneScheme], Split, Once] = Field(default=[], description=INSTEAD)
-    block: Tokens = Field(default=512, description="Tokens a block.")
-    blocks: Count = Field(default=4, description="How many blocks, from the start of the text, are searched.")
-    confirm: Count = Field(default=8, description="How many blocks behind them the plan is confirmed on.")
+    block: Tokens = Field(default=512, description="Tokens per block.")
+    blocks: Count = Field(default=4, description="Blocks of the search, from the start of the text.")
+    confirm: Count = Field(default=8, description="Blocks after them, on which the plan is confirmed.")
     draws: _whole(10**4, ge=2) = Field(default=4, description=DRAWS)  # which one alone would not scatter
     export: Annotated[list[Line], Split, Once] = Field(default=[], description=EXPORT)
 
 
 class Emergence(Settings):
-    """Outlier features along a family of models, or along revisions of one."""
+    """Outlier features along a family of models, or along revisions of one.
+
+    Example:
+        >>> rows = outliers.run(outliers.Emergence(models=["pocket/gpt2-0.1m"], block=64, blocks=2))
+    """
 
     plans, experiment = "outliers.presets.emergence:emergence_plans", "emergence"
     section = "outliers.report.paper.table4:emergence_section"
@@ -508,7 +517,7 @@ class Emergence(Settings):
     name: Name = "emergence"
     models: Names = Field(description=MODEL)
     revisions: Names | None = Field(
-        default=None, description="Of one model, such as step1000,step8000; or folders in its own."
+        default=None, description="Revisions of one model, such as step1000,step8000; or folders in its own."
     )
 
 
@@ -546,13 +555,15 @@ class Memory(Named):
 
     name: Name = "memory"
     models: Names = Field(description=MODEL)
-    candidates: Names | None = Field(default=None, description="Models that the largest is one of; by default all.")
+    candidates: Names | None = Field(
+        default=None, description="Candidates for the largest model that fits; by default all."
+    )
     hardware: Annotated[list[Annotated[Hardware, BeforeValidator(_gpus)]], Split, Field(min_length=1)] = Field(
         default=[], title="gpus", description="Hardware: 8x24 for eight GPUs of 24 GiB, 24 for one."
     )
-    context: Tokens = Field(default=256, description="Tokens a sequence, at most the model's own.")
-    batch: Batch = Field(default=1, description="Sequences at once.")
-    headroom: Annotated[Finite, Field(ge=0)] = Field(default=0.75, description="GiB that each GPU keeps free.")
+    context: Tokens = Field(default=256, description="Tokens per sequence, at most the model's context.")
+    batch: Batch = Field(default=1, description="Batch size.")
+    headroom: Annotated[Finite, Field(ge=0)] = Field(default=0.75, description="GiB of each GPU left free.")
 
 
 class LinearLayers(Machine):
@@ -583,7 +594,7 @@ class DecoderLayers(Machine):
     name: Name = "decoder-layers"
     dtype: Literal["float16", "bfloat16"] = "bfloat16"
     models: Names = Field(description=MODEL)
-    batches: Batches = Field(default=[1, 8, 32], description="Sequences at once.")
+    batches: Batches = Field(default=[1, 8, 32], description="Batch size.")
     seconds: Annotated[Finite, Field(gt=0, le=86400)] = 3.0
 
 
@@ -595,18 +606,18 @@ class Latency(OfSchemes, Machine):
 
     name: Name = "latency"
     dtype: Literal["float32", "float16", "bfloat16"] = Field(
-        default="bfloat16", description="Of what is not quantized."
+        default="bfloat16", description="Type of all that is not quantized."
     )
     models: Names = Field(description=MODEL)
     schemes: SchemesAndPeer = Field(
         default=["fp32", "llm.int8"],
-        description="As of a sweep, fp32 without quantization, or bitsandbytes for the layers of that library.",
+        description="Schemes as for a sweep, fp32 (no quantization), or bitsandbytes for the layers of that library.",
     )
     text: Text = Field(default="sample", description=TEXT)
     bos: bool = Field(default=False, description=BEGIN)
     alpha: Threshold = Field(default=ALPHA, description=OUTLIER)
-    batches: Batches = Field(default=[1, 8, 32], description="Sequences at once.")
-    prompt: Tokens = Field(default=128, description="Tokens a sequence has before.")
+    batches: Batches = Field(default=[1, 8, 32], description="Batch size.")
+    prompt: Tokens = Field(default=128, description="Tokens of the prompt.")
     tokens: Count = Field(default=32, description="Timed decode steps of a generation, after the first token.")
     repeats: _whole(10**4, ge=2) = Field(default=3, description="Timed generations.")
 
@@ -619,10 +630,12 @@ class ZeroShot(OfSchemes, Spread):
 
     name: Name = "zeroshot"
     models: Names = Field(description=MODEL)
-    schemes: Schemes = Field(default=["fp32", "absmax-vector", "llm.int8"], description="fp32 is not quantized.")
+    schemes: Schemes = Field(
+        default=["fp32", "absmax-vector", "llm.int8"], description="Schemes; fp32 is not quantized."
+    )
     tasks: Names = Field(
         default=["hellaswag", "piqa", "winogrande", "lambada_openai"],
-        description="Of lm-eval; or lambada-local and piqa-local, of which 200 examples each come along.",
+        description="Tasks of lm-eval; or lambada-local and piqa-local, with 200 embedded examples each.",
     )
     data: Line | None = Field(default=None, description=DATA)
     limit: Count | None = Field(default=None, description=LIMIT)

@@ -95,19 +95,19 @@ class Training(Spread):
 
     name: Name = "training"
     shows: Line | None = "causes"
-    recipe: dict = Field({}, description="Fields that all runs have.")
-    runs: dict[Line, Recipe] = Field(min_length=1, description="By their names, the fields in which they differ.")
-    seeds: Seeds = Field([0], description="Of weights and order of the text; each run is run with each.")
+    recipe: dict = Field({}, description="Fields of all runs.")
+    runs: dict[Line, Recipe] = Field(min_length=1, description="Runs by name, with the fields in which they differ.")
+    seeds: Seeds = Field([0], description="Seeds of weights and order of the text, for each run.")
     c4: Line = Field("c4_en_1000.jsonl", description="First 1,000 rows of C4 (en), train split, as JSON lines.")
     wikitext: Line = Field("wikitext2_train.txt.gz", description="WikiText-2 train, tokenised form.")
-    text: Text = Field("sample", description=f"What is measured on: {TEXT}")
-    block: Tokens = Field(CONTEXT, description="Tokens a block.")
-    blocks: Count = Field(32, description="How many blocks, from the start of the text.")
+    text: Text = Field("sample", description=f"Text of the measurements: {TEXT}")
+    block: Tokens = Field(CONTEXT, description="Tokens per block.")
+    blocks: Count = Field(32, description="Number of blocks, from the start of the text.")
     alpha: Threshold = Field(ALPHA, description=OUTLIER)
     watched: Annotated[list[Count], Split, Once] = Field(
-        list(CHECKPOINTS), description="After which steps outlier features are looked for; and at the end."
+        list(CHECKPOINTS), description="Steps after which outlier features are measured; and at the end."
     )
-    schemes: Schemes = Field(["absmax", "llm.int8"], description="Under which the trained models are measured.")
+    schemes: Schemes = Field(["absmax", "llm.int8"], description="Schemes under which the trained models are measured.")
     draws: Repeats = Field(3, description=DRAWS)
     work: Line = Field("build/training", description="Folder of checkpoints, from which stopped runs go on.")
 

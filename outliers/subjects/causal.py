@@ -127,7 +127,7 @@ class Pretrained(Subject):
     def check_calibration(self, variant: "Variant") -> None:
         """Raise UserError where a variant cannot be calibrated."""
         raise UserError(
-            f"'{variant.name}' has to know how large the inputs are, and nothing is calibrated here; expected one "
+            f"'{variant.name}' needs the magnitudes of the inputs, and nothing is calibrated here; expected one "
             "that need not know"
         )
 

@@ -104,7 +104,7 @@ def _listed(source: str, count: int | None) -> list[Picture]:
         return _in_any_order(_of_folder(Path(source)))[:count]
     if Path(source).exists() or source.count("/") != 1 or source.startswith(("/", ".")):
         raise UserError(
-            f"'{source}' is no folder; a vision model reads a folder of pictures, by class or not, or a data set of "
+            f"'{source}' is not a folder; a vision model reads a folder of pictures, by class or not, or a data set of "
             "the hub (OWNER/NAME): give one with --text"
         )
     return list(itertools.islice(_of_hub(source), count))
@@ -131,7 +131,7 @@ def _of_folder(folder: Path) -> list[Picture]:
 def _bytes_of(file: Path) -> bytes:
     content = start_of(file, LARGEST_FILE + 1)
     if content is None:
-        raise ValueError("it is no regular file")
+        raise ValueError("it is not a regular file")
     return content
 
 
@@ -151,7 +151,7 @@ def _prepared(picture: Picture, processor: "BaseImageProcessor") -> torch.Tensor
     try:
         image = picture.read()
     except Exception as error:  # of any kind for bytes that nobody checked
-        raise UserError(f"'{picture.name}' is no picture that can be read: {reason_of(error, 150)}") from None
+        raise UserError(f"'{picture.name}' is not a readable picture: {reason_of(error, 150)}") from None
     try:
         return torch.as_tensor(processor(images=image, return_tensors="pt")["pixel_values"][0]).float()
     except Exception as error:

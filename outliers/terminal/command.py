@@ -26,8 +26,8 @@ NOISY = ("torchao", "torch.utils._pytree")
 UsageError = BadParameter.__base__  # of the copy of Click that Typer has
 
 Out = Annotated[Path | None, Option(help="Folder for the results; by default in results/.")]
-Force = Annotated[bool, Option("--force", help="Measure again what is finished.")]
-Debug = Annotated[bool, Option("--debug", help="Show where a mistake was found, and what a library said of it.")]
+Force = Annotated[bool, Option("--force", help="Measure again even if finished.")]
+Debug = Annotated[bool, Option("--debug", help="Show the traceback of an error, with the messages of libraries.")]
 
 
 def run(command) -> None:

@@ -125,6 +125,10 @@ def load_text(
         UserError: the text is unknown, unreachable, damaged where it is read, empty or too short, or something else
             than a text; a size is out of range; the tokenizer has no first token, or gives no tokens; or it has no chat
             template for a conversation, or one that refuses it.
+
+    Example:
+        >>> outliers.load_text("sample", tokenizer, block=64, blocks=2).shape
+        torch.Size([2, 64])
     """
     _check_sizes(block, blocks)
     if isinstance(text, torch.Tensor) and text.ndim == 2 and block is not None:

@@ -84,7 +84,7 @@ def _values(line: str, fields: tuple[str, ...]) -> list[str]:
     except ValueError:  # Python's guard against numbers that take quadratic time
         raise ValueError(f"it has a number of more than {sys.get_int_max_str_digits()} digits") from None
     if not isinstance(row, dict):
-        raise ValueError("it is no object")
+        raise ValueError("it is not an object")
     for field in fields:
         if not isinstance(row.get(field), str):
             raise ValueError(f"'{field}' is {'no string' if field in row else 'missing'}")

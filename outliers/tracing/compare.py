@@ -30,6 +30,10 @@ def compare(trace_a: Trace, trace_b: Trace, layers: float = LAYERS, positions: f
 
     Raises:
         UserError: the traces have different numbers of features, alphas or roles.
+
+    Example:
+        >>> quantized = outliers.trace(model, blocks, variant=outliers.variant("absmax"))
+        >>> changed = outliers.compare(outliers.trace(model, blocks), quantized)
     """
     both = trace_a, trace_b
     for what, (a, b) in {

@@ -82,6 +82,9 @@ def masks(
         UserError: the model has several stacks of layers; there is no block, one is longer than the model's context or
             holds ids outside its vocabulary; the attention mask is none of these blocks; or the trace is of a model of
             another shape.
+
+    Example:
+        >>> masks = outliers.masks(model, blocks, outliers.trace(model, blocks, alpha=3))
     """
     names, blocks = names_of(model, "transformerlens"), list(sequences(blocks, attention_mask))
     if not blocks:
@@ -89,7 +92,7 @@ def masks(
     trace = trace or trace_of(model, blocks, STREAM, attention=False)
     expected, found = (len(layers_of(model)), width_of(model.config)), tuple(trace.statistics["residual.massive"].shape)
     if found != expected:
-        raise UserError(f"a trace of (layers, features) {found} for a model of {expected}; trace this very model")
+        raise UserError(f"a trace of (layers, features) {found} for a model of {expected}; trace this model")
     roles, outliers = [role for role in STREAM if role in trace.roles], trace.outlier_features()["feature"].tolist()
     ids = [ids_of(model, block)[0].cpu() for block in blocks]
     features: dict[str, torch.Tensor] = {}

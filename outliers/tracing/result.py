@@ -67,6 +67,10 @@ class Trace:
     the feed-forward units: only the first mean the same in every layer.
 
     sketch: counts of hit values by (layer, role, feature, bucket), packed into one integer; of `SKETCHED`.
+
+    Example:
+        >>> traced = outliers.trace(model, blocks)
+        >>> features = traced.outlier_features(), traced.largest_values(), traced.massive_activations()
     """
 
     alpha: float

@@ -46,6 +46,11 @@ def hidden_states(
     Raises:
         UserError: the model has no such layer, or the layer no such role; a block is longer than the model's context or
             holds ids outside its vocabulary; or the attention mask is none of these blocks.
+
+    Example:
+        >>> first, second = outliers.hidden_states(model, blocks, layer=0, role="attn_in")
+        >>> first.shape[0]
+        64
     """
     layer, role = (isinstance(layer, str) and of_transformerlens(layer)) or (layer, role)
     count = len(decoder_layers(model))

@@ -28,6 +28,10 @@ def table4_row(
         of the feature that hits the most positions), whose number is `most_common`: `layers`, `positions`,
         `positions_mean` (fractions), `max`, and, if there are hits, the quartiles of the hit values `q1`, `median`,
         `q3`; `top1_softmax` and `top1_softmax_without` if given.
+
+    Example:
+        >>> outliers.table4_row(outliers.trace(model, blocks), perplexity=90.0)["perplexity"]
+        90.0
     """
     row = {"perplexity": perplexity} | trace_row(trace, layers, positions)
     return row | dict(zip(("top1_softmax", "top1_softmax_without"), top1_softmax, strict=False))

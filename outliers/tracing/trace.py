@@ -81,6 +81,10 @@ def trace(
             is not positive; there is no block, one has less than two tokens, is longer than the model's context or
             holds ids outside the vocabulary; the attention mask is none of these blocks; a hidden state holds NaN or
             inf; there is no model, or one is given twice.
+
+    Example:
+        >>> outliers.trace(model, blocks).sequences
+        2
     """
     how = _check_roles(roles), check_threshold("alpha", alpha), attention, variant, tokens, see_last
 

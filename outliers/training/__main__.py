@@ -1,10 +1,10 @@
-"""`python -m outliers.training`: train models that differ in one thing each, and see what grows in them.
+"""`python -m outliers.training`: training runs that differ in one setting each, and their outlier features.
 
-Run training experiments: int8 training beside 16 bits, and what grows outlier features.
+Run training experiments: int8 training beside 16 bits, and causes of outlier features.
 
-Trains each run with each seed, looks at it after some steps, measures the trained models under schemes, and writes
-rows, tables, figures and a page to results/NAME. It takes hours: a run that was stopped at any moment goes on from its
-last checkpoint, in the folder of --work. Which experiments come along: training/causes, training/table7.
+Trains each run with each seed, measures it after some steps, measures the trained models under schemes, and writes
+rows, tables, figures and a page to results/NAME. It takes hours: an interrupted run resumes from its last checkpoint,
+in the folder of --work. Embedded experiments: training/causes, training/table7.
 
 Examples:
 

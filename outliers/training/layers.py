@@ -66,6 +66,10 @@ def train_int8(
     Raises:
         UserError: a number is out of range; the architecture is unknown, or its attention cannot be replaced; or a
             projection is more than a floating-point weight and a bias, such as one that is quantized already.
+
+    Example:
+        >>> trained = outliers.train_int8(outliers.load_model("pocket/gpt2-0.1m"), decomposition=0.02)
+        >>> trained(blocks, labels=blocks).loss.backward()
     """
     products = Products(decomposition, outlier_threshold, stochastic)
     roles = (FFN if ffn else ()) + (LINEAR if linear else ())

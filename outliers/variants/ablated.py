@@ -50,6 +50,10 @@ class Intervention:
     positions of the sequence, each feature by itself; by the seed and the number of positions alone, so that nothing
     depends on the order in which layers and sequences are computed. means: mean of every feature by layer and role, for
     "mean"; interventions that differ in nothing else are equal.
+
+    Example:
+        >>> outliers.Ablated(outliers.Intervention((3, 17), "zero")).name
+        'zero(3,17)'
     """
 
     features: tuple[int, ...]
@@ -93,6 +97,10 @@ class Ablated(Variant):
 
     Raises:
         UserError: there is no such place; or it is of a norm, and the values are means, which no trace has of these.
+
+    Example:
+        >>> ablated = outliers.Ablated(outliers.Intervention((3,)), where=("attn_in", "ffn_in"))
+        >>> perplexity = outliers.perplexities(model, blocks, [ablated])
     """
 
     intervention: Intervention
@@ -185,7 +193,7 @@ class Ablated(Variant):
     def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":
         """The model itself, with hooks."""
         if self.needs_trace:
-            raise UserError("an ablation by the mean needs what the text is like; give it a trace: knowing(trace)")
+            raise UserError("an ablation by the mean needs the means over the text; give it a trace: knowing(trace)")
         self._check_features(model)
         with self.intervention.on(*edges(model, self.where, layer)):
             yield model

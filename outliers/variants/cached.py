@@ -107,7 +107,7 @@ class Cached(Variant):
         self.check(model)
         if self.needs_calibration:
             raise UserError(
-                f"'{self.name}' has to know how large keys are; expected a calibration: "
+                f"'{self.name}' needs the magnitudes of keys; expected a calibration: "
                 "variant.calibrated(outliers.calibrate(model, blocks, keys=True)), or measure it in a run"
             )
         with quantized_states(model, self.formats, layer, self.calibration and self.calibration.keys):
@@ -131,7 +131,9 @@ class Prefixed(Variant):
         """`prefix`, `prefix=COUNT` or `prefix(TOKEN,TOKEN)`; raise UserError if it is another one."""
         match = _WRITTEN.fullmatch(written.replace(" ", ""))
         if not match:
-            raise UserError(f"'{written}' is no prefix; expected prefix, prefix=2 or the ids of tokens, prefix(30,198)")
+            raise UserError(
+                f"'{written}' is not a prefix; expected prefix, prefix=2 or the ids of tokens, prefix(30,198)"
+            )
         tokens, count = match["tokens"], match["count"]
         return cls(tuple(map(int, tokens.split(","))) if tokens else None, int(count) if count else None)
 
@@ -169,7 +171,7 @@ class Prefixed(Variant):
 
         if self.needs_calibration:
             raise UserError(
-                f"'{self.name}' has to know which tokens are outliers; expected their ids, as in prefix(30), or "
+                f"'{self.name}' needs the outlier tokens; expected their ids, as in prefix(30), or "
                 "variant.calibrated(outliers.calibrate(model, blocks))"
             )
         self.check(model)

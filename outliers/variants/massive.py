@@ -41,7 +41,8 @@ class Massive(Variant):
         layer = place.layers[0] if place and place.layers else None
         if layer is None or term.places[0] != f"layers.{layer}" or len(term.options) < len(options):
             raise UserError(
-                f"'{term}' says no layer, value or magnitude; expected massive(FEATURE@layers.LAYER,value=0,above=100)"
+                f"'{term}' lacks a layer, a value or a magnitude; expected "
+                "massive(FEATURE@layers.LAYER,value=0,above=100)"
             )
         value, above = (float(term.options[name]) for name in options)
         if not (abs(value) < float("inf") and 0 <= above < float("inf")):

@@ -63,6 +63,11 @@ def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> Pre
         UserError: a feature is out of range; the factor is not positive; a projection is more than a floating-point
             weight and a bias, such as a quantized one; or nothing could undo it: the norms are of what sub-layers add
             (OLMo 2), or their outputs are the residual stream and a projection has no bias.
+
+    Example:
+        >>> planted = outliers.plant(model, features=[3], factor=8.0)
+        >>> abs(outliers.perplexity(planted, blocks) / outliers.perplexity(model, blocks) - 1) < 1e-3
+        True
     """
     features = check_features(features, width_of(model.config))
     factor = check_threshold("factor", factor)

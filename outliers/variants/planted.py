@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Planted(Variant):
-    """Features of the norms' outputs enlarged by a factor, which the weights that read them undo."""
+    """Features of the norms' outputs enlarged by a factor, which the weights that read them undo.
+
+    Example:
+        >>> outliers.Planted((3,), factor=8).name
+        'plant(3,factor=8)'
+    """
 
     features: tuple[int, ...]
     factor: float
@@ -30,7 +35,9 @@ class Planted(Variant):
         """
         term.check_options(["factor"])
         if term.places or not term.options:
-            raise UserError(f"'{term}' says no factor, or a place; expected features and a factor: plant(3,factor=8)")
+            raise UserError(
+                f"'{term}' has no factor, or has a place; expected features and a factor: plant(3,factor=8)"
+            )
         return cls(term.features, check_threshold(f"the factor of '{term}'", term.options["factor"]))
 
     @property

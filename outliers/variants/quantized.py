@@ -26,7 +26,12 @@ INSTEAD = re.compile(r"instead=(\((?P<remedied>[^()]+)\)|(?P<scheme>[^@()]+))@(?
 
 @dataclass(frozen=True)
 class Quantized(Variant):
-    """A model under a scheme; skip, only, calibration, instead: as for `outliers.quantize`."""
+    """A model under a scheme; skip, only, calibration, instead: as for `outliers.quantize`.
+
+    Example:
+        >>> outliers.Quantized(outliers.SCHEMES["absmax"], skip=("ffn_out",)).name
+        'absmax+skip=ffn_out'
+    """
 
     scheme: Scheme
     skip: tuple[str, ...] = ()

@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Together(Variant):
-    """Variants in the order in which they act."""
+    """Variants in the order in which they act.
+
+    Example:
+        >>> outliers.Together((outliers.variant("zero(3)"), outliers.variant("absmax"))).name
+        'zero(3)+absmax'
+    """
 
     variants: "tuple[Variant, ...]"
 

@@ -38,7 +38,7 @@ class Scaled(Variant):
         options = ("factor",) if term.name == "scale" else ()
         term.check_options(options)
         if len(term.options) < len(options):
-            raise UserError(f"'{term}' says no factor; expected one: {str(term)[:-1]},factor=0.5)")
+            raise UserError(f"'{term}' has no factor; expected one: {str(term)[:-1]},factor=0.5)")
         factor = float(term.options.get("factor", 0))
         if not abs(factor) < float("inf"):
             raise UserError(f"'{term}' has the factor {factor}; expected a finite number")

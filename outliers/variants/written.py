@@ -57,20 +57,20 @@ def variant(written: str) -> "Variant":
         UserError: a term is unknown or malformed, or there are two schemes; as `get_scheme`.
     """
     if not isinstance(written, str) or not written:
-        raise UserError(f"{shown(written)} is no variant; expected one such as absmax+hadamard, {EXAMPLES}")
+        raise UserError(f"{shown(written)} is not a variant; expected one such as absmax+hadamard, {EXAMPLES}")
     variants = []
     for read, group in groupby(PLUS.split(written), _reader):
         variants += read(list(group))
     if sum(isinstance(part, Quantized | Peer) for part in variants) > 1:
         raise UserError(f"'{written}' has two schemes, of which the second would replace the first; expected one")
     if any(isinstance(part, Cached) for part in variants[:-1]):
-        raise UserError(f"'{written}' goes on behind the cache, which acts last; expected it at the end: …+kv=int4")
-    if any(isinstance(part, Against) for part in variants[1:]):
         raise UserError(
-            f"'{written}' has another model behind what it is in the place of; expected it first: against(…)+…"
+            f"'{written}' has terms after the cache, which acts last; expected the cache at the end: …+kv=int4"
         )
+    if any(isinstance(part, Against) for part in variants[1:]):
+        raise UserError(f"'{written}' has another model after other terms; expected it first: against(…)+…")
     if any(isinstance(part, Prefixed) for part in variants[1:]):
-        raise UserError(f"'{written}' has a prefix behind what it is before; expected it first: prefix+…")
+        raise UserError(f"'{written}' has a prefix after other terms; expected it first: prefix+…")
     variants = [part for part in variants if part.name != BASELINE]
     if not variants:
         from outliers.models.stream import AS_IT_IS  # late, for it brings torch

@@ -12,6 +12,6 @@ class Candidates(Metric):
     name = "candidates"
     measured_by = "outliers.metrics.candidates.measure:CANDIDATES"
 
-    count: Count = Field(4, description="Candidates by activations, and as many by the weights alone, at most.")
+    count: Count = Field(4, description="Most candidates by activations, and as many by the weights alone.")
     controls: Repeats = Field(5, description=CONTROLS)
     seed: int = Field(0, description=SEED, ge=0, lt=2**63)

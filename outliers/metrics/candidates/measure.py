@@ -209,7 +209,7 @@ def check_searched(model: PreTrainedModel) -> None:
     check_one_stack(model.config)
     if not any(part.role == ROLE for part in projections(model)):
         raise UserError(
-            f"the layers of this model ({model.config.model_type}) have experts, which keep their weights together; "
+            f"the layers of this model ({model.config.model_type}) have experts, whose weights are stored together; "
             "super weights are looked for in second feed-forward projections"
         )
 

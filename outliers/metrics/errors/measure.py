@@ -207,7 +207,7 @@ def _parted(cell: Cell) -> tuple[Variant, list[Quantized | Against]]:
     quantizes = isinstance(scheme, Quantized) and scheme.scheme.quantizes_projections
     if not (quantizes or isinstance(scheme, Against)):
         raise UserError(
-            f"errors under '{cell.variant.name}', which quantizes no projection in the end; expected a scheme such as "
+            f"errors under '{cell.variant.name}', which leaves no projection quantized; expected a scheme such as "
             "absmax, or another model"
         )
     return Together(tuple(others)) if others else EXACT, [scheme]

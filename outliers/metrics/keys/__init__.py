@@ -16,4 +16,4 @@ class Keys(Metric):
     measured_by = "outliers.metrics.keys.measure:KEYS"
     view = "outliers.metrics.keys.view:keys_section"
 
-    channels: Count = Field(3, description="Channels of a layer, those with the largest queries, keys or values.")
+    channels: Count = Field(3, description="Channels listed per layer, those with the largest queries, keys or values.")

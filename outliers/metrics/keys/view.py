@@ -20,26 +20,23 @@ SHOWN = 4  # channels of a role and side in the table
 CONSTANT = 0.9  # of its mean square, what the mean of a channel that is said to be constant makes
 MOST = 0.5  # of a mean, or of a mean square, what a feature or a bias that is named makes
 NAMED = 2  # features of a channel in a table
-WORDS = ("states", "written most by")
+WORDS = ("states", "main writers")
 
 CAPTION = (
-    "The largest channels of queries, keys and values: the largest |x|, the median channel's of the head, the mean, "
-    "and how constant they are: the share of the mean square that the mean makes, 100 % where a channel is the same at "
-    "all positions{bias}.{before} Of keys the input features that write most of the mean, each with its own mean times "
-    "its weight."
+    "The largest channels of queries, keys and values: largest |x|, that of the median channel of the head, mean, and "
+    "constancy, the share of the mean square that is due to the mean (100 % for a channel that is the same at all "
+    "positions){bias}.{before} For keys, the main writers: the input features with the largest contributions (mean "
+    "times weight) to the channel's mean."
 )
-OF_BIAS = "; and the share that the bias of the projection makes"
-OF_BEFORE = (
-    " Before: as projections put them out, where attention multiplies something else, as behind a rotation of "
-    "positions."
-)
+OF_BIAS = "; and the share due to the bias of the projection"
+OF_BEFORE = " Before: as the projection outputs them, where attention multiplies others, as after rotary embeddings."
 BIAS_CAPTION = (
-    "Biases of queries, keys and values by layer: the norm, and its square as a share of the mean square of all "
-    "channels, which is above 100 % where the rest takes some of it back."
+    "Biases of queries, keys and values by layer: norm, and squared norm as a share of the mean square of all "
+    "channels; it exceeds 100 % where the contribution of the input cancels part of the bias."
 )
 MAP_CAPTION = (
-    f"The largest |x| of each channel of keys and values beside the median channel of its head, by layer. Numbered: "
-    f"channels that exceed {count(STANDS_OUT)} times the median in a tenth of the layers."
+    "Largest |x| of each channel of keys and values relative to the median channel of its head, by layer. Numbered: "
+    f"channels above {count(STANDS_OUT)} times the median in a tenth of the layers."
 )
 
 
@@ -75,7 +72,7 @@ COLUMNS = (
     ("mean", lambda row: _signed(row["mean"])),
     ("constant (%)", _share("constant")),
     ("bias (%)", _share("bias_share")),
-    ("written most by", _written),
+    ("main writers", _written),
 )
 BIASES = (*PLACE, ("norm", lambda row: amount(row["bias"])), ("share (%)", _share("bias_share")))
 OWN = (
@@ -144,8 +141,8 @@ def _findings(rows: list[dict], channels: pd.DataFrame, layers: pd.DataFrame) ->
 
 def _largest(keys: pd.DataFrame) -> str:
     row = keys.loc[keys["value"].idxmax()]
-    text = f"{_channel(row)} has the largest key, {amount(row['value'])}; the median channel of that head reaches "
-    return f"{text}{amount(row['median'])}."
+    text = f"{_channel(row)} has the largest key entry, {amount(row['value'])}; the median channel of this head "
+    return f"{text}reaches {amount(row['median'])}."
 
 
 def _channel(row: pd.Series) -> str:
@@ -169,11 +166,10 @@ def _constant(keys: pd.DataFrame) -> str | None:
     constant, after = (int(layers.sum()) for layers in first)
     if 2 * constant <= len(first[0]):
         return None
-    text = f"In {constant} of {len(first[0])} layers the largest channel of the keys is constant over positions: its "
-    text += f"mean makes at least {part(CONSTANT)} of its mean square"
-    if (keys["side"] == BEFORE).any():
-        text += f". As attention multiplies them it is in {after}"
-    return f"{text}."
+    text = f"In {constant} of {len(first[0])} layers the largest channel of the projected keys is constant over "
+    text += f"positions (its mean accounts for at least {part(CONSTANT)} of its mean square)"
+    rotated = (keys["side"] == BEFORE).any()
+    return f"{text}; of the keys that attention multiplies, in {after}." if rotated else f"{text}."
 
 
 def _by_bias(layers: pd.DataFrame) -> str | None:
@@ -184,8 +180,9 @@ def _by_bias(layers: pd.DataFrame) -> str | None:
         return None
     most = made.loc[made["bias"].idxmax()]
     return (
-        f"The bias of the keys of layer {most['layer']:.0f} has a norm of {amount(most['bias'])}, in the median layer "
-        f"{amount(biased['bias'].median())}; it makes {part(most['bias_share'])} of the mean square of these keys."
+        f"The key bias of layer {most['layer']:.0f} has a norm of {amount(most['bias'])} (median over layers "
+        f"{amount(biased['bias'].median())}) and accounts for {part(most['bias_share'])} of the mean square of these "
+        "keys."
     )
 
 
@@ -198,8 +195,8 @@ def _written_by(feature: int, rows: list[dict]) -> str:
     """That a feature writes the largest channel of keys of some layers."""
     most = max(rows, key=lambda row: row["value"])
     layers = ranges(sorted(row["layer"] for row in rows))
-    text = f"Feature {feature} writes most of the largest channel of the keys of layer{'s' * (len(rows) > 1)} "
-    text += f"{layers}: {_signed(most['terms'][0])} of a mean of {_signed(most['mean'])} in channel {most['channel']} "
+    text = f"Feature {feature} contributes most of the largest key channel of layer{'s' * (len(rows) > 1)} {layers}: "
+    text += f"{_signed(most['terms'][0])} of a mean of {_signed(most['mean'])} in channel {most['channel']} "
     return f"{text}of head {most['head']} of layer {most['layer']}."
 
 
@@ -208,8 +205,8 @@ def _many(rows: list[dict]) -> str:
     keys, values = (key_ratios(rows, *KEYS[name]).to_numpy() for name in ("keys", "values"))
     counts = [count(int(np.sum(ratios > STANDS_OUT))) for ratios in (keys, values)]
     return (
-        f"Of {keys.size:,} channels of keys {counts[0]} exceed {count(STANDS_OUT)} times the median channel of their "
-        f"head, of {values.size:,} channels of values {counts[1]}."
+        f"{counts[0].capitalize()} of {keys.size:,} key channels and {counts[1]} of {values.size:,} value channels "
+        f"exceed {count(STANDS_OUT)} times the median channel of their head."
     )
 
 

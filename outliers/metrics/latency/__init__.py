@@ -22,7 +22,7 @@ class Latency(Metric):
     needs = ("q1", "q3", "batch", "prompt", "tokens", "repeats", "device_name", "threads")
     timed = True
 
-    batch: Batch = Field(1, description="Sequences at once.")
-    prompt: Tokens = Field(128, description="Tokens a sequence has before.")
+    batch: Batch = Field(1, description="Batch size.")
+    prompt: Tokens = Field(128, description="Tokens of the prompt.")
     tokens: Count = Field(32, description="Timed decode steps of a generation, after the first token.")
     repeats: Annotated[int, Field(ge=2, le=10**4)] = Field(3, description="Timed generations.")

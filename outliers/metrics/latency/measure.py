@@ -157,7 +157,7 @@ def latency(
     check_generation(model.config, prompts.shape[1], tokens)
     check_block(model.config, prompts.shape[1], int(prompts.max()))
     if min(tokens, repeats) < 1:
-        raise UserError(f"{repeats} generations of {tokens} tokens; expected at least 1 of 1")
+        raise UserError(f"{repeats} generations of {tokens} tokens; expected at least one generation of one token")
     prompts = prompts.to(model.device)
     passes, made = (1 + repeats) * (1 + tokens), itertools.count(1)
     caches = [empty() if empty else DynamicCache(config=model.config) for _ in range(1 + repeats)]

@@ -8,7 +8,7 @@ from outliers.models.names import distinct_names
 from outliers.quantization.schemes import BASELINE
 from outliers.report.section import Finding, Section
 from outliers.report.tables import MISSING, Table, with_interval
-from outliers.report.words import amount
+from outliers.report.words import amount, threads
 from outliers.specification.kinds import PICTURES
 
 FASTER = {"decode": "times_faster", "prefill": "prefill_times_faster", "encode": "encode_times_faster"}
@@ -18,11 +18,11 @@ GENERATION = ["decode", "decode_q1", "decode_q3", "prefill", "end_to_end", "time
 ENCODING = ["encode", "encode_q1", "encode_q3", "encode_times_faster"]
 SHOWN = {
     "decode": ("batch", ".3g"),
-    "times_faster": ("faster", ".2f"),
+    "times_faster": ("speedup", ".2f"),
     "prefill": ("prefill", ".4g"),
-    "prefill_times_faster": ("prefill faster", ".2f"),
+    "prefill_times_faster": ("prefill speedup", ".2f"),
     "encode": ("encode", ".4g"),
-    "encode_times_faster": ("encode faster", ".2f"),
+    "encode_times_faster": ("encode speedup", ".2f"),
 }
 
 
@@ -30,7 +30,7 @@ def latency_section(rows: list[dict]) -> Section:
     """The section of the timings of generation."""
     table = latency_table(rows)
     findings = latency_findings(latencies(rows))
-    return Section("Milliseconds a generated token", rows, table.printed, [table], findings=findings)
+    return Section("Decoding latency", rows, table.printed, [table], findings=findings)
 
 
 def latencies(rows: list[dict]) -> pd.DataFrame:
@@ -66,16 +66,17 @@ def latency_table(rows: list[dict]) -> Table:
     table, run = latencies(rows), rows[0]
     timed = table.columns.unique("value")
     generation = (
-        f"Milliseconds a generated token with a KV cache, after prompts of {run['prompt']} tokens, by batch: median of "
-        f"{run['repeats']} × {run['tokens']} decode steps [quartiles]; milliseconds of a prefill"
+        f"Milliseconds per generated token with a KV cache, after prompts of {run['prompt']} tokens, by batch: median "
+        f"of {run['repeats']} × {run['tokens']} decode steps [quartiles]; milliseconds of a prefill"
     )
     read = "pictures" if run.get("protocol") == PICTURES else f"sequences of {run['prompt']} tokens"
     encoding = (
-        f"Milliseconds in which an encoder reads a batch of {read}: median of {run['repeats']} passes [quartiles]"
+        f"Milliseconds in which an encoder reads a batch of {read}, by batch: median of {run['repeats']} passes "
+        "[quartiles]"
     )
     caption = (
         "; ".join([generation] * ("decode" in timed) + [encoding] * ("encode" in timed))
-        + f"; and how many times faster than in {run['dtype']} each is. {run['device_name']}, {run['threads']} threads."
+        + f"; and the speedup over {run['dtype']}. {run['device_name']}, {threads(run['threads'])}."
     )
     data = table.set_axis([f"{value}_batch_{batch}" for value, batch in table.columns], axis="columns").reset_index()
     cells = [
@@ -119,7 +120,7 @@ def latency_findings(table: pd.DataFrame) -> list[Finding]:
 
 
 def _times(scheme: str, before: pd.Series, after: pd.Series) -> str:
-    time = f"{amount(after['decode'])} ms a token under {scheme}"
+    time = f"{amount(after['decode'])} ms per token under {scheme}"
     if before["decode_q1"] > after["decode_q3"] or before["decode_q3"] < after["decode_q1"]:
         return f"{time}, {1 / after['times_faster']:.2f} times as long as without quantization"
-    return f"{time}, {amount(before['decode'])} without: a difference could not be shown"
+    return f"{time} and {amount(before['decode'])} ms without quantization; their quartiles overlap"

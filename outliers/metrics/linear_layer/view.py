@@ -7,7 +7,7 @@ import pandas as pd
 from outliers.models.names import known_configs, short_name
 from outliers.report.section import Finding, Section
 from outliers.report.tables import MISSING, Table, cell, with_interval
-from outliers.report.words import amount, listed
+from outliers.report.words import amount, listed, threads
 from outliers.specification.kinds import layer_shape
 
 
@@ -33,9 +33,9 @@ def speed_table(rows: list[dict]) -> Table:
     table, run = speeds(rows), rows[0]
     cells = [[way, *(cell(".2f", value) for value in row)] for way, row in table.iterrows()]
     caption = (
-        f"Times faster than {run['dtype']}: the first feed-forward layer (d features, 4 d outputs), or a layer of "
+        f"Speedup over {run['dtype']} of the first feed-forward layer (d features, 4 d outputs), or of a layer of "
         f"features x outputs, at {run['tokens']} tokens with three outlier features, by model dimension d. "
-        f"{run['device_name']}, {run['threads']} threads."
+        f"{run['device_name']}, {threads(run['threads'])}."
     )
     return Table("table5", caption, ["way", *map(str, table.columns)], cells, table.reset_index())
 
@@ -55,7 +55,7 @@ def speed_findings(rows: Sequence[dict]) -> list[Finding]:
     ]
     always = {"Faster": [way for way, timed in faster.items() if len(timed) == len(by_way[way])], "Slower": slower}
     sentences += [
-        f"{how} than 16 bits at every d that was timed: {'; '.join(names)}." for how, names in always.items() if names
+        f"{how} than 16 bits at every measured d: {'; '.join(names)}." for how, names in always.items() if names
     ]
     return [Finding(sentence, "table5") for sentence in sentences]
 
@@ -63,7 +63,7 @@ def speed_findings(rows: Sequence[dict]) -> list[Finding]:
 def decoder_section(rows: list[dict]) -> Section:
     """The section of the timings of decoder layers."""
     table, findings = decoder_table(rows), decoder_findings(tokens_of(rows))
-    return Section("Milliseconds a further token", rows, table.printed, [table], findings=findings)
+    return Section("Decoding latency of linear layers", rows, table.printed, [table], findings=findings)
 
 
 def tokens_of(rows: list[dict]) -> pd.DataFrame:
@@ -89,9 +89,9 @@ def decoder_table(rows: list[dict]) -> Table:
     tokens, run = tokens_of(rows), rows[0]
     batches = sorted({row["batch"] for row in rows})
     caption = (
-        "Milliseconds a further token of the projections of all decoder layers, by batch: a layer with random weights, "
-        f"times the number of layers [quartiles]; and how many times as long as in {run['dtype']} (16 bits) that is. "
-        f"Without norms, attention, embedding and head. {run['device_name']}, {run['threads']} threads."
+        "Milliseconds per generated token in the projections of all decoder layers, by batch: a layer with random "
+        f"weights, times the number of layers [quartiles]; and the time relative to {run['dtype']} (16 bits). Without "
+        f"norms, attention, embedding and head. {run['device_name']}, {threads(run['threads'])}."
     )
     cells = []
     for model, way in dict.fromkeys(key[:2] for key in tokens.index):
@@ -99,7 +99,7 @@ def decoder_table(rows: list[dict]) -> Table:
         times = zip(timed["token"], timed["q1"], timed["q3"], strict=True)
         texts = [MISSING if pd.isna(interval[0]) else with_interval(amount, *interval) for interval in times]
         cells.append([_paper_name(model), way, *texts, *(cell(".2f", ratio) for ratio in timed["long"])])
-    headers = [f"{value} {batch}" for value in ("batch", "times as long") for batch in batches]
+    headers = [f"{value} {batch}" for value in ("batch", "relative time") for batch in batches]
     return Table("decoder_layers", caption, ["model", "way", *headers], cells, tokens.reset_index(), names=2)
 
 
@@ -120,4 +120,4 @@ def decoder_findings(tokens: pd.DataFrame) -> list[Finding]:
 
 def _long(model: str, ratios: pd.Series) -> str:
     times, batches = listed(f"{ratio:.1f}" for ratio in ratios), listed(ratios.index)
-    return f"For a token of {model} LLM.int8() takes {times} times as long as 16 bits at batch {batches}."
+    return f"LLM.int8() takes {times} times as long as 16 bits per token of {model} at batch {batches}."

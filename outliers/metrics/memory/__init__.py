@@ -17,8 +17,8 @@ class Memory(Metric):
     subject = "outliers.subjects.configured:Configured"
     needs = ("parameters", "context_used", "context", "batch")
 
-    context: Tokens = Field(256, description="Tokens a sequence, at most the model's own.")
-    batch: Batch = Field(1, description="Sequences at once.")
+    context: Tokens = Field(256, description="Tokens per sequence, at most the model's context.")
+    batch: Batch = Field(1, description="Batch size.")
 
 
 class Fits(Memory):

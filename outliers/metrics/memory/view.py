@@ -80,13 +80,13 @@ def largest_table(rows: list[dict]) -> Table | None:
         return None
     run = next(row for row in rows if row["metric"] == "fits")
     caption = (
-        f"Largest model that fits, at batch {run['batch']} with {run['context']} tokens of context (half in, half out "
-        f"of an encoder-decoder) and {run['headroom']:g} GiB of each GPU left free; whole layers go to the GPUs in "
-        "order; a GPU's GB are GiB."
+        f"Largest model that fits at batch {run['batch']} with {run['context']} tokens of context (half input, half "
+        f"output for an encoder-decoder) and {run['headroom']:g} GiB of each GPU left free. Whole layers fill the GPUs "
+        "in order; a GPU's GB are GiB."
     )
     if table[["8-bit, any", "16-bit, any"]].notna().any(axis=None):
         caption += (
-            " In brackets: the largest of all known models, where the list that is chosen from has none as large."
+            " In brackets: the largest of all known models, where it is larger than every candidate of the table."
         )
     owners = [
         (header, lambda row, field=field: row[field] or "")
@@ -129,10 +129,11 @@ def footprints(rows: list[dict]) -> pd.DataFrame:
 def footprints_table(rows: list[dict]) -> Table:
     """Memory requirements of models in GiB, on as few GPUs as hold it."""
     table, run = footprints(rows), rows[0]
-    caption = f"What models need, GiB: batch {run['batch']}, {_contexts(table, run['context'])} tokens of context."
+    of_tokens = f"{_contexts(table, run['context'])} tokens of context"
+    caption = f"Memory requirement of models in GiB at batch {run['batch']} with {of_tokens}."
     loaded = LOADED if table["loaded 8"].notna().any() else {}
     if loaded:
-        caption += " As loaded: with the weights in float32 that transformers keeps so in a float16 or 8-bit model."
+        caption += " As loaded: with the weights that transformers keeps in float32 in a float16 or 8-bit model."
     columns = [
         ("model", lambda row: _paper_name(row["model"])),
         ("parameters", lambda row: count_label(row["parameters"])),
@@ -162,21 +163,22 @@ def memory_findings(largest: pd.DataFrame, footprints: pd.DataFrame) -> list[Fin
 
 def _held(other: pd.DataFrame, every: int) -> str:
     if other.empty:
-        return "On no hardware do 8 bits hold a larger model than 16."
+        return "On no hardware does a larger model fit in 8 bits than in 16 bits."
     row = other.iloc[0]
     where = f"{row['hardware']} of {row['gigabytes']:g} GB"
-    kinds = f"on {count(len(other))} of {count(every)} kinds of hardware" if every > 1 else "there"
-    return f"8 bits hold a larger model than 16 {kinds}: {row['8-bit']} rather than {row['16-bit']} on {where}."
+    kinds = f" on {count(len(other))} of {count(every)} kinds of hardware" if every > 1 else ""
+    example = f"{row['8-bit']} instead of {row['16-bit']} on {where}"
+    return f"A larger model fits in 8 bits than in 16 bits{kinds}: {example}."
 
 
 def _shrinks(shares: pd.Series) -> str:
     low, high = part(shares.min()), part(shares.max())
     if len(shares) == 1:
-        return f"In 8 bits {shares.index[0]} needs {low} of the memory of 16 bits."
-    return f"In 8 bits models need {low} ({shares.idxmin()}) to {high} ({shares.idxmax()}) of the memory of 16 bits."
+        return f"In 8 bits, {shares.index[0]} needs {low} of its memory in 16 bits."
+    return f"In 8 bits, models need {low} ({shares.idxmin()}) to {high} ({shares.idxmax()}) of their memory in 16 bits."
 
 
 def _grows(row: pd.Series) -> str:
     loaded, total = (f"{row[name] / GIB:.1f} GiB" for name in ("loaded 8", "total 8"))
     model = _paper_name(row.name)
-    return f"transformers keeps some weights of {model} in float32: so its 8 bits need {loaded}, not {total}."
+    return f"transformers keeps some weights of {model} in float32; as loaded in 8 bits it needs {loaded}, not {total}."

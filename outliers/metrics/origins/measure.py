@@ -17,7 +17,7 @@ class OfWriters(Measurement):
     def check(self, cell: Cell) -> None:
         metric, block = cell.metric, cell.subject.settings.block
         if not metric.features:
-            raise UserError("origins of no feature; expected some of the residual stream, such as --features 3,17")
+            raise UserError("no feature is given; expected features of the residual stream, such as --features 3,17")
         check_accountable(cell.subject.config, metric.features)
         for position in metric.positions:
             if position >= block:

@@ -63,6 +63,11 @@ def origins(
         UserError: a feature is out of range, or no block reaches a position; there is no block, or one has less than
             two tokens; the norms rescale the residual stream itself (OPT-350m), so that it is no sum of terms; an
             output projection is no plain layer.
+
+    Example:
+        >>> account = outliers.origins(model, blocks, features=[3])
+        >>> account.rest.max() < 1e-5
+        True
     """
     layers_of(model)  # which refuses what is no model
     features, positions = list(dict.fromkeys(features)), sorted(set(positions))
@@ -80,10 +85,11 @@ def check_accountable(config, features: Iterable[int]) -> None:
     check_features(features, width_of(config))
     check_one_stack(config)
     if family_of(config).name_of:
-        raise UserError("accounts begin with the embedding of tokens; expected a model that reads a text, no pictures")
+        raise UserError("accounts start at the embedding of tokens; expected a model that reads text, not pictures")
     if norms_are_in_the_residual_stream(config):
         raise UserError(
-            "this model's norms rescale its residual stream, which is then no sum of what was written; expected norms "
+            "this model's norms rescale its residual stream, which is then not the sum of its contributions; "
+            "expected norms "
             "before or behind the sub-layers, as in every other architecture"
         )
 

@@ -20,8 +20,8 @@ SHARE = 0.5  # of a part, what one writer writes to be named in its place
 WRITERS, TAKERS = 3, 2  # named in a sentence
 LEAST = 0.005  # a term below it is 0 in a table
 HIDDEN, OPEN = 0.25, 0.5  # gain beside the median: below it a norm hides a feature, from it on it does not
-SAID = {"attention": "attention", "feed-forward": "the feed-forward part"}
-PLACES = {"value": "averages {} {}, over positions after the first", "first": "is {} {} at the first position"}
+BLOCKS = {"attention": "attention", "feed-forward": "the feed-forward block"}
+PLACES = {"value": "averages {} over positions after the first, {}", "first": "is {} at the first position {}"}
 METRICS = ("writer", "gate", "state", "rest")
 OWN = (
     *("feature", "layer", "role", "norm", "writer", "index", "count", "value", "first", "magnitude", "at"),
@@ -30,29 +30,29 @@ OWN = (
 )
 
 PARTS_CAPTION = (
-    "What attention, the feed-forward part or the embedding writes most into each feature, in the order of layers: the "
-    "mean over positions after the first and at the first position, and the single writer that writes most of each."
+    "The largest contributions of attention, feed-forward blocks and embedding to each feature, in the order of "
+    "layers: mean over positions after the first, value at the first position, and the main writer of each."
 )
 WRITERS_CAPTION = (
-    "The heads, neurons and experts that write most into each feature, in the order of layers: the mean term over "
-    "positions after the first, its mean magnitude, the term at the first position, and the tokens after it on which "
-    "the term is largest. A neuron's term is its activation times its weight to the feature. All terms add up to the "
-    "state, up to {rest:.0e} of it."
+    "The heads, neurons and experts with the largest contributions to each feature, in the order of layers: mean over "
+    "positions after the first, value at the first position, mean magnitude, and the later tokens on which the "
+    "contribution is largest. The contribution of a neuron is its activation times its weight to the feature. All "
+    "contributions add up to the state, up to {rest:.0e} of it."
 )
 GATES_CAPTION = (
-    "The norms in front of projections: their gain at the feature, the median |gain| of all features and the gain's "
-    "rank among all, and the feature's mean before and behind the norm."
+    "Norms before projections: gain at the feature, median |gain| and rank of the gain over all features, and the "
+    "feature's mean before and after the norm."
 )
 LIFE_LINE_CAPTION = (
-    "The life of each feature: what attention and feed-forward part of each layer write (bars; a large one is named by "
-    "a single writer that makes half of it), the state before each layer (line), and the gain of the norms at the "
-    "feature beside their median (band); behind it, where that was measured, the projections without the feature at "
-    "which alone the perplexity rises more than without random ones."
+    "Life line of each feature: contributions of attention and feed-forward block in each layer (bars; a large one "
+    "names the writer that makes half of it), the state before each layer (line), and the gain of the norms at the "
+    "feature relative to their median (band). Right of the band, where measured: the projections that read the "
+    "feature, so that the perplexity rises more without it there than without random features."
 )
 
 ACCOUNTS_CAPTION = (
-    "Each feature where its mean after the first position is largest, before which layer, beside the median magnitude "
-    "of random features there; and the part of a layer that has written most of it."
+    "Each feature before the layer where its mean over positions after the first is largest, beside the median "
+    "magnitude of random features there; and the block that contributes most, with its contribution."
 )
 
 
@@ -66,12 +66,12 @@ PART_COLUMNS = (
     *PLACE,
     ("part", "{part}"),
     *TERM,
-    ("most of the mean", "{most}"),
-    ("most at the first", "{first_most}"),
+    ("main writer (mean)", "{most}"),
+    ("main writer (first)", "{first_most}"),
 )
 WRITER_COLUMNS = (
     *(*PLACE, ("writer", lambda row: name_of(row)), *TERM, ("mean magnitude", _number("magnitude"))),
-    ("most on", lambda row: _listed_terms(row)),
+    ("largest on", lambda row: _listed_terms(row)),
 )
 GATE_COLUMNS = (
     *PLACE,
@@ -80,9 +80,9 @@ GATE_COLUMNS = (
     ("median", "{median:.3g}"),
     ("rank", "{rank:.0f}"),
     ("before", "{before:,.2f}"),
-    ("behind", "{behind:,.3g}"),
+    ("after", "{behind:,.3g}"),
     ("before, first position", "{first_before:,.2f}"),
-    ("behind, first position", "{first_behind:,.3g}"),
+    ("after, first position", "{first_behind:,.3g}"),
 )
 ACCOUNT_COLUMNS = (
     ("model", "{model}"),
@@ -91,12 +91,12 @@ ACCOUNT_COLUMNS = (
     ("before layer", "{layer:.0f}"),
     ("mean", _number("value")),
     ("random features", _number("ordinary")),
-    ("written most by", lambda row: _place(row)),
-    ("with", _number("written")),
+    ("main writer", lambda row: _place(row)),
+    ("contribution", _number("written")),
 )
 WORDS = (  # columns of text
-    *("model", "variant", "written most by"),
-    *("part", "most of the mean", "most at the first", "writer", "most on", "norm"),
+    *("model", "variant", "main writer"),
+    *("part", "main writer (mean)", "main writer (first)", "writer", "largest on", "norm"),
 )
 
 
@@ -239,10 +239,10 @@ def _written(rows: pd.DataFrame, parts: pd.DataFrame, ordinary: pd.DataFrame, co
     writers, takers = _most(parts[same & before], column, WRITERS), _most(parts[~same & ~before], column, TAKERS)
     if writers.empty:
         return None
-    text = f"{place.format(amount(peak[column]), _before(peak['layer'], len(states) - 1))}: written most by "
-    text += listed(_part_text(rows, part, column) for part in writers.to_dict("records"))
+    text = f"{place.format(amount(peak[column]), _before(peak['layer'], len(states) - 1))}: written mainly by "
+    text += listed(_contribution(rows, part, column) for part in writers.to_dict("records"))
     if len(takers):
-        text += f"; taken back by {listed(_part_text(rows, part, column) for part in takers.to_dict('records'))}"
+        text += f"; removed by {listed(_contribution(rows, part, column) for part in takers.to_dict('records'))}"
     return f"{text}."
 
 
@@ -254,12 +254,12 @@ def _before(layer: float, layers: int) -> str:
     return f"before layer {layer:.0f}" if layer < layers else "after the last layer"
 
 
-def _part_text(rows: pd.DataFrame, part: Mapping, column: str) -> str:
-    """A part of a layer with what it writes, and the single writer that writes most of it."""
+def _contribution(rows: pd.DataFrame, part: Mapping, column: str) -> str:
+    """A block of a layer with its contribution, and the single writer that makes most of it."""
     value, largest = _signed(part[column]), largest_of(rows, part, column)
     if part["layer"] == BEFORE:
         return f"the embedding ({value})"
-    text = f"{SAID[part['part']]} of layer {part['layer']} ({value}"
+    text = f"{BLOCKS[part['part']]} of layer {part['layer']} ({value}"
     if largest is not None and largest[column] / part[column] >= SHARE:
         text += f", of which {name_of(largest)} {_signed(largest[column])}"
     return f"{text})"
@@ -279,11 +279,11 @@ def _hidden(feature: str, rows: pd.DataFrame) -> Iterator[str]:
             continue
         layers, most = ranges([int(gate["layer"]) for gate in hidden]), max(abs(gate["value"]) for gate in hidden)
         least = min(gate["median"] for gate in hidden)
-        text = f"The norms before {part} hide {feature} in layers {layers}: gains of at most {most:.2g}, where "
-        text += f"the medians are at least {least:.2g}"
+        text = f"The norms before {part} suppress {feature} in layers {layers} (gain at most {most:.2g}, median over "
+        text += f"features at least {least:.2g})"
         behind = (gate for gate in gates_of_role if gate["layer"] > hidden[0]["layer"])
         opened = next((gate for gate in behind if abs(gate["value"]) >= OPEN * gate["median"]), None)
         if opened:
             gain = f"{abs(opened['value']):.2g}, median {opened['median']:.2g}"
-            text += f"; layer {opened['layer']:.0f} lets it through ({gain})"
+            text += f"; layer {opened['layer']:.0f} passes it ({gain})"
         yield f"{text}."

@@ -50,6 +50,10 @@ def perplexity(
         UserError: there is no block; one is longer than the model's context or holds ids outside its vocabulary;
             hidden states or logits are NaN or inf; the loss is too large to have an exponential; or the mask does not
             fit.
+
+    Example:
+        >>> 1 < outliers.perplexity(model, blocks) < model.config.vocab_size
+        True
     """
     return perplexity_of(losses(model, sequences(blocks, attention_mask)))
 
@@ -68,6 +72,11 @@ def perplexities(
 
     Raises:
         UserError: as `perplexity`.
+
+    Example:
+        >>> schemes = [outliers.variant("fp32"), outliers.variant("absmax")]
+        >>> len(outliers.perplexities(model, blocks, schemes))
+        2
     """
     losses = variant_losses(model, sequences(blocks, attention_mask), variants)
     return [perplexity_of(losses_under) for losses_under in losses]

@@ -10,7 +10,7 @@ from outliers.quantization.schemes import BASELINE, label_of
 from outliers.report.analysis import exact, scattered_by, value_of
 from outliers.report.section import Drawing, Finding, Section, together
 from outliers.report.tables import MISSING, Table, cell, scatter_note
-from outliers.report.words import count, listed, percent
+from outliers.report.words import count, listed, percent, rise
 
 # Of pictures: metric to what its column is called, and its form.
 OF_PICTURES = {
@@ -39,21 +39,20 @@ def _classes(rows: list[dict]) -> Section:
     places = list(dict.fromkeys(zip(frame["model"], frame["scheme"], strict=True)))
     lines = [[*place, *cells.loc[place, columns]] for place in places]
     caption = (
-        "What becomes of the classes of pictures: the share whose most probable class is their own, and the mean "
-        "cross-entropy; without known classes the share whose most probable class stays that of the unquantized model, "
-        "and the mean KL divergence from it."
+        "Classification of pictures: top-1 accuracy and mean cross-entropy; without known classes, top-1 agreement "
+        "with the unquantized model and mean KL divergence from it."
     )
     headers = ["model", "scheme", *(OF_PICTURES[metric][0] for metric in columns)]
     table = Table("classes", caption, headers, lines, frame.drop(columns="cell"), names=2)
-    return Section("Classes of pictures under 8-bit schemes", rows, table.printed, [table])
+    return Section("Classification of pictures by scheme", rows, table.printed, [table])
 
 
 def _perplexities(rows: list[dict]) -> Section:
-    note = f"Compare within a column. {scatter_note(rows)}"
+    note = f"Perplexities compare within a column. {scatter_note(rows)}"
     tables = [perplexity_table(rows), *cost_table(rows)]
     caption = (
-        "What each 8-bit scheme costs of perplexity, and what it cost the models of the paper (Table 1, grey). Hollow "
-        f"markers: outlier features in 16 bits. Bars: one standard deviation by {scattered_by(rows)}."
+        "Increase of perplexity under each scheme; grey: the models of the paper (Table 1). Hollow markers: outlier "
+        f"features in 16 bits. Bars: one standard deviation by {scattered_by(rows)}."
         if len(tables) > 1
         else "Perplexity by model size. Hollow markers: outlier features in 16 bits."
     )
@@ -61,7 +60,7 @@ def _perplexities(rows: list[dict]) -> Section:
     models = dict.fromkeys(row["model"] for row in rows)
     findings = sweep_findings(costs_of_schemes(rows), dict(zip(models, names_of(models), strict=True)))
     text = f"{terminal(rows)}\n\n{note}"
-    return Section("Perplexity under 8-bit schemes", rows, text, tables, drawings, [note], findings=findings)
+    return Section("Perplexity by scheme", rows, text, tables, drawings, [note], findings=findings)
 
 
 def table1(rows: list[dict], column: str = "value") -> pd.DataFrame:
@@ -93,7 +92,7 @@ def cost_table(rows: list[dict]) -> list[Table]:
         return []
     dtype = rows[0]["dtype"]
     baseline = BASELINE if dtype == "float32" else f"{dtype} without quantization"
-    caption = f"What each scheme adds to the perplexity under {baseline}, in per cent."
+    caption = f"Increase of perplexity over {baseline} under each scheme, in per cent."
     cells = [row | {"value": 100 * row["cost"].mean, "cell": cell("+.2f", *row["cost"], unit=100)} for row in measured]
     return [_with_labels("table1_increase", caption, "Increase (%)", cells)]
 
@@ -133,10 +132,11 @@ def sweep_findings(rows: Sequence[dict], names: dict[str, str]) -> list[Finding]
     most, *_ = rows = sorted(rows, key=lambda row: -row["cost"].mean)
     if not _costs(most):
         models = f"any of {count(len(names))} models" if len(names) > 1 else next(iter(names.values()))
-        return [Finding(f"No scheme costs {models} perplexity beyond the scatter of {scattered_by(rows)}.", TABLE)]
+        beyond = f"beyond the scatter of {scattered_by(rows)}"
+        return [Finding(f"No scheme raises the perplexity of {models} {beyond}.", TABLE)]
     schemes = {row["scheme"]: row for row in rows if row["model"] == most["model"]}
     name = names[most["model"]]
-    sentences = [f"{most['scheme']} costs {name} {percent(*most['cost'])} of its perplexity."]
+    sentences = [f"{most['scheme']} raises the perplexity of {name} by {rise(*most['cost'])}."]
     sentences += [*_saved(schemes), *_least(schemes, name), *_others(rows, names)]
     return [Finding(sentence, TABLE) for sentence in sentences]
 
@@ -150,22 +150,22 @@ def _saved(schemes: dict[str, dict]) -> list[str]:
     pairs = [(schemes[base], schemes[split]) for base, split in DECOMPOSED.items() if {base, split} <= schemes.keys()]
     if not pairs:
         return []
-    both = ", ".join(f"{percent(*row['cost'])} under {row['scheme']}" for row in pairs[0])
+    both = [f"{percent(*row['cost'])} ({row['scheme']})" for row in pairs[0]]
     before, after = (row["cost"] for row in pairs[0])
     if not before.is_above(after):
-        return [f"That outlier features in 16 bits save anything could not be shown: {both}."]
-    return [f"Outlier features in 16 bits bring the cost down: {both}."]
+        return [f"Keeping outlier features in 16 bits has no measurable benefit: {' and '.join(both)}."]
+    return [f"Keeping outlier features in 16 bits reduces the increase from {' to '.join(both)}."]
 
 
 def _least(schemes: dict[str, dict], name: str) -> list[str]:
     """The schemes without a measurable cost, or else the one with the least."""
     free = [scheme for scheme, row in schemes.items() if not _costs(row)]
     if free:
-        return [f"That {listed(free)} cost{'s' if len(free) == 1 else ''} {name} anything could not be shown."]
+        return [f"{listed(free)} {'has' if len(free) == 1 else 'have'} no measurable cost for {name}."]
     *_, second, least = [None, *schemes.values()]
     if second is None or not second["cost"].is_above(least["cost"]):
         return []
-    return [f"{least['scheme']} costs {name} least: {percent(*least['cost'])}."]
+    return [f"The smallest increase for {name} is that of {least['scheme']}: {percent(*least['cost'])}."]
 
 
 def _others(rows: list[dict], names: dict[str, str]) -> list[str]:
@@ -173,7 +173,7 @@ def _others(rows: list[dict], names: dict[str, str]) -> list[str]:
     broken = {row["model"] for row in rows if row["cost"].is_above(exact(0.01))}
     if len(names) < 2:
         return []
-    if len(broken) == len(names):
-        return ["Each of the models loses more than one per cent under some scheme."]
-    verb = "loses" if len(broken) == 1 else "lose"
-    return [f"{count(len(broken)).capitalize()} of {count(len(names))} models {verb} more than one per cent."]
+    if not broken:
+        return ["No scheme raises the perplexity of any model by measurably more than 1 %."]
+    which = "every model" if len(broken) == len(names) else f"{count(len(broken))} of {count(len(names))} models"
+    return [f"The perplexity of {which} rises by more than 1 % under at least one scheme."]

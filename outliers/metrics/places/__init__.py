@@ -16,6 +16,6 @@ class Places(Metric):
     measured_by = "outliers.metrics.places.measure:PLACES"
 
     by: Literal["role", "layer", "stack", "head"] = Field(
-        "role", description="Which places: roles (of a cache keys and values), layers, stacks, or heads of a cache."
+        "role", description="Kind of places: roles (of a cache keys and values), layers, stacks, or heads of a cache."
     )
     draws: Repeats = Field(1, description=DRAWS)

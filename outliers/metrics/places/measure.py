@@ -158,11 +158,15 @@ def _count(cell: Cell) -> int:
     variant, config, by = cell.variant, cell.subject.config, cell.metric.by
     is_cache, is_other = isinstance(variant, Cached), isinstance(variant, Against)
     if not (is_cache or is_other) and not (isinstance(variant, Quantized) and variant.scheme.quantizes):
-        raise UserError(f"places of '{variant.name}'; expected a scheme that quantizes, such as absmax, or kv=int4")
+        raise UserError(
+            f"'{variant.name}' has no places to quantize; expected a scheme that quantizes, such as absmax, or kv=int4"
+        )
     if variant.is_of_places:
         raise UserError(f"'{variant.name}' quantizes some places already; expected a scheme, or a cache, of all")
     if (by in ("head", "stack") and is_cache != (by == "head")) or (is_other and by != "role"):
-        raise UserError(f"places of '{variant.name}' by {by}; expected heads of a cache, stacks of a scheme, or roles")
+        raise UserError(
+            f"'{variant.name}' has no places by {by}; expected heads of a cache, stacks of a scheme, or roles"
+        )
     if by == "layer":
         return count_layers(config)
     if by == "stack":

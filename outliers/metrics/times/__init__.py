@@ -13,4 +13,4 @@ class Times(Metric):
     measured_by = "outliers.metrics.times.measure:TIMES"
     timed = True
 
-    tokens: Count = Field(512, description="Rows of the input of a projection that is timed.")
+    tokens: Count = Field(512, description="Rows of the input of the timed projections.")

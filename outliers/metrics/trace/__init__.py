@@ -13,10 +13,10 @@ class Trace(Metric):
     name = "trace"
     measured_by = "outliers.metrics.trace.measure:TRACE"
 
-    roles: Names = Field(list(PAPER), description="Hidden states that are traced, by the projections they go into.")
+    roles: Names = Field(list(PAPER), description="Hidden states to trace, by the projections that read them.")
     alpha: Threshold = Field(ALPHA, description=OUTLIER)
     attention: bool = Field(False, description="Find attention sinks, for which the model attends eagerly.")
-    details: bool = Field(False, description="Say what is found of each feature, layer and position.")
+    details: bool = Field(False, description="Also give rows of each feature, layer and position.")
 
 
 class KeptTrace(Trace):

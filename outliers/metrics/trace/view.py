@@ -109,8 +109,8 @@ def _features(trace: "Trace") -> Table:
         caption += f"; the {FEATURES_SHOWN} most common"
     if len(outliers) > FEW * len(features):
         caption += (
-            f". More than half of all {len(features):,} features pass, as happens where norms have large gains: with "
-            "this α the criterion tells nothing, a larger --alpha may"
+            f". More than half of the {len(features):,} features meet the criterion, as in models whose norms have "
+            "large gains: at this α it does not discriminate; try a larger --alpha"
         )
     rows_shown = outliers.head(FEATURES_SHOWN) if len(outliers) else features.head(3)
     return Table.of("features", f"{caption}.", FEATURES, features, rows_shown, names=0)
@@ -136,8 +136,8 @@ def _massive(every: pd.DataFrame) -> Table | str:
     )
     rows_shown = rows_shown.sort_values("largest", ascending=False, kind="stable").head(SHOWN).reset_index()
     caption = (
-        f"Massive activations in the residual stream ({rule}): the layers after which there are some; how many a "
-        "sequence has, and its largest |x| over its median |x|, both on average; the largest of all and its place."
+        f"Massive activations in the residual stream ({rule}): the layers after which they occur; their number in a "
+        "sequence and its ratio of the largest to the median |x|, both on average; the largest of all with its place."
     )
     return Table.of("massive_activations", caption, MASSIVE_PLACES, every, rows_shown)
 
@@ -151,8 +151,8 @@ def _sinks(every: pd.DataFrame, tokens: pd.DataFrame) -> Table | str:
         return f"No attention sink ({rule})."
     carriers = ", ".join(f"{row['token_text']} ({row['share']:.0%})" for row in tokens.head(SHOWN).to_dict("records"))
     caption = (
-        f"Attention sinks ({rule}; the last positions have few queries): the share of (layer, head) pairs, averaged "
-        f"over sequences. The tokens at sinks, most often: {carriers}."
+        f"Attention sinks ({rule}; the last positions have few queries): share of (layer, head) pairs, averaged over "
+        f"sequences. Most common tokens at sinks: {carriers}."
     )
     return Table.of("attention_sinks", caption, SINKS, every, sinks, names=0)
 
@@ -242,30 +242,30 @@ CONTEXTS = (
     ("position", "{position}"),
 )
 LARGEST_CAPTION = (
-    "The largest input of each kind of projection, which sets the scale where a whole tensor has one; the criterion "
-    "looks at attn_in and ffn_in alone. The features of attn_out are those of the concatenated heads, of ffn_out the "
-    "feed-forward units."
+    "The largest input of each kind of projection, which sets the scale of per-tensor quantization. The criterion "
+    "considers attn_in and ffn_in only. The features of attn_out are those of the concatenated heads; the features of "
+    "ffn_out are the feed-forward units."
 )
 TYPES_CAPTION = (
-    "Types of tokens that carry a feature. At each position |x| is the largest over the layers, of what goes into "
-    "their projections or, for the residual stream, of what comes out of them."
+    "Types of tokens that carry a feature. |x| at a position is the maximum over layers: of the inputs of projections "
+    "or, for the residual stream, of the outputs of layers."
 )
 TOKENS_CAPTION = (
-    f"The tokens with the largest mean |x| of a feature, {STRONGEST} at most, and those with the smallest, "
-    f"{WEAKEST} at most; without position 0."
+    f"Up to {STRONGEST} tokens with the largest mean |x| of a feature and up to {WEAKEST} with the smallest, without "
+    "position 0."
 )
 CONTEXTS_CAPTION = (
-    f"Where a feature is strongest, {STRONGEST} positions at most, and weakest, {WEAKEST} at most, without position 0: "
-    "the token between « and »."
+    f"Up to {STRONGEST} positions where a feature is strongest and up to {WEAKEST} where it is weakest, without "
+    "position 0; the token stands between « and »."
 )
 CAPTIONS = {
-    heat_map: "Largest absolute value of each feature in each layer; colours have a step at α, so that hits stand out.",
+    heat_map: "Largest |x| of each feature in each layer; the colour scale has a step at α.",
     magnitude_by_position: "Magnitude by position in the sequence, averaged over sequences.",
-    sorted_profile: "Largest absolute value of each feature, sorted; one line a layer. The lowest values are cut off.",
+    sorted_profile: "Largest |x| of each feature, sorted; one line per layer. The smallest values are cut off.",
 }
 PATCHES = {
-    patch_map: "Where in a picture the most common outlier features are large: the largest |x| over the layers at each "
-    "patch, averaged over pictures; and what stands before the patches, above."
+    patch_map: "Places of the most common outlier features in a picture: the largest |x| over layers at each patch, "
+    "averaged over pictures. Above: the positions before the patches."
 }
 
 
@@ -282,11 +282,11 @@ def _outliers(trace: "Trace") -> str:
     every, outliers, hit = trace.features(), trace.outlier_features(), f"|x| ≥ {trace.alpha:g}"
     if len(outliers) > FEW * len(every):
         which = f"{len(outliers):,} of {len(every):,} features"
-        return f"{which} reach {hit} often enough, so that the criterion tells nothing."
+        return f"{which} meet the criterion at {hit}: it does not discriminate."
     if outliers.empty:
         return f"None of {len(every):,} features is an outlier feature: {_nearest(every, hit)}."
     most = outliers.iloc[0].to_dict()
-    are = "is an outlier feature:" if len(outliers) == 1 else "are outlier features, most often"
+    are = "is an outlier feature:" if len(outliers) == 1 else "are outlier features; the most common is"
     which = f"{count(len(outliers)).capitalize()} of {len(every):,} features {are} feature {most['feature']}"
     quartile = "" if pd.isna(most["median"]) else f", with a median of {amount(most['median'])}"
     return f"{which}, which reaches {hit} in {_share(most)}{quartile}."
@@ -295,13 +295,14 @@ def _outliers(trace: "Trace") -> str:
 def _nearest(every: pd.DataFrame, hit: str) -> str:
     most = every.iloc[0].to_dict()
     if not most["hits"]:
-        return f"no value reaches {hit}, the largest being {amount(most['max'])} in feature {most['feature']}"
-    required = f"{LAYERS:.0%} and {POSITIONS:.0%}".replace("%", " %")
-    return f"the nearest, feature {most['feature']}, reaches {hit} in {_share(most)}, where {required} are asked for"
+        return f"no value reaches {hit}; the largest is {amount(most['max'])}, in feature {most['feature']}"
+    required = [f" ({100 * least:g} % required)" for least in (LAYERS, POSITIONS)]
+    return f"the nearest, feature {most['feature']}, reaches {hit} in {_share(most, *required)}"
 
 
-def _share(feature: dict) -> str:
-    return f"{part(feature['layers'])} of layers and {part(feature['positions'])} of positions"
+def _share(feature: dict, of_layers: str = "", of_positions: str = "") -> str:
+    layers, positions = (part(feature[name]) for name in ("layers", "positions"))
+    return f"{layers} of layers{of_layers} and {positions} of positions{of_positions}"
 
 
 def _largest(trace: "Trace", names: Names) -> Finding:
@@ -311,9 +312,9 @@ def _largest(trace: "Trace", names: Names) -> Finding:
     by_role = trace.largest_values().sort_values("max", ascending=False).to_dict("records")
     most = by_role[0]
     axis = f"feature {most['feature']} of layer {most['layer']}'s {most['role']}"
-    value = f"The largest value that a projection reads is {amount(most['max'])}: {axis}, {_token(most, names)}"
+    value = f"The largest input of a projection is {amount(most['max'])}: {axis}, {_token(most, names)}"
     looked_at = next((row for row in by_role if row["role"] in STREAM), most)
-    beside = "" if looked_at is most else f"; that of {looked_at['role']} is {amount(looked_at['max'])}"
+    beside = "" if looked_at is most else f"; the largest of {looked_at['role']} is {amount(looked_at['max'])}"
     return Finding(f"{value}{beside}.", "largest")
 
 
@@ -327,11 +328,9 @@ def _massive_finding(trace: "Trace", names: Names) -> list[Finding]:
         return []
     most = massive.loc[massive["value"].abs().idxmax()].to_dict()
     layers = f"layer{'s' if len(massive) > 1 else ''} {ranges(massive['layer'].tolist())}"
-    place = f"{amount(abs(most['value']))}, in feature {most['feature']} {_token(most, names)}"
+    place = f"{amount(abs(most['value']))} in feature {most['feature']} {_token(most, names)}"
     return [
-        Finding(
-            f"Massive activations stand in the residual stream after {layers}: up to {place}.", "massive_activations"
-        )
+        Finding(f"The residual stream has massive activations after {layers}, up to {place}.", "massive_activations")
     ]
 
 
@@ -349,9 +348,7 @@ def _attention(metrics: Mapping[str, float]) -> list[Finding]:
     """Certainty of the attention, with outlier features and without."""
     if "top1_softmax" not in metrics:
         return []
-    share = (
-        f"The attention puts {100 * metrics['top1_softmax']:.1f} % on one position, as a mean over heads and queries"
-    )
+    share = f"The mean top-1 softmax probability of the attention is {100 * metrics['top1_softmax']:.1f} %"
     if "top1_softmax_without" in metrics:
-        share += f"; where outlier features are set to zero, {100 * metrics['top1_softmax_without']:.1f} %"
+        share += f"; with outlier features set to zero it is {100 * metrics['top1_softmax_without']:.1f} %"
     return [Finding(f"{share}.", "table4")]

@@ -142,21 +142,21 @@ def _held(settings: dict[tuple, Setting]) -> list[str]:
     setting = settings.get((PROJECTIONS, PLAIN))
     if setting is None:
         return []
-    end = f"{setting.model}, trained with all projections in int8, ends at {_percent(setting.increase)} beside 16 bits"
-    return [f"{end}: {_within(setting.increase)}."]
+    change = f"changes its final perplexity by {_percent(setting.increase)} relative to 16 bits"
+    return [f"Training {setting.model} with all projections in int8 {change}: {_within(setting.increase)}."]
 
 
 def _within(increase: Mean) -> str:
     limit = f"{100 * HELD:.0f} %"
     if increase.interval is None:
-        return f"{'within' if abs(increase.value - 1) < HELD else 'beyond'} {limit}, with one seed"
+        return f"{'within' if abs(increase.value - 1) < HELD else 'beyond'} {limit} in the one seed trained"
     low, high = increase.interval
-    seeds = f"over {increase.seeds} seeds"
+    whole = f", as is the whole interval over {increase.seeds} seeds"
     if max(abs(low - 1), abs(high - 1)) < HELD:
-        return f"within {limit}, with its interval {seeds}"
+        return f"within {limit}{whole}"
     if low - 1 > HELD or 1 - high > HELD:
-        return f"beyond {limit}, with its interval {seeds}"
-    return f"whether that is within {limit} the scatter {seeds} does not show"
+        return f"beyond {limit}{whole}"
+    return f"{increase.seeds} seeds do not resolve whether this is within {limit}"
 
 
 def _feed_forward(settings: dict[tuple, Setting]) -> list[str]:
@@ -165,8 +165,8 @@ def _feed_forward(settings: dict[tuple, Setting]) -> list[str]:
         return []
     cost = _percent(setting.increase)
     if _is_cost(setting.increase) or setting.increase.interval is None:
-        return [f"Feed-forward projections alone in int8 end at {cost}."]
-    return [f"That feed-forward projections alone in int8 cost anything could not be shown: {cost}."]
+        return [f"With the feed-forward projections alone in int8 the change is {cost}."]
+    return [f"Feed-forward projections alone in int8 have no measurable cost: {cost}."]
 
 
 def _decomposed(settings: dict[tuple, Setting]) -> list[str]:
@@ -175,12 +175,13 @@ def _decomposed(settings: dict[tuple, Setting]) -> list[str]:
     others = [run for key, run in settings.items() if key[0] == PROJECTIONS and key[1] != PLAIN]
     if plain is None or not others:
         return []
-    left = [(run, ratio(run.values, plain.values)) for run in others]
-    saving = [run for run, part in left if part and part.is_shown and part.value < 1]
+    ratios = [(run, ratio(run.values, plain.values)) for run in others]
+    saving = [run for run, part in ratios if part and part.is_shown and part.value < 1]
     shares = listed(run.decomposition for run in saving or others)
     if not saving:
-        return [f"That {shares} of features in 16 bits bring this down could not be shown."]
-    return [f"{shares} of features in 16 bits bring this down: {listed(_percent(run.increase) for run in saving)}."]
+        return [f"Keeping {shares} of features in 16 bits has no measurable benefit."]
+    left = listed(_percent(run.increase) for run in saving)
+    return [f"Keeping {shares} of features in 16 bits reduces the change to {left}."]
 
 
 def _attention(settings: dict[tuple, Setting]) -> list[str]:
@@ -190,7 +191,7 @@ def _attention(settings: dict[tuple, Setting]) -> list[str]:
         return []
     shares = listed(setting.decomposition for setting in attended)
     ends = listed(_percent(setting.increase) for setting in attended)
-    return [f"With the products of attention in int8 too and {shares} of features in 16 bits, it ends at {ends}."]
+    return [f"With attention in int8 too, and {shares} of features in 16 bits, the change is {ends}."]
 
 
 def _exact(settings: dict[tuple, Setting]) -> list[str]:
@@ -199,7 +200,7 @@ def _exact(settings: dict[tuple, Setting]) -> list[str]:
     if setting is None or setting.exact_increase is None or not _is_cost(setting.increase):
         return []
     cost, left = _percent(setting.increase), _percent(setting.exact_increase)
-    return [f"Of the {cost} of '{setting.run}', {left} stay where the weights that it ends with are used in float32."]
+    return [f"Of the {cost} of '{setting.run}', {left} remains when its final weights are evaluated in float32."]
 
 
 def _is_cost(increase: Mean) -> bool:

@@ -46,6 +46,10 @@ def watch(model: nn.Module, blocks: Iterable[Block], alpha: float = ALPHA, atten
 
     Raises:
         UserError: as `trace`, as `perplexity`; or the weights are spread over several processes.
+
+    Example:
+        >>> sorted(outliers.watch(model, blocks))[:2]
+        ['attention_sink', 'count']
     """
     return flat(watch_views(model, blocks, alpha, attention))
 

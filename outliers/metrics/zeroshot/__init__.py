@@ -15,6 +15,6 @@ class ZeroShot(Metric):
     subject = "outliers.subjects.causal:Pretrained"
     needs = ("standard_error", "examples", "task", "lm_eval")
 
-    task: Line = Field("lambada-local", description="Of lm-eval, or lambada-local or piqa-local.")
+    task: Line = Field("lambada-local", description="Task of lm-eval, or lambada-local or piqa-local.")
     data: Line | None = Field(None, description=DATA, exclude=True)
     limit: Count | None = Field(None, description=LIMIT)

@@ -166,7 +166,7 @@ def evaluate(
             ) from None
         except AssertionError:  # how the harness refuses an example; its context alone it would shorten
             raise UserError(
-                f"what an example of {' or '.join(by_name)} asks to predict is empty or longer than the model's "
+                f"the continuation of an example of {' or '.join(by_name)} is empty or longer than the model's "
                 f"context of {harness_model.max_length} tokens; use another model, or fewer examples (--limit)"
             ) from None
     return [result for task in tasks for result in _results(task, results)]

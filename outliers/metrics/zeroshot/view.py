@@ -83,11 +83,14 @@ def _lost(pairs: Sequence[tuple[dict, dict]]) -> list[str]:
     lower = [(before, after) for before, after in pairs if _accuracy(before).is_above(_accuracy(after))]
     if not lower:
         before, after = min(pairs, key=lambda pair: pair[1]["value"] - pair[0]["value"])
-        example = f"{after['model']} goes from {_percent(before)} to {_percent(after)} under {after['scheme']}"
-        return [f"That any scheme costs zero-shot accuracy could not be shown: at worst, {example}."]
+        largest = f"the largest change is that of {after['model']} under {after['scheme']}"
+        return [
+            f"No scheme measurably lowers zero-shot accuracy; {largest}, from {_percent(before)} to {_percent(after)}."
+        ]
     lower.sort(key=lambda pair: pair[1]["value"] - pair[0]["value"])
     return [
-        f"{after['scheme']} costs {after['model']} zero-shot accuracy: {_percent(before)} falls to {_percent(after)}."
+        f"{after['scheme']} lowers the mean zero-shot accuracy of {after['model']} from {_percent(before)} to "
+        f"{_percent(after)}."
         for before, after in lower[:3]
     ]
 
@@ -101,10 +104,10 @@ def _percent(mean: dict) -> str:
 
 
 def _guesses(means: Sequence[dict], chance: float) -> list[str]:
-    """Which models are not shown to do better than guesses."""
+    """The models that do not do better than guesses beyond their standard errors."""
     guess = [mean["model"] for mean in means if not _accuracy(mean).is_above(exact(chance))]
     if not guess:
         return []
     which = f"{count(len(guess)).capitalize()} of {count(len(means))} models" if len(guess) > 3 else listed(guess)
-    verb = "is" if len(guess) == 1 else "are"
-    return [f"{which} {verb} not shown to do better than guesses, {100 * chance:.1f} %, also without quantization."]
+    verb = "does" if len(guess) == 1 else "do"
+    return [f"{which} {verb} not measurably exceed chance ({100 * chance:.1f} %), even without quantization."]

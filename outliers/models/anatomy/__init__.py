@@ -50,7 +50,7 @@ def add_family(family: Family) -> None:
     """
     taken = [name for name in (family.name, *family.rows) if name in FAMILIES or name in ANATOMIES]
     if taken:
-        raise UserError(f"family '{family.name}': '{taken[0]}' is there already; expected names that are not taken")
+        raise UserError(f"family '{family.name}': '{taken[0]}' is taken; expected new names")
     FAMILIES[family.name] = family
     ANATOMIES.update(family.rows)
 
@@ -218,7 +218,8 @@ def layers_of(model: PreTrainedModel) -> list[Layer]:
     stacks = stacks_of(model.config) if hasattr(model, "config") else ()
     if not isinstance(model, PreTrainedModel):
         raise UserError(
-            f"{_kind(model)} is no transformers model; expected a PreTrainedModel: give the one that it wraps (compile "
+            f"{_kind(model)} is not a transformers model; expected a PreTrainedModel: give the one that it "
+            "wraps (compile "
             "or parallelize afterwards, and merge adapters before)"
         )
     of_stacks = (

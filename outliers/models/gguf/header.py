@@ -115,12 +115,12 @@ def _start_of(file: Path) -> np.ndarray:
     """So many bytes of a file that its header is among them."""
     content = start_of(file, LONGEST)
     if content is None:
-        raise UserError(f"'{file}' is no file that can be read; expected a GGUF file")
+        raise UserError(f"'{file}' is not a readable file; expected a GGUF file")
     if not content.startswith(b"GGUF"):
-        raise UserError(f"'{file}' does not begin as a GGUF file does; expected a model in that format")
+        raise UserError(f"'{file}' is not in GGUF format; expected a GGUF file")
     tensors, fields = struct.unpack_from("<QQ", content, 8)
     if max(tensors, fields) > MOST_ENTRIES:
-        raise UserError(f"'{file}' is damaged: it claims {tensors:,} tensors and {fields:,} fields; get it again")
+        raise UserError(f"'{file}' is damaged: it claims {tensors:,} tensors and {fields:,} fields; download it again")
     return np.frombuffer(content, np.uint8)
 
 
@@ -147,7 +147,9 @@ def _check_places(header: Header, file: Path) -> None:
     twice = [b.name for a, b in pairwise(in_order) if b.start < a.end]
     twice += [name for name, count in Counter(tensor.name for tensor in header.tensors).items() if count > 1]
     if twice:
-        raise UserError(f"'{file}' is damaged: tensor '{twice[0]}' is in the place of another, or twice; get it again")
+        raise UserError(
+            f"'{file}' is damaged: tensor '{twice[0]}' is in the place of another, or twice; download it again"
+        )
 
 
 def _check_sizes(header: Header, file: Path) -> None:
@@ -156,11 +158,11 @@ def _check_sizes(header: Header, file: Path) -> None:
         raise UserError(f"'{file}' is one part of a model in several files; join them (llama.cpp: gguf-split --merge)")
     claimed = header.of_model("block_count")
     if claimed is None:
-        raise UserError(f"'{file}' does not say how many layers it has; expected a language model")
+        raise UserError(f"'{file}' does not state its number of layers; expected a language model")
     blocks = (re.match(r"(enc\.)?blk\.(\d+)\.", tensor.name) for tensor in header.tensors)
     numbers = {match[2] for match in blocks if match}
     if claimed != len(numbers):
-        raise UserError(f"'{file}' is damaged: it claims {claimed} layers and holds {len(numbers)}; get it again")
+        raise UserError(f"'{file}' is damaged: it claims {claimed} layers and holds {len(numbers)}; download it again")
     if (decoder := header.of_model("decoder_block_count", claimed)) != claimed:
         raise UserError(
             f"'{file}' has {decoder} layers in its decoder and {claimed} in its encoder, which transformers does not "
@@ -168,7 +170,7 @@ def _check_sizes(header: Header, file: Path) -> None:
         )
     for size in SIZES:
         if isinstance(header.of_model(size), int) and header.of_model(size) < 1:
-            raise UserError(f"'{file}' is damaged: its '{size}' is {header.of_model(size)}; get it again")
+            raise UserError(f"'{file}' is damaged: its '{size}' is {header.of_model(size)}; download it again")
 
 
 def read_tensor(file: Path, tensor: Tensor) -> np.ndarray:
@@ -176,5 +178,5 @@ def read_tensor(file: Path, tensor: Tensor) -> np.ndarray:
     size = tensor.end - tensor.start
     codes = np.fromfile(file, np.uint8, size, offset=tensor.start)
     if len(codes) < size:
-        raise UserError(f"'{file}' is cut short: tensor '{tensor.name}' ends after it; get it again")
+        raise UserError(f"'{file}' is cut short: tensor '{tensor.name}' ends after it; download it again")
     return gguf.dequantize(codes, tensor.type).reshape(tensor.shape)

@@ -45,7 +45,7 @@ class Assigned:
         words = list(dict.fromkeys(words for words, _ in self.groups))
         if len(words) > 1:
             raise UserError(
-                f"'{format}' says one scheme of a model, and this plan has {len(self.groups)}; expected a plan "
+                f"'{format}' stores one scheme per model, and this plan has {len(self.groups)}; expected a plan "
                 "without schemes in the place of another, or a format such as compressed-tensors"
             )
         return words

@@ -21,6 +21,10 @@ class Plan(BaseModel):
     model, weights_hash: that it was made for. scheme: the name of the scheme of all other projections. exact: full
     paths of those that no scheme quantizes. instead: paths by the name of the scheme that they get in its place.
     measured: on which text and with what result, perplexities without a unit and costs as shares.
+
+    Example:
+        >>> plan = outliers.Plan(model="mine", scheme="absmax", exact=["transformer.h.0.mlp.c_proj"], projections=8)
+        >>> quantized = outliers.quantize(model, plan.scheme, skip=plan.exact)
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -60,6 +64,11 @@ def read_plan(path: str | Path) -> Plan:
 
     Raises:
         UserError: there is no such file, or it holds no plan.
+
+    Example:
+        >>> outliers.Plan(model="mine", scheme="absmax", projections=8).write("plan.yaml")
+        >>> outliers.read_plan("plan.yaml").scheme
+        'absmax'
     """
     try:
         content = read_whole(Path(path), MOST_BYTES).decode()
@@ -70,7 +79,7 @@ def read_plan(path: str | Path) -> Plan:
         first = error.errors(include_url=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"]))
         wrong = f"field '{place}': {first['msg']}" if place else "it has no fields"
-        raise UserError(f"'{path}' is no plan ({wrong}, got {shown(first['input'])}); {_EXPECTED}") from None
+        raise UserError(f"'{path}' is not a plan ({wrong}, got {shown(first['input'])}); {_EXPECTED}") from None
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"cannot read the plan '{path}' ({reason_of(error, 200)}); {_EXPECTED}") from None
 

@@ -32,7 +32,7 @@ def origins_explorer(rows: pd.DataFrame, of: str, readers: Mapping[str, Sequence
         "features": [_feature(group, readers) for group in by_feature[:FEATURES]],
         "left": len(by_feature[FEATURES:]),
     }
-    return Explorer(f"Explore who writes features of {of}", content)
+    return Explorer(f"Explore the writers of features of {of}", content)
 
 
 def _feature(rows: pd.DataFrame, readers: Mapping[str, Sequence[Place]]) -> dict:

@@ -36,7 +36,7 @@ PUBLISHED = Published(
     grid(TABLE4, TABLE4_COLUMNS),
 )
 FIGURES = {  # caption of each pair of panels
-    figure3: "Layers and positions that the most common outlier feature affects, (a) by size and (b) by perplexity.",
+    figure3: "Layers and positions affected by the most common outlier feature, (a) by size and (b) by perplexity.",
     figure4: "(a) Median magnitude of the most common outlier feature and (b) number of outlier features.",
 }
 AFFECTED = "Layers and sequence positions affected by the most common outlier feature,"
@@ -52,8 +52,8 @@ PANELS = {  # what draws each alone, which panel it is, title, caption
     "figure4b": (figure4, "b", "Number of outlier features", "Number of outlier features, by perplexity."),
 }
 GROWTH = (
-    "the largest |x| of each hidden state, the number of outlier features, the layers and positions that the most "
-    "common one affects, and the perplexity, along the training."
+    "largest |x| of each hidden state, number of outlier features, layers and positions affected by the most common "
+    "one, and perplexity, during training."
 )
 GREY_POINTS = "Grey: the models of the paper, as published (Table 4)."
 
@@ -123,8 +123,9 @@ def table4(rows: list[dict]) -> pd.DataFrame:
 def emergence_table(rows: list[dict]) -> Table:
     """The table with the paper's headers and roundings."""
     caption = (
-        "Outlier features (count; of one sign), layers and sequence positions (SDims) that the most common one affects "
-        "and quartiles of its values, mean top-1 softmax probability with and without outlier features."
+        "Number of outlier features (all; of one sign), layers and sequence positions (SDims) affected by the most "
+        "common one, quartiles of its values, and mean top-1 softmax probability of the attention with and without "
+        "outlier features."
     )
     data = by_model(rows).drop(columns=["alpha", WHOLE]).reset_index()
     return Table.of("table4", caption, COLUMNS, data, table4(rows).reset_index())
@@ -133,10 +134,11 @@ def emergence_table(rows: list[dict]) -> Table:
 def _fit_line(name: str, fit: Fit | None) -> str:
     if fit is None:
         return (
-            f"{name}: no exponential fits (it takes three models, two with hits at different perplexities, and growth)"
+            f"{name}: no exponential fit (it requires three models, two with hits at different perplexities, and "
+            "growth)"
         )
     pairs = ((fit.full, *fit.full_interval), (fit.scale, *fit.scale_interval))
-    full, scale = (with_interval("{:.3g}".format, *pair) for pair in pairs)
+    full, scale = (with_interval(amount, *pair) for pair in pairs)
     return f"{name} = exp((a − perplexity) / b): a = {full}, b = {scale} (95 % intervals, {fit.points} models)"
 
 
@@ -153,7 +155,7 @@ def emergence_findings(models: pd.DataFrame, fits: Mapping[str, Fit | None], at:
     if not having.empty:
         sentences += [_most_common(having), *_onset(models, having)]
     sentences += [
-        f"The fraction of {name} affected grows e-fold while the perplexity falls by "
+        f"The fraction of affected {name} grows e-fold as the perplexity falls by "
         f"{with_interval(amount, fit.scale, *fit.scale_interval)} (95 % interval, {fit.points} models)."
         for name, fit in fits.items()
         if fit and fit.shown
@@ -170,10 +172,10 @@ def _having(number: int, every: int) -> str:
 
 def _most_common(having: pd.DataFrame) -> str:
     most = having.loc[having["positions"].idxmax()]
-    of = f"of the {count(int(most['count']))} " if most["count"] > 1 else ""
+    of = f"one of {count(int(most['count']))} in" if most["count"] > 1 else "that of"
     return (
-        f"The most common {of}of {most.name} affects {part(most['layers'])} of layers and {part(most['positions'])} of "
-        f"positions, with a median of {amount(most['median'])}."
+        f"The most common outlier feature, {of} {most.name}, affects {part(most['layers'])} of layers and "
+        f"{part(most['positions'])} of positions, with a median of {amount(most['median'])}."
     )
 
 
@@ -183,7 +185,8 @@ def _onset(models: pd.DataFrame, having: pd.DataFrame) -> list[str]:
     if without.empty or having["parameters"].min() < APART * without["parameters"].max():
         return []
     smallest, largest = having["parameters"].min(), without["parameters"].max()
-    return [f"All models from {count_label(smallest)} parameters on have some, and none up to {count_label(largest)}."]
+    sizes = f"All models of at least {count_label(smallest)} parameters have outlier features"
+    return [f"{sizes}, and none of at most {count_label(largest)}."]
 
 
 ARTEFACTS = {

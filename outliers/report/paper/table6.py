@@ -58,7 +58,7 @@ def _published() -> dict[Key, float]:
 
 
 LAYERS_PUBLISHED = Published(
-    f"{BLOG}: whole models, int8 on one T4 and the others on two", ("model", "what", "batch"), _published(), "{:,.1f}"
+    f"{BLOG}: whole models, int8 on one T4 and the others on two", ("model", "value", "batch"), _published(), "{:,.1f}"
 )
 
 

@@ -40,14 +40,14 @@ OF_TABLE10 = Published(
 )
 OF_TABLE9 = Published("LLM.int8(), Table 9, scores of GLUE tasks", ("method", "task"), grid(TABLE9, TASKS))
 CAPTION = (
-    "What is in int8 while a model trains, and the share of features that stays in 16 bits; the perplexity of the "
-    "model as it was trained, with its int8 products, and of the same weights in float32, each with what it adds to "
-    "that of the run in 16 bits, in per cent. ± is half of a 95 % interval, and brackets are such intervals."
+    "Parts in int8 during training and share of features in 16 bits; perplexity of the model with its int8 products, "
+    "as trained, and of the same weights in float32, each with its increase over the run in 16 bits, in per cent. ±: "
+    "half of a 95 % interval; brackets: the interval."
 )
-PAPERS_INCREASE = "what it adds to the perplexity of the paper's models, in per cent."
-PAPERS_GLUE = "the mean score of RoBERTa-large on GLUE, as published; another metric of another model."
+PAPERS_INCREASE = "increase of perplexity of the paper's models, in per cent."
+PAPERS_GLUE = "mean score of RoBERTa-large on GLUE, as published: another metric of another model."
 METHODS_CAPTION = (
-    "Perplexity of {}, ours, beside the mean scores of RoBERTa-large on GLUE, as published. Our first row trains in 16 "
+    "Measured perplexity of {} beside the published mean scores of RoBERTa-large on GLUE. The first row trains in 16 "
     "bits; vector-wise is FFN in int8, whose scores the paper prints here. The other methods were not run."
 )
 

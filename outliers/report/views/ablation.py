@@ -10,8 +10,13 @@ from outliers.quantization.schemes import BASELINE
 from outliers.report.analysis import Value, exact
 from outliers.report.section import Drawing, Finding, Section, by_stack
 from outliers.report.tables import MISSING, Table, with_interval
-from outliers.report.words import features, percent, times
+from outliers.report.words import count, features, percent, times
 
+CAPTION = (
+    "Removal of features: mean top-1 softmax probability of the attention, perplexity, and its increase. Brackets: "
+    "95 % interval of the mean over draws of random features."
+)
+FIGURE = "Attention and perplexity of the model without its outlier features, and without random features."
 REMOVED = {  # subject of a row: what is taken out
     "none": "nothing",
     "outliers": "outliers {numbers}",
@@ -34,7 +39,7 @@ def ablation_section(rows: list[dict]) -> Section:
 def _of_stack(rows: list[dict]) -> Section:
     summary = ablation_summary(rows)
     table = ablation_table(summary)
-    drawings = [Drawing.of("ablation", "What the model loses without features.", ablation_bars(summary))]
+    drawings = [Drawing.of("ablation", FIGURE, ablation_bars(summary))]
     scheme = rows[0].get("scheme", BASELINE)
     title = f"Ablation of {short_name(rows[0]['model'])}{'' if scheme == BASELINE else f' under {scheme}'}"
     return Section(title, rows, table.form("simple"), [table], drawings, findings=ablation_findings(summary))
@@ -53,8 +58,7 @@ def ablation_summary(rows: list[dict]) -> pd.DataFrame:
 
 def ablation_table(summary: pd.DataFrame) -> Table:
     """The summary as people read it; random features with the 95 % interval of their mean."""
-    caption = "Features taken out: mean top-1 softmax probability of the attention, perplexity, and its increase."
-    return Table.of("ablation", caption, COLUMNS, summary, names=2)
+    return Table.of("ablation", CAPTION, COLUMNS, summary, names=2)
 
 
 def _percent(row: dict, metric: str) -> str:
@@ -63,11 +67,11 @@ def _percent(row: dict, metric: str) -> str:
 
 
 COLUMNS = (
-    ("without", lambda row: REMOVED[row["subject"]].format(numbers=", ".join(map(str, row["features"])), **row)),
+    ("removed", lambda row: REMOVED[row["subject"]].format(numbers=", ".join(map(str, row["features"])), **row)),
     ("method", lambda row: row["method"] or MISSING),
     ("top-1 softmax (%)", lambda row: _percent(row, "top1_softmax")),
     ("perplexity", "{perplexity:.2f}"),
-    ("damage (%)", lambda row: MISSING if row["subject"] == "none" else _percent(row, "damage")),
+    ("increase (%)", lambda row: MISSING if row["subject"] == "none" else _percent(row, "damage")),
 )
 TAKEN_OUT = {
     "zero": "Setting {} to zero",
@@ -97,15 +101,22 @@ def ablation_findings(summary: pd.DataFrame) -> list[Finding]:
 
 def _damage(row: dict, control: dict) -> str:
     """Effect of removing the features; more than that of random features only beyond their scatter."""
-    what = TAKEN_OUT.get(row["method"], f"Taking {{}} out by {row['method']}").format(features(row["features"]))
-    drawn = f"{'another feature' if len(row['features']) == 1 else 'as many others'}, drawn at random,"
+    removal = TAKEN_OUT.get(row["method"], f"Removing {{}} by {row['method']}").format(features(row["features"]))
+
+    drawn = f"doing so with {_random(row)}"
     if not exact(row["damage"]).is_apart(Value(control["damage"], _deviation(control))):
         return (
-            f"{what} changes the perplexity by {percent(row['damage'])}, {drawn} by {percent(control['damage'])}: "
-            "that it matters more could not be shown."
+            f"{removal} has no measurably different effect on the perplexity than {drawn}: {percent(row['damage'])} "
+            f"and {percent(control['damage'])}."
         )
     ratio, *control_interval = (1 + value for value in (row["damage"], *(control[f"damage{end}"] for end in ENDS)))
-    return f"{what} multiplies the perplexity by {times(ratio)}, {drawn} by {with_interval(times, *control_interval)}."
+    return (
+        f"{removal} multiplies the perplexity by {times(ratio)}; {drawn}, by {with_interval(times, *control_interval)}."
+    )
+
+
+def _random(row: dict) -> str:
+    return "a random feature" if len(row["features"]) == 1 else f"{count(len(row['features']))} random features"
 
 
 def _attention(row: dict, control: dict, before: dict) -> list[str]:
@@ -116,7 +127,7 @@ def _attention(row: dict, control: dict, before: dict) -> list[str]:
     moved = "falls" if row[name] < before[name] else "rises"
     return [
         f"Without {features(row['features'])} the mean top-1 softmax probability of the attention {moved} from "
-        f"{100 * before[name]:.1f} to {100 * row[name]:.1f} %; without random features it is "
+        f"{100 * before[name]:.1f} to {100 * row[name]:.1f} %; without {_random(row)} it is "
         f"{100 * control[name]:.1f} %."
     ]
 
@@ -130,8 +141,8 @@ def _single(rows: list[dict], control: dict) -> list[str]:
         return []
     most, second = alone[:2]
     return [
-        f"Alone, feature {most['features'][0]} does most: {percent(most['damage'])}; the next, feature "
-        f"{second['features'][0]}, {percent(second['damage'])}."
+        f"Of single features, feature {most['features'][0]} raises the perplexity most when removed: "
+        f"{percent(most['damage'])}; the next is feature {second['features'][0]} with {percent(second['damage'])}."
     ]
 
 

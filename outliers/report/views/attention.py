@@ -10,12 +10,12 @@ from outliers.quantization.schemes import BASELINE
 from outliers.report.analysis import scattered_by, unrounded
 from outliers.report.section import Drawing, Finding, Section, printed
 from outliers.report.tables import MISSING, Table, cell, scatter_note
-from outliers.report.words import percent
+from outliers.report.words import percent, rise
 
 CAPTION = (
-    "What schemes of the projections add to perplexity, with attention in 16 bits, in int8, and in int8 but for a "
-    "share of the inner dimension of its products; or one of the two products alone in int8. Right: a model of 209 "
-    "million parameters that was trained so, with projections in int8 (LLM.int8(), Table 7). Bars: one standard "
+    "Increase of perplexity by scheme of the projections, with attention in 16 bits, in int8, in int8 with a share of "
+    "the inner dimension of its products in 16 bits, or with one of its two products in int8. Right: a model of 209 "
+    "million parameters trained with projections and attention in int8 (LLM.int8(), Table 7). Bars: one standard "
     "deviation by {}."
 )
 
@@ -45,7 +45,7 @@ def attention_table(model: str, points: list[Point]) -> Table:
     return Table(f"attention_{model}", caption, ["scheme", *columns], lines, data)
 
 
-PRODUCTS = {"scores": "queries with keys", "values": "probabilities with values"}
+PRODUCTS = {"scores": "queries and keys", "values": "probabilities and values"}
 
 
 def attention_findings(points: Sequence[Point]) -> list[Finding]:
@@ -65,8 +65,9 @@ def _of_model(by_attention: dict[str, Point], model: str) -> list[str]:
     if "int8" not in by_attention:
         return []
     if not _is_cost(by_attention["int8"], by_attention):
-        return [f"That attention in int8 costs {model} anything could not be shown."]
-    cost = f"Attention in int8 alone costs {model} {percent(*by_attention['int8'].cost)} of its perplexity."
+        return [f"Attention in int8 has no measurable cost for {model}."]
+    cost = f"Attention in int8, with projections in 16 bits, raises the perplexity of {model} by "
+    cost += f"{rise(*by_attention['int8'].cost)}."
     return [cost, *_products(by_attention), *_decomposed(by_attention)]
 
 
@@ -83,8 +84,8 @@ def _products(by_attention: dict[str, Point]) -> list[str]:
     (less, cheaper), (more, costlier) = sorted(alone.items(), key=lambda pair: pair[1].perplexity.mean)
     if not costlier.perplexity.is_above(cheaper.perplexity):
         return []
-    most = f"The product of {PRODUCTS[more]} alone costs {percent(*costlier.cost)}"
-    return [f"{most}, that of {PRODUCTS[less]} alone {percent(*cheaper.cost)}."]
+    most = f"Alone in int8, the product of {PRODUCTS[more]} raises it by {rise(*costlier.cost)}"
+    return [f"{most}; the product of {PRODUCTS[less]} adds {percent(*cheaper.cost)}."]
 
 
 def _decomposed(by_attention: dict[str, Point]) -> list[str]:
@@ -94,5 +95,5 @@ def _decomposed(by_attention: dict[str, Point]) -> list[str]:
         return []
     left, share = by_attention[shares[0]], shares[0].removeprefix("int8+").replace("%", " %")
     if not _is_cost(left, by_attention):
-        return [f"With {share} of its products in 16 bits, that it costs anything could not be shown."]
-    return [f"With {share} of its products in 16 bits {percent(*left.cost)} is left."]
+        return [f"With {share} of its products in 16 bits, attention in int8 has no measurable cost."]
+    return [f"With {share} of its products in 16 bits, {percent(*left.cost)} remains."]

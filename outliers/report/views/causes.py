@@ -10,7 +10,7 @@ from outliers.quantization.schemes import BASELINE
 from outliers.report.analysis import Value, exact, mean, of_runs, ratio, value_of
 from outliers.report.section import Drawing, Finding, Section, printed
 from outliers.report.tables import Table, cell, seeds_note, with_interval
-from outliers.report.words import NAMED, amount, count, listed, percent
+from outliers.report.words import NAMED, amount, count, listed, rise
 
 UNDER = "perplexity."  # before the scheme under which a trained model was measured
 COST = "cost."  # before a scheme: what it adds to the perplexity, in per cent
@@ -36,16 +36,16 @@ COLUMNS = (
     Column("sink (%)", "attention_sink", ".0f", 100.0),
 )
 CAPTION = (
-    "Models at the end of their training: perplexity; outlier features by the criterion; the largest |x| in the "
-    "residual stream and in the inputs of projections, by role; kurtosis_feature, the larger of attn_in and ffn_in; "
-    "the share of (layer, head) pairs for which position 0 is an attention sink; what schemes add to the perplexity of "
+    "Models at the end of training: perplexity; number of outlier features by the criterion; largest |x| of the "
+    "residual stream and of the inputs of projections, by role; kurtosis_feature, the larger of attn_in and ffn_in; "
+    "share of (layer, head) pairs with an attention sink at position 0; increase of perplexity under each scheme over "
     "the same weights in float32, in per cent. {}"
 )
-BY_ROUNDING = "± behind a scheme is one standard deviation by rounding."
-BY_SEEDS = "± is half of a 95 % interval over seeds; a run without it has one seed."
+BY_ROUNDING = "± after a scheme: one standard deviation by rounding."
+BY_SEEDS = "±: half of a 95 % interval over seeds; runs without it have one seed."
 FIGURE = (
-    "The largest |x| in the residual stream, and in the inputs of all projections, along the training of each model, "
-    "with its perplexity at the end; a line a seed. Grey: the run from which the others differ in one thing."
+    "Largest |x| of the residual stream and of the inputs of all projections during the training of each model, with "
+    "its final perplexity; one line per seed. Grey: the reference run, from which each other differs in one setting."
 )
 
 
@@ -56,7 +56,7 @@ def causes_section(rows: list[dict]) -> Section:
     drawings = [Drawing.of("causes", FIGURE, causes(rows))]
     findings = causes_findings(models, tables[0].name)
     further = {"trained": models}
-    title = "What grows outlier features"
+    title = "Causes of outlier features"
     return Section(title, rows, printed(tables, notes), tables, drawings, notes, further, findings)
 
 
@@ -128,14 +128,14 @@ def _having(ends: pd.DataFrame) -> str:
     ever, never = most.index[most > 0].tolist(), most.index[most == 0].tolist()
     if not ever:
         which = f"any of {count(len(most))} runs" if len(most) > 1 else _quoted(never[0])
-        return f"No outlier feature by the criterion grew in {which}."
+        return f"No outlier feature by the criterion emerged in {which}."
     if not never:
         which = "all runs" if len(most) > 1 else _quoted(ever[0])
     elif len(ever) < len(never):
-        which = f"{_quoted(*ever)}, and in none of {count(len(never))} others"
+        which = f"{_quoted(*ever)}, and in none of {count(len(never))} other runs"
     else:
         which = f"{count(len(ever))} of {count(len(most))} runs, and none in {_quoted(*never)}"
-    return f"Outlier features by the criterion grew in {which}."
+    return f"Outlier features by the criterion emerged in {which}."
 
 
 def _quoted(*runs: str) -> str:
@@ -150,7 +150,7 @@ def _range(ends: pd.DataFrame) -> str:
         f"{amount(row[column])} in {_quoted(row['run'])}"
         for row in (ends.loc[ends[column].idxmin()], ends.loc[ends[column].idxmax()])
     )
-    return f"The {COMPARED[column]} ends between {least} and {most}."
+    return f"The final {COMPARED[column]} ranges from {least} to {most}."
 
 
 def _apart(ends: pd.DataFrame, first: str, others: list[str]) -> list[str]:
@@ -161,14 +161,14 @@ def _apart(ends: pd.DataFrame, first: str, others: list[str]) -> list[str]:
         ratios = {run: ratio(values[run], values[first]) for run in others}
         apart = {run: factor for run, factor in ratios.items() if factor and factor.is_shown}
         if not apart:
-            sentences.append(f"That the {name} of any run is another than that of {_quoted(first)} could not be shown.")
+            sentences.append(f"No run differs measurably from {_quoted(first)} in the {name}.")
             continue
         largest = sorted(apart, key=lambda run: -abs(math.log(apart[run].value)))[:NAMED]
         factors = {run: with_interval("{:.3g}".format, apart[run].value, *apart[run].interval) for run in largest}
         runs = sorted(largest, key=lambda run: apart[run].value)
         multiplied = listed(f"×\N{NO-BREAK SPACE}{factors[run]} in {_quoted(run)}" for run in runs)
         more = f", and differs in {count(len(apart) - len(runs))} more" if len(apart) > len(runs) else ""
-        sentences.append(f"Beside {_quoted(first)} the {name} is {multiplied}{more}.")
+        sentences.append(f"Relative to {_quoted(first)}, the {name} is {multiplied}{more}.")
     return sentences
 
 
@@ -180,8 +180,8 @@ def _cost(ends: pd.DataFrame) -> list[str]:
     costs = [(value_of(row, column), row["run"]) for row in ends.to_dict("records")]
     (worst, run), *others = sorted(costs, key=lambda pair: -pair[0].mean)
     if not worst.is_above(exact(0)):
-        return ["That absmax costs any of the models perplexity could not be shown."]
+        return ["absmax has no measurable cost for any of these models."]
     is_told = all(worst.is_above(other) for other, _ in others[:1])
     where = f", in {_quoted(run)}" if is_told else ""
     share = Value(worst.mean / 100, worst.deviation / 100)
-    return [f"absmax costs at most {percent(*share)} of the perplexity{where}."]
+    return [f"absmax raises the perplexity by at most {rise(*share)}{where}."]

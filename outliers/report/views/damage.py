@@ -13,7 +13,7 @@ from outliers.report.analysis import exact, scattered_by, value_of
 from outliers.report.explorer.damage import damage_explorer
 from outliers.report.section import FINDINGS, Drawing, Finding, Section, printed
 from outliers.report.tables import Table, scatter_note, scattered
-from outliers.report.words import Names, amount, percent
+from outliers.report.words import Names, amount, listed, percent
 from outliers.specification.kinds import Damage
 from outliers.variants.peer import is_against
 
@@ -27,27 +27,27 @@ MODEL = (
     ("top-1 agreement (%)", scattered("top1_agreement", ".2f", 100)),
 )
 PLACES = (
-    ("only it: perplexity", scattered("perplexity_only", ".2f")),
+    ("alone: perplexity", scattered("perplexity_only", ".2f")),
     ("increase (%)", scattered("damage_only", "+.2f", 100)),
-    ("all but it: perplexity", scattered("perplexity_without", ".2f")),
+    ("all others: perplexity", scattered("perplexity_without", ".2f")),
     ("increase (%)", scattered("damage_without", "+.2f", 100)),
 )
 KL = ("KL (nats)", scattered("kl_only", ".5f"))
 WEIGHTS = (
     SCHEME,
     ("projection", "{projection}"),
-    ("by token (dB)", lambda row: decibels(row["by_token_db"])),
+    ("per token (dB)", lambda row: decibels(row["by_token_db"])),
     ("weights (dB)", lambda row: decibels(row["weight_db"])),
     ("largest weight", lambda row: _signed(row["largest_weight"])),
     ("at", "{largest_at}"),
     ("largest change", lambda row: _signed(row["largest_change"])),
-    ("of", "{changed_at}"),
+    ("changed at", "{changed_at}"),
 )
 ERRORS = (
     SCHEME,
     ("projection", "{projection}"),
-    ("by token (dB)", lambda row: decibels(row["by_token_db"])),
-    ("of all (dB)", lambda row: decibels(row["db"])),
+    ("per token (dB)", lambda row: decibels(row["by_token_db"])),
+    ("all tokens (dB)", lambda row: decibels(row["db"])),
     ("max |input|", "{largest:,.1f}"),
     *((name, f"{{{name}}}") for name in ("feature", "position")),
     ("token", "{token_text}"),
@@ -88,16 +88,16 @@ def damage_section(rows: list[dict], names: Names) -> Section:
 
 
 HEAT_CAPTION = (
-    "Error of the output of projections under each scheme, ‖Y_q − Y‖² / ‖Y‖² in dB, from the inputs of the unquantized "
-    "model; of each role and layer the projection with the largest. Left: over all tokens. Right: the mean of the same "
-    "of single tokens, which a token of massive values does not hide."
+    "Output error of projections under each scheme, ‖Y_q − Y‖² / ‖Y‖² in dB, on the inputs of the unquantized model; "
+    "for each role and layer the projection with the largest. Left: over all tokens. Right: mean over single tokens, "
+    "which a token with massive values does not dominate."
 )
 BARS_CAPTION = (
-    "Log-perplexity that a role or a layer costs where only it is quantized, and that is saved where only it stays "
-    "exact, under each scheme."
+    "Log-perplexity added by quantizing one role or layer alone, and removed by keeping it alone exact, under each "
+    "scheme."
 )
 
-HEADS_CAPTION = "Log-perplexity that the keys and values of one head cost where nothing else is quantized, by cache."
+HEADS_CAPTION = "Log-perplexity added by quantizing the keys and values of one head alone, by cache."
 
 
 def _scatter_note(rows: list[dict]) -> list[str]:
@@ -116,7 +116,7 @@ def _models(damages: ByScheme) -> list[Table]:
         return []
     caption = (
         f"Perplexity, its increase over the {models[0]['unquantized']:.2f} of the unquantized model, mean KL "
-        "divergence from its predictions, and how often the most probable token is the same."
+        "divergence from the predictions of that model, and agreement with its most probable token."
     )
     return [Table.of("damage_model", caption, MODEL, pd.DataFrame(models))]
 
@@ -128,19 +128,19 @@ def _places(field: str, damages: ByScheme) -> list[Table]:
     if data.empty:
         return []
     data = data[["scheme", *data.columns.drop("scheme")]]
-    caption = f"Perplexity with only one {field} {_taken(damages)}" + (
-        ", and with all but it." if "perplexity_without" in data else "."
+    caption = f"Perplexity with one {field} alone {_taken(damages)}" + (
+        ", and with all others." if "perplexity_without" in data else "."
     )
     columns = [SCHEME, (field, f"{{{field}}}"), *(PLACES if "perplexity_without" in data else PLACES[:2])]
     if "kl_only" in data:
         columns.insert(4, KL)
-        caption += " KL: mean divergence from the predictions of the unquantized model with only it."
+        caption += f" KL: mean divergence from the predictions of the unquantized model with this {field} alone."
     return [Table.of(f"damage_{field}s", caption, columns, data, names=2, folded=field in ("layer", "head"))]
 
 
 def _taken(damages: ByScheme) -> str:
     """The change of a place under some schemes, or by other models."""
-    done = {"of the other model" if is_against(scheme) else "quantized" for scheme in damages}
+    done = {"from the other model" if is_against(scheme) else "quantized" for scheme in damages}
     return " or ".join(sorted(done, reverse=True))
 
 
@@ -152,9 +152,9 @@ def _worst(errors: pd.DataFrame) -> list[Table]:
     worst = errors.sort_values("by_token", ascending=False, kind="stable").groupby("scheme", sort=False).head(WORST)
     worst = pd.concat([worst[worst["scheme"] == scheme] for scheme in errors["scheme"].unique()])
     caption = (
-        f"The {WORST} projections of each scheme whose outputs have the largest errors for the mean token, from the "
-        "inputs of the unquantized model; the error over all tokens, which those of massive values may hide; and the "
-        "largest value of that input, which sets the scale where a whole tensor has one, with its place in the text."
+        f"The {WORST} projections of each scheme with the largest mean output error per token, on the inputs of the "
+        "unquantized model; the error over all tokens, which tokens with massive values can hide; and the largest "
+        "input value, which sets the scale of per-tensor quantization, with its place in the text."
     )
     tables = [Table.of("damage_worst", caption, ERRORS, worst, names=2)]
     if "weight_db" in worst:
@@ -164,8 +164,8 @@ def _worst(errors: pd.DataFrame) -> list[Table]:
 
 
 WEIGHTS_CAPTION = (
-    "The weights of these projections: their error ‖W_other − W‖² / ‖W‖², the largest weight of the original, which "
-    "sets the scale of its row, group or tensor, and the largest change of a weight, each with its [output, input]."
+    "Weights of these projections: error ‖W_other − W‖² / ‖W‖², largest weight of the original, which sets the scale "
+    "of its row, group or tensor, and largest change of a weight, each with its [output, input]."
 )
 
 
@@ -190,17 +190,18 @@ def damage_findings(damages: Mapping[str, Damages], names: Names, scatter: str =
 
 def _of_model(damage: Damages, scatter: str) -> Finding:
     before, after = damage.model["unquantized"], damage.model["perplexity"]
-    change = f"Under {damage.scheme} the perplexity goes from {before:.2f} to {after:.2f}"
+    moved = "falls" if after < before else "rises"
+    change = f"Under {damage.scheme} the perplexity {moved} from {before:.2f} to {after:.2f}"
     change += f" ({_cost(damage, damage.model)})"
     if value_of(damage.model, "perplexity").deviation is None:
-        ending = " in a single draw; --draws 4 measures how far rounding scatters it."
+        ending = " in a single draw; --draws 4 measures the scatter of rounding."
     else:
-        ending = f", which is within the scatter of {scatter}." if _is_scatter(damage, damage.model) else "."
+        ending = f", within the scatter of {scatter}." if _is_scatter(damage, damage.model) else "."
     return Finding(f"{change}{ending}", "damage_model")
 
 
 def _cost(damage: Damages, values: Mapping, name: str = "perplexity") -> str:
-    """The increase of a perplexity over the unquantized model's, with its standard deviation where there is one."""
+    """The increase of a perplexity over that of the unquantized model, with its deviation where there is one."""
     return percent(*value_of(values, name).beside(damage.model["unquantized"]))
 
 
@@ -219,12 +220,13 @@ def _of_roles(damage: Damages, names: Names) -> list[Finding]:
     if _is_scatter(damage, first, "perplexity_only") or (others and not _is_more(first, others[0])):
         return [Finding(f"No role stands out under {damage.scheme}.", "damage_roles")]
     part = _part(damage, first["damage_only"])
-    share = f", {100 * part:.0f} % of the rise of log-perplexity" if 0 < part < 1 else ""
-    which = f"Most of what {damage.scheme} costs" if part > 0.5 else f"The largest part of what {damage.scheme} costs"
-    sentence = f"{which} is in {first['role']} ({_cost(damage, first, 'perplexity_only')} alone{share})"
+    share = f", {100 * part:.0f} % of the increase of log-perplexity" if 0 < part < 1 else ""
+    which = "Most" if part > 0.5 else "The largest part"
+    cost = f"{_cost(damage, first, 'perplexity_only')} alone{share}"
+    sentence = f"{which} of the cost of {damage.scheme} is in {first['role']} ({cost})"
     sentence += _largest(damage, first["role"], names)
     if pd.notna(first.get("damage_without")):
-        sentence += f"; with {first['role']} exact, {_cost(damage, first, 'perplexity_without')} is left"
+        sentence += f"; with {first['role']} exact, {_cost(damage, first, 'perplexity_without')} remains"
     return [Finding(f"{sentence}.", "damage_roles")]
 
 
@@ -243,9 +245,9 @@ def _of_places(damage: Damages, field: str) -> list[Finding]:
         broken.pop()
     if not broken:
         return [Finding(f"No {field} stands out under {damage.scheme}.", f"damage_{field}s")]
-    costs = ", ".join(f"{place[field]} ({_cost(damage, place, 'perplexity_only')})" for place in broken)
-    which = f"{field}s that cost" if len(broken) > 1 else f"{field} that costs"
-    return [Finding(f"Under {damage.scheme} the {which} most alone: {costs}.", f"damage_{field}s")]
+    costs = listed(f"{place[field]} ({_cost(damage, place, 'perplexity_only')})" for place in broken)
+    which = f"{field}s that cost most alone are" if len(broken) > 1 else f"{field} that costs most alone is"
+    return [Finding(f"Under {damage.scheme} the {which} {costs}.", f"damage_{field}s")]
 
 
 def _largest(damage: Damages, role: str, names: Names) -> str:
@@ -255,7 +257,7 @@ def _largest(damage: Damages, role: str, names: Names) -> str:
         return ""
     most = inputs.loc[inputs["largest"].astype(float).idxmax()].to_dict()
     place = f"layer {most['layer']}, feature {most['feature']:.0f}, position {most['position']:.0f}"
-    return f", where values go up to {amount(most['largest'])} ({place}, token {names(int(most['token']))})"
+    return f", whose inputs reach {amount(most['largest'])} ({place}, token {names(int(most['token']))})"
 
 
 def _of_errors(damage: Damages) -> list[Finding]:
@@ -263,16 +265,16 @@ def _of_errors(damage: Damages) -> list[Finding]:
         return []
     worst = damage.errors.loc[damage.errors["by_token"].idxmax()]
     if not worst["by_token"]:
-        return [Finding(f"Every projection has the same output under {damage.scheme}.", "damage_worst")]
+        return [Finding(f"No projection has an output error under {damage.scheme}.", "damage_worst")]
     sentence = (
-        f"The output that is worst for the mean token under {damage.scheme} is that of "
-        f"{worst['projection']}, with an error of {decibels(worst['by_token_db'])} dB; its largest input is "
-        f"{worst['largest']:,.1f}, in feature {worst['feature']}"
+        f"The projection with the largest mean error per token under {damage.scheme} is {worst['projection']} "
+        f"({decibels(worst['by_token_db'])} dB); its largest input is {amount(worst['largest'])}, in feature "
+        f"{worst['feature']}"
     )
     if pd.notna(worst.get("weight_db")):
         sentence += (
-            f"; its weights have an error of {decibels(worst['weight_db'])} dB, and that at {worst['changed_at']} is "
-            f"changed most, by {worst['largest_change']:.2g}".replace("-", "−")
+            f"; its weights have an error of {decibels(worst['weight_db'])} dB, and weight {worst['changed_at']} "
+            f"changes most, by {_signed(worst['largest_change'])}"
         )
     return [Finding(f"{sentence}.", "damage_worst")]
 

@@ -14,26 +14,26 @@ from outliers.report.words import amount, changed, part, percent
 
 HEADS = 8  # with the largest attention to the first position
 CAPTION = (
-    "What becomes of the largest entry of the residual stream (an infinity norm, with its place) and of the attention "
-    "to the first position (its mean share over heads, and how many heads are sinks, which give it more than 30 %) "
-    "without what makes them, in all layers at once; perplexity, and its increase (%)."
+    "Largest entry of the residual stream (its infinity norm, with its place) and attention to the first position "
+    "(mean share over heads; share of sink heads, which give it more than 30 %) after removals in all layers at once; "
+    "perplexity, and its increase (%)."
 )
 HEADS_CAPTION = (
-    "The heads that give the first position most of their attention: its mean share over the queries behind it, and by "
-    "how many nats they prefer it to the other positions that they see."
+    "Heads with the most attention to the first position: its mean share over later queries, and its margin in nats "
+    "over the other visible positions."
 )
 SAID = {
     "nothing": "nothing",
     "weight": "the weight {weight}",
-    "neuron": "all of that neuron",
-    "activation": "massive entries behind layer {massive_layer:.0f}",
-    "feature": "feature {feature}, for all that read it",
-    "position": "the first position, for all attention",
+    "neuron": "the whole neuron",
+    "activation": "massive entries after layer {massive_layer:.0f}",
+    "feature": "feature {feature} at all its readers",
+    "position": "the first position in all attention",
 }
 COLUMNS = (
-    ("without", "{without}"),
+    ("removed", "{without}"),
     ("perplexity", "{perplexity:,.2f}"),
-    ("increase", lambda row: percent(row["cost"]).removesuffix(" %") if row["cost"] else MISSING),
+    ("increase (%)", lambda row: percent(row["cost"]).removesuffix(" %") if row["cost"] else MISSING),
     ("largest entry", lambda row: f"{row['entry']:,.0f}".replace("-", "−")),
     ("feature", "{feature:.0f}"),
     ("layer", "{layer:.0f}"),
@@ -98,14 +98,14 @@ def sentences(rows: list[dict]) -> Iterator[tuple[int, str, str]]:
     becomes = {row["removed"]: row for row in becomes_of(rows).to_dict("records")}
     whole = becomes["nothing"]
     feature = whole["feature"]
-    entry = f"{amount(whole['entry'])} in feature {feature} at position {whole['position']} behind layer "
+    entry = f"{amount(whole['entry'])}, in feature {feature} at position {whole['position']} after layer "
     entry += f"{whole['layer']}"
-    kind = "a massive activation" if abs(whole["entry"]) > MASSIVE else "no massive activation"
+    kind = "a massive activation" if abs(whole["entry"]) > MASSIVE else "not a massive activation"
     yield (
         feature,
-        f"The largest entry of the residual stream is {entry}: {kind}. The first position gets "
-        f"{part(whole['share'])} of the attention on average over heads, and more than 30 % from "
-        f"{part(whole['heads'])} of them.",
+        f"The largest entry of the residual stream is {entry}: {kind}. The first position receives "
+        f"{part(whole['share'])} of the attention (mean over heads), and more than 30 % from {part(whole['heads'])} of "
+        "the heads.",
         "massive",
     )
     for removed in ("weight", "activation", "position"):
@@ -113,7 +113,7 @@ def sentences(rows: list[dict]) -> Iterator[tuple[int, str, str]]:
             row = becomes[removed]
             yield (
                 feature,
-                f"Without {row['without']} the largest entry is {amount(row['entry'])}, the first position gets "
+                f"Without {row['without']} the largest entry is {amount(row['entry'])}, the first position receives "
                 f"{part(row['share'])} of the attention, and the perplexity {changed(row['cost'])}.",
                 "massive",
             )

@@ -22,11 +22,11 @@ CHOSEN = (
     ("scheme", "{scheme}"),
     ("alone: increase (%)", lambda row: f"{100 * row['cost']:+.2f}"),
     ("KL (nats)", "{kl:.4f}"),
-    ("error by token (dB)", lambda row: decibels(row["by_token_db"])),
+    ("error per token (dB)", lambda row: decibels(row["by_token_db"])),
 )
 SETS = (
     ("blocks", "{blocks}"),
-    ("better projections", "{chosen:.0f}"),
+    ("improved projections", "{chosen:.0f}"),
     ("perplexity", scattered("perplexity", ".3f")),
     ("increase (%)", scattered("cost", "+.2f", 100)),
 )
@@ -36,8 +36,9 @@ PRICES = {  # of a set, by what few of is better: its column
     "time": (("slower by (ms)", "{price:.3f}"),),
 }
 CURVE = (
-    "Increase of perplexity under {scheme} against how many projections are better, for each set that the search "
-    "measured, and for those that other blocks confirm. Bars: one standard deviation by rounding."
+    "Increase of perplexity under {scheme} against the number of improved projections (exact, or under a better "
+    "scheme), for each set of the search and for the sets confirmed on other blocks. Bars: one standard deviation by "
+    "rounding."
 )
 
 
@@ -80,9 +81,9 @@ def _chosen(rows: list[dict], plan: Plan) -> Table:
     )
     data["by_token_db"] = 10 * np.log10(data["error"].astype(float))
     caption = (
-        f"The {len(data)} of {plan.projections} projections that are better than {plan.scheme}: what each costs of "
-        "perplexity where nothing else is quantized, with the KL divergence from the unquantized model, on the blocks "
-        "of the search, and the error of its output for the mean token."
+        f"The {len(data)} of {plan.projections} projections that the plan improves over {plan.scheme}: increase of "
+        "perplexity and KL divergence from the unquantized model with this projection alone quantized, on the blocks "
+        "of the search, and the mean error of its output per token."
     )
     return Table.of("plan_projections", caption, CHOSEN, data, names=2)
 
@@ -93,7 +94,7 @@ def _sets(points: pd.DataFrame, rows: list[dict], by: str) -> Table:
     names = {stage: f"{first + 1} to {first + count}" for stage, (first, count) in blocks.items()}
     data = points.drop(columns="variant").assign(blocks=points["stage"].map(names))
     columns = [*SETS[:2], *PRICES[by], *SETS[2:]]
-    return Table.of("plan_sets", "Perplexity of each set that was measured.", columns, data, folded=True)
+    return Table.of("plan_sets", "Perplexity of each measured set.", columns, data, folded=True)
 
 
 def _findings(points: pd.DataFrame, plan: Plan) -> list[Finding]:
@@ -103,11 +104,12 @@ def _findings(points: pd.DataFrame, plan: Plan) -> list[Finding]:
     better += [f"{len(paths)} in {name}" for name, paths in plan.instead.items()]
     allowed, cost = exact(measured["allowed"]), Value(measured["cost"], measured["cost_deviation"])
     sentence = (
-        f"With {listed(better)} of {plan.projections} projections {plan.scheme} costs {percent(*cost)} of perplexity "
-        f"on blocks that were not searched; without the plan it costs {percent(whole['cost'], whole['cost_deviation'])}"
+        f"With {listed(better)} of {plan.projections} projections, {plan.scheme} changes the perplexity by "
+        f"{percent(*cost)} on blocks outside the search; without the plan, by "
+        f"{percent(whole['cost'], whole['cost_deviation'])}"
     )
     if cost.mean > allowed.mean:
-        sentence += f". No set of the {CANDIDATES} worst projections reaches {percent(allowed.mean)}"
+        sentence += f". No set of the {CANDIDATES} costliest projections meets the allowed {percent(allowed.mean)}"
     elif not allowed.is_above(cost):
-        sentence += f". The distance to the {percent(allowed.mean)} that are allowed is within the scatter of rounding"
+        sentence += f". The distance to the allowed {percent(allowed.mean)} is within the scatter of rounding"
     return [Finding(f"{sentence}.", "plan_sets")]

@@ -20,17 +20,17 @@ NATS = 0.1  # what taking a feature out has to change of the margin to be told
 HEADS = 4  # of a feature and place, in the table of heads
 
 READERS_CAPTION = (
-    "Features set to zero where some projections alone read them: perplexity with the altered states going on through "
-    "all layers, its increase, that of {controls} random features at the same place (mean ± standard deviation), and "
-    "how many of their deviations lie between. Where queries, keys and values alone read the change, it is made in one "
-    "layer at a time and changes nothing behind: mean top-1 softmax probability of the attention, mean over heads of "
-    "the attention to the first position, by how many nats queries prefer that to the other positions that they see, "
-    "and the share of heads that give it more than 30 %, the sink heads."
+    "Features set to zero at the inputs of some projections (their readers): perplexity, with the change propagated "
+    "through all layers; its increase; the increase of {controls} random features at the same place (mean ± standard "
+    "deviation); and the difference in these deviations. For queries, keys and values, with the change made in one "
+    "layer at a time and not propagated: mean top-1 softmax probability of the attention; attention to the first "
+    "position (mean over heads); its margin in nats over the other visible positions; and the share of sink heads, "
+    "which give it more than 30 %."
 )
 HEADS_CAPTION = (
-    "The heads whose preference for the first position changes most without a feature at a place of the attention, "
-    "beyond two standard deviations of what random features change: nats by which queries prefer it, with and without "
-    "the feature, the difference and that of random features, and the attention that the position gets."
+    "Heads whose margin of the first position changes most without a feature at a reader of the attention, beyond two "
+    "standard deviations of random features: margin with and without the feature, the difference, that of random "
+    "features, and the attention to the first position."
 )
 
 
@@ -46,9 +46,9 @@ def _deviations(row: Mapping) -> str:
 
 COLUMNS = (
     ("feature", "{feature:.0f}"),
-    ("read by", lambda row: row["place"] or "as it is"),
+    ("reader", lambda row: row["place"] or "nothing removed"),
     ("perplexity", "{perplexity:.3f}"),
-    ("cost (%)", lambda row: cell("+.2f", row["cost"] if row["place"] else None, unit=100)),
+    ("increase (%)", lambda row: cell("+.2f", row["cost"] if row["place"] else None, unit=100)),
     ("random features (%)", scattered("cost_controls", "+.2f", 100)),
     ("deviations", _deviations),
     ("top-1 softmax (%)", lambda row: cell(".2f", row["top1_softmax"], unit=100)),
@@ -58,7 +58,7 @@ COLUMNS = (
 )
 HEAD_COLUMNS = (
     ("feature", "{feature:.0f}"),
-    ("read by", "{place}"),
+    ("reader", "{place}"),
     ("layer", "{layer}"),
     ("head", "{head}"),
     ("margin (nats)", "{before:.2f}"),
@@ -148,14 +148,15 @@ def _read(feature: int, rows: list[dict]) -> str:
     if not reading:
         most = max(rows, key=lambda row: abs(row["cost"]))
         return (
-            f"Nothing reads feature {feature} that costs more than random features do: without it at {most['place']} "
-            f"the perplexity changes by {percent(most['cost'])}, without random ones by {_others(most)}."
+            f"Feature {feature} has no reader at which it matters more than random features: without it at "
+            f"{most['place']} the perplexity changes by {percent(most['cost'])}, without random features by "
+            f"{_others(most)}."
         )
     places = listed(f"{row['place']} ({percent(row['cost'])})" for row in reading[:NAMED])
     usual = max(reading[:NAMED], key=lambda row: row["cost_controls"])
     return (
-        f"Feature {feature} is read by {places}: so much the perplexity rises where it is zero there alone; where a "
-        f"random feature is, by at most {_others(usual)} on average."
+        f"Feature {feature} is read by {places}; in brackets, the increase of perplexity with the feature set to zero "
+        f"at this reader alone. A random feature costs at most {_others(usual)} there, on average."
     )
 
 
@@ -175,8 +176,8 @@ def _preferred(feature: int, rows: list[dict], whole: Mapping) -> str | None:
     row = max(changed, key=lambda row: abs(row["margin"] - whole["margin"]))
     usual: Value = value_of(row, "margin_controls")
     return (
-        f"Without feature {feature} at {row['place']} the margin of the first position is {amount(row['margin'])} nats "
-        f"on average over heads instead of {amount(whole['margin'])}, and its share of the attention "
-        f"{part(row['share'])} instead of {part(whole['share'])}; without a random feature the margin is "
+        f"Without feature {feature} at {row['place']}, the margin of the first position (mean over heads) changes from "
+        f"{amount(whole['margin'])} to {amount(row['margin'])} nats and its share of the attention from "
+        f"{part(whole['share'])} to {part(row['share'])}; without a random feature the margin is "
         f"{amount(usual.mean)} ± {amount(usual.deviation)} nats."
     )

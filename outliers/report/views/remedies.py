@@ -13,19 +13,19 @@ from outliers.report.tables import MISSING, Table, cell, scatter_note
 from outliers.report.words import listed, percent
 
 CAPTION = (
-    "What number formats add to the perplexity of {}, with remedies and without; behind a format stand the bits of a "
-    "value, scales included, on average of inputs and weights. Bars: one standard deviation by {}. Published, of "
-    "other texts: LLaMA-2-7B (QuaRot), 13 billion parameters (absmax), OPT-175B (SmoothQuant, LLM.int8())."
+    "Increase of perplexity of {} by number format, with and without remedies; beside each format its bits per value, "
+    "scales included, averaged over inputs and weights. Bars: one standard deviation by {}. Published, on other texts: "
+    "LLaMA-2-7B (QuaRot), 13 billion parameters (absmax), OPT-175B (SmoothQuant, LLM.int8())."
 )
 FRONTIER = (
-    "What number formats add to the log-perplexity of {}, against the bits of a value, scales included; features, "
-    "tokens and a prefix that stay exact are not counted. On the line are the formats that no other of as many bits or "
-    "fewer is better than, beyond scatter; the dashed line is 5 % of perplexity. Bars: one standard deviation by {}."
+    "Increase of log-perplexity of {} by number format against bits per value, scales included; features, tokens and "
+    "prefixes kept exact are not counted. The line joins the formats that no other format of as many bits or fewer "
+    "improves on beyond scatter; dashed: 5 % of perplexity. Bars: one standard deviation by {}."
 )
 ON_GRID = (
-    " The weights of this model were dequantized from {}: formats of as few bits look better on them than they are, "
-    "unless a rotation, which leaves the function as it is, moves the weights off that grid. The others are hollow, "
-    "and not on the frontier."
+    " The weights of this model were dequantized from {}: formats of as few bits look better than they are, because "
+    "the weights already lie on such a grid, unless a rotation, which leaves the function unchanged, moves them off "
+    "it. Formats on the grid are hollow and excluded from the frontier."
 )
 
 
@@ -47,7 +47,7 @@ def remedies_section(rows: list[dict]) -> Section:
             Drawing.of(f"remedies{ending}", CAPTION.format(model, scattered_by(rows)), remedy_costs(rows, model=model)),
         ]
     findings = remedies_findings(measured)
-    return Section("What saves a model", rows, printed(tables, [note]), tables, drawings, [note], findings=findings)
+    return Section("Remedies", rows, printed(tables, [note]), tables, drawings, [note], findings=findings)
 
 
 def _of_grid(points: Sequence[Point], rows: list[dict]) -> str:
@@ -70,8 +70,8 @@ def remedies_table(model: str, points: list[Point]) -> Table:
     headers = ["format", "bits", *remedies, *(["others"] if len(remedies) < len(counts) else [])]
     cells = [_row(format, by_remedy, remedies)[: len(headers)] for format, by_remedy in by_format.items()]
     caption = (
-        f"Perplexity of {model} by number format, with the bits of its weights and inputs, and by remedy; the least of "
-        "each format is marked."
+        f"Perplexity of {model} by number format, with the bits of its weights and inputs, and by remedy; * marks the "
+        "lowest of each format."
     )
     names = ("format", "bits", "others")
     return Table(f"remedies_{model}", caption, headers, cells, pd.DataFrame(map(unrounded, points)), names=names)
@@ -94,14 +94,14 @@ def frontier_table(model: str, points: list[Point]) -> Table:
         for kind, on_line in reached.items()
         for point in on_line
     ]
-    caption = f"The frontier of {model}: the least increase of perplexity at so many bits of a value, or fewer."
+    caption = f"Frontier of {model}: the smallest increase of perplexity with at most so many bits per value."
     on_line = [point for line in reached.values() for point in line]
     data = [
         {"kind": point.kind, "bits": point.bits, **unrounded(point), "frontier": point in on_line} for point in points
     ]
-    headers = ["few bits in", "bits", "format", "remedy", "increase"]
+    headers = ["quantized", "bits", "format", "remedy", "increase"]
     return Table(
-        f"frontier_{model}", caption, headers, cells, pd.DataFrame(data), names=("few bits in", "format", "remedy")
+        f"frontier_{model}", caption, headers, cells, pd.DataFrame(data), names=("quantized", "format", "remedy")
     )
 
 
@@ -139,13 +139,13 @@ def _saved(formats: Iterable[Sequence[Point]]) -> list[str]:
     if not pairs:
         return []
     if not any(plain.perplexity.is_above(best.perplexity) for plain, best in pairs):
-        return ["That any remedy saves anything could not be shown."]
+        return ["No remedy has a measurable benefit."]
     (plain, best), *others = sorted(pairs, key=lambda pair: _saving(*pair).mean, reverse=True)
     if others and not _saving(plain, best).is_above(_saving(*others[0])):
         return []
     return [
-        f"{plain.format} is saved most: it costs {percent(*plain.cost)} plain, {percent(*best.cost)} with "
-        f"{best.remedy}."
+        f"{plain.format} gains most from a remedy: {best.remedy} reduces its increase of perplexity from "
+        f"{percent(*plain.cost)} to {percent(*best.cost)}."
     ]
 
 
@@ -162,14 +162,14 @@ def _fewest(points: Sequence[Point], kind: str, model: str) -> list[str]:
         return []
     held = [point for point in points if exact(HELD).is_above(point.cost)]
     if not held:
-        return [f"No format of {KINDS[kind]} holds {model} within {100 * HELD:.0f} % of its perplexity."]
+        return [f"No format of {KINDS[kind]} keeps {model} within {100 * HELD:.0f} % of its perplexity."]
     fewest = min(point.bits for point in held)
     which = listed(
         f"{point.format} with {point.remedy} ({percent(*point.cost)})" for point in held if point.bits == fewest
     )
     return [
-        f"The fewest bits of {KINDS[kind]} within {100 * HELD:.0f} % of the perplexity of {model} are {fewest:.4g}: "
-        f"{which}."
+        f"The fewest bits of {KINDS[kind]} that keep {model} within {100 * HELD:.0f} % of its perplexity are "
+        f"{fewest:.4g}: {which}."
     ]
 
 
@@ -178,5 +178,6 @@ def _lost(formats: dict[str, list[Point]], model: str) -> list[str]:
     lost = [name for name, points in formats.items() if all(point.cost.is_above(exact(HELD)) for point in points)]
     if not lost:
         return []
-    verb = "costs" if len(lost) == 1 else "cost"
-    return [f"Whatever the remedy, {listed(lost)} {verb} {model} more than {100 * HELD:.0f} % of its perplexity."]
+    verb = "raises" if len(lost) == 1 else "raise"
+    limit = f"{100 * HELD:.0f} %"
+    return [f"With every remedy tried, {listed(lost)} {verb} the perplexity of {model} by more than {limit}."]

@@ -10,18 +10,18 @@ from outliers.presets.super_weights import compared
 from outliers.report.analysis import Value, exact
 from outliers.report.section import FINDINGS, Drawing, Finding, Section, printed
 from outliers.report.tables import MISSING, Table
-from outliers.report.words import changed, count, listed, percent, times
+from outliers.report.words import changed, count, listed, percent
 
 WORTH = 0.05  # of the perplexity: what a single weight has to carry to be called one that does
 CAPTION = (
-    "Candidates for super weights: what setting each to zero adds to the perplexity (%), and what its controls do: "
-    "random weights of equal magnitude in the same matrix (mean ± standard deviation of {draws}), the largest weight "
-    "of the layer, the neuron and the row that it is in, and the massive activation behind the layer at its mean. KL: "
-    "how far the predictions without the weight are from the model's own, nats a token. Those that change most are "
-    "controlled."
+    "Candidate super weights: increase of perplexity (%) with each set to zero, and with its controls: random weights "
+    "of equal magnitude in the same matrix (mean ± standard deviation of {draws}), the largest weight of the layer, "
+    "the neuron and the row of the weight, and the massive activation after the layer at its mean. KL: divergence of "
+    "the predictions from those of the unmodified model, in nats per token. Controls: of the candidates with the "
+    "largest effect."
 )
-SCALED_CAPTION = "The weight that changes most, multiplied: what that adds to the perplexity (%)."
-DRAWING_CAPTION = "What zeroing each candidate adds to the perplexity, beside its controls."
+SCALED_CAPTION = "The weight with the largest effect, scaled by a factor: increase of perplexity (%)."
+DRAWING_CAPTION = "Increase of perplexity with each candidate set to zero, beside its controls."
 SINGLE = {
     "largest": "largest",
     "neuron": "neuron",
@@ -93,7 +93,7 @@ SCALED = (
     ("weight", lambda row: called(row["candidate"], row["layer"])),
     ("factor", "{factor:g}"),
     ("perplexity", "{perplexity:.2f}"),
-    ("cost", _percent("cost")),
+    ("increase (%)", _percent("cost")),
 )
 
 
@@ -116,8 +116,8 @@ def carried_by(rows: list[dict]) -> Iterator[tuple[int, str, str]]:
 
 def _none(most: dict, number: int) -> str:
     return (
-        f"No super weight was found among {count(number)} candidates: the most that setting one to zero adds to the "
-        f"perplexity is {percent(most['cost'])} ({_place(most)}); random weights of equal magnitude change it by "
+        f"None of {count(number)} candidates is a super weight: setting one to zero changes the perplexity by at most "
+        f"{percent(most['cost'])} ({_place(most)}); random weights of equal magnitude change it by "
         f"{percent(*_random(most))}."
     )
 
@@ -128,25 +128,27 @@ def _place(candidate: dict) -> str:
 
 def _carried(candidate: dict) -> str:
     return (
-        f"One weight, [{candidate['output']}, {candidate['input']}] of the second feed-forward projection of layer "
-        f"{candidate['layer']}, carries the model: set to zero it multiplies the perplexity by "
-        f"{times(1 + candidate['cost'])}; random weights of equal magnitude there change it "
-        f"by {percent(*_random(candidate))}."
+        f"Weight [{candidate['output']}, {candidate['input']}] of the second feed-forward projection of layer "
+        f"{candidate['layer']} is a super weight: without it the perplexity {changed(candidate['cost'])}; without "
+        f"random weights of equal magnitude in this projection it changes by {percent(*_random(candidate))}."
     )
 
 
 def _not_the_neuron(candidate: dict) -> str:
     """The reason of the weight's effect, as the controls show it."""
-    text = f"With the whole neuron {candidate['input']} of layer {candidate['layer']} at zero the perplexity "
-    text += f"{changed(candidate['neuron'])}; with the whole row {candidate['output']} it {changed(candidate['row'])}"
+    text = f"Without the whole neuron {candidate['input']} of layer {candidate['layer']} the perplexity "
+    text += (
+        f"{changed(candidate['neuron'])}; without the whole row {candidate['output']} it {changed(candidate['row'])}"
+    )
     if not pd.isna(candidate.get("massive")):
-        text += f"; with the massive activation behind the layer at its mean it {changed(candidate['massive'])}"
+        text += f"; with the massive activation after the layer at its mean it {changed(candidate['massive'])}"
     if candidate["neuron"] < candidate["cost"] / 2:
-        text += ". It is not what the neuron says that is lost without the weight"
+        text += ". The loss of the neuron's output therefore does not explain the effect of the weight"
     return f"{text}."
 
 
 def _multiplied(candidate: dict, scaled: pd.DataFrame) -> str:
     rows = scaled[scaled["candidate"] == candidate["candidate"]].itertuples()
-    costs = listed(f"{row.factor:g} costs {percent(row.cost)}" for row in rows)
-    return f"{_place(candidate).capitalize()} multiplied by {costs}."
+    scales = list(rows)
+    factors, costs = listed(f"{row.factor:g}" for row in scales), listed(percent(row.cost) for row in scales)
+    return f"Scaling {_place(candidate)} by {factors} changes the perplexity by {costs}."
