@@ -13,15 +13,15 @@ def metrics() -> dict[str, type]:
     Raises:
         UserError: a plugin has a name that is taken, or cannot be imported.
     """
-    found = {folder.name: _record(folder.name) for folder in pkgutil.iter_modules(__path__) if folder.ispkg}
+    records = {folder.name: _record(folder.name) for folder in pkgutil.iter_modules(__path__) if folder.ispkg}
     for name, origin, record in plugins(__name__):
-        if name in found:
+        if name in records:
             raise UserError(f"{origin} is a metric whose name is taken; remove one of the two")
-        found[name] = record
-    return found
+        records[name] = record
+    return records
 
 
 def _record(name: str) -> type:
     """The class of a folder that has its name."""
-    classes = (one for one in vars(import_module(f"{__name__}.{name}")).values() if isinstance(one, type))
-    return next(one for one in classes if getattr(one, "name", None) == name)
+    classes = (member for member in vars(import_module(f"{__name__}.{name}")).values() if isinstance(member, type))
+    return next(member for member in classes if getattr(member, "name", None) == name)

@@ -63,24 +63,24 @@ def life_line(
     every = records(account) if isinstance(account, list | pd.DataFrame) else account.records()
     rows, readers = pd.DataFrame(every), readers_of(every)
     rows = rows[rows["metric"].str.startswith("origins.")]  # without those of the trace that has found the features
-    of_each = {f"{name:.0f}": of_one for name, of_one in rows.groupby("feature", sort=False)}
-    features = chosen("feature", None if feature is None else str(feature), of_each, ax)
+    by_feature = {f"{name:.0f}": rows_of_feature for name, rows_of_feature in rows.groupby("feature", sort=False)}
+    features = chosen("feature", None if feature is None else str(feature), by_feature, ax)
     places = chosen("at", at, AT, ax)
     panels = panels_of(ax, len(features), len(places), (0.4 + 3.5 * len(places), 0.5 + 2.9 * len(features)))
     norm = LogNorm(FAINTEST, BRIGHTEST, clip=True)
     bands = []
     for line, name in zip(panels, features, strict=True):
         for axes, place in zip(line, places, strict=True):
-            column, said = AT[place]
-            _bars_and_line(axes, of_each[name], column)
-            axes.set_title(f"feature {name}, {said}", loc="left")
-            bands += _band(axes, of_each[name], norm, readers.get(name, []) if place == places[-1] else [])
+            column, title = AT[place]
+            _bars_and_line(axes, by_feature[name], column)
+            axes.set_title(f"feature {name}, {title}", loc="left")
+            bands += _band(axes, by_feature[name], norm, readers.get(name, []) if place == places[-1] else [])
         line[0].set_ylabel("contribution; state")
     _explain(ax, panels, bands, norm)
     panels[0, 0].figure.draw_without_rendering()  # from here on the layout is known
     for line, name in zip(panels, features, strict=True):
         for axes, place in zip(line, places, strict=True):
-            _name_writers(axes, of_each[name], AT[place][0])
+            _name_writers(axes, by_feature[name], AT[place][0])
     return panels
 
 
@@ -93,10 +93,10 @@ def parts_of(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _bars_and_line(axes: Axes, rows: pd.DataFrame, column: str) -> None:
-    for part, of_part in parts_of(rows).groupby("part", sort=False):
+    for part, rows_of_part in parts_of(rows).groupby("part", sort=False):
         color, hatch, beside = BARS[part]
         style = {"color": color_of(color), "hatch": hatch, "edgecolor": "white", "linewidth": 0}
-        axes.bar(of_part["layer"] + beside, of_part[column], 0.4, **style)
+        axes.bar(rows_of_part["layer"] + beside, rows_of_part[column], 0.4, **style)
     states = rows[rows["metric"] == "origins.state"]
     axes.plot(states["layer"] - 0.5, states[column], color=color_of("black"), marker=".", markersize=3, linewidth=0.9)
     axes.axhline(0, color="black", linewidth=0.6)
@@ -139,8 +139,8 @@ def _drawn(axes: Axes) -> np.ndarray:
 def _free_place(axes: Axes, label: Annotation, taken: np.ndarray) -> np.ndarray | None:
     """A place for a label in no taken box and within the axes: the points from what it names to its centre; None where
     that is not near."""
-    point, own = axes.figure.dpi / 72, label.get_window_extent()
-    size = np.array([own.width, own.height]) / point
+    point, extent = axes.figure.dpi / 72, label.get_window_extent()
+    size = np.array([extent.width, extent.height]) / point
     grid = np.meshgrid(*(np.arange(-reach, reach, STEP) for reach in size / 2 + FAR))
     offsets = np.stack(grid, -1).reshape(-1, 2)
     centres = axes.transData.transform(label.xy) + offsets[:, None] * point
@@ -157,11 +157,11 @@ def readers_of(rows: list[dict]) -> dict[str, list[Place]]:
     """By feature the places that read it, where rows say what the model loses without it at each."""
     if not any(row.get("subject") == "control" for row in rows):
         return {}
-    found = readings(rows)
-    controls = found[found["subject"] == "control"].groupby("place")["cost"]
+    table = readings(rows)
+    controls = table[table["subject"] == "control"].groupby("place")["cost"]
     usual = {place: Value(costs.mean(), costs.std()) for place, costs in controls}
     reading: dict[str, list[Place]] = {}
-    for row in found[found["subject"] == "feature"].to_dict("records"):
+    for row in table[table["subject"] == "feature"].to_dict("records"):
         if reads(row["cost"], usual[row["place"]]):
             reading.setdefault(str(row["feature"]), []).append(Place.read(row["place"]))
     return reading
@@ -174,8 +174,8 @@ def reads(cost: float, usual: Value) -> bool:
 
 def largest_of(rows: pd.DataFrame, part: Mapping, column: str) -> pd.Series | None:
     """The single writer that writes most of a part, as `parts_of` has it; None where none is known."""
-    of_layer = rows["layer"].isna() if part["layer"] == BEFORE else rows["layer"] == part["layer"]
-    singles = rows[of_layer & (rows["metric"] == "origins.writer") & rows["writer"].isin(SINGLE)]
+    in_layer = rows["layer"].isna() if part["layer"] == BEFORE else rows["layer"] == part["layer"]
+    singles = rows[in_layer & (rows["metric"] == "origins.writer") & rows["writer"].isin(SINGLE)]
     singles = singles[(singles["writer"].map(PART_OF) == part["part"]) & (singles["feature"] == part["feature"])]
     return None if singles.empty else singles.loc[(singles[column] * np.sign(part[column])).idxmax()]
 

@@ -107,7 +107,7 @@ def points(rows: list[dict]) -> list[Point]:
         for row in rows
         if row["scheme"] == BASELINE and (prefix := _prefix(row)) and _terms(row) == [prefix]
     }
-    said = {
+    known_bits = {
         (row["model"], operand, getattr(get_scheme(row["scheme"]), operand)): row[field]
         for row in rows
         for operand in OPERANDS
@@ -123,14 +123,15 @@ def points(rows: list[dict]) -> list[Point]:
         elif scheme.quantizes_projections:
             plain = row["scheme"].partition("+")[0]
             format = formats.setdefault(_without_name(plain), plain)
-            about = format, _remedy(row), _panel(scheme), *(_bits(row, scheme, one, said) for one in reversed(OPERANDS))
+            bits = [_bits(row, scheme, operand, known_bits) for operand in reversed(OPERANDS)]
+            about = format, _remedy(row), _panel(scheme), *bits
         else:
             continue
         baseline = behind.get((row["model"], _prefix(row)))
         cost = row["cost"] if baseline is None else value_of(row).beside(baseline)
-        of_cache = row["cache_bits"] if is_cached(row) else None
+        cache_bits = row["cache_bits"] if is_cached(row) else None
         measured.append(
-            Point(short[row["model"], None], *about, value_of(row), cost, of_cache, _is_on_grid(row, scheme))
+            Point(short[row["model"], None], *about, value_of(row), cost, cache_bits, _is_on_grid(row, scheme))
         )
     return measured
 
@@ -163,12 +164,12 @@ def _of_cache(row: dict) -> tuple[str, str]:
     What is done for one of the two alone says so: `channels=32@keys`.
     """
     formats = {name: CacheFormat.read(row[name]) for name in CACHES if name in row}
-    numbers = {name: one.format for name, one in formats.items()}
+    numbers = {name: format.format for name, format in formats.items()}
     alike = len(set(numbers.values())) == 1 and len(numbers) == len(CACHES)
-    format = next(iter(numbers.values())) if alike else ", ".join(f"{name} {one}" for name, one in numbers.items())
-    options = {name: str(one).split("/")[1:] for name, one in formats.items()}
-    both = [one for one in options.get("keys", []) if one in options.get("values", [])]
-    remedies = [*both, *(f"{one}@{name}" for name, own in options.items() for one in own if one not in both)]
+    format = next(iter(numbers.values())) if alike else ", ".join(f"{name} {kind}" for name, kind in numbers.items())
+    options = {name: str(format).split("/")[1:] for name, format in formats.items()}
+    both = [part for part in options.get("keys", []) if part in options.get("values", [])]
+    remedies = [*both, *(f"{part}@{name}" for name, parts in options.items() for part in parts if part not in both)]
     others = [term for term in _terms(row) if term.partition("=")[0] not in ("kv", *CACHES)]
     scheme = [] if row["scheme"] == BASELINE else [row["scheme"].partition("+")[0]]
     beside_it = f"beside {'+'.join(scheme + others)}" if scheme + others else ""
@@ -180,11 +181,11 @@ def _without_name(base: str) -> Scheme:
     return replace(get_scheme(base), name=NONE, label=NONE, outlier_threshold=None)
 
 
-def _bits(row: dict, scheme: Scheme, operand: str, said: dict[tuple, float]) -> float | None:
+def _bits(row: dict, scheme: Scheme, operand: str, known_bits: dict[tuple, float]) -> float | None:
     """A value's, as the row says it; of the paper's schemes, whose rows say none, those of another scheme with the same
     quantizer, or the format's."""
     quantizer = getattr(scheme, operand)
-    other = quantizer and said.get((row["model"], operand, quantizer), FORMATS[quantizer.format].bits)
+    other = quantizer and known_bits.get((row["model"], operand, quantizer), FORMATS[quantizer.format].bits)
     return row.get(f"{operand[:-1]}_bits", other)
 
 
@@ -194,7 +195,7 @@ def _is_on_grid(row: dict, scheme: Scheme) -> bool:
     stored = re.search(r"(?:q|fp)(\d)", row.get("quantized_from", ""), re.IGNORECASE)
     if stored is None or scheme.weights is None or FORMATS[scheme.weights.format].bits > int(stored[1]):
         return False
-    return all(one.transform.by_feature or one.roles for one in scheme.transforms)
+    return all(applied.transform.by_feature or applied.roles for applied in scheme.transforms)
 
 
 def _panel(scheme: Scheme) -> str:
@@ -264,11 +265,11 @@ def remedy_costs(
     styles = _styles(measured)
     measured = [point for point in measured if point.kind != "cache"]
     ours = {panel: _formats(measured, panel) for panel in PANELS if any(point.panel == panel for point in measured)}
-    shown = chosen("panel", panel, [*ours, *(["published"] if paper else [])], ax)
-    widths = [max(2, len(ours.get(panel, REMEDIES))) for panel in shown]
+    chosen_panels = chosen("panel", panel, [*ours, *(["published"] if paper else [])], ax)
+    widths = [max(2, len(ours.get(panel, REMEDIES))) for panel in chosen_panels]
     size = 2.8 + 0.48 * sum(widths), _height(measured, styles)
-    panels = panels_of(ax, 1, len(shown), size, sharey=True, width_ratios=widths)[0]
-    for axes, panel, width in zip(panels, shown, widths, strict=True):
+    panels = panels_of(ax, 1, len(chosen_panels), size, sharey=True, width_ratios=widths)[0]
+    for axes, panel, width in zip(panels, chosen_panels, widths, strict=True):
         if panel in ours:
             _plot_panel(axes, ours[panel], [point for point in measured if point.panel == panel], styles)
         else:
@@ -278,7 +279,7 @@ def remedy_costs(
     for axes in panels[1:]:
         axes.grid(axis="y")
     cost_axis(panels[0], [*(100 * point.cost.mean for point in measured), *(other.increase for other in REMEDIES)])
-    handles = {label: one for axes in panels for one, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    handles = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     entries = [handles[style["label"]] for style in styles.values() if style["label"] in handles]
     legend(ax, axes, [*entries, *explained(bars=_bars(measured))], "right upper")
     return panels
@@ -307,12 +308,12 @@ def frontier(
     if not measured:
         raise UserError("no rows of a format and of its model without quantization; expected both")
     kinds = [kind for kind in KINDS if any(point.kind == kind for point in measured)]
-    shown = chosen("panel", panel, kinds, ax)
-    widths = [4 + len({point.bits for point in measured if point.kind == kind}) for kind in shown]
-    styles, drawn = _styles(measured), [point for point in measured if point.kind in shown]
+    chosen_kinds = chosen("panel", panel, kinds, ax)
+    widths = [4 + len({point.bits for point in measured if point.kind == kind}) for kind in chosen_kinds]
+    styles, drawn = _styles(measured), [point for point in measured if point.kind in chosen_kinds]
     size = 2.6 + 0.25 * sum(widths), _height(drawn, styles)
-    panels = panels_of(ax, 1, len(shown), size, sharey=True, width_ratios=widths)[0]
-    for axes, kind in zip(panels, shown, strict=True):
+    panels = panels_of(ax, 1, len(chosen_kinds), size, sharey=True, width_ratios=widths)[0]
+    for axes, kind in zip(panels, chosen_kinds, strict=True):
         _plot_kind(axes, [point for point in drawn if point.kind == kind], styles)
         axes.set(title=KINDS[kind], xlabel="bits of a value")
     increase_axis(panels[0], [point.increase.mean for point in drawn])
@@ -322,7 +323,7 @@ def frontier(
     line = [entry("frontier", linestyle="-", color=FRONTIER)]
     legend(ax, panels[-1], [*entries, *line, *grid, *explained(bars=_bars(drawn))], "right upper")
     panels[0].figure.draw_without_rendering()  # so that it is known where marks are
-    for axes, kind in zip(panels, shown, strict=True):
+    for axes, kind in zip(panels, chosen_kinds, strict=True):
         _name_formats(axes, [point for point in drawn if point.kind == kind])
     return panels
 
@@ -382,7 +383,7 @@ def _name_formats(axes: Axes, points: list[Point]) -> None:
     marks, names = [Bbox([centre - radius, centre + radius]) for centre in centres], []
     for format, point in {point.format: point for point in reversed(frontier_of(points))}.items():
         name = axes.annotate(format, _place(point), (0, 0), textcoords="offset points", fontsize="small")
-        best = min(BESIDE, key=lambda place: [sum(map(_moved(name, place).overlaps, one)) for one in (names, marks)])
+        best = min(BESIDE, key=lambda place: [sum(map(_moved(name, place).overlaps, part)) for part in (names, marks)])
         names.append(_moved(name, best))
 
 

@@ -71,7 +71,7 @@ def rows_of_watched(rows: Rows) -> dict[str, list[dict]]:
 
 def watched(rows: Rows) -> dict[str, pd.DataFrame]:
     """Of each of `rows_of_watched` a row a step: `step`, `alpha`, metrics of `outliers.watch`."""
-    tables = {name: checkpoints(of_one, ["alpha"]) for name, of_one in rows_of_watched(rows).items()}
+    tables = {name: checkpoints(rows_of_model, ["alpha"]) for name, rows_of_model in rows_of_watched(rows).items()}
     return {name: table.sort_values("step", ignore_index=True) for name, table in tables.items()}
 
 
@@ -90,16 +90,16 @@ def causes(rows: Rows, *, run: str | None = None, ax: Axes | None = None) -> Axe
     """
     points = checkpoints(rows)
     names = list(dict.fromkeys(points["run"]))
-    shown, first = chosen("run", run, names, ax), points[points["run"] == names[0]]
-    panels = _panels(ax, len(shown))
-    for axes, name in zip(panels, shown, strict=True):
-        own = points[points["run"] == name]
+    chosen_runs, first = chosen("run", run, names, ax), points[points["run"] == names[0]]
+    panels = _panels(ax, len(chosen_runs))
+    for axes, name in zip(panels, chosen_runs, strict=True):
+        points_of_run = points[points["run"] == name]
         _plot_lines(axes, first, {"color": GREY, "linewidth": 0.8, "zorder": 1})
-        _plot_lines(axes, own, {})
-        axes.set_title(_title(name, own), fontsize="small")
+        _plot_lines(axes, points_of_run, {})
+        axes.set_title(_title(name, points_of_run), fontsize="small")
     _scale(panels, points)
     handles = [entry(label, color=color_of(color), linestyle=line) for label, (_, color, line) in LINES.items()]
-    if set(shown) - {names[0]}:
+    if set(chosen_runs) - {names[0]}:
         handles.append(entry(f"grey: {brief(names[:1])[0]}", color=GREY, linestyle="-"))
     if len(panels) == 1:
         panels[0].set(xlabel=ALONG, ylabel=LARGEST)
@@ -122,18 +122,18 @@ def _panels(ax: Axes | None, count: int) -> np.ndarray:
     return panels.ravel()[:count]
 
 
-def _plot_lines(axes: Axes, of_run: pd.DataFrame, style: dict) -> None:
+def _plot_lines(axes: Axes, points_of_run: pd.DataFrame, style: dict) -> None:
     """Each seed of a run."""
     for metrics, color, line in LINES.values():
-        metrics = of_run.columns.intersection(metrics)
-        for _, of_seed in of_run.groupby("seed", sort=False):
-            ordered = of_seed.sort_values("step")
+        metrics = points_of_run.columns.intersection(metrics)
+        for _, points_of_seed in points_of_run.groupby("seed", sort=False):
+            ordered = points_of_seed.sort_values("step")
             look = {"color": color_of(color), "linestyle": line} | style
             axes.plot(ordered["step"], ordered[metrics].max(axis=1), **look)
 
 
-def _title(name: str, of_run: pd.DataFrame) -> str:
-    perplexity = of_run.loc[of_run["step"] == of_run["steps"], "perplexity"].mean()
+def _title(name: str, points_of_run: pd.DataFrame) -> str:
+    perplexity = points_of_run.loc[points_of_run["step"] == points_of_run["steps"], "perplexity"].mean()
     return f"{textwrap.fill(brief([name])[0], 24)}\nperplexity {perplexity:.1f}"
 
 
@@ -169,10 +169,10 @@ def growth(rows: Rows, *, panel: str | None = None, ax: Axes | None = None) -> A
     if len(tables) != 1:
         names = ", ".join(tables) or "none"
         raise UserError(f"rows of {len(tables)} trained models ({names}); expected those of one")
-    (steps,), shown = tables.values(), chosen("panel", panel, PANELS, ax)
-    shape, size = ((1, 1), (5.6, 2.9)) if len(shown) == 1 else ((2, 2), (8.4, 5.0))
+    (steps,), drawn = tables.values(), chosen("panel", panel, PANELS, ax)
+    shape, size = ((1, 1), (5.6, 2.9)) if len(drawn) == 1 else ((2, 2), (8.4, 5.0))
     panels = panels_of(ax, *shape, size, sharex=True)
-    handles = [one for axes, name in zip(panels.flat, shown, strict=True) for one in PANELS[name](axes, steps)]
+    handles = [handle for axes, name in zip(panels.flat, drawn, strict=True) for handle in PANELS[name](axes, steps)]
     for axes in panels[-1]:
         axes.set_xlabel(ALONG)
     if handles:
@@ -186,16 +186,16 @@ def _plot(axes: Axes, steps: pd.DataFrame, column: str, unit: float = 1, **style
 
 
 def _values(axes: Axes, steps: pd.DataFrame) -> list[Line2D]:
-    shown = [state for state in STATES if f"max.{state}" in steps]
+    states = [state for state in STATES if f"max.{state}" in steps]
     handles = []
-    for state in shown:
+    for state in states:
         label, color, marker = STATES[state]
         style = {"label": f"largest |x|, {label}", "color": color_of(color), "marker": marker}
         handles += _plot(axes, steps, f"max.{state}", **style)
     for alpha in steps["alpha"].unique():
         threshold(axes, alpha)
     axes.set(ylabel=LARGEST, yscale="log")
-    values = steps[[f"max.{state}" for state in shown]].to_numpy()
+    values = steps[[f"max.{state}" for state in states]].to_numpy()
     log_axis(axes.yaxis, values.min(), values.max())
     return handles
 

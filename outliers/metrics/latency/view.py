@@ -51,36 +51,36 @@ def latencies(rows: list[dict]) -> pd.DataFrame:
             values |= {(f"{name}_{quartile}", row["batch"]): row[quartile] for quartile in ("q1", "q3")}
     for (model, _), values in wide.items():
         for (name, faster), batch in itertools.product(FASTER.items(), {row["batch"] for row in rows}):
-            baseline, own = (times.get((name, batch)) for times in (wide.get((model, BASELINE), {}), values))
-            values[faster, batch] = baseline / own if baseline and own else float("nan")
+            baseline, value = (times.get((name, batch)) for times in (wide.get((model, BASELINE), {}), values))
+            values[faster, batch] = baseline / value if baseline and value else float("nan")
     table = pd.DataFrame.from_dict(wide, orient="index")
     table.index = pd.MultiIndex.from_tuples(wide, names=["model", "scheme"])
     batches = sorted({row["batch"] for row in rows})
     timed = {row["metric"] == "latency.encode" for row in rows}
-    shown = GENERATION * (False in timed) + ENCODING * (True in timed)
-    return table.reindex(columns=pd.MultiIndex.from_product([shown, batches], names=["value", "batch"]))
+    columns = GENERATION * (False in timed) + ENCODING * (True in timed)
+    return table.reindex(columns=pd.MultiIndex.from_product([columns, batches], names=["value", "batch"]))
 
 
 def latency_table(rows: list[dict]) -> Table:
     """The table with its caption; its data are the values of `latencies` with flat names."""
-    table, one = latencies(rows), rows[0]
+    table, run = latencies(rows), rows[0]
     timed = table.columns.unique("value")
-    of_generation = (
-        f"Milliseconds per generated token with a KV cache, after prompts of {one['prompt']} tokens, by batch: median "
-        f"of {one['repeats']} × {one['tokens']} decode steps [quartiles]; milliseconds of a prefill"
+    generation = (
+        f"Milliseconds per generated token with a KV cache, after prompts of {run['prompt']} tokens, by batch: median "
+        f"of {run['repeats']} × {run['tokens']} decode steps [quartiles]; milliseconds of a prefill"
     )
-    read = "pictures" if one.get("protocol") == PICTURES else f"sequences of {one['prompt']} tokens"
-    of_encoding = (
-        f"Milliseconds in which an encoder reads a batch of {read}, by batch: median of {one['repeats']} passes "
+    read = "pictures" if run.get("protocol") == PICTURES else f"sequences of {run['prompt']} tokens"
+    encoding = (
+        f"Milliseconds in which an encoder reads a batch of {read}, by batch: median of {run['repeats']} passes "
         "[quartiles]"
     )
     caption = (
-        "; ".join([of_generation] * ("decode" in timed) + [of_encoding] * ("encode" in timed))
-        + f"; and the speedup over {one['dtype']}. {one['device_name']}, {threads(one['threads'])}."
+        "; ".join([generation] * ("decode" in timed) + [encoding] * ("encode" in timed))
+        + f"; and the speedup over {run['dtype']}. {run['device_name']}, {threads(run['threads'])}."
     )
     data = table.set_axis([f"{value}_batch_{batch}" for value, batch in table.columns], axis="columns").reset_index()
     cells = [
-        [model, one["dtype"] if scheme == BASELINE else scheme, *_cells(row)]
+        [model, run["dtype"] if scheme == BASELINE else scheme, *_cells(row)]
         for (model, scheme), row in table.iterrows()
     ]
     batches = table.columns.unique("batch")

@@ -30,12 +30,12 @@ def times_of(rows: list[dict]) -> list[dict]:
 
 def speed_table(rows: list[dict]) -> Table:
     """The table with its caption, dimensions across as in the paper."""
-    table, one = speeds(rows), rows[0]
+    table, run = speeds(rows), rows[0]
     cells = [[way, *(cell(".2f", value) for value in row)] for way, row in table.iterrows()]
     caption = (
-        f"Speedup over {one['dtype']} of the first feed-forward layer (d features, 4 d outputs), or of a layer of "
-        f"features x outputs, at {one['tokens']} tokens with three outlier features, by model dimension d. "
-        f"{one['device_name']}, {threads(one['threads'])}."
+        f"Speedup over {run['dtype']} of the first feed-forward layer (d features, 4 d outputs), or of a layer of "
+        f"features x outputs, at {run['tokens']} tokens with three outlier features, by model dimension d. "
+        f"{run['device_name']}, {threads(run['threads'])}."
     )
     return Table("table5", caption, ["way", *map(str, table.columns)], cells, table.reset_index())
 
@@ -46,15 +46,17 @@ def speed_findings(rows: Sequence[dict]) -> list[Finding]:
     rows: `linear_layer.times_16_bits`. A way is faster, or slower, where its quartiles leave out 1.
     """
     ways = dict.fromkeys(row["way"] for row in rows)
-    of_ways = {way: [row for row in rows if row["way"] == way] for way in ways}
-    faster = {way: [row for row in own if row["q1"] > 1] for way, own in of_ways.items()}
-    slower = [way for way, own in of_ways.items() if all(row["q3"] < 1 for row in own)]
-    best = sorted((row for own in faster.values() for row in own), key=lambda row: -row["value"])[:1]
+    by_way = {way: [row for row in rows if row["way"] == way] for way in ways}
+    faster = {way: [row for row in timed if row["q1"] > 1] for way, timed in by_way.items()}
+    slower = [way for way, timed in by_way.items() if all(row["q3"] < 1 for row in timed)]
+    best = sorted((row for timed in faster.values() for row in timed), key=lambda row: -row["value"])[:1]
     sentences = [
         f"{row['way']} is {row['value']:.2f} times as fast as 16 bits at d = {row['dimension']}." for row in best
     ]
-    always = {"Faster": [way for way, own in faster.items() if len(own) == len(of_ways[way])], "Slower": slower}
-    sentences += [f"{how} than 16 bits at every measured d: {'; '.join(some)}." for how, some in always.items() if some]
+    always = {"Faster": [way for way, timed in faster.items() if len(timed) == len(by_way[way])], "Slower": slower}
+    sentences += [
+        f"{how} than 16 bits at every measured d: {'; '.join(names)}." for how, names in always.items() if names
+    ]
     return [Finding(sentence, "table5") for sentence in sentences]
 
 
@@ -70,48 +72,48 @@ def tokens_of(rows: list[dict]) -> pd.DataFrame:
     Columns: token, q1, q3: milliseconds a token of the projections of all decoder layers, which is that of one layer
     times their number over the batch; long, long_q1, long_q3: how many times as long as 16 bits that is.
     """
-    found: dict[tuple, dict] = {}
+    by_key: dict[tuple, dict] = {}
     for row in rows:
         in_time = row["metric"] == "decoder_layer.milliseconds"
         times = row["layers"] / row["batch"] if in_time else 1
         names = ("token", "q1", "q3") if in_time else ("faster", "faster_q1", "faster_q3")
         values = (times * row[name] for name in ("value", "q1", "q3"))
-        found.setdefault((row["model"], row["way"], row["batch"]), {}).update(zip(names, values, strict=True))
-    table = pd.DataFrame.from_dict(found, orient="index").rename_axis(["model", "way", "batch"])
+        by_key.setdefault((row["model"], row["way"], row["batch"]), {}).update(zip(names, values, strict=True))
+    table = pd.DataFrame.from_dict(by_key, orient="index").rename_axis(["model", "way", "batch"])
     long = {"long": 1 / table["faster"], "long_q1": 1 / table["faster_q3"], "long_q3": 1 / table["faster_q1"]}
     return table[["token", "q1", "q3"]].assign(**long)
 
 
 def decoder_table(rows: list[dict]) -> Table:
     """The table with its caption, batches across."""
-    tokens, one = tokens_of(rows), rows[0]
+    tokens, run = tokens_of(rows), rows[0]
     batches = sorted({row["batch"] for row in rows})
     caption = (
         "Milliseconds per generated token in the projections of all decoder layers, by batch: a layer with random "
-        f"weights, times the number of layers [quartiles]; and the time relative to {one['dtype']} (16 bits). Without "
-        f"norms, attention, embedding and head. {one['device_name']}, {threads(one['threads'])}."
+        f"weights, times the number of layers [quartiles]; and the time relative to {run['dtype']} (16 bits). Without "
+        f"norms, attention, embedding and head. {run['device_name']}, {threads(run['threads'])}."
     )
     cells = []
     for model, way in dict.fromkeys(key[:2] for key in tokens.index):
-        of_way = tokens.xs((model, way), level=("model", "way")).reindex(batches)
-        times = zip(of_way["token"], of_way["q1"], of_way["q3"], strict=True)
-        shown = [MISSING if pd.isna(one[0]) else with_interval(amount, *one) for one in times]
-        cells.append([_shown(model), way, *shown, *(cell(".2f", ratio) for ratio in of_way["long"])])
+        timed = tokens.xs((model, way), level=("model", "way")).reindex(batches)
+        times = zip(timed["token"], timed["q1"], timed["q3"], strict=True)
+        texts = [MISSING if pd.isna(interval[0]) else with_interval(amount, *interval) for interval in times]
+        cells.append([_paper_name(model), way, *texts, *(cell(".2f", ratio) for ratio in timed["long"])])
     headers = [f"{value} {batch}" for value in ("batch", "relative time") for batch in batches]
     return Table("decoder_layers", caption, ["model", "way", *headers], cells, tokens.reset_index(), names=2)
 
 
-def _shown(model: str) -> str:
+def _paper_name(model: str) -> str:
     return known_configs().get(model, {}).get("shown", short_name(model))
 
 
 def decoder_findings(tokens: pd.DataFrame) -> list[Finding]:
     """Time of LLM.int8() relative to 16 bits, of models where the quartiles of every batch leave out 1."""
-    of_int8 = tokens[tokens.index.get_level_values("way") == "LLM.int8()"].droplevel("way")
-    apart = (of_int8["long_q1"] > 1) | (of_int8["long_q3"] < 1)
+    int8 = tokens[tokens.index.get_level_values("way") == "LLM.int8()"].droplevel("way")
+    apart = (int8["long_q1"] > 1) | (int8["long_q3"] < 1)
     return [
-        Finding(_long(_shown(model), of_int8["long"][model]), "decoder_layers")
-        for model in of_int8.index.unique("model")
+        Finding(_long(_paper_name(model), int8["long"][model]), "decoder_layers")
+        for model in int8.index.unique("model")
         if apart[model].all()
     ]
 

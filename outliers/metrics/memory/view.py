@@ -49,9 +49,9 @@ def _largest_of_all(rows: list[dict]) -> dict[str, str | None]:
     for bits in BITS:
         fitting = [row for row in rows if row["bits"] == bits and row["value"]]
         candidates = [row for row in fitting if row["candidate"]]
-        size, of_candidates = _most(fitting), _most(candidates)
-        cells[f"{bits}-bit"] = _names(candidates, of_candidates)
-        cells[f"{bits}-bit, any"] = _names(fitting, size) if size > of_candidates else None
+        size, size_of_candidates = _most(fitting), _most(candidates)
+        cells[f"{bits}-bit"] = _names(candidates, size_of_candidates)
+        cells[f"{bits}-bit, any"] = _names(fitting, size) if size > size_of_candidates else None
     return cells
 
 
@@ -62,10 +62,10 @@ def _most(rows: list[dict]) -> int:
 def _names(rows: list[dict], size: int) -> str:
     """The models of about that size."""
     same = dict.fromkeys(row["model"] for row in rows if row["parameters"] >= ABOUT_THE_SAME * size)
-    return " / ".join(map(_shown, same)) or "none"
+    return " / ".join(map(_paper_name, same)) or "none"
 
 
-def _shown(model: str) -> str:
+def _paper_name(model: str) -> str:
     """A known model as papers call it, another by its short name."""
     return known_configs().get(model, {}).get("shown", short_name(model))
 
@@ -78,10 +78,10 @@ def largest_table(rows: list[dict]) -> Table | None:
     table = largest(rows)
     if table.empty:
         return None
-    one = next(row for row in rows if row["metric"] == "fits")
+    run = next(row for row in rows if row["metric"] == "fits")
     caption = (
-        f"Largest model that fits at batch {one['batch']} with {one['context']} tokens of context (half input, half "
-        f"output for an encoder-decoder) and {one['headroom']:g} GiB of each GPU left free. Whole layers fill the GPUs "
+        f"Largest model that fits at batch {run['batch']} with {run['context']} tokens of context (half input, half "
+        f"output for an encoder-decoder) and {run['headroom']:g} GiB of each GPU left free. Whole layers fill the GPUs "
         "in order; a GPU's GB are GiB."
     )
     if table[["8-bit, any", "16-bit, any"]].notna().any(axis=None):
@@ -128,14 +128,14 @@ def footprints(rows: list[dict]) -> pd.DataFrame:
 
 def footprints_table(rows: list[dict]) -> Table:
     """Memory requirements of models in GiB, on as few GPUs as hold it."""
-    table, one = footprints(rows), rows[0]
-    of_tokens = f"{_contexts(table, one['context'])} tokens of context"
-    caption = f"Memory requirement of models in GiB at batch {one['batch']} with {of_tokens}."
+    table, run = footprints(rows), rows[0]
+    of_tokens = f"{_contexts(table, run['context'])} tokens of context"
+    caption = f"Memory requirement of models in GiB at batch {run['batch']} with {of_tokens}."
     loaded = LOADED if table["loaded 8"].notna().any() else {}
     if loaded:
         caption += " As loaded: with the weights that transformers keeps in float32 in a float16 or 8-bit model."
     columns = [
-        ("model", lambda row: _shown(row["model"])),
+        ("model", lambda row: _paper_name(row["model"])),
         ("parameters", lambda row: count_label(row["parameters"])),
         *((header, scattered(name, ".2f", 1 / GIB)) for name, header in (NEEDS | TOTALS | loaded).items()),
     ]
@@ -144,7 +144,7 @@ def footprints_table(rows: list[dict]) -> Table:
 
 def _contexts(table: pd.DataFrame, most: int) -> str:
     """Number of tokens, and the models that take fewer."""
-    less = [f"{_shown(model)} {context}" for model, context in table["context"].items() if context < most]
+    less = [f"{_paper_name(model)} {context}" for model, context in table["context"].items() if context < most]
     return f"{most} ({', '.join(less)})" if less else str(most)
 
 
@@ -164,11 +164,11 @@ def memory_findings(largest: pd.DataFrame, footprints: pd.DataFrame) -> list[Fin
 def _held(other: pd.DataFrame, every: int) -> str:
     if other.empty:
         return "On no hardware does a larger model fit in 8 bits than in 16 bits."
-    one = other.iloc[0]
-    where = f"{one['hardware']} of {one['gigabytes']:g} GB"
-    of = f" on {count(len(other))} of {count(every)} kinds of hardware" if every > 1 else ""
-    example = f"{one['8-bit']} instead of {one['16-bit']} on {where}"
-    return f"A larger model fits in 8 bits than in 16 bits{of}: {example}."
+    row = other.iloc[0]
+    where = f"{row['hardware']} of {row['gigabytes']:g} GB"
+    kinds = f" on {count(len(other))} of {count(every)} kinds of hardware" if every > 1 else ""
+    example = f"{row['8-bit']} instead of {row['16-bit']} on {where}"
+    return f"A larger model fits in 8 bits than in 16 bits{kinds}: {example}."
 
 
 def _shrinks(shares: pd.Series) -> str:
@@ -180,5 +180,5 @@ def _shrinks(shares: pd.Series) -> str:
 
 def _grows(row: pd.Series) -> str:
     loaded, total = (f"{row[name] / GIB:.1f} GiB" for name in ("loaded 8", "total 8"))
-    model = _shown(row.name)
+    model = _paper_name(row.name)
     return f"transformers keeps some weights of {model} in float32; as loaded in 8 bits it needs {loaded}, not {total}."

@@ -105,12 +105,12 @@ def origins_section(rows: list[dict]) -> Section:
     the features, are left out."""
     accounts = list(_accounts(rows))
     endings = ["", *(f"_{number}" for number in range(2, len(accounts) + 1))]
-    sections = [_section(of_one, ending, rows) for of_one, ending in zip(accounts, endings, strict=True)]
+    sections = [_section(account, ending, rows) for account, ending in zip(accounts, endings, strict=True)]
     if len(sections) == 1:
         return sections[0]
     table = beside_each_other(rows)
     several = Section("", rows, table.printed, [table])
-    return together("Origins of features", [several, *(one._replace(printed="", findings=()) for one in sections)])
+    return together("Origins of features", [several, *(other._replace(printed="", findings=()) for other in sections)])
 
 
 def _accounts(rows: list[dict]) -> Iterable[list[dict]]:
@@ -124,18 +124,18 @@ def _accounts(rows: list[dict]) -> Iterable[list[dict]]:
 
 def beside_each_other(rows: list[dict]) -> Table:
     """The features of several accounts."""
-    found = pd.DataFrame(record for account in _accounts(rows) for record in _summed_up(account))
-    return Table.of("accounts", ACCOUNTS_CAPTION, ACCOUNT_COLUMNS, found, names=WORDS)
+    features = pd.DataFrame(record for account in _accounts(rows) for record in _summed_up(account))
+    return Table.of("accounts", ACCOUNTS_CAPTION, ACCOUNT_COLUMNS, features, names=WORDS)
 
 
 def _summed_up(rows: list[dict]) -> Iterator[dict]:
     """Of each feature of an account where its mean is largest, beside random features, and the part that wrote most."""
     frame = pd.DataFrame(rows)
     ordinary = frame[(frame["metric"] == "origins.ordinary") & (frame["part"] == "state")].set_index("layer")["value"]
-    for feature, own in frame[frame["feature"].notna()].groupby("feature", sort=False):
-        states = own[own["metric"] == "origins.state"]
+    for feature, terms in frame[frame["feature"].notna()].groupby("feature", sort=False):
+        states = terms[terms["metric"] == "origins.state"]
         peak = states.loc[states["value"].abs().idxmax()]
-        parts = parts_of(own).query("layer < @peak.layer")
+        parts = parts_of(terms).query("layer < @peak.layer")
         most = parts.loc[(parts["value"] * peak["value"]).idxmax()] if len(parts) else None
         yield {
             "model": short_name(rows[0]["model"]),
@@ -152,27 +152,27 @@ def _summed_up(rows: list[dict]) -> Iterator[dict]:
 def _section(rows: list[dict], ending: str, every: list[dict]) -> Section:
     """That of one model under one variant; ending: of the names of its files. every: rows, of others too."""
     frame = pd.DataFrame(rows)
-    writers, gates, states, rest = (frame[frame["metric"] == f"origins.{one}"] for one in METRICS)
+    writers, gates, states, rest = (frame[frame["metric"] == f"origins.{metric}"] for metric in METRICS)
     parts = _with_most(parts_of(frame), writers)
-    of_writers = WRITERS_CAPTION.format(rest=rest["value"].max())
+    writers_caption = WRITERS_CAPTION.format(rest=rest["value"].max())
     single = writers[writers["largest"].notna()]
     tables = [
         Table.of(f"parts{ending}", PARTS_CAPTION, PART_COLUMNS, parts, _largest(parts), names=WORDS),
-        Table.of(f"writers{ending}", of_writers, WRITER_COLUMNS, _columns(writers), _largest(single), names=WORDS),
+        Table.of(f"writers{ending}", writers_caption, WRITER_COLUMNS, _columns(writers), _largest(single), names=WORDS),
     ]
     if len(gates):
-        of_gates = Table.of(f"gates{ending}", GATES_CAPTION, GATE_COLUMNS, _columns(gates), names=WORDS, folded=True)
-        tables.append(of_gates)
-    of_readers = [row for row in every if row["metric"] == "perplexity" and row.get("model") == rows[0]["model"]]
-    readers = of_readers if rows[0].get("variant", BASELINE) == BASELINE else []
+        gates_table = Table.of(f"gates{ending}", GATES_CAPTION, GATE_COLUMNS, _columns(gates), names=WORDS, folded=True)
+        tables.append(gates_table)
+    ablations = [row for row in every if row["metric"] == "perplexity" and row.get("model") == rows[0]["model"]]
+    readers = ablations if rows[0].get("variant", BASELINE) == BASELINE else []
     drawings = [Drawing.of(f"life_line{ending}", LIFE_LINE_CAPTION, life_line([*rows, *readers]))]
     findings = [Finding(text, f"{at}{ending}") for text, at in account_of(frame)][:FINDINGS]
     variant = rows[0].get("variant", BASELINE)
-    of = f"{short_name(rows[0]['model'])}{'' if variant == BASELINE else f' under {variant}'}"
+    subject = f"{short_name(rows[0]['model'])}{'' if variant == BASELINE else f' under {variant}'}"
     further = {f"states{ending}": _columns(states)}
-    explorers = [origins_explorer(frame, of, readers_of([*rows, *readers]))]
-    title, shown = f"Origins of features of {of}", printed(tables)
-    return Section(title, rows, shown, tables, drawings, [], further, findings, explorers)
+    explorers = [origins_explorer(frame, subject, readers_of([*rows, *readers]))]
+    title, text = f"Origins of features of {subject}", printed(tables)
+    return Section(title, rows, text, tables, drawings, [], further, findings, explorers)
 
 
 def _listed_terms(row: Mapping) -> str:
@@ -215,9 +215,9 @@ def _with_most(parts: pd.DataFrame, writers: pd.DataFrame) -> pd.DataFrame:
 
 def _largest(frame: pd.DataFrame) -> pd.DataFrame:
     """Of each feature what writes most, by mean or at the first position."""
-    groups = [of_feature for _, of_feature in frame.groupby("feature", sort=False)]
-    most = [of_one[column].abs().nlargest(SHOWN).index for of_one in groups for column in PLACES]
-    return frame.loc[sorted({index for some in most for index in some})]
+    groups = [rows_of_feature for _, rows_of_feature in frame.groupby("feature", sort=False)]
+    most = [group[column].abs().nlargest(SHOWN).index for group in groups for column in PLACES]
+    return frame.loc[sorted({index for indices in most for index in indices})]
 
 
 def _standing_out(rows: pd.DataFrame, ordinary: pd.DataFrame, column: str) -> pd.DataFrame:
@@ -273,15 +273,15 @@ def _hidden(feature: str, rows: pd.DataFrame) -> Iterator[str]:
     """The layers whose norms hide the feature from attention, or the feed-forward part, and the first that does not."""
     gates = rows[rows["metric"] == "origins.gate"]
     for role, part in GATES.items():
-        of_role = [gate for gate in gates.to_dict("records") if role in gate["role"].split("+")]
-        hidden = [gate for gate in of_role if abs(gate["value"]) < HIDDEN * gate["median"]]
+        gates_of_role = [gate for gate in gates.to_dict("records") if role in gate["role"].split("+")]
+        hidden = [gate for gate in gates_of_role if abs(gate["value"]) < HIDDEN * gate["median"]]
         if not hidden:
             continue
         layers, most = ranges([int(gate["layer"]) for gate in hidden]), max(abs(gate["value"]) for gate in hidden)
         least = min(gate["median"] for gate in hidden)
         text = f"The norms before {part} suppress {feature} in layers {layers} (gain at most {most:.2g}, median over "
         text += f"features at least {least:.2g})"
-        behind = (gate for gate in of_role if gate["layer"] > hidden[0]["layer"])
+        behind = (gate for gate in gates_of_role if gate["layer"] > hidden[0]["layer"])
         opened = next((gate for gate in behind if abs(gate["value"]) >= OPEN * gate["median"]), None)
         if opened:
             gain = f"{abs(opened['value']):.2g}, median {opened['median']:.2g}"

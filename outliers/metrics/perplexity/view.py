@@ -23,11 +23,11 @@ OF_PICTURES = {
 
 def sweep_section(rows: list[dict]) -> Section:
     """The section of a sweep; of pictures with their classification too."""
-    of_pictures = [row for row in rows if row["metric"] in OF_PICTURES]
-    of_losses = [row for row in rows if row["metric"] == "perplexity"]
-    if not of_pictures:
+    picture_rows = [row for row in rows if row["metric"] in OF_PICTURES]
+    loss_rows = [row for row in rows if row["metric"] == "perplexity"]
+    if not picture_rows:
         return _perplexities(rows)
-    sections = [*([_perplexities(of_losses)] if of_losses else []), _classes(of_pictures)]
+    sections = [*([_perplexities(loss_rows)] if loss_rows else []), _classes(picture_rows)]
     return together(sections[0].title, sections)._replace(rows=rows)
 
 
@@ -59,8 +59,8 @@ def _perplexities(rows: list[dict]) -> Section:
     drawings = [Drawing.of("perplexity", caption, sweep_costs(rows))]
     models = dict.fromkeys(row["model"] for row in rows)
     findings = sweep_findings(costs_of_schemes(rows), dict(zip(models, names_of(models), strict=True)))
-    shown = f"{terminal(rows)}\n\n{note}"
-    return Section("Perplexity by scheme", rows, shown, tables, drawings, [note], findings=findings)
+    text = f"{terminal(rows)}\n\n{note}"
+    return Section("Perplexity by scheme", rows, text, tables, drawings, [note], findings=findings)
 
 
 def table1(rows: list[dict], column: str = "value") -> pd.DataFrame:
@@ -147,7 +147,7 @@ def _costs(row: dict) -> bool:
 
 def _saved(schemes: dict[str, dict]) -> list[str]:
     """The benefit of outlier features in 16 bits, of the first schemes of `DECOMPOSED`; or that none is measurable."""
-    pairs = [(schemes[one], schemes[other]) for one, other in DECOMPOSED.items() if {one, other} <= schemes.keys()]
+    pairs = [(schemes[base], schemes[split]) for base, split in DECOMPOSED.items() if {base, split} <= schemes.keys()]
     if not pairs:
         return []
     both = [f"{percent(*row['cost'])} ({row['scheme']})" for row in pairs[0]]

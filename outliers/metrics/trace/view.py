@@ -313,7 +313,7 @@ def _largest(trace: "Trace", names: Names) -> Finding:
     most = of_roles[0]
     axis = f"feature {most['feature']} of layer {most['layer']}'s {most['role']}"
     value = f"The largest input of a projection is {amount(most['max'])}: {axis}, {_token(most, names)}"
-    looked_at = next((row for row in of_roles if row["role"] in STREAM), most)
+    looked_at = next((row for row in by_role if row["role"] in STREAM), most)
     beside = "" if looked_at is most else f"; the largest of {looked_at['role']} is {amount(looked_at['max'])}"
     return Finding(f"{value}{beside}.", "largest")
 

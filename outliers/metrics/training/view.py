@@ -48,26 +48,26 @@ def settings(rows: list[dict]) -> list[Setting]:
     models = trained(rows)
     values, exact = of_runs(models, "perplexity"), of_runs(models, EXACT)
     runs = models.drop_duplicates("run").set_index("run")
-    plain = {of_run["model"]: run for run, of_run in reversed(list(runs.iterrows())) if not of_run["int8"]}
+    plain = {fields["model"]: run for run, fields in reversed(list(runs.iterrows())) if not fields["int8"]}
 
-    def beside(of_all: dict[str, dict], run: str) -> Mean | None:
+    def beside(values_of_runs: dict[str, dict], run: str) -> Mean | None:
         other = plain.get(runs.loc[run, "model"])
-        return None if other in (None, run) else ratio(of_all[run], of_all[other])
+        return None if other in (None, run) else ratio(values_of_runs[run], values_of_runs[other])
 
     return [
         Setting(
             run,
-            short_name(of_run["model"]),
-            int(of_run["parameters"]),
-            ", ".join(name for part, name in PARTS.items() if part in of_run["int8"]) or "16 bits",
-            f"{100 * of_run['decomposition']:g} %",
+            short_name(fields["model"]),
+            int(fields["parameters"]),
+            ", ".join(name for part, name in PARTS.items() if part in fields["int8"]) or "16 bits",
+            f"{100 * fields['decomposition']:g} %",
             values[run],
             mean(list(values[run].values())),
             beside(values, run),
             mean(list(exact[run].values())),
             beside(exact, run),
         )
-        for run, of_run in runs.iterrows()
+        for run, fields in runs.iterrows()
     ]
 
 
@@ -75,21 +75,21 @@ def int8_table(name: str, caption: str, ends: Sequence[Setting], published: dict
     """A row a setting, with the paper's columns and ours; published: further columns, by the keys of settings."""
     cells = [
         [
-            one.model,
-            *("yes" if part in one.int8.split(", ") else "" for part in PARTS.values()),
-            one.decomposition,
-            *perplexities(one),
-            *(column.get(one.key, MISSING) for column in published.values()),
+            setting.model,
+            *("yes" if part in setting.int8.split(", ") else "" for part in PARTS.values()),
+            setting.decomposition,
+            *perplexities(setting),
+            *(column.get(setting.key, MISSING) for column in published.values()),
         ]
-        for one in ends
+        for setting in ends
     ]
     headers = ["Model", "FFN", "Linear", "Attention", "Decomp", *HEADERS, *published]
     return Table(name, caption, headers, cells, pd.DataFrame(map(unrounded, ends)), names=5)
 
 
-def perplexities(one: Setting) -> list[str]:
+def perplexities(setting: Setting) -> list[str]:
     """Both perplexities, each with what it is beside 16 bits."""
-    pairs = ((one.perplexity, one.increase), (one.exact, one.exact_increase))
+    pairs = ((setting.perplexity, setting.increase), (setting.exact, setting.exact_increase))
     return [text for ppl, more in pairs for text in (cell(".2f", ppl.value, ppl.reach), _with_interval(more))]
 
 
@@ -102,14 +102,14 @@ def signed(ratio: float) -> str:
     return f"{100 * (ratio - 1):+z.1f}"
 
 
-def unrounded(one: Setting) -> dict:
+def unrounded(setting: Setting) -> dict:
     """A row of the CSV file."""
-    row = {name: getattr(one, name) for name in ("run", "model", "parameters", "int8", "decomposition")}
+    row = {name: getattr(setting, name) for name in ("run", "model", "parameters", "int8", "decomposition")}
     for name in ("perplexity", "exact"):
-        value = getattr(one, name)
+        value = getattr(setting, name)
         row |= {"seeds": value.seeds, name: value.value, f"{name}_reach": value.reach}
     for name in ("increase", "exact_increase"):
-        value = getattr(one, name)
+        value = getattr(setting, name)
         numbers = (None, None, None) if value is None else (value.value, *(value.interval or (None, None)))
         columns = (name, f"{name}_low", f"{name}_high")
         row |= {column: number and number - 1 for column, number in zip(columns, numbers, strict=True)}
@@ -123,12 +123,12 @@ PLAIN = "0 %"
 
 def int8_findings(settings: Sequence[Setting], at: str) -> list[Finding]:
     """Of each model: what all projections cost, what the feed-forward ones do, what decomposition saves; attention."""
-    models = dict.fromkeys(one.model for one in settings)
+    models = dict.fromkeys(run.model for run in settings)
     compared = {
-        model: {one.key: one for one in settings if one.model == model and one.increase is not None} for model in models
+        model: {run.key: run for run in settings if run.model == model and run.increase is not None} for model in models
     }
     parts = (_held, _feed_forward, _decomposed, _attention, _exact)
-    return [Finding(sentence, at) for own in compared.values() for part in parts for sentence in part(own)]
+    return [Finding(sentence, at) for by_key in compared.values() for part in parts for sentence in part(by_key)]
 
 
 def _percent(increase: Mean) -> str:
@@ -139,11 +139,11 @@ def _percent(increase: Mean) -> str:
 
 def _held(settings: dict[tuple, Setting]) -> list[str]:
     """Whether all projections in int8 end within `HELD` of 16 bits."""
-    one = settings.get((PROJECTIONS, PLAIN))
-    if one is None:
+    setting = settings.get((PROJECTIONS, PLAIN))
+    if setting is None:
         return []
-    change = f"changes its final perplexity by {_percent(one.increase)} relative to 16 bits"
-    return [f"Training {one.model} with all projections in int8 {change}: {_within(one.increase)}."]
+    change = f"changes its final perplexity by {_percent(setting.increase)} relative to 16 bits"
+    return [f"Training {setting.model} with all projections in int8 {change}: {_within(setting.increase)}."]
 
 
 def _within(increase: Mean) -> str:
@@ -160,11 +160,11 @@ def _within(increase: Mean) -> str:
 
 
 def _feed_forward(settings: dict[tuple, Setting]) -> list[str]:
-    one = settings.get(("FFN", PLAIN))
-    if one is None:
+    setting = settings.get(("FFN", PLAIN))
+    if setting is None:
         return []
-    cost = _percent(one.increase)
-    if _is_cost(one.increase) or one.increase.interval is None:
+    cost = _percent(setting.increase)
+    if _is_cost(setting.increase) or setting.increase.interval is None:
         return [f"With the feed-forward projections alone in int8 the change is {cost}."]
     return [f"Feed-forward projections alone in int8 have no measurable cost: {cost}."]
 
@@ -172,35 +172,35 @@ def _feed_forward(settings: dict[tuple, Setting]) -> list[str]:
 def _decomposed(settings: dict[tuple, Setting]) -> list[str]:
     """The shares of features in 16 bits that save something of the cost of all projections."""
     plain = settings.get((PROJECTIONS, PLAIN))
-    others = [one for key, one in settings.items() if key[0] == PROJECTIONS and key[1] != PLAIN]
+    others = [run for key, run in settings.items() if key[0] == PROJECTIONS and key[1] != PLAIN]
     if plain is None or not others:
         return []
-    ratios = [(one, ratio(one.values, plain.values)) for one in others]
-    saving = [one for one, part in ratios if part and part.is_shown and part.value < 1]
-    shares = listed(one.decomposition for one in saving or others)
+    ratios = [(run, ratio(run.values, plain.values)) for run in others]
+    saving = [run for run, part in ratios if part and part.is_shown and part.value < 1]
+    shares = listed(run.decomposition for run in saving or others)
     if not saving:
         return [f"Keeping {shares} of features in 16 bits has no measurable benefit."]
-    left = listed(_percent(one.increase) for one in saving)
+    left = listed(_percent(run.increase) for run in saving)
     return [f"Keeping {shares} of features in 16 bits reduces the change to {left}."]
 
 
 def _attention(settings: dict[tuple, Setting]) -> list[str]:
     """Cost of attention in int8 beside the projections alone, with each share of features in 16 bits."""
-    attended = [one for key, one in settings.items() if key[0] == ATTENTION]
+    attended = [setting for key, setting in settings.items() if key[0] == ATTENTION]
     if not attended:
         return []
-    shares = listed(one.decomposition for one in attended)
-    ends = listed(_percent(one.increase) for one in attended)
+    shares = listed(setting.decomposition for setting in attended)
+    ends = listed(_percent(setting.increase) for setting in attended)
     return [f"With attention in int8 too, and {shares} of features in 16 bits, the change is {ends}."]
 
 
 def _exact(settings: dict[tuple, Setting]) -> list[str]:
     """Remaining cost of all projections where the trained weights are used in float32."""
-    one = settings.get((PROJECTIONS, PLAIN))
-    if one is None or one.exact_increase is None or not _is_cost(one.increase):
+    setting = settings.get((PROJECTIONS, PLAIN))
+    if setting is None or setting.exact_increase is None or not _is_cost(setting.increase):
         return []
-    cost, left = _percent(one.increase), _percent(one.exact_increase)
-    return [f"Of the {cost} of '{one.run}', {left} remains when its final weights are evaluated in float32."]
+    cost, left = _percent(setting.increase), _percent(setting.exact_increase)
+    return [f"Of the {cost} of '{setting.run}', {left} remains when its final weights are evaluated in float32."]
 
 
 def _is_cost(increase: Mean) -> bool:

@@ -29,11 +29,11 @@ def ablation_section(rows: list[dict]) -> Section:
     """The summary of an ablation as a table and as bars, without the trace that has found its features; of several
     stacks, whose features are taken out one stack at a time, that of each."""
     rows = [row for row in rows if "subject" in row]
-    of_stacks = {
+    by_stack_name = {
         stack: [row for row in rows if {row.get("ablated", stack), row.get("stack", stack)} == {stack}]
         for stack in dict.fromkeys(row["ablated"] for row in rows if "ablated" in row) or [""]
     }
-    return by_stack({stack: _of_stack(of_stack) for stack, of_stack in of_stacks.items()}, rows)
+    return by_stack({stack: _of_stack(rows_of_stack) for stack, rows_of_stack in by_stack_name.items()}, rows)
 
 
 def _of_stack(rows: list[dict]) -> Section:
@@ -109,8 +109,10 @@ def _damage(row: dict, control: dict) -> str:
             f"{removal} has no measurably different effect on the perplexity than {drawn}: {percent(row['damage'])} "
             f"and {percent(control['damage'])}."
         )
-    ratio, *of_control = (1 + value for value in (row["damage"], *(control[f"damage{end}"] for end in ENDS)))
-    return f"{removal} multiplies the perplexity by {times(ratio)}; {drawn}, by {with_interval(times, *of_control)}."
+    ratio, *control_interval = (1 + value for value in (row["damage"], *(control[f"damage{end}"] for end in ENDS)))
+    return (
+        f"{removal} multiplies the perplexity by {times(ratio)}; {drawn}, by {with_interval(times, *control_interval)}."
+    )
 
 
 def _random(row: dict) -> str:

@@ -33,15 +33,15 @@ def attention_section(rows: list[dict]) -> Section:
 
 def attention_table(model: str, points: list[Point]) -> Table:
     """Schemes of the projections down, attention across; in the cells perplexity with its scatter."""
-    own = [point for point in points if point.model == model]
-    columns = list(dict.fromkeys(point.attention for point in own))
-    cells = {(point.scheme, point.attention): cell(".2f", *point.perplexity) for point in own}
+    measured = [point for point in points if point.model == model]
+    columns = list(dict.fromkeys(point.attention for point in measured))
+    cells = {(point.scheme, point.attention): cell(".2f", *point.perplexity) for point in measured}
     lines = [
         [scheme, *(cells.get((scheme, column), MISSING) for column in columns)]
-        for scheme in in_order(point.scheme for point in own)
+        for scheme in in_order(point.scheme for point in measured)
     ]
     caption = f"Perplexity of {model} by scheme of the projections and by attention."
-    data = pd.DataFrame([{**unrounded(point), "increase": 100 * point.cost.mean} for point in own], columns=DATA)
+    data = pd.DataFrame([{**unrounded(point), "increase": 100 * point.cost.mean} for point in measured], columns=DATA)
     return Table(f"attention_{model}", caption, ["scheme", *columns], lines, data)
 
 
@@ -53,47 +53,47 @@ def attention_findings(points: Sequence[Point]) -> list[Finding]:
     it, and what is left with the smallest share of it in 16 bits. Nothing of a single draw."""
     points = [point for point in points if point.scheme == BASELINE and point.perplexity.deviation is not None]
     models = dict.fromkeys(point.model for point in points)
-    attentions = {model: {one.attention: one for one in points if one.model == model} for model in models}
+    attentions = {model: {point.attention: point for point in points if point.model == model} for model in models}
     return [
         Finding(sentence, f"attention_{model}")
-        for model, own in attentions.items()
-        for sentence in _of_model(own, model)
+        for model, by_attention in attentions.items()
+        for sentence in _of_model(by_attention, model)
     ]
 
 
-def _of_model(own: dict[str, Point], model: str) -> list[str]:
-    if "int8" not in own:
+def _of_model(by_attention: dict[str, Point], model: str) -> list[str]:
+    if "int8" not in by_attention:
         return []
-    if not _is_cost(own["int8"], own):
+    if not _is_cost(by_attention["int8"], by_attention):
         return [f"Attention in int8 has no measurable cost for {model}."]
     cost = f"Attention in int8, with projections in 16 bits, raises the perplexity of {model} by "
-    cost += f"{rise(*own['int8'].cost)}."
-    return [cost, *_products(own), *_decomposed(own)]
+    cost += f"{rise(*by_attention['int8'].cost)}."
+    return [cost, *_products(by_attention), *_decomposed(by_attention)]
 
 
-def _is_cost(point: Point, own: dict[str, Point]) -> bool:
+def _is_cost(point: Point, by_attention: dict[str, Point]) -> bool:
     """Whether it costs perplexity beyond the scatter of rounding."""
-    return point.perplexity.is_above(own[NOT_QUANTIZED].perplexity)
+    return point.perplexity.is_above(by_attention[NOT_QUANTIZED].perplexity)
 
 
-def _products(own: dict[str, Point]) -> list[str]:
+def _products(by_attention: dict[str, Point]) -> list[str]:
     """The one of the two products that costs more alone."""
-    alone = {name: own[f"int8, {name} alone"] for name in PRODUCTS if f"int8, {name} alone" in own}
+    alone = {name: by_attention[f"int8, {name} alone"] for name in PRODUCTS if f"int8, {name} alone" in by_attention}
     if len(alone) < len(PRODUCTS):
         return []
-    (less, one), (more, other) = sorted(alone.items(), key=lambda pair: pair[1].perplexity.mean)
-    if not other.perplexity.is_above(one.perplexity):
+    (less, cheaper), (more, costlier) = sorted(alone.items(), key=lambda pair: pair[1].perplexity.mean)
+    if not costlier.perplexity.is_above(cheaper.perplexity):
         return []
-    most = f"Alone in int8, the product of {PRODUCTS[more]} raises it by {rise(*other.cost)}"
-    return [f"{most}; the product of {PRODUCTS[less]} adds {percent(*one.cost)}."]
+    most = f"Alone in int8, the product of {PRODUCTS[more]} raises it by {rise(*costlier.cost)}"
+    return [f"{most}; the product of {PRODUCTS[less]} adds {percent(*cheaper.cost)}."]
 
 
-def _decomposed(own: dict[str, Point]) -> list[str]:
+def _decomposed(by_attention: dict[str, Point]) -> list[str]:
     """Remaining cost with the smallest share in 16 bits, where there is a cost to save."""
-    shares = [name for name in own if name.startswith("int8+") and "alone" not in name]
+    shares = [name for name in by_attention if name.startswith("int8+") and "alone" not in name]
     if not shares:
         return []
-    left, share = own[shares[0]], shares[0].removeprefix("int8+").replace("%", " %")
-    if not _is_cost(left, own):
+    left, share = by_attention[shares[0]], shares[0].removeprefix("int8+").replace("%", " %")
+    if not _is_cost(left, by_attention):
         return [f"With {share} of its products in 16 bits, attention in int8 has no measurable cost."]
     return [f"With {share} of its products in 16 bits, {percent(*left.cost)} remains."]

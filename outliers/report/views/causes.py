@@ -88,14 +88,16 @@ def causes_table(models: pd.DataFrame) -> Table:
     several = models["seed"].nunique() > 1
     columns = [*COLUMNS, *(Column(f"{scheme} (%)", COST + scheme, "+z.2f") for scheme in _schemes(models))]
     cells, data = [], []
-    for run, of_run in models.groupby("run", sort=False):
-        means = {column.metric: mean(of_run[column.metric].tolist()) for column in columns}
-        reaches = {f"{metric}_reach": one.reach for metric, one in means.items() if one.reach is not None}
-        data.append({"run": run, "seeds": len(of_run), **{name: one.value for name, one in means.items()}, **reaches})
-        rounding = {} if several else of_run.iloc[0]
+    for run, group in models.groupby("run", sort=False):
+        means = {column.metric: mean(group[column.metric].tolist()) for column in columns}
+        reaches = {f"{metric}_reach": level.reach for metric, level in means.items() if level.reach is not None}
+        data.append(
+            {"run": run, "seeds": len(group), **{name: level.value for name, level in means.items()}, **reaches}
+        )
+        rounding = {} if several else group.iloc[0]
         behind = [reaches.get(f"{metric}_reach", rounding.get(f"{metric}_deviation")) for metric in means]
         pairs = zip(columns, means.values(), behind, strict=True)
-        cells.append([run, *(cell(column.form, one.value, scatter, column.unit) for column, one, scatter in pairs)])
+        cells.append([run, *(cell(column.form, level.value, scatter, column.unit) for column, level, scatter in pairs)])
     caption = CAPTION.format(BY_SEEDS if several else BY_ROUNDING)
     return Table("causes", caption, ["run", *(column.header for column in columns)], cells, pd.DataFrame(data))
 
@@ -157,15 +159,15 @@ def _apart(ends: pd.DataFrame, first: str, others: list[str]) -> list[str]:
     for column, name in COMPARED.items():
         values = of_runs(ends, column)
         ratios = {run: ratio(values[run], values[first]) for run in others}
-        shown = {run: one for run, one in ratios.items() if one and one.is_shown}
-        if not shown:
+        apart = {run: factor for run, factor in ratios.items() if factor and factor.is_shown}
+        if not apart:
             sentences.append(f"No run differs measurably from {_quoted(first)} in the {name}.")
             continue
-        largest = sorted(shown, key=lambda run: -abs(math.log(shown[run].value)))[:NAMED]
-        factors = {run: with_interval("{:.3g}".format, shown[run].value, *shown[run].interval) for run in largest}
-        runs = sorted(largest, key=lambda run: shown[run].value)
+        largest = sorted(apart, key=lambda run: -abs(math.log(apart[run].value)))[:NAMED]
+        factors = {run: with_interval("{:.3g}".format, apart[run].value, *apart[run].interval) for run in largest}
+        runs = sorted(largest, key=lambda run: apart[run].value)
         multiplied = listed(f"×\N{NO-BREAK SPACE}{factors[run]} in {_quoted(run)}" for run in runs)
-        more = f", and differs in {count(len(shown) - len(runs))} more" if len(shown) > len(runs) else ""
+        more = f", and differs in {count(len(apart) - len(runs))} more" if len(apart) > len(runs) else ""
         sentences.append(f"Relative to {_quoted(first)}, the {name} is {multiplied}{more}.")
     return sentences
 

@@ -68,7 +68,7 @@ def damage_section(rows: list[dict], names: Names) -> Section:
     names: what a token id is called, see `outliers.text.tokens`.
     """
     damages = damages_of(rows)
-    errors = pd.concat([one.errors.assign(scheme=scheme) for scheme, one in damages.items()], ignore_index=True)
+    errors = pd.concat([damage.errors.assign(scheme=scheme) for scheme, damage in damages.items()], ignore_index=True)
     errors["token_text"] = [None if pd.isna(token) else names(int(token)) for token in errors["token"]]
     notes = _scatter_note(rows)
     tables = [*_models(damages), *_places("role", damages), *_places("layer", damages)]
@@ -76,15 +76,15 @@ def damage_section(rows: list[dict], names: Names) -> Section:
     drawings = []
     if len(errors):
         drawings.append(Drawing.of("damage_errors", HEAT_CAPTION, damage_map(damages)))
-    if any(len(one.roles) or len(one.layers) or len(one.stacks) for one in damages.values()):
+    if any(len(damage.roles) or len(damage.layers) or len(damage.stacks) for damage in damages.values()):
         drawings.append(Drawing.of("damage_places", BARS_CAPTION, damage_bars(damages)))
-    if any(len(one.heads) for one in damages.values()):
+    if any(len(damage.heads) for damage in damages.values()):
         drawings.append(Drawing.of("damage_heads", HEADS_CAPTION, damage_heads(damages)))
-    shown = "\n\n".join(filter(None, [printed([], notes), printed(tables)]))
+    text = "\n\n".join(filter(None, [printed([], notes), printed(tables)]))
     title = f"Damage to {short_name(rows[0]['model'])}"
     further = {"errors": errors[["scheme", *errors.columns.drop("scheme")]]} if len(errors) else {}
     findings = damage_findings(damages, names, scattered_by(rows))
-    return Section(title, rows, shown, tables, drawings, notes, further, findings, damage_explorer(damages))
+    return Section(title, rows, text, tables, drawings, notes, further, findings, damage_explorer(damages))
 
 
 HEAT_CAPTION = (
@@ -111,7 +111,7 @@ def _scatter_note(rows: list[dict]) -> list[str]:
 
 def _models(damages: ByScheme) -> list[Table]:
     """The values of the whole model, for each scheme."""
-    models = [{"scheme": one.scheme, **one.model} for one in damages.values() if "damage" in one.model]
+    models = [{"scheme": damage.scheme, **damage.model} for damage in damages.values() if "damage" in damage.model]
     if not models:
         return []
     caption = (
@@ -123,7 +123,7 @@ def _models(damages: ByScheme) -> list[Table]:
 
 def _places(field: str, damages: ByScheme) -> list[Table]:
     """Perplexities by role or by layer, for each scheme; those of layers and heads are many, and folded."""
-    tables = {scheme: getattr(one, f"{field}s") for scheme, one in damages.items()}
+    tables = {scheme: getattr(damage, f"{field}s") for scheme, damage in damages.items()}
     data = pd.concat([table.assign(scheme=scheme) for scheme, table in tables.items()], ignore_index=True)
     if data.empty:
         return []
@@ -178,54 +178,55 @@ def damage_findings(damages: Mapping[str, Damages], names: Names, scatter: str =
 
     scatter: what scatters the values.
     """
-    schemes = sorted(damages.values(), key=lambda one: -one.model.get("damage", 0))
-    costly = [one for one in schemes if "damage" in one.model and not _is_scatter(one, one.model)]
+    schemes = sorted(damages.values(), key=lambda damage: -damage.model.get("damage", 0))
+    costly = [damage for damage in schemes if "damage" in damage.model and not _is_scatter(damage, damage.model)]
     findings = []
-    for one in schemes:
-        findings += _of_roles(one, names) if one in costly else []
-        findings += [_of_model(one, scatter)] if "damage" in one.model else []
-        findings += [*_of_places(one, "layer"), *_of_places(one, "head")] if one in costly[:1] else []
-    return [*findings, *(finding for one in schemes for finding in _of_errors(one))][:FINDINGS]
+    for damage in schemes:
+        findings += _of_roles(damage, names) if damage in costly else []
+        findings += [_of_model(damage, scatter)] if "damage" in damage.model else []
+        findings += [*_of_places(damage, "layer"), *_of_places(damage, "head")] if damage in costly[:1] else []
+    return [*findings, *(finding for damage in schemes for finding in _of_errors(damage))][:FINDINGS]
 
 
-def _of_model(one: Damages, scatter: str) -> Finding:
-    before, after = one.model["unquantized"], one.model["perplexity"]
+def _of_model(damage: Damages, scatter: str) -> Finding:
+    before, after = damage.model["unquantized"], damage.model["perplexity"]
     moved = "falls" if after < before else "rises"
-    change = f"Under {one.scheme} the perplexity {moved} from {before:.2f} to {after:.2f} ({_cost(one, one.model)})"
-    if value_of(one.model, "perplexity").deviation is None:
+    change = f"Under {damage.scheme} the perplexity {moved} from {before:.2f} to {after:.2f}"
+    change += f" ({_cost(damage, damage.model)})"
+    if value_of(damage.model, "perplexity").deviation is None:
         ending = " in a single draw; --draws 4 measures the scatter of rounding."
     else:
-        ending = f", within the scatter of {scatter}." if _is_scatter(one, one.model) else "."
+        ending = f", within the scatter of {scatter}." if _is_scatter(damage, damage.model) else "."
     return Finding(f"{change}{ending}", "damage_model")
 
 
-def _cost(one: Damages, values: Mapping, name: str = "perplexity") -> str:
+def _cost(damage: Damages, values: Mapping, name: str = "perplexity") -> str:
     """The increase of a perplexity over that of the unquantized model, with its deviation where there is one."""
-    return percent(*value_of(values, name).beside(one.model["unquantized"]))
+    return percent(*value_of(values, name).beside(damage.model["unquantized"]))
 
 
-def _is_scatter(one: Damages, values: Mapping, name: str = "perplexity") -> bool:
+def _is_scatter(damage: Damages, values: Mapping, name: str = "perplexity") -> bool:
     """Whether a perplexity is within the scatter of rounding of the unquantized model's."""
-    return not value_of(values, name).is_apart(exact(one.model["unquantized"]))
+    return not value_of(values, name).is_apart(exact(damage.model["unquantized"]))
 
 
-def _of_roles(one: Damages, names: Names) -> list[Finding]:
+def _of_roles(damage: Damages, names: Names) -> list[Finding]:
     """The role with most of the damage, if that one costs more than the next, and the largest value that it has to
     hold.
     """
-    if one.roles.empty:
+    if damage.roles.empty:
         return []
-    first, *others = one.roles.sort_values("perplexity_only", ascending=False).to_dict("records")
-    if _is_scatter(one, first, "perplexity_only") or (others and not _is_more(first, others[0])):
-        return [Finding(f"No role stands out under {one.scheme}.", "damage_roles")]
-    part = _part(one, first["damage_only"])
+    first, *others = damage.roles.sort_values("perplexity_only", ascending=False).to_dict("records")
+    if _is_scatter(damage, first, "perplexity_only") or (others and not _is_more(first, others[0])):
+        return [Finding(f"No role stands out under {damage.scheme}.", "damage_roles")]
+    part = _part(damage, first["damage_only"])
     share = f", {100 * part:.0f} % of the increase of log-perplexity" if 0 < part < 1 else ""
     which = "Most" if part > 0.5 else "The largest part"
-    cost = f"{_cost(one, first, 'perplexity_only')} alone{share}"
-    sentence = f"{which} of the cost of {one.scheme} is in {first['role']} ({cost})"
-    sentence += _largest(one, first["role"], names)
+    cost = f"{_cost(damage, first, 'perplexity_only')} alone{share}"
+    sentence = f"{which} of the cost of {damage.scheme} is in {first['role']} ({cost})"
+    sentence += _largest(damage, first["role"], names)
     if pd.notna(first.get("damage_without")):
-        sentence += f"; with {first['role']} exact, {_cost(one, first, 'perplexity_without')} remains"
+        sentence += f"; with {first['role']} exact, {_cost(damage, first, 'perplexity_without')} remains"
     return [Finding(f"{sentence}.", "damage_roles")]
 
 
@@ -233,25 +234,25 @@ def _is_more(place: dict, other: dict) -> bool:
     return value_of(place, "perplexity_only").is_above(value_of(other, "perplexity_only"))
 
 
-def _of_places(one: Damages, field: str) -> list[Finding]:
+def _of_places(damage: Damages, field: str) -> list[Finding]:
     """The layers, or heads, that cost most alone, if each of them costs more than any that is not named."""
-    table = getattr(one, f"{field}s")
+    table = getattr(damage, f"{field}s")
     if table.empty:
         return []
     places = table.sort_values("perplexity_only", ascending=False).to_dict("records")
-    broken = [place for place in places[:MOST] if _part(one, place["damage_only"]) >= SHARE]
+    broken = [place for place in places[:MOST] if _part(damage, place["damage_only"]) >= SHARE]
     while broken and len(broken) < len(places) and not _is_more(broken[-1], places[len(broken)]):
         broken.pop()
     if not broken:
-        return [Finding(f"No {field} stands out under {one.scheme}.", f"damage_{field}s")]
-    costs = listed(f"{place[field]} ({_cost(one, place, 'perplexity_only')})" for place in broken)
+        return [Finding(f"No {field} stands out under {damage.scheme}.", f"damage_{field}s")]
+    costs = listed(f"{place[field]} ({_cost(damage, place, 'perplexity_only')})" for place in broken)
     which = f"{field}s that cost most alone are" if len(broken) > 1 else f"{field} that costs most alone is"
-    return [Finding(f"Under {one.scheme} the {which} {costs}.", f"damage_{field}s")]
+    return [Finding(f"Under {damage.scheme} the {which} {costs}.", f"damage_{field}s")]
 
 
-def _largest(one: Damages, role: str, names: Names) -> str:
+def _largest(damage: Damages, role: str, names: Names) -> str:
     """The largest value of a role, which a scale has to hold; nothing where no input was looked at."""
-    inputs = one.errors[one.errors["role"] == role].dropna(subset=["largest"])
+    inputs = damage.errors[damage.errors["role"] == role].dropna(subset=["largest"])
     if inputs.empty:
         return ""
     most = inputs.loc[inputs["largest"].astype(float).idxmax()].to_dict()
@@ -259,14 +260,14 @@ def _largest(one: Damages, role: str, names: Names) -> str:
     return f", whose inputs reach {amount(most['largest'])} ({place}, token {names(int(most['token']))})"
 
 
-def _of_errors(one: Damages) -> list[Finding]:
-    if one.errors.empty:
+def _of_errors(damage: Damages) -> list[Finding]:
+    if damage.errors.empty:
         return []
-    worst = one.errors.loc[one.errors["by_token"].idxmax()]
+    worst = damage.errors.loc[damage.errors["by_token"].idxmax()]
     if not worst["by_token"]:
-        return [Finding(f"No projection has an output error under {one.scheme}.", "damage_worst")]
+        return [Finding(f"No projection has an output error under {damage.scheme}.", "damage_worst")]
     sentence = (
-        f"The projection with the largest mean error per token under {one.scheme} is {worst['projection']} "
+        f"The projection with the largest mean error per token under {damage.scheme} is {worst['projection']} "
         f"({decibels(worst['by_token_db'])} dB); its largest input is {amount(worst['largest'])}, in feature "
         f"{worst['feature']}"
     )
@@ -278,9 +279,9 @@ def _of_errors(one: Damages) -> list[Finding]:
     return [Finding(f"{sentence}.", "damage_worst")]
 
 
-def _part(one: Damages, damage: float) -> float:
+def _part(whole: Damages, damage: float) -> float:
     """The share of the rise of log-perplexity that this one is; 0 where there is none."""
-    return math.log1p(damage) / math.log1p(one.model["damage"]) if one.model["damage"] > 0 else 0.0
+    return math.log1p(damage) / math.log1p(whole.model["damage"]) if whole.model["damage"] > 0 else 0.0
 
 
 def _signed(weight: float) -> str:

@@ -105,11 +105,11 @@ def _findings(points: pd.DataFrame, plan: Plan) -> list[Finding]:
     allowed, found = exact(measured["allowed"]), Value(measured["cost"], measured["cost_deviation"])
     sentence = (
         f"With {listed(better)} of {plan.projections} projections, {plan.scheme} changes the perplexity by "
-        f"{percent(*found)} on blocks outside the search; without the plan, by "
+        f"{percent(*cost)} on blocks outside the search; without the plan, by "
         f"{percent(whole['cost'], whole['cost_deviation'])}"
     )
-    if found.mean > allowed.mean:
+    if cost.mean > allowed.mean:
         sentence += f". No set of the {CANDIDATES} costliest projections meets the allowed {percent(allowed.mean)}"
-    elif not allowed.is_above(found):
+    elif not allowed.is_above(cost):
         sentence += f". The distance to the allowed {percent(allowed.mean)} is within the scatter of rounding"
     return [Finding(f"{sentence}.", "plan_sets")]

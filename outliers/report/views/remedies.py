@@ -35,10 +35,13 @@ def remedies_section(rows: list[dict]) -> Section:
     models = list(dict.fromkeys(point.model for point in measured))
     tables, drawings = [], []
     for model in models:
-        own = [point for point in measured if point.model == model]
-        tables += [remedies_table(model, [point for point in own if point.kind != "cache"]), frontier_table(model, own)]
+        ours = [point for point in measured if point.model == model]
+        tables += [
+            remedies_table(model, [point for point in ours if point.kind != "cache"]),
+            frontier_table(model, ours),
+        ]
         ending = f"_{model}" if len(models) > 1 else ""
-        caption = FRONTIER.format(model, scattered_by(rows)) + _of_grid(own, rows)
+        caption = FRONTIER.format(model, scattered_by(rows)) + _of_grid(ours, rows)
         drawings += [
             Drawing.of(f"frontier{ending}", caption, frontier(rows, model=model)),
             Drawing.of(f"remedies{ending}", CAPTION.format(model, scattered_by(rows)), remedy_costs(rows, model=model)),
@@ -65,7 +68,7 @@ def remedies_table(model: str, points: list[Point]) -> Table:
     counts = Counter(point.remedy for point in points)
     remedies = [remedy for remedy, count in counts.items() if count >= COLUMN * len(by_format)]
     headers = ["format", "bits", *remedies, *(["others"] if len(remedies) < len(counts) else [])]
-    cells = [_row(format, of_format, remedies)[: len(headers)] for format, of_format in by_format.items()]
+    cells = [_row(format, by_remedy, remedies)[: len(headers)] for format, by_remedy in by_format.items()]
     caption = (
         f"Perplexity of {model} by number format, with the bits of its weights and inputs, and by remedy; * marks the "
         "lowest of each format."
@@ -78,7 +81,7 @@ def _row(format: str, by_remedy: dict[str, Point], remedies: Sequence[str]) -> l
     least = min(point.perplexity.mean for point in by_remedy.values())
     values = {remedy: _cell(point.perplexity, least) for remedy, point in by_remedy.items()}
     first = next(iter(by_remedy.values()))
-    bits = ("-" if one is None else f"{one:.2f}" for one in (first.weight_bits, first.activation_bits))
+    bits = ("-" if count is None else f"{count:.2f}" for count in (first.weight_bits, first.activation_bits))
     others = ", ".join(f"{remedy} {value}" for remedy, value in values.items() if remedy not in remedies)
     return [format, ", ".join(bits), *(values.get(remedy, MISSING) for remedy in remedies), others or MISSING]
 
@@ -92,7 +95,7 @@ def frontier_table(model: str, points: list[Point]) -> Table:
         for point in on_line
     ]
     caption = f"Frontier of {model}: the smallest increase of perplexity with at most so many bits per value."
-    on_line = [point for of_kind in reached.values() for point in of_kind]
+    on_line = [point for line in reached.values() for point in line]
     data = [
         {"kind": point.kind, "bits": point.bits, **unrounded(point), "frontier": point in on_line} for point in points
     ]
@@ -115,13 +118,13 @@ def remedies_findings(points: Sequence[Point]) -> list[Finding]:
 
 
 def _of_model(model: str, points: Sequence[Point]) -> list[Finding]:
-    own = [point for point in points if point.model == model]
-    of_products = [point for point in own if point.kind != "cache"]
+    ours = [point for point in points if point.model == model]
+    uncached = [point for point in ours if point.kind != "cache"]
     formats = {
-        name: [point for point in of_products if point.format == name]
-        for name in dict.fromkeys(point.format for point in of_products)
+        name: [point for point in uncached if point.format == name]
+        for name in dict.fromkeys(point.format for point in uncached)
     }
-    sentences = [(sentence, "frontier") for kind in KINDS for sentence in _fewest(own, kind, model)]
+    sentences = [(sentence, "frontier") for kind in KINDS for sentence in _fewest(ours, kind, model)]
     sentences += [(sentence, "remedies") for sentence in (*_saved(formats.values()), *_lost(formats, model))]
     return [Finding(sentence, f"{table}_{model}") for sentence, table in sentences]
 
@@ -129,9 +132,9 @@ def _of_model(model: str, points: Sequence[Point]) -> list[Finding]:
 def _saved(formats: Iterable[Sequence[Point]]) -> list[str]:
     """The format whose log-perplexity a remedy brings down most, if that is more than of the next."""
     pairs = [
-        (next(point for point in of_format if point.remedy == NONE), min(of_format, key=lambda one: one.cost.mean))
-        for of_format in formats
-        if any(point.remedy == NONE for point in of_format)
+        (next(point for point in group if point.remedy == NONE), min(group, key=lambda point: point.cost.mean))
+        for group in formats
+        if any(point.remedy == NONE for point in group)
     ]
     if not pairs:
         return []

@@ -32,30 +32,32 @@ SINGLE = {
 
 def super_weights_section(rows: list[dict]) -> Section:
     """The search of one model, from its rows; others among them are left out."""
-    found = compared(rows)
-    candidates = pd.DataFrame(map(_summed_up, _each(found)))
-    draws = int(controlled(found).groupby("candidate")["treatment"].apply(lambda of: (of == "random").sum()).max())
+    costs = compared(rows)
+    candidates = pd.DataFrame(map(_summed_up, _each(costs)))
+    draws = int(
+        controlled(costs).groupby("candidate")["treatment"].apply(lambda kinds: (kinds == "random").sum()).max()
+    )
     caption = CAPTION.format(draws=draws)
-    columns = [*COLUMNS, *((said, _percent(name)) for name, said in SINGLE.items() if name in candidates)]
+    columns = [*COLUMNS, *((header, _percent(name)) for name, header in SINGLE.items() if name in candidates)]
     tables = [Table.of("super_weights", caption, columns, candidates, names=2)]
-    scaled = found[found["treatment"] == "scaled"]
+    scaled = costs[costs["treatment"] == "scaled"]
     if len(scaled):
         tables.append(Table.of("scaled", SCALED_CAPTION, SCALED, scaled, names=1))
-    drawings = [Drawing.of("super_weights", DRAWING_CAPTION, weight_costs(found))]
+    drawings = [Drawing.of("super_weights", DRAWING_CAPTION, weight_costs(costs))]
     findings = [Finding(text, at) for _, text, at in carried_by(rows)][:FINDINGS]
     title = f"Super weights of {short_name(rows[0]['model'])}"
-    further = {"super_weights_costs": found}
+    further = {"super_weights_costs": costs}
     return Section(title, rows, printed(tables), tables, drawings, further=further, findings=findings)
 
 
-def _each(found: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    return (of_one for _, of_one in found.groupby("candidate", sort=False))
+def _each(costs: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    return (candidate_costs for _, candidate_costs in costs.groupby("candidate", sort=False))
 
 
-def _summed_up(of_one: pd.DataFrame) -> dict:
+def _summed_up(candidate_costs: pd.DataFrame) -> dict:
     """A candidate with the cost of each control; `random` and `random_deviation` of the draws, where it has them."""
-    about = of_one.iloc[0].to_dict()
-    costs = {treatment: rows["cost"] for treatment, rows in of_one.groupby("treatment")}
+    about = candidate_costs.iloc[0].to_dict()
+    costs = {treatment: rows["cost"] for treatment, rows in candidate_costs.groupby("treatment")}
     if "neuron" not in costs:
         return about
     random = costs["random"]
@@ -98,18 +100,18 @@ SCALED = (
 def carried_by(rows: list[dict]) -> Iterator[tuple[int, str, str]]:
     """The single weights that carry the model, with their controls; or that none was found. Each with the feature that
     the weight writes, and the table that it is from."""
-    found = compared(rows)
-    candidates = [_summed_up(one) for one in _each(found)]
-    beside_controls = [one for one in candidates if not pd.isna(one.get("random"))]
-    carrying = [one for one in beside_controls if _carries(one)]
+    costs = compared(rows)
+    candidates = [_summed_up(candidate) for candidate in _each(costs)]
+    beside_controls = [candidate for candidate in candidates if not pd.isna(candidate.get("random"))]
+    carrying = [candidate for candidate in beside_controls if _carries(candidate)]
     if not carrying and beside_controls:
-        most = max(beside_controls, key=lambda one: one["cost"])
+        most = max(beside_controls, key=lambda candidate: candidate["cost"])
         yield most["output"], _none(most, len(candidates)), "super_weights"
-    for number, one in enumerate(carrying):
-        yield one["output"], _carried(one), "super_weights"
+    for number, candidate in enumerate(carrying):
+        yield candidate["output"], _carried(candidate), "super_weights"
         if number == 0:
-            yield one["output"], _not_the_neuron(one), "super_weights"
-            yield one["output"], _multiplied(one, found[found["treatment"] == "scaled"]), "super_weights"
+            yield candidate["output"], _not_the_neuron(candidate), "super_weights"
+            yield candidate["output"], _multiplied(candidate, costs[costs["treatment"] == "scaled"]), "super_weights"
 
 
 def _none(most: dict, number: int) -> str:
@@ -120,31 +122,33 @@ def _none(most: dict, number: int) -> str:
     )
 
 
-def _place(one: dict) -> str:
-    return called(one["candidate"], one["layer"])
+def _place(candidate: dict) -> str:
+    return called(candidate["candidate"], candidate["layer"])
 
 
-def _carried(one: dict) -> str:
+def _carried(candidate: dict) -> str:
     return (
-        f"Weight [{one['output']}, {one['input']}] of the second feed-forward projection of layer {one['layer']} is a "
-        f"super weight: without it the perplexity {changed(one['cost'])}; without random weights of equal magnitude in "
-        f"this projection it changes by {percent(*_random(one))}."
+        f"Weight [{candidate['output']}, {candidate['input']}] of the second feed-forward projection of layer "
+        f"{candidate['layer']} is a super weight: without it the perplexity {changed(candidate['cost'])}; without "
+        f"random weights of equal magnitude in this projection it changes by {percent(*_random(candidate))}."
     )
 
 
-def _not_the_neuron(one: dict) -> str:
+def _not_the_neuron(candidate: dict) -> str:
     """The reason of the weight's effect, as the controls show it."""
-    text = f"Without the whole neuron {one['input']} of layer {one['layer']} the perplexity {changed(one['neuron'])}; "
-    text += f"without the whole row {one['output']} it {changed(one['row'])}"
-    if not pd.isna(one.get("massive")):
-        text += f"; with the massive activation after the layer at its mean it {changed(one['massive'])}"
-    if one["neuron"] < one["cost"] / 2:
+    text = f"Without the whole neuron {candidate['input']} of layer {candidate['layer']} the perplexity "
+    text += (
+        f"{changed(candidate['neuron'])}; without the whole row {candidate['output']} it {changed(candidate['row'])}"
+    )
+    if not pd.isna(candidate.get("massive")):
+        text += f"; with the massive activation after the layer at its mean it {changed(candidate['massive'])}"
+    if candidate["neuron"] < candidate["cost"] / 2:
         text += ". The loss of the neuron's output therefore does not explain the effect of the weight"
     return f"{text}."
 
 
-def _multiplied(one: dict, scaled: pd.DataFrame) -> str:
-    rows = scaled[scaled["candidate"] == one["candidate"]].itertuples()
+def _multiplied(candidate: dict, scaled: pd.DataFrame) -> str:
+    rows = scaled[scaled["candidate"] == candidate["candidate"]].itertuples()
     scales = list(rows)
     factors, costs = listed(f"{row.factor:g}" for row in scales), listed(percent(row.cost) for row in scales)
-    return f"Scaling {_place(one)} by {factors} changes the perplexity by {costs}."
+    return f"Scaling {_place(candidate)} by {factors} changes the perplexity by {costs}."
