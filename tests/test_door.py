@@ -450,7 +450,7 @@ RESULTS: list[Case] = [
     Case("a damaged line to draw", rows("{", ROW), REDRAW, DAMAGED),
     Case("a damaged line to trace", rows("{", ROW), TRACE, DAMAGED),
     Case("a last line that is no row", rows("3"), SWEEP, DAMAGED),
-    Case("nothing to draw again", rows(with_fields("subject", block=33)), REDRAW, "'out' has no finished rows of this experiment"),
+    Case("nothing to draw again", rows(with_fields("subject", block=33)), REDRAW, "'out' has no finished rows of this"),
     *(
         Case(f"{what} as {name}, {typed}", instead_of(name, kind), typed, f"'out/{name}' is {what}; expected a file")
         for name, commands, kinds in (

@@ -45,8 +45,8 @@ def kept_trace_section(spec: OneModel, folder: Path, rows: list[dict]) -> Sectio
     sections = {}
     for stack in dict.fromkeys(row["stack"] for row in rows if "stack" in row) or [""]:
         trace = Trace.load(folder / of_view(STEM, stack))
-        of_stack = [row for row in rows if {row.get("stack", stack), row.get("ablated", stack)} == {stack}]
-        sections[stack] = trace_section(trace, of_stack, names, saved_excerpt(folder / of_view(EXCERPT, stack), trace))
+        view_rows = [row for row in rows if {row.get("stack", stack), row.get("ablated", stack)} == {stack}]
+        sections[stack] = trace_section(trace, view_rows, names, saved_excerpt(folder / of_view(EXCERPT, stack), trace))
     return by_stack(sections, rows)
 
 
@@ -55,7 +55,7 @@ def trace_section(trace: "Trace", rows: list[dict], names: Names, excerpt: "Exce
 
     names: what a token id is called, see `outliers.text.tokens`. excerpt: of the text, where it was kept.
     """
-    of_model = [row for row in rows if "." not in row["metric"]]
+    whole = [row for row in rows if "." not in row["metric"]]
     further = {
         "features_by_layer": trace.features(by="layer"),
         "hidden_states": trace.hidden_states().merge(trace.hooks()),
@@ -66,20 +66,20 @@ def trace_section(trace: "Trace", rows: list[dict], names: Names, excerpt: "Exce
     }
     largest = Table.of("largest", LARGEST_CAPTION, LARGEST, _with_names(trace.largest_values(), names), names=2)
     rare = [_massive(further["massive_activations"]), _sinks(further["attention_sinks"], further["sink_tokens"])]
-    tables = [one for one in (_features(trace), emergence_table(of_model), largest, *rare) if isinstance(one, Table)]
+    tables = [table for table in (_features(trace), emergence_table(whole), largest, *rare) if isinstance(table, Table)]
     tables += _tokens(trace)
-    notes = [one for one in rare if isinstance(one, str)]
+    notes = [note for note in rare if isinstance(note, str)]
     expected = () if trace.cross else (role for role in READERS if role not in CROSS)
     if missing := ", ".join(role for role in expected if role not in trace.roles):
         notes.insert(0, f"Not traced, because some layers have no such projection: {missing}.")
-    shown = [f"{wrapped(table.caption)}\n\n{table.form('simple')}" for table in tables]
+    texts = [f"{wrapped(table.caption)}\n\n{table.form('simple')}" for table in tables]
     captions = CAPTIONS | (PATCHES if _is_of_pictures(trace) else {})
     drawings = [Drawing.of(draw.__name__, caption, draw(trace)) for draw, caption in captions.items()]
-    findings = trace_findings(trace, {metric_of(row): row["value"] for row in of_model}, names)
+    findings = trace_findings(trace, {metric_of(row): row["value"] for row in whole}, names)
     return Section(
         f"Outlier features of {short_name(rows[0]['model'])}",
         rows,
-        "\n\n".join([*shown, *map(wrapped, notes)]),
+        "\n\n".join([*texts, *map(wrapped, notes)]),
         tables,
         drawings,
         notes,
@@ -112,8 +112,8 @@ def _features(trace: "Trace") -> Table:
             f". More than half of the {len(features):,} features meet the criterion, as in models whose norms have "
             "large gains: at this α it does not discriminate; try a larger --alpha"
         )
-    shown = outliers.head(FEATURES_SHOWN) if len(outliers) else features.head(3)
-    return Table.of("features", f"{caption}.", FEATURES, features, shown, names=0)
+    rows_shown = outliers.head(FEATURES_SHOWN) if len(outliers) else features.head(3)
+    return Table.of("features", f"{caption}.", FEATURES, features, rows_shown, names=0)
 
 
 def _massive(every: pd.DataFrame) -> Table | str:
@@ -128,18 +128,18 @@ def _massive(every: pd.DataFrame) -> Table | str:
             f"{most['token_text']}."
         )
     places = table.assign(largest=table["value"].abs()).groupby(["feature", "position", "token_text"], sort=False)
-    shown = places.agg(
+    rows_shown = places.agg(
         layers=("layer", lambda layers: ranges(layers.tolist())),
         massive=("massive", "mean"),
         ratio=("ratio", "mean"),
         largest=("largest", "max"),
     )
-    shown = shown.sort_values("largest", ascending=False, kind="stable").head(SHOWN).reset_index()
+    rows_shown = rows_shown.sort_values("largest", ascending=False, kind="stable").head(SHOWN).reset_index()
     caption = (
         f"Massive activations in the residual stream ({rule}): the layers after which they occur; their number in a "
         "sequence and its ratio of the largest to the median |x|, both on average; the largest of all with its place."
     )
-    return Table.of("massive_activations", caption, MASSIVE_PLACES, every, shown)
+    return Table.of("massive_activations", caption, MASSIVE_PLACES, every, rows_shown)
 
 
 def _sinks(every: pd.DataFrame, tokens: pd.DataFrame) -> Table | str:
@@ -309,8 +309,8 @@ def _largest(trace: "Trace", names: Names) -> Finding:
     """The largest input of all projections, beside that of the roles in which outlier features are looked for."""
     from outliers.tracing.result import STREAM  # which imports torch
 
-    of_roles = trace.largest_values().sort_values("max", ascending=False).to_dict("records")
-    most = of_roles[0]
+    by_role = trace.largest_values().sort_values("max", ascending=False).to_dict("records")
+    most = by_role[0]
     axis = f"feature {most['feature']} of layer {most['layer']}'s {most['role']}"
     value = f"The largest input of a projection is {amount(most['max'])}: {axis}, {_token(most, names)}"
     looked_at = next((row for row in by_role if row["role"] in STREAM), most)

@@ -102,7 +102,7 @@ def _findings(points: pd.DataFrame, plan: Plan) -> list[Finding]:
     measured = plan.measured
     better = [f"{len(plan.exact)} exact"] if plan.exact or not plan.instead else []
     better += [f"{len(paths)} in {name}" for name, paths in plan.instead.items()]
-    allowed, found = exact(measured["allowed"]), Value(measured["cost"], measured["cost_deviation"])
+    allowed, cost = exact(measured["allowed"]), Value(measured["cost"], measured["cost_deviation"])
     sentence = (
         f"With {listed(better)} of {plan.projections} projections, {plan.scheme} changes the perplexity by "
         f"{percent(*cost)} on blocks outside the search; without the plan, by "
