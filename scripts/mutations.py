@@ -61,8 +61,8 @@ MUTATIONS = {
     ],
     "outliers/tracing/compare.py": [("b[name] - a[name]", "a[name] - b[name]"), ("-ratio, -change", "ratio, -change")],
     "outliers/tracing/trace.py": [
-        ("hits.clamp(max=1)", "hits"),
-        ("torch.arange(received.shape[1], 0, -1,", "torch.arange(1, received.shape[1] + 1,"),
+        (".clamp(max=1))", ")"),
+        ("torch.arange(keys, 0, -1,", "torch.arange(1, keys + 1,"),
         ("magnitudes[role] >= self.alpha", "magnitudes[role] > self.alpha"),
         ("kept[self.number, : len(ids)].zero_()", "pass"),
     ],
@@ -77,7 +77,7 @@ MUTATIONS = {
     "outliers/quantization/schemes.py": [
         ("(scheme.quantizes, operands", "(0, operands"),
         ("math.lcm(*groups)", "max(groups)"),
-        ("(Remedy.read(one).roles or (role,))", "Remedy.read(one).roles"),
+        ("(Remedy.read(remedy).roles or (role,))", "Remedy.read(remedy).roles"),
     ],
     "outliers/quantization/linear.py": [
         (".is_set_to(weight) and self.version == _version(weight)", ".is_set_to(weight)"),
@@ -91,7 +91,9 @@ MUTATIONS = {
     "outliers/quantization/store.py": [("if not same:", "if False:")],
     "outliers/quantization/gradient.py": [("(hidden_states, *parameters)):", "(hidden_states,)):")],
     "outliers/quantization/attention.py": [("repeat_interleave(groups, 1)", "repeat(1, groups, 1, 1)")],
-    "outliers/quantization/products.py": [("found = magnitudes >= threshold", "found = magnitudes > threshold")],
+    "outliers/quantization/products.py": [
+        ("is_outlier = magnitudes >= threshold", "is_outlier = magnitudes > threshold")
+    ],
     "kernels/outlier_kernels/reference.py": [
         ("return scale.masked_fill_(largest == 0, 1)", "return scale"),
         ("-(dynamic_range * low).round_() - code_max", "-(dynamic_range * low + code_max).round_()"),
@@ -112,7 +114,9 @@ MUTATIONS = {
     "kernels/outlier_kernels/cpu/passes.py": [(" + ((bits >> np.uint32(16)) & np.uint32(1))", "")],
     "kernels/outlier_kernels/triton/quantization.py": [("dynamic_range * low) - 127", "dynamic_range * low + 127)")],
     "kernels/outlier_kernels/triton/states.py": [("(token > 0)[:, None]", "(token >= 0)[:, None]")],
-    "outliers/metrics/perplexity/measure.py": [("loss.item(), len(targets)", "loss.item(), 1 + len(targets)")],
+    "outliers/metrics/perplexity/measure.py": [
+        ("total.item(), len(self.targets)", "total.item(), 1 + len(self.targets)")
+    ],
     "outliers/metrics/agreement/measure.py": [("weighted * scale +", "weighted +")],
     "outliers/metrics/errors/measure.py": [("there = energies > 0", "there = energies >= 0")],
     "outliers/metrics/places/measure.py": [
@@ -146,7 +150,7 @@ MUTATIONS = {
         ("if _is_json(last) else (content[:end], last)", "if last else (content[:end], last)"),
     ],
     "outliers/runs/run.py": [
-        ('row.made.get("experiment") == own', 'row.made.get("experiment") != own'),
+        ('row.made.get("experiment") == experiment', 'row.made.get("experiment") != experiment'),
         ("if cell.about.items() <= row.facts.items()", "if True"),
     ],
     "outliers/metrics/candidates/measure.py": [
@@ -159,7 +163,7 @@ MUTATIONS = {
         ("terms = self.weights[channel] * self.inputs[channel[0]] / count", "terms = self.weights[channel]"),
     ],
     "outliers/metrics/keys/observe.py": [
-        ("of_heads[0, :, -len(before) :]", "of_heads[0, :, : len(before)]"),
+        ("by_head[0, :, -len(before) :]", "by_head[0, :, : len(before)]"),
     ],
     "outliers/metrics/sinks/measure.py": [("else probabilities[0, :, 1:]", "else probabilities[0]")],
     "outliers/presets/super_weights.py": [("key=lambda pair: -pair[0]", "key=lambda pair: pair[0]")],

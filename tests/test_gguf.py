@@ -570,7 +570,7 @@ DAMAGE = {  # what was done, and what is said
     "same name": (at(UP[:-6], -13, "19s", b"blk.0.attn_q.weight"[:19]), "."),
     "unknown name": (at(UP, -len(UP), "19s", b"blk.0.ffn_xx.weight"), "lacks 1 tensors .*up_proj"),
     "no architecture": (at("general.architecture", -20, "20s", b"general.architectura"), "no `general.architecture`"),
-    "architecture": (at("general.architecture", 12, "5s", b"mamba"), "does not say how many layers"),
+    "architecture": (at("general.architecture", 12, "5s", b"mamba"), "does not state its number of layers"),
     "broken text": (at("general.architecture", 12, "5s", b"\xff\xfe\xfd\xfc\xfb"), "cannot read"),
     "end": (of_bytes(lambda content: content[:-1]), "cut short or damaged"),
 }

@@ -257,7 +257,7 @@ MISTAKES = {
     "none": ((), {}, "without a scheme; expected one, such as 'llm.int8', or a plan"),
     "key": (("llm.int8",), {"skipp": [], "dtype": 1}, "unknown dtype, skipp in OutliersConfig; expected scheme, skip"),
     "calibration": (("absmax+smoothing",), {}, "needs the magnitudes of the inputs; expected a calibration"),
-    "gptq": (("w4+gptq",), {}, "has to know"),
+    "gptq": (("w4+gptq",), {}, "needs the magnitudes"),
     "skip": (("llm.int8",), {"skip": "ffn_out"}, r"skip is 'ffn_out'; expected a list of places"),
     "no plan": (("llm.int8",), {"plan": "nowhere.yaml"}, "cannot read the plan 'nowhere.yaml'"),
     "other scheme": (("llm.int8",), {"plan": PLAN}, "a plan for 'absmax' beside scheme 'llm.int8'"),

@@ -364,7 +364,7 @@ def test_what_does_nothing_is_not_written():
         "shuffle(3,seed=0.5)": "has the seed 0.5; expected a whole number",
         "zero(3,seed=1,seed=2)": "has an option twice",
         "massive(3@layers.1,value=0)": "lacks a layer, a value or a magnitude; expected massive(FEATURE@layers.LAYER",
-        "massive(3@layers.1:3,value=0,above=1)": "says no layer, value or magnitude",
+        "massive(3@layers.1:3,value=0,above=1)": "lacks a layer, a value or a magnitude",
         "massive(3@layers.1,value=inf,above=1)": "has inf and 1.0; expected a finite value",
         "unattended(0@q)": "has a place; expected positions of a sequence alone",
         "plant(3)": "has no factor, or has a place; expected",
@@ -509,7 +509,7 @@ def test_what_needs_a_calibration_says_so(models, blocks):
     together = outliers.variant("zero(1)+absmax+smoothing")
     assert (together.needs_trace, together.needs_calibration) == (False, True)
     assert not any(variant.needs_calibration for variant in VARIANTS.values())
-    with pytest.raises(UserError, match="has to know how large the inputs are"):
+    with pytest.raises(UserError, match="needs the magnitudes of the inputs"):
         perplexities(models[0], blocks, [together])
     known = together.calibrated(calibrate(models[0], blocks))
     assert not known.needs_calibration

@@ -147,13 +147,17 @@ class LossReader:
     compares = False
 
     def __init__(self, model: PreTrainedModel, block: Block, targets: torch.Tensor):
-        self.model, self.block = model, block
+        self.model, self.block, self.empty = model, block, bool((targets == IGNORED).all())  # also of no target
+        if self.empty:
+            return
         self.targets = targets[:, None].to(stacks_of(model.config)[-1].output(model)[0].device)
         self.log_normalizer = torch.full_like(self.targets, -torch.inf, dtype=torch.float64)
         self.target_logits = torch.empty_like(self.log_normalizer)
 
     def add(self, start: int, logits: torch.Tensor, _exact: None) -> None:
         """Logits (predictions, tokens) of the tokens from `start` on."""
+        if self.empty:
+            return
         inside = (self.targets >= start) & (self.targets < start + logits.shape[1])
         candidates = logits.gather(1, (self.targets - start).clamp(0, logits.shape[1] - 1))
         self.target_logits = torch.where(inside, candidates, self.target_logits)
@@ -163,7 +167,7 @@ class LossReader:
 
     def result(self) -> Loss:
         """The loss; raise BrokenModel where it is NaN or inf."""
-        if (self.targets == IGNORED).all():  # also of no target
+        if self.empty:
             return Loss(0.0, 0)
         total = (self.log_normalizer - self.target_logits).sum().cpu()
         if not torch.isfinite(total):
@@ -187,13 +191,14 @@ def read_logits(
     heads, of_models = [], []
     for model, states in changed:
         states, targets = family_of(model.config).predicted(block, states)
-        heads.append(Head(model, states))
         of_models.append([reader(model, block, targets) for reader in readers])
+        if not all(getattr(reader, "empty", False) for reader in of_models[-1]):
+            heads.append(Head(model, states))
     unquantized = None
     if any(reader.compares for reader in readers):
         model, states = exact
         unquantized = Head(model, family_of(model.config).predicted(block, states)[0])
-    for part in heads[0].parts:
+    for part in heads[0].parts if heads else ():
         before = None if unquantized is None else unquantized.logits(part).to(heads[0].device)
         for head, of_model in zip(heads, of_models, strict=True):
             logits = head.logits(part)
