@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.models.anatomy import check_block, decoder_layers, family_of, ids_of, inputs_of, run_stack, stacks_of
-from outliers.models.anatomy.examples import Block, Example, read_ids
+from outliers.models.anatomy.examples import Block, Example
 from outliers.models.stream import (
     AS_IT_IS,
     LAYERS_IN_PLACE,
@@ -35,7 +35,7 @@ _MODES = threading.Lock()
 Observe = TypeVar("Observe", bound=Callable)
 Result = TypeVar("Result")
 BY_LENGTH = ("dynamic", "longrope")  # rotations whose frequencies transformers sets for each length anew
-SHORTEST = 128  # tokens of blocks that pass at once
+SHORTEST = 128  # positions of blocks that pass at once
 AT_ONCE = 2  # blocks that pass a model in a CPU's memory: while one is between two products, the other is in one
 
 
@@ -92,7 +92,7 @@ def map_blocks(
     threads = torch.get_num_threads()
     blocks = iter(blocks)
     first = list(islice(blocks, 1))
-    short = any(read_ids(checked(model, block)).numel() < SHORTEST for block in first)
+    short = any(len(ids) < SHORTEST for block in first for ids in ids_of(model, checked(model, block)))
     mixture = any(stack.mixture for stack in stacks_of(model.config))
     alone = short or mixture or model.device.type != "cpu" or threads < AT_ONCE
     blocks = chain(first, blocks)

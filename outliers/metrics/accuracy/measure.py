@@ -25,15 +25,11 @@ class RightReader(LossReader):
 
     def __init__(self, model: PreTrainedModel, block: Block, targets: torch.Tensor):
         super().__init__(model, block, targets)
-        if self.empty:
-            return
         self.largest = torch.full_like(self.log_normalizer, -torch.inf)
         self.token = torch.zeros_like(self.targets)
 
     def add(self, start: int, logits: torch.Tensor, exact: None) -> None:
         super().add(start, logits, exact)
-        if self.empty:
-            return
         largest, token = logits.max(1, keepdim=True)
         self.token = torch.where(largest > self.largest, token + start, self.token)
         self.largest = torch.maximum(largest, self.largest)

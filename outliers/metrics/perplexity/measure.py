@@ -147,17 +147,12 @@ class LossReader:
     compares = False
 
     def __init__(self, model: PreTrainedModel, block: Block, targets: torch.Tensor):
-        self.model, self.block, self.empty = model, block, bool((targets == IGNORED).all())  # also of no target
-        if self.empty:
-            return
-        self.targets = targets[:, None].to(stacks_of(model.config)[-1].output(model)[0].device)
+        self.model, self.block, self.targets = model, block, targets[:, None]
         self.log_normalizer = torch.full_like(self.targets, -torch.inf, dtype=torch.float64)
         self.target_logits = torch.empty_like(self.log_normalizer)
 
     def add(self, start: int, logits: torch.Tensor, _exact: None) -> None:
         """Logits (predictions, tokens) of the tokens from `start` on."""
-        if self.empty:
-            return
         inside = (self.targets >= start) & (self.targets < start + logits.shape[1])
         candidates = logits.gather(1, (self.targets - start).clamp(0, logits.shape[1] - 1))
         self.target_logits = torch.where(inside, candidates, self.target_logits)
@@ -167,7 +162,7 @@ class LossReader:
 
     def result(self) -> Loss:
         """The loss; raise BrokenModel where it is NaN or inf."""
-        if self.empty:
+        if _is_empty(self.targets):
             return Loss(0.0, 0)
         total = (self.log_normalizer - self.target_logits).sum().cpu()
         if not torch.isfinite(total):
@@ -188,14 +183,15 @@ def read_logits(
 
     exact: the unquantized model with its states, where a reader compares.
     """
-    heads, of_models = [], []
+    heads, of_models, unquantized = [], [], None
+    compares = any(reader.compares for reader in readers)
     for model, states in changed:
         states, targets = family_of(model.config).predicted(block, states)
-        of_models.append([reader(model, block, targets) for reader in readers])
-        if not all(getattr(reader, "empty", False) for reader in of_models[-1]):
+        if compares or not _is_empty(targets):  # else it may have no head
             heads.append(Head(model, states))
-    unquantized = None
-    if any(reader.compares for reader in readers):
+            targets = targets.to(heads[-1].device)
+        of_models.append([reader(model, block, targets) for reader in readers])
+    if compares:
         model, states = exact
         unquantized = Head(model, family_of(model.config).predicted(block, states)[0])
     for part in heads[0].parts if heads else ():
@@ -205,6 +201,11 @@ def read_logits(
             for reader in of_model:
                 reader.add(part.start, logits, before)
     return [[reader.result() for reader in of_model] for of_model in of_models]
+
+
+def _is_empty(targets: torch.Tensor) -> bool:
+    """Whether nothing is predicted, as of pictures without classes or of a single token."""
+    return bool((targets == IGNORED).all())
 
 
 class Head:
