@@ -1,6 +1,7 @@
 """Perplexity against transformers' own loss, and on a trained model."""
 
 import math
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,10 +13,12 @@ from outliers.errors import UserError
 from outliers.metrics.ablations import ablate
 from outliers.metrics.agreement import Agreement
 from outliers.metrics.latency.measure import latency
+from outliers.metrics.layers.measure import layer_by_layer
 from outliers.metrics.measurement import records_of
 from outliers.metrics.perplexity import Perplexity
 from outliers.metrics.perplexity import measure as module
 from outliers.metrics.perplexity.measure import perplexities, perplexity
+from outliers.metrics.places.measure import exchange_losses, exchanges
 from outliers.metrics.top1.measure import top1_softmax
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.decoder import independent, map_blocks
@@ -29,6 +32,8 @@ from outliers.tracing.trace import trace
 from outliers.variants.draw import drawn
 from outliers.variants.written import variant
 from tests.conftest import C4, FIVE, STORIES, make_model, needs_shared, padded
+
+METRICS = (Perplexity(), Agreement())
 
 
 def own_loss(model, blocks) -> float:
@@ -292,6 +297,28 @@ def test_blocks_that_pass_at_once_are_those_that_pass_in_turn(blocks, monkeypatc
             list(map_blocks(model, lambda number, _: 1 / (number - 1), blocks))
         assert torch.get_num_threads() == in_new_thread(torch.get_num_threads) == 2
     finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("case", ["gpt2", "llama"])
+def test_blocks_at_once_have_the_values_of_one_thread(case, blocks, monkeypatch):
+    """Of whole passes and of exchanged layers, which take layers of the model out of their places."""
+    monkeypatch.setattr("outliers.models.decoder.SHORTEST", 1)
+    model, several, absmax = make_model(case), blocks.repeat(4, 1), variant("absmax")
+    variants = [absmax, variant("llm.int8+only=layers.1")]
+
+    def values(threads: int) -> list:
+        torch.set_num_threads(threads)
+        by_layer = exchange_losses(model, several, absmax, exchanges(model, absmax, "layer"))
+        rows = records_of(Cell(Given(model, several), one, metric) for one in variants for metric in METRICS)
+        return [by_layer, layer_by_layer(model, several, absmax), [row["value"] for row in rows]]
+
+    threads, interval = torch.get_num_threads(), sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        assert values(2) == values(1)
+    finally:
+        sys.setswitchinterval(interval)
         torch.set_num_threads(threads)
 
 
