@@ -10,7 +10,8 @@ from outliers.metrics.measurement import Keeps, Measurement, Read, Seen, by_seed
 from outliers.metrics.perplexity.measure import read_logits
 from outliers.models.anatomy import decoder_layers
 from outliers.models.anatomy.examples import Block
-from outliers.models.decoder import Flow, inference, map_blocks, run_decoder, run_from
+from outliers.models.decoder import AT_ONCE, Flow, inference, map_blocks, run_decoder, run_from
+from outliers.models.load import find_device
 from outliers.models.stream import Variant, is_streamed
 from outliers.quantization.convert import coded
 from outliers.specification.kinds import resolved
@@ -40,7 +41,9 @@ class OfStates(Measurement):
     def keeps(self, cells: Sequence[Cell]) -> Keeps:
         keeps = super().keeps(cells)
         compares = any(_seen(cell).compares for cell in cells)  # with states that are kept until those under a variant
-        return keeps._replace(variants=keeps.variants + 2 * compares)
+        settings = cells[0].subject.settings
+        several = not settings.stream and find_device(settings.device).type == "cpu"
+        return keeps._replace(variants=keeps.variants + 2 * compares, batch=AT_ONCE if several else 1)
 
     def steps(self, cells: Sequence[Cell]) -> int:
         return len(_variants(cells)) * len(cells[0].subject.blocks) * cells[0].metric.draws

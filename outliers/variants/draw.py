@@ -1,9 +1,10 @@
 """Draws: the same measurement with embeddings changed by 1e-6, for how far rounding alone scatters it."""
 
+import math
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from outliers.errors import UserError
 from outliers.models.anatomy import input_embeddings
 from outliers.models.decoder import independent
 
+MOST_KEPT = 2**25  # entries of embeddings whose factors stay for the next variant: 134 MB
 SIZE = 1e-6  # of a draw's change, relative: fp32 perplexity stays where it is
 
 
@@ -33,17 +35,23 @@ def drawn(model: PreTrainedModel, draw: int) -> Iterator[None]:
     if draw == 0:
         yield
         return
-    factors = partial(_factors, draw)
+    factors = cache(partial(_factors, draw))
     with ExitStack() as stack:
         for embedding in input_embeddings(model):
             stack.callback(embedding.register_forward_hook(independent(partial(_multiplied, factors))).remove)
         yield
 
 
-@lru_cache(maxsize=2)  # those of three draws, in which a sweep meets one scheme after the other
 def _factors(draw: int, shape: torch.Size) -> torch.Tensor:
+    return (_kept_factors if math.prod(shape) <= MOST_KEPT else _new_factors)(draw, shape)
+
+
+def _new_factors(draw: int, shape: torch.Size) -> torch.Tensor:
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(draw))
     return noise.mul_(SIZE).add_(1)
+
+
+_kept_factors = lru_cache(maxsize=2)(_new_factors)  # of three draws, in which a sweep meets one scheme after the other
 
 
 def _multiplied(factors: Callable, embedding: nn.Module, inputs: tuple, output: torch.Tensor) -> torch.Tensor:

@@ -70,10 +70,10 @@ def address_of(blocks: torch.Tensor) -> int:
 def _lies_in_blocks(codes: torch.Tensor, blocks: torch.Tensor) -> bool:
     """Whether codes (outputs, features) lie in blocks of `passes.BLOCK` outputs, within them by words of features, with
     less the sum of each output's codes behind them."""
-    one, (outputs, features) = passes(), codes.shape
-    whole = one.WORDS * one.IN_WORD
-    padded = torch.nn.functional.pad(codes, (0, -features % whole, 0, -outputs % one.BLOCK))
-    expected = padded.view(-1, one.BLOCK, padded.shape[1] // one.IN_WORD, one.IN_WORD).transpose(1, 2).flatten()
+    sizes, (outputs, features) = passes(), codes.shape
+    whole = sizes.WORDS * sizes.IN_WORD
+    padded = torch.nn.functional.pad(codes, (0, -features % whole, 0, -outputs % sizes.BLOCK))
+    expected = padded.view(-1, sizes.BLOCK, padded.shape[1] // sizes.IN_WORD, sizes.IN_WORD).transpose(1, 2).flatten()
     sums = -padded.sum(1, dtype=torch.int32)
     expected = torch.cat([expected, sums.view(torch.int8)])
     if not hasattr(torch.ops.mkldnn, "_nbytes") or torch.ops.mkldnn._nbytes(blocks) != len(expected):
@@ -121,21 +121,24 @@ def _in_one_pass(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """`linear`, in the dtype of x; where there are more outlier features than it adds up, their places beside it, which
     is then not made."""
-    one, (tokens, features), outputs = passes(), x.shape, weight.shape[0]
+    compiled, (tokens, features), outputs = passes(), x.shape, weight.shape[0]
     of_all = not activations.per_row
     strips = 0 if threshold is None and not of_all else -(-features // STRIP)
     phases = [
         (strips, tokens * STRIP),
-        (-(-tokens // one.QUANTIZED), min(tokens, one.QUANTIZED) * features),
-        (-(-outputs // one.BLOCK) * -(-tokens // one.TOKENS), min(tokens, one.TOKENS) * features * one.BLOCK),
+        (-(-tokens // compiled.QUANTIZED), min(tokens, compiled.QUANTIZED) * features),
+        (
+            -(-outputs // compiled.BLOCK) * -(-tokens // compiled.TOKENS),
+            min(tokens, compiled.TOKENS) * features * compiled.BLOCK,
+        ),
     ]
     result = x.new_empty(tokens, outputs)
     # The largest magnitude of each feature; and of each token the scale, values of outlier features, and codes.
-    room = x.new_empty(features + tokens * (1 + one.FEW) + -(-tokens * features // 4) + 1, dtype=torch.int32)
-    places = [room.data_ptr() + 4 * place for place in accumulate((features, tokens, tokens * one.FEW), initial=0)]
+    room = x.new_empty(features + tokens * (1 + compiled.FEW) + -(-tokens * features // 4) + 1, dtype=torch.int32)
+    places = [room.data_ptr() + 4 * place for place in accumulate((features, tokens, tokens * compiled.FEW), initial=0)]
     if bias is not None and not (bias.dtype in KINDS and bias.is_contiguous()):
         bias = bias.float().contiguous()
-    count = one.packed_layer.in_phases(
+    count = compiled.packed_layer.in_phases(
         phases,
         x=x,
         strips=strips,
@@ -150,7 +153,7 @@ def _in_one_pass(
     if not count:
         return result, None
     largest = room[:features]
-    return result, ((largest >= _bits(threshold)) & (largest <= int(one.INFINITE))).nonzero()[:, 0]
+    return result, ((largest >= _bits(threshold)) & (largest <= int(compiled.INFINITE))).nonzero()[:, 0]
 
 
 @cache

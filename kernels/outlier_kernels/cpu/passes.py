@@ -667,8 +667,8 @@ def _tile(height: int) -> Callable:
             def vectors(address: ir.Value, kind: ir.Type) -> list[ir.Value]:
                 return [builder.load(at(address, v, kind), align=1) for v in range(0, 4 * BLOCK, 4 * LANES.count)]
 
-            def in_all_lanes(one: ir.Value, kind: ir.Type) -> ir.Value:
-                vector = builder.insert_element(ir.Constant(kind, ir.Undefined), one, BITS(32)(0))
+            def in_all_lanes(value: ir.Value, kind: ir.Type) -> ir.Value:
+                vector = builder.insert_element(ir.Constant(kind, ir.Undefined), value, BITS(32)(0))
                 return builder.shuffle_vector(vector, vector, ir.Constant(LANES, None))
 
             tokens = [builder.select(builder.icmp_signed("<", number(r), last), number(r), last) for r in range(height)]
@@ -684,14 +684,14 @@ def _tile(height: int) -> Callable:
             for row, of_row in zip(rows, totals, strict=True):
                 place = builder.add(row, builder.mul(word, number(IN_WORD)))
                 inputs = in_all_lanes(builder.load(at(place, 0, BITS(32)), align=1), LANES)
-                for total, some in zip(of_row, of_word, strict=True):
+                for total, part in zip(of_row, of_word, strict=True):
                     total.add_incoming(ir.Constant(LANES, None), before)
-                    total.add_incoming(builder.call(DOT, [total, inputs, some]), loop)
+                    total.add_incoming(builder.call(DOT, [total, inputs, part]), loop)
             builder.cbranch(builder.icmp_signed("<", following, words), loop, after)
             builder.position_at_end(after)
             seven, fma = ir.Constant(LANES, [7] * LANES.count), ir.FunctionType(FLOATS, [FLOATS] * 3)
             fma = cgutils.get_or_insert_function(builder.module, fma, "llvm.fma.v16f32")
-            zeros = [builder.shl(one, seven) for one in vectors(of_weights, LANES)]
+            zeros = [builder.shl(sums, seven) for sums in vectors(of_weights, LANES)]
             of_block = list(zip(zeros, vectors(scales, FLOATS), vectors(bias, FLOATS), strict=True))
             for r, (token, of_row) in enumerate(zip(tokens, totals, strict=True)):
                 place = builder.add(row_scales, builder.mul(token, number(4)))
@@ -759,8 +759,8 @@ def packed_layer(
         else:
             start, part = (piece - codes_at) // parts * BLOCK, (piece - codes_at) % parts
             _read_block(weight, features, start, bias, outliers, count, of_block)
-            some = part * TOKENS, min((part + 1) * TOKENS, x.rows), features, start
-            _multiply_block(*some, weight, room, count, of_block, tile, result)
+            end = min((part + 1) * TOKENS, x.rows)
+            _multiply_block(part * TOKENS, end, features, start, weight, room, count, of_block, tile, result)
 
 
 @inlined
