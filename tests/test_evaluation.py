@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from outliers.metrics.perplexity import Perplexity
 from outliers.metrics.perplexity import measure as module
 from outliers.metrics.perplexity.measure import perplexities, perplexity
 from outliers.metrics.places.measure import exchange_losses, exchanges
+from outliers.metrics.states import STATES
 from outliers.metrics.top1.measure import top1_softmax
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.decoder import independent, map_blocks
@@ -29,7 +31,7 @@ from outliers.subjects.cell import Cell
 from outliers.subjects.given import Given
 from outliers.text.blocks import load_text
 from outliers.tracing.trace import trace
-from outliers.variants.draw import drawn
+from outliers.variants import draw
 from outliers.variants.written import variant
 from tests.conftest import C4, FIVE, STORIES, make_model, needs_shared, padded
 
@@ -288,7 +290,7 @@ def test_blocks_that_pass_at_once_are_those_that_pass_in_turn(blocks, monkeypatc
     torch.set_num_threads(2)
     try:
         assert at_once() == 2
-        with drawn(model, 1):
+        with draw.drawn(model, 1):
             assert at_once() == 2
         handle = model.model.norm.register_forward_hook(lambda *_: None)
         assert at_once() == 1
@@ -320,6 +322,21 @@ def test_blocks_at_once_have_the_values_of_one_thread(case, blocks, monkeypatch)
     finally:
         sys.setswitchinterval(interval)
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(("stream", "batch"), [(False, 2), (True, 1)])
+def test_memory_is_forecast_for_both_blocks_at_once(stream, batch):
+    subject = SimpleNamespace(settings=SimpleNamespace(stream=stream, device="cpu"))
+    assert STATES.keeps([Cell(subject, variant("absmax"), Perplexity())]).batch == batch
+
+
+@pytest.mark.parametrize(("most", "kept"), [(2**25, 1), (0, 0)])
+def test_factors_of_large_embeddings_go_with_their_draw(blocks, monkeypatch, most, kept):
+    monkeypatch.setattr(draw, "MOST_KEPT", most)
+    draw._kept_factors.cache_clear()
+    with draw.drawn(model := make_model("gpt2"), 1):
+        perplexity(model, blocks)
+    assert draw._kept_factors.cache_info().currsize == kept
 
 
 def in_new_thread(function):
