@@ -292,6 +292,8 @@ def test_blocks_that_pass_at_once_are_those_that_pass_in_turn(blocks, monkeypatc
         assert at_once() == 2
         with draw.drawn(model, 1):
             assert at_once() == 2
+        threads_of_one = map_blocks(model, lambda *_: torch.get_num_threads(), blocks[:1])
+        assert list(threads_of_one) == [2]
         handle = model.model.norm.register_forward_hook(lambda *_: None)
         assert at_once() == 1
         handle.remove()

@@ -81,7 +81,8 @@ def map_blocks(
     Between small products Python, norms and activations leave a part of the threads idle. A result is that of half of
     the threads, and has the same bits. Blocks wait for each other where hooks are on the model, which may look at them
     one by one, unless all hooks are `independent`; where rotations of positions depend on the length of the last block;
-    in mixtures, and where the first block is short: fewer threads add up products of few rows in another order.
+    in mixtures, and where the first two are short: fewer threads add up products of few rows in another order. A block
+    that is alone has all threads.
 
     Args:
         model: resident.
@@ -91,10 +92,10 @@ def map_blocks(
     """
     threads = torch.get_num_threads()
     blocks = iter(blocks)
-    first = list(islice(blocks, 1))
+    first = list(islice(blocks, AT_ONCE))
     short = any(len(ids) < SHORTEST for block in first for ids in ids_of(model, checked(model, block)))
     mixture = any(stack.mixture for stack in stacks_of(model.config))
-    alone = short or mixture or model.device.type != "cpu" or threads < AT_ONCE
+    alone = len(first) < AT_ONCE or short or mixture or model.device.type != "cpu" or threads < AT_ONCE
     blocks = chain(first, blocks)
     if alone or not all(map(_is_independent, model.modules())):
         yield from map(see, count(), blocks)
