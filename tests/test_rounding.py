@@ -387,8 +387,8 @@ def test_a_saved_model_needs_no_calibration(tmp_path, blocks):
     expected, codes = small(blocks).logits, small.state_dict()
     whole = quantize(model, EVERYTHING, calibration=found)
     assert all(torch.equal(one.module.quantized_weight.codes, codes[f"{one.path}.codes"]) for one in projections(whole))
-    close = (whole(blocks).logits - expected).abs() < 1e-4
-    assert close.double().mean() > 0.98, "all but tokens of which rounding flips a code of an input"
+    flips, error = (whole(blocks).logits - expected).norm(), (model(blocks).logits - expected).norm()
+    assert flips < 0.2 * error, "a processor's rounding flips codes of inputs: a fifteenth of the error where it was seen"
     save_quantized(small, tmp_path / "small")
     assert torch.equal(load_quantized(tmp_path / "small")(blocks).logits, expected)
     model.save_pretrained(tmp_path / "exact")
