@@ -388,7 +388,7 @@ def test_a_saved_model_needs_no_calibration(tmp_path, blocks):
     whole = quantize(model, EVERYTHING, calibration=found)
     assert all(torch.equal(one.module.quantized_weight.codes, codes[f"{one.path}.codes"]) for one in projections(whole))
     flips, error = (whole(blocks).logits - expected).norm(), (model(blocks).logits - expected).norm()
-    assert flips < 0.2 * error, "a processor's rounding flips codes of inputs: a fifteenth of the error where it was seen"
+    assert flips < 0.2 * error, "rounding flips codes of inputs: a fifteenth of the error where it was seen"
     save_quantized(small, tmp_path / "small")
     assert torch.equal(load_quantized(tmp_path / "small")(blocks).logits, expected)
     model.save_pretrained(tmp_path / "exact")
