@@ -87,21 +87,23 @@ def parts_of(layer: Callable[[], torch.Tensor]) -> dict[str, Part]:
     layer()  # what is compiled at the first call is no part of it
     parts, product, in_one_pass = {}, packed._product, packed._in_one_pass
 
-    def kept(name: str, function: Callable, arguments: tuple, named: dict) -> object:
-        run, before = partial(function, *arguments, **named), parts.get(name, Part([], 0))
-        moved = sum(tensor.nbytes for tensor in _tensors([*arguments, *named.values()]))
+    def kept(name: str, function: Callable, arguments: tuple, keywords: dict) -> object:
+        run, before = partial(function, *arguments, **keywords), parts.get(name, Part([], 0))
+        moved = sum(tensor.nbytes for tensor in _tensors([*arguments, *keywords.values()]))
         parts[name] = Part([*before.calls, run], before.bytes + moved)
         return run()
 
     with ExitStack() as stack:
         call = Pass.in_phases
 
-        def of_pass(own: Pass, *arguments, **named) -> int:
-            return kept(own.function.__name__.replace("_", " "), partial(call, own), arguments, named)
+        def of_pass(function: Pass, *arguments, **keywords) -> int:
+            return kept(function.function.__name__.replace("_", " "), partial(call, function), arguments, keywords)
 
         stack.enter_context(mock.patch.object(Pass, "in_phases", of_pass))
         for module, name in PRODUCTS:
-            of_product = partial(lambda own, *arguments: kept(PRODUCT, own, arguments, {}), getattr(module, name))
+            of_product = partial(
+                lambda product, *arguments: kept(PRODUCT, product, arguments, {}), getattr(module, name)
+            )
             stack.enter_context(mock.patch.object(module, name, of_product))
 
         def of_layer(x: torch.Tensor, weight: packed.Packed, *rest: object) -> object:
@@ -131,11 +133,11 @@ def measure(
     A row of ours has with it `share_of_limit`: of a way, of the speed of the product alone; of a pass, which also has
     `bytes`, of copied, the bytes a second of the memory.
     """
-    found = ways(*shape, device, dtype)
-    named = {way: found[way] for way in WAYS if way in found}
-    parts = {f"{LAYER}: {name}": part for name, part in parts_of(named[LAYER]).items()}
-    named |= {way: part.run for way, part in parts.items()}
-    rows = {row["way"]: row for row in rows_of(shape, milliseconds(named, device, seconds))}
+    functions = ways(*shape, device, dtype)
+    timed = {way: functions[way] for way in WAYS if way in functions}
+    parts = {f"{LAYER}: {name}": part for name, part in parts_of(timed[LAYER]).items()}
+    timed |= {way: part.run for way, part in parts.items()}
+    rows = {row["way"]: row for row in rows_of(shape, milliseconds(timed, device, seconds))}
     product = f"{LAYER}: {PRODUCT}"
     for way in ("vector-wise", LAYER):
         if product in rows:
@@ -159,45 +161,47 @@ def machine_type(name: str, units: str | None) -> str:
     return "-".join([*words, *([units] if units else [])])
 
 
-def table(found: pd.DataFrame, form: str = "pipe") -> str:
+def table(results: pd.DataFrame, form: str = "pipe") -> str:
     """The table of a result file, in a format of the tabulate library, and what it was measured on."""
-    smallest = "milliseconds_smallest" in found  # results from before it was kept have medians alone
+    smallest = "milliseconds_smallest" in results  # results from before it was kept have medians alone
     times, spent = (f"{name}_smallest" if smallest else name for name in ("times_16_bits", "milliseconds"))
-    shown = [way for way in WAYS[1:] if way in set(found["way"])]
-    passes = [way for way in found["way"].unique() if way.startswith(f"{LAYER}: ") and way != f"{LAYER}: {PRODUCT}"]
-    limits = [LAYER, *passes] if "share_of_limit" in found and found["share_of_limit"].any() else []
+    columns = [way for way in WAYS[1:] if way in set(results["way"])]
+    passes = [way for way in results["way"].unique() if way.startswith(f"{LAYER}: ") and way != f"{LAYER}: {PRODUCT}"]
+    limits = [LAYER, *passes] if "share_of_limit" in results and results["share_of_limit"].any() else []
     cells = []
-    for (tokens, features, outputs), rows in found.groupby(["tokens", "features", "outputs"], sort=False):
+    for (tokens, features, outputs), rows in results.groupby(["tokens", "features", "outputs"], sort=False):
         of = rows.set_index("way")
         paper = PUBLISHED.values.get((LAYER, str(features))) if (tokens, outputs) == (512, 4 * features) else None
         cells.append(
             [
                 f"{tokens} × {features} → {outputs}",
                 f"{of.loc[BASELINE, spent]:.2f}",
-                *(f"{of[times].get(way, float('nan')):.2f}" for way in shown),
+                *(f"{of[times].get(way, float('nan')):.2f}" for way in columns),
                 "–" if paper is None else f"{paper:.2f}",
                 *(f"{of['share_of_limit'].get(way, float('nan')):.0%}" for way in limits),
             ]
         )
-    headers = ["tokens × features → outputs", "16 bits, ms", *shown, f"the paper's {LAYER}, A100"]
+    headers = ["tokens × features → outputs", "16 bits, ms", *columns, f"the paper's {LAYER}, A100"]
     headers += [f"{LAYER} / its product" if way == LAYER else way.partition(": ")[2] for way in limits]
     align = ["left", *(len(headers) - 1) * ["right"]]
     drawn = tabulate(cells, headers, tablefmt=form, disable_numparse=True, colalign=align)
-    return f"{drawn}\n\n{_said(found, spent)}"
+    return f"{drawn}\n\n{_caption(results, spent)}"
 
 
-def _said(found: pd.DataFrame, spent: str) -> str:
+def _caption(results: pd.DataFrame, spent: str) -> str:
     """What stands under the table."""
-    one, wide = found.iloc[0], found.pivot(index=["tokens", "features", "outputs"], columns="way", values=spent)
-    said = "Smallest times" if spent.endswith("smallest") else "Medians"
+    first, wide = results.iloc[0], results.pivot(index=["tokens", "features", "outputs"], columns="way", values=spent)
+    caption = "Smallest times" if spent.endswith("smallest") else "Medians"
     if PEER in wide:
         ratios = wide[PEER] / wide[LAYER]
-        said += f"; {LAYER} is {gmean(ratios):.2f} times as fast as {PEER} (geometric mean), at least {min(ratios):.2f}"
-    if "copied" in found:
-        said += f"; a copy moves {one['copied'] / 1e9:.1f} GB/s"
-    on = f"on {one['device_name']}, " if "device_name" in found else ""
-    code = f", code {one['code']}" if "code" in found else ""
-    return f"{said}. Measured {on}with {one['threads']} threads; torch {one['torch']}{code}."
+        caption += (
+            f"; {LAYER} is {gmean(ratios):.2f} times as fast as {PEER} (geometric mean), at least {min(ratios):.2f}"
+        )
+    if "copied" in results:
+        caption += f"; a copy moves {first['copied'] / 1e9:.1f} GB/s"
+    on = f"on {first['device_name']}, " if "device_name" in results else ""
+    code = f", code {first['code']}" if "code" in results else ""
+    return f"{caption}. Measured {on}with {first['threads']} threads; torch {first['torch']}{code}."
 
 
 def parser() -> argparse.ArgumentParser:
@@ -217,12 +221,12 @@ def main() -> None:
     for shape in SHAPES:
         print(*shape, flush=True)
         rows += measure(shape, device, dtype, arguments.seconds, copied)
-    found = pd.DataFrame(rows).assign(copied=copied).round(4).assign(**about)
+    results = pd.DataFrame(rows).assign(copied=copied).round(4).assign(**about)
     units = next((name for name, there in UNITS.items() if device.type == "cpu" and there()), None)
     path = arguments.out / f"layers-{machine_type(about['device_name'], units)}.csv"
     arguments.out.mkdir(parents=True, exist_ok=True)
-    found.to_csv(path, index=False)
-    print(f"\n{table(found, 'simple')}\n\n{path}")
+    results.to_csv(path, index=False)
+    print(f"\n{table(results, 'simple')}\n\n{path}")
 
 
 if __name__ == "__main__":

@@ -142,8 +142,8 @@ def linear(
     """
     features = shape_of(weight)[1]
     if hidden_states.ndim != 2 or not hidden_states.is_floating_point() or hidden_states.shape[1] != features:
-        found = f"{hidden_states.dtype} {tuple(hidden_states.shape)}"
-        raise ValueError(f"linear takes floating-point (tokens, {features}), got {found}")
+        got = f"{hidden_states.dtype} {tuple(hidden_states.shape)}"
+        raise ValueError(f"linear takes floating-point (tokens, {features}), got {got}")
     if torch.is_grad_enabled():
         with torch.no_grad():
             return linear(hidden_states, weight, bias, activations, threshold, arithmetic, exact)

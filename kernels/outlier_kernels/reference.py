@@ -163,7 +163,9 @@ def _matmul_in_floats(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """The same through float32, which holds sums of so few products exactly: twice as fast as float64."""
     room = a.new_empty(len(a), len(b), dtype=torch.float32)  # with out=, autocast leaves the product as it is
     pieces = zip(a.split(EXACT_IN_FLOATS, 1), b.split(EXACT_IN_FLOATS, 1), strict=True)
-    products = (torch.mm(some.float(), others.float().T, out=room).to(torch.int32) for some, others in pieces)
+    products = (
+        torch.mm(piece.float(), other_piece.float().T, out=room).to(torch.int32) for piece, other_piece in pieces
+    )
     return reduce(torch.Tensor.add_, products)
 
 
@@ -231,7 +233,7 @@ def _add_zero_point_terms(sums: torch.Tensor, a: Quantized, b: Quantized) -> tor
 
 def largest_sum(features: int, a: Quantized, b: Quantized) -> torch.Tensor:
     """A bound of all sums of products of so many features, zero points included: float64 (), NaN if a zero point is."""
-    largest = [CODE_MAX + one.zero_point.abs().max().double() for one in (a, b)]
+    largest = [CODE_MAX + operand.zero_point.abs().max().double() for operand in (a, b)]
     return features * largest[0] * largest[1]
 
 
@@ -290,7 +292,7 @@ def _without(
 ) -> tuple[torch.Tensor, Quantized]:
     """Hidden states and weight without the outlier features, see `linear`."""
     quantizers = activations, exact and exact.quantizer
-    if weight.group is None and not any(one and one.group for one in quantizers):
+    if weight.group is None and not any(quantizer and quantizer.group for quantizer in quantizers):
         rest = quantize(exact.weight[:, ~outliers], exact.quantizer) if exact else _columns(weight, ~outliers)
         return x[:, ~outliers], rest
     rest = quantize(exact.weight.masked_fill(outliers, 0), exact.quantizer) if exact else weight

@@ -77,14 +77,14 @@ def product(
         (..., m, n) in the dtype of `left`; until then it is float32, or float64 where `left` is.
     """
     of_left, of_right = quantize_rows(left, outliers, seed), quantize_rows(right, outliers)
-    found = _dequantized(of_left, of_right)
+    result = _dequantized(of_left, of_right)
     if outliers is not None:
         flags = flags_of(outliers, left.shape[-1])[..., None, :]
-        found = found + exact_product(left.masked_fill(~flags, 0), right)
+        result = result + exact_product(left.masked_fill(~flags, 0), right)
     if exact is not None:
         flags = flags_of(exact, right.shape[-2])[..., None, :]
-        found = torch.where(flags, exact_product(left, right), found)
-    return found.to(left.dtype)
+        result = torch.where(flags, exact_product(left, right), result)
+    return result.to(left.dtype)
 
 
 def exact_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -119,4 +119,4 @@ def _dequantized(left: Quantized, right: Quantized) -> torch.Tensor:
 def _batched_sums(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Products of codes (..., m, k) and (..., n, k), int32 (..., m, n): float32 holds sums of so few exactly."""
     parts = zip(left.split(EXACT_IN_FLOATS, -1), right.split(EXACT_IN_FLOATS, -1), strict=True)
-    return reduce(torch.add, ((some.float() @ others.float().mT).to(torch.int32) for some, others in parts))
+    return reduce(torch.add, ((piece.float() @ other_piece.float().mT).to(torch.int32) for piece, other_piece in parts))

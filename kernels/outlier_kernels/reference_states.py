@@ -41,9 +41,9 @@ def values_of_hits(x: torch.Tensor, hits: torch.Tensor, alpha: float) -> np.ndar
     columns = hits.nonzero()[:, 0]
     candidates = x.index_select(1, columns).float()
     hit = candidates.abs() >= alpha
-    found = np.empty(int(hit.sum()), HIT)
-    found["feature"], found["value"] = columns.expand_as(hit)[hit].cpu(), candidates[hit].cpu()
-    return found
+    values = np.empty(int(hit.sum()), HIT)
+    values["feature"], values["value"] = columns.expand_as(hit)[hit].cpu(), candidates[hit].cpu()
+    return values
 
 
 def add_residual(

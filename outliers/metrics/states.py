@@ -150,7 +150,7 @@ def _streamed(
     key: tuple,
 ) -> list[list]:
     """The same; last hidden states of the unquantized model come first, and are kept for those under variants."""
-    of_variants = {name: [one for one in cells if one.variant.name == name] for name in _variants(cells)}
+    of_variants = {name: [cell for cell in cells if cell.variant.name == name] for name in _variants(cells)}
     first = [EXACT] * any(_seen(cell).compares for cell in cells)
     exact: list = []
     by_cell: dict[Cell, list] = {cell: [] for cell in cells}

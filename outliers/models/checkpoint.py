@@ -158,7 +158,7 @@ def read_checkpoint(
     method = fields.get("quant_method")
     turned = [path for path, module in model.named_modules() if isinstance(module, Conv1D)]
     stored = unpacked(stored, method, fields, name, turned)
-    if method in ALWAYS_PACKED and not any(isinstance(one, Packed) for one in stored.values()):
+    if method in ALWAYS_PACKED and not any(isinstance(tensor, Packed) for tensor in stored.values()):
         raise UserError(
             f"the configuration of '{name}' says that its weights are stored quantized by '{method}', and its files "
             "hold none so; download the model again, or take 'quantization_config' out of its configuration"

@@ -76,7 +76,7 @@ class Fit(NamedTuple):
     points: int
 
     @property
-    def shown(self) -> bool:
+    def is_significant(self) -> bool:
         """Whether the data show growth: the interval of the scale does not include 0."""
         return self.scale_interval[0] > 0
 
@@ -196,7 +196,7 @@ def _affected_by_perplexity(axes: Axes, models: pd.DataFrame, published: pd.Data
         style, fit = {"color": color_of(color), "fillstyle": fill}, fits[name]
         for marker, group in _by_marker(models):
             _plot(axes, group, "perplexity", 100 * group[name], {"marker": marker, **style, "linestyle": "none"})
-        if fit and fit.shown:
+        if fit and fit.is_significant:
             axes.plot(x, 100 * fit.at(x), color=color_of(color), linestyle=line)
             style["linestyle"] = line
         handles.append(entry(f"{label}: {_fit_words(fit)}", marker=MARKERS[0], **style))
@@ -208,7 +208,7 @@ def _affected_by_perplexity(axes: Axes, models: pd.DataFrame, published: pd.Data
 def _fit_words(fit: Fit | None) -> str:
     if fit is None:
         return "no exponential fits"
-    if not fit.shown:
+    if not fit.is_significant:
         return "no fit drawn,\nits interval includes 0"
     return f"exp(({fit.full:.0f} − ppl) / {fit.scale:.0f})".replace("-", "−")
 

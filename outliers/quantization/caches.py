@@ -163,8 +163,8 @@ def changed_attention(module: nn.Module, query, key, value, attention_mask, **ot
     for change in module.changes:
         query, key, value = change(query, key, value)
     eager = sys.modules[type(module).__module__].eager_attention_forward
-    own = AttentionInterface().get(module.own_implementation, eager)
-    return own(module, query, key, value, attention_mask, **others)
+    attention = AttentionInterface().get(module.own_implementation, eager)
+    return attention(module, query, key, value, attention_mask, **others)
 
 
 AttentionInterface.register(CHANGED, changed_attention)

@@ -71,7 +71,7 @@ def pass_gradient(
 class _Passed(torch.autograd.Function):
     @staticmethod
     def forward(ctx, rows, bias, weight, multiply):
-        ctx.weight, ctx.dtypes = weight, [None if one is None else one.dtype for one in (rows, bias)]
+        ctx.weight, ctx.dtypes = weight, [None if tensor is None else tensor.dtype for tensor in (rows, bias)]
         return multiply(rows, weight, bias)
 
     @staticmethod

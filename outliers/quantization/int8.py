@@ -149,12 +149,12 @@ class Int8Linear(nn.Module):
 
     def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing, unexpected, errors):
         with _LAYOUT:
-            own = {name for name, value in self._plain().items() if value is not None}
+            expected = {name for name, value in self._plain().items() if value is not None}
             given = {name for name in ("weight", *FIELDS) if prefix + name in state_dict}
             # whether strict or not, for these codes do not go with the scales of others, nor with their bias
-            if given and given != own and not self.scale.is_meta:
+            if given and given != expected and not self.scale.is_meta:
                 errors.append(
-                    f"'{prefix[:-1]}' is under '{self.scheme.name}' and takes {', '.join(sorted(own))}, got "
+                    f"'{prefix[:-1]}' is under '{self.scheme.name}' and takes {', '.join(sorted(expected))}, got "
                     f"{', '.join(sorted(given))}; quantize the exact model that has these weights, under this scheme"
                 )
             else:

@@ -165,10 +165,10 @@ def operand_of(weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | No
     searched = scheme.searches and searched_numbers(weight, scheme, magnitudes)
     clipped, scheme = scheme.clip == SEARCH, searched or scheme
     exact, fitted = weight if scheme.transform is None else in_float32(weight), []
-    for one in scheme.transforms:
-        fitted.append(one.fit(exact, magnitudes))
-        exact = one.transform.weight(exact, fitted[-1])
-        magnitudes = magnitudes and magnitudes.under(one.transform, fitted[-1])
+    for transform in scheme.transforms:
+        fitted.append(transform.fit(exact, magnitudes))
+        exact = transform.transform.weight(exact, fitted[-1])
+        magnitudes = magnitudes and magnitudes.under(transform.transform, fitted[-1])
     codes = quantize_weight(exact, scheme)
     if scheme.gptq is not None and not weight.is_meta:
         codes = compensated(in_float32(exact), codes, magnitudes.gram, scheme.weights, scheme.gptq)
@@ -199,8 +199,8 @@ def prepared(hidden_states: torch.Tensor, scheme: Scheme, fitted: tuple[torch.Te
     its `Operand`."""
     if fitted:
         hidden_states = in_float32(hidden_states)
-    for one, of_one in zip(scheme.transforms if fitted else (), fitted, strict=False):
-        hidden_states = one.transform.hidden_states(hidden_states, of_one)
+    for step, numbers in zip(scheme.transforms if fitted else (), fitted, strict=False):
+        hidden_states = step.transform.hidden_states(hidden_states, numbers)
     if scheme.clip is None:
         return hidden_states
     quantile = float(fitted[-1]) if scheme.clip == SEARCH else scheme.clip

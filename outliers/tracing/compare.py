@@ -48,8 +48,8 @@ def compare(trace_a: Trace, trace_b: Trace, layers: float = LAYERS, positions: f
     columns = {"outlier_a": outlier_a, "outlier_b": outlier_b}
     columns |= {f"{name}_{which}": of[name] for name in (*FRACTIONS, "max") for which, of in (("a", a), ("b", b))}
     columns |= {f"{name}_change": b[name] - a[name] for name in FRACTIONS}
-    found = pd.DataFrame(columns | {"max_ratio": b["max"] / a["max"]})[outlier_a | outlier_b].reset_index()
-    change = found[[f"{name}_change" for name in FRACTIONS]].abs().max(axis=1)
-    ratio = np.log(found["max_ratio"]).abs()
-    order = np.lexsort([found["feature"], -ratio, -change])  # the last one first
-    return Frame(found.iloc[order].reset_index(drop=True))
+    compared = pd.DataFrame(columns | {"max_ratio": b["max"] / a["max"]})[outlier_a | outlier_b].reset_index()
+    change = compared[[f"{name}_change" for name in FRACTIONS]].abs().max(axis=1)
+    ratio = np.log(compared["max_ratio"]).abs()
+    order = np.lexsort([compared["feature"], -ratio, -change])  # the last one first
+    return Frame(compared.iloc[order].reset_index(drop=True))

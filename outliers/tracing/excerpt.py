@@ -80,8 +80,8 @@ def telling_features(trace: Trace) -> dict[str, list[int]]:
     positions = min(trace.block, POSITIONS)
     most = max(1, min(FEATURES, VALUES // (len(trace.roles) * trace.layers * positions)))
     stream = tuple(role for role in ON_STREAM if role in trace.roles)
-    found = {role: _telling(trace, stream if role in stream else (role,)) for role in trace.roles}
-    return {role: features[:most] for role, features in found.items()}
+    by_role = {role: _telling(trace, stream if role in stream else (role,)) for role in trace.roles}
+    return {role: features[:most] for role, features in by_role.items()}
 
 
 def _telling(trace: Trace, roles: tuple[str, ...]) -> list[int]:
@@ -112,8 +112,10 @@ def excerpt(
     def keep(layer: int, role: str, x: torch.Tensor) -> None:
         layers[role][layer] = x[:POSITIONS, features[role]].to("cpu", torch.bfloat16)
 
-    with input_hooks([one for one in readers(model) if one.role in features and one.layer in view.layers], keep):
+    with input_hooks(
+        [reader for reader in readers(model) if reader.role in features and reader.layer in view.layers], keep
+    ):
         for _ in run_decoder(model, [beginning]):
             pass
     kept = {role: torch.stack([of_role[layer] for layer in sorted(of_role)]) for role, of_role in layers.items()}
-    return Excerpt(ids, {role: torch.tensor(some) for role, some in features.items()}, kept)
+    return Excerpt(ids, {role: torch.tensor(numbers) for role, numbers in features.items()}, kept)

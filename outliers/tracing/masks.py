@@ -90,9 +90,9 @@ def masks(
     if not blocks:
         raise UserError("no blocks to mark; expected at least one")
     trace = trace or trace_of(model, blocks, STREAM, attention=False)
-    expected, found = (len(layers_of(model)), width_of(model.config)), tuple(trace.statistics["residual.massive"].shape)
-    if found != expected:
-        raise UserError(f"a trace of (layers, features) {found} for a model of {expected}; trace this model")
+    expected, sizes = (len(layers_of(model)), width_of(model.config)), tuple(trace.statistics["residual.massive"].shape)
+    if sizes != expected:
+        raise UserError(f"a trace of (layers, features) {sizes} for a model of {expected}; trace this model")
     roles, outliers = [role for role in STREAM if role in trace.roles], trace.outlier_features()["feature"].tolist()
     ids = [ids_of(model, block)[0].cpu() for block in blocks]
     features: dict[str, torch.Tensor] = {}
@@ -135,8 +135,10 @@ def _about(model: PreTrainedModel, ids: list[torch.Tensor], trace: Trace) -> dic
     of_model = {"model": config._name_or_path, "revision": getattr(config, "_commit_hash", None)}
     if not is_streamed(model):
         of_model["weights_hash"] = weights_hash(model)
-    said = {name: trace.about[name] for name in ("model", "revision", "weights_hash", "text") if name in trace.about}
+    of_trace = {
+        name: trace.about[name] for name in ("model", "revision", "weights_hash", "text") if name in trace.about
+    }
     of_tokens = {"tokens_hash": tokens_hash(pad_sequence(ids, batch_first=True, padding_value=-1))}
     criterion = {"alpha": trace.alpha, "layers": LAYERS, "positions": POSITIONS}
     criterion |= {"massive": MASSIVE, "massive_ratio": MASSIVE_RATIO}
-    return of_model | said | of_tokens | {"criterion": criterion}
+    return of_model | of_trace | of_tokens | {"criterion": criterion}

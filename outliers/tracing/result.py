@@ -113,14 +113,14 @@ class Trace:
             f"{self.layers} {f'{self.stack} ' * bool(self.stack)}layers × features: {of_roles}",
         ]
         if set(ON_STREAM) & set(self.roles):
-            found, width = self.outlier_features()["feature"], self.statistics["residual.massive"].shape[1]
-            few = first_of(found, NAMED)
-            lines.append(f"outlier features: {len(found):,} of {width:,}{f' ({few})' if few else ''}")
+            outliers, width = self.outlier_features()["feature"], self.statistics["residual.massive"].shape[1]
+            few = first_of(outliers, NAMED)
+            lines.append(f"outlier features: {len(outliers):,} of {width:,}{f' ({few})' if few else ''}")
         most = self.largest_values().sort_values("max", ascending=False, kind="stable").iloc[0]
         token = most.get("token_text", f"id {most['token']}")
         where = "{role} of layer {layer}, feature {feature}, position {position}".format(**most)
         lines.append(f"largest value {most['value']:,.1f}: {where}, token {token}")
-        beside = [said for said, there in (("attention sinks", self.heads), ("tokens", self.names)) if there]
+        beside = [name for name, there in (("attention sinks", self.heads), ("tokens", self.names)) if there]
         return "\n  ".join([*lines, *([f"with {' and '.join(beside)}"] if beside else [])])
 
     def merge(self, other: "Trace") -> "Trace":
@@ -264,20 +264,20 @@ class Trace:
         is `by` role or layer.
         """
         together = self.features(roles)
-        found = together[(together["layers"] >= layers) & (together["positions"] >= positions)]
+        outliers = together[(together["layers"] >= layers) & (together["positions"] >= positions)]
         if by is None:
-            return Frame(found.reset_index(drop=True))
+            return Frame(outliers.reset_index(drop=True))
         table = self.features(roles, by)
-        return Frame(table[table["feature"].isin(found["feature"])].reset_index(drop=True))
+        return Frame(table[table["feature"].isin(outliers["feature"])].reset_index(drop=True))
 
     def _check_view(self, roles: Iterable[str]) -> tuple[str, ...]:
-        asked = {roles} if isinstance(roles, str) else set(roles)
-        view = tuple(role for role in ROLES if role in asked)
-        if asked == set(STREAM) and not asked <= set(self.roles):  # the default of a trace of fewer roles
+        given = {roles} if isinstance(roles, str) else set(roles)
+        view = tuple(role for role in ROLES if role in given)
+        if given == set(STREAM) and not given <= set(self.roles):  # the default of a trace of fewer roles
             view = self.roles if self.cross else tuple(role for role in STREAM if role in self.roles)
-        if view not in views(self.roles) or not asked <= set(ROLES):
+        if view not in views(self.roles) or not given <= set(ROLES):
             known = ", ".join("+".join(view) for view in views(self.roles))
-            raise UserError(f"no statistics of the roles {', '.join(sorted(asked))} together; this trace has {known}")
+            raise UserError(f"no statistics of the roles {', '.join(sorted(given))} together; this trace has {known}")
         return view
 
     def _features_of(self, view: tuple[str, ...]) -> pd.DataFrame:
@@ -368,7 +368,7 @@ class Trace:
         table = pd.concat(of_roles, ignore_index=True)
         if by is None:
             table = table.loc[table.groupby("role", sort=False)["max"].idxmax()]
-        return self._named(table[["role", "layer", "max", "value", *PLACE]].reset_index(drop=True))
+        return self._with_names(table[["role", "layer", "max", "value", *PLACE]].reset_index(drop=True))
 
     def _largest_entries(self, state: str) -> pd.DataFrame:
         """The largest entry of each layer in a role's hidden states or in the residual stream."""
@@ -387,7 +387,7 @@ class Trace:
         means = zip(("massive", "max", "ratio"), (massive.sum(1), *sums), strict=True)
         means = {name: (value.double() / self.sequences).numpy() for name, value in means}
         largest = self._largest_entries("residual")[["value", *PLACE]]
-        return self._named(pd.DataFrame({"layer": self._numbers, **means}).join(largest))
+        return self._with_names(pd.DataFrame({"layer": self._numbers, **means}).join(largest))
 
     def attention_sinks(self) -> pd.DataFrame:
         """One row a position: `share` of the (layer, head) pairs for which it is a sink, averaged over the sequences
@@ -404,9 +404,9 @@ class Trace:
         """One row a token id that was at a sink, the most common first: `share` of all (layer, head, sink) found."""
         counts = pd.Series(self._sinks("sinks_tokens").numpy()).sort_values(ascending=False, kind="stable")
         counts = counts[counts > 0]
-        return self._named(pd.DataFrame({"token": counts.index, "share": (counts / counts.sum()).to_numpy()}))
+        return self._with_names(pd.DataFrame({"token": counts.index, "share": (counts / counts.sum()).to_numpy()}))
 
-    def _named(self, table: pd.DataFrame) -> Frame:
+    def _with_names(self, table: pd.DataFrame) -> Frame:
         """A table with the names of its tokens beside them, as far as the trace knows them."""
         if self.names:
             texts = [tokens.name_of(token, self.names) for token in table["token"]]

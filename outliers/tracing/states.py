@@ -60,7 +60,7 @@ def hidden_states(
         pass  # a role that is not there shows now, and not when the first state is asked for
     blocks = sequences(blocks, attention_mask)
     together = [list(blocks)] if is_streamed(model) else ([block] for block in blocks)
-    return (state for some in together for state in _run_as_far_as(model, some, layer, role, variant))
+    return (state for passed in together for state in _run_as_far_as(model, passed, layer, role, variant))
 
 
 class _Reached(Exception):
@@ -71,7 +71,7 @@ def _run_as_far_as(
     model: PreTrainedModel, blocks: list[torch.Tensor], layer: int, role: str, variant: Variant
 ) -> list[torch.Tensor]:
     """A hidden state of each block (T,), (T, features)."""
-    turn, found = 0, {}
+    turn, states = 0, {}
 
     def begin(number: int, _inputs: tuple[torch.Tensor, ...]) -> None:
         nonlocal turn
@@ -79,8 +79,8 @@ def _run_as_far_as(
 
     def keep(_layer: int, _role: str, x: torch.Tensor) -> None:
         room = model.stream.storage(x.shape, x.dtype, x.device) if is_streamed(model) else torch.empty_like(x)
-        found[turn] = room.copy_(x)
-        if len(found) == len(blocks):
+        states[turn] = room.copy_(x)
+        if len(states) == len(blocks):
             raise _Reached
 
     def hooks_on(changed: PreTrainedModel, only: int | None) -> AbstractContextManager:
@@ -90,4 +90,4 @@ def _run_as_far_as(
     with torch.no_grad(), in_eval_mode(model), suppress(_Reached), under(model, watched) as (changed, left):
         for _done in run_decoder(changed, blocks, begin, left):
             pass
-    return [found[number] for number in range(len(blocks))]
+    return [states[number] for number in range(len(blocks))]

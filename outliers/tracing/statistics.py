@@ -73,12 +73,12 @@ def _larger_rows(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 COMBINE = {"min": torch.minimum, "max": torch.maximum, "largest": _larger_rows}  # all others add up
 
 
-def combine(name: str, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def combine(name: str, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """A statistic of two texts, from those of each."""
     kind = name.rpartition(".")[2]
     if kind in BY_POSITION:
-        return add_from_start(one.clone(), other, BY_POSITION[kind])
-    return COMBINE.get(kind, torch.add)(one, other)
+        return add_from_start(first.clone(), second, BY_POSITION[kind])
+    return COMBINE.get(kind, torch.add)(first, second)
 
 
 def add_from_start(total: torch.Tensor, value: torch.Tensor, dim: int) -> torch.Tensor:

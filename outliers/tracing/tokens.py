@@ -94,9 +94,9 @@ class TokenSums:
             self.places[f"{name}_at"][..., 0] = 0
         order = _order(magnitude, torch.arange(1, count + 1, device=magnitude.device), name)
         best = order.topk(min(PLACES, count), 1).indices
-        found = magnitude.gather(1, best), torch.cat([1 + best[..., None], windows[best]], 2)
+        candidates = magnitude.gather(1, best), torch.cat([1 + best[..., None], windows[best]], 2)
         before = self.places[name], self.places[f"{name}_at"]
-        both = (torch.cat(pair, 1) for pair in zip(before, found, strict=True))
+        both = (torch.cat(pair, 1) for pair in zip(before, candidates, strict=True))
         self.places[name], self.places[f"{name}_at"] = _best(name, *both)
 
 
@@ -133,24 +133,26 @@ def _ordered_by_context(best: torch.Tensor, order: torch.Tensor, at: torch.Tenso
     return best.gather(1, places)
 
 
-def merged(one: Statistics, other: Statistics) -> Statistics:
+def merged(first: Statistics, second: Statistics) -> Statistics:
     """The statistics of the tokens of two texts, from those of each."""
-    ids = torch.cat([one["tokens.ids"], other["tokens.ids"]]).unique()
-    found = {"tokens.ids": ids}
-    rows = torch.searchsorted(ids, other["tokens.ids"])
-    places = torch.searchsorted(one["tokens.ids"], ids).clamp_(max=len(one["tokens.ids"]) - 1)
-    new = one["tokens.ids"][places] != ids
-    for name, value in one.items():
+    ids = torch.cat([first["tokens.ids"], second["tokens.ids"]]).unique()
+    statistics = {"tokens.ids": ids}
+    rows = torch.searchsorted(ids, second["tokens.ids"])
+    places = torch.searchsorted(first["tokens.ids"], ids).clamp_(max=len(first["tokens.ids"]) - 1)
+    new = first["tokens.ids"][places] != ids
+    for name, value in first.items():
         kind = name.rpartition(".")[2]
         if kind in SUMS:
-            found[name] = value.index_select(0, places)
-            found[name][new] = 0
+            statistics[name] = value.index_select(0, places)
+            statistics[name][new] = 0
             joined = torch.maximum if kind == "token_max" else torch.add
-            found[name][rows] = joined(found[name][rows], other[name])
+            statistics[name][rows] = joined(statistics[name][rows], second[name])
         elif kind in EXTREMES:
-            pairs = ((part[name], part[f"{name}_at"]) for part in (one, other))
-            found[name], found[f"{name}_at"] = _best(name, *(torch.cat(pair, 1) for pair in zip(*pairs, strict=True)))
-    return found
+            pairs = ((part[name], part[f"{name}_at"]) for part in (first, second))
+            statistics[name], statistics[f"{name}_at"] = _best(
+                name, *(torch.cat(pair, 1) for pair in zip(*pairs, strict=True))
+            )
+    return statistics
 
 
 def name_of(token: int, names: Names) -> str:
@@ -182,12 +184,12 @@ def by_token(statistics: Statistics, state: str, feature: int, names: Names) -> 
     sums, largest = (statistics[f"{state}.{name}"][:, feature].numpy() for name in ("token_sum", "token_max"))
     name, kind = names.get(0, ("", ""))
     first = name if kind in (CLASS, PATCH) else "position 0"  # which is the same place in every picture
-    said = [names.get(token, (first, FIRST)) for token in ids.tolist()]
+    labels = [names.get(token, (first, FIRST)) for token in ids.tolist()]
     table = pd.DataFrame(
         {
             "token": [token if token in names else -1 for token in ids.tolist()],
-            "token_text": [name for name, _ in said],
-            "type": [kind for _, kind in said],
+            "token_text": [name for name, _ in labels],
+            "type": [kind for _, kind in labels],
             "share": positions / positions.sum(),
             "mean": sums / positions,
             "max": largest,
@@ -222,9 +224,9 @@ def _context(window: list[int], names: Names) -> str:
     texts = [_unquoted(names[token][0]) if token in names else "" for token in window]
     if names[window[BEFORE]][1] in (REGISTER, PATCH):  # names that have no blanks of their own between them
         texts = [f" {text}" * bool(text) for text in texts]
-    before, own, after = "".join(texts[:BEFORE]), texts[BEFORE], "".join(texts[BEFORE + 1 :])
-    blank = " " if own.startswith(" ") and own.strip() else ""  # of the token, but outside of its marks
-    return f"{before}{blank}«{own.removeprefix(blank)}»{after}"
+    before, token, after = "".join(texts[:BEFORE]), texts[BEFORE], "".join(texts[BEFORE + 1 :])
+    blank = " " if token.startswith(" ") and token.strip() else ""  # of the token, but outside of its marks
+    return f"{before}{blank}«{token.removeprefix(blank)}»{after}"
 
 
 def _unquoted(name: str) -> str:

@@ -92,8 +92,8 @@ def trace(
         view = view_of(model, stack)
         return _trace(model, blocks, [(view, _in_every_layer(model, view, how[0]))], *how[1:])
 
-    (found,) = _of_parts(model, sequences(blocks, attention_mask), trace_one)
-    return found
+    (trace,) = _of_parts(model, sequences(blocks, attention_mask), trace_one)
+    return trace
 
 
 def traces(
@@ -109,9 +109,9 @@ def traces(
     """All views of a model that have some of the roles, in one pass: of one with a single stack of layers one trace, of
     an encoder-decoder those of "encoder", "decoder" and "cross". Arguments and errors as those of `trace`; a role of
     self-attention brings those of cross-attention."""
-    asked = set(_check_roles(roles))
-    asked = asked.union(*(others for role, others in ALIKE.items() if role in asked))
-    views = [(view, of_view) for view in views_of(model).values() if (of_view := _roles_of(model, view, asked))]
+    requested = set(_check_roles(roles))
+    requested = requested.union(*(others for role, others in ALIKE.items() if role in requested))
+    views = [(view, of_view) for view in views_of(model).values() if (of_view := _roles_of(model, view, requested))]
     if not views:
         raise UserError(f"not every layer of this model has {' or '.join(roles)}; trace other roles")
     how = check_threshold("alpha", alpha), attention, variant, tokens, see_last
@@ -122,10 +122,10 @@ def _of_parts(
     models: PreTrainedModel | Sequence[PreTrainedModel], blocks: Iterable[Block], trace_one: Callable
 ) -> list[Trace]:
     """The traces of all blocks, dealt out to the models in contiguous parts, a thread each."""
-    found = _of_all(models, blocks, trace_one)
-    if not found:
+    traces = _of_all(models, blocks, trace_one)
+    if not traces:
         raise UserError("no blocks to trace; expected at least one")
-    return found
+    return traces
 
 
 def _of_all(
@@ -145,8 +145,8 @@ def _of_all(
             wait(running, return_when=FIRST_EXCEPTION)
         finally:
             stop.set()
-    found = [part.result() for part in running]
-    return merged(filter(None, found))
+    traces = [part.result() for part in running]
+    return merged(filter(None, traces))
 
 
 @inference  # of the thread that it runs in
@@ -183,10 +183,10 @@ def _trace(
             for observer in observers:
                 observer.end(number, ids_of(model, block))
             see_last(block, last)
-    found = [observer.result() for observer in observers if observer.sequences]
-    for one, (view, roles) in zip(found, views, strict=False):
-        one.architecture, one.modules = model.config.model_type, _modules(model, view, roles)
-    return found
+    traces = [observer.result() for observer in observers if observer.sequences]
+    for trace, (view, roles) in zip(traces, views, strict=False):
+        trace.architecture, trace.modules = model.config.model_type, _modules(model, view, roles)
+    return traces
 
 
 def _modules(model: PreTrainedModel, view: View, roles: tuple[str, ...]) -> dict[str, list[list[str]]]:
@@ -210,7 +210,7 @@ def _hooks(
 def _hooks_of(observer: "_Observer", attention: bool, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
     view = observer.view
     layers = [number for number in view.layers if layer in (None, number)]
-    tracked = [one for one in readers(model) if one.role in observer.roles and one.layer in layers]
+    tracked = [reader for reader in readers(model) if reader.role in observer.roles and reader.layer in layers]
 
     def of_view(see: Callable) -> Callable:
         return lambda number, *seen: see(number, *seen) if number in layers else None
@@ -237,11 +237,11 @@ def _check_roles(roles: Iterable[str]) -> tuple[str, ...]:
 
 def _in_every_layer(model: PreTrainedModel, view: View, roles: tuple[str, ...]) -> tuple[str, ...]:
     """The same; raise UserError where there are none."""
-    found = _roles_of(model, view, roles)
-    if not found:
+    in_all = _roles_of(model, view, roles)
+    if not in_all:
         of_stack = f" in the view '{view.name}'" if view.name else ""
         raise UserError(f"not every layer of this model has {' or '.join(roles)}{of_stack}; trace other roles")
-    return found
+    return in_all
 
 
 def _roles_of(model: PreTrainedModel, view: View, roles: Collection[str]) -> tuple[str, ...]:
@@ -252,7 +252,7 @@ def _roles_of(model: PreTrainedModel, view: View, roles: Collection[str]) -> tup
 
 
 @contextmanager
-def _named(layer: int, state: str) -> Iterator[None]:
+def _naming(layer: int, state: str) -> Iterator[None]:
     """Say where a hidden state is not finite."""
     try:
         yield
@@ -317,7 +317,7 @@ class _Observer:
 
     def see_hidden_state(self, layer: int, role: str, x: torch.Tensor) -> None:
         kept = self._kept(role, x, x.dtype if role in ON_STREAM else torch.bool)
-        with _named(layer, role):
+        with _naming(layer, role):
             hits = states.add(self._statistics(layer, role, states.STATISTICS, x), x, self.ids, self.alpha, kept)
         self.in_layer[role] = hits
         if role in SKETCHED:
@@ -327,7 +327,7 @@ class _Observer:
                 self.waiting += len(hits)
 
     def see_residual(self, layer: int, x: torch.Tensor) -> None:
-        with _named(layer, "residual"):
+        with _naming(layer, "residual"):
             statistics = self._statistics(layer, "residual", states.RESIDUAL, x)
             kept = self._kept("residual", x, x.dtype) if self.tokens else None
             massive = states.add_residual(statistics, x, self.ids, (MASSIVE, MASSIVE_RATIO), kept)
@@ -392,11 +392,11 @@ class _Observer:
         statistics |= {name: value.cpu() for name, value in self.total.items()}
         of_stack = {"stack": self.view.name, "first_layer": self.view.layers[0]}
         sizes = self.block, self.sequences, self.heads
-        found = Trace(self.alpha, self.roles, *sizes, statistics, self.sketch, **of_stack)
+        trace = Trace(self.alpha, self.roles, *sizes, statistics, self.sketch, **of_stack)
         if self.tokens:
             statistics |= self.tokens.statistics()
-            found.names = self.names(self.tokens.seen)
-        return found
+            trace.names = self.names(self.tokens.seen)
+        return trace
 
     def _statistics(self, layer: int, state: str, table: dict, x: torch.Tensor) -> states.Statistics:
         """Those of a state in a layer; at first of nothing."""

@@ -62,8 +62,8 @@ class Pass:
         words = [0, 0, 0, 0, 0]
         for name, parts in self.parts.items():
             given = arguments[name]
-            for one in parts(given) if parts else (given,):
-                words.append(0 if one is None else one if isinstance(one, int) else _memory(one))
+            for part in parts(given) if parts else (given,):
+                words.append(0 if part is None else part if isinstance(part, int) else _memory(part))
         packed, first = array("q", words), 0
         memory, _ = packed.buffer_info()
         for pieces, entries in phases:

@@ -88,9 +88,9 @@ def unpack(weight: Packed) -> Quantized:
     codes = weight.scale.new_empty(weight.shape, dtype=torch.int8)
     ones = weight.scale.new_ones(weight.shape[0])
     for start in range(0, features, 256):
-        some = torch.arange(start, min(start + 256, features), device=codes.device)
-        rows = codes.new_full((len(some), features), 128, dtype=torch.uint8)
-        codes[:, some] = _product(_one_hot(rows, some), weight, ones).T.to(torch.int8)
+        columns = torch.arange(start, min(start + 256, features), device=codes.device)
+        rows = codes.new_full((len(columns), features), 128, dtype=torch.uint8)
+        codes[:, columns] = _product(_one_hot(rows, columns), weight, ones).T.to(torch.int8)
     return Quantized(codes, weight.scale)
 
 
@@ -197,13 +197,13 @@ def _multiply(
     at_once = -(-tokens // chunks) or 1  # chunks alike, for torch multiplies a single row in another order
     columns = None
     for start in range(0, tokens, at_once):
-        some = slice(start, start + at_once)
+        chunk = slice(start, start + at_once)
         first = 0 if columns is None else len(outliers) + start
         product = _product(room[first : len(outliers) + start + at_once], weight, column_scales)
         if columns is None:
             largest = torch.finfo(product.dtype).max  # as `Quantized.dequantize` has it, for inf times 0 is NaN
             columns, product = product[: len(outliers)].clamp_(-largest, largest), product[len(outliers) :]
-        _finish(product, scale[some], bias, values[some], columns, result[some])
+        _finish(product, scale[chunk], bias, values[chunk], columns, result[chunk])
     return result
 
 

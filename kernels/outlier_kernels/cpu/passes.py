@@ -46,7 +46,7 @@ SAMPLED = 2048  # entries of which bounds for a median are learnt
 FLOAT, HALF_FLOAT, BITS = ir.FloatType(), ir.HalfType(), ir.IntType
 LANES, FLOATS = ir.VectorType(BITS(32), 16), ir.VectorType(FLOAT, 16)
 # All numbers that compiled code may hold, those of other files too, of which numba sees no change.
-NUMBERS = [f"{name} {one}" for name, one in vars().items() if isinstance(one, int | tuple | np.generic)]
+NUMBERS = [f"{name} {value}" for name, value in vars().items() if isinstance(value, int | tuple | np.generic)]
 FILED_BY = f"{crc32(' '.join(NUMBERS).encode()):08x}"
 inlined = njit(error_model="numpy")
 summing = njit(error_model="numpy", fastmath={"reassoc", "contract"})  # sums in any order, as vectors have it
@@ -54,7 +54,9 @@ summing = njit(error_model="numpy", fastmath={"reassoc", "contract"})  # sums in
 
 def _group(name: str, **names: str) -> type:
     """Several arguments in one, by their kinds: numbers (int), or the memory of numbers of a dtype."""
-    kinds = {one: int if kind == "int" else getattr(np, kind) for kind, some in names.items() for one in some.split()}
+    kinds = {
+        field: int if kind == "int" else getattr(np, kind) for kind, fields in names.items() for field in fields.split()
+    }
     made = namedtuple(name, kinds, module=__name__)
     made.__annotations__ = kinds
     return made
@@ -82,7 +84,7 @@ Blocks = _group("Blocks", int="codes scales scale_stride outputs")
 Room = _group("Room", int32="largest", float32="scales values", int8="codes")
 # What pieces find: by block of rows and feature extremes, hits and sums; by strip of features and token the sums of
 # four powers, (strips, 4, tokens); by piece the largest magnitude without position 0.
-Found = _group("Found", float64="sums squares powers", float32="low high rests", int32="hits")
+Partial = _group("Partial", float64="sums squares powers", float32="low high rests", int32="hits")
 # By piece the largest magnitude, its feature and its position, how many are below the median's bounds, and how many
 # between them; the largest magnitude of each token; magnitudes (tokens, features).
 Magnitudes = _group("Magnitudes", int64="pieces", int32="largest between")
@@ -102,8 +104,8 @@ def _of_matrix(matrix: torch.Tensor) -> tuple:
 
 
 def _of_statistics(group: type) -> Callable:
-    named = itemgetter(*("rest.max" if name == "rest_max" else name for name in group._fields))
-    return lambda statistics: named(statistics.addresses)
+    of_group = itemgetter(*("rest.max" if name == "rest_max" else name for name in group._fields))
+    return lambda statistics: of_group(statistics.addresses)
 
 
 # By a group, what an argument has for it where it is not several already.
@@ -153,8 +155,8 @@ def _entry_point(work):
 def _pass(function: Callable) -> Pass:
     """A pass of a function of the counters and of arguments that are annotated with their kinds."""
     kinds = function.__annotations__
-    own = {"body": inlined(function), "unpacked": _unpacking(kinds.values()), "__name__": __name__}
-    entry_point = FunctionType(_entry_point.__code__, own)
+    namespace = {"body": inlined(function), "unpacked": _unpacking(kinds.values()), "__name__": __name__}
+    entry_point = FunctionType(_entry_point.__code__, namespace)
     entry_point.__name__ = function.__name__
     entry_point.__qualname__ = f"{function.__name__}_{FILED_BY}"
     groups = {kind: PARTS.get(kind, tuple) for kind in kinds.values() if issubclass(kind, tuple)}
@@ -512,13 +514,13 @@ def codes_by_column(
     scale, words = np.empty(width, np.float32), np.empty((4, width), np.uint32)
     for piece in _pieces(work):
         matrix, start = piece // strips, piece % strips * width
-        count, one, first = min(width, rows - start), _moved(x, places, matrix), matrix * rows + start
+        count, rows_from, first = min(width, rows - start), _moved(x, places, matrix), matrix * rows + start
         flags = _at(left_out.flags, matrix * left_out.stride)
         for i in range(count):
             most[i] = 0
         for k in range(features):
             if not (_is_given(left_out.flags) and flags[k]):
-                load(one.kind, _place(one, k, start), count, row)
+                load(rows_from.kind, _place(rows_from, k, start), count, row)
                 for i in range(count):
                     most[i] = max(most[i], np.int32(bits_of(row[i]) & MAGNITUDE))
         for i in range(count):
@@ -533,7 +535,7 @@ def codes_by_column(
                 for i in range(count):
                     of_feature[i] = 0
                 continue
-            load(one.kind, _place(one, k, start), count, row)
+            load(rows_from.kind, _place(rows_from, k, start), count, row)
             if chance.rounds:
                 for i in range(count):
                     of_feature[i] = _code_by_chance(row[i] / scale[i], _chance(words[k % 4, i]))
@@ -849,16 +851,16 @@ def finish_sums(
         for start in range(0, outputs, STRIP):
             for r in range(first, end):
                 width, place = min(STRIP, outputs - start), r * outputs + start
-                some, scale, column_scales = _at(sums, place), scales.rows[r], _at(scales.columns, start)
+                strip, scale, column_scales = _at(sums, place), scales.rows[r], _at(scales.columns, start)
                 if _is_given(zero_points.row_zeros):
                     row_zero, row_sum = zero_points.row_zeros[r], zero_points.row_sums[r]
                     of_zeros, of_sums = _at(zero_points.of_zeros, start), _at(zero_points.of_sums, start)
                     for i in range(width):
-                        whole = np.int32(some[i] + row_zero * of_zeros[i] - row_sum * of_sums[i])
+                        whole = np.int32(strip[i] + row_zero * of_zeros[i] - row_sum * of_sums[i])
                         row[i] = np.float32(whole) * scale * column_scales[i]
                 else:
                     for i in range(width):
-                        row[i] = np.float32(some[i]) * scale * column_scales[i]
+                        row[i] = np.float32(strip[i]) * scale * column_scales[i]
                 if _is_given(added):
                     _add(row, _at(added, place), width)
                 if _is_given(bias):
@@ -879,7 +881,7 @@ def finish_products(work, sums: np.int32, rows: int, scales: Scales, outliers: O
             matrix, scale = r // rows, scales.rows[r]
             values = _at(outliers.values, r * count)
             for start in range(0, outputs, STRIP):
-                width, some = min(STRIP, outputs - start), _at(sums, r * outputs + start)
+                width, strip = min(STRIP, outputs - start), _at(sums, r * outputs + start)
                 column_scales = _at(scales.columns, matrix * outputs + start)
                 if count:
                     columns = _at(outliers.columns, matrix * count * outputs + start)
@@ -887,10 +889,10 @@ def finish_products(work, sums: np.int32, rows: int, scales: Scales, outliers: O
                         added[i] = values[0] * columns[i]
                     _add_columns(added, width, _at(values, 1), _at(columns, outputs), count - 1, outputs)
                     for i in range(width):
-                        row[i] = np.float32(some[i]) * scale * column_scales[i] + added[i]
+                        row[i] = np.float32(strip[i]) * scale * column_scales[i] + added[i]
                 else:
                     for i in range(width):
-                        row[i] = np.float32(some[i]) * scale * column_scales[i]
+                        row[i] = np.float32(strip[i]) * scale * column_scales[i]
                 store(result.kind, _place(result, r, start), width, row)
 
 
@@ -1029,34 +1031,38 @@ def add_state(
     room: memory for what pieces find. The report is 0, or one more than the first feature with NaN or inf.
     """
     strips, done = -(-x.columns // width), 0
-    found, row = _found(room, x, -(-x.rows // height), strips), np.empty(width, np.float32)
+    partial, row = _partial_at(room, x, -(-x.rows // height), strips), np.empty(width, np.float32)
     for piece in _pieces(work):
         block, strip = piece // strips, piece % strips
         count, end = min(width, x.columns - strip * width), min(block * height + height, x.rows)
-        found.rests[piece] = _add_block(
-            x, block, (block * height, end), strip, strip * width, count, alpha[0], kept, found, row
+        partial.rests[piece] = _add_block(
+            x, block, (block * height, end), strip, strip * width, count, alpha[0], kept, partial, row
         )
         done = _counted(_at(work, DONE), 1) + 1
     if done == work[PIECES]:
-        _finish_state(work, x, height, strips, ids, found, hits, joined)
+        _finish_state(work, x, height, strips, ids, partial, hits, joined)
 
 
 @inlined
-def _found(room, x, blocks, strips):
+def _partial_at(room, x, blocks, strips):
     """Where pieces put what they find; `cpu.states` knows how much memory that takes."""
     size, sums = blocks * x.columns, _address(room, np.float64)
     low = _address(room + 8 * (2 * size + strips * 4 * x.rows), np.float32)
     rests = _at(low, 2 * size)
     hits = _address(room + 8 * (3 * size + strips * 4 * x.rows) + 4 * blocks * strips, np.int32)
-    return Found(sums, _at(sums, size), _at(sums, 2 * size), low, _at(low, size), rests, hits)
+    return Partial(sums, _at(sums, size), _at(sums, 2 * size), low, _at(low, size), rests, hits)
 
 
 @inlined
-def _add_block(x, block, rows, strip, start, count, alpha, kept, found, room):
+def _add_block(x, block, rows, strip, start, count, alpha, kept, partial, room):
     """Find what there is of a block of rows in a strip of features; the largest magnitude without position 0."""
     place, rest = block * x.columns + start, np.float32(0)
-    low, high, hits = _at(found.low, place), _at(found.high, place), _at(found.hits, place)
-    sums, squares, powers = _at(found.sums, place), _at(found.squares, place), _at(found.powers, strip * 4 * x.rows)
+    low, high, hits = _at(partial.low, place), _at(partial.high, place), _at(partial.hits, place)
+    sums, squares, powers = (
+        _at(partial.sums, place),
+        _at(partial.squares, place),
+        _at(partial.powers, strip * 4 * x.rows),
+    )
     for i in range(count):
         low[i], high[i], hits[i], sums[i], squares[i] = np.inf, -np.inf, 0, 0, 0
     height = rows[1] - rows[0]
@@ -1086,32 +1092,32 @@ def _largest_of(low, high, count):
 
 
 @inlined
-def _finish_state(work, x, height, strips, ids, found, hits, joined):
+def _finish_state(work, x, height, strips, ids, partial, hits, joined):
     """Add what all pieces found to the statistics."""
-    _join_blocks(found, -(-x.rows // height), x.columns)
+    _join_blocks(partial, -(-x.rows // height), x.columns)
     for i in range(x.columns):
-        if not found.squares[i] < np.inf:  # float32 has no squares as large
+        if not partial.squares[i] < np.inf:  # float32 has no squares as large
             work[REPORT] = i + 1
             return
     row = np.empty(x.columns, np.float32)
     load(x.kind, _place(x, 0, 0), x.columns, row)
-    _add_features(row, x.columns, found, hits, joined)
+    _add_features(row, x.columns, partial, hits, joined)
     for piece in range(work[PIECES]):
-        joined.rest_max[0] = max(joined.rest_max[0], found.rests[piece])
-    largest = _largest_of(found.low, found.high, x.columns)
+        joined.rest_max[0] = max(joined.rest_max[0], partial.rests[piece])
+    largest = _largest_of(partial.low, partial.high, x.columns)
     feature = position = 0
-    while max(-found.low[feature], found.high[feature]) < largest:
+    while max(-partial.low[feature], partial.high[feature]) < largest:
         feature += 1
     while abs(_entry(x, position, feature)) < largest:
         position += 1
     _join_largest(joined.largest, x, ids, largest, feature, position)
-    _add_kurtosis(found.powers, strips, x.rows, x.columns, joined.kurtosis_tensor, joined.kurtosis_token)
+    _add_kurtosis(partial.powers, strips, x.rows, x.columns, joined.kurtosis_tensor, joined.kurtosis_token)
 
 
 @inlined
-def _join_blocks(found, blocks, features):
+def _join_blocks(partial, blocks, features):
     """Add what was found of other blocks of rows to that of the first one."""
-    low, high, hits, sums, squares = found.low, found.high, found.hits, found.sums, found.squares
+    low, high, hits, sums, squares = partial.low, partial.high, partial.hits, partial.sums, partial.squares
     for block in range(1, blocks):
         for i in range(features):
             j = block * features + i
@@ -1121,17 +1127,17 @@ def _join_blocks(found, blocks, features):
 
 
 @inlined
-def _add_features(first_row, features, found, hits, joined):
+def _add_features(first_row, features, partial, hits, joined):
     """Add what was found of each feature."""
     for i in range(features):
-        joined.min[i], joined.max[i] = min(joined.min[i], found.low[i]), max(joined.max[i], found.high[i])
-        hits[i] = found.hits[i]
-        joined.hits[i] += np.int64(found.hits[i])
-        joined.sequences_hit[i] += np.int64(found.hits[i] > 0)
-        joined.sum[i] += found.sums[i]
-        joined.squares[i] += found.squares[i]
+        joined.min[i], joined.max[i] = min(joined.min[i], partial.low[i]), max(joined.max[i], partial.high[i])
+        hits[i] = partial.hits[i]
+        joined.hits[i] += np.int64(partial.hits[i])
+        joined.sequences_hit[i] += np.int64(partial.hits[i] > 0)
+        joined.sum[i] += partial.sums[i]
+        joined.squares[i] += partial.squares[i]
         first = np.float64(first_row[i])
-        joined.squares_rest[i] += found.squares[i] - first * first
+        joined.squares_rest[i] += partial.squares[i] - first * first
 
 
 @_pass
@@ -1140,7 +1146,7 @@ def hits_of_state(work, x: Matrix, alpha: np.float32, hits: np.int64, room: int)
 
     room: memory for the features that have some, and behind them for the feature (int32) and the value of each hit.
     """
-    columns, count, found = _address(room, np.int64), 0, 0
+    columns, count, place = _address(room, np.int64), 0, 0
     features, values = _address(room + 8 * x.columns, np.int32), _address(room + 8 * x.columns, np.float32)
     for i in range(x.columns):
         columns[count] = i
@@ -1149,9 +1155,9 @@ def hits_of_state(work, x: Matrix, alpha: np.float32, hits: np.int64, room: int)
         for i in range(count):
             value = _entry(x, r, columns[i])
             if abs(value) >= alpha[0]:
-                features[2 * found], values[2 * found + 1] = columns[i], value
-                found += 1
-    work[REPORT] = found
+                features[2 * place], values[2 * place + 1] = columns[i], value
+                place += 1
+    work[REPORT] = place
 
 
 @inlined
@@ -1204,20 +1210,20 @@ def add_residual(
     """
     row, bits = np.empty(x.columns, np.float32), np.empty(x.columns, np.int32)
     pieces, largest = _address(room, np.int64), _address(room + 40 * work[PIECES], np.int32)
-    found = Magnitudes(pieces, largest, _at(largest, x.rows))
+    magnitudes = Magnitudes(pieces, largest, _at(largest, x.rows))
     bounds, done = _bounds_of_median(x), 0
     for piece in _pieces(work):
-        _find_magnitudes(x, piece, height, bounds, kept, found, row, bits)
+        _find_magnitudes(x, piece, height, bounds, kept, magnitudes, row, bits)
         done = _counted(_at(work, DONE), 1) + 1
     if done == work[PIECES]:
-        _finish_residual(work, x, height, ids, limits, found, massive, joined)
+        _finish_residual(work, x, height, ids, limits, magnitudes, massive, joined)
 
 
 @inlined
-def _find_magnitudes(x, piece, height, bounds, kept, found, room, bits):
+def _find_magnitudes(x, piece, height, bounds, kept, magnitudes, room, bits):
     """Find what there is of some rows."""
     (low, high), start = bounds, piece * height
-    between, of_piece = _at(found.between, start * x.columns), _at(found.pieces, 5 * piece)
+    between, of_piece = _at(magnitudes.between, start * x.columns), _at(magnitudes.pieces, 5 * piece)
     of_piece[0], of_piece[1] = -1, x.columns
     under, count, places = 0, 0, _address(np.int64(bits.ctypes.data), np.int32)
     for r in range(start, min(start + height, x.rows)):
@@ -1237,7 +1243,7 @@ def _find_magnitudes(x, piece, height, bounds, kept, found, room, bits):
             between[count] = bits[i]
             count += np.int64(bits[i] >= low) & np.int64(bits[i] <= high)
         under += smaller
-        found.largest[r] = most
+        magnitudes.largest[r] = most
         if most >= of_piece[0]:
             feature = 0
             while bits[feature] < most:
@@ -1260,23 +1266,23 @@ def _bounds_of_median(x):
 
 
 @inlined
-def _finish_residual(work, x, height, ids, limits, found, massive, joined):
+def _finish_residual(work, x, height, ids, limits, magnitudes, massive, joined):
     """Add what all pieces found to the statistics."""
-    best = found.pieces
+    best = magnitudes.pieces
     for piece in range(1, work[PIECES]):
-        of_piece = _at(found.pieces, 5 * piece)
+        of_piece = _at(magnitudes.pieces, 5 * piece)
         if of_piece[0] > best[0] or (of_piece[0] == best[0] and of_piece[1] < best[1]):
             best = of_piece
     if best[0] >= INFINITE:
         work[REPORT] = -1
         return
-    magnitude, middle = float_of(np.int32(best[0])), float_of(_median(work, x, height, found))
+    magnitude, middle = float_of(np.int32(best[0])), float_of(_median(work, x, height, magnitudes))
     _join_largest(joined.largest, x, ids, magnitude, best[1], best[2])
     joined.sum_of_max[0] += magnitude
     joined.sum_of_ratios[0] += np.float64(magnitude) / np.float64(middle)
     limit = limits[1] * middle
     for r in range(x.rows):
-        if float_of(found.largest[r]) > limits[0] and float_of(found.largest[r]) >= limit:
+        if float_of(magnitudes.largest[r]) > limits[0] and float_of(magnitudes.largest[r]) >= limit:
             for i in range(x.columns):
                 entry = abs(_entry(x, r, i))
                 if entry > limits[0] and entry >= limit:
@@ -1286,13 +1292,13 @@ def _finish_residual(work, x, height, ids, limits, found, massive, joined):
 
 
 @inlined
-def _median(work, x, height, found):
+def _median(work, x, height, magnitudes):
     """The median magnitude: among those between its bounds, or if it is not there, as of a state that the sample is no
     picture of, among all."""
-    size, values = x.rows * x.columns, found.between
+    size, values = x.rows * x.columns, magnitudes.between
     rank, count = (size - 1) // 2, 0
     for piece in range(work[PIECES]):
-        of_piece = _at(found.pieces, 5 * piece)
+        of_piece = _at(magnitudes.pieces, 5 * piece)
         rank -= of_piece[3]
         for i in range(of_piece[4]):
             values[count] = values[piece * height * x.columns + i]

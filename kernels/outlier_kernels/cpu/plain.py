@@ -48,7 +48,7 @@ def linear(
     quantized = codes.quantize(x, activations, outliers, room, codes.limit(threshold, in_float16))
     added = None
     if len(outliers) and exact is not None:
-        values, columns = (one.index_select(1, outliers).float() for one in (x, exact.weight))
+        values, columns = (operand.index_select(1, outliers).float() for operand in (x, exact.weight))
         added = values @ columns.T
         weight = _made_without(weight, outliers, exact)
     elif len(outliers):

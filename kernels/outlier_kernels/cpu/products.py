@@ -18,7 +18,7 @@ FEW = 64  # up to so many outliers, adding one after the other is as fast as tor
 
 def serves(*operands: torch.Tensor) -> bool:
     """Whether the passes read these operands."""
-    return all(one.dtype in KINDS and one.numel() > 0 for one in operands)
+    return all(operand.dtype in KINDS and operand.numel() > 0 for operand in operands)
 
 
 def product(
@@ -42,10 +42,10 @@ def product(
         values = _features(left, outliers).contiguous().view(-1, count)
         columns = _features(right, outliers).mT.contiguous().view(-1, count, n)
     for matrices, first, sums in _sums(of_left, of_right):
-        some = slice(matrices.start * m + first, matrices.start * m + first + sums.shape[0] * sums.shape[1])
-        exactly = (None, None, 0) if values is None else (values[some], columns[matrices], count)
-        given = {"sums": sums, "rows": sums.shape[1], "scales": (row_scales[some], column_scales[matrices])}
-        passes().finish_products(some.stop - some.start, n, **given, outliers=exactly, result=outputs[some])
+        rows = slice(matrices.start * m + first, matrices.start * m + first + sums.shape[0] * sums.shape[1])
+        exactly = (None, None, 0) if values is None else (values[rows], columns[matrices], count)
+        given = {"sums": sums, "rows": sums.shape[1], "scales": (row_scales[rows], column_scales[matrices])}
+        passes().finish_products(rows.stop - rows.start, n, **given, outliers=exactly, result=outputs[rows])
     if exact is not None:
         _put_columns(result, left, right, exact)
     return result
@@ -64,13 +64,13 @@ def quantize_rows(
     left_out = flags, 0 if flags is None or flags.ndim == 1 else k
     given = {"places": places, "left_out": left_out, "chance": (seed is not None, seed), "scales": scale}
     if matrices.stride(-1) == 1:
-        found = scale.new_empty(len(places), m, k, dtype=torch.int8)
-        passes().codes_by_row(len(places) * m, k, x=matrices, **given, codes=found)
-        return found, scale
-    found, strip = scale.new_empty(len(places), k, m, dtype=torch.int8), min(STRIP, m)
+        codes = scale.new_empty(len(places), m, k, dtype=torch.int8)
+        passes().codes_by_row(len(places) * m, k, x=matrices, **given, codes=codes)
+        return codes, scale
+    codes, strip = scale.new_empty(len(places), k, m, dtype=torch.int8), min(STRIP, m)
     strips = -(-m // strip) * len(places)
-    passes().codes_by_column(strips, strip * k, x=matrices.mT, width=strip, **given, codes=found)
-    return found.mT, scale
+    passes().codes_by_column(strips, strip * k, x=matrices.mT, width=strip, **given, codes=codes)
+    return codes.mT, scale
 
 
 def _places(matrices: torch.Tensor) -> torch.Tensor:
@@ -91,19 +91,19 @@ def _sums(left: torch.Tensor, right: torch.Tensor) -> Iterator[tuple[slice, int,
     room = left.new_empty(min(at_once, matrices), rows, n, dtype=torch.int32)
     others = right.unbind()
     for start in range(0, matrices, at_once):
-        some = slice(start, min(start + at_once, matrices))
+        chunk = slice(start, min(start + at_once, matrices))
         for first in range(0, m, rows):
-            among = left[some, first : first + rows].unbind()
+            among = left[chunk, first : first + rows].unbind()
             sums = room.flatten()[: len(among) * len(among[0]) * n].view(len(among), -1, n)
-            for one, other, out in zip(among, others[some], sums.unbind(), strict=True):
-                reference.int8_matmul(one, other, out)
-            yield some, first, sums
+            for rows_of_left, rows_of_right, out in zip(among, others[chunk], sums.unbind(), strict=True):
+                reference.int8_matmul(rows_of_left, rows_of_right, out)
+            yield chunk, first, sums
 
 
 def _features(matrices: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """Some features of matrices (..., rows, k), 0 where there is none: float32 (..., rows, count)."""
-    some = matrices.gather(-1, places.clamp(min=0)[..., None, :].expand(*matrices.shape[:-1], -1)).float()
-    return some.masked_fill_((places < 0)[..., None, :], 0)
+    features = matrices.gather(-1, places.clamp(min=0)[..., None, :].expand(*matrices.shape[:-1], -1)).float()
+    return features.masked_fill_((places < 0)[..., None, :], 0)
 
 
 def _put_columns(result: torch.Tensor, left: torch.Tensor, right: torch.Tensor, exact: torch.Tensor) -> None:
@@ -111,5 +111,5 @@ def _put_columns(result: torch.Tensor, left: torch.Tensor, right: torch.Tensor, 
     if exact.ndim == 1:  # of left in float32, which is a gradient that lies transposed, the product is read in one go
         result[:, exact] = reference_products.exact_product(right[exact], left).mT.to(result.dtype)
         return
-    for some in zip(result, left, right, exact, strict=True):  # which in float32 fit a cache
-        reference_products.put_columns(*some)
+    for of_matrix in zip(result, left, right, exact, strict=True):  # which in float32 fit a cache
+        reference_products.put_columns(*of_matrix)

@@ -54,10 +54,10 @@ def flag_outliers(
 
 @triton.jit
 def list_flags(flags, indices, count, features, BLOCK: tl.constexpr):
-    found = 0
+    before = 0
     for start in range(0, features, BLOCK):
         feature = start + tl.arange(0, BLOCK)
         flag = tl.load(flags + feature, mask=feature < features, other=0).to(tl.int32)
-        tl.store(indices + found + tl.cumsum(flag) - 1, feature, mask=flag > 0)
-        found += tl.sum(flag)
-    tl.store(count, found)
+        tl.store(indices + before + tl.cumsum(flag) - 1, feature, mask=flag > 0)
+        before += tl.sum(flag)
+    tl.store(count, before)

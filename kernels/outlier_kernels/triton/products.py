@@ -17,7 +17,9 @@ LEAST_DEPTH, LEAST_COLUMNS = 32, 16  # what int8 units take
 
 def serves(*operands: torch.Tensor) -> bool:
     """Whether the kernels read these operands."""
-    return all(one.dtype in DTYPES and one.numel() > 0 and one.shape[-1] <= LARGEST_K for one in operands)
+    return all(
+        operand.dtype in DTYPES and operand.numel() > 0 and operand.shape[-1] <= LARGEST_K for operand in operands
+    )
 
 
 def product(
@@ -228,16 +230,16 @@ def multiply_rows(
         for start in tl.range(0, count, BLOCK_OUTLIERS, num_stages=1):
             position = start + tl.arange(0, BLOCK_OUTLIERS)
             place = tl.load(outliers + matrix * outliers_stride + position, mask=position < count, other=-1)
-            is_one = place >= 0
-            one = tl.load(
-                left + row[:, None] * row_stride + place[None, :] * feature_stride, mask=is_one[None, :], other=0
+            is_place = place >= 0
+            left_value = tl.load(
+                left + row[:, None] * row_stride + place[None, :] * feature_stride, mask=is_place[None, :], other=0
             )
-            other = tl.load(
+            right_value = tl.load(
                 right + column[None, :] * other_row_stride + place[:, None] * other_feature_stride,
-                mask=is_one[:, None],
+                mask=is_place[:, None],
                 other=0,
             )
-            value = tl.dot(one.to(tl.float32), other.to(tl.float32), value, input_precision=PRECISION)
+            value = tl.dot(left_value.to(tl.float32), right_value.to(tl.float32), value, input_precision=PRECISION)
     stored = (tile_row < rows - first_row)[:, None] & (tile_column < columns - first_column)[None, :]
     result += (matrix * rows + first_row) * columns + first_column
     result += tile_row[:, None] * columns + tile_column[None, :]

@@ -158,7 +158,7 @@ def emergence_findings(models: pd.DataFrame, fits: Mapping[str, Fit | None], at:
         f"The fraction of affected {name} grows e-fold as the perplexity falls by "
         f"{with_interval(amount, fit.scale, *fit.scale_interval)} (95 % interval, {fit.points} models)."
         for name, fit in fits.items()
-        if fit and fit.shown
+        if fit and fit.is_significant
     ]
     return [Finding(sentence, at) for sentence in sentences]
 
