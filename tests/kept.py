@@ -39,8 +39,8 @@ def kept(run: str) -> list[dict]:
 
 def _damage_section(run: str, rows: list[dict]) -> Section:
     """With what its tokens look like."""
-    worst = pd.read_csv(KEPT / run / "damage_worst.csv")
-    return damage_section(rows, dict(zip(worst["token"], worst["token_text"], strict=True)).get)
+    errors = pd.read_csv(KEPT / run / "errors.csv")
+    return damage_section(rows, dict(zip(errors["token"], errors["token_text"], strict=True)).get)
 
 
 def _cached_damage_section(rows: list[dict]) -> Section:

@@ -140,9 +140,16 @@ def test_tables_are_those_that_were_kept(page, name):
 
 
 @pytest.mark.parametrize(("run", "section"), [*SECTIONS.items(), *OTHERS])
-def test_kept_tables_are_those_of_their_rows(run, section):
-    for drawn in section(kept(run)).tables:
-        assert read(f"results/kept/{run}/{drawn.name}.md") == drawn.form("github") + "\n"
+def test_kept_tables_and_figures_are_those_of_their_rows(run, section):
+    """Of figures the words, which Matplotlib writes into an SVG file as comments, too."""
+    section = section(kept(run))
+    for table in section.tables:
+        assert read(f"results/kept/{run}/{table.name}.md") == table.form("github") + "\n"
+    for drawing in section.drawings:
+        path = f"results/kept/{run}/{drawing.name}.svg"
+        if (ROOT / path).exists():
+            words = [re.findall(r"<!-- (.*?) -->", svg) for svg in (read(path), drawing.svg.decode())]
+            assert words[0] == words[1], "run: python scripts/redraw.py"
 
 
 def test_outlier_features_of_models_that_were_trained():

@@ -1,0 +1,34 @@
+"""Draw the tables and figures of kept results again, from their rows.
+
+    python scripts/redraw.py [RUN …]
+
+A run is a folder of results/kept, such as damage/smollm2-135m; all of them where none is given. Only files that are kept
+already are written. Run it after words of a table or a figure changed; tests see that they are those of the rows.
+"""
+
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+from outliers.report.write import write_files  # noqa: E402
+from tests.kept import KEPT, SECTIONS, section_of  # noqa: E402
+
+ROWS = {"rows.parquet", "rows.jsonl", "README.md"}
+
+
+def redraw(run: str) -> None:
+    """Draw one run, and print which files have changed."""
+    with TemporaryDirectory() as folder:
+        write_files(section_of(run), Path(folder))
+        for drawn in sorted(Path(folder).iterdir()):
+            kept = KEPT / run / drawn.name
+            if drawn.name not in ROWS and kept.exists() and kept.read_bytes() != drawn.read_bytes():
+                kept.write_bytes(drawn.read_bytes())
+                print(kept.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or SECTIONS:
+        redraw(name)
