@@ -2,8 +2,8 @@
 
     python scripts/redraw.py [RUN …]
 
-A run is a folder of results/kept, such as damage/smollm2-135m; all of them where none is given. Only files that are kept
-already are written. Run it after words of a table or a figure changed; tests see that they are those of the rows.
+A run is a folder of results/kept, such as damage/smollm2-135m; all of them where none is given. Only files that are
+kept already are written. Run it after words of a table or a figure changed; tests see that they are those of the rows.
 """
 
 import sys

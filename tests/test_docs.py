@@ -143,8 +143,8 @@ def test_tables_are_those_that_were_kept(page, name):
 def test_kept_tables_and_figures_are_those_of_their_rows(run, section):
     """Of figures the words, which Matplotlib writes into an SVG file as comments, too."""
     section = section(kept(run))
-    for table in section.tables:
-        assert read(f"results/kept/{run}/{table.name}.md") == table.form("github") + "\n"
+    for drawn in section.tables:
+        assert read(f"results/kept/{run}/{drawn.name}.md") == drawn.form("github") + "\n"
     for drawing in section.drawings:
         path = f"results/kept/{run}/{drawing.name}.svg"
         if (ROOT / path).exists():

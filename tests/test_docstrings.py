@@ -5,6 +5,7 @@ import doctest
 import re
 from pathlib import Path
 
+import outlier_kernels
 import pytest
 
 import outliers
@@ -20,7 +21,6 @@ WITHOUT = {  # an example, and why
     "Cells": "see run",
     "plot.patch_map": "needs pictures",
 }
-ROOMS = ("metrics", "report", "plot", "tracing", "quantization")
 CLAUSE = re.compile(r"(What|Which|Where|How|Who)\b")
 EXAMPLES = doctest.DocTestParser()
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -49,11 +49,11 @@ def test_examples_run(name, variables, monkeypatch, tmp_path):
     run_examples(DOCUMENTED[name].__doc__, name, variables)
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_docstrings_begin_with_a_noun_or_a_verb(room):
+@pytest.mark.parametrize("package", [outliers, outlier_kernels])
+def test_docstrings_begin_with_a_noun_or_a_verb(package):
     clauses = [
         f"{file}, line {node.body[0].lineno}"
-        for file in sorted((Path(outliers.__file__).parent / room).rglob("*.py"))
+        for file in sorted(Path(package.__file__).parent.rglob("*.py"))
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and CLAUSE.match(ast.get_docstring(node) or "")
     ]

@@ -60,7 +60,7 @@ NOT_ITS_TYPE = re.compile(r"\((?:R|TM)\)|\bCPU\b|\bProcessor\b|\b[\w-]+-Core\b|(
 
 
 class Part(NamedTuple):
-    """What one function does in a layer: its calls, and the bytes of the tensors that these are given."""
+    """The work of one function in a layer: its calls, and the bytes of the tensors that these are given."""
 
     calls: list[Callable[[], object]]
     bytes: int
@@ -151,7 +151,7 @@ def measure(
 
 
 def machine_type(name: str, units: str | None) -> str:
-    """What machines of one type have in common, as a file's name: the model of their processor, and its int8 units.
+    """The name of a file for machines of one type: the model of their processor, and its int8 units.
 
     Args:
         name: as `environment` has it.
@@ -189,7 +189,7 @@ def table(results: pd.DataFrame, form: str = "pipe") -> str:
 
 
 def _caption(results: pd.DataFrame, spent: str) -> str:
-    """What stands under the table."""
+    """The words under the table."""
     first, wide = results.iloc[0], results.pivot(index=["tokens", "features", "outputs"], columns="way", values=spent)
     caption = "Smallest times" if spent.endswith("smallest") else "Medians"
     if PEER in wide:

@@ -18,7 +18,7 @@ PATHS = ("reference", "cpu", "triton")
 
 
 def path(device: torch.device) -> str:
-    """Which path runs on a device: that of the variable OUTLIERS_KERNELS, or the fastest that is there.
+    """The path that runs on a device: that of the variable OUTLIERS_KERNELS, or the fastest that is there.
 
     Raises:
         ValueError: the variable names no path, or one that does not run on this device.
@@ -65,7 +65,7 @@ def path_of(
     arithmetic: str = "exact",
     dtype: torch.dtype = torch.float32,
 ) -> str:
-    """Which path multiplies a weight with hidden states: the one place that decides it.
+    """The path that multiplies a weight with hidden states: the one place that decides it.
 
     Args:
         weight: prepared or not.

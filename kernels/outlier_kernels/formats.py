@@ -1,4 +1,4 @@
-"""What a quantized product is made of, as data: number formats, groups that share a scale, kinds of arithmetic."""
+"""The parts of a quantized product, as data: number formats, groups that share a scale, kinds of arithmetic."""
 
 import math
 import pkgutil
@@ -141,7 +141,7 @@ ARITHMETICS = {
 
 @dataclass(frozen=True)
 class Quantizer:
-    """How one operand of a product is quantized.
+    """The quantization of one operand of a product.
 
     format: a name in `FORMATS`. granularity: a name in `GRANULARITIES`, or "group-" and a number of features.
     symmetric: absmax if true, else zeropoint. Written, it is those three: "int8 row absmax".
@@ -160,7 +160,7 @@ class Quantizer:
 
     @classmethod
     def read(cls, written: str | None) -> "Quantizer | None":
-        """What was written; None of None, an operand that is not quantized."""
+        """The quantizer that was written; None of None, an operand that is not quantized."""
         if written is None:
             return None
         format, granularity, kind = written.rsplit(" ", 2)
@@ -173,7 +173,7 @@ class Quantizer:
 
     @property
     def group(self) -> int | None:
-        """How many consecutive features of a row share a scale; None where all of them do."""
+        """The number of consecutive features of a row that share a scale; None where all of them do."""
         if self.granularity == BLOCK:
             return FORMATS[self.format].group
         written = re.fullmatch(r"group-([1-9]\d{0,8})", str(self.granularity))
@@ -196,7 +196,7 @@ class Quantizer:
 
 
 def large_groups(groups: float) -> int:
-    """How many of a row's groups have `Format.large_bits`: at most a fifth of them, and at least one."""
+    """The number of a row's groups that have `Format.large_bits`: at most a fifth of them, and at least one."""
     return max(1, int(groups / LARGE_GROUPS))
 
 
@@ -207,7 +207,7 @@ def granularities(format: str, operand: str) -> list[str]:
 
 
 def find(thing: object) -> object:
-    """What stands at "module:name", imported when it is first used; what is no text stands for itself."""
+    """The object at "module:name", imported when it is first used; what is no text stands for itself."""
     return pkgutil.resolve_name(thing) if isinstance(thing, str) else thing
 
 

@@ -54,12 +54,12 @@ class Quantized(NamedTuple):
 
     @property
     def group(self) -> int | None:
-        """How many consecutive features of a row share a scale; None where all of them do."""
+        """The number of consecutive features of a row that share a scale; None where all of them do."""
         groups = self.scale.shape[1]
         return None if groups == 1 else self.codes.shape[1] // max(groups, 1)
 
     def _spread(self, of_groups: torch.Tensor) -> torch.Tensor:
-        """What groups have, for each feature of theirs."""
+        """The numbers of groups, for each feature of theirs."""
         return of_groups if self.group in (None, 0, 1) else of_groups.repeat_interleave(self.group, 1)
 
 
@@ -238,7 +238,7 @@ def largest_sum(features: int, a: Quantized, b: Quantized) -> torch.Tensor:
 
 
 def outlier_columns(hidden_states: torch.Tensor, threshold: float) -> torch.Tensor:
-    """Which features of (tokens, features) have a token with |x| ≥ threshold: bool (features,) (section 3.2)."""
+    """The features of (tokens, features) that have a token with |x| ≥ threshold: bool (features,) (section 3.2)."""
     return (hidden_states.amax(0) >= threshold) | (hidden_states.amin(0) <= -threshold)
 
 

@@ -105,7 +105,7 @@ def put_columns(result: torch.Tensor, left: torch.Tensor, right: torch.Tensor, e
 
 
 def flags_of(places: torch.Tensor, size: int) -> torch.Tensor:
-    """Which of so many are among places (..., count), of which -1 are none: bool (..., size)."""
+    """Flags of those of so many that are among places (..., count), of which -1 are none: bool (..., size)."""
     flags = torch.zeros(*places.shape[:-1], size + 1, dtype=torch.bool, device=places.device)
     return flags.scatter_(-1, torch.where(places < 0, size, places), True)[..., :size]
 

@@ -1,4 +1,4 @@
-"""What a trace keeps of hidden states, in plain torch: the truth that the other paths are tested against."""
+"""Statistics of a trace's hidden states, in plain torch: the truth that the other paths are tested against."""
 
 import numpy as np
 import torch

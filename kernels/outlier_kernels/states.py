@@ -1,4 +1,4 @@
-"""What a trace keeps of hidden states, added up over sequences, and which path adds: one read of each state.
+"""The statistics that a trace keeps of hidden states, added up over sequences, and the path that adds.
 
 Statistics are tensors by name, on the device of the states, which `empty` makes and `add` and `add_residual` change.
 Counts, extremes, medians and places are the same bit by bit on every path. Sums in float64 are of another order: they
@@ -123,7 +123,7 @@ def add_residual(
 
 
 def path(device: torch.device, dtype: torch.dtype) -> str:
-    """Which path reads states of a dtype on a device: "cpu", "triton" or "reference"; the one place that decides it.
+    """The path that reads states of a dtype on a device: "cpu", "triton" or "reference"; the one place that decides it.
 
     The variable OUTLIERS_KERNELS=reference asks for the reference.
     """

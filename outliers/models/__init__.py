@@ -1,1 +1,1 @@
-"""Where a model comes from and what its parts are called."""
+"""Sources of models, and the names of their parts."""

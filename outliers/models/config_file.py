@@ -253,7 +253,7 @@ def _is_list_of(entries, kind: type, count: int | None = None) -> bool:
 
 
 def _repeated(kinds) -> int | None:
-    """How many layers `attention_types` makes; None if that cannot be said. No names are repeated too."""
+    """The number of layers that `attention_types` makes; None if that cannot be said. No names are repeated too."""
     try:
         return sum(max(1, len(names)) * times for names, times in kinds)
     except (TypeError, ValueError):
@@ -340,7 +340,7 @@ def check_weights(fields: dict, name: str, files: Iterable[Path]) -> None:
 
 
 def least_weights(fields: dict) -> int:
-    """How many weights a model has at the very least: embeddings, two products of attention and two of the rest.
+    """The least number of weights that a model has: embeddings, two products of attention and two of the rest.
 
     What the fields do not say counts nothing; so does what only some architectures have. Of an encoder-decoder one of
     both counts.

@@ -130,7 +130,7 @@ def _is_independent(module: nn.Module) -> bool:
 
 @contextmanager
 def under(model: PreTrainedModel, variant: Variant) -> Iterator[tuple[PreTrainedModel, Variant]]:
-    """What `run_decoder` is called with for a variant: a resident model under it; a streamed one, and the variant."""
+    """The arguments of `run_decoder` for a variant: a resident model under it; a streamed one, and the variant."""
     if is_streamed(model):
         yield model, variant
     else:

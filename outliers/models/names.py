@@ -95,12 +95,12 @@ def packaged_file(name: str) -> Path | None:
 
 
 def cached_file(name: str) -> Path:
-    """Where the file of a packaged model is in the user's cache once `outliers.get` has got it."""
+    """The place of a packaged model's file in the user's cache once `outliers.get` has got it."""
     return CACHE / name / Path(PACKAGED[name].file).name
 
 
 def _installed(packaged: Packaged) -> list[Path]:
-    """Where the installed distribution would have the file; nothing of it is imported."""
+    """The place of the file in the installed distribution; nothing of it is imported."""
     package, _, inside = packaged.file.partition("/")
     spec = importlib.util.find_spec(package)
     return [Path(folder) / inside for folder in (spec.submodule_search_locations or [])] if spec else []

@@ -1,4 +1,4 @@
-"""Where a model is: on this machine or on the hub; found without importing torch or transformers."""
+"""The place of a model, on this machine or on the hub; found without importing torch or transformers."""
 
 import functools
 import os
@@ -48,8 +48,8 @@ class Source(NamedTuple):
 
 
 def local_place(name: str) -> Path | None:
-    """Where a model is on this machine: the folder of a pocket model, the file of a packaged one, or an existing folder
-    or GGUF file of this name; None if `name` is of the hub.
+    """The place of a model on this machine: the folder of a pocket model, the file of a packaged one, or an existing
+    folder or GGUF file of this name; None if `name` is of the hub.
     """
     if name.startswith("pocket/"):
         if name not in pocket_models():
@@ -176,7 +176,7 @@ def _cached_config(name: str, revision: str | None) -> Path | None:
 
 
 def config_path(source: Source) -> Path | None:
-    """Where the `config.json` of a model is; one of a hub id is downloaded. None if the hub has none to give."""
+    """The place of a model's `config.json`; one of a hub id is downloaded. None if the hub has none to give."""
     if Path(source.path).is_dir():
         return Path(source.path) / FILE
     if source.local_files_only:

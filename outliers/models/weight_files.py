@@ -1,4 +1,4 @@
-"""Which files are a model, decided here for all loaders before a byte of weights is read, and that they stay so."""
+"""The files of a model, decided here for all loaders before a byte of weights is read, and that they stay so."""
 
 import json
 import os

@@ -44,7 +44,7 @@ def _value_errors() -> Iterator[None]:
 
 @register_quantization_config(METHOD)
 class OutliersConfig(QuantizationConfigMixin):
-    """How `from_pretrained` quantizes a model: to int8 codes alone, or beside exact weights where codes are no int8.
+    """Quantization by `from_pretrained`: to int8 codes alone, or beside exact weights where codes are no int8.
 
     The model is that of `outliers.quantize` with the same scheme, skip and plan, bit for bit, kept as `keep` says.
 
@@ -101,7 +101,7 @@ class OutliersConfig(QuantizationConfigMixin):
 
     @property
     def keep(self) -> str:
-        """Which weights the model keeps: "int8" codes alone, or "exact" ones where a scheme has no such codes."""
+        """The weights that the model keeps: "int8" codes alone, or "exact" ones where a scheme has no such codes."""
         try:
             for scheme in (self.scheme, *self.arguments["instead"]):
                 check_kept(_scheme(scheme))

@@ -1,1 +1,1 @@
-"""Which cells a specification asks for, a file a command."""
+"""The cells of a specification, a file a command."""

@@ -1,4 +1,4 @@
-"""How fast linear layers of some dimensions are in many ways (Table 5), and those of decoder layers (Table 6)."""
+"""The speed of linear layers of some dimensions in many ways (Table 5), and of decoder layers (Table 6)."""
 
 from outliers.metrics.linear_layer import DecoderLayer, LinearLayer
 from outliers.specification.kinds import DecoderLayers, LinearLayers

@@ -93,7 +93,7 @@ class Search:
 
     @functools.cached_property
     def sizes(self) -> dict[str, int]:
-        """How many weights each projection of the model has, by path."""
+        """The number of weights of each projection of the model, by path."""
         from outliers.models.anatomy import projections  # late, for it imports torch
         from outliers.models.skeleton import skeleton
 
@@ -281,7 +281,7 @@ def _searched(search: Search, choices: list[Choice]) -> Stages:
 
 
 def _enough(choices: Sequence[Choice], loss: float) -> int:
-    """How many of the first ones should save so much of the loss; all where none do."""
+    """The number of the first ones that should save so much of the loss; all where none do."""
     saved = accumulate((choice.gain for choice in choices), initial=0.0)
     return next((count for count, gain in enumerate(saved) if gain >= loss), len(choices))
 

@@ -93,7 +93,7 @@ class Cluster:
         return [subjects]
 
     def parts(self, blocks: int, tasks: int) -> list[slice]:
-        """How a text of so many blocks is cut where there are so many tasks: so that all workers have some."""
+        """The parts of a text of so many blocks where there are so many tasks: so that all workers have some."""
         workers = sum(int(node["CPU" if self.device == "cpu" else "GPU"]) for node in self._nodes())
         count = min(blocks, max(1, math.ceil(self.tasks_a_worker * workers / max(1, tasks))))
         ends = [blocks * number // count for number in range(count + 1)]
@@ -168,7 +168,7 @@ class Cluster:
         return {"CPU": max(1, math.floor(cores)), "GPU": 0, "memory": memory}
 
     def _gpus(self, needed: Need | None) -> int:
-        """How many GPUs a model is spread over: as many as it needs, or all of a machine while that is not known."""
+        """The number of GPUs for a model: as many as it needs, or all of a machine while that is not known."""
         most = max((int(node["GPU"]) for node in self._nodes()), default=0)
         share = GPU_SPARE * needed.memory / self.room.gpus if needed else 1
         return max(1, min(most, math.ceil(share * most)))
@@ -179,12 +179,12 @@ class Cluster:
         return [{name: node["Resources"].get(name, 0) for name in names} for node in self.ray.nodes() if node["Alive"]]
 
     def _slots(self, task: Task) -> int:
-        """How many tasks like this one run at once."""
+        """The number of tasks like this one that run at once."""
         needs = self._needs(task)
         return sum(min(int(node[name] // needs[name]) for name in needs if needs[name]) for node in self._nodes())
 
     def _room(self, task: Task) -> int:
-        """How many tasks are given to Ray at once: some are queued, so that a cluster that can grow does."""
+        """The number of tasks that Ray has at once: some are queued, so that a cluster that can grow does."""
         return max(2, 2 * self._slots(task))
 
     def _check(self, task: Task) -> None:

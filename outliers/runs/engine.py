@@ -1,4 +1,4 @@
-"""Where an experiment's tasks are measured: in this process one after the other, or as tasks of a Ray cluster."""
+"""Engines of an experiment's tasks: this process, one after the other, or a Ray cluster."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ class Here:
         return [[subject] for subject in subjects]
 
     def parts(self, blocks: int, _cells: int) -> list[slice]:
-        """How a text of so many blocks is cut: not at all."""
+        """The parts of a text of so many blocks: all of it."""
         return [slice(0, blocks)]
 
     def run(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Any]]:

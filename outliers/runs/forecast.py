@@ -273,7 +273,7 @@ def _single_options(request: Request, room: Room) -> Options:
 
 
 def _further_options(request: Request, room: Room) -> Options:
-    """Where no single option is enough: those of a streamed run, each as large as fits."""
+    """Advice where no single option is enough: the options of a streamed run, each as large as fits."""
     option, streamed = ("", {}) if request.stream else _streamed(request, room)
     if not set(streamed) <= request.keeps.options:
         return

@@ -1,4 +1,4 @@
-"""Which folder the results of one model are in, where other models have its name."""
+"""The folder of the results of one model, where other models have its name."""
 
 import itertools
 import json

@@ -158,12 +158,12 @@ class Planner:
         ]
 
     def weights(self, subject: Subject) -> dict:
-        """Which weights a subject has, which are read for that."""
+        """The weights of a subject, which are read for that."""
         ((_, weights),) = self.engine.run([Task("its weights", _weights, subject, (), 0)])
         return weights
 
     def _parts(self, bundle: list[Cell], count: int) -> list[slice]:
-        """How the text of cells is cut where there are so many bundles."""
+        """The parts of the text of cells where there are so many bundles."""
         blocks = len(bundle[0].subject.blocks)
         return self.engine.parts(blocks, count) if bundle[0].metric.measurement.splits else [slice(0, blocks)]
 
@@ -211,7 +211,7 @@ def keeps_of(cells: list[Cell]) -> Iterable[Keeps | None]:
 
 
 def _shares(bundle: list[Cell], parts: list[slice]) -> list[int]:
-    """How far each part of a text moves the bar."""
+    """The steps by which each part of a text moves the bar."""
     steps, blocks = _steps(bundle), len(bundle[0].subject.blocks)
     return [round(steps * part.stop / blocks) - round(steps * part.start / blocks) for part in parts]
 
@@ -231,7 +231,7 @@ def _common(cell: Cell, facts: dict) -> str:
 
 
 def _made(cell: Cell, spent: dict) -> dict:
-    """Where a cell was measured at what cost, but for what is a fact of it."""
+    """The place and the cost of a cell's measurement, but for what is a fact of it."""
     facts = (CODE, *MACHINE) if cell.metric.timed else (CODE,)
     streamed = {"streamed": True} if getattr(cell.subject.settings, "stream", False) else {}
     device = {"device": cell.subject.settings.device}

@@ -284,7 +284,7 @@ class Named(Checked):
 
     @property
     def folder(self) -> Path:
-        """Where its results go unless the user says otherwise."""
+        """The folder of its results unless the user says otherwise."""
         return Path("results") / self.name
 
     def show(self, folder: Path, rows: list[dict]) -> Any:
@@ -293,7 +293,7 @@ class Named(Checked):
 
 
 class Machine(Named):
-    """Where something runs."""
+    """The machine on which something runs."""
 
     device: Line = Field(default="cpu", description="cpu, cuda, cuda:N, or auto: layers spread over all GPUs.")
     dtype: Literal["float32", "float16", "bfloat16"] = Field(
@@ -302,7 +302,7 @@ class Machine(Named):
 
 
 class Spread(Machine):
-    """Where cells run: in this process one after the other, or as tasks of a Ray cluster."""
+    """The engine of cells: in this process one after the other, or as tasks of a Ray cluster."""
 
     engine: Literal["local", "ray"] = Field(
         default="local", description="This process, or a Ray cluster (at RAY_ADDRESS, or of this machine)."
@@ -329,7 +329,7 @@ class Settings(Spread):
 
     @property
     def sequences(self) -> int:
-        """How many sequences pass a model."""
+        """The number of sequences that pass a model."""
         return self.blocks * (self.block - 2 if self.objective == "each" else self.mask_seeds)
 
 
@@ -400,7 +400,7 @@ class OfOneModel(Settings):
 
     @property
     def folder(self) -> Path:
-        """Where its results go unless the user says otherwise."""
+        """The folder of its results unless the user says otherwise."""
         name = full_name(self.model, self.revision).replace("/", "-")  # which a revision may have
         if len(name.encode()) > LONGEST_NAME:
             raise UserError(f"results of {shown(name)} have no folder of that name; choose one with --out")
@@ -469,7 +469,7 @@ DAMAGE_BY = ("error", "role", "layer", "stack", "head", "model")  # parts of the
 
 
 class Damage(OfSchemes, OfOneModel, Calibrated):
-    """Where schemes damage one model, by the arguments of `outliers.damage`."""
+    """The damage of schemes to one model, by the arguments of `outliers.damage`."""
 
     plans = "outliers.presets.damage:damage_plans"
     section, of_folder = "outliers.report.views.damage:kept_damage_section", True
@@ -487,7 +487,7 @@ class Damage(OfSchemes, OfOneModel, Calibrated):
 
 
 class Planning(OfOneModel, Calibrated):
-    """Which projections of one model stay exact under a scheme, so that it costs at most so much."""
+    """The projections of one model that stay exact under a scheme, so that it costs at most so much."""
 
     plans, experiment = "outliers.presets.plan:planning_plans", "plan"
     section, of_folder = "outliers.report.views.plan:kept_plan_section", True

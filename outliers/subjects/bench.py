@@ -184,7 +184,7 @@ class Bench:
         return calibration
 
     def weights(self) -> dict:
-        """Which weights the last model has, as a field of its rows; what of a streamed one was not read yet is read."""
+        """The weights of the last model, as a field of its rows; what of a streamed one was not read yet is read."""
         if self._loaded is None:
             return {}
         model, fields = self._loaded
@@ -238,7 +238,7 @@ def describe(subject: Any, model: PreTrainedModel) -> dict:
 
 
 def _in_another_dtype(model: PreTrainedModel) -> int:
-    """How many parameters of a model in 16 bits transformers keeps in float32, such as T5's wo."""
+    """The number of parameters that transformers keeps in float32 of a model in 16 bits, such as T5's wo."""
     return sum(
         parameter.numel()
         for tensor_name, parameter in model.named_parameters()
@@ -247,7 +247,7 @@ def _in_another_dtype(model: PreTrainedModel) -> int:
 
 
 def protocol_of(settings: Machine, blocks: torch.Tensor | Examples | None = None) -> str:
-    """How the text of an experiment is cut into blocks, and what of these blocks a model predicts."""
+    """The way in which a text is cut into blocks, and the part of these blocks that a model predicts."""
     predicted = blocks.protocol if isinstance(blocks, Examples) else ""
     if predicted and not predicted.startswith("+"):  # of what is no text
         return predicted

@@ -149,7 +149,7 @@ class Pretrained(Subject):
         return bench.load(self, facts)[0]
 
     def weights(self, bench: "Bench") -> dict:
-        """Which weights were loaded, as a fact."""
+        """The weights that were loaded, as a fact."""
         return bench.weights()
 
     def facts(self, bench: "Bench", cell: Cell) -> dict:
@@ -191,7 +191,7 @@ class Causal(Pretrained):
 
     @property
     def seeds(self) -> int:
-        """How many times the text is in its blocks."""
+        """The number of times that the text is in its blocks."""
         return getattr(self.blocks, "seeds", 1)
 
     def check(self, cells: Iterable[Cell]) -> None:

@@ -52,7 +52,7 @@ class Subject:
         """The model, if it has the weights that the facts say."""
 
     def weights(self, bench: Bench) -> dict:
-        """Which weights were loaded, as a fact."""
+        """The weights that were loaded, as a fact."""
         return {}
 
     def facts(self, bench: Bench, cell: "Cell") -> dict:

@@ -27,7 +27,7 @@ class Layer(Subject):
         _check(self.settings)
 
     def facts(self, _bench: "Bench", _cell: Cell) -> dict:
-        """How many outputs it has, and which kernels multiply it."""
+        """The number of its outputs, and the kernels that multiply it."""
         return {"outputs": layer_shape(self.dimension)[1], **_kernels(self.settings)}
 
 

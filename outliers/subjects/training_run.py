@@ -50,7 +50,7 @@ class TrainingRun(Subject):
 
     @property
     def folder(self) -> Path:
-        """Where its checkpoints are: of all that decides its weights but the code."""
+        """The folder of its checkpoints: of all that decides its weights but the code."""
         written = json.dumps([self.recipe.model_dump(), self.seed, self.trained_on], sort_keys=True)
         return Path(self.settings.work) / hashlib.sha256(written.encode()).hexdigest()[:12]
 

@@ -131,7 +131,7 @@ class _BesideBars(logging.Handler):
 
 
 def called(command: str) -> list[str]:
-    """How a command of this name is called by who called this one: as a module, or by the script `outliers`."""
+    """The call of a command of this name by who called this one: as a module, or by the script `outliers`."""
     return ["outliers", command] if Path(sys.argv[0]).stem == "outliers" else ["python", "-m", f"outliers.{command}"]
 
 

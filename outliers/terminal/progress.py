@@ -1,4 +1,4 @@
-"""How far a run is: a bar on a terminal, and a line a minute where there is none."""
+"""The progress of a run: a bar on a terminal, and a line a minute where there is none."""
 
 import logging
 import threading

@@ -44,7 +44,7 @@ TEXTS = {
 
 
 def find_text(text: Text, column: str = COLUMN) -> NamedText:
-    """Where the documents of a text come from, and how they are cut; text and column as in `load_text`."""
+    """The source of a text's documents, and the way in which they are cut; text and column as in `load_text`."""
     if isinstance(text, (str, os.PathLike)):
         return _find_named(os.fspath(text))
     if isinstance(text, torch.Tensor):

@@ -24,7 +24,7 @@ def sentinels_of(tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
 
 
 class Spans(NamedTuple):
-    """How many of so many tokens are predicted, and in how many spans; at least one of each."""
+    """The number of predicted tokens of so many, and the number of their spans; at least one of each."""
 
     tokens: int
     predicted: int
@@ -46,12 +46,12 @@ class Spans(NamedTuple):
 
     @property
     def read(self) -> int:
-        """How many tokens the encoder reads: those that are kept, a sentinel for each span, and the end."""
+        """The number of tokens that the encoder reads: those that are kept, a sentinel for each span, and the end."""
         return self.tokens - self.predicted + self.spans + 1
 
     @property
     def targets(self) -> int:
-        """How many tokens the decoder predicts: each span behind its sentinel, and the end."""
+        """The number of tokens that the decoder predicts: each span behind its sentinel, and the end."""
         return self.predicted + self.spans + 1
 
 

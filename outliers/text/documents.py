@@ -1,4 +1,4 @@
-"""Where documents come from: local files, the embedded sample, C4 and WikiText-2."""
+"""Sources of documents: local files, the embedded sample, C4 and WikiText-2."""
 
 import codecs
 import gzip

@@ -117,7 +117,7 @@ def _tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> Tokens:
 
 
 def _overlap(encoding: BatchEncoding, length: int) -> int:
-    """Where the overlap begins, at the start of a word or of a token in a long word.
+    """The beginning of the overlap, at the start of a word or of a token in a long word.
 
     In a long run of one character, or of digits that are taken three at a time, tokens would not agree otherwise.
     """
@@ -150,7 +150,7 @@ def _between_blanks(overlap: str, alone: Tokens, tokenizer: PreTrainedTokenizerB
 
 
 def _joint(before: Tokens, alone: Tokens, after: Tokens, inside: tuple[int, int], cut_words: bool) -> int | None:
-    """Where to join: so many tokens of the overlap `alone` come from the piece `before` it; None if they disagree.
+    """The place to join: so many tokens of the overlap `alone` come from the piece `before` it; None if they disagree.
 
     inside: the tokens among which they may be joined.
     """
@@ -166,7 +166,7 @@ def _joint(before: Tokens, alone: Tokens, after: Tokens, inside: tuple[int, int]
 
 
 def _agreeing(first: Tokens, second: Tokens) -> int:
-    """How many tokens from the start are the same, and so are the words."""
+    """The number of tokens from the start that are the same, and so are the words."""
     count = min(len(first.ids), len(second.ids))
     same = (first.ids[:count] == second.ids[:count]) & (first.words[:count] == second.words[:count])
     return count if same.all() else int(same.argmin())

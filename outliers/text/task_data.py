@@ -1,4 +1,4 @@
-"""Which zero-shot tasks there are without the harness, and where the data of others are; imported in no time."""
+"""The zero-shot tasks without the harness, and the places of the data of others; imported in no time."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Where numbers stop being finite in a training step, by the name of the layer."""
+"""The first numbers of a training step that are not finite, by the name of the layer."""
 
 from collections.abc import Callable
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""Where features are replaced: in what whole roles read, or only some of the projections, layers, heads or norms."""
+"""Places where features are replaced: whole roles, or only some of the projections, layers, heads or norms."""
 
 import re
 from collections.abc import Iterable
@@ -145,5 +145,5 @@ def _edges_of_layer(model: "PreTrainedModel", layer: int, places: list[Place], r
 
 
 def _count(part: "Part") -> int:
-    """How many outputs a part has; a module of its own counts as one."""
+    """The number of a part's outputs; a module of its own counts as one."""
     return 1 if part.outputs is None else part.outputs.numel()

@@ -56,7 +56,7 @@ class Massive(Variant):
         return str(Term("massive", self.features, (f"layers.{self.layer}",), options))
 
     def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
-        """Which entries, and what becomes of them."""
+        """The entries, and their replacement."""
         massive = {"massive_features": list(self.features), "massive_layer": self.layer}
         return massive | {"massive_value": self.value, "massive_above": self.above}
 

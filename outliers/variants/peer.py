@@ -113,7 +113,7 @@ class Against(Variant):
         return f"{AGAINST}({self.called}{''.join(places)})"
 
     def fields(self, model: "PreTrainedModel | None" = None) -> dict:
-        """Which weights the other model has, and how they are stored, where it is read."""
+        """The weights of the other model, and their form, where it is read."""
         from outliers.quantization.peers import other_fields
 
         return other_fields(self.other, model) if model is not None and isinstance(self.other, str) else {}

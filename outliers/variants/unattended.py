@@ -30,11 +30,11 @@ class Unattended(Variant):
 
     @property
     def name(self) -> str:
-        """Which positions, as `read` takes it."""
+        """The positions, as `read` takes them."""
         return str(Term("unattended", self.positions, (), {}))
 
     def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
-        """Which positions."""
+        """The positions."""
         return {"unattended": list(self.positions)}
 
     @contextmanager

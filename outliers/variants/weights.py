@@ -51,7 +51,7 @@ class Scaled(Variant):
         return str(Term(name, (), (), options, self.weight))
 
     def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
-        """Which entries, and the factor."""
+        """The entries, and the factor."""
         return {"weight": str(self.weight), "weight_factor": self.factor}
 
     def first_layer(self, model: "PreTrainedModel") -> int:

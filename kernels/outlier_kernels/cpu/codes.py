@@ -44,7 +44,7 @@ def outlier_features(matrix: torch.Tensor, threshold: float | None, in_float16: 
 
 
 def limit(threshold: float | None, in_float16: bool) -> float | None:
-    """What `quantize` takes to do as bitsandbytes does."""
+    """The threshold by which `quantize` does as bitsandbytes does."""
     return None if not in_float16 else torch.inf if threshold is None else threshold
 
 

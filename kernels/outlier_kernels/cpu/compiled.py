@@ -112,7 +112,7 @@ def passes() -> ModuleType:
 
 @cache
 def _openmp() -> Callable | None:
-    """What runs a function on the threads of the OpenMP that torch is linked with; None where it has another interface
+    """Runs a function on the threads of the OpenMP that torch is linked with; None where it has another interface
     than GCC's, which LLVM's has as well on Linux."""
     try:
         linked = ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))))

@@ -63,7 +63,7 @@ def pack(weight: Quantized) -> Packed:
 
 
 def address_of(blocks: torch.Tensor) -> int:
-    """Where the memory of oneDNN's layout begins."""
+    """The address of oneDNN's layout in memory."""
     return torch.ops.mkldnn.data_ptr(blocks)
 
 

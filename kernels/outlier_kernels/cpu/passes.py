@@ -126,7 +126,7 @@ def _type_of(kind: type) -> types.Type:
 
 
 def _unpacking(kinds: Iterable[type]) -> Callable:
-    """What reads arguments of such kinds from memory, after the counters."""
+    """A function that reads arguments of such kinds from memory, after the counters."""
     wanted = types.Tuple(list(map(_type_of, kinds)))
 
     @intrinsic
@@ -588,7 +588,7 @@ def _zeropoint(row, count):
 
 
 def _finishing(put: Callable) -> Callable:
-    """How rows are finished and written by `put`."""
+    """A function that finishes rows and writes them by `put`."""
 
     @inlined
     def finish(result, scaled, scale, bias, values, columns, count, stride, width):
@@ -651,7 +651,7 @@ def _add_columns(row, width, values, columns, count, stride):
 
 
 def _tile(height: int) -> Callable:
-    """How a tile of so many tokens meets a block of outputs: all sums stay in registers until they are scaled."""
+    """The product of a tile of tokens and a block of outputs: all sums stay in registers until they are scaled."""
 
     @intrinsic
     def multiplied(_context, codes, stride, last, weights, words, of_weights, scales, bias, row_scales, tile):
@@ -778,7 +778,7 @@ def _largest_of_features(x, start, count, row, largest):
 
 @inlined
 def _outliers_and_largest(largest, features, threshold, outliers):
-    """How many features are outliers, the first `FEW` of them, and the largest magnitude of all others, as bits."""
+    """The number of outlier features, the first `FEW` of them, and the largest magnitude of all others, as bits."""
     count, most = 0, np.int32(0)
     for i in range(features):
         if threshold >= 0 and largest[i] >= threshold and largest[i] <= INFINITE:  # NaN hides an outlier
@@ -792,7 +792,7 @@ def _outliers_and_largest(largest, features, threshold, outliers):
 
 @inlined
 def _read_block(weight, features, start, bias, outliers, count, of_block):
-    """What a block of outputs from one on has: scales, bias, and the weights that outlier features meet."""
+    """Read a block of outputs from one on: scales, bias, and the weights that outlier features meet."""
     width = min(BLOCK, weight.outputs - start)
     scales, codes = _address(weight.scales, np.float32), weight.codes + start * _rounded_up(features)
     of_block[: 2 * BLOCK] = 0
@@ -1045,7 +1045,7 @@ def add_state(
 
 @inlined
 def _partial_at(room, x, blocks, strips):
-    """Where pieces put what they find; `cpu.states` knows how much memory that takes."""
+    """Memory for what pieces find; `cpu.states` knows how much memory that takes."""
     size, sums = blocks * x.columns, _address(room, np.float64)
     low = _address(room + 8 * (2 * size + strips * 4 * x.rows), np.float32)
     rests = _at(low, 2 * size)

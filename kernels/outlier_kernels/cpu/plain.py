@@ -75,7 +75,7 @@ def _made_without(weight: Quantized, outliers: torch.Tensor, exact: Exact) -> Qu
 
 
 def _with_extremes_in(weight: Quantized, features: torch.Tensor) -> torch.Tensor:
-    """Which rows of a weight may have another scale without some features, bool (outputs,)."""
+    """The rows of a weight that may have another scale without some features, bool (outputs,)."""
     least, most = ORDINARY
     changed = (weight.codes.index_select(1, features).abs() >= OUTERMOST).any(1)
     changed |= ~((weight.scale > least) & (weight.scale < most))[:, 0]

@@ -1,4 +1,4 @@
-"""What a trace keeps of hidden states, from one read of each on the threads that torch has."""
+"""The statistics that a trace keeps of hidden states, from one read of each on the threads that torch has."""
 
 import ctypes
 import threading

@@ -1,4 +1,4 @@
-"""Which features are outliers, as a list that never leaves the device."""
+"""The outlier features, as a list that never leaves the device."""
 
 from typing import NamedTuple
 

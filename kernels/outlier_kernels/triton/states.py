@@ -1,4 +1,4 @@
-"""What a trace keeps of hidden states, from one read of each: a kernel a state, whose tiles leave their shares."""
+"""The statistics of a trace from one read of each hidden state: a kernel a state, whose tiles leave their shares."""
 
 import torch
 import triton

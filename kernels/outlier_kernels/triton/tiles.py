@@ -6,7 +6,7 @@ import torch
 
 
 class Tile(NamedTuple):
-    """What one program of the product computes: rows × columns of the output, `depth` features at a time."""
+    """The share of one program in the product: rows × columns of the output, `depth` features at a time."""
 
     rows: int
     columns: int
@@ -16,7 +16,7 @@ class Tile(NamedTuple):
 
     @property
     def blocks(self) -> dict[str, int]:
-        """What it says to a launch."""
+        """The arguments of a launch."""
         names = ("BLOCK_ROWS", "BLOCK_COLUMNS", "BLOCK_DEPTH", "num_warps", "num_stages")
         return dict(zip(names, self, strict=True))
 

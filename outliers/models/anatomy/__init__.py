@@ -180,7 +180,7 @@ def width_of(config: PretrainedConfig) -> int:
 
 
 def count_layers(config: PretrainedConfig) -> int:
-    """How many layers all stacks have together, by the configuration."""
+    """The number of layers of all stacks together, by the configuration."""
     counts = ((config_of_stack(config, stack), stack.stack) for stack in stacks_of(config))
     names = ("num_{}_layers", "{}_layers")
     return sum(
@@ -191,7 +191,7 @@ def count_layers(config: PretrainedConfig) -> int:
 
 
 def heads_of(config: PretrainedConfig, stack: Anatomy) -> int:
-    """How many heads the attention of a stack has, by its configuration."""
+    """The number of heads of a stack's attention, by its configuration."""
     return getattr(config, f"{stack.stack}_attention_heads", None) or config.num_attention_heads
 
 
@@ -300,7 +300,7 @@ def readers(model: PreTrainedModel) -> Iterator[Projection]:
 
 
 def weights_of_experts(model: PreTrainedModel) -> int:
-    """How many of a model's parameters are those of experts."""
+    """The number of a model's parameters that are those of experts."""
     mixtures = [layer for layer in layers_of(model) if layer.anatomy.mixture]
     experts = (layer.module.get_submodule(layer.anatomy.mixture.experts) for layer in mixtures)
     return sum(parameter.numel() for module in experts for parameter in module.parameters())

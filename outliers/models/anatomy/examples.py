@@ -49,7 +49,7 @@ class Examples:
 
     @property
     def shape(self) -> torch.Size:
-        """How many, and their length."""
+        """Their number and their length."""
         return self.ids.shape
 
     def __len__(self) -> int:

@@ -21,7 +21,7 @@ def as_read(_config: PretrainedConfig, read: torch.Tensor) -> torch.Tensor:
 
 
 def tokens_of(config: PretrainedConfig) -> int:
-    """How many token ids there are."""
+    """The number of token ids."""
     return config.vocab_size
 
 

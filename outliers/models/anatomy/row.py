@@ -53,7 +53,7 @@ def read_as_they_are(_model: PreTrainedModel, states: torch.Tensor) -> torch.Ten
 
 @dataclass(frozen=True)
 class Anatomy:
-    """Where the layers of a stack are, and the parts of one layer; projections by the role of their input.
+    """The place of a stack's layers, and the parts of one layer; projections by the role of their input.
 
     attention: the module that returns the attention probabilities. bidirectional: whether positions attend to later
     ones too. norms: those that come before projections. attn_in:

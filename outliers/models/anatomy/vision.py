@@ -159,7 +159,7 @@ def _of_tower(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def _side(config: PretrainedConfig) -> int:
-    """How many patches the largest picture has in a row."""
+    """The number of patches in a row of the largest picture."""
     tower = _of_tower(config)
     return tower.image_size // tower.patch_size
 

@@ -32,7 +32,7 @@ DTYPES = {
 
 
 class Format(NamedTuple):
-    """How a library stores a weight.
+    """The form in which a library stores a weight.
 
     codes: what the name of the tensor with the codes ends with, after that of the module. beside: the others of which
     the weight is made, as a pattern. unpack: makes the weight (outputs, features), float32, of the tensors by these
