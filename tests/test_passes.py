@@ -285,6 +285,15 @@ ROWS_OF_WEIGHTS = {
 }
 
 
+@needs_int8_units
+def test_a_token_does_not_depend_on_how_many_there_are():
+    torch.manual_seed(0)
+    weight, x = packed.pack(reference.quantize(torch.randn(80, 40), ROWS)), torch.randn(20, 40)
+    outputs = packed.linear(x, weight)
+    for tokens in range(1, len(x)):
+        assert torch.equal(packed.linear(x[:tokens], weight), outputs[:tokens])
+
+
 @pytest.mark.parametrize("weights", [Quantizer("int8", "column", symmetric) for symmetric in (True, False)], ids=str)
 @pytest.mark.parametrize("row", ROWS_OF_WEIGHTS)
 def test_weights_without_an_outlier_feature(weights, row):

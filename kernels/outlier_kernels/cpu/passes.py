@@ -650,68 +650,72 @@ def _add_columns(row, width, values, columns, count, stride):
             row[i] = fma(value, column[i], row[i])
 
 
-def _tile(height: int) -> Callable:
-    """The product of a tile of tokens and a block of outputs: all sums stay in registers until they are scaled."""
+@intrinsic
+def _multiply_tile(_context, height, codes, stride, weights, words, of_weights, scales, bias, row_scales, tile):
+    """(codes · weights + 128 · of_weights) · scales · row_scales + bias of so many tokens, up to `TILE`: float32
+    (height, BLOCK), into tile. All are addresses or numbers."""
 
-    @intrinsic
-    def multiplied(_context, codes, stride, last, weights, words, of_weights, scales, bias, row_scales, tile):
-        """(codes · weights + 128 · of_weights) · scales · row_scales + bias: float32 (height, BLOCK), into tile. All
-        are addresses or numbers; tokens after the last one are that once more."""
+    def code(_context, builder, _signature, given):
+        height, *others = given
+        after = builder.append_basic_block()
+        choice = builder.switch(height, after)
+        for tokens in range(1, TILE + 1):
+            builder.position_at_end(builder.append_basic_block())
+            choice.add_case(height.type(tokens), builder.block)
+            _tile(builder, tokens, *others)
+            builder.branch(after)
+        builder.position_at_end(after)
 
-        def code(_context, builder, _signature, given):
-            codes, stride, last, weights, words, of_weights, scales, bias, row_scales, tile = given
-            number, before = codes.type, builder.block
-            loop, after = builder.append_basic_block(), builder.append_basic_block()
+    return types.void(*[int64] * 10), code
 
-            def at(address: ir.Value, place: int, kind: ir.Type) -> ir.Value:
-                return builder.inttoptr(builder.add(address, number(place)), kind.as_pointer())
 
-            def vectors(address: ir.Value, kind: ir.Type) -> list[ir.Value]:
-                return [builder.load(at(address, v, kind), align=1) for v in range(0, 4 * BLOCK, 4 * LANES.count)]
+def _tile(builder, height, codes, stride, weights, words, of_weights, scales, bias, row_scales, tile):
+    """Code for a tile of one height: all sums stay in registers until they are scaled."""
+    number, before = codes.type, builder.block
+    loop, after = builder.append_basic_block(), builder.append_basic_block()
 
-            def in_all_lanes(value: ir.Value, kind: ir.Type) -> ir.Value:
-                vector = builder.insert_element(ir.Constant(kind, ir.Undefined), value, BITS(32)(0))
-                return builder.shuffle_vector(vector, vector, ir.Constant(LANES, None))
+    def at(address: ir.Value, place: int, kind: ir.Type) -> ir.Value:
+        return builder.inttoptr(builder.add(address, number(place)), kind.as_pointer())
 
-            tokens = [builder.select(builder.icmp_signed("<", number(r), last), number(r), last) for r in range(height)]
-            rows = [builder.add(codes, builder.mul(token, stride)) for token in tokens]
-            builder.branch(loop)
-            builder.position_at_end(loop)
-            word = builder.phi(number)
-            totals = [[builder.phi(LANES) for _ in range(BLOCK // LANES.count)] for _ in rows]
-            of_word = vectors(builder.add(weights, builder.mul(word, number(BLOCK * IN_WORD))), LANES)
-            following = builder.add(word, number(1))
-            word.add_incoming(number(0), before)
-            word.add_incoming(following, loop)
-            for row, of_row in zip(rows, totals, strict=True):
-                place = builder.add(row, builder.mul(word, number(IN_WORD)))
-                inputs = in_all_lanes(builder.load(at(place, 0, BITS(32)), align=1), LANES)
-                for total, part in zip(of_row, of_word, strict=True):
-                    total.add_incoming(ir.Constant(LANES, None), before)
-                    total.add_incoming(builder.call(DOT, [total, inputs, part]), loop)
-            builder.cbranch(builder.icmp_signed("<", following, words), loop, after)
-            builder.position_at_end(after)
-            seven, fma = ir.Constant(LANES, [7] * LANES.count), ir.FunctionType(FLOATS, [FLOATS] * 3)
-            fma = cgutils.get_or_insert_function(builder.module, fma, "llvm.fma.v16f32")
-            zeros = [builder.shl(sums, seven) for sums in vectors(of_weights, LANES)]
-            of_block = list(zip(zeros, vectors(scales, FLOATS), vectors(bias, FLOATS), strict=True))
-            for r, (token, of_row) in enumerate(zip(tokens, totals, strict=True)):
-                place = builder.add(row_scales, builder.mul(token, number(4)))
-                row_scale = in_all_lanes(builder.load(at(place, 0, FLOAT)), FLOATS)
-                for v, (total, (zero, scale, added)) in enumerate(zip(of_row, of_block, strict=True)):
-                    whole = builder.sitofp(builder.add(total.incomings[1][0], zero), FLOATS)
-                    output = builder.call(fma, [builder.fmul(whole, scale), row_scale, added])
-                    builder.store(output, at(tile, 4 * (r * BLOCK + v * LANES.count), FLOATS), align=1)
+    def vectors(address: ir.Value, kind: ir.Type) -> list[ir.Value]:
+        return [builder.load(at(address, v, kind), align=1) for v in range(0, 4 * BLOCK, 4 * LANES.count)]
 
-        return types.void(*[int64] * 10), code
+    def in_all_lanes(value: ir.Value, kind: ir.Type) -> ir.Value:
+        vector = builder.insert_element(ir.Constant(kind, ir.Undefined), value, BITS(32)(0))
+        return builder.shuffle_vector(vector, vector, ir.Constant(LANES, None))
 
-    return multiplied
+    rows = [builder.add(codes, builder.mul(number(r), stride)) for r in range(height)]
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    word = builder.phi(number)
+    totals = [[builder.phi(LANES) for _ in range(BLOCK // LANES.count)] for _ in rows]
+    of_word = vectors(builder.add(weights, builder.mul(word, number(BLOCK * IN_WORD))), LANES)
+    following = builder.add(word, number(1))
+    word.add_incoming(number(0), before)
+    word.add_incoming(following, loop)
+    for row, of_row in zip(rows, totals, strict=True):
+        place = builder.add(row, builder.mul(word, number(IN_WORD)))
+        inputs = in_all_lanes(builder.load(at(place, 0, BITS(32)), align=1), LANES)
+        for total, part in zip(of_row, of_word, strict=True):
+            total.add_incoming(ir.Constant(LANES, None), before)
+            total.add_incoming(builder.call(DOT, [total, inputs, part]), loop)
+    builder.cbranch(builder.icmp_signed("<", following, words), loop, after)
+    builder.position_at_end(after)
+    seven, fma = ir.Constant(LANES, [7] * LANES.count), ir.FunctionType(FLOATS, [FLOATS] * 3)
+    fma = cgutils.get_or_insert_function(builder.module, fma, "llvm.fma.v16f32")
+    zeros = [builder.shl(sums, seven) for sums in vectors(of_weights, LANES)]
+    of_block = list(zip(zeros, vectors(scales, FLOATS), vectors(bias, FLOATS), strict=True))
+    for r, of_row in enumerate(totals):
+        row_scale = in_all_lanes(builder.load(at(row_scales, 4 * r, FLOAT)), FLOATS)
+        for v, (total, (zero, scale, added)) in enumerate(zip(of_row, of_block, strict=True)):
+            whole = builder.sitofp(builder.add(total.incomings[1][0], zero), FLOATS)
+            output = builder.call(fma, [builder.fmul(whole, scale), row_scale, added])
+            builder.store(output, at(tile, 4 * (r * BLOCK + v * LANES.count), FLOATS), align=1)
 
 
 initialize_native_asmparser()  # for the instruction that follows, whose name in LLVM changes with its version
 # AVX-512 VNNI: to each of 16 sums the products of four unsigned and four signed bytes.
 DOT = ir.InlineAsm(ir.FunctionType(LANES, [LANES] * 3), "vpdpbusd $3, $2, $0", "=v,0,v,v")
-_multiply_one, _multiply_several = _tile(1), _tile(TILE)
 
 
 @_pass
@@ -822,20 +826,20 @@ def _multiply_block(first, end, features, start, weight, room, count, of_block, 
     width, inputs = min(BLOCK, weight.outputs - start), _rounded_up(features)
     of_weights = weight.codes + inputs * -(-weight.outputs // BLOCK) * BLOCK + 4 * start
     words, scales, bias = -(-features // IN_WORD), of_block.ctypes.data, of_block[BLOCK:].ctypes.data
-    for top in range(first, end, TILE):
+    tiles, top = -(-(end - first) // TILE), first
+    for left in range(tiles, 0, -1):
+        height = -(-(end - top) // left)  # tiles as alike as they can be, so that none repeats a token
         codes, row_scales = _number(_at(room.codes, top * features)), _number(_at(room.scales, top))
-        inputs_of = codes, features, end - top - 1, weight.codes + start * inputs, words
-        if end - top == 1:
-            _multiply_one(*inputs_of, of_weights, scales, bias, row_scales, tile.ctypes.data)
-        else:
-            _multiply_several(*inputs_of, of_weights, scales, bias, row_scales, tile.ctypes.data)
-        for r in range(top, min(top + TILE, end)):
+        inputs_of = codes, features, weight.codes + start * inputs, words
+        _multiply_tile(height, *inputs_of, of_weights, scales, bias, row_scales, tile.ctypes.data)
+        for r in range(top, top + height):
             outputs = tile[(r - top) * BLOCK :]
             for k in range(count):
                 value, column = room.values[r * FEW + k], of_block[(2 + k) * BLOCK :]
                 for i in range(BLOCK):
                     outputs[i] = fma(value, column[i], outputs[i])
             store(result.kind, _place(result, r, start), width, outputs)
+        top += height
 
 
 @_pass
