@@ -4,20 +4,23 @@
     python benchmarks/rivals.py                         # one linear layer, of seven shapes
     python benchmarks/rivals.py --model smollm2-135m
 
-Each rival has a process of its own, in which it, our vector-wise layer and our LLM.int8() are timed in turn, several
-rounds. A turn of a layer, with three outlier features, is one call that is not timed, in which the threads of the
-library before come to rest, and the fastest of the next two. A turn of a model is the generation of tokens after a
-prompt, after one that is not timed. Kept are the smallest times, for machines that others use as well, and how many
-times as long as ours the rival takes by those; of a model also the size of its saved state, and its perplexity on some
-blocks of the sample text. A rival that is not installed is left out. `--rival` measures one alone; the rows of others,
-that were kept before, stay as they are.
+The rival, our vector-wise layer and our LLM.int8() have a process each, in which nothing else computes, and take turns,
+several rounds; who has no turn is stopped, for the threads of many libraries stay awake for a while after a call. A
+turn of a layer, with three outlier features, is the fastest of at least three calls, in 20 milliseconds at least, after
+which caches and threads are warm. A turn of a model is the generation of tokens after a prompt, after one that is not
+timed. Kept are the smallest times, for machines that others use as well, and how many times as long as ours the rival
+takes by those; of a model also the size of its saved state, and its perplexity on some blocks of the sample text. A
+rival that is not installed is left out. `--rival` measures one alone; the rows of others, that were kept before, stay
+as they are.
 """
 
 import io
 import multiprocessing
+import os
+import signal
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
@@ -45,7 +48,8 @@ SHAPES = {  # tokens, features, outputs
         (1, 4096, 4096),
     )
 }
-CPU, ROUNDS, CALLS, PAUSE = torch.device("cpu"), 5, 2, 0.005  # seconds
+CPU, ROUNDS, CALLS, TURN = torch.device("cpu"), 5, 3, 0.02  # seconds of a turn, at least
+HEAP = 31 << 20  # bytes; glibc then keeps what was freed, as in a process that has loaded a model
 PROMPT, TOKENS, BLOCKS, GENERATIONS = 512, 8, 2, 3
 OF_LAYERS = tuple(SHAPES)
 OF_MODELS = ("prefill", "a token")
@@ -62,16 +66,105 @@ def columns(times: tuple[str, ...], model: str | None) -> dict[str, str]:
     return WHAT | spent | beside | {"saved, MB": "{megabytes:.0f}", "perplexity": "{perplexity:.2f}"}
 
 
-@torch.inference_mode()
-def layers_in_turn(layers: dict[str, Callable], x: torch.Tensor, seconds: float) -> dict[str, list[float]]:
-    """Milliseconds of each, round by round."""
-    times, start = {way: [] for way in layers}, time.perf_counter()
-    while time.perf_counter() < start + seconds or min(map(len, times.values())) < ROUNDS:
-        for way, layer in layers.items():
-            time.sleep(PAUSE)
-            layer(x)
-            times[way].append(min(timed(partial(layer, x), CPU)[0] for _ in range(CALLS)))
+class Player:
+    """A process that measures, and is stopped but in its turns.
+
+    Made of a function, of this module, that makes what a turn calls: a function of the thing to measure.
+    """
+
+    def __init__(self, make: Callable[..., Callable], *arguments: object):
+        spawning = multiprocessing.get_context("spawn")
+        self.connection, there = spawning.Pipe()
+        self.process = spawning.Process(target=_play, args=(there, make, arguments), daemon=True)
+        self.process.start()
+        there.close()  # so that a process that has failed is seen
+
+    def turn(self, thing: str) -> object:
+        """What it measures of a thing."""
+        os.kill(self.process.pid, signal.SIGCONT)
+        self.connection.send(thing)
+        measured = self.connection.recv()
+        os.kill(self.process.pid, signal.SIGSTOP)
+        return measured
+
+    def end(self) -> None:
+        """End the process."""
+        self.process.kill()
+        self.process.join()
+
+
+def _play(connection, make: Callable[..., Callable], arguments: tuple) -> None:
+    torch.empty(HEAP, dtype=torch.uint8)
+    with torch.inference_mode():
+        measure = make(*arguments)
+        while True:
+            connection.send(measure(connection.recv()))
+
+
+def in_turn(players: Mapping[str, Player], thing: str, seconds: float, rounds: int) -> dict[str, list]:
+    """What each measures of a thing, round by round, so many rounds and seconds at least."""
+    times, start = {way: [] for way in players}, time.perf_counter()
+    while time.perf_counter() < start + seconds or min(map(len, times.values())) < rounds:
+        for way, player in players.items():
+            times[way].append(player.turn(thing))
     return times
+
+
+def with_ours(name: str) -> dict[str, Rival]:
+    """The ways that are timed in turn."""
+    return {"rival": (OURS | RIVALS)[name]} | OURS
+
+
+def of_layers(name: str, dtype: torch.dtype, seconds: float) -> dict:
+    """What a row says of layers."""
+    players = {way: Player(layer_timer, name, way, dtype) for way in with_ours(name)}
+    times = {label: in_turn(players, label, seconds, ROUNDS) for label in SHAPES}
+    for player in players.values():
+        player.end()
+    return compared(times)
+
+
+def layer_timer(name: str, way: str, dtype: torch.dtype) -> Callable[[str], float]:
+    """A function of the label of a shape: milliseconds of a layer."""
+    one, layers = with_ours(name)[way], {}
+
+    def milliseconds(label: str) -> float:
+        if label not in layers:
+            layers.clear()
+            exact, x = (part.to(dtype) for part in layer_and_inputs(*SHAPES[label], CPU))
+            layer = one.layer(exact)
+            layers[label] = partial(torch.compile(layer) if one.compiled else layer, x)
+        times, start = [], time.perf_counter()
+        while len(times) < CALLS or time.perf_counter() < start + TURN:
+            times.append(timed(layers[label], CPU)[0])
+        return min(times)
+
+    return milliseconds
+
+
+def of_model(name: str, dtype: torch.dtype, model: str) -> dict:
+    """What a row says of a model."""
+    players = {way: Player(model_timer, name, way, dtype, model) for way in with_ours(name)}
+    facts = players["rival"].turn("facts")
+    rounds = in_turn(players, "times", 0, GENERATIONS)
+    for player in players.values():
+        player.end()
+    times = {what: {way: [found[what] for found in of_way] for way, of_way in rounds.items()} for what in OF_MODELS}
+    return compared(times) | facts
+
+
+def model_timer(name: str, way: str, dtype: torch.dtype, model: str) -> Callable[[str], dict[str, float]]:
+    """A function of "times", milliseconds by what is timed, or "facts", what else a row says."""
+    exact, blocks = load_model(model, name_of(dtype)), load_text("sample", load_tokenizer(model), PROMPT, BLOCKS)
+    changed = with_layers(exact, with_ours(name)[way].layer)
+
+    def measured(thing: str) -> dict[str, float]:
+        if thing == "facts":
+            return {"megabytes": saved(changed) / 1e6, "perplexity": perplexity(changed, blocks)}
+        found = latency(changed, blocks[:1], TOKENS, repeats=1)
+        return {"prefill": min(found.prefills), "a token": statistics.median(found.per_token)}
+
+    return measured
 
 
 def compared(times: dict[str, dict[str, list[float]]]) -> dict:
@@ -79,37 +172,6 @@ def compared(times: dict[str, dict[str, list[float]]]) -> dict:
     least = {what: {way: min(values) for way, values in ways.items()} for what, ways in times.items()}
     ratios = {what: {own: ways["rival"] / ways[own] for own in OURS} for what, ways in least.items()}
     return {"milliseconds": least, "ratios": ratios}
-
-
-def with_ours(rival: Rival) -> dict[str, Rival]:
-    """The ways that are timed in turn."""
-    return {"rival": rival} | OURS
-
-
-def of_layers(name: str, dtype: torch.dtype, seconds: float) -> dict:
-    """What a row says of layers, measured in this process."""
-    times = {}
-    for label, shape in SHAPES.items():
-        exact, x = (one.to(dtype) for one in layer_and_inputs(*shape, CPU))
-        layers = {way: one.layer(exact) for way, one in with_ours(RIVALS[name]).items()}
-        if RIVALS[name].compiled:
-            layers["rival"] = torch.compile(layers["rival"])
-        times[label] = layers_in_turn(layers, x, seconds)
-    return compared(times)
-
-
-def of_model(name: str, dtype: torch.dtype, model: str) -> dict:
-    """What a row says of a model, measured in this process."""
-    exact, blocks = load_model(model, name_of(dtype)), load_text("sample", load_tokenizer(model), PROMPT, BLOCKS)
-    models = {way: with_layers(exact, one.layer) for way, one in with_ours((OURS | RIVALS)[name]).items()}
-    times = {what: {way: [] for way in models} for what in OF_MODELS}
-    for _ in range(GENERATIONS):
-        for way, one in models.items():
-            found = latency(one, blocks[:1], TOKENS, repeats=1)
-            times["prefill"][way] += found.prefills
-            times["a token"][way].append(statistics.median(found.per_token))
-    made = models["rival"]
-    return compared(times) | {"megabytes": saved(made) / 1e6, "perplexity": perplexity(made, blocks)}
 
 
 def saved(model: nn.Module) -> int:
@@ -150,9 +212,7 @@ def main() -> None:
             continue
         about = {"rival": name, "version": found, "computes": rival.computes, "alike": rival.alike}
         for dtype in rival.dtypes[:1] if model else rival.dtypes:
-            measured = (of_model, (name, dtype, model)) if model else (of_layers, (name, dtype, arguments.seconds))
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
-                numbers = pool.apply(*measured)
+            numbers = of_model(name, dtype, model) if model else of_layers(name, dtype, arguments.seconds)
             kind = name_of(dtype)
             rows[name, kind] = about | {"dtype": kind, "code": environment("cpu")["code"]} | numbers
             ordered = sorted(rows.values(), key=lambda row: list(everyone).index(row["rival"]))

@@ -2,6 +2,8 @@
 
 import importlib.util
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -79,14 +81,36 @@ def test_a_row_compares_the_smallest_times():
     }
 
 
-def test_layers_are_timed_in_turn(monkeypatch):
+def test_ways_take_turns():
     calls = []
-    monkeypatch.setattr(rivals, "timed", lambda run, _device: (10.0 - len(calls), run()))
-    ways = {way: lambda _x, way=way: calls.append(way) for way in ("rival", *rival_layers.OURS)}
-    times = rivals.layers_in_turn(ways, torch.ones(1), 0.0)
-    turn = 1 + rivals.CALLS
-    assert calls == rivals.ROUNDS * [way for way in ways for _ in range(turn)]
-    assert times["rival"][0] == 10.0 - rivals.CALLS  # the fastest call of a turn
+    ways = {way: SimpleNamespace(turn=lambda thing, way=way: calls.append((way, thing))) for way in "abc"}
+    times = rivals.in_turn(ways, "shape", 0.0, 2)
+    assert calls == 2 * [(way, "shape") for way in "abc"]
+    assert {way: len(of_way) for way, of_way in times.items()} == {"a": 2, "b": 2, "c": 2}
+
+
+def identity():
+    return lambda thing: thing
+
+
+def test_who_has_no_turn_is_stopped():
+    player = rivals.Player(identity)
+    assert player.turn("shape") == "shape"
+    state = Path(f"/proc/{player.process.pid}/stat")
+    while state.read_text().rpartition(")")[2].split()[0] != "T":  # as it is when the signal has arrived
+        pass
+    player.end()
+    assert not player.process.is_alive()
+
+
+@torch.inference_mode()
+def test_a_turn_of_a_layer_is_its_fastest_call(monkeypatch):
+    calls = []
+    monkeypatch.setitem(rivals.SHAPES, "small", (4, 8, 8))
+    monkeypatch.setattr(rivals, "TURN", 0.0)
+    monkeypatch.setattr(rivals, "timed", lambda run, _device: (10.0 - len(calls), calls.append(run())))
+    assert rivals.layer_timer("torch, not quantized", "vector-wise", torch.float32)("small") == 11.0 - rivals.CALLS
+    assert [tuple(output.shape) for output in calls] == rivals.CALLS * [(4, 8)]
 
 
 WHOLE = {name: one for name, one in (rival_layers.OURS | rival_layers.RIVALS).items() if one.in_models}
