@@ -651,6 +651,19 @@ def _add_columns(row, width, values, columns, count, stride):
 
 
 @intrinsic
+def _prefetch_to_write(_context, address):
+    """Fetch a line of memory that is written soon."""
+
+    def code(_context, builder, _signature, given):
+        pointer = builder.inttoptr(given[0], BITS(8).as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, BITS(32), BITS(32), BITS(32)])
+        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(prefetch, [pointer, BITS(32)(1), BITS(32)(3), BITS(32)(1)])
+
+    return types.void(int64), code
+
+
+@intrinsic
 def _multiply_tile(_context, height, codes, stride, weights, words, of_weights, scales, bias, row_scales, tile):
     """(codes · weights + 128 · of_weights) · scales · row_scales + bias of so many tokens, up to `TILE`: float32
     (height, BLOCK), into tile. All are addresses or numbers."""
@@ -831,6 +844,9 @@ def _multiply_block(first, end, features, start, weight, room, count, of_block, 
         height = -(-(end - top) // left)  # tiles as alike as they can be, so that none repeats a token
         codes, row_scales = _number(_at(room.codes, top * features)), _number(_at(room.scales, top))
         inputs_of = codes, features, weight.codes + start * inputs, words
+        for r in range(top, top + height):
+            for line in range(0, BLOCK * (4 if result.kind == FLOAT32 else 2), 64):
+                _prefetch_to_write(_place(result, r, start) + line)
         _multiply_tile(height, *inputs_of, of_weights, scales, bias, row_scales, tile.ctypes.data)
         for r in range(top, top + height):
             outputs = tile[(r - top) * BLOCK :]
