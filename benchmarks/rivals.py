@@ -50,7 +50,7 @@ SHAPES = {  # tokens, features, outputs
 }
 CPU, ROUNDS, CALLS, TURN = torch.device("cpu"), 5, 3, 0.02  # seconds of a turn, at least
 HEAP = 31 << 20  # bytes; glibc then keeps what was freed, as in a process that has loaded a model
-PROMPT, TOKENS, BLOCKS, GENERATIONS = 512, 8, 2, 3
+PROMPT, TOKENS, BLOCKS, GENERATIONS = 512, 8, 2, 6
 OF_LAYERS = tuple(SHAPES)
 OF_MODELS = ("prefill", "a token")
 RATIOS = "{{ratios[{0}][vector-wise]:.2f}} / {{ratios[{0}][LLM.int8()]:.2f}}"
