@@ -20,7 +20,8 @@ import os
 import signal
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
@@ -110,6 +111,17 @@ def in_turn(players: Mapping[str, Player], thing: str, seconds: float, rounds: i
     return times
 
 
+@contextmanager
+def playing(make: Callable[..., Callable], name: str, *arguments: object) -> Iterator[dict[str, Player]]:
+    """The players of a rival and of ours; stopped ones would outlive an error."""
+    players = {way: Player(make, name, way, *arguments) for way in with_ours(name)}
+    try:
+        yield players
+    finally:
+        for player in players.values():
+            player.end()
+
+
 def with_ours(name: str) -> dict[str, Rival]:
     """The ways that are timed in turn."""
     return {"rival": (OURS | RIVALS)[name]} | OURS
@@ -117,11 +129,8 @@ def with_ours(name: str) -> dict[str, Rival]:
 
 def of_layers(name: str, dtype: torch.dtype, seconds: float) -> dict:
     """What a row says of layers."""
-    players = {way: Player(layer_timer, name, way, dtype) for way in with_ours(name)}
-    times = {label: in_turn(players, label, seconds, ROUNDS) for label in SHAPES}
-    for player in players.values():
-        player.end()
-    return compared(times)
+    with playing(layer_timer, name, dtype) as players:
+        return compared({label: in_turn(players, label, seconds, ROUNDS) for label in SHAPES})
 
 
 def layer_timer(name: str, way: str, dtype: torch.dtype) -> Callable[[str], float]:
@@ -144,11 +153,8 @@ def layer_timer(name: str, way: str, dtype: torch.dtype) -> Callable[[str], floa
 
 def of_model(name: str, dtype: torch.dtype, model: str) -> dict:
     """What a row says of a model."""
-    players = {way: Player(model_timer, name, way, dtype, model) for way in with_ours(name)}
-    facts = players["rival"].turn("facts")
-    rounds = in_turn(players, "times", 0, GENERATIONS)
-    for player in players.values():
-        player.end()
+    with playing(model_timer, name, dtype, model) as players:
+        facts, rounds = players["rival"].turn("facts"), in_turn(players, "times", 0, GENERATIONS)
     times = {what: {way: [found[what] for found in of_way] for way, of_way in rounds.items()} for what in OF_MODELS}
     return compared(times) | facts
 

@@ -96,8 +96,8 @@ def parts_of(layer: Callable[[], torch.Tensor]) -> dict[str, Part]:
     with ExitStack() as stack:
         call = Pass.in_phases
 
-        def of_pass(function: Pass, *arguments, **keywords) -> int:
-            return kept(function.function.__name__.replace("_", " "), partial(call, function), arguments, keywords)
+        def of_pass(step: Pass, *arguments, **keywords) -> int:
+            return kept(step.function.__name__.replace("_", " "), partial(call, step), arguments, keywords)
 
         stack.enter_context(mock.patch.object(Pass, "in_phases", of_pass))
         for module, name in PRODUCTS:
