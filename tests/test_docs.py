@@ -87,7 +87,7 @@ def test_sentences_without_numbers():
     assert having == {("pocket/t5-1.9m", "encoder"): 2}, "pocket.md: the encoder of the T5 has two, the others none"
     right = {row["value"] for row in kept("pocket/pictures_table1") if row["metric"] == "accuracy"}
     assert len(right) == 1, "pocket.md: no scheme changes how many are right"
-    layers = table("results/kernels/layers-zen-4.csv")
+    layers = table("results/kernels/layers-amd-epyc-avx512-vnni.csv")
     of_dimensions = (layers["tokens"] == 512) & (layers["outputs"] == 4 * layers["features"])
     fast = layers.loc[of_dimensions & (layers["way"] == "LLM.int8()"), "times_16_bits"]
     assert len(fast) == 8
