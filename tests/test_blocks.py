@@ -130,6 +130,7 @@ SMALLER = {
     "batches": [1],
 }
 SCHEMES = 5  # of an experiment, the first ones
+LAYERS = 12  # of the small model
 # Options of commands that read text.
 READING = ("trace", "ablate", "origins", "damage", "emergence", "sweep", "measure")
 SIZES = dict.fromkeys(READING, "--block 32 --blocks 1") | {"plan": "--block 32 --blocks 1 --confirm 1 --draws 2"}
@@ -138,7 +139,7 @@ SIZES = dict.fromkeys(READING, "--block 32 --blocks 1") | {"plan": "--block 32 -
 @pytest.fixture(scope="module")
 def small_model(tmp_path_factory) -> Path:
     """A folder with a random model of SmolLM2's architecture that has two outlier features, and a tokenizer."""
-    fields = LLAMA | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 12}
+    fields = LLAMA | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": LAYERS}
     torch.manual_seed(0)
     config = AutoConfig.for_model("llama", vocab_size=4096, bos_token_id=0, eos_token_id=0, **fields)
     folder = tmp_path_factory.mktemp("models") / "small"
@@ -155,6 +156,11 @@ def place(small_model, tmp_path_factory) -> Path:
     (folder / "my_documents.jsonl").write_text(DOCUMENTS * 50)
     (folder / "my_experiment.yaml").write_text(_smaller(my_experiment(), small_model))
     save_gguf(AutoModelForCausalLM.from_pretrained(small_model), folder / "model.gguf")
+    plan = folder / "results" / "plan" / "smollm2-135m" / "plan.yaml"  # of a command of the block before
+    plan.parent.mkdir(parents=True)
+    outliers.Plan(model="small", scheme="absmax", exact=["model.layers.3.mlp.down_proj"], projections=7 * LAYERS).write(
+        plan
+    )
     watched = folder / "my-training" / "outliers"
     watched.mkdir(parents=True)
     shutil.copy(ROOT / "results" / "kept" / "growth" / "rows.jsonl", watched)
