@@ -165,10 +165,10 @@ def operand_of(weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | No
     searched = scheme.searches and searched_numbers(weight, scheme, magnitudes)
     clipped, scheme = scheme.clip == SEARCH, searched or scheme
     exact, fitted = weight if scheme.transform is None else in_float32(weight), []
-    for transform in scheme.transforms:
-        fitted.append(transform.fit(exact, magnitudes))
-        exact = transform.transform.weight(exact, fitted[-1])
-        magnitudes = magnitudes and magnitudes.under(transform.transform, fitted[-1])
+    for step in scheme.transforms:
+        fitted.append(step.fit(exact, magnitudes))
+        exact = step.transform.weight(exact, fitted[-1])
+        magnitudes = magnitudes and magnitudes.under(step.transform, fitted[-1])
     codes = quantize_weight(exact, scheme)
     if scheme.gptq is not None and not weight.is_meta:
         codes = compensated(in_float32(exact), codes, magnitudes.gram, scheme.weights, scheme.gptq)
