@@ -7,6 +7,7 @@ kept already are written. Run it after words of a table or a figure changed; tes
 """
 
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -30,5 +31,10 @@ def redraw(run: str) -> None:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or SECTIONS:
-        redraw(name)
+    options = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    options.add_argument("runs", nargs="*", metavar="RUN")
+    runs = options.parse_args().runs or [*SECTIONS]
+    if unknown := [run for run in runs if run not in SECTIONS]:
+        options.error(f"no kept run '{unknown[0]}'; expected some of {', '.join(SECTIONS)}")
+    for run in runs:
+        redraw(run)

@@ -514,13 +514,13 @@ def codes_by_column(
     scale, words = np.empty(width, np.float32), np.empty((4, width), np.uint32)
     for piece in _pieces(work):
         matrix, start = piece // strips, piece % strips * width
-        count, rows_from, first = min(width, rows - start), _moved(x, places, matrix), matrix * rows + start
+        count, moved, first = min(width, rows - start), _moved(x, places, matrix), matrix * rows + start
         flags = _at(left_out.flags, matrix * left_out.stride)
         for i in range(count):
             most[i] = 0
         for k in range(features):
             if not (_is_given(left_out.flags) and flags[k]):
-                load(rows_from.kind, _place(rows_from, k, start), count, row)
+                load(moved.kind, _place(moved, k, start), count, row)
                 for i in range(count):
                     most[i] = max(most[i], np.int32(bits_of(row[i]) & MAGNITUDE))
         for i in range(count):
@@ -535,7 +535,7 @@ def codes_by_column(
                 for i in range(count):
                     of_feature[i] = 0
                 continue
-            load(rows_from.kind, _place(rows_from, k, start), count, row)
+            load(moved.kind, _place(moved, k, start), count, row)
             if chance.rounds:
                 for i in range(count):
                     of_feature[i] = _code_by_chance(row[i] / scale[i], _chance(words[k % 4, i]))
