@@ -13,7 +13,6 @@ from transformers import (
     AutoModelForMaskedLM,
     BertConfig,
     CamembertConfig,
-    DebertaV2Config,
     DistilBertConfig,
     ElectraConfig,
     ModernBertConfig,
@@ -29,7 +28,7 @@ from outliers.errors import UserError
 from outliers.metrics.latency.measure import encoding
 from outliers.metrics.latency.view import latency_table
 from outliers.metrics.memory.footprint import measure_footprint
-from outliers.models.anatomy import anatomy_of, projections
+from outliers.models.anatomy import projections
 from outliers.models.anatomy.examples import IGNORED
 from outliers.models.decoder import run_decoder, run_from
 from outliers.models.stream import stream_model
@@ -46,22 +45,11 @@ from tests.test_commands import refused
 
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 99}
 WORDS = "abcdefghijklmnopqrstuvwxyz"
-# As of the larger DeBERTa-v2: distances are projected as states are, in buckets, and a convolution follows layer 0.
-DISENTANGLED = {
-    "relative_attention": True,
-    "share_att_key": True,
-    "pos_att_type": ["p2c", "c2p"],
-    "position_buckets": 10,
-    "norm_rel_ebd": "layer_norm",
-    "position_biased_input": False,
-}
 CONFIGS = {
     "bert": BertConfig(**SHAPE, intermediate_size=64),
     "roberta": RobertaConfig(**SHAPE, intermediate_size=64),
     "xlm-roberta": XLMRobertaConfig(**SHAPE, intermediate_size=64),
     "camembert": CamembertConfig(**SHAPE, intermediate_size=64),
-    "deberta-v2": DebertaV2Config(**SHAPE, **DISENTANGLED, intermediate_size=64, conv_kernel_size=3),
-    "deberta-v3": DebertaV2Config(**SHAPE, **DISENTANGLED, intermediate_size=64, legacy=False),
     "electra": ElectraConfig(**SHAPE, intermediate_size=64, embedding_size=16),
     "distilbert": DistilBertConfig(dim=32, n_layers=3, n_heads=4, hidden_dim=64, vocab_size=99),
     "modernbert": ModernBertConfig(
@@ -78,7 +66,7 @@ def tokenizer(**special):
     return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]", **usual | special)
 
 
-@pytest.fixture(params=slow_but(CONFIGS, ["bert", "deberta-v2", "modernbert"]))
+@pytest.fixture(params=slow_but(CONFIGS, ["bert", "distilbert", "modernbert"]))
 def model(request):
     torch.manual_seed(0)
     made = AutoModelForMaskedLM.from_config(copy.deepcopy(CONFIGS[request.param])).eval()  # which tests change
@@ -100,14 +88,12 @@ def test_loss_is_that_of_transformers(model, text):
 
 def test_states_are_those_of_transformers(model, text):
     states = model(input_ids=text[0].ids[None], output_hidden_states=True).hidden_states
-    between = anatomy_of(model.config).between  # what layer 1 reads is more than layer 0 puts out
-    places = [(1, "attn_in") if between else (0, "residual"), (1, "residual")]
+    places = [(0, "residual"), (1, "residual")]
     found = [next(outliers.hidden_states(model, [text[0]], *place)) for place in places]
     assert all(torch.equal(one, state[0]) for one, state in zip(found, states[1:], strict=False))
 
 
 def test_hooks_see_each_state_once(model, text):
-    """And not the embeddings of distances, which go through DeBERTa's projections too."""
     seen = []
     with outliers.hooks(model, lambda layer, role, x: seen.append((layer, role, len(x)))):
         model(input_ids=text[0].ids[None])

@@ -24,7 +24,6 @@ from outliers.models.stream import (
     LAYERS_IN_PLACE,
     Call,
     Variant,
-    behind_first,
     into_layers,
     is_streamed,
     out_of_layers,
@@ -221,10 +220,7 @@ class _Way:
         call = self.calls[place][flow.layer - self.ends[place]]  # counted from the end
         output = call.on(layer, flow.state, flow.memory, flow.carried)
         if flow.layer + 1 < self.ends[place]:
-            state, stack = output.state, self.stacks[place]
-            if stack.between and flow.layer + len(self.calls[place]) == self.ends[place]:
-                state = behind_first(self.model, stack, self.inputs[place], state[0], output.in_tuple)[None]
-            return Flow(flow.layer + 1, state, flow.memory, output.carried)
+            return Flow(flow.layer + 1, output.state, flow.memory, output.carried)
         whole = self.stacks[place], self.inputs[place], output.state[0], output.in_tuple, flow.memory
         last = out_of_layers(self.model, *whole)[None]
         return self._into(place + 1, last) if place + 1 < len(self.stacks) else Flow(flow.layer + 1, last)

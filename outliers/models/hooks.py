@@ -122,12 +122,10 @@ def input_hooks(projections: Iterable[Projection], visit: Visit) -> Iterator[Non
     """
     last: tuple = (None, None, None)
 
-    def hook_of(projection: Projection, is_state: Callable[[torch.Tensor], bool]):
+    def hook_of(projection: Projection):
         def hook(_module, inputs):
             nonlocal last
             x, place = inputs[0], (projection.layer, projection.role)
-            if not is_state(x):
-                return None
             if last[0] is not x or last[1] != place:
                 # OPT joins sequences and positions by itself
                 last = x, place, visit(*place, x.flatten(0, -2))
@@ -137,27 +135,8 @@ def input_hooks(projections: Iterable[Projection], visit: Visit) -> Iterator[Non
 
     with ExitStack() as stack:
         for projection in projections:
-            hook = hook_of(projection, stack.enter_context(_states_of(projection)))
-            stack.callback(projection.module.register_forward_pre_hook(hook).remove)
+            stack.callback(projection.module.register_forward_pre_hook(hook_of(projection)).remove)
         yield
-
-
-@contextmanager
-def _states_of(projection: Projection) -> Iterator[Callable[[torch.Tensor], bool]]:
-    """Whether an input of a projection is a hidden state: of one that has a `within`, what that was called with."""
-    if projection.within is None:
-        yield lambda _x: True
-        return
-    given = [None]
-
-    def note(_module, inputs):
-        given[0] = inputs[0]
-
-    handle = projection.within.register_forward_pre_hook(note)
-    try:
-        yield lambda x: x is given[0]
-    finally:
-        handle.remove()
 
 
 @contextmanager
@@ -173,11 +152,9 @@ def output_hooks(readers: Iterable[tuple[Projection, torch.Tensor]], visit: Visi
     """
     last: tuple = (None, None, None)
 
-    def change_of(projection: Projection, is_state: Callable[[torch.Tensor], bool]):
+    def change_of(projection: Projection):
         def change(x: torch.Tensor) -> torch.Tensor:
             nonlocal last
-            if not is_state(x):
-                return x
             place = projection.layer, projection.role
             if last[0] is not x or last[1] != place:
                 last = x, place, visit(*place, x.flatten(0, -2)).view(x.shape)
@@ -187,8 +164,7 @@ def output_hooks(readers: Iterable[tuple[Projection, torch.Tensor]], visit: Visi
 
     with ExitStack() as stack:
         for projection, outputs in readers:
-            change = change_of(projection, stack.enter_context(_states_of(projection)))
-            stack.enter_context(_of_two_inputs(projection.module, outputs, change))
+            stack.enter_context(_of_two_inputs(projection.module, outputs, change_of(projection)))
         yield
 
 
@@ -277,9 +253,6 @@ def attention_hooks(
             kwargs = {**kwargs, alibi: torch.zeros_like(kwargs[alibi])}
         return args, kwargs
 
-    def with_probabilities(place, _module, args, kwargs):
-        return (*args[:place], True, *args[place + 1 :]), kwargs
-
     def hook_of(layer: int):
         def hook(module, args, kwargs, output):
             # not through __call__, so that this hook is not called for it
@@ -301,8 +274,8 @@ def attention_hooks(
             if path is None or only not in (None, layer.number):
                 continue
             attention = layer.module.get_submodule(path)
-            befores = {only_in_the_mask: layer.anatomy.alibi, with_probabilities: layer.anatomy.asked}
-            for hook in (partial(before, argument) for before, argument in befores.items() if argument is not None):
+            if layer.anatomy.alibi:
+                hook = partial(only_in_the_mask, layer.anatomy.alibi)
                 stack.callback(attention.register_forward_pre_hook(hook, with_kwargs=True).remove)
             stack.callback(attention.register_forward_hook(hook_of(layer.number), with_kwargs=True).remove)
         yield

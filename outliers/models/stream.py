@@ -354,10 +354,7 @@ class Stream:
                             state = states[variant_number, block_number, : key[0]]
                             beside = self._there(memory[variant_number, block_number]), carried[key]
                             outputs[key] = calls[key][number].on(layer, state[None].to(self.device, dtype), *beside)
-                            after = outputs[key].state[0]
-                            if stack.between and not number:
-                                after = behind_first(model, stack, read[block_number], after, outputs[key].in_tuple)
-                            state.copy_(after)
+                            state.copy_(outputs[key].state[0])
                             give_memory_back()
                 carried.update((key, output.carried) for key, output in outputs.items())
                 dtype = next(iter(outputs.values())).state.dtype
@@ -415,19 +412,6 @@ def out_of_layers(
     with _in_the_place_of_layers(model, stack) as gates:
         gates[-1].output = state[None], in_tuple
         return run_stack(model, stack, inputs, memory)
-
-
-def behind_first(
-    model: PreTrainedModel, stack: Anatomy, inputs: torch.Tensor, state: torch.Tensor, in_tuple: bool
-) -> torch.Tensor:
-    """The input of the second layer of a stack, made of the state (T, features) that the first one puts out; of a
-    stack of one layer nothing, for `out_of_layers` does it."""
-    with _in_the_place_of_layers(model, stack) as gates:
-        if len(gates) == 1:
-            return state
-        gates[0].output = state[None], in_tuple
-        run_stack(model, stack, inputs)
-    return gates[1].seen[0]
 
 
 def _mapped_file(size: int) -> mmap.mmap:

@@ -49,7 +49,7 @@ def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> Pre
     norm would see that it is scaled. There a constant is added to the feature: `factor` times its root mean square,
     which is √(weight² + bias²), with the sign of the bias. The biases of the projections that read it undo this, and
     the bias of the sub-layer's output takes it from the residual stream before the next norm. What leaves a stack stays
-    as it was, and so does what is read by projections of distances too (DeBERTa).
+    as it was.
 
     Args:
         model: a model of any family, not quantized; it is left as it is.
@@ -128,8 +128,6 @@ def _sums(model: PreTrainedModel) -> Iterator[Sum]:
             for norm, (reads, adds) in zip(_norms(layer), _sublayers(layer), strict=True)
         ]
         for (layer, norm, *_), (other, _, readers, added) in zip(steps, steps if before else steps[1:], strict=False):
-            if other.anatomy.projects_positions and readers == other.anatomy.attn_in:
-                continue
             modules = [other.module.get_submodule(name) for name in (*readers, added)]
             yield Sum(layer.module.get_submodule(norm), modules[:-1], modules[-1])
 

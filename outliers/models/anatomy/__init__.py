@@ -68,7 +68,6 @@ class Projection(NamedTuple):
     """One linear projection of a layer, a `Linear` or `Conv1D`, or the block of a mixture of experts.
 
     path: its name in the model. module: itself. inputs: the place of the stack that reads the positions of its input.
-    within: the module whose own input its hidden states are, if it is applied to something else too.
     """
 
     layer: int
@@ -76,7 +75,6 @@ class Projection(NamedTuple):
     path: str
     module: nn.Module
     inputs: int = 0
-    within: nn.Module | None = None
 
 
 def anatomy_of(config: PretrainedConfig) -> Anatomy:
@@ -257,10 +255,7 @@ def projections(model: PreTrainedModel) -> Iterator[Projection]:
 def in_layer(layer: Layer, role: str, name: str) -> "Projection":
     """The part of a layer that reads a role, by its name in the layer."""
     inputs = layer.stack - (role == "cross_kv")
-    path, module = f"{layer.path}.{name}", layer.module.get_submodule(name)
-    twice = role == "attn_in" and layer.anatomy.projects_positions
-    within = layer.module.get_submodule(layer.anatomy.attention) if twice else None
-    return Projection(layer.number, role, path, module, inputs, within)
+    return Projection(layer.number, role, f"{layer.path}.{name}", layer.module.get_submodule(name), inputs)
 
 
 def check_plain(projection: Projection) -> None:

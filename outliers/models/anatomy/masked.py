@@ -8,7 +8,7 @@ from transformers import AutoModelForMaskedLM, PreTrainedModel
 
 from outliers.models.anatomy.examples import labelled
 from outliers.models.anatomy.family import Family
-from outliers.models.anatomy.row import Anatomy, output_embedding, read_by_the_head, two_norms
+from outliers.models.anatomy.row import Anatomy, read_by_the_head, two_norms
 
 
 def _roberta(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
@@ -17,20 +17,6 @@ def _roberta(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
 
 def _distilbert(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
     return model.vocab_layer_norm(model.activation(model.vocab_transform(states)))
-
-
-def _deberta(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
-    if model.legacy:
-        return model.cls.predictions.transform(states)
-    head = model.lm_predictions.lm_head
-    return head.LayerNorm(head.transform_act_fn(head.dense(states)))
-
-
-def _deberta_output(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
-    """The head that DeBERTa was trained with shares its weight with the embedding, which transformers' does not say."""
-    if model.legacy:
-        return output_embedding(model)
-    return model.get_input_embeddings().weight, model.lm_predictions.lm_head.bias
 
 
 _BERT = Anatomy(
@@ -76,18 +62,6 @@ _ROWS = {
         ffn_out=("ffn.lin2",),
         head=_distilbert,
         positions="distilbert.embeddings.position_embeddings",
-    ),
-    "deberta-v2": replace(
-        _BERT,
-        layers="deberta.encoder.layer",
-        attn_in=("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"),
-        carries={1: None},
-        between=True,
-        asked=2,
-        projects_positions=True,
-        head=_deberta,
-        output=_deberta_output,
-        positions=None,
     ),
     "modernbert": Anatomy(
         bidirectional=True,
