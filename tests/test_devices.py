@@ -1,6 +1,5 @@
 """Models over several devices, on a machine that has one: devices that are pretended, copies on one, refusals."""
 
-import copy
 import itertools
 
 import pytest
@@ -262,41 +261,6 @@ def test_streamed_hidden_states_are_on_a_gpu_if_they_leave_enough_of_it(tmp_path
 def test_a_streamed_model_computes_on_one_device(saved):
     with pytest.raises(UserError, match="computes on one device"):
         stream_model(saved, device="auto")
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_models_share_a_text(count):
-    """The parts' traces, merged; also by more models than blocks, and of blocks that can be read once."""
-    model, blocks = make_model("gpt2"), torch.randint(100, (4, 24), generator=torch.Generator().manual_seed(3))
-    whole = trace(model, blocks, alpha=1.0, tokens=make_tokenizer())
-    models = [copy.deepcopy(model) for _ in range(count)]
-    found = trace(models, iter(blocks), alpha=1.0, tokens=make_tokenizer())
-    assert (found.sequences, found.sketch, found.names) == (4, whole.sketch, whole.names)
-    assert found.statistics.keys() == whole.statistics.keys()
-    for name, value in whole.statistics.items():
-        if value.dtype != torch.float64 or name.endswith("largest"):
-            assert torch.equal(found.statistics[name], value), name
-        else:
-            assert torch.allclose(found.statistics[name], value, rtol=1e-12, atol=1e-12 * value.abs().max()), name
-    assert found.features().drop(columns=["max"]).equals(whole.features().drop(columns=["max"]))
-
-
-def test_a_mistake_in_one_of_the_models_is_raised(blocks):
-    model, other = make_model("gpt2"), make_model("gpt2")
-    with torch.no_grad():
-        other.transformer.h[1].mlp.c_fc.bias[:] = torch.inf
-    with pytest.raises(UserError, match="NaN or inf in the hidden states of layer 1"):
-        trace([model, other], blocks)
-    assert not any(module._forward_pre_hooks for module in model.modules())
-    seen = []
-    model.transformer.register_forward_pre_hook(lambda *_: seen.append(1))
-    with pytest.raises(UserError, match="NaN or inf"):
-        trace([model, other], blocks.repeat(200, 1))
-    assert len(seen) < 200, "the other one stops"
-    with pytest.raises(UserError, match="2 models of which 1 differ"):
-        trace([model, model], blocks)
-    with pytest.raises(UserError, match="no blocks to trace"):
-        trace([model, other], [])
 
 
 def test_threads_are_those_that_compute():

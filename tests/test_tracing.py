@@ -339,6 +339,22 @@ def test_size_does_not_depend_on_the_text(gpt2):
     assert twice.features().drop(columns=grows).equals(six.features().drop(columns=grows))
 
 
+@pytest.mark.parametrize("cut", [1, 3])
+def test_traces_of_parts_are_merged_to_that_of_the_whole(cut):
+    model, blocks = make_model("gpt2"), torch.randint(100, (4, 24), generator=torch.Generator().manual_seed(3))
+    texts = blocks, blocks[:cut], blocks[cut:]
+    whole, *parts = (trace(model, text, alpha=1.0, tokens=make_tokenizer()) for text in texts)
+    found = reduce(Trace.merge, parts)
+    assert (found.sequences, found.sketch, found.names) == (4, whole.sketch, whole.names)
+    assert found.statistics.keys() == whole.statistics.keys()
+    for name, value in whole.statistics.items():
+        if value.dtype != torch.float64 or name.endswith("largest"):
+            assert torch.equal(found.statistics[name], value), name
+        else:
+            assert torch.allclose(found.statistics[name], value, rtol=1e-12, atol=1e-12 * value.abs().max()), name
+    assert found.features().drop(columns=["max"]).equals(whole.features().drop(columns=["max"]))
+
+
 def test_what_does_not_belong_together_is_not_merged(gpt2):
     model, blocks, (one, *_), _ = gpt2
     other = make_model("opt")

@@ -2,16 +2,12 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial, reduce
-from itertools import pairwise, takewhile
-from threading import Event
 
 import numpy as np
 import torch
 from outlier_kernels import states
-from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, RESIDUAL, SINK, check_threshold
@@ -25,7 +21,7 @@ from outliers.models.hooks import attention_hooks, eager, input_hooks, residual_
 from outliers.models.stream import AS_IT_IS, Variant, Watched, is_streamed
 from outliers.text.blocks import sequences
 from outliers.text.tokens import named_ids
-from outliers.tracing.result import Trace, merged
+from outliers.tracing.result import Trace
 from outliers.tracing.sketch import buckets, pack_keys
 from outliers.tracing.statistics import BY_POSITION, ON_STREAM, add_from_start, states_of_tokens, views
 from outliers.tracing.store import SKETCHED
@@ -37,7 +33,7 @@ SKETCHED_AT_ONCE = 1 << 16  # hits, about
 
 
 def trace(
-    model: PreTrainedModel | Sequence[PreTrainedModel],
+    model: PreTrainedModel,
     blocks: Iterable[Block],
     roles: Iterable[str] = ROLES,
     alpha: float = ALPHA,
@@ -53,9 +49,7 @@ def trace(
     Each block is a sequence of its own; the head is not applied. No hidden state is kept.
 
     Args:
-        model: a causal language model, quantized or not; it is left as it was. Several equal ones, each on a device of
-            its own, trace a part of the blocks each, at the same time, and the traces are merged; the blocks are then
-            collected first.
+        model: a causal language model, quantized or not; it is left as it was.
         blocks: token ids, int64 (blocks, T), or any iterable of (T,), such as a progress bar over them; they may be of
             several lengths.
         roles: the hidden states to trace: "attn_in", "attn_out", "ffn_in" and "ffn_out", the inputs of the q/k/v, the
@@ -80,19 +74,16 @@ def trace(
         UserError: there is no such stack, or one must be named; a role is unknown, or the model has none of them; alpha
             is not positive; there is no block, one has less than two tokens, is longer than the model's context or
             holds ids outside the vocabulary; the attention mask is none of these blocks; a hidden state holds NaN or
-            inf; there is no model, or one is given twice.
+            inf.
 
     Example:
         >>> outliers.trace(model, blocks).sequences
         2
     """
-    how = _check_roles(roles), check_threshold("alpha", alpha), attention, variant, tokens, see_last
-
-    def trace_one(model: PreTrainedModel, blocks: Iterable[Block]) -> list[Trace]:
-        view = view_of(model, stack)
-        return _trace(model, blocks, [(view, _in_every_layer(model, view, how[0]))], *how[1:])
-
-    (trace,) = _of_parts(model, sequences(blocks, attention_mask), trace_one)
+    roles, alpha = _check_roles(roles), check_threshold("alpha", alpha)
+    view = view_of(model, stack)
+    views = [(view, _in_every_layer(model, view, roles))]
+    (trace,) = _trace(model, sequences(blocks, attention_mask), views, alpha, attention, variant, tokens, see_last)
     return trace
 
 
@@ -114,42 +105,10 @@ def traces(
     views = [(view, of_view) for view in views_of(model).values() if (of_view := _roles_of(model, view, requested))]
     if not views:
         raise UserError(f"not every layer of this model has {' or '.join(roles)}; trace other roles")
-    how = check_threshold("alpha", alpha), attention, variant, tokens, see_last
-    return _of_parts(model, blocks, lambda *of_part: _trace(*of_part, views, *how))
+    return _trace(model, blocks, views, check_threshold("alpha", alpha), attention, variant, tokens, see_last)
 
 
-def _of_parts(
-    models: PreTrainedModel | Sequence[PreTrainedModel], blocks: Iterable[Block], trace_one: Callable
-) -> list[Trace]:
-    """The traces of all blocks, dealt out to the models in contiguous parts, a thread each."""
-    traces = _of_all(models, blocks, trace_one)
-    if not traces:
-        raise UserError("no blocks to trace; expected at least one")
-    return traces
-
-
-def _of_all(
-    models: PreTrainedModel | Sequence[PreTrainedModel], blocks: Iterable[Block], trace_one: Callable
-) -> list[Trace]:
-    if isinstance(models, nn.Module):
-        return trace_one(models, blocks)
-    if not models or len(set(models)) < len(models):  # the hooks of two threads on one model would see both blocks
-        raise UserError(f"{len(models)} models of which {len(set(models))} differ; expected one for each device")
-    blocks = list(blocks)
-    bounds = [len(blocks) * number // len(models) for number in range(len(models) + 1)]
-    stop = Event()  # the others, where one has failed or the caller is interrupted
-    parts = [takewhile(lambda _: not stop.is_set(), blocks[start:end]) for start, end in pairwise(bounds)]
-    with ThreadPoolExecutor(len(models)) as pool:
-        running = [pool.submit(trace_one, *of_part) for of_part in zip(models, parts, strict=True)]
-        try:
-            wait(running, return_when=FIRST_EXCEPTION)
-        finally:
-            stop.set()
-    traces = [part.result() for part in running]
-    return merged(filter(None, traces))
-
-
-@inference  # of the thread that it runs in
+@inference
 def _trace(
     model: PreTrainedModel,
     blocks: Iterable[Block],
@@ -160,7 +119,7 @@ def _trace(
     tokens: PreTrainedTokenizerBase | None,
     see_last: See,
 ) -> list[Trace]:
-    """The traces of some views with their roles; none without a block."""
+    """The traces of some views with their roles."""
     blocks = list(blocks) if is_streamed(model) else blocks
     by_token = ["residual.massive_tokens", *["attention.sinks_tokens"] * attention]
     vocabulary, names = family_of(model.config).vocabulary(model.config), partial(named_ids, model.config, tokens)
@@ -183,8 +142,10 @@ def _trace(
             for observer in observers:
                 observer.end(number, ids_of(model, block))
             see_last(block, last)
-    traces = [observer.result() for observer in observers if observer.sequences]
-    for trace, (view, roles) in zip(traces, views, strict=False):
+    if not observers[0].sequences:
+        raise UserError("no blocks to trace; expected at least one")
+    traces = [observer.result() for observer in observers]
+    for trace, (view, roles) in zip(traces, views, strict=True):
         trace.architecture, trace.modules = model.config.model_type, _modules(model, view, roles)
     return traces
 
