@@ -384,17 +384,16 @@ def test_the_operator_is_what_it_says(dtype, symmetric):
 
 @needs_int8_units
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("arithmetic", ["exact", "bitsandbytes"])
-def test_the_operator_of_packed_weights_is_what_it_says(dtype, arithmetic):
+def test_the_operator_of_packed_weights_is_what_it_says(dtype):
     x, weight, bias = small_layer(5, 32, 9)
     weight = packed.pack(reference.quantize(weight, int8(True, True)))
-    operands = (x.to(dtype), weight.blocks, weight.scale, bias, 9, weight.address != 0, str(int8()), 1.0, arithmetic)
+    operands = (x.to(dtype), weight.blocks, weight.scale, bias, 9, weight.address != 0, str(int8()), 1.0)
     # opcheck's other tests look at the memory of all operands, and oneDNN's layout does not show its own.
     torch.library.opcheck(dispatch.linear_packed, operands, test_utils="test_aot_dispatch_dynamic")
     before = [operand.clone() for operand in (operands[0], weight.scale, bias)]
     got = dispatch.linear_packed(*operands)
     assert all(torch.equal(*pair) for pair in zip(before, (operands[0], weight.scale, bias), strict=True))
-    assert torch.equal(got, dispatch.linear(operands[0], weight, bias, threshold=1.0, arithmetic=arithmetic))
+    assert torch.equal(got, dispatch.linear(operands[0], weight, bias, threshold=1.0))
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -436,7 +435,8 @@ def test_against_bitsandbytes(outliers, dtype, threshold):
     assert found.nonzero()[:, 0].tolist() == ([] if columns is None else columns.tolist())
     quantized, _ = reference.quantize_bitsandbytes(weight)
     assert torch.equal(quantized.codes, peer.state.CB)
-    got = dispatch.linear(x, dispatch.prepare(quantized), bias, threshold=threshold, arithmetic="bitsandbytes").float()
+    how = {"arithmetic": "bitsandbytes"}
+    got = dispatch.linear(x, dispatch.prepare(quantized, **how), bias, threshold=threshold, **how).float()
     # in 16 bits bitsandbytes rounds the int8 part before it adds the outliers' part
     tolerance = {torch.float32: 1e-4, torch.bfloat16: 2**-6, torch.float16: 2**-9}[dtype]
     assert (got - want).abs().max() <= tolerance * want.abs().max()

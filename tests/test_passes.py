@@ -83,8 +83,6 @@ def test_extremes_and_outlier_features(data, rows, features, threshold):
     none = torch.zeros(features, dtype=torch.bool)
     expected = none if threshold is None else reference.outlier_columns(x.float(), threshold)
     assert codes.outlier_features(codes.as_rows(x), threshold).tolist() == expected.nonzero()[:, 0].tolist()
-    found = codes.outlier_features(codes.as_rows(x), threshold, in_float16=True)
-    assert found.tolist() == reference.quantize_bitsandbytes(x, threshold)[1].nonzero()[:, 0].tolist()
 
 
 def assert_same_codes(found: Quantized, expected: Quantized) -> None:
@@ -152,15 +150,6 @@ def test_all_finite_numbers(data, rows, features, activations, weights, transpos
         assert_same(numbers(plain.linear(*given)), numbers(reference.linear(*given)))
 
 
-@given(st.data(), SIDES, SIDES, THRESHOLDS, st.sampled_from([torch.int8, torch.uint8]))
-@settings(deadline=None, max_examples=150)
-def test_quantize_bitsandbytes(data, rows, features, threshold, dtype):
-    x = data.draw(matrices(rows, features))
-    expected, outliers = reference.quantize_bitsandbytes(x, threshold)
-    given = codes.as_rows(x), ROWS, outliers.nonzero()[:, 0], torch.empty(x.shape, dtype=dtype)
-    assert_same_codes(codes.quantize(*given, codes.limit(threshold, in_float16=True)), expected)
-
-
 @given(st.data(), SIDES, SIDES, quantizers("column"))
 @settings(deadline=None, max_examples=150)
 def test_quantize_weight(data, outputs, features, quantizer):
@@ -179,9 +168,6 @@ def test_linear(data, tokens, features, outputs, activations, weights, threshold
     for of_exact in (None, Exact(exact, weights)):
         given = x, reference.quantize(exact, weights), bias, activations, threshold, of_exact
         assert_same(numbers(plain.linear(*given)), numbers(reference.linear(*given)))
-    given = x, reference.quantize_bitsandbytes(exact)[0], bias, ROWS, threshold
-    found, expected = (numbers(path.LINEAR["bitsandbytes"](*given)) for path in (plain, reference))
-    assert_same(found, expected)
 
 
 def ordinary(rows: int, features: int):
@@ -190,19 +176,17 @@ def ordinary(rows: int, features: int):
 
 
 @needs_int8_units
-@given(st.data(), SIDES, SIDES, SIDES, st.sampled_from(["tensor", "row"]), THRESHOLDS, st.booleans())
+@given(st.data(), SIDES, SIDES, SIDES, st.sampled_from(["tensor", "row"]), THRESHOLDS)
 @settings(deadline=None, max_examples=150)
-def test_packed_weights(data, tokens, features, outputs, granularity, threshold, as_bitsandbytes):
+def test_packed_weights(data, tokens, features, outputs, granularity, threshold):
     """Scaled in another order than the reference does it, so equal within the rounding of the parts of each output."""
     x, exact = data.draw(matrices(tokens, features)), data.draw(ordinary(outputs, features))
     assume(not (x.isfinite() & (x.abs() > 1e30)).any())  # which overflow in one order and not in the other
     bias = data.draw(st.none() | ordinary(1, outputs).map(lambda row: row[0].resolve_neg()))
     weight = reference.quantize(exact, Quantizer("int8", "column"))
-    given = x, bias, Quantizer("int8", granularity), threshold, "bitsandbytes" if as_bitsandbytes else "exact"
-    found, expected = (
-        numbers(module.LINEAR[given[-1]](x, operand, *given[1:-1]))
-        for module, operand in ((packed, packed.pack(weight)), (reference, weight))
-    )
+    given = bias, Quantizer("int8", granularity), threshold
+    found = numbers(packed.linear(x, packed.pack(weight), *given))
+    expected = numbers(reference.linear(x, weight, *given))
     assert torch.equal(found.isnan(), expected.isnan())
     known = x.float().nan_to_num(0, 0, 0).abs()
     parts = (known + known.amax()) @ weight.dequantize().abs().T + (0 if bias is None else bias.float().abs())
@@ -238,9 +222,6 @@ def test_wide_layers(several_threads, shape, layout, kind):
         for threshold, of_exact in ((None, None), (6.0, None), (6.0, Exact(exact, weights))):
             given = LAYOUTS[layout](x), weight, torch.randn(outputs), activations, threshold, of_exact
             assert_same(plain.linear(*given), reference.linear(*given))
-    weight = reference.quantize_bitsandbytes(exact)[0]
-    given = LAYOUTS[layout](x), weight, None, ROWS, 6.0
-    assert_same(*(path.LINEAR["bitsandbytes"](*given) for path in (plain, reference)))
 
 
 @needs_int8_units

@@ -75,13 +75,13 @@ def path_of(
     """
     if isinstance(weight, Packed):
         return "cpu"
-    runs = path(weight.codes.device)
-    if runs == "cpu" and arithmetic in plain.LINEAR and plain.serves(weight, activations, dtype):
+    runs = path(weight.codes.device) if arithmetic == "exact" else "reference"
+    if runs == "cpu" and plain.serves(weight, activations, dtype):
         return "cpu"
     if runs == "triton":
         from outlier_kernels import triton
 
-        if arithmetic in triton.LINEAR and triton.serves(weight, activations, dtype):
+        if triton.serves(weight, activations, dtype):
             return "triton"
     return "reference"
 
@@ -152,7 +152,7 @@ def linear(
     scheme = None if activations is None else str(activations), threshold, arithmetic
     if isinstance(weight, Packed):
         readable = weight.address != 0
-        return linear_packed(hidden_states, weight.blocks, weight.scale, bias, weight.shape[0], readable, *scheme)
+        return linear_packed(hidden_states, weight.blocks, weight.scale, bias, weight.shape[0], readable, *scheme[:2])
     of_exact = (
         (None, None) if exact is None else (exact.weight, None if exact.quantizer is None else str(exact.quantizer))
     )
@@ -187,14 +187,17 @@ def _multiply(
     if not len(hidden_states):  # which have no extremes
         return hidden_states.new_empty(0, shape_of(weight)[0])
     runs = path_of(weight, activations, arithmetic, hidden_states.dtype)
+    if isinstance(weight, Packed):
+        return packed.linear(hidden_states, weight, bias, activations, threshold)
     if runs == "cpu":
-        kernels = packed if isinstance(weight, Packed) else plain
+        layer = plain.linear
     elif runs == "triton":
-        from outlier_kernels import triton as kernels
+        from outlier_kernels import triton
+
+        layer = triton.linear
     else:
-        kernels = reference
-    given = hidden_states, weight, bias, activations, threshold
-    return kernels.LINEAR[arithmetic](*given) if exact is None else kernels.LINEAR[arithmetic](*given, exact)
+        layer = reference.LINEAR[arithmetic]
+    return layer(hidden_states, weight, bias, activations, threshold, exact)
 
 
 @torch.no_grad()
@@ -256,15 +259,14 @@ def linear_packed(
     bias: torch.Tensor | None,
     outputs: int,
     readable: bool,
-    activations: str | None,
+    activations: str,
     threshold: float | None,
-    arithmetic: str,
 ) -> torch.Tensor:
     """`linear` with a `Packed` weight as an operator, `torch.ops.outlier_kernels.linear_packed`; readable: whether it
     has an address, which no graph is to keep."""
     address = packed.address_of(blocks) if readable else 0
     weight = Packed(blocks, scale, (outputs, hidden_states.shape[1]), address)
-    return _multiply(hidden_states, weight, bias, Quantizer.read(activations), threshold, arithmetic)
+    return _multiply(hidden_states, weight, bias, Quantizer.read(activations), threshold, "exact")
 
 
 @linear_packed.register_fake

@@ -363,5 +363,5 @@ def _columns(matrix: Quantized, features: torch.Tensor) -> Quantized:
 WEIGHTS = {"exact": quantize, "bitsandbytes": lambda weight, _quantizer: quantize_bitsandbytes(weight)[0]}
 LINEAR = {
     "exact": linear,
-    "bitsandbytes": lambda x, weight, bias, _activations, threshold: linear_bitsandbytes(x, weight, bias, threshold),
+    "bitsandbytes": lambda x, weight, bias, _activations, threshold, _: linear_bitsandbytes(x, weight, bias, threshold),
 }

@@ -30,31 +30,15 @@ def extremes(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return low, high
 
 
-def outlier_features(matrix: torch.Tensor, threshold: float | None, in_float16: bool = False) -> torch.Tensor:
-    """Places of the features with |x| ≥ threshold in some row, int64, as `reference.outlier_columns` flags them;
-    in_float16: of x rounded to float16."""
+def outlier_features(matrix: torch.Tensor, threshold: float | None) -> torch.Tensor:
+    """Places of the features with |x| ≥ threshold in some row, int64, as `reference.outlier_columns` flags them."""
     if threshold is None or not matrix.numel():
         return matrix.new_empty(0, dtype=torch.int64)
     low, high = extremes(matrix)
-    if in_float16:
-        if low.isnan().any():  # which hides no outlier there
-            return reference.quantize_bitsandbytes(matrix, threshold)[1].nonzero()[:, 0]
-        low, high = low.half().float(), high.half().float()
     return ((high >= threshold) | (low <= -threshold)).nonzero()[:, 0]
 
 
-def limit(threshold: float | None, in_float16: bool) -> float | None:
-    """The threshold by which `quantize` does as bitsandbytes does."""
-    return None if not in_float16 else torch.inf if threshold is None else threshold
-
-
-def quantize(
-    matrix: torch.Tensor,
-    quantizer: Quantizer,
-    outliers: torch.Tensor,
-    room: torch.Tensor,
-    threshold: float | None = None,
-) -> Quantized:
+def quantize(matrix: torch.Tensor, quantizer: Quantizer, outliers: torch.Tensor, room: torch.Tensor) -> Quantized:
     """Quantize a matrix (rows, features) without its outlier features, whose codes are 0, as `reference.quantize` does.
 
     Args:
@@ -62,17 +46,15 @@ def quantize(
         quantizer: to int8.
         outliers: places of some features, int64 in order; of zeropoint not of all.
         room: where the codes go, (rows, features) contiguous, int8; or uint8, where they are 128 larger.
-        threshold: of `reference.quantize_bitsandbytes`, to do as it does, inf for none; outliers are those in float16.
 
     Returns:
         It with scales, zero points and the sums of the codes of all rows, (rows, 1), also where all have the same.
     """
     scale, sums = matrix.new_empty(2, len(matrix), 1, dtype=torch.float32)
-    shared = None if threshold is not None or quantizer.per_row else _of_tensor(matrix, quantizer, outliers)
+    shared = None if quantizer.per_row else _of_tensor(matrix, quantizer, outliers)
     given = {"x": matrix, "outliers": outliers, "made": (room, 128 * (room.dtype == torch.uint8), scale, sums)}
-    if threshold is not None or quantizer.symmetric:
-        limit = None if threshold is None else matrix.new_tensor(threshold, dtype=torch.float32)
-        passes().absmax_codes(*matrix.shape, **given, scale_of_all=shared, threshold=limit)
+    if quantizer.symmetric:
+        passes().absmax_codes(*matrix.shape, **given, scale_of_all=shared)
         return Quantized(room, scale, None, sums)
     zero_point = torch.empty_like(scale)
     first = int((outliers == torch.arange(len(outliers), device=outliers.device)).sum())  # feature that is no outlier

@@ -6,7 +6,7 @@ the product with a one-hot row.
 """
 
 import ctypes
-from functools import cache, partial
+from functools import cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -100,19 +100,17 @@ def linear(
     bias: torch.Tensor | None = None,
     activations: Quantizer = ROWS,
     threshold: float | None = None,
-    in_float16: bool = False,
 ) -> torch.Tensor:
-    """`reference.linear` of absmax activations, (tokens, features) to (tokens, outputs); in_float16:
-    `reference.linear_bitsandbytes`."""
+    """`reference.linear` of absmax activations, (tokens, features) to (tokens, outputs)."""
     x = codes.as_rows(hidden_states)
-    if weight.address and not in_float16 and (len(x) <= FEW_TOKENS or not torch.cpu._is_amx_tile_supported()):
+    if weight.address and (len(x) <= FEW_TOKENS or not torch.cpu._is_amx_tile_supported()):
         result, outliers = _in_one_pass(x, weight, bias, activations, threshold)
         if outliers is None:
             return result.to(hidden_states.dtype)
     else:
-        outliers = codes.outlier_features(x, threshold, in_float16)
+        outliers = codes.outlier_features(x, threshold)
     room = _room(x, outliers)
-    scale = codes.quantize(x, activations, outliers, room[len(outliers) :], codes.limit(threshold, in_float16)).scale
+    scale = codes.quantize(x, activations, outliers, room[len(outliers) :]).scale
     return _multiply(hidden_states, room, scale, outliers, weight, bias)
 
 
@@ -160,9 +158,6 @@ def _in_one_pass(
 def _bits(threshold: float) -> int:
     """Those of a threshold as a float32 that is not negative."""
     return ctypes.c_int32.from_buffer(ctypes.c_float(max(threshold, 0.0))).value
-
-
-LINEAR = {"exact": linear, "bitsandbytes": partial(linear, in_float16=True)}  # by the name of an arithmetic
 
 
 def _room(x: torch.Tensor, outliers: torch.Tensor) -> torch.Tensor:

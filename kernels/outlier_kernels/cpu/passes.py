@@ -386,40 +386,16 @@ def _fill(row, places, value):
 
 
 @_pass
-def absmax_codes(work, x: Matrix, outliers: Places, scale_of_all: np.float32, threshold: np.float32, made: Codes):
-    """Absmax codes of rows, outlier features left out, by a given scale of all or that of each; a piece is a row.
-
-    threshold: given where they are made as by `reference.quantize_bitsandbytes`; it counts where there are outliers.
-    """
+def absmax_codes(work, x: Matrix, outliers: Places, scale_of_all: np.float32, made: Codes):
+    """Absmax codes of rows, outlier features left out, by a given scale of all or that of each; a piece is a row."""
     row, offset = np.empty(x.columns, np.float32), np.int32(made.offset)
     for first, end in _shares(work):
         for r in range(first, end):
             load(x.kind, _place(x, r, 0), x.columns, row)
-            if _is_given(threshold):
-                scale, divisor = _multiply_by_factor(row, x.columns, outliers.count, threshold[0]), np.float32(1)
-                _fill(row, outliers, np.float32(0))
-            else:
-                _fill(row, outliers, np.float32(0))
-                scale = scale_of_all[0] if _is_given(scale_of_all) else _scale(_largest(row, x.columns))
-                divisor = scale
+            _fill(row, outliers, np.float32(0))
+            scale = scale_of_all[0] if _is_given(scale_of_all) else _scale(_largest(row, x.columns))
             made.scales[r] = scale
-            made.sums[r] = _round_to_codes(row, divisor, x.columns, _at(made.codes, r * x.columns), offset)
-
-
-@inlined
-def _multiply_by_factor(row, count, outliers, threshold):
-    """Round a row to float16 and multiply it as bitsandbytes does; its scale."""
-    for i in range(count):
-        row[i] = _float_of_half(_half_of(row[i]))
-    if outliers:
-        for i in range(count):
-            row[i] = np.float32(0) if abs(row[i]) >= threshold else row[i]
-    largest = _largest(row, count)
-    largest = CODE_MAX if largest == 0 else largest
-    factor = np.float32(1) / largest * CODE_MAX
-    for i in range(count):
-        row[i] *= factor
-    return largest / CODE_MAX
+            made.sums[r] = _round_to_codes(row, scale, x.columns, _at(made.codes, r * x.columns), offset)
 
 
 @inlined

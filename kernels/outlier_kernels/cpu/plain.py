@@ -34,18 +34,17 @@ def linear(
     activations: Quantizer = ROWS,
     threshold: float | None = None,
     exact: Exact | None = None,
-    in_float16: bool = False,
 ) -> torch.Tensor:
-    """`reference.linear`, (tokens, features) to (tokens, outputs); in_float16: `reference.linear_bitsandbytes`."""
+    """`reference.linear`, (tokens, features) to (tokens, outputs)."""
     x = codes.as_rows(hidden_states)
-    outliers = codes.outlier_features(x, threshold, in_float16)
+    outliers = codes.outlier_features(x, threshold)
     by_reference = partial(reference.linear, hidden_states, weight, bias, activations, threshold, exact)
-    if not in_float16 and (not x.numel() or len(outliers) == x.shape[1]):
+    if not x.numel() or len(outliers) == x.shape[1]:
         return by_reference()
     if len(outliers) and exact is not None and not codes.is_int8(exact.quantizer):  # codes may follow from anything
         return by_reference()
     room = x.new_empty(x.shape, dtype=torch.int8)
-    quantized = codes.quantize(x, activations, outliers, room, codes.limit(threshold, in_float16))
+    quantized = codes.quantize(x, activations, outliers, room)
     added = None
     if len(outliers) and exact is not None:
         values, columns = (operand.index_select(1, outliers).float() for operand in (x, exact.weight))
@@ -55,9 +54,6 @@ def linear(
         added = reference.outlier_product(x, outliers, weight)
     result = _multiply(quantized, weight, outliers, added, bias, hidden_states.dtype)
     return by_reference() if result is None else result
-
-
-LINEAR = {"exact": linear, "bitsandbytes": partial(linear, in_float16=True)}  # by the name of an arithmetic
 
 
 def _made_without(weight: Quantized, outliers: torch.Tensor, exact: Exact) -> Quantized:

@@ -43,9 +43,6 @@ def linear(
         return multiply(quantized, weight, bias, hidden_states, outliers)
 
 
-LINEAR = {"exact": linear}  # by the name of an arithmetic
-
-
 def serves(weight: Quantized, activations: Quantizer | None, dtype: torch.dtype) -> bool:
     """Whether `linear` takes a weight with activations of a dtype: both int8, and both absmax or both zeropoint."""
     return (
