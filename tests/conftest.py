@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+os.environ.pop("HF_HUB_OFFLINE", None)  # tests say themselves whether there is a hub
 if "PYTEST_XDIST_WORKER" in os.environ:  # a core each
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 

