@@ -9,12 +9,16 @@ Example:
 The examples of all public names go on from here.
 """
 
-import importlib
+import importlib.util
+import os.path
 import sys
+from types import ModuleType
 
-# transformers and bitsandbytes import whatever is called `kernels` to ask for kernels of the hub. None of them are used
-# here, so nobody is asked: as if there were no such package, unless somebody has imported it before.
-sys.modules.setdefault("kernels", None)
+# transformers and bitsandbytes import whatever is called `kernels` to ask for kernels of the hub. In a clone that name
+# may find the clone's folder, which is none of that: as if there were no such package.
+_spec = None if "kernels" in sys.modules else importlib.util.find_spec("kernels")
+if _spec and any(os.path.isdir(f"{place}/outlier_kernels") for place in _spec.submodule_search_locations or ()):
+    sys.modules["kernels"] = None
 
 __version__ = "0.2.0"
 
@@ -87,6 +91,17 @@ def __getattr__(name: str):
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
+
+
+class _Package(ModuleType):
+    """A package whose functions keep their names: `import outliers.trace` does not bind the command's module."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 # Whoever has imported transformers may load what it saved with our layers; whoever has not waits for nothing.

@@ -479,14 +479,26 @@ def test_what_a_command_uses_until_it_ends_is_searched_for_garbage_no_more():
 
 @pytest.mark.slow
 def test_public_names():
-    """In a process of its own, after every room is imported: a module must not hide a function of the same name."""
+    """In a process of its own, after every module is imported: none hides a function of the same name."""
     program = (
         "import pkgutil, importlib, outliers\n"
         "for module in pkgutil.iter_modules(outliers.__path__):\n"
-        "    if module.ispkg: importlib.import_module(f'outliers.{module.name}')\n"
+        "    if module.name != '__main__': importlib.import_module(f'outliers.{module.name}')\n"
         "for name in outliers.__all__:\n"
         "    assert callable(getattr(outliers, name)) or name in ('SCHEMES', 'plot'), name\n"
+        "import outliers.trace as function; from outliers.trace import trace as command\n"
+        "assert outliers.trace is function is not command"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         outliers.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize(("file", "found"), [("__init__.py", True), ("outlier_kernels/__init__.py", False)])
+def test_the_folder_kernels_of_a_clone_is_not_taken_for_the_public_package(tmp_path, file, found):
+    path = tmp_path / "kernels" / file
+    path.parent.mkdir(parents=True)
+    path.touch()
+    program = "import outliers, sys; print('kernels' not in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{found}\n"
