@@ -44,6 +44,7 @@ _HOME = {
     "OutliersConfig": "outliers.plugins.loader",
     "perplexity": "outliers.metrics.perplexity.measure",
     "perplexities": "outliers.metrics.perplexity.measure",
+    "bits_per_byte": "outliers.metrics.perplexity.measure",
     "Variant": "outliers.models.variant",
     "variant": "outliers.variants.written",
     "cache": "outliers.quantization.caches",

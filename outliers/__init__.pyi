@@ -6,6 +6,7 @@ from outliers import plot as plot
 from outliers.errors import UserError as UserError
 from outliers.metrics.ablations import ablate as ablate
 from outliers.metrics.origins.observe import origins as origins
+from outliers.metrics.perplexity.measure import bits_per_byte as bits_per_byte
 from outliers.metrics.perplexity.measure import perplexities as perplexities
 from outliers.metrics.perplexity.measure import perplexity as perplexity
 from outliers.metrics.training.watch import watch as watch

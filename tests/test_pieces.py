@@ -6,6 +6,7 @@ import gzip
 import itertools
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -108,7 +109,7 @@ def whole(text: str, tokenizer) -> list[int]:
 
 
 def in_pieces(parts, tokenizer) -> list[int]:
-    return list(itertools.chain(*pieces.tokenize(parts, tokenizer, "a.txt")))
+    return list(itertools.chain(*(piece.ids for piece in pieces.tokenize(parts, tokenizer, "a.txt"))))
 
 
 @pytest.fixture
@@ -145,6 +146,7 @@ PARTS = st.lists(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_are_those_of_the_whole(monkeypatch, kind):
+    """And they stand for all of its bytes."""
     tokenizer = tokenizer_of(kind)
     joined = 0
 
@@ -154,11 +156,16 @@ def test_tokens_are_those_of_the_whole(monkeypatch, kind):
         nonlocal joined
         text = "".join(parts)
         try:
-            found = list(pieces.tokenize(parts, tokenizer, "a.txt"))
+            pieces_of_text = list(pieces.tokenize(parts, tokenizer, "a.txt"))
         except UserError:  # one that is refused is not wrong
             return
-        joined += len(found) > 1
-        assert list(itertools.chain(*found)) == whole(text, tokenizer)
+        joined += len(pieces_of_text) > 1
+        ids = [token for piece in pieces_of_text for token in piece.ids]
+        assert ids == whole(text, tokenizer)
+        if ids and tokenizer.is_fast:
+            sizes = np.concatenate([piece.sizes() for piece in pieces_of_text])
+            assert (len(sizes), sizes.sum()) == (len(ids), len(text.encode()))
+            assert sizes.min() >= 0
 
     shorten(monkeypatch)
     check()
@@ -217,7 +224,7 @@ def test_what_sentencepiece_splits_is_not_cut(short):
 def test_long_runs_are_joined(short, kind, run):
     """Of one character, or of digits by threes: where an overlap begins decides how all of it is split."""
     text = "So it goes. " + run * 9000
-    found = list(pieces.tokenize([text], tokenizer_of(kind), "a.txt"))
+    found = [piece.ids for piece in pieces.tokenize([text], tokenizer_of(kind), "a.txt")]
     assert len(found) > 1
     assert list(itertools.chain(*found)) == whole(text, tokenizer_of(kind))
 
@@ -257,7 +264,7 @@ def test_a_long_text_at_full_size():
     """A million characters and more, of documents that follow each other in another order each time."""
     choose, documents = random.Random(0), sample()
     text = "\n\n".join(choose.choice(documents) for _ in range(1700))
-    found = list(pieces.tokenize([text], tokenizer_of("gpt2"), "a.txt"))
+    found = [piece.ids for piece in pieces.tokenize([text], tokenizer_of("gpt2"), "a.txt")]
     assert len(text) > pieces.WHOLE
     assert len(found) >= 4
     assert list(itertools.chain(*found)) == whole(text, tokenizer_of("gpt2"))
@@ -276,7 +283,7 @@ def test_wikitext(model):
     with gzip.open(SHARED / "text" / "wikitext2_valid.txt.gz", "rt", encoding="utf-8") as file:
         text = file.read()
     tokenizer = load_tokenizer(model)
-    found = list(pieces.tokenize([text], tokenizer, "a.txt"))
+    found = [piece.ids for piece in pieces.tokenize([text], tokenizer, "a.txt")]
     assert len(found) >= 4
     assert list(itertools.chain(*found)) == whole(text, tokenizer)
 

@@ -45,7 +45,7 @@ def put_together(read: list[int], targets: list[int], sentinels: set[int]) -> li
 @given(st.integers(2, 700), st.integers(0, 2**32))
 def test_what_is_read_and_what_is_predicted_give_the_text_back(tokens, seed):
     text, marks = torch.arange(1000, 1000 + tokens), torch.arange(FIRST, FIRST + 50)
-    read, targets = corrupted(text, marks, END, torch.Generator().manual_seed(seed))
+    read, targets = corrupted(text, marks, torch.tensor([END]), torch.Generator().manual_seed(seed))
     spans = Spans.of(tokens)
     assert (len(read), len(targets)) == (spans.read, spans.targets)
     kept = [token in set(marks.tolist()) for token in read.tolist()[:-1]]
@@ -77,7 +77,7 @@ def test_lengths_are_those_of_t5():
 def test_all_cuts_are_as_likely():
     """Of 33 tokens five are predicted, in two spans; the first has one to four of them, each as often."""
     generator, marks = torch.Generator().manual_seed(0), torch.tensor([FIRST, FIRST + 1])
-    drawn = [corrupted(torch.arange(100, 133), marks, END, generator)[1].tolist() for _ in range(4000)]
+    drawn = [corrupted(torch.arange(100, 133), marks, torch.tensor([END]), generator)[1].tolist() for _ in range(4000)]
     first = torch.tensor([targets.index(FIRST + 1) - 1 for targets in drawn])
     counts = torch.bincount(first, minlength=5)
     assert counts[1:5].sum() == 4000 and ((counts[1:5] - 1000).abs() < 150).all()

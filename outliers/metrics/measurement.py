@@ -118,19 +118,21 @@ class Seen(NamedTuple):
 
     see: called with the model under the variant, the block, its last hidden states (T, features) and, where `compares`,
     the unquantized model with those of it; what it returns is of a block. values: of what is seen of all blocks, draw
-    by draw, the values of a row.
+    by draw, the values of a row; where `of_subject`, it is called with the subject, too.
     """
 
     see: Callable[[PreTrainedModel, torch.Tensor, torch.Tensor, tuple[PreTrainedModel, torch.Tensor] | None], Any]
-    values: Callable[[list[list]], list[dict]]
+    values: Callable[..., list[dict]]
     compares: bool = False
+    of_subject: bool = False
 
 
 class Read(NamedTuple):
-    """A metric made of the logits, which all such metrics of a variant share; values: as of `Seen`."""
+    """A metric made of the logits, which all such metrics of a variant share; values, of_subject: as of `Seen`."""
 
     reader: type[Reader]
-    values: Callable[[list[list]], list[dict]]
+    values: Callable[..., list[dict]]
+    of_subject: bool = False
 
     @property
     def compares(self) -> bool:

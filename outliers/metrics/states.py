@@ -65,7 +65,8 @@ class OfStates(Measurement):
 
     def values(self, cell: Cell, answers: list[list[list]]) -> list[dict]:
         draws = (list(chain.from_iterable(parts)) for parts in zip(*answers, strict=True))
-        return _seen(cell).values([part for draw in draws for part in by_seed(draw, cell.subject.seeds)])
+        seen, by_draw = _seen(cell), [part for draw in draws for part in by_seed(draw, cell.subject.seeds)]
+        return seen.values(by_draw, cell.subject) if seen.of_subject else seen.values(by_draw)
 
 
 def _variants(cells: Iterable[Cell]) -> dict[str, Variant]:

@@ -21,13 +21,14 @@ from outliers.report.analysis import Rows, reach, records
 # Of the most common outlier feature: what it affects, colour, line, and how marks are filled.
 AFFECTED = {"layers": ("layers", "blue", "-", "full"), "positions": ("sequence positions", "vermilion", "--", "none")}
 ABOUT = ("parameters", "architecture", "checkpoint", "alpha", "same_weights_as", "tokens_hash")  # fields of rows
+BITS = "bits_per_byte"  # a column where perplexities have it beside them
 WHOLE, CROSS = "whole_model", "cross"  # a column: what the rows of a model's stacks share; a view that is no stack
 NONE = "hollow: no outlier feature,\nthe one that comes nearest"
 
 
 def by_model(rows: Rows) -> pd.DataFrame:
-    """The metrics of `table4_row` and the fields `ABOUT` as columns, one row a model and checkpoint in their order; of
-    an encoder-decoder one row a view, of which those of its stacks have `WHOLE` in common.
+    """The metrics of `table4_row` and the fields `ABOUT` and `BITS` as columns, one row a model and checkpoint in their
+    order; of an encoder-decoder one row a view, of which those of its stacks have `WHOLE` in common.
 
     The index is the model's short name, or its whole one where two models share that; with the view, if there is one.
     """
@@ -42,7 +43,7 @@ def by_model(rows: Rows) -> pd.DataFrame:
                 name = f"{names[place]} ({view})" if view else names[place]
                 about = {"model": name, WHOLE: None if view == CROSS else names[place], **dict.fromkeys(ABOUT)}
                 model = wide.setdefault((*place, view), about)
-                model |= {name: row[name] for name in ABOUT if name in row} | {metric_of(row): row["value"]}
+                model |= {name: row[name] for name in (*ABOUT, BITS) if name in row} | {metric_of(row): row["value"]}
     table = pd.DataFrame(wide.values()).set_index("model")
     return table.reindex(columns=list(dict.fromkeys([*table, *TABLE4_COLUMNS])))  # those of Table 4 in any case
 

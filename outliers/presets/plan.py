@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    from outliers.models.anatomy.examples import Sized
     from outliers.quantization.calibration import Calibration
 
 CANDIDATES = 60  # projections with the largest errors over all tokens, and as many with those of the mean token
@@ -143,9 +144,9 @@ class Blocks(Causal):
         return super().asked | {"blocks": self.count} | ({"first_block": self.first} if self.first else {})
 
     @functools.cached_property
-    def blocks(self) -> "torch.Tensor":
-        """Token ids, int64 (blocks, T)."""
-        return self._read(self.settings.text, self.first + self.count)[self.first :]
+    def _text(self) -> "Sized":
+        whole = self._read(self.settings.text, self.first + self.count)
+        return tuple(part if part is None else part[self.first :] for part in whole)
 
 
 def planning_plans(spec: Planning) -> list[cell.Plan]:

@@ -26,7 +26,10 @@ PROVENANCE = (
     *("code", "version", "commit", "transformers", "lm_eval", "task_version", *WHERE),
     *("wall_seconds", "peak_memory_bytes"),
 )
-RESULT = ("value", "standard_deviation", "standard_error", "q1", "q3", "unit")
+RESULT = (
+    *("value", "standard_deviation", "standard_error", "q1", "q3", "unit"),
+    *("bits_per_byte", "bits_per_byte_deviation", "bytes"),  # beside a perplexity
+)
 FIRST = ("experiment", "model", "run", "seed", "checkpoint", "scheme", "task", "batch", "dimension", *WHICH, *RESULT)
 
 

@@ -1,9 +1,10 @@
 """Causal language models: alone, and with blocks of a text and their loss."""
 
 import functools
+import logging
 from collections.abc import Iterable
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outliers.errors import UserError
 from outliers.quantization.schemes import BASELINE
@@ -17,8 +18,11 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from outliers.models.anatomy.examples import Sized
     from outliers.models.variant import Variant
     from outliers.subjects.bench import Bench
+
+logger = logging.getLogger(__name__)
 
 READS_TEXT = True
 REFUSED = {  # options that say nothing of this family, and why
@@ -28,13 +32,15 @@ REFUSED = {  # options that say nothing of this family, and why
 }
 
 
-def read(subject: "Causal", text: str, blocks: int, _seed: int) -> "torch.Tensor":
-    """The first blocks of a text, as a causal language model reads them: int64 (blocks, T)."""
+def read(subject: "Causal", text: str, blocks: int, _seed: int) -> "Sized":
+    """The first blocks of a text, as a causal language model reads them: int64 (blocks, T); and, where they are known,
+    the UTF-8 bytes of the text that the predicted tokens of each stand for, int64 (blocks,)."""
     from outliers.models.load import load_tokenizer
-    from outliers.text.blocks import load_text
+    from outliers.text.blocks import cut_text
 
-    settings = subject.settings
-    return load_text(text, load_tokenizer(subject.model, subject.revision), settings.block, blocks, settings.bos)
+    settings, tokenizer = subject.settings, load_tokenizer(subject.model, subject.revision)
+    ids, sizes = cut_text(text, tokenizer, settings.block, blocks, settings.bos)
+    return ids, None if sizes is None else sizes[:, 1:].sum(1)
 
 
 class Pretrained(Subject):
@@ -183,11 +189,34 @@ class Causal(Pretrained):
     @functools.cached_property
     def blocks(self) -> "torch.Tensor":
         """Token ids, int64 (blocks, T); or `Examples`, of several seeds one after the other."""
+        return self._text[0]
+
+    @property
+    def sizes(self) -> "torch.Tensor | None":
+        """UTF-8 bytes of the text that the predicted tokens of each block stand for, int64 (blocks,), if known."""
+        return self._text[1]
+
+    @functools.cached_property
+    def _text(self) -> "Sized":
         from outliers.models.anatomy.examples import Examples
 
         settings = self.settings
-        examples = [self._read(settings.text, settings.blocks, number) for number in range(settings.mask_seeds)]
-        return Examples.joined(examples) if len(examples) > 1 else examples[0]
+        texts = [self._read(settings.text, settings.blocks, number) for number in range(settings.mask_seeds)]
+        if len(texts) == 1:
+            return texts[0]
+        return Examples.joined([examples for examples, _ in texts]).sized
+
+    @functools.cached_property
+    def bos_left_out(self) -> str | None:
+        """The first token that the tokenizer itself would put before a text, where `bos` can and blocks lack it."""
+        from outliers.models.load import load_reader
+
+        if "bos" in self._reader.REFUSED:
+            return None
+        tokenizer = load_reader(self.model, self.revision)
+        first = tokenizer("a")["input_ids"][0]
+        left_out = first == tokenizer.bos_token_id and bool((self.blocks[:, 0] != first).any())
+        return tokenizer.convert_ids_to_tokens(first) if left_out else None
 
     @property
     def seeds(self) -> int:
@@ -221,7 +250,7 @@ class Causal(Pretrained):
         text, count = getattr(settings, "calibration", None), getattr(settings, "calibration_blocks", 4)
         first = settings.blocks if text is None else 0
         try:
-            blocks = self._read(settings.text if text is None else text, first + count)[first:]
+            blocks = self._read(settings.text if text is None else text, first + count)[0][first:]
         except UserError as error:
             raise UserError(f"no {count} blocks to calibrate on: {error}") from None
         measured = {read_ids(block).numpy().tobytes(): number for number, block in enumerate(self.blocks, 1)}
@@ -233,13 +262,20 @@ class Causal(Pretrained):
                 )
         return blocks
 
-    def _read(self, text: str, blocks: int, number: int = 0) -> "torch.Tensor":
-        """The first blocks of a text by a seed of some; number: which of them."""
-        from outliers.models.anatomy import check_block, family_of
-        from outliers.models.anatomy.examples import read_ids
+    @functools.cached_property
+    def _reader(self) -> Any:
+        """The module that makes the blocks of its family."""
+        from outliers.models.anatomy import family_of
 
         family = family_of(self.config)
-        reader = family.subject or import_module(f"outliers.subjects.{family.name}")
+        return family.subject or import_module(f"outliers.subjects.{family.name}")
+
+    def _read(self, text: str, blocks: int, number: int = 0) -> "Sized":
+        """The first blocks of a text by a seed of some, and their `sizes`; number: which of the seeds."""
+        from outliers.models.anatomy import check_block
+        from outliers.models.anatomy.examples import read_ids
+
+        reader = self._reader
         for option, reason in reader.REFUSED.items():
             if unusual({option: getattr(self.settings, option)}):
                 raise UserError(f"'{self.model}' {reason}; leave --{option.replace('_', '-')} out")
@@ -247,13 +283,18 @@ class Causal(Pretrained):
         if not reader.READS_TEXT:
             return reader.read(self, text, blocks, seed)
         check_block(self.config, self.settings.block)
-        examples = reader.read(self, text, blocks, seed)
+        examples, sizes = reader.read(self, text, blocks, seed)
         check_block(self.config, self.settings.block, int(read_ids(examples).max()))
-        return examples
+        return examples, sizes
 
     def prepare(self) -> None:
         super().prepare()
         _ = self.blocks
+        if self.bos_left_out:
+            logger.info(
+                f"the tokenizer of '{self.name}' puts {self.bos_left_out} before a text and blocks lack it; "
+                "--bos begins each block with it"
+            )
 
     def check_calibration(self, variant: "Variant") -> None:
         """Read the blocks that variants are calibrated on."""
@@ -268,6 +309,8 @@ class Causal(Pretrained):
         facts = {"tokens_hash": tokens_hash(self.blocks), "protocol": protocol_of(self.settings, self.blocks)}
         if cell.variant.needs_calibration:
             facts["calibration_hash"] = tokens_hash(self.calibration)
+        if self.bos_left_out:
+            facts["bos_left_out"] = self.bos_left_out
         if formats := apart_from_cache(cell.variant)[1]:
             facts["cache_bits"] = cache_bits(bench.load(self)[0], formats, self.settings.block)
         return super().facts(bench, cell) | facts

@@ -3,12 +3,13 @@
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn import functional
 from transformers import PreTrainedTokenizerBase
 
 from outliers.errors import UserError
-from outliers.models.anatomy.examples import IGNORED, Examples
+from outliers.models.anatomy.examples import IGNORED, Examples, Sized
 from outliers.models.load import load_tokenizer
-from outliers.text.blocks import load_text
+from outliers.text.blocks import cut_text
 from outliers.text.corruption import chosen_positions
 from outliers.text.given import Text
 
@@ -19,18 +20,18 @@ READS_TEXT = True
 REFUSED = {"bos": "reads [CLS] before each block anyway"}  # options that say nothing of this family, and why
 
 
-def read(subject: "Causal", text: str, blocks: int, seed: int) -> Examples:
+def read(subject: "Causal", text: str, blocks: int, seed: int) -> Sized:
     """The first blocks of a text, masked by a seed, or each token by itself."""
     tokenizer, settings = load_tokenizer(subject.model, subject.revision), subject.settings
     if settings.objective is None:
-        return masked_text(text, tokenizer, settings.block, blocks, seed)
+        return masked_text(text, tokenizer, settings.block, blocks, seed).sized
     if settings.objective != "each":
         raise UserError(
             f"objective '{settings.objective}' is of encoder-decoders; expected each, or leave --objective out"
         )
     if seed or settings.mask_seeds > 1:
         raise UserError("each token is masked by itself, without a seed; leave --mask-seed and --mask-seeds out")
-    return each_masked(text, tokenizer, settings.block, blocks)
+    return each_masked(text, tokenizer, settings.block, blocks).sized
 
 
 def masked_text(
@@ -50,9 +51,9 @@ def masked_text(
         UserError: as `outliers.load_text`; the block is too short; the tokenizer has no mask token, or none that begins
             and ends a sequence.
     """
-    whole = _between_ends(text, tokenizer, block, blocks)
+    whole, sizes = _between_ends(text, tokenizer, block, blocks)
     chosen = 1 + chosen_positions(whole[:, 1:-1], torch.Generator().manual_seed(seed))
-    return _predicting(whole, chosen, tokenizer, "+masked")
+    return _predicting(whole, sizes, chosen, tokenizer, "+masked")
 
 
 def each_masked(text: Text, tokenizer: PreTrainedTokenizerBase, block: int, blocks: int | None = None) -> Examples:
@@ -69,28 +70,37 @@ def each_masked(text: Text, tokenizer: PreTrainedTokenizerBase, block: int, bloc
     Raises:
         UserError: as `masked_text`.
     """
-    whole = _between_ends(text, tokenizer, block, blocks)
+    whole, sizes = _between_ends(text, tokenizer, block, blocks)
     chosen = torch.arange(1, block - 1).repeat(len(whole))[:, None]
-    return _predicting(whole.repeat_interleave(block - 2, 0), chosen, tokenizer, "+each-masked")
+    whole, sizes = (part if part is None else part.repeat_interleave(block - 2, 0) for part in (whole, sizes))
+    return _predicting(whole, sizes, chosen, tokenizer, "+each-masked")
 
 
-def _between_ends(text: Text, tokenizer: PreTrainedTokenizerBase, block: int, blocks: int | None) -> torch.Tensor:
-    """Token ids (blocks, T), of which the first and the last are special."""
+def _between_ends(
+    text: Text, tokenizer: PreTrainedTokenizerBase, block: int, blocks: int | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Token ids (blocks, T), of which the first and the last are special, and their bytes as of `cut_text`."""
     if block < 4:
         raise UserError(f"blocks of {block} tokens; expected at least 4, of which two are [CLS] and [SEP]")
     if tokenizer.mask_token_id is None:
         raise UserError("the model's tokenizer has no mask token; expected that of a masked language model")
     first, last = _ends(tokenizer)
-    inner = load_text(text, tokenizer, block - 2, blocks)
-    return torch.cat([torch.full((len(inner), 1), first), inner, torch.full((len(inner), 1), last)], 1)
+    inner, sizes = cut_text(text, tokenizer, block - 2, blocks)
+    whole = torch.cat([torch.full((len(inner), 1), first), inner, torch.full((len(inner), 1), last)], 1)
+    return whole, None if sizes is None else functional.pad(sizes, (1, 1))
 
 
 def _predicting(
-    whole: torch.Tensor, chosen: torch.Tensor, tokenizer: PreTrainedTokenizerBase, protocol: str
+    whole: torch.Tensor,
+    sizes: torch.Tensor | None,
+    chosen: torch.Tensor,
+    tokenizer: PreTrainedTokenizerBase,
+    protocol: str,
 ) -> Examples:
     """Blocks (blocks, T) in which the mask token stands in the place of those that are chosen (blocks, predicted)."""
     labels = torch.full_like(whole, IGNORED).scatter_(1, chosen, whole.gather(1, chosen))
-    return Examples(whole.scatter(1, chosen, tokenizer.mask_token_id), labels, protocol)
+    predicted = None if sizes is None else sizes.gather(1, chosen).sum(1)
+    return Examples(whole.scatter(1, chosen, tokenizer.mask_token_id), labels, protocol, sizes=predicted)
 
 
 def _ends(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:

@@ -3,12 +3,13 @@
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn import functional
 from transformers import PreTrainedTokenizerBase
 
 from outliers.errors import UserError
-from outliers.models.anatomy.examples import Examples
+from outliers.models.anatomy.examples import Examples, Sized
 from outliers.models.load import load_tokenizer
-from outliers.text.blocks import load_text
+from outliers.text.blocks import cut_text
 from outliers.text.corruption import Spans, corrupted, sentinels_of
 from outliers.text.given import Text
 
@@ -20,7 +21,7 @@ REFUSED = {"bos": "reads what its tokenizer puts around each block"}  # options 
 SHORTEST = Spans.of(2).read
 
 
-def read(subject: "Causal", text: str, blocks: int, seed: int) -> Examples:
+def read(subject: "Causal", text: str, blocks: int, seed: int) -> Sized:
     """The first blocks of a text with what is to be predicted: spans of them by a seed, or their second halves.
 
     Raises:
@@ -28,7 +29,7 @@ def read(subject: "Causal", text: str, blocks: int, seed: int) -> Examples:
     """
     tokenizer, settings = load_tokenizer(subject.model, subject.revision), subject.settings
     if (settings.objective or ("span" if len(sentinels_of(tokenizer)) else "prefix")) == "span":
-        return span_corrupted(text, tokenizer, settings.block, blocks, seed)
+        return span_corrupted(text, tokenizer, settings.block, blocks, seed).sized
     if settings.objective == "each":
         raise UserError("objective 'each' is of masked language models; expected span or prefix")
     if seed or settings.mask_seeds > 1:
@@ -36,7 +37,7 @@ def read(subject: "Causal", text: str, blocks: int, seed: int) -> Examples:
             f"'{subject.model}' predicts the second half of each block, without a seed; leave --mask-seed and "
             "--mask-seeds out"
         )
-    return prefixed(text, tokenizer, settings.block, blocks)
+    return prefixed(text, tokenizer, settings.block, blocks).sized
 
 
 def span_corrupted(
@@ -79,9 +80,13 @@ def span_corrupted(
             "use shorter blocks"
         )
     generator = torch.Generator().manual_seed(seed)
-    cut = load_text(text, tokenizer, spans.tokens, blocks)
-    pairs = [corrupted(tokens, sentinels, end, generator) for tokens in cut]
-    return Examples(*map(torch.stack, zip(*pairs, strict=True)), "+span")
+    ids, sizes = cut_text(text, tokenizer, spans.tokens, blocks)
+    sized = torch.stack([ids, torch.zeros_like(ids) if sizes is None else sizes], 2)
+    marks, last = (functional.pad(special[:, None], (0, 1)) for special in (sentinels, torch.tensor([end])))  # 0 bytes
+    pairs = [corrupted(tokens, marks, last, generator) for tokens in sized]
+    read, targets = map(torch.stack, zip(*pairs, strict=True))
+    predicted = None if sizes is None else targets[..., 1].sum(1)
+    return Examples(read[..., 0], targets[..., 0], "+span", sizes=predicted)
 
 
 def prefixed(text: Text, tokenizer: PreTrainedTokenizerBase, block: int, blocks: int | None = None) -> Examples:
@@ -106,9 +111,11 @@ def prefixed(text: Text, tokenizer: PreTrainedTokenizerBase, block: int, blocks:
         raise UserError(
             f"blocks of {block} tokens; expected at least {2 * (around + 1)}: half of it is read, with special ones"
         )
-    first, second = load_text(text, tokenizer, block - around, blocks).tensor_split([text_tokens], 1)
+    ids, sizes = cut_text(text, tokenizer, block - around, blocks)
+    first, second = ids.tensor_split([text_tokens], 1)
     before, after = (torch.tensor(ends).long().expand(len(first), -1) for ends in (before, after))
-    return Examples(torch.cat([before, first, after], 1), second, "+prefix")
+    predicted = None if sizes is None else sizes[:, text_tokens:].sum(1)
+    return Examples(torch.cat([before, first, after], 1), second, "+prefix", sizes=predicted)
 
 
 def _around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import math
 import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,7 +17,7 @@ from outliers.errors import UserError, shown, unknown_name
 from outliers.models.anatomy.examples import Examples
 from outliers.text.documents import c4, open_documents, sample, wikitext2
 from outliers.text.given import Conversation, Text, checked_ids, conversation_text, given_documents, text_name
-from outliers.text.pieces import tokenize
+from outliers.text.pieces import Piece, tokenize
 
 MOST_TOKENS = 2**30  # of all blocks
 COLUMN = "text"  # of a data set
@@ -131,18 +132,38 @@ def load_text(
         torch.Size([2, 64])
     """
     _check_sizes(block, blocks)
-    if isinstance(text, torch.Tensor) and text.ndim == 2 and block is not None:
-        return _given_blocks(text, block, blocks, bos)
-    if bos and tokenizer.bos_token_id is None:
-        raise UserError("the model's tokenizer has no first token (bos_token_id); run without --bos")
-    first = [tokenizer.bos_token_id] if bos else []
-    if block is None:
-        return _sequences(text, tokenizer, blocks, first, column)
+    if block is not None:
+        return cut_text(text, tokenizer, block, blocks, bos, column, sized=False)[0]
+    return _sequences(text, tokenizer, blocks, _first(tokenizer, bos), column)
+
+
+def cut_text(
+    text: Text,
+    tokenizer: PreTrainedTokenizerBase,
+    block: int,
+    blocks: int | None = None,
+    bos: bool = False,
+    column: str = COLUMN,
+    sized: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The blocks of a text as of `load_text`, and the UTF-8 bytes of the text that each token stands for.
+
+    Both are int64 (blocks, block). Special tokens between documents and the first one of a block stand for none. There
+    are no bytes where the text is token ids, or where the tokenizer does not say what each token is of.
+    """
+    _check_sizes(block, blocks)
+    if isinstance(text, torch.Tensor) and text.ndim == 2:
+        return _given_blocks(text, block, blocks, bos), None
+    first = _first(tokenizer, bos)
     text_tokens = block - len(first)
     wanted = MOST_TOKENS if blocks is None else text_tokens * blocks
-    ids = array("q")
+    ids, sizes = array("q"), array("q") if sized else None
     for piece in _joined(text, tokenizer, column):
-        ids.extend(piece)
+        ids.extend(piece.ids)
+        if sizes is not None and (of_piece := piece.sizes()) is not None:
+            sizes.extend(of_piece)
+        else:
+            sizes = None
         if len(ids) >= wanted:
             break
     whole = len(ids) // text_tokens
@@ -153,14 +174,21 @@ def load_text(
             f"text '{text_name(text)}' is too short: {len(ids)} tokens make {whole} blocks of {block}, not "
             f"{blocks or 1}; ask for fewer or shorter blocks, or give a longer text"
         )
-    count = blocks or whole
-    return torch.cat(
-        [
-            torch.tensor(first).long().expand(count, -1),
-            torch.tensor(ids[: text_tokens * count]).view(count, text_tokens),
-        ],
-        1,
-    )
+    shape = blocks or whole, text_tokens
+    return _in_blocks(ids, shape, first), None if sizes is None else _in_blocks(sizes, shape, [0] * len(first))
+
+
+def _in_blocks(numbers: array, shape: tuple[int, int], first: list[int]) -> torch.Tensor:
+    """The first of some numbers in rows of a shape, each behind `first`."""
+    rows = torch.tensor(numbers[: math.prod(shape)]).view(shape)
+    return torch.cat([torch.tensor(first).long().expand(len(rows), -1), rows], 1)
+
+
+def _first(tokenizer: PreTrainedTokenizerBase, bos: bool) -> list[int]:
+    """The token before each block, if there is to be one."""
+    if bos and tokenizer.bos_token_id is None:
+        raise UserError("the model's tokenizer has no first token (bos_token_id); run without --bos")
+    return [tokenizer.bos_token_id] if bos else []
 
 
 def _check_sizes(block: int | None, blocks: int | None) -> None:
@@ -195,8 +223,8 @@ def _sequences(
     tensors, total = [], 0
     for number, document in enumerate(itertools.islice(find_text(text, column).documents(), count), 1):
         ids = array("q", first)
-        for piece in _ids_of(document, tokenizer, text_name(text)):
-            ids.extend(piece)
+        for piece in _pieces_of(document, tokenizer, text_name(text)):
+            ids.extend(piece.ids)
             if total + len(ids) > MOST_TOKENS:
                 raise _too_long(text)
         if len(ids) == len(first):
@@ -214,24 +242,24 @@ def _sequences(
     return tensors
 
 
-def _joined(text: Text, tokenizer: PreTrainedTokenizerBase, column: str) -> Iterator[list[int]]:
-    """The token ids of a text as they are asked for, with the end of each document that has none of its own."""
+def _joined(text: Text, tokenizer: PreTrainedTokenizerBase, column: str) -> Iterator[Piece]:
+    """The tokens of a text as they are asked for, with the end of each document that has none of its own."""
     name, silent = text_name(text), 0
-    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    end = [] if tokenizer.eos_token_id is None else [Piece([tokenizer.eos_token_id], lambda: [0])]
     for document in find_text(text, column).documents():
         silent += 1
-        after = [] if isinstance(document, (torch.Tensor, Conversation)) else [end]
-        for ids in itertools.chain(_ids_of(document, tokenizer, name), after):
-            silent = 0 if ids else silent
-            yield ids
+        after = [] if isinstance(document, (torch.Tensor, Conversation)) else end
+        for piece in itertools.chain(_pieces_of(document, tokenizer, name), after):
+            silent = 0 if piece.ids else silent
+            yield piece
         if silent >= SILENT:
             raise UserError(f"{silent} documents of text '{name}' in a row give no tokens; check it and the tokenizer")
 
 
-def _ids_of(document: Document, tokenizer: PreTrainedTokenizerBase, name: str) -> Iterator[list[int]]:
-    """The token ids of a document of the text of this name as they are asked for."""
+def _pieces_of(document: Document, tokenizer: PreTrainedTokenizerBase, name: str) -> Iterator[Piece]:
+    """The tokens of a document of the text of this name as they are asked for."""
     if isinstance(document, torch.Tensor):
-        return (ids.tolist() for ids in document.split(IDS))
+        return (Piece(ids.tolist()) for ids in document.split(IDS))
     if isinstance(document, Conversation):
         document = conversation_text(document, tokenizer)
     return tokenize([document] if isinstance(document, str) else document, tokenizer, name)

@@ -56,7 +56,7 @@ class Spans(NamedTuple):
 
 
 def corrupted(
-    tokens: torch.Tensor, sentinels: torch.Tensor, end: int, generator: torch.Generator
+    tokens: torch.Tensor, sentinels: torch.Tensor, end: torch.Tensor, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids with a sentinel in the place of each of some spans, and the spans, each behind its sentinel.
 
@@ -64,20 +64,20 @@ def corrupted(
     that leave no piece empty, as in T5's `random_spans_noise_mask`.
 
     Args:
-        tokens: int64 (n,), at least 2.
-        sentinels: int64, in their order, at least as many as there are spans.
-        end: the token behind both.
+        tokens: int64 (n,), at least 2; or (n, k), of tokens with what else is known of each, which goes along.
+        sentinels: int64 (sentinels,) or (sentinels, k), in their order, at least as many as there are spans.
+        end: the token behind both, int64 (1,) or (1, k).
 
     Returns:
-        What is read and what is predicted, int64 (`Spans.of(n).read`,) and (`Spans.of(n).targets`,).
+        What is read and what is predicted, int64 (`Spans.of(n).read`, …) and (`Spans.of(n).targets`, …).
     """
     _, predicted, spans = Spans.of(len(tokens))
     kept = _cut(len(tokens) - predicted, spans, generator)
     lengths = torch.stack([kept, _cut(predicted, spans, generator)], 1).flatten()
-    pieces, marks, last = tokens.split(lengths.tolist()), sentinels[:spans].split(1), torch.tensor([end])
+    pieces, marks = tokens.split(lengths.tolist()), sentinels[:spans].split(1)
     read = [piece for pair in zip(pieces[::2], marks, strict=True) for piece in pair]
     targets = [piece for pair in zip(marks, pieces[1::2], strict=True) for piece in pair]
-    return torch.cat([*read, last]), torch.cat([*targets, last])
+    return torch.cat([*read, end]), torch.cat([*targets, end])
 
 
 def _cut(tokens: int, pieces: int, generator: torch.Generator) -> torch.Tensor:

@@ -24,7 +24,9 @@ each other, however long it is.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -38,29 +40,40 @@ WHOLE = 4 * PIECE  # a document that is not longer is tokenized at once
 LONGEST = 16 * PIECE  # of two pieces; a million characters take about 150 MB while they are tokenized
 OVERLAPS = 8  # in a piece
 AGREE = 1000  # tokens, at least
+BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token that is one byte, in a vocabulary of characters
 BLANKS = 16  # a part of these: fewer blanks at an end of an overlap are too few tokens to reach where pieces are joined
 
 
 class Tokens(NamedTuple):
     """Token ids of a text, int64 (tokens,); at which of them a word begins, bool (tokens,); and where its overlap does.
 
-    overlap: characters from the start.
+    overlap: characters from the start. sizes: of so many tokens from one on, as of a `Piece`.
     """
 
     ids: np.ndarray
     words: np.ndarray
-    overlap: int
+    overlap: int = 0
+    sizes: Callable[[slice], np.ndarray | None] | None = None
 
 
-def tokenize(parts: Iterable[str], tokenizer: PreTrainedTokenizerBase, name: str) -> Iterator[list[int]]:
-    """The token ids of one document without special tokens, as many at a time as are known.
+class Piece(NamedTuple):
+    """Tokens that follow each other. sizes: called, the UTF-8 bytes that each stands for; None where nobody knows."""
+
+    ids: Sequence[int]
+    sizes: Callable[[], Sequence[int] | np.ndarray | None] = lambda: None
+
+
+def tokenize(parts: Iterable[str], tokenizer: PreTrainedTokenizerBase, name: str) -> Iterator[Piece]:
+    """The tokens of one document without special tokens, as many at a time as are known.
 
     parts: of the document; no more are read than the tokens that are asked for need. name: of the text, for errors.
     """
     pieces = _pieces(parts)
     start = list(itertools.islice(pieces, WHOLE // PIECE + 1))
     if len(start) <= WHOLE // PIECE:
-        yield _encode("".join(start), tokenizer)["input_ids"]
+        text = "".join(start)
+        encoding = _encode(text, tokenizer)
+        yield Piece(encoding["input_ids"], partial(_sizes, encoding, text, tokenizer))
         return
     pieces = itertools.chain(start, pieces)
     text, done, count = next(pieces), 0, 1
@@ -70,7 +83,7 @@ def tokenize(parts: Iterable[str], tokenizer: PreTrainedTokenizerBase, name: str
         alone, after = _tokens(overlap, tokenizer), _tokens(overlap + following, tokenizer)
         joint = _joint(tokens, alone, after, _between_blanks(overlap, alone, tokenizer), _may_cut_words(tokenizer))
         if joint is not None:
-            yield tokens.ids[done : len(tokens.ids) - len(alone.ids) + joint].tolist()
+            yield _part(tokens, slice(done, len(tokens.ids) - len(alone.ids) + joint))
             text, tokens, done, count = overlap + following, after, joint, 1
         elif len(text) + len(following) < LONGEST:
             text, count = text + following, 2 * count
@@ -81,7 +94,11 @@ def tokenize(parts: Iterable[str], tokenizer: PreTrainedTokenizerBase, name: str
                 f"characters around them, or it has none; split it into documents of at most {WHOLE >> 20} million "
                 "characters, as the rows of a .jsonl file"
             )
-    yield tokens.ids[done:].tolist()
+    yield _part(tokens, slice(done, None))
+
+
+def _part(tokens: Tokens, part: slice) -> Piece:
+    return Piece(tokens.ids[part].tolist(), partial(tokens.sizes, part))
 
 
 def _pieces(parts: Iterable[str]) -> Iterator[str]:
@@ -113,7 +130,38 @@ def _tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> Tokens:
         words = np.diff(np.array(encoding.word_ids(), dtype=np.int64), prepend=-1) != 0
     else:  # one in Python does not say, but has a rule for each word; SentencePiece has a model for all of a text
         words = np.full(len(ids), not hasattr(tokenizer, "sp_model"))
-    return Tokens(ids, words, _overlap(encoding, len(text)))
+    return Tokens(ids, words, _overlap(encoding, len(text)), partial(_sizes, encoding, text, tokenizer))
+
+
+def _sizes(
+    encoding: BatchEncoding, text: str, tokenizer: PreTrainedTokenizerBase, part: slice = slice(None)
+) -> np.ndarray | None:
+    """The UTF-8 bytes that each token of a text stands for, int64 (tokens,); None of a tokenizer in Python.
+
+    A token reaches from the end of the one before it to its own, and the last one to the end of the text, so that what
+    a tokenizer drops, such as a blank, counts too. Tokens that share a character have its bytes as their vocabulary
+    says, and the first of them what is left.
+    """
+    if not encoding.is_fast:
+        return None
+    points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    lengths = sum(points >= least for least in (0, 0x80, 0x800, 0x10000))  # bytes of each character
+    before = np.append(0, np.cumsum(lengths, dtype=np.int64))
+    ids = encoding["input_ids"]
+    starts, ends = np.array(encoding.encodings[0].offsets, np.int64).reshape(-1, 2).T
+    ends = np.maximum.accumulate(ends)
+    sizes = np.diff(before[np.append(ends[:-1], len(text))], prepend=0) if len(ends) else ends
+    shared = np.flatnonzero(starts[1:] < ends[:-1]) + 1  # with the token before
+    for tokens in np.split(shared, np.flatnonzero(np.diff(shared) > 1) + 1):
+        if len(tokens):
+            first, last = tokens[0] - 1, tokens[-1]
+            names = tokenizer.convert_ids_to_tokens([ids[token] for token in tokens])
+            left = int(sizes[first : last + 1].sum())
+            for token, name in zip(tokens[::-1], names[::-1], strict=True):
+                sizes[token] = min(left, 1 if BYTE.fullmatch(name) else len(name))
+                left -= sizes[token]
+            sizes[first] = left
+    return sizes[part]
 
 
 def _overlap(encoding: BatchEncoding, length: int) -> int:
@@ -154,7 +202,7 @@ def _joint(before: Tokens, alone: Tokens, after: Tokens, inside: tuple[int, int]
 
     inside: the tokens among which they may be joined.
     """
-    last_first = (Tokens(tokens.ids[::-1], tokens.words[::-1], 0) for tokens in (before, alone))
+    last_first = (Tokens(tokens.ids[::-1], tokens.words[::-1]) for tokens in (before, alone))
     first, last = max(inside[0], len(alone.ids) - _agreeing(*last_first)), min(inside[1], _agreeing(alone, after))
     agreeing = last - first
     if agreeing < max(AGREE, len(alone.ids) // 2):

@@ -1,23 +1,25 @@
 """Perplexity over token blocks."""
 
+import itertools
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.errors import BrokenModel, UserError
-from outliers.metrics.measurement import Read, Reader
+from outliers.metrics.measurement import Read, Reader, by_seed
 from outliers.models.anatomy import config_of_stack, family_of, readers, stacks_of
 from outliers.models.anatomy.examples import IGNORED, Block
 from outliers.models.decoder import inference, map_blocks, run_decoder
 from outliers.models.hooks import input_hooks
 from outliers.models.stream import Variant, is_streamed
 from outliers.quantization.convert import coded
-from outliers.text.blocks import sequences
+from outliers.text.blocks import COLUMN, cut_text, sequences
+from outliers.text.given import Text
 from outliers.variants.draw import scattered
 
 LARGEST_LOSS = math.log(sys.float_info.max)  # nats: 709.8
@@ -80,6 +82,40 @@ def perplexities(
     """
     losses = variant_losses(model, sequences(blocks, attention_mask), variants)
     return [perplexity_of(losses_under) for losses_under in losses]
+
+
+def bits_per_byte(
+    model: PreTrainedModel,
+    text: Text,
+    tokenizer: PreTrainedTokenizerBase,
+    block: int,
+    blocks: int | None = None,
+    bos: bool = False,
+    column: str = COLUMN,
+) -> float:
+    """Return the total loss in bits over the bytes of the text that the predicted tokens stand for (UTF-8).
+
+    It compares models of different vocabularies, which perplexity does not.
+
+    Args:
+        model: a causal language model, quantized or not.
+        text, tokenizer, block, blocks, bos, column: as for `outliers.load_text`.
+
+    Raises:
+        UserError: as `outliers.load_text` and `perplexity`; or it is not known what the tokens stand for, because the
+            text is token ids, or the tokenizer is one of Python that does not say.
+
+    Example:
+        >>> 0 < outliers.bits_per_byte(model, "sample", tokenizer, block=64, blocks=2) < 8
+        True
+    """
+    ids, sizes = cut_text(text, tokenizer, block, blocks, bos, column)
+    if sizes is None:
+        raise UserError(
+            "bits per byte of token ids, or by a tokenizer that does not say which characters a token is of; expected "
+            "a text and a fast tokenizer: perplexity needs neither"
+        )
+    return sum(loss.total for loss in losses(model, ids)) / math.log(2) / int(sizes[:, 1:].sum())
 
 
 @inference
@@ -250,10 +286,23 @@ def _where_not_finite(model: PreTrainedModel, block: Block) -> str:
     return f"NaN or inf {where}; {expected}"
 
 
-def _values(draws: list[list[Loss]]) -> list[dict]:
+def _values(draws: list[list[Loss]], subject: Any) -> list[dict]:
     if draws[0] and not any(loss.tokens for loss in draws[0]):  # pictures without classes
         return [{"metric": "predicted.count", "value": 0.0, "unit": "1"}]
-    return [{"metric": "perplexity", **scattered(list(map(perplexity_of, draws))), "unit": "1"}]
+    value = {"metric": "perplexity", **scattered(list(map(perplexity_of, draws))), "unit": "1"}
+    return [value | _bits_per_byte(draws, getattr(subject, "sizes", None), subject.seeds)]
 
 
-SEEN = Read(LossReader, _values)
+def _bits_per_byte(draws: list[list[Loss]], sizes: torch.Tensor | None, seeds: int) -> dict:
+    """Total loss in bits over the UTF-8 bytes that the predicted tokens stand for, with the scatter over draws, as
+    fields of the perplexity's value; none where they stand for no text."""
+    if sizes is None or not sizes.sum():
+        return {}
+    totals = [sum(of_seed) for of_seed in by_seed(sizes.tolist(), seeds)]  # of each draw all seeds follow each other
+    bits = [sum(loss.total for loss in losses) / math.log(2) for losses in draws]
+    shares = scattered([total / of_seed for total, of_seed in zip(bits, itertools.cycle(totals))])
+    names = {"value": "bits_per_byte", "standard_deviation": "bits_per_byte_deviation"}
+    return {names[name]: number for name, number in shares.items()} | {"bytes": sum(totals)}
+
+
+SEEN = Read(LossReader, _values, of_subject=True)

@@ -48,12 +48,14 @@ def _classes(rows: list[dict]) -> Section:
 
 
 def _perplexities(rows: list[dict]) -> Section:
-    note = f"Perplexities compare within a column. {scatter_note(rows)}"
-    tables = [perplexity_table(rows), *cost_table(rows)]
+    bits = bits_table(rows)
+    across = " Bits per byte compare across models on one text." if bits else ""
+    note = f"Perplexities compare within a column.{across} {scatter_note(rows)}"
+    tables = [perplexity_table(rows), *bits, *cost_table(rows)]
     caption = (
         "Increase of perplexity under each scheme; grey: the models of the paper (Table 1). Hollow markers: outlier "
         f"features in 16 bits. Bars: one standard deviation by {scattered_by(rows)}."
-        if len(tables) > 1
+        if cost_table(rows)
         else "Perplexity by model size. Hollow markers: outlier features in 16 bits."
     )
     drawings = [Drawing.of("perplexity", caption, sweep_costs(rows))]
@@ -72,17 +74,29 @@ def table1(rows: list[dict], column: str = "value") -> pd.DataFrame:
 
 
 def terminal(rows: list[dict]) -> str:
-    """The table for a terminal: scheme names as a user types them, model names broken at their hyphens."""
-    table = perplexity_table(rows)
-    headers = ["perplexity", *(name.replace("-", "\n") for name in table.headers[1:])]
-    cells = [[scheme, *cells[1:]] for scheme, cells in zip(table.data["scheme"], table.cells, strict=True)]
-    return table._replace(headers=headers, cells=cells).form("simple")
+    """The tables for a terminal: scheme names as a user types them, model names broken at their hyphens."""
+    forms = []
+    for table in (perplexity_table(rows), *bits_table(rows)):
+        headers = [table.headers[0].lower(), *(name.replace("-", "\n") for name in table.headers[1:])]
+        cells = [[scheme, *cells[1:]] for scheme, cells in zip(table.data["scheme"], table.cells, strict=True)]
+        forms.append(table._replace(headers=headers, cells=cells).form("simple"))
+    return "\n\n".join(forms)
 
 
 def perplexity_table(rows: list[dict]) -> Table:
     """The table with the paper's own row labels."""
     cells = [row | {"cell": cell(".2f", *value_of(row))} for row in rows]
     return _with_labels("table1", "Perplexity by scheme and model.", "Perplexity", cells)
+
+
+def bits_table(rows: list[dict]) -> list[Table]:
+    """Bits per byte of the text, which compare across vocabularies; none where no row knows them."""
+    measured = [row | {"value": row["bits_per_byte"]} for row in rows if "bits_per_byte" in row]
+    if not measured:
+        return []
+    cells = [row | {"cell": cell(".4f", *value_of(row, "bits_per_byte"))} for row in measured]
+    caption = "Loss in bits per byte of the text (UTF-8) by scheme and model; it compares across vocabularies."
+    return [_with_labels("table1_bits", caption, "Bits per byte", cells)]
 
 
 def cost_table(rows: list[dict]) -> list[Table]:

@@ -33,19 +33,27 @@ class Examples:
     """Examples of one length. ids: int64 (examples, T), or pixels; labels: int64 (examples, predicted); see `Example`.
 
     protocol: what rows say of what is predicted, behind how the text was cut; of pictures alone. seeds: how many times
-    the same text is there one after the other, with other tokens predicted each time.
+    the same text is there one after the other, with other tokens predicted each time. sizes: UTF-8 bytes of the text
+    that the labels of each example stand for, int64 (examples,), where that is known.
     """
 
     ids: torch.Tensor
     labels: torch.Tensor
     protocol: str = ""
     seeds: int = 1
+    sizes: torch.Tensor | None = None
 
     @classmethod
     def joined(cls, of_seeds: "Sequence[Examples]") -> "Examples":
         """One text by some seeds."""
         ids, labels = (torch.cat([getattr(examples, part) for examples in of_seeds]) for part in ("ids", "labels"))
-        return cls(ids, labels, of_seeds[0].protocol, len(of_seeds))
+        sizes = None if of_seeds[0].sizes is None else torch.cat([examples.sizes for examples in of_seeds])
+        return cls(ids, labels, of_seeds[0].protocol, len(of_seeds), sizes)
+
+    @property
+    def sized(self) -> "Sized":
+        """Themselves and their sizes."""
+        return self, self.sizes
 
     @property
     def shape(self) -> torch.Size:
@@ -61,6 +69,9 @@ class Examples:
 
     def __iter__(self) -> Iterator[Example]:
         return (self[number] for number in range(len(self)))
+
+
+Sized = tuple[torch.Tensor | Examples, torch.Tensor | None]  # blocks, and sizes as of `Examples`
 
 
 def read_ids(block: Block | Examples) -> torch.Tensor:

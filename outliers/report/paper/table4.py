@@ -7,7 +7,7 @@ import pandas as pd
 
 from outliers.models.names import short_name
 from outliers.plot.axes import count_label
-from outliers.plot.emergence import WHOLE, Fit, by_model, distinct_models, figure3, figure4, fits_of
+from outliers.plot.emergence import BITS, WHOLE, Fit, by_model, distinct_models, figure3, figure4, fits_of
 from outliers.plot.published import TABLE4, TABLE4_COLUMNS
 from outliers.plot.training import growth, rows_of_watched
 from outliers.report.paper.facts import elsewhere
@@ -30,6 +30,7 @@ COLUMNS = (
     ("Top-1 p", "{top1_softmax:.1%}"),
     ("w/o outliers", "{top1_softmax_without:.1%}"),
 )
+OF_BITS = ("Bits/byte", f"{{{BITS}:.3f}}")  # behind perplexity, which does not compare across vocabularies
 PUBLISHED = Published(
     "LLM.int8(), Table 4",
     ("model", "metric"),
@@ -127,8 +128,10 @@ def emergence_table(rows: list[dict]) -> Table:
         "common one, quartiles of its values, and mean top-1 softmax probability of the attention with and without "
         "outlier features."
     )
-    data = by_model(rows).drop(columns=["alpha", WHOLE]).reset_index()
-    return Table.of("table4", caption, COLUMNS, data, table4(rows).reset_index())
+    data = by_model(rows).drop(columns=["alpha", WHOLE])
+    bits = [BITS] if BITS in data else []
+    columns = [*COLUMNS[:2], *((OF_BITS,) if bits else ()), *COLUMNS[2:]]
+    return Table.of("table4", caption, columns, data.reset_index(), table4(rows).join(data[bits]).reset_index())
 
 
 def _fit_line(name: str, fit: Fit | None) -> str:

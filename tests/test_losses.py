@@ -1,0 +1,137 @@
+"""Losses by token and bits per byte, against transformers' logits in float64 and the bytes of the text."""
+
+import json
+import logging
+import math
+
+import pytest
+import torch
+
+import outliers
+from outliers.errors import UserError
+from outliers.metrics.perplexity.view import bits_table, sweep_section
+from outliers.presets.cells import Cells
+from outliers.report.paper.table4 import emergence_table
+from outliers.runs.run import run
+from outliers.specification.kinds import Experiment
+from outliers.subjects.masked import each_masked, masked_text
+from outliers.subjects.seq2seq import prefixed, span_corrupted
+from outliers.text.blocks import cut_text
+from tests.conftest import STORIES, needs_shared, needs_smollm2
+
+MODEL = "pocket/gpt2-0.1m"
+DOCUMENTS = ["Café 日本 🎉, it is\n\n\tso.  ", "A second one, plain.", "é"]  # of 2-, 3- and 4-byte characters
+SMALL = {"models": [MODEL], "block": 32, "blocks": 3}
+READERS = [MODEL, "pocket/bert-1.4m", "pocket/t5-1.9m"]
+READERS += [pytest.param(str(STORIES), marks=needs_shared), pytest.param("smollm2-135m", marks=needs_smollm2)]
+
+
+def exact_losses(model, blocks) -> torch.Tensor:
+    """Losses of the predicted tokens of blocks, float64 (blocks, T − 1), from transformers' logits."""
+    with torch.no_grad():
+        logits = model(blocks).logits[:, :-1].double()
+    return torch.nn.functional.cross_entropy(logits.mT, blocks[:, 1:], reduction="none")
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_the_tokens_of_a_document_stand_for_its_bytes(name):
+    """Wherever blocks cut it; the end of a document stands for none."""
+    tokenizer = outliers.load_tokenizer(name)
+    ids, sizes = (part.flatten().tolist() for part in cut_text(DOCUMENTS, tokenizer, 2))
+    ends = [number for number, token in enumerate(ids) if token == tokenizer.eos_token_id]
+    bounds = [0, *ends][: len(DOCUMENTS)]
+    found = [sum(sizes[start:end]) for start, end in zip(bounds, ends, strict=False)]
+    assert found == [len(document.encode()) for document in DOCUMENTS[: len(found)]] and len(found) >= 2
+    assert all(sizes[end] == 0 for end in ends)
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("pocket/bert-1.4m", masked_text),
+        ("pocket/bert-1.4m", each_masked),
+        ("pocket/t5-1.9m", span_corrupted),
+        ("pocket/t5-1.9m", prefixed),
+    ],
+)
+def test_predicted_tokens_stand_for_their_own_bytes(name, made):
+    """Of these tokenizers each character of a token's name is a byte."""
+    tokenizer = outliers.load_tokenizer(name)
+    examples = made(DOCUMENTS * 20, tokenizer, 32, 2)
+    special = [*tokenizer.all_special_ids, *tokenizer.convert_tokens_to_ids([f"<extra_id_{n}>" for n in range(20)])]
+    labels = [[token for token in row if token >= 0 and token not in special] for row in examples.labels.tolist()]
+    assert examples.sizes.tolist() == [sum(map(len, tokenizer.convert_ids_to_tokens(row))) for row in labels]
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_bits_per_byte(tmp_path, bos):
+    """In Python and in rows: the loss of transformers, in bits, over the bytes that a model of bytes decodes."""
+    model, tokenizer = outliers.load_model(MODEL), outliers.load_tokenizer(MODEL)
+    blocks = outliers.load_text("sample", tokenizer, 32, 3, bos)
+    text = "".join(tokenizer.batch_decode(blocks[:, 1:]))
+    want = exact_losses(model, blocks).sum().item() / math.log(2) / len(text.encode())
+    assert outliers.bits_per_byte(model, "sample", tokenizer, 32, 3, bos) == pytest.approx(want, rel=1e-6)
+    row, drawn = (run(Cells(**SMALL, bos=bos, draws=draws), tmp_path)[0] for draws in (1, 2))
+    assert row["bits_per_byte"] == pytest.approx(want, rel=1e-6)
+    assert row["bytes"] == len(text.encode()) and "bits_per_byte_deviation" not in row
+    assert drawn["bits_per_byte_deviation"] > 0 and drawn["bits_per_byte"] == pytest.approx(want, rel=1e-6)
+
+
+def test_ids_have_no_bytes(tmp_path):
+    tokenizer = outliers.load_tokenizer(MODEL)
+    ids = outliers.load_text("sample", tokenizer, 32, 3)
+    for text in (ids, ids.flatten(), ids.tolist()):
+        (row,) = run(Cells(**SMALL, text=text), tmp_path)
+        assert not {"bits_per_byte", "bytes"} & row.keys()
+    with pytest.raises(UserError, match="bits per byte of token ids"):
+        outliers.bits_per_byte(outliers.load_model(MODEL), ids, tokenizer, 32, 3)
+
+
+def test_mask_seeds_have_bytes_of_their_own(tmp_path):
+    fields = {"models": ["pocket/bert-1.4m"], "block": 32, "blocks": 2}
+    (first,), (second,) = (run(Cells(**fields, mask_seed=seed), tmp_path) for seed in (0, 1))
+    (both,) = run(Cells(**fields, mask_seeds=2), tmp_path)
+    assert first["bytes"] != second["bytes"] and both["bytes"] == first["bytes"] + second["bytes"]
+    assert both["bits_per_byte"] == pytest.approx((first["bits_per_byte"] + second["bits_per_byte"]) / 2)
+
+
+def test_tables_show_bits_where_rows_have_them(tmp_path):
+    rows = run(Experiment(**SMALL, schemes=["fp32", "absmax"]), tmp_path)
+    section = sweep_section(rows)
+    assert "bits per byte" in section.printed and "Bits per byte compare across models" in section.printed
+    assert [table.name for table in section.tables] == ["table1", "table1_bits", "table1_increase"]
+    assert bits_table(rows)[0].cells[0][1] == f"{rows[0]['bits_per_byte']:.4f}"
+    before = [{name: value for name, value in row.items() if name not in ("bits_per_byte", "bytes")} for row in rows]
+    assert [table.name for table in sweep_section(before).tables] == ["table1", "table1_increase"]
+    assert "byte" not in sweep_section(before).printed
+    assert bits_table([before[0], rows[1]])[0].cells[0][0] == "Int8 absmax", "rows without it are left out"
+    traced = {"model": MODEL, "metric": "count", "value": 1.0, "parameters": 1}
+    assert "Bits/byte" in emergence_table([traced, rows[0]]).headers
+    assert "Bits/byte" not in emergence_table([traced, before[0]]).headers
+
+
+def prefixing(folder) -> str:
+    """A model whose tokenizer begins a text with a token of its own."""
+    outliers.load_model(MODEL).save_pretrained(folder)
+    tokenizer = outliers.load_tokenizer(MODEL)
+    tokenizer.save_pretrained(folder)
+    file = folder / "tokenizer.json"
+    content, first = json.loads(file.read_text()), tokenizer.bos_token
+    single = [{"SpecialToken": {"id": first, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    tokens = {first: {"id": first, "ids": [tokenizer.bos_token_id], "tokens": [first]}}
+    template = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": tokens}
+    file.write_text(json.dumps(content | {"post_processor": template}))
+    return str(folder)
+
+
+def test_a_first_token_that_blocks_lack_is_said(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "outliers")
+    model, first = prefixing(tmp_path / "model"), outliers.load_tokenizer(MODEL).bos_token
+    fields = SMALL | {"models": [model]}
+    (row,) = run(Cells(**fields), tmp_path / "rows")
+    said = f"the tokenizer of '{model}' puts {first} before a text and blocks lack it; --bos begins each block with it"
+    assert caplog.messages.count(said) == 1 and row["bos_left_out"] == first
+    caplog.clear()
+    (other,) = run(Cells(**SMALL), tmp_path / "rows")
+    (begun,) = run(Cells(**fields, bos=True), tmp_path / "rows")
+    assert "bos_left_out" not in {**other, **begun} and not [text for text in caplog.messages if "--bos" in text]
