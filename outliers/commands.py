@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 from collections.abc import Callable, Iterable
 from inspect import Parameter
 from itertools import starmap
@@ -55,6 +56,7 @@ def measuring(
             _redraw(name, kind, redraw, out, [positional, models, force, *given.values()])
             return
         fields = _fields(given)
+        _check_flags(fields, positional or [])
         experiment, chosen = _experiment_and_models(name, kind, positional or [], models or [], default)
         if experiment is None and not chosen:
             chosen = instead(fields)
@@ -108,6 +110,14 @@ def _fields(given: dict) -> dict:
         field: ",".join(value) for field, value in fields.items() if isinstance(value, list) and field not in APART
     }
     return fields | joined
+
+
+def _check_flags(fields: dict, places: list[str]) -> None:
+    """Raise UserError where a file that is not there stands behind the models, as if it were the value of a flag."""
+    flags = [field for field, value in fields.items() if value is True]
+    for place in places[1:] if flags else ():
+        if re.search(r"\.[a-z]+$", place) and not os.path.exists(place):
+            raise UserError(f"--{flags[-1]} takes no value, got '{place}'; --out names the folder of its file")
 
 
 def _takes_one_model(kind: type[Named]) -> bool:

@@ -1,5 +1,6 @@
 """Hidden states and what they are called; when a feature is an outlier, an activation massive, a position a sink."""
 
+import math
 import re
 from numbers import Real
 
@@ -71,3 +72,21 @@ def check_threshold(name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, Real) or not low <= value <= high:
         raise UserError(f"{name} is {shown(value)}; expected a positive number, such as {ALPHA}")
     return float(value)
+
+
+def check_share(name: str, value: float | str, whole: bool = False) -> float:
+    """The share as a float, from 0.05 or "5%"; raise UserError where it is none, or a bare 5, which may mean 5 %.
+
+    whole: whether 1 is all of something, and not perhaps 1 %.
+    """
+    percent = isinstance(value, str) and value.endswith("%")
+    try:
+        number = float(value.removesuffix("%") if isinstance(value, str) else value) / (100 if percent else 1)
+    except (TypeError, ValueError):
+        number = math.nan
+    if isinstance(value, bool) or not 0 <= number < math.inf:
+        raise UserError(f"{name} is {shown(value)}; expected a share such as 5% or 0.05")
+    if not percent and (number > 1 or (number == 1 and not whole)):
+        written = f"{number:g} % is written {number:g}% or {number / 100:g}"
+        raise UserError(f"{name} is {shown(value)}; expected a share: {written}")
+    return number

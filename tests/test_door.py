@@ -20,10 +20,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import outliers
 from outliers.models.names import POCKET
 from outliers.models.weight_files import INDEX, WEIGHTS
 from tests.conftest import answer_within
-from tests.test_commands import refused
+from tests.test_commands import call, refused
 
 SECONDS = 30  # for any answer; it takes a fraction of one, but the first of a process imports what it needs
 SMALL = "--block 32 --blocks 1"
@@ -588,7 +589,22 @@ REFUSED = {
     f"ablate {POCKET_MODEL} --seed -1": "seed is -1; expected a whole number from 0",
     f"ablate {POCKET_MODEL} --seed {2**70}": f"seed is {2**70}; expected",
     f"ablate {POCKET_MODEL} --controls 100000000": "100000000 controls; expected",
-    f"plan {POCKET_MODEL} --cost -5%": "field 'cost': ",
+    f"plan {POCKET_MODEL} --cost -5%": "field 'cost': expected a share such as 5% or 0.05, got '-5%'",
+    f"plan {POCKET_MODEL} --cost 5": "field 'cost': expected a share: 5 % is written 5% or 0.05, got '5'",
+    f"plan {POCKET_MODEL} --cost 1": "field 'cost': expected a share: 1 % is written 1% or 0.01",
+    f"trace {POCKET_MODEL} --imatrix out.gguf": "--imatrix takes no value, got 'out.gguf'; --out names the folder",
+    f"trace {__file__}": "test_door.py' is a file; expected a model folder or a GGUF file",
+    f"trace {POCKET / 'gpt2-0.1m' / 'config.json'}": "config.json' is a file; expected its folder, '.*gpt2-0.1m'",
+    **{
+        f"sweep --model {POCKET_MODEL} --scheme '{written}'": answer
+        for written, answer in (
+            ("hadamard+w4a4", "'hadamard.w4a4': a remedy stands behind its scheme: w4a4.hadamard"),
+            ("gptq", "'gptq': a remedy stands behind its scheme: absmax.gptq"),
+            ("absmax+llm.int8", "'absmax.llm.int8' has two schemes; expected one"),
+            ("absmax+prefix", "'absmax.prefix': a prefix stands first: prefix.absmax"),
+            ("absmax+kv=int4", "'absmax.kv=int4' is a variant, not a scheme; use `python -m outliers.measure"),
+        )
+    },
     f"plan {POCKET_MODEL} --draws 1": "field 'draws': .*greater than or equal to 2",
     f"{SWEEP} --draws 0": "field 'draws': Input should be greater than 0, got 0",
     f"{SWEEP} --draws 1000000000": "field 'draws': .*less than or equal",
@@ -628,6 +644,11 @@ REFUSED = {
         for options, answer in (
             ("--metric perplexty", "unknown metric 'perplexty'; did you mean perplexity"),
             ("--variant 'zreo(3)'", "unknown variant 'zreo'; did you mean zero"),
+            ("--variant absmax+prefix", "'absmax.prefix': a prefix stands first: prefix.absmax"),
+            ("--variant kv=int4+absmax", "'kv=int4.absmax': a cache stands last: absmax.kv=int4"),
+            ("--variant 'absmax+against(m)'", r"another model stands first: against\(m\).absmax"),
+            ("--variant alpha=4+llm.int8", "'alpha=4.llm.int8': an option stands behind its scheme: llm.int8.alpha=4"),
+            ("--variant absmax+bitsandbytes", "'absmax.bitsandbytes' has two schemes"),
             ("--variant 'mean(3)'", r"'mean\(3\)' needs the mean of each feature over the text"),
             ("--metric top1 --draws 2", r"field 'draws' is a parameter of none of the requested metrics \(top1\)"),
             ("--variant absmax+skip=nowhere", "unknown place in skip 'nowhere'"),
@@ -744,3 +765,31 @@ def test_one_line(monkeypatch, capsys, tmp_path, case):
     said = refused(monkeypatch, capsys, *arguments, command=command)
     assert re.search(case.answer, said), said
     assert sorted(tmp_path.rglob("*")) == before, "something was left behind"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (f"sweep --model {POCKET_MODEL} --memory 4GB", "--memory has no effect without --stream"),
+        (f"sweep --model {POCKET_MODEL} --calibration-blocks 2 --scheme absmax", "--calibration-blocks has no effect"),
+        (f"origins {POCKET_MODEL} --by weights --places q", "--places has no effect without readers in --by"),
+        (f"sweep --model {POCKET_MODEL} --stream --memory 4GB", None),
+        (f"sweep --model {POCKET_MODEL} --calibration-blocks 2 --scheme absmax+smoothing=0.5", None),
+        (f"sweep --model {POCKET_MODEL} --transform none --skip none --scheme absmax", None),
+    ],
+)
+def test_options_without_effect(monkeypatch, capsys, tmp_path, line, said):
+    monkeypatch.chdir(tmp_path)
+    command, *arguments = shlex.split(line)
+    code, _, err = call(monkeypatch, capsys, *arguments, "--block", 32, "--blocks", 1, command=command)
+    assert (code, "has no effect" in err) == (0, said is not None)
+    assert said is None or said in err
+
+
+@pytest.mark.parametrize("share", [25, "x", -0.1, True])
+def test_shares_of_a_criterion(share):
+    model = outliers.load_model(POCKET_MODEL)
+    trace = outliers.trace(model, torch.arange(32)[None], attention=False)
+    assert trace.outlier_features(layers="25%").equals(trace.outlier_features())
+    with pytest.raises(outliers.UserError, match="expected a share"):
+        trace.outlier_features(layers=share)

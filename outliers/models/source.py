@@ -92,6 +92,9 @@ def find_model(name: str, revision: str | None = None) -> Source:
                 raise UserError(f"'{name}' is a local model and has no revision '{revision}'; leave the revision out")
             raise unknown_name(f"revision (a folder in '{name}')", revision, checkpoints)
         return _in_file(place) if place.is_file() else _in_folder(place / (revision or ""))
+    if (file := Path(name)).is_file():
+        expected = f"its folder, '{file.parent}'" if (file.parent / FILE).is_file() else "a model folder or a GGUF file"
+        raise UserError(f"'{name}' is a file; expected {expected}")
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(
             f"model folder '{name}' does not exist; expected a folder with config.json and safetensors, or a GGUF file"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
+from outliers.criterion import check_share
 from outliers.errors import UserError, unknown_name
 from outliers.metrics.agreement import Agreement
 from outliers.metrics.errors import Errors
@@ -320,7 +321,7 @@ def plan(
     blocks: "Iterable[torch.Tensor]",
     scheme: "str | Scheme",
     confirm: "Iterable[torch.Tensor]",
-    cost: float = 0.05,
+    cost: float | str = 0.05,
     by: str = "count",
     instead: "Sequence[str | Scheme]" = (),
     draws: int = 4,
@@ -337,7 +338,7 @@ def plan(
         blocks: token ids, int64 (blocks, T), or a list of (T,), of the search.
         scheme: name, or a scheme of one's own, of all other projections.
         confirm: further blocks, on which the plan is confirmed.
-        cost: by how much the perplexity may rise, as a share.
+        cost: by how much the perplexity may rise, as a share: 0.05 or "5%".
         by: what few of stays exact: "count" of projections, "parameters" or "time".
         instead: schemes that a projection gets before it stays exact: the first that leaves at most a tenth of the KL
             divergence that the scheme causes there.
@@ -364,6 +365,7 @@ def plan(
     check_calibrated(get_scheme(scheme), calibration)
     searched, confirmed = (Given(model, list(sequences(part, None))) for part in (blocks, confirm))
     under, better = Quantized(get_scheme(scheme), calibration=calibration), tuple(map(get_scheme, instead))
+    cost = check_share("cost", cost)
     search = Search(searched, confirmed, under, better, cost, by, draws)
     check_search(search)
     return plan_of(records_along(search_stages(search)), searched.name, cost, draws)

@@ -352,6 +352,8 @@ def get_scheme(scheme: str | Scheme, alpha: float | None = None) -> Scheme:
         UserError: no scheme or remedy has this name, a plugin is broken, `alpha` is not a positive number, or as
             `remedied`.
     """
+    if isinstance(scheme, str):
+        _check_base(scheme)
     if isinstance(scheme, str) and scheme not in SCHEMES and "+" in scheme:
         base, _, written = scheme.partition("+")
         scheme = remedied(_scheme_named(base), written)
@@ -361,6 +363,19 @@ def get_scheme(scheme: str | Scheme, alpha: float | None = None) -> Scheme:
     if threshold is None or scheme.outlier_threshold is None:
         return scheme
     return replace(scheme, outlier_threshold=threshold)
+
+
+def _check_base(written: str) -> None:
+    """Raise UserError where a remedy stands in the place of the scheme, or a scheme in that of a remedy."""
+    parts = written.split("+")
+    others = [part for part in parts if re.split("[=@]", part)[0] not in (*TRANSFORMS, *SETTINGS)]
+    if parts[0] not in (*others[:1], *SCHEMES):
+        remedies = (part for part in parts if part not in others)
+        ordered = "+".join([*(others or ["absmax"]), *remedies])
+        raise UserError(f"'{written}': a remedy stands behind its scheme: {ordered}")
+    schemes = [part for part in parts if part in SCHEMES or in_groups(part)]
+    if len(schemes) > 1 and parts[0] in schemes and written not in SCHEMES:
+        raise UserError(f"'{written}' has two schemes; expected one, and remedies behind it, as in absmax+hadamard")
 
 
 def _scheme_named(name: str) -> Scheme:

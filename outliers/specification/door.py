@@ -1,5 +1,6 @@
 """Checks before a command imports torch or transformers, which takes seconds."""
 
+import logging
 from pathlib import Path
 from typing import TypeVar
 
@@ -8,12 +9,32 @@ from outliers.models.config_file import check_weights, read_config_file
 from outliers.models.names import known_configs
 from outliers.models.source import config_path, find_model
 from outliers.models.weight_files import INT8
+from outliers.quantization.schemes import get_scheme
 from outliers.specification.kinds import Memory, Named
 from outliers.specification.recipe import Training
 from outliers.text.documents import check_hub
 from outliers.text.task_data import check_task
+from outliers.variants.peer import PEER
 
 Kind = TypeVar("Kind", bound=Named)
+logger = logging.getLogger(__name__)
+
+
+def _calibrates(spec: Named) -> bool:
+    """Whether a scheme of it is calibrated; or perhaps, where it has variants."""
+    schemes = [*getattr(spec, "schemes", []), *([spec.scheme] if hasattr(spec, "scheme") else [])]
+    return not schemes or any(get_scheme(scheme).needs_calibration for scheme in schemes if scheme != PEER)
+
+
+# Options that act only beside others: when they do, and what is missing else.
+BESIDE = {
+    "memory": (lambda spec: spec.stream, "--stream"),
+    "data": (lambda spec: any(task.endswith("-local") for task in spec.tasks), "a local task, such as piqa-local"),
+    "places": (lambda spec: "readers" in spec.by, "readers in --by"),
+    "neurons": (lambda spec: "writers" in spec.by, "writers in --by"),
+    "calibration": (_calibrates, "a scheme that is calibrated, such as absmax+smoothing=0.5"),
+    "calibration_blocks": (_calibrates, "a scheme that is calibrated, such as absmax+smoothing=0.5"),
+}
 TEXTS = {  # what trainings read, by their fields
     "c4": "the first 1,000 rows of C4 (allenai/c4 of the hub, en, train split) as JSON lines",
     "wikitext": "WikiText-2 (Salesforce/wikitext of the hub, wikitext-2-v1, train split) as text",
@@ -22,6 +43,7 @@ TEXTS = {  # what trainings read, by their fields
 
 def checked(spec: Kind) -> Kind:
     """The same specification; nothing else relies on this, for what is measured is looked at again when it is loaded.
+    Options that have no effect are said.
 
     Raises:
         UserError: a model, its revision or a text of the hub is unknown or cannot be reached, or the configuration of a
@@ -39,6 +61,9 @@ def checked(spec: Kind) -> Kind:
         if not (Path(name) / INT8).exists():  # which is looked at as it is loaded
             _check_model(name, None, with_weights)
     check_hub(getattr(spec, "text", ""))
+    for field, (acts, beside) in BESIDE.items():
+        if field in spec.model_fields_set and getattr(spec, field, None) and not acts(spec):
+            logger.info(f"--{field.replace('_', '-')} has no effect without {beside}")
     if isinstance(spec, Training):
         check_training(spec)
     for task in getattr(spec, "tasks", []):

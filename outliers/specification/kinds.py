@@ -24,7 +24,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from outliers.criterion import ALPHA, check_threshold
+from outliers.criterion import ALPHA, check_share, check_threshold
 from outliers.errors import UserError, shown, unknown_name
 from outliers.models.names import full_name
 from outliers.quantization.cache_formats import Formats
@@ -85,19 +85,10 @@ def _number(value):
     return value
 
 
-def _share_of(value):
-    """A share, which may be written, also in per cent."""
-    if not isinstance(value, str):
-        return _number(value)
+def _by(check: Callable[[str, Any], float], value: Any) -> float:
+    """A value as a check of another room leaves it, whose message is that of the field."""
     try:
-        return float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
-    except ValueError:
-        raise ValueError("expected a share such as 5% or 0.05") from None
-
-
-def _threshold(value: float) -> float:
-    try:
-        return check_threshold("it", value)
+        return check("it", value)
     except UserError as error:
         raise ValueError(str(error).partition("; ")[2]) from None
 
@@ -109,7 +100,14 @@ def _scheme(value: object, others: tuple[str, ...]) -> str | Scheme:
     if not isinstance(value, str):
         raise ValueError("expected the name of a scheme, or a Scheme")
     with saying_all():
-        return get_scheme(_line(value)) and value
+        try:
+            return get_scheme(_line(value)) and value
+        except UserError:
+            from outliers.variants.written import variant
+
+            read = variant(value)  # raises the same of a scheme
+        do = f"`python -m outliers.measure --variant '{read.name}'`"
+        raise UserError(f"'{value}' is a variant, not a scheme; use {do}")
 
 
 def _cache(value: str) -> str:
@@ -206,10 +204,9 @@ Batches = Annotated[list[Batch], Split, Field(min_length=1), Once]
 Features = Annotated[list[Annotated[int, BeforeValidator(_number)]], Split, Field(min_length=1), Once]
 Positions = Annotated[list[_whole(10**7, ge=0)], Split, Once]
 Finite = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
-Cost = Annotated[
-    float, BeforeValidator(_share_of, json_schema_input_type=str), Field(gt=0, le=100, allow_inf_nan=False)
-]
-Threshold = Annotated[float, BeforeValidator(_number), AfterValidator(_threshold)]
+Share = BeforeValidator(partial(_by, check_share), json_schema_input_type=str)
+Cost = Annotated[float, Share, Field(gt=0, le=100, allow_inf_nan=False)]
+Threshold = Annotated[float, BeforeValidator(_number), AfterValidator(partial(_by, check_threshold))]
 # A model dimension d, of which a layer has 4 d outputs, or features and outputs as "576x1536".
 Shape = _whole(LARGEST_LAYER) | Annotated[str, Field(pattern=r"^[0-9]{1,9}x[0-9]{1,9}$"), AfterValidator(_shape)]
 Shapes = Annotated[list[Shape], Split, Field(min_length=1), Once]
@@ -217,7 +214,8 @@ Shapes = Annotated[list[Shape], Split, Field(min_length=1), Once]
 # What fields of several kinds are; descriptions of fields are the help of their options.
 MODEL = "Hub id, local folder or GGUF file, pocket/NAME, or smollm2-135m."
 TEXT = "sample, c4, wikitext2, or a .txt, .txt.gz or .jsonl file; for vision models a folder of pictures."
-TRANSFORM = "Remedies for all schemes, such as hadamard or tokens=20+smoothing=0.75; by default none."
+NONE = "by default none."  # with which descriptions of fields end that take the word, too
+TRANSFORM = f"Remedies for all schemes, such as hadamard or tokens=20+smoothing=0.75; {NONE}"
 ATTENTIONS = "Attention of all schemes: 16-bit, int8, int8+2% for a share of it in 16 bits, or several."
 BEGIN = "Begin each block with the model's own first token, as Gemma needs it."
 OBJECTIVE = (
@@ -225,7 +223,7 @@ OBJECTIVE = (
     "a block (prefix). Of masked language models: each token, masked by itself, for pseudo-perplexity."
 )
 OUTLIER = "Magnitude from which a value is an outlier."
-SKIP = "Exact projections: roles such as ffn_out, layers.N, patterns such as *.down_proj, @plan.yaml; by default none."
+SKIP = f"Exact projections: roles such as ffn_out, layers.N, patterns such as *.down_proj, @plan.yaml; {NONE}"
 DRAWS = "Number of measurements with embeddings perturbed by 1e-6, for mean ± scatter by rounding."
 DATA = (
     "Folder with lambada_test.jsonl, piqa_valid.jsonl and piqa_valid_labels.lst, for more examples of the local tasks "
@@ -236,7 +234,7 @@ PLACES = "Readers without the features, such as q, layers.9:12.k or norm; by def
 NEURONS = "Neurons listed per layer, those with the largest contributions; the others are one writer."
 CONTROLS = "Draws of random weights, or of random features, as controls."
 SEED = "Seed of random draws."
-INSTEAD = "Better schemes to try before a projection stays exact, such as llm.int8,w8a8; by default none."
+INSTEAD = f"Better schemes to try before a projection stays exact, such as llm.int8,w8a8; {NONE}"
 EXPORT = "Formats of other libraries in which to write the plan too, such as compressed-tensors or torchao."
 LIMIT = "Examples of each task, from its start; by default all."
 AGAINST = "Other models to compare with, such as a quantized checkpoint; instead of schemes, as with caches."
@@ -281,6 +279,13 @@ class Named(Checked):
 
     name: Name
     shows: Line | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_none(cls, fields: dict) -> dict:
+        """With the default in the place of the word none, where the help has it."""
+        empty = {name for name, field in cls.model_fields.items() if (field.description or "").endswith(NONE)}
+        return {name: value for name, value in fields.items() if not (name in empty and value in ("none", ["none"]))}
 
     @property
     def folder(self) -> Path:

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from outliers.criterion import LAYERS, POSITIONS
+from outliers.criterion import LAYERS, POSITIONS, check_share
 from outliers.errors import UserError
 from outliers.tracing.frame import Frame
 from outliers.tracing.result import Trace
@@ -35,7 +35,8 @@ def compare(trace_a: Trace, trace_b: Trace, layers: float = LAYERS, positions: f
         >>> quantized = outliers.trace(model, blocks, variant=outliers.variant("absmax"))
         >>> changed = outliers.compare(outliers.trace(model, blocks), quantized)
     """
-    both = trace_a, trace_b
+    both, shares = (trace_a, trace_b), {"layers": layers, "positions": positions}
+    layers, positions = (check_share(name, value, whole=True) for name, value in shares.items())
     for what, (a, b) in {
         "features": [trace.statistics["residual.massive"].shape[1] for trace in both],
         "alpha": [trace.alpha for trace in both],

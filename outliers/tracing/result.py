@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from outliers.criterion import LAYERS, POSITIONS, RESIDUAL, ROLES, in_nnsight, in_transformerlens
+from outliers.criterion import LAYERS, POSITIONS, RESIDUAL, ROLES, check_share, in_nnsight, in_transformerlens
 from outliers.errors import UserError, first_of, shown
 from outliers.tracing import store, tokens
 from outliers.tracing.frame import Frame
@@ -262,7 +262,11 @@ class Trace:
 
         Whether a feature is an outlier is decided over all layers and the given roles together, also where the table
         is `by` role or layer.
+
+        Raises:
+            UserError: a fraction is above 1, such as 25 for 25 %.
         """
+        layers, positions = check_share("layers", layers, whole=True), check_share("positions", positions, whole=True)
         together = self.features(roles)
         outliers = together[(together["layers"] >= layers) & (together["positions"] >= positions)]
         if by is None:

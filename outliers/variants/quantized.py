@@ -51,6 +51,9 @@ class Quantized(Variant):
         if terms[0].startswith(MARK):
             plan = read_plan("+".join(terms).removeprefix(MARK))
             return cls.of_plan(plan)
+        if wrong := [term for term in terms[:1] if term.partition("=")[0] in (*OPTIONS, "instead")]:
+            behind = "+".join([*(terms[1:] or ["absmax"]), *wrong])
+            raise UserError(f"'{'+'.join(terms)}': an option stands behind its scheme: {behind}")
         instead = [match for match in map(INSTEAD.fullmatch, terms[1:]) if match]
         terms = [term for term in terms if not INSTEAD.fullmatch(term)]
         pairs = [term.partition("=")[::2] for term in terms[1:]]

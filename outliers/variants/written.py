@@ -62,25 +62,38 @@ def variant(written: str) -> "Variant":
     """
     if not isinstance(written, str) or not written:
         raise UserError(f"{shown(written)} is not a variant; expected one such as absmax+hadamard, {EXAMPLES}")
-    variants = []
-    for read, group in groupby(PLUS.split(written), _reader):
+    variants, terms = [], PLUS.split(written)
+    _check_places(written, terms)
+    for read, group in groupby(terms, _reader):
         variants += read(list(group))
     if sum(isinstance(part, Quantized | Peer) for part in variants) > 1:
-        raise UserError(f"'{written}' has two schemes, of which the second would replace the first; expected one")
-    if any(isinstance(part, Cached) for part in variants[:-1]):
-        raise UserError(
-            f"'{written}' has terms after the cache, which acts last; expected the cache at the end: …+kv=int4"
-        )
-    if any(isinstance(part, Against) for part in variants[1:]):
-        raise UserError(f"'{written}' has another model after other terms; expected it first: against(…)+…")
-    if any(isinstance(part, Prefixed) for part in variants[1:]):
-        raise UserError(f"'{written}' has a prefix after other terms; expected it first: prefix+…")
+        raise _two_schemes(written)
     variants = [part for part in variants if part.name != BASELINE]
     if not variants:
         from outliers.models.stream import AS_IT_IS  # late, for it brings torch
 
         return AS_IT_IS
     return variants[0] if len(variants) == 1 else Together(tuple(variants))
+
+
+def _check_places(written: str, terms: list[str]) -> None:
+    """Raise UserError unless what stands first or last in a variant does."""
+    readers = list(map(_reader, terms))
+    for reader, rule, key in (
+        (_against, "another model stands first", lambda place: readers[place] is not _against),
+        (_prefix, "a prefix stands first", lambda place: readers[place] is not _prefix),
+        (_cache, "a cache stands last", lambda place: readers[place] is _cache),
+    ):
+        ordered = [terms[place] for place in sorted(range(len(terms)), key=key)]
+        if reader in readers and ordered != terms:
+            raise UserError(f"'{written}': {rule}: {'+'.join(ordered)}")
+    schemes = [term for term, reader in zip(terms, readers, strict=True) if reader is _scheme]
+    if any(term == PEER or term.startswith(MARK) for term in schemes[1:]):
+        raise _two_schemes(written)
+
+
+def _two_schemes(written: str) -> UserError:
+    return UserError(f"'{written}' has two schemes, of which the second would replace the first; expected one")
 
 
 def _reader(term: str) -> Callable[[list[str]], "list[Variant]"]:
