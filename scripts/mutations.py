@@ -39,6 +39,8 @@ TESTS = {
     "kernels/outlier_kernels/cpu/products": "products rooms training",
     "kernels/outlier_kernels": "kernels passes formats compiled states rooms gpu triton",
     "outliers/metrics/perplexity/measure": "evaluation damage quantization",
+    "outliers/metrics/token_losses": "losses",
+    "outliers/text/pieces": "losses pieces",
     "outliers/metrics/errors": "damage",
     "outliers/metrics/places": "damage",
     "outliers/metrics/memory": "memory",
@@ -115,7 +117,15 @@ MUTATIONS = {
     "kernels/outlier_kernels/triton/quantization.py": [("dynamic_range * low) - 127", "dynamic_range * low + 127)")],
     "kernels/outlier_kernels/triton/states.py": [("(token > 0)[:, None]", "(token >= 0)[:, None]")],
     "outliers/metrics/perplexity/measure.py": [
-        ("total.item(), len(self.targets)", "total.item(), 1 + len(self.targets)")
+        ("sum().item(), len(self.targets)", "sum().item(), 1 + len(self.targets)")
+    ],
+    "outliers/metrics/token_losses/measure.py": [
+        ("self.exact.add(start, exact, None)", "self.exact.add(start, logits, None)"),
+        ("carried >= share * total", "carried > (1 - share) * total"),
+    ],
+    "outliers/text/pieces.py": [
+        ("tokens[0] - 1, tokens[-1]", "tokens[0], tokens[-1]"),
+        ("np.append(ends[:-1], len(text))", "ends"),
     ],
     "outliers/metrics/agreement/measure.py": [("weighted * scale +", "weighted +")],
     "outliers/metrics/errors/measure.py": [("there = energies > 0", "there = energies >= 0")],

@@ -135,3 +135,99 @@ def test_a_first_token_that_blocks_lack_is_said(tmp_path, caplog):
     (other,) = run(Cells(**SMALL), tmp_path / "rows")
     (begun,) = run(Cells(**fields, bos=True), tmp_path / "rows")
     assert "bos_left_out" not in {**other, **begun} and not [text for text in caplog.messages if "--bos" in text]
+
+
+WRITTEN = ["fp32", "w4a4", "absmax"]
+
+
+def parts_of(rows: list[dict], kind: str) -> list[dict]:
+    return [row for row in rows if row["metric"] == f"token_losses.{kind}"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_losses_of_tokens_are_those_of_float64(tmp_path, stream):
+    """Of each context that is listed; and so few tokens carry each share of the whole."""
+    model, tokenizer = outliers.load_model(MODEL), outliers.load_tokenizer(MODEL)
+    blocks = outliers.load_text("sample", tokenizer, 32, 3)
+    before, after = (exact_losses(one, blocks) for one in (model, outliers.quantize(model, "w4a4")))
+    increase = after - before
+    rows = run(Cells(**SMALL, variants=["w4a4"], metrics=["token_losses"], stream=stream), tmp_path)
+    (total,) = parts_of(rows, "total")
+    assert total["value"] == pytest.approx(increase.sum().item(), rel=1e-4)
+    assert (total["tokens"], total["loss"]) == (3 * 31, pytest.approx(before.mean().item(), rel=1e-6))
+    largest = increase.flatten().sort(descending=True).values
+    contexts = parts_of(rows, "context")
+    for row, want in zip(contexts, largest.tolist(), strict=False):
+        place = row["sequence"], row["position"] - 1
+        assert row["value"] == pytest.approx(want, abs=1e-4) == pytest.approx(increase[place].item(), abs=1e-4)
+        assert row["loss"] == pytest.approx(before[place].item(), abs=1e-4)
+        assert row["token"] == blocks[row["sequence"], row["position"]]
+        around = tokenizer.decode(blocks[row["sequence"], max(0, row["position"] - 8) : row["position"]])
+        assert row["around"].partition("«")[0].strip() == repr(around)[1:-1].strip()
+    assert len(contexts) == 16
+    carried = largest.cumsum(0)
+    for row in parts_of(rows, "carriers"):
+        assert row["value"] == 1 + (carried >= row["share"] * carried[-1]).tolist().index(True)
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        (MODEL, {"draws": 2}),
+        (MODEL, {"stream": True}),
+        ("pocket/bert-1.4m", {"mask_seed": 1}),
+        ("pocket/t5-1.9m", {}),
+    ],
+)
+def test_losses_of_tokens_add_up_to_the_difference_of_log_perplexities(tmp_path, model, options):
+    """Times the number of tokens; so do those of all types, of all positions, and of all tokens."""
+    spec = Cells(**SMALL | options | {"models": [model]}, variants=WRITTEN, metrics="perplexity,token_losses")
+    rows = run(spec, tmp_path)
+    losses = {
+        row["variant"]: row["bits_per_byte"] * row["bytes"] * math.log(2)  # the mean over draws of their sums
+        for row in rows
+        if row["metric"] == "perplexity"
+    }
+    for name in WRITTEN:
+        of_variant = [row for row in rows if row["variant"] == name]
+        (total,) = parts_of(of_variant, "total")
+        assert total["value"] == pytest.approx(losses[name] - losses["fp32"], rel=1e-9, abs=1e-9)
+        if "draws" not in options:
+            perplexity = next(row["value"] for row in of_variant if row["metric"] == "perplexity")
+            assert total["tokens"] * math.log(perplexity) == pytest.approx(losses[name], rel=1e-12)
+        for kind in ("type", "position", "token"):
+            parts = parts_of(of_variant, kind)
+            assert math.fsum(row["value"] for row in parts) == pytest.approx(total["value"], rel=1e-12, abs=1e-12)
+            assert not parts or sum(row["tokens"] for row in parts) == total["tokens"]
+
+
+def test_losses_of_tokens_are_means_over_mask_seeds(tmp_path):
+    fields = {"models": ["pocket/bert-1.4m"], "block": 32, "blocks": 2, "variants": ["w4a4"]}
+    of_seeds = [{"mask_seed": 0}, {"mask_seed": 1}, {"mask_seeds": 2}]
+    found = [run(Cells(**fields, **seeds, metrics="token_losses"), tmp_path) for seeds in of_seeds]
+    first, second, both = (parts_of(rows, "total")[0] for rows in found)
+    assert both["value"] == pytest.approx((first["value"] + second["value"]) / 2, rel=1e-9)
+    seen = {(row["sequence"], row["position"]): row["value"] for rows in found[:2] for row in parts_of(rows, "context")}
+    assert parts_of(found[2], "context")[0]["value"] in [pytest.approx(value) for value in seen.values()]
+
+
+def test_a_page_of_losses_of_tokens(tmp_path):
+    """Findings come from draws, for a single one has no scatter."""
+    single, drawn = (
+        Cells(models=[MODEL], block=64, blocks=2, variants=["fp32", "w4a4"], metrics="token_losses", draws=draws)
+        for draws in (1, 3)
+    )
+    sections = [spec.show(tmp_path, run(spec, tmp_path)) for spec in (single, drawn)]
+    assert not sections[0].findings and "carry half" in sections[0].printed
+    rows = run(drawn, tmp_path)
+    (half,) = (row["value"] for row in parts_of(rows, "carriers") if row["share"] == 0.5)
+    text = sections[1].findings[0].text
+    assert text.startswith(f"Under w4a4, {half:.0f} of 126 predicted tokens (") and " half of the increase" in text
+    names = [table.name.rpartition("_gpt2")[0] for table in sections[1].tables]
+    assert names == ["", "token_losses", *(f"losses_by_{kind}" for kind in ("type", "position", "token", "context"))]
+    assert [drawing.name for drawing in sections[1].drawings] == ["loss_by_position_gpt2-0.1m"]
+
+
+def test_pictures_have_no_losses_of_tokens(tmp_path):
+    with pytest.raises(UserError, match=r"'pocket/vit-0\.3m' predicts no tokens, of which token_losses are; expected"):
+        run(Cells(models=["pocket/vit-0.3m"], blocks=2, metrics="token_losses"), tmp_path)

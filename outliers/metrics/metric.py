@@ -46,11 +46,12 @@ class Metric(Checked):
 class StatesMetric(Metric):
     """A metric of the last hidden states; all that are asked of one variant ride on one pass over the text.
 
-    seen_by: how it is made of them.
+    seen_by: how it is made of them. of_text: whether what is predicted has to be tokens.
     """
 
     measured_by = "outliers.metrics.states:STATES"
     seen_by: "ClassVar[str | Seen | Read]"
+    of_text: ClassVar[bool] = False
 
     draws: Repeats = Field(1, description=DRAWS)
 

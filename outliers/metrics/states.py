@@ -6,9 +6,10 @@ from itertools import chain
 import torch
 from transformers import PreTrainedModel
 
+from outliers.errors import UserError
 from outliers.metrics.measurement import Keeps, Measurement, Read, Seen, by_seed
 from outliers.metrics.perplexity.measure import read_logits
-from outliers.models.anatomy import decoder_layers
+from outliers.models.anatomy import decoder_layers, family_of
 from outliers.models.anatomy.examples import Block
 from outliers.models.decoder import AT_ONCE, Flow, inference, map_blocks, run_decoder, run_from
 from outliers.models.load import find_device
@@ -30,6 +31,12 @@ def _seen(cell: Cell) -> Seen | Read:
 class OfStates(Measurement):
     """The pass of one variant, and all cells that ride on it; of a streamed model all variants, for its layers are read
     once for all."""
+
+    def check(self, cell: Cell) -> None:
+        if cell.metric.of_text and family_of(cell.subject.config).places is None:
+            raise UserError(
+                f"'{cell.subject.name}' predicts no tokens, of which {cell.metric.name} are; expected a language model"
+            )
 
     def bundles(self, cells: Sequence[Cell]) -> list[list[Cell]]:
         bundles: dict[tuple, list[Cell]] = {}

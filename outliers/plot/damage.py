@@ -11,8 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator
 
-from outliers.plot.legends import SCATTER, explained, legend
+from outliers.plot.legends import SCATTER, explained, legend, scheme_styles
 from outliers.plot.style import brief, chosen, color_of, figure_function, panels_of
+from outliers.report.analysis import Rows, records
 
 if TYPE_CHECKING:
     from outliers.metrics.damages import Damages
@@ -201,3 +202,26 @@ def _of_heads(damage: "Damages") -> pd.DataFrame:
     places = damage.heads["head"].str.extract(r"layers\.(?P<layer>\d+)\.heads\.(?P<head>\d+)").astype(int)
     costs = np.log(damage.heads["perplexity_only"].astype(float) / damage.model["unquantized"])
     return places.assign(cost=costs).pivot_table(index="head", columns="layer", values="cost")
+
+
+@figure_function
+def loss_by_position(rows: Rows, *, ax: Axes | None = None) -> Axes:
+    """Increase of the loss of a predicted token, in nats, by its position, a line a variant.
+
+    Positions are in groups, each twice as many as the one before, and a point is their mean.
+
+    Args:
+        rows: of the metric token_losses, of one model.
+    """
+    rows = [row for row in records(rows) if row["metric"] == "token_losses.position"]
+    axes = panels_of(ax, 1, 1, (5.6, 2.8)).item()
+    for scheme, style in scheme_styles(rows).items():
+        line = [row for row in rows if row["scheme"] == scheme]
+        middles = [(row["first"] + row["last"]) / 2 for row in line]
+        axes.plot(middles, [row["value"] / row["tokens"] for row in line], **style)
+    axes.axhline(0, color="black", linewidth=0.6, zorder=0)
+    axes.set_xscale("symlog", base=2, linthresh=1)
+    axes.set(xlabel="position", ylabel="increase of the loss (nats)")
+    axes.xaxis.set_major_formatter("{x:g}")
+    legend(ax, axes, axes.lines[:-1], "right upper")
+    return axes

@@ -42,7 +42,7 @@ class TokenSums:
         """Add a sequence: its token ids (T,), int64, and by state magnitudes (T, features), float32, on one device."""
         rows = self._rows_of(ids)
         self._room("tokens.positions", ids.shape[1:], torch.int64, ids.device).index_add_(0, rows, torch.ones_like(ids))
-        windows = _windows(ids, self.vocabulary)
+        windows = windows_of(ids, self.vocabulary)
         for state, magnitude in magnitudes.items():
             shape = magnitude.shape[1:]
             sums = self._room(f"{state}.token_sum", shape, torch.float64, ids.device)
@@ -100,7 +100,7 @@ class TokenSums:
         self.places[name], self.places[f"{name}_at"] = _best(name, *both)
 
 
-def _windows(ids: torch.Tensor, nothing: int) -> torch.Tensor:
+def windows_of(ids: torch.Tensor, nothing: int) -> torch.Tensor:
     """The ids around each position, (T, WINDOW); `nothing` before the first and after the last one."""
     return torch.cat([ids.new_full((BEFORE,), nothing), ids, ids.new_full((AFTER,), nothing)]).unfold(0, WINDOW, 1)
 
@@ -119,12 +119,12 @@ def _best(name: str, magnitude: torch.Tensor, at: torch.Tensor) -> tuple[torch.T
     order, best = order.sort(dim=1, descending=True, stable=True)
     tied = ((order[:, 1:] == order[:, :-1]) & (order[:, 1:] >= 0)).any(1).nonzero()[:, 0]
     if len(tied):
-        best[tied] = _ordered_by_context(best[tied], order[tied], at[tied])
+        best[tied] = _ordered_bycontext_of(best[tied], order[tied], at[tied])
     best = best[:, :PLACES]
     return magnitude.gather(1, best), at.gather(1, best[..., None].expand(-1, -1, at.shape[2]))
 
 
-def _ordered_by_context(best: torch.Tensor, order: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+def _ordered_bycontext_of(best: torch.Tensor, order: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     """Places in the order that they have, and by their ids where that is the same."""
     at = at.gather(1, best[..., None].expand_as(at))
     places = torch.arange(at.shape[1], device=at.device).expand_as(best)
@@ -215,11 +215,11 @@ def by_position(statistics: Statistics, state: str, feature: int, names: Names) 
         for magnitude, (position, *window) in zip(*places, strict=True):
             if magnitude >= 0:
                 token = window[BEFORE]
-                rows.append((extreme, magnitude, position, token, name_of(token, names), _context(window, names)))
+                rows.append((extreme, magnitude, position, token, name_of(token, names), context_of(window, names)))
     return pd.DataFrame(rows, columns=["extreme", "magnitude", "position", "token", "token_text", "context"])
 
 
-def _context(window: list[int], names: Names) -> str:
+def context_of(window: list[int], names: Names) -> str:
     """The text of a window in one line, its own token between « and »."""
     texts = [_unquoted(names[token][0]) if token in names else "" for token in window]
     if names[window[BEFORE]][1] in (REGISTER, PATCH):  # names that have no blanks of their own between them

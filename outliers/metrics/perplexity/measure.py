@@ -196,14 +196,18 @@ class LossReader:
         log_sum = largest.double() + (logits - largest).exp_().sum(1, keepdim=True).double().log()
         self.log_normalizer = torch.logaddexp(self.log_normalizer, log_sum)
 
+    def losses(self) -> torch.Tensor:
+        """Those of the predictions, float64 (predictions,); raise BrokenModel where one is NaN or inf."""
+        losses = (self.log_normalizer - self.target_logits)[:, 0]
+        if not losses.isfinite().all():
+            raise BrokenModel(_where_not_finite(self.model, self.block))
+        return losses
+
     def result(self) -> Loss:
-        """The loss; raise BrokenModel where it is NaN or inf."""
+        """The loss."""
         if _is_empty(self.targets):
             return Loss(0.0, 0)
-        total = (self.log_normalizer - self.target_logits).sum().cpu()
-        if not torch.isfinite(total):
-            raise BrokenModel(_where_not_finite(self.model, self.block))
-        return Loss(total.item(), len(self.targets))
+        return Loss(self.losses().sum().item(), len(self.targets))
 
 
 def read_logits(

@@ -136,4 +136,10 @@ def _next(ids: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.
     return states[:-1], ids[1:]
 
 
-CAUSAL = Family("causal", _ROWS, AutoModelForCausalLM, _next, keywords={"use_cache": False})
+def _behind_the_first(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return ids, torch.arange(1, len(ids))
+
+
+CAUSAL = Family(
+    "causal", _ROWS, AutoModelForCausalLM, _next, keywords={"use_cache": False}, places=_behind_the_first
+)

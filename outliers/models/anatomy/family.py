@@ -41,6 +41,7 @@ class Family:
     with a head. inputs: what each stack reads of a block. predicted: of a block and the last hidden states (T,
     features) those that predict something, and what: int64 (predicted,). keywords: what the last stack is called with
     beside what it reads; of a model that generates `use_cache` is False among them.
+    places: of a block of text, the tokens among which the predicted ones stand, int64 (T,), and their positions.
     smallest: a block that a model of a configuration can read.
 
     Of what is no text: check: raises UserError where a model of a configuration cannot read a block. ids: what stands
@@ -55,6 +56,7 @@ class Family:
     inputs: Callable[[PreTrainedModel, Block], tuple[torch.Tensor, ...]] = read_alone
     keywords: Mapping[str, object] = field(default_factory=dict)
     subject: object = None
+    places: Callable[[Block], tuple[torch.Tensor, torch.Tensor]] | None = None
     smallest: Callable[[PretrainedConfig], Block] = two_tokens
     check: Callable[[PretrainedConfig, Block], None] | None = None
     ids: Callable[[PretrainedConfig, torch.Tensor], torch.Tensor] = as_read

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForMaskedLM, PreTrainedModel
 
-from outliers.models.anatomy.examples import labelled
+from outliers.models.anatomy.examples import IGNORED, Example, labelled
 from outliers.models.anatomy.family import Family
 from outliers.models.anatomy.row import Anatomy, read_by_the_head, two_norms
 
@@ -77,4 +77,10 @@ _ROWS = {
     ),
 }
 
-MASKED = Family("masked", _ROWS, AutoModelForMaskedLM, labelled)
+def _unmasked(block: Example) -> tuple[torch.Tensor, torch.Tensor]:
+    """The text without masks, and where these were."""
+    masked = block.labels != IGNORED
+    return torch.where(masked, block.labels, block.ids), masked.nonzero()[:, 0]
+
+
+MASKED = Family("masked", _ROWS, AutoModelForMaskedLM, labelled, places=_unmasked)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 
-from outliers.models.anatomy.examples import Example, labelled
+from outliers.models.anatomy.examples import IGNORED, Example, labelled
 from outliers.models.anatomy.family import Family
 from outliers.models.anatomy.row import Anatomy, Norms, capped, two_norms
 
@@ -152,4 +152,10 @@ def _shifted(model: PreTrainedModel, block: Example) -> tuple[torch.Tensor, torc
     return block.ids, model.prepare_decoder_input_ids_from_labels(labels=block.labels[None])[0]
 
 
-SEQ2SEQ = Family("seq2seq", _ROWS, AutoModelForSeq2SeqLM, labelled, _shifted, {"use_cache": False})
+def _all_targets(block: Example) -> tuple[torch.Tensor, torch.Tensor]:
+    return block.labels, (block.labels != IGNORED).nonzero()[:, 0]
+
+
+SEQ2SEQ = Family(
+    "seq2seq", _ROWS, AutoModelForSeq2SeqLM, labelled, _shifted, {"use_cache": False}, places=_all_targets
+)

@@ -1,0 +1,127 @@
+"""Losses of tokens under a variant and without it; their differences, summed by what the tokens are."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pandas as pd
+import torch
+from transformers import PreTrainedModel
+
+from outliers.metrics.measurement import Read, by_seed
+from outliers.metrics.perplexity.measure import LossReader
+from outliers.models.anatomy import family_of
+from outliers.models.anatomy.examples import Block
+from outliers.models.load import load_reader
+from outliers.text.tokens import named_ids
+from outliers.tracing.tokens import BEFORE, Names, context_of, name_of, windows_of
+from outliers.variants.draw import scattered
+
+LISTED = 16  # tokens, and as many contexts; all other tokens are one row
+SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)  # of the increase that the fewest tokens carry
+
+
+class TokenLossReader:
+    """Losses of each prediction without and with the variant, float64 (2, predictions)."""
+
+    compares = True
+
+    def __init__(self, model: PreTrainedModel, block: Block, targets: torch.Tensor):
+        self.exact, self.changed = (LossReader(model, block, targets) for _ in range(2))
+
+    def add(self, start: int, logits: torch.Tensor, exact: torch.Tensor) -> None:
+        """Logits (predictions, tokens) of the tokens from `start` on, of both models."""
+        self.exact.add(start, exact, None)
+        self.changed.add(start, logits, None)
+
+    def result(self) -> torch.Tensor:
+        """Both, in host memory; raise BrokenModel where one is NaN or inf."""
+        return torch.stack([self.exact.losses(), self.changed.losses()]).cpu()
+
+
+def _values(draws: list[list[torch.Tensor]], subject: Any) -> list[dict]:
+    """The values of a row, in nats: means over draws of sums over the predicted tokens of all blocks."""
+    places = [family_of(subject.config).places(block) for block in subject.blocks]
+    by_sequence = by_seed(places, subject.seeds)  # of each draw all seeds follow each other
+    tables = [_table(losses, by_sequence[draw % subject.seeds]) for draw, losses in enumerate(draws)]
+    table = pd.concat(tables, keys=range(len(tables)), names=["draw"]).reset_index(["draw", "sequence"])
+    tokens = pd.unique(table["token"]).tolist()
+    contexts = _contexts(table, by_sequence)
+    shown = {token for *_, window in contexts for token in window} | set(tokens)
+    names = named_ids(subject.config, load_reader(subject.model, subject.revision), [id for id in shown if id >= 0])
+    table["type"] = table["token"].map({token: names[token][1] for token in tokens})
+    table["first"] = table["position"].map(lambda position: 1 << position.bit_length() >> 1)
+    total = partial(_sum, len(draws))
+    before = {"loss": float(table["before"].mean())}
+    values = [{"metric": "token_losses.total", **before, **total(table)}, *_carriers(table)]
+    values += [{"metric": "token_losses.type", "type": kind, **total(part)} for kind, part in table.groupby("type")]
+    for first, part in table.groupby("first"):
+        ends = {"first": int(first), "last": max(2 * int(first) - 1, 0)}
+        values.append({"metric": "token_losses.position", **ends, **total(part)})
+    values += _tokens(table, names, total)
+    for (sequence, position), place, window in contexts:
+        at = {"sequence": sequence, "position": position, "token": window[BEFORE]}
+        text = {"token_text": name_of(window[BEFORE], names), "around": context_of(window, names)}
+        values.append({"metric": "token_losses.context", **at, **text, **place})
+    return [value | {"unit": "nat" if "loss" in value or "tokens" in value else "1"} for value in values]
+
+
+def _table(losses: list[torch.Tensor], places: list[tuple[torch.Tensor, torch.Tensor]]) -> pd.DataFrame:
+    """A row for each predicted token of a draw."""
+    parts = [
+        pd.DataFrame({"token": tokens[at], "position": at, "before": before, "increase": after - before})
+        for (before, after), (tokens, at) in zip(losses, places, strict=True)
+    ]
+    return pd.concat(parts, keys=range(len(parts)), names=["sequence"])
+
+
+def _sum(draws: int, part: pd.DataFrame) -> dict:
+    """The increase of the tokens of a part, by draws, and how many they are in one, rounded."""
+    by_draw = part.groupby("draw")["increase"].agg(math.fsum).reindex(range(draws), fill_value=0.0)
+    return {**scattered(by_draw.tolist()), "tokens": -(-len(part) // draws)}
+
+
+def _carriers(table: pd.DataFrame) -> list[dict]:
+    """The fewest tokens that carry a share of the increase; none where a draw has no increase."""
+    counts = []
+    for _, part in table.groupby("draw"):
+        carried = part["increase"].sort_values(ascending=False).cumsum().to_numpy()
+        total = math.fsum(part["increase"])
+        if total <= 0:
+            return []
+        counts.append([int((carried >= share * total).argmax()) + 1 for share in SHARES])
+    by_share = zip(SHARES, zip(*counts, strict=True), strict=True)
+    return [
+        {"metric": "token_losses.carriers", "share": share, **scattered(list(map(float, by_draw)))}
+        for share, by_draw in by_share
+    ]
+
+
+def _tokens(table: pd.DataFrame, names: Names, total: Callable[[pd.DataFrame], dict]) -> list[dict]:
+    """Those with the largest increases, and all others together."""
+    sums = table.groupby("token")["increase"].sum().sort_values(ascending=False, kind="stable")
+    listed = sums[:LISTED][sums > 0].index.tolist()
+    parts = ((token, *names[token], table[table["token"] == token]) for token in listed)
+    values = [{"token": token, "token_text": name, "type": kind, **total(part)} for token, name, kind, part in parts]
+    others = table[~table["token"].isin(listed)]
+    if listed and len(others):
+        values.append({"others": len(sums) - len(listed), **total(others)})
+    return [{"metric": "token_losses.token", **value} for value in values]
+
+
+def _contexts(table: pd.DataFrame, by_sequence: list[list]) -> list[tuple]:
+    """The places with the largest increases: sequence and position, the values there, and the ids around."""
+    found = []
+    means = table.groupby(["sequence", "position"])[["increase", "before"]].mean()
+    for place, row in means.sort_values("increase", ascending=False, kind="stable")[:LISTED].iterrows():
+        if row["increase"] > 0:
+            sequence, position = map(int, place)
+            tokens = next(of_seed[sequence][0] for of_seed in by_sequence if position in of_seed[sequence][1])
+            window = windows_of(tokens, -1)[position].tolist()
+            values = {"value": float(row["increase"]), "loss": float(row["before"])}
+            found.append(((sequence, position), values, window))
+    return found
+
+
+SEEN = Read(TokenLossReader, _values, of_subject=True)

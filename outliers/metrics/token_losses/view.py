@@ -1,0 +1,153 @@
+"""The tokens that carry the increase of the loss, as tables, a figure and sentences."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import pandas as pd
+
+from outliers.models.names import short_name
+from outliers.plot.damage import loss_by_position
+from outliers.report.analysis import exact, value_of
+from outliers.report.section import Drawing, Finding, Section, printed, together
+from outliers.report.tables import MISSING, Table, cell
+from outliers.report.words import part
+
+TITLE = "Loss by token"
+HALF = 0.5
+SUMMARY = (
+    "Increase of the loss under each variant, over all predicted tokens and for each of them; the fewest tokens that "
+    "carry half of it, and their share."
+)
+BY_POSITION = "Increase of the loss of a predicted token by its position, in groups that double; points are means."
+OF_PART = (
+    ("tokens", "{tokens:.0f}"),
+    ("of the tokens", "{tokens_share:.1%}"),
+    ("of the increase", "{increase_share:.1%}"),
+    ("nats a token", "{each:+.4f}"),
+)
+TABLES = (  # metric without its beginning: what it shows, its own columns, whether a page folds it
+    ("type", "by type of the predicted token", (("type", "{type}"), *OF_PART), False),
+    ("position", "by position", (("positions", "{first:.0f} to {last:.0f}"), *OF_PART), True),
+    ("token", "by token, those with the largest", (("token", "{name}"), ("type", "{type}"), *OF_PART), False),
+    (
+        "context",
+        "by context, the places with the largest",
+        (
+            ("context", "{around}"),
+            ("sequence", "{sequence:.0f}"),
+            ("position", "{position:.0f}"),
+            ("loss without", "{loss:.3f}"),
+            ("increase (nats)", "{value:+.3f}"),
+        ),
+        False,
+    ),
+)
+WORDS = ("type", "positions", "token", "context")
+
+
+def token_losses_section(rows: list[dict]) -> Section:
+    """The increase of each model under each variant; the field `scheme` of rows is the variant."""
+    sections = [_of_model(model, group) for model, group in _groups(rows, "model").items()]
+    return together(TITLE, sections)._replace(rows=rows)
+
+
+def _groups(rows: list[dict], field: str) -> dict[str, list[dict]]:
+    groups: dict[str, list[dict]] = defaultdict(list)
+    for row in rows:
+        groups[row[field]].append(row)
+    return groups
+
+
+def _of_model(model: str, rows: list[dict]) -> Section:
+    name, by_variant = short_name(model), _groups(rows, "scheme")
+    ending = name.replace("/", "-")
+    totals = {variant: _summary(variant, group) for variant, group in by_variant.items()}
+    tables = [_summary_table(f"token_losses_{ending}", f"{name}: {SUMMARY}", list(totals.values()))]
+    findings = [
+        Finding(text, tables[0].name) for total in totals.values() if total["rises"] for text in _said(name, total)
+    ]
+    for number, (variant, group) in enumerate(by_variant.items(), 1):
+        if totals[variant]["value"]:
+            tables += [_table(f"{ending}_{number}", name, variant, group, *shown) for shown in TABLES]
+    drawing = Drawing.of(f"loss_by_position_{ending}", f"{name}: {BY_POSITION}", loss_by_position(rows))
+    return Section(TITLE, rows, printed(tables), tables, [drawing], findings=findings)
+
+
+def _summary(variant: str, rows: list[dict]) -> dict:
+    """The row of a variant in the first table. rises: whether the loss does, beyond its scatter."""
+    by_metric = _groups(rows, "metric")
+    (total,) = by_metric["token_losses.total"]
+    half = next((row for row in by_metric["token_losses.carriers"] if row["share"] == HALF), {})
+    value = value_of(total)
+    types = max(by_metric["token_losses.type"], key=lambda row: row["value"])
+    return {
+        "variant": variant,
+        "value": value.mean,
+        "value_deviation": value.deviation,
+        "tokens": total["tokens"],
+        "half": half.get("value"),
+        "half_deviation": half.get("standard_deviation"),
+        "type": types["type"],
+        "type_share": types["value"] / value.mean if value.mean else None,
+        "type_tokens": types["tokens"] / total["tokens"],
+        "rises": bool(half) and value.deviation is not None and value.is_above(exact(0)),
+    }
+
+
+def _summary_table(name: str, caption: str, totals: list[dict]) -> Table:
+    cells = [
+        [
+            total["variant"],
+            cell("+.2f", total["value"], total["value_deviation"]),
+            cell("+.4f", total["value"] / total["tokens"], _over(total["value_deviation"], total["tokens"])),
+            f"{total['tokens']:,}",
+            cell(".0f", total["half"], total["half_deviation"]),
+            MISSING if total["half"] is None else part(total["half"] / total["tokens"]),
+        ]
+        for total in totals
+    ]
+    headers = ["variant", "increase (nats)", "nats a token", "tokens", "carry half", "of the tokens"]
+    return Table(name, caption, headers, cells, pd.DataFrame(totals))
+
+
+def _over(deviation: float | None, tokens: int) -> float | None:
+    return None if deviation is None else deviation / tokens
+
+
+def _said(name: str, total: Mapping) -> list[str]:
+    each, share = total["value"] / total["tokens"], total["half"] / total["tokens"]
+    scatter = total["value_deviation"] / total["tokens"]
+    return [
+        f"Under {total['variant']}, {total['half']:,.0f} of {total['tokens']:,} predicted tokens ({part(share)}) carry "
+        f"half of the increase of the loss of {name}, {each:.4f} ± {scatter:.4f} nats a token.",
+        f"Tokens of the type '{total['type']}' carry {part(total['type_share'])} of this increase and are "
+        f"{part(total['type_tokens'])} of the tokens.",
+    ]
+
+
+def _table(
+    ending: str, name: str, variant: str, rows: list[dict], kind: str, what: str, columns: tuple, folded: bool
+) -> Table:
+    """One of `TABLES` of a model under a variant."""
+    (total,) = (row for row in rows if row["metric"] == "token_losses.total")
+    own = [_shares(row, total) for row in rows if row["metric"] == f"token_losses.{kind}"]
+    fields = ["type", "first", "last", "token", "name", "others", "sequence", "position", "around", "loss", "value"]
+    data = pd.DataFrame(own, columns=[*fields, "tokens", "tokens_share", "increase_share", "each"])
+    caption = f"{name} under {variant}: increase of the loss {what}."
+    return Table.of(
+        f"losses_by_{kind}_{ending}", caption, columns, data.dropna(axis=1, how="all"), names=WORDS, folded=folded
+    )
+
+
+def _shares(row: Mapping, total: Mapping) -> dict:
+    """A row with its shares of all tokens and of the whole increase."""
+    if "tokens" not in row:
+        return dict(row)
+    return {
+        "type": MISSING,
+        **row,
+        "name": row.get("token_text", f"{row.get('others', 0):,} others"),
+        "tokens_share": row["tokens"] / total["tokens"],
+        "increase_share": row["value"] / total["value"],
+        "each": row["value"] / row["tokens"],
+    }
