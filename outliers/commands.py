@@ -175,14 +175,17 @@ def _measure(name: str, spec: Named, out: Path | None, force: bool) -> None:
     import_for_good("outliers.runs.engine", "outliers.report.write")
     from outliers.report.write import write
     from outliers.runs.place import place_of
-    from outliers.runs.run import run
+    from outliers.runs.run import check_all_measured, run
 
     folder = place_of(spec, out) if isinstance(spec, OfOneModel) else out or spec.folder
-    print(write(spec.show(folder, run(spec, folder, force)), folder, typed(name)))
+    rows = run(spec, folder, force)
+    print(write(spec.show(folder, rows), folder, typed(name)))
+    check_all_measured(rows)
 
 
 def _redraw(name: str, kind: type[Named], folder: Path, out: Path | None, others: list) -> None:
     """Print and write what the finished rows in a folder show, into the same folder by default."""
+    from outliers.report.section import section_of
     from outliers.report.write import write
     from outliers.runs.rows import read
     from outliers.runs.run import records
@@ -198,4 +201,4 @@ def _redraw(name: str, kind: type[Named], folder: Path, out: Path | None, others
     place = out or folder
     with writing(place):
         place.mkdir(parents=True, exist_ok=True)
-    print(write(resolved(kind.section)(rows), place, typed(name)))
+    print(write(section_of(resolved(kind.section), rows), place, typed(name)))

@@ -13,6 +13,7 @@ OF_EVERY_STACK = ("attn_in", "attn_out", "ffn_in", "ffn_out")
 ROLES = (*OF_EVERY_STACK, *CROSS)
 PAPER = ("attn_in", "attn_out", "ffn_in")  # in which the paper counts outliers
 RESIDUAL = "residual"  # stands beside the roles for the output of a layer
+LOG_PERPLEXITY = "log_perplexity"  # the metric in the place of a perplexity that is larger than any number
 
 # What TransformerLens calls the hidden states of a layer, behind `blocks.LAYER.`, and what some readers of the residual
 # stream alone are given (docs/names.md). Not `ln1.hook_normalized`, which is before the gain and the bias of the norm.

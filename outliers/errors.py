@@ -21,6 +21,8 @@ class UserError(Exception):
         outliers.errors.UserError: unknown scheme 'absmx'; did you mean absmax...?
     """
 
+    code = 2  # with which a command exits
+
     def __init__(self, message: str):
         line = " ".join(message.split("\n")).strip()
         escaped = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
@@ -28,7 +30,21 @@ class UserError(Exception):
         super().__init__(escaped if len(escaped) <= LONGEST else f"{escaped[:half]} … {escaped[-half:]}")
 
 
-class BrokenModel(UserError):
+class CellsFailed(UserError):
+    """Some cells of a run failed; all others are measured and shown."""
+
+    code = 1
+
+
+class MeasurementFailed(UserError):
+    """A measurement failed while it was made."""
+
+
+class BadWeights(MeasurementFailed):
+    """The weights of a model are of no use, whatever is measured."""
+
+
+class BrokenModel(MeasurementFailed):
     """A model computes what is no number; who knows the model's name, and its scheme, puts them before the message."""
 
 

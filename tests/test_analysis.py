@@ -72,7 +72,7 @@ def test_a_ratio_is_shown_beyond_the_scatter_of_seeds():
 def test_an_empty_cell_of_a_data_frame_is_no_field():
     rows = [{"a": 1, "b": [1, 2]}, {"a": 2, "c": "x"}]
     assert records(pd.DataFrame(rows)) == rows
-    assert records(rows) is rows
+    assert records(rows) == rows
 
 
 def test_cells():

@@ -113,27 +113,25 @@ def test_failing_cells_are_named_and_the_others_finish(monkeypatch, capsys, tmp_
     arguments = ["--model", MODELS[0], "--model", damaged, "--scheme", "fp32", "--block", "64", "--blocks", "4"]
     code, _, err = call(monkeypatch, capsys, *arguments, "--engine", "ray", "--out", tmp_path / "out")
     reason = f"the weights of '{damaged}' hold NaN or inf in 'transformer.h.0.mlp.c_fc.weight'; expected finite weights"
-    assert code == 2
+    assert code == 1
     failed = [line for line in err.splitlines() if line.startswith("failed: ")]
-    assert failed == [f"failed: {damaged}, its facts: {reason}"]
-    assert err.splitlines()[-1].startswith("error: ")
-    assert "failed, all others are finished" in err.splitlines()[-1]
-    assert [row["model"] for row in read_rows(tmp_path / "out")] == MODELS[:1]
+    assert failed == [f"failed: {damaged}, fp32, perplexity: {reason}"]
+    assert err.splitlines()[-1].startswith("error: 1 cell failed, all others are finished")
+    assert [row["model"] for row in read_rows(tmp_path / "out") if "failed" not in row] == MODELS[:1]
 
     monkeypatch.setattr(cluster, "RETRIES", 1)
     arrived = []
     with (
         Progress(0) as bar,
         Cluster(Settings(name="cells"), bar) as engine,
-        pytest.raises(UserError, match=r"^2 cells failed.*run the same command again to try them once more$") as error,
     ):
         job = SimpleNamespace(name="model")
         cells = [Task(f"cell {value}", number, job, (value,), 1) for value in range(5)]
-        for _, value in engine.run([Task("dying", always_dies, job, (), 1), *cells]):
-            arrived.append(value)
-    assert sorted(arrived) == [0, 1, 2, 4]
-    assert "model, cell 3: ValueError: three" in str(error.value)
-    assert "dying: WorkerCrashedError" in str(error.value)
+        for task, value in engine.run([Task("dying", always_dies, job, (), 1), *cells[:3], cells[4]]):
+            arrived.append(value if task.what != "dying" else value.reason.partition(":")[0])
+        with pytest.raises(ValueError, match="three"):  # an error of a program ends the run
+            list(engine.run(cells))
+    assert sorted(arrived, key=str) == [0, 1, 2, 4, "WorkerCrashedError"]
 
 
 def test_a_trace_in_parts_is_the_trace_of_all(tmp_path):
@@ -198,9 +196,9 @@ def test_a_checkpoint_that_changes_between_workers_is_named(monkeypatch, tmp_pat
     monkeypatch.setattr(Cluster, "run", then_change)
     monkeypatch.setattr("outliers.runs.cluster._bench", None)
     spec = OneModel(model=str(model), block=64, blocks=6, engine="ray")
-    with pytest.raises(UserError, match=rf"the weights of '{model}' changed while they were measured"):
-        trace_model(spec, tmp_path / "out")
-    assert not read_rows(tmp_path / "out")
+    rows = run(spec, tmp_path / "out")
+    assert any(f"the weights of '{model}' changed while they were measured" in row.get("failed", "") for row in rows)
+    assert "trace" in {row["metric"] for row in rows}, "which has no values"
 
 
 def test_ctrl_c_finishes_what_is_being_measured(monkeypatch, tmp_path):
@@ -229,13 +227,13 @@ def test_what_no_machine_has_is_refused(monkeypatch, capsys, tmp_path):
     with (
         Progress(0) as bar,
         Cluster(Settings(name="large"), bar) as engine,
-        pytest.raises(
-            UserError, match=r"'m, cell' needs 1 CPUs, 9000.0 GB of memory; this machine has 2 CPUs, 0 GPUs, "
-        ),
     ):
         engine.alone = True
         engine.forecasts = {"m": Need("m", 9000 * 10**9, 0, 0, 0)}
-        list(engine.run([Task("cell", number, SimpleNamespace(name="m"), (1,), 0)]))
+        tasks = [Task("cell", number, SimpleNamespace(name=name), (1,), 0) for name in ("m", "small")]
+        (_, failed), (_, answer) = engine.run(tasks)
+    assert answer == 1
+    assert "'m, cell' needs 1 CPUs, 9000.0 GB of memory; this machine has " in failed.reason
     monkeypatch.setattr("outliers.runs.cluster._room", little)
     code, _, err = call(monkeypatch, capsys, "--model", MODELS[1], "--engine", "ray", "--out", tmp_path / "out")
     assert code == 2

@@ -575,9 +575,10 @@ def test_other_measurements_of_a_checkpoint_that_changes(monkeypatch, tmp_path, 
         return usual(*arguments, **keywords)
 
     monkeypatch.setattr(module, step, change_before)
-    with pytest.raises(UserError, match="changed while they were measured"):
-        run(spec(str(folder)), tmp_path / "out")
-    assert {row["weights_hash"] for row in read_rows(tmp_path / "out")} <= {before}, "of what was finished by then"
+    rows = run(spec(str(folder)), tmp_path / "out")
+    assert any("changed while they were measured" in row.get("failed", "") for row in rows)
+    finished = [row for row in rows if "failed" not in row]
+    assert {row["weights_hash"] for row in finished} <= {before}, "of what was finished by then"
 
 
 @pytest.mark.parametrize("change", [truncate, alter])

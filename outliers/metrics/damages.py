@@ -77,7 +77,7 @@ def _damages(scheme: str, rows: list[dict], inputs: list[dict], baseline: float 
     for row in rows:
         if row["metric"] in OF_MODEL:
             model |= _with_deviation(row["metric"].removeprefix("damage."), row)
-    if "perplexity" in model:
+    if "perplexity" in model and baseline is not None:
         model["damage"] = model["perplexity"] / baseline - 1
     places = [_exchange_table(rows, field, baseline) for field in ("role", "layer", "stack", "head")]
     return Damages(scheme, _error_table(rows, inputs), *places, model)
@@ -134,5 +134,6 @@ def _exchange_table(rows: list[dict], field: str, baseline: float | None) -> pd.
             damage = by_place.setdefault(row[field], {field: row[field]})
             damage |= _with_deviation(name, row)
             if name.startswith("perplexity_"):
-                damage[name.replace("perplexity", "damage")] = row["value"] / baseline - 1
+                cost = math.nan if baseline is None else row["value"] / baseline - 1
+                damage[name.replace("perplexity", "damage")] = cost
     return pd.DataFrame(list(by_place.values()), columns=None if by_place else [field])

@@ -22,7 +22,7 @@ from transformers.safetensors_conversion import auto_conversion
 from transformers.utils.import_utils import is_env_variable_true
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from outliers.errors import UserError, first_of, reason_of
+from outliers.errors import BadWeights, UserError, first_of, reason_of
 from outliers.models.anatomy import OTHER_PARTS, renamed_keys
 from outliers.models.skeleton import refusals
 from outliers.models.source import Source
@@ -338,4 +338,4 @@ def opened(file: Path, name: str) -> Iterator[safe_open]:
             yield open_file
     except (SafetensorError, OSError) as error:
         reason = reason_of(error, 300)
-        raise UserError(f"the weights of '{name}' are corrupt ({reason}); download or copy them again") from None
+        raise BadWeights(f"the weights of '{name}' are corrupt ({reason}); download or copy them again") from None

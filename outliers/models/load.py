@@ -23,7 +23,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from outliers.errors import UserError, unknown_name
+from outliers.errors import BadWeights, UserError, unknown_name
 from outliers.models.anatomy import anatomy_of, family_of, part_config, renamed_keys
 from outliers.models.checkpoint import Checkpoint, Stored, check_complete, opened, printable, read_checkpoint
 from outliers.models.config_file import FILE, check_fields, check_weights, read_config_file
@@ -290,7 +290,7 @@ def check_finite(tensor: torch.Tensor, tensor_name: str, name: str) -> None:
     """Raise UserError if a weight of a model holds NaN or inf."""
     ends = torch.stack(torch.aminmax(tensor))  # NaN if there is one; twelve times as fast as looking at every entry
     if not torch.isfinite(ends).all():
-        raise UserError(f"the weights of '{name}' hold NaN or inf in '{tensor_name}'; expected finite weights")
+        raise BadWeights(f"the weights of '{name}' hold NaN or inf in '{tensor_name}'; expected finite weights")
 
 
 def _leave_the_file(model: PreTrainedModel) -> None:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from outliers.errors import UserError, first_of
+from outliers.errors import BadWeights, UserError, first_of
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -101,7 +101,7 @@ def check_unchanged(name: str, revision: str | None) -> None:
     """See that a model's files are those that were read last under its name."""
     for file, state in _read.get((name, revision), {}).items():
         if state_of(file) != state:
-            raise UserError(
+            raise BadWeights(
                 f"the weights of '{name}' changed while they were measured ('{file}'); what was measured before is "
                 "kept: run again once the file is whole"
             )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
-from outliers.criterion import check_share
+from outliers.criterion import LOG_PERPLEXITY, check_share
 from outliers.errors import UserError, unknown_name
 from outliers.metrics.agreement import Agreement
 from outliers.metrics.errors import Errors
@@ -309,7 +309,8 @@ def _confirmed(search: Search, chosen: list[Choice], others: list[Choice]) -> St
 
 def _loss(row: Row) -> float:
     """The loss of a row of perplexity, nats a token."""
-    return math.log(_value(row))
+    value = _value(row)
+    return value if row.values[0]["metric"] == LOG_PERPLEXITY else math.log(value)
 
 
 def _value(row: Row) -> float:
@@ -377,6 +378,9 @@ def plan_of(records: Iterable[Mapping], model: str, cost: float, draws: int) -> 
     confirmations = [row for row in records if row.get("stage") == CONFIRM]
     exact = next(row for row in confirmations if "chosen" not in row)
     whole, *sets = (row for row in confirmations if "chosen" in row)
+    if exact["metric"] == LOG_PERPLEXITY:
+        raise UserError(f"the perplexity of '{model}' without quantization is larger than any number; expected another")
+    sets = [row | {"value": math.inf} if row["metric"] == LOG_PERPLEXITY else row for row in sets]
     enough = [row for row in sets if row["value"] <= exact["value"] * (1 + cost)]
     last = min(enough, key=lambda row: row["chosen"]) if enough else sets[-1]
     under, chosen = variant(whole["variant"]), variant(last["variant"])

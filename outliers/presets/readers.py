@@ -177,5 +177,7 @@ def readings(records: Iterable[dict]) -> pd.DataFrame:
         by_head = np.array([*heads.values()]).reshape(layers, -1, 2) if heads else None
         rows.append(row | ({} if by_head is None else {"shares": by_head[..., 0], "margins": by_head[..., 1]}))
     table = pd.DataFrame(rows).astype({"feature": "Int64", "draw": "Int64"})
+    if "perplexity" not in table:  # larger than any number
+        table["perplexity"] = np.nan
     table.insert(5, "cost", table["perplexity"] / table.loc[table["subject"] == "none", "perplexity"].item() - 1)
     return table

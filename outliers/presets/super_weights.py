@@ -1,5 +1,6 @@
 """Single weights that carry a model, beside controls; massive activations and sinks without what makes them."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -174,7 +175,7 @@ def compared(records: Iterable[Mapping]) -> pd.DataFrame:
     records = list(records)
     values = {(row["metric"], row["variant"]): row["value"] for row in records}
     candidates = {(row["path"], row["output"], row["input"]): row for row in records if row["metric"] == FOUND}
-    baseline = values["perplexity", EXACT.name]
+    baseline = values.get(("perplexity", EXACT.name), math.nan)
     rows = []
     for candidate in candidates.values():
         treated = [*treatments(candidate), *(("scaled", variant) for variant in scalings(candidate))]
@@ -187,4 +188,5 @@ def compared(records: Iterable[Mapping]) -> pd.DataFrame:
                 cost = perplexity / baseline - 1
                 row = {"treatment": treatment, "variant": variant.name, "perplexity": perplexity, "cost": cost}
                 rows.append(about | row | {"factor": variant.factor if treatment == "scaled" else None})
-    return pd.DataFrame(rows).sort_values("kl", ascending=False, kind="stable", ignore_index=True)
+    columns = ["candidate", *ABOUT, "kl", "treatment", "variant", "perplexity", "cost", "factor"]
+    return pd.DataFrame(rows, columns=columns).sort_values("kl", ascending=False, kind="stable", ignore_index=True)

@@ -1,9 +1,11 @@
 """A sweep: the perplexity of models under schemes (Table 1)."""
 
+from outliers.criterion import LOG_PERPLEXITY
 from outliers.metrics.accuracy import Accuracy
 from outliers.metrics.agreement import Agreement
 from outliers.metrics.metric import Metric
 from outliers.metrics.perplexity import Perplexity
+from outliers.runs.rows import Row
 from outliers.specification.kinds import PICTURES, Experiment, schemes_of
 from outliers.subjects.causal import MaybeUnlabelled
 from outliers.subjects.cell import Cell, Plan, Stages, Subject
@@ -24,6 +26,7 @@ def _stages(subject: Subject, variants: list[Quantized], draws: int) -> Stages:
         return [Cell(subject, variant, metric) for variant in variants]
 
     rows = yield under_each(Perplexity(draws=draws))
-    if rows[0].facts.get("protocol") == PICTURES:
-        by_class = rows[0].values[0]["metric"] == Perplexity.name
+    measured = next((row for row in rows if isinstance(row, Row)), None)  # the others failed
+    if measured and measured.facts.get("protocol") == PICTURES:
+        by_class = measured.values[0]["metric"] in (Perplexity.name, LOG_PERPLEXITY)
         yield under_each((Accuracy if by_class else Agreement)(draws=draws))

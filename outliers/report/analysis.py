@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from outliers.criterion import LOG_PERPLEXITY
 from outliers.quantization.schemes import BASELINE
 from outliers.variants.quantized import IN_SCHEME
 from outliers.variants.term import PLUS
@@ -20,13 +21,19 @@ DEVIATIONS = 2  # values are apart from so many standard deviations of their dif
 
 
 def records(rows: Rows) -> list[dict]:
-    """Rows as they are kept; of a data frame without its empty cells, which are fields that a row does not have."""
-    if not isinstance(rows, pd.DataFrame):
-        return rows
-    return [
-        {name: value for name, value in row.items() if not (pd.api.types.is_scalar(value) and pd.isna(value))}
-        for row in rows.to_dict("records")
-    ]
+    """Rows as they are kept, those that can be drawn; of a data frame without its empty cells, which are fields that a
+    row does not have."""
+    if isinstance(rows, pd.DataFrame):
+        rows = [
+            {name: value for name, value in row.items() if not (pd.api.types.is_scalar(value) and pd.isna(value))}
+            for row in rows.to_dict("records")
+        ]
+    return [row for row in rows if not is_beyond(row)]
+
+
+def is_beyond(row: Mapping) -> bool:
+    """Whether a row has no number that compares with others: it failed, or its perplexity is larger than any number."""
+    return "failed" in row or LOG_PERPLEXITY in row.get("metric", "")
 
 
 class Value(NamedTuple):

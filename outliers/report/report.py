@@ -14,9 +14,10 @@ from outliers.errors import UserError, unknown_name
 from outliers.files import write_whole
 from outliers.models.names import short_name
 from outliers.report import paper
+from outliers.report.analysis import records
 from outliers.report.page import page
 from outliers.report.paper.published import Artefact, comparison
-from outliers.report.section import Section
+from outliers.report.section import Section, section_of
 from outliers.report.write import write_files
 from outliers.specification.files import experiment_files, make_experiment, read_experiment
 from outliers.specification.kinds import Named, OneModel
@@ -197,9 +198,9 @@ def _section(spec: Named, folder: Path, rows: list[dict], reasons: list[str]) ->
     artefact = ARTEFACTS[spec.shows]
     section, beside = Section("", []), []
     if rows:
-        section = artefact.section(rows) if artefact.section else spec.show(folder, rows)
+        section = section_of(artefact.section, rows) if artefact.section else spec.show(folder, rows)
     if artefact.published:
-        ours = artefact.measured(rows) if rows and artefact.measured else {}
+        ours = artefact.measured(records(rows)) if rows and artefact.measured else {}
         beside.append(comparison(spec.shows, artefact.published, ours))
     not_run = [f"Not run: {reason}" for reason in reasons]
     title = section.title

@@ -3,11 +3,12 @@
 import io
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from outliers.plot.style import look
-from outliers.report.tables import Table, wrapped
+from outliers.report.analysis import is_beyond
+from outliers.report.tables import Table, failed_notes, values_table, wrapped
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ def drawn(figure: Figure, kind: str) -> bytes:
     return buffer.getvalue()
 
 
+View = Callable[..., "Section"]
 FINDINGS = 6  # of a section at most, and at the top of a page
 
 
@@ -91,6 +94,49 @@ class Section(NamedTuple):
             for finding in self.findings
         )
         return "\n\n".join(filter(None, ["\n".join(findings), self.printed]))
+
+
+class Failures(Enum):
+    """A view where some rows have no number, because they failed or are beyond any number.
+
+    By default it is made of the others, without findings, for these compare what is there. SHOWN: it takes them too,
+    and its tables show them. APART: its findings hold without them. LOST: it compares each with all others, so that
+    values are listed in its place.
+    """
+
+    SHOWN, APART, LOST = range(3)
+
+
+def failures(become: Failures) -> Callable[[View], View]:
+    """Mark a view with what becomes of it where rows failed."""
+
+    def said(view: View) -> View:
+        view.failures = become
+        return view
+
+    return said
+
+
+def section_of(view: View, *arguments: Any) -> Section:
+    """The section that a view makes of rows, the last argument; below it why some failed."""
+    section, notes = part_of(view, *arguments), failed_notes(arguments[-1])
+    below = "\n\n".join(filter(None, [section.printed, printed([], notes)]))
+    return section._replace(printed=below, notes=[*section.notes, *notes])
+
+
+def part_of(view: View, *arguments: Any) -> Section:
+    """The same without the reasons, which a section has once."""
+    *others, rows = arguments
+    become, finished = getattr(view, "failures", None), [row for row in rows if not is_beyond(row)]
+    if become is Failures.SHOWN or len(finished) == len(rows):
+        return view(*others, rows)
+    if become is Failures.LOST or not finished:
+        table = values_table(rows, ["stack"])
+        return Section("Measurements", rows, table.printed, [table])
+    section, table = view(*others, finished), values_table(list(filter(is_beyond, rows)))
+    below = "\n\n".join(filter(None, [section.printed, table.printed]))
+    findings = section.findings if become is Failures.APART else ()
+    return section._replace(rows=rows, printed=below, tables=[*section.tables, table], findings=findings)
 
 
 def printed(tables: Sequence[Table], notes: Sequence[str] = ()) -> str:

@@ -4,13 +4,16 @@ import math
 import re
 import string
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import pandas as pd
 from tabulate import tabulate
 
+from outliers.criterion import LOG_PERPLEXITY
+from outliers.models.names import short_name
 from outliers.report.analysis import value_of
 
 ONCE = "Each perplexity was measured once; --draws 4 measures its scatter by rounding."
@@ -30,7 +33,7 @@ ONE = "Each run was trained with one seed; the scatter over seeds is unknown."
 
 # What a format takes as its own and tabulate leaves as it is: |x| would end two cells of Markdown, <s> strike text out.
 ESCAPED = {"github": partial(re.sub, r"([|<])", r"\\\1")}
-MISSING = "-"  # never a number
+MISSING, FAILED = "-", "–"  # never numbers
 LARGE = 1e7  # from here on powers of ten are written
 
 Form = str | Callable[[Mapping], str]  # of a column: a format of fields of a row, or what makes a cell of a row
@@ -94,6 +97,63 @@ def cell(form: str, value: float | None, scatter: float | None = None, unit: flo
         return MISSING
     ending = "" if pd.isna(scatter) else f"±{_number(behind or form.removeprefix('+'), unit * scatter)}"
     return f"{_number(form, unit * value)}{ending}"
+
+
+def measured_cell(form: str, row: Mapping, behind: str = "") -> str:
+    """The value of a row in a cell; FAILED where it failed; a perplexity that is larger than any number with its
+    logarithm."""
+    if "failed" in row:
+        return FAILED
+    if LOG_PERPLEXITY in row["metric"]:
+        return f"> 1e{min(308, math.floor(row['value'] / math.log(10)))} ({cell('.2f', *value_of(row))} nats)"
+    return cell(form, *value_of(row), behind=behind)
+
+
+def failed_notes(rows: Iterable[Mapping]) -> list[str]:
+    """Why rows failed, a footnote each reason."""
+    reasons: dict[str, dict[str, None]] = defaultdict(dict)
+    for row in rows:
+        if "failed" in row:
+            reasons[row["failed"]][_called(row)] = None
+    return [f"{FAILED} {'; '.join(called)}: {reason}" for reason, called in reasons.items()]
+
+
+def _called(row: Mapping) -> str:
+    """The cell of a row in a note."""
+    return ", ".join([short_name(row["model"])] * ("model" in row) + [row["variant"], row["metric"]])
+
+
+PLACES = ("model", "variant", "metric", "stack")
+PARTS = ("stack", "role", "layer", "head", "checkpoint", "task", "batch")  # of which values of a cell may be
+
+
+def values_table(rows: Sequence[Mapping], parts: Sequence[str] = PARTS) -> Table:
+    """Values with their standard deviation where there were draws; those of which a cell has several are left out.
+
+    parts: fields that tell values of a cell apart.
+    """
+
+    def place(row: Mapping) -> tuple:
+        return tuple(row.get(name) for name in (*PLACES, *parts))
+
+    counts = Counter(map(place, rows))
+    few = [row for row in rows if counts[place(row)] == 1]
+    cells = [
+        [short_name(row.get("model", "")), row["variant"], _metric(row, parts), measured_cell(".6g", row, ".2g")]
+        for row in few
+    ]
+    places = PLACES if any("stack" in row for row in few) else PLACES[:-1]
+    data = pd.DataFrame(few).reindex(columns=[*places, "value", "standard_deviation", "unit"])
+    caption = "Values by model, variant and metric."
+    if any("failed" in row for row in few):
+        caption += f" {FAILED}: failed, as the notes say."
+    return Table("measured", caption, ["model", "variant", "metric", "value"], cells, data, names=3)
+
+
+def _metric(row: Mapping, parts: Sequence[str]) -> str:
+    """The metric of a row, with the part of the model that it is of."""
+    known = [str(row[name]) for name in parts if name in row]
+    return f"{row['metric']} ({', '.join(known)})" if known else row["metric"]
 
 
 def scattered(name: str, form: str, unit: float = 1) -> Callable[[Mapping], str]:

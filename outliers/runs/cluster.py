@@ -15,11 +15,12 @@ from typing import Any
 import torch
 
 from outliers.errors import UserError, reason_of
+from outliers.runs.failures import tried
 from outliers.runs.forecast import PROCESS, Need, Request, forecast
 from outliers.runs.room import Room, room_of
 from outliers.specification.kinds import Spread
 from outliers.subjects.bench import Bench
-from outliers.subjects.cell import Task
+from outliers.subjects.cell import Failed, Task
 from outliers.terminal.interrupt import asked_to_stop, stop_if_asked
 from outliers.terminal.progress import Progress
 
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 class Cluster:
     """Runs tasks as Ray tasks, each with the cores, GPUs and memory that it needs.
 
-    A task whose worker is lost runs again elsewhere; one that fails is reported, and the others finish.
+    A task whose worker is lost runs again elsewhere.
 
     Raises:
         UserError: Ray is not installed or cannot be reached, or no machine of it can hold a task.
@@ -82,11 +83,15 @@ class Cluster:
             self.ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE, **quiet)
             self.alone = True
 
-    def forecast(self, requests: list[Request]) -> None:
-        """Refuse what cannot fit where one of the workers is."""
+    def forecast(self, requests: list[Request]) -> dict[str, str]:
+        """The models that cannot fit where one of the workers is, and why."""
         ((_, self.room),) = self.run([Task("what is free", _room, requests[0], (), 0)])
-        needs = sorted(forecast(requests, self.room), key=lambda needed: needed.memory)
+        if isinstance(self.room, Failed):
+            raise UserError(f"no worker of the cluster answers: {self.room.reason}")
+        needs, refused = forecast(requests, self.room)
+        needs.sort(key=lambda needed: needed.memory)
         self.forecasts = {needed.model: needed for needed in needs}  # the largest of a model
+        return refused
 
     def groups(self, subjects: list) -> list[list]:
         """The subjects that are measured together: all."""
@@ -100,46 +105,42 @@ class Cluster:
         return [slice(start, end) for start, end in itertools.pairwise(ends)]
 
     def run(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Any]]:
-        """Each task with what it returned, as they finish. After Ctrl-C those that are being measured still do.
+        """Each task with what it returned, or with how it failed, as they finish.
+
+        After Ctrl-C those that are being measured still do.
 
         Raises:
-            UserError: some tasks failed; the others are finished.
             KeyboardInterrupt: Ctrl-C was pressed.
         """
-        waiting, running, failures = deque(tasks), {}, []
-        for task in {task.subject.name: task for task in waiting}.values():
-            self._check(task)
+        tasks = list(tasks)
+        lacks = {name: self._lack(task) for name, task in {task.subject.name: task for task in tasks}.items()}
+        waiting, running = deque(task for task in tasks if not lacks[task.subject.name]), {}
+        yield from ((task, Failed(lack)) for task in tasks if (lack := lacks[task.subject.name]))
         self.bar.spread(min(len(waiting), self._slots(waiting[0])) if waiting else 1)
         try:
             while (waiting or running) and not asked_to_stop():
                 while waiting and len(running) < self._room(waiting[0]):
                     task = waiting.popleft()
                     running[self._submit(task)] = task
-                yield from self._finished(running, failures)
+                yield from self._finished(running)
             self._leave_out_queued(running)
             while running:  # after Ctrl-C
-                yield from self._finished(running, failures)
+                yield from self._finished(running)
         finally:
             self._cancel(running)
         stop_if_asked()
-        if failures:
-            count = f"{len(failures)} cells" if len(failures) > 1 else "1 cell"
-            raise UserError(
-                f"{count} failed, all others are finished: {'; '.join(failures)}; run the same command again to try "
-                f"{'them' if len(failures) > 1 else 'it'} once more"
-            )
 
-    def _finished(self, running: dict, failures: list[str]) -> Iterator[tuple[Task, Any]]:
+    def _finished(self, running: dict) -> Iterator[tuple[Task, Any]]:
         """Of the running tasks those that finish within a second."""
         done, _ = self.ray.wait(list(running), timeout=1)
         for reference in done:
             task = running.pop(reference)
             try:
                 result, warnings = self.ray.get(reference)
+            except self.ray.exceptions.RayTaskError:  # an error of a program
+                raise
             except self.ray.exceptions.RayError as error:
-                failures.append(f"{task.name}: {_reason(error)}")
-                logger.warning("failed: %s", failures[-1])
-                continue
+                result, warnings = Failed(f"{type(error).__name__}: {reason_of(error, 300)}"), []
             for warning in warnings:
                 if warning not in self.warned:
                     logger.warning(warning)
@@ -187,15 +188,16 @@ class Cluster:
         """The number of tasks that Ray has at once: some are queued, so that a cluster that can grow does."""
         return max(2, 2 * self._slots(task))
 
-    def _check(self, task: Task) -> None:
-        """See that some machine can hold a task; others may join a cluster that was there before."""
+    def _lack(self, task: Task) -> str:
+        """Why no machine can hold a task, if so; others may join a cluster that was there before."""
         if self._slots(task):
-            return
+            return ""
         needs = ", ".join(_amount(name, value) for name, value in self._needs(task).items() if value)
         have = "; ".join(", ".join(_amount(*entry) for entry in node.items()) for node in self._nodes())
         if self.alone:
-            raise UserError(f"'{task.name}' needs {needs}; this machine has {have}")
+            return f"'{task.name}' needs {needs}; this machine has {have}"
         logger.warning("waiting for a machine with %s for '%s'; the cluster has %s", needs, task.name, have)
+        return ""
 
     def _leave_out_queued(self, running: dict) -> None:
         """Keep of the tasks that Ray was given those that are being measured: the first ones."""
@@ -247,23 +249,20 @@ def _measure(
     heard, root = _Warnings(), logging.getLogger("outliers")
     root.addHandler(heard)
     try:
-        result = function(_bench[1], subject, *arguments)
+        return tried(_result, _bench[1], function, subject, arguments), heard.messages
     finally:
         root.removeHandler(heard)
-    _bench[1].check_weights()
-    _bench[1].check_unchanged()
-    return result, heard.messages
+
+
+def _result(bench: Bench, function: Callable, subject, arguments: tuple) -> Any:
+    result = function(bench, subject, *arguments)
+    bench.check_weights()
+    bench.check_unchanged()
+    return result
 
 
 def _room(_bench: Bench, request: Request) -> Room:
     return room_of(request.device)
-
-
-def _reason(error: Exception) -> str:
-    """One line of what a task failed from."""
-    cause = getattr(error, "cause", None) or error
-    reason = reason_of(cause, 300)
-    return reason if isinstance(cause, UserError) else f"{type(cause).__name__}: {reason}"
 
 
 def _amount(resource: str, value: float) -> str:

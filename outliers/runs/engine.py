@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from outliers.runs.cluster import Cluster
+from outliers.runs.failures import tried
 from outliers.runs.forecast import Request, forecast
 from outliers.runs.room import room_of
 from outliers.specification.kinds import Named
@@ -15,15 +16,15 @@ from outliers.terminal.progress import Progress
 
 
 class Here:
-    """Runs tasks in this process, one after the other; the first that fails ends the run."""
+    """Runs tasks in this process, one after the other."""
 
     def __init__(self, bar: Progress, bench: Bench):
         self.bar, self.bench = bar, bench
         bench.bar = bar
 
-    def forecast(self, requests: list[Request]) -> None:
-        """Refuse what cannot fit; see `outliers.runs.forecast`."""
-        forecast(requests, room_of(requests[0].device))
+    def forecast(self, requests: list[Request]) -> dict[str, str]:
+        """The models that cannot fit, and why; see `outliers.runs.forecast`."""
+        return forecast(requests, room_of(requests[0].device))[1]
 
     def groups(self, subjects: list) -> list[list]:
         """The subjects that are measured together: each alone, for one model at a time is in memory."""
@@ -34,16 +35,23 @@ class Here:
         return [slice(0, blocks)]
 
     def run(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Any]]:
-        """Each task with what it returned; it moves the bar itself. After Ctrl-C none: KeyboardInterrupt."""
+        """Each task with what it returned, or with how it failed; it moves the bar itself.
+
+        After Ctrl-C none: KeyboardInterrupt.
+        """
         for task in tasks:
             stop_if_asked()
             self.bar.set_description(task.name)
             end = self.bar.n + task.steps
-            result = task.function(self.bench, task.subject, *task.arguments)
+            result = tried(self._result, task)
             if end > self.bar.n:  # what the task did not move itself
                 self.bar.update(end - self.bar.n)
-            self.bench.check_weights()
             yield task, result
+
+    def _result(self, task: Task) -> Any:
+        result = task.function(self.bench, task.subject, *task.arguments)
+        self.bench.check_weights()
+        return result
 
 
 Engine = Here | Cluster

@@ -98,16 +98,24 @@ class Request(NamedTuple):
     blocks: int
 
 
-def forecast(requests: list[Request], room: Room) -> list[Need]:
+def forecast(requests: list[Request], room: Room) -> tuple[list[Need], dict[str, str]]:
     """The needs of models that are measured one after the other; said in a line where it is much of what is free.
 
     Raises:
-        UserError: it cannot fit; the message names the options that would make it fit.
+        UserError: none can fit; the message names the options that would make the first one fit.
+
+    Returns:
+        The needs, and by the names of models that cannot fit such a message.
     """
     needs = [need_of(request, room) for request in requests]
+    refused: dict[str, str] = {}
     for request, needed in zip(requests, needs, strict=True):
         if lack := _lack(request, needed, room, 1):
-            raise UserError(f"{lack}; {_remedy(request, needed, room)}")
+            refused.setdefault(request.name, f"{lack}; {_remedy(request, needed, room)}")
+    if len(refused) == len({request.name for request in requests}):
+        raise UserError(next(iter(refused.values())))
+    needs = [needed for needed in needs if needed.model not in refused]
+    requests = [request for request in requests if request.name not in refused]
     downloads = sum({needed.model: needed.download or 0 for needed in needs}.values())
     if downloads > room.cache:
         raise UserError(
@@ -117,7 +125,7 @@ def forecast(requests: list[Request], room: Room) -> list[Need]:
     lacks = (_lack(request, needed, room, SHARE) for request, needed in zip(requests, needs, strict=True))
     for line in dict.fromkeys(filter(None, lacks)):
         logger.info(line)
-    return needs
+    return needs, refused
 
 
 def request_of(subject: Any, keeps: Keeps) -> Request:

@@ -1,24 +1,32 @@
 """The planner: which cells have rows, which are measured together and on which machine, and what becomes of answers."""
 
+import logging
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from outliers.errors import UserError
+from outliers.errors import BrokenModel, MeasurementFailed
 from outliers.metrics.measurement import Keeps, bundles_of
 from outliers.models.names import full_name
+from outliers.quantization.schemes import BASELINE
 from outliers.runs.engine import Engine
+from outliers.runs.failures import failed, tried
 from outliers.runs.forecast import request_of
 from outliers.runs.rows import Row, Rows
 from outliers.subjects.bench import Bench, check_same_weights, naming
-from outliers.subjects.cell import Cell, Plan, Subject, Task, following
-from outliers.subjects.provenance import environment, joined, measuring
+from outliers.subjects.cell import Cell, Failed, NotMeasured, Plan, Subject, Task, following
+from outliers.subjects.provenance import code_hash, environment, joined, measuring
 from outliers.terminal.interrupt import stop_if_asked
 from outliers.terminal.progress import Progress
+from outliers.variants.together import schemes_of
+
+logger = logging.getLogger(__name__)
 
 OF_TWINS = ("architecture", "parameters", "tokens_hash")  # facts that models of the same weights have in common
 NAMED = 12  # cells that are measured together in the name of their task, more are counted
+FINE = "the unquantized model is fine: the {} breaks it"
 # Of what `environment` says: the code is a fact of each row, and where it ran one of times.
 CODE, MACHINE = "code", ("device_name", "threads", "python", "torch", "triton", "bitsandbytes")
 
@@ -32,14 +40,15 @@ class Planner:
     def __init__(self, rows: Rows, engine: Engine, bar: Progress, experiment: str, force: bool = False):
         self.rows, self.engine, self.bar, self.experiment, self.force = rows, engine, bar, experiment, force
         self.subjects: dict[tuple, Subject] = {}  # the first of those that may have the same weights
+        self.refused: dict[str, str] = {}  # models that do not fit in memory, and why
         self.known: dict[str, Row] = {}  # of this run, by what other names of the same weights have in common
 
     def run(self, plans: Sequence[Plan]) -> list[Row]:
-        """The rows of all plans, in their order, whose subjects are prepared.
+        """The rows of all plans, in their order, whose subjects are prepared; those of cells that failed say why.
 
         Raises:
-            UserError: something is unknown or does not fit together, which shows before anything is measured; a model
-                computes no numbers; or some subjects or cells failed, and the others are finished.
+            UserError: something is unknown or does not fit together, or no model fits in memory, which shows before
+                anything is measured; or rows cannot be written.
         """
         stages = [next(plan.stages) for plan in plans]
         for plan, cells in zip(plans, stages, strict=True):
@@ -51,7 +60,7 @@ class Planner:
         needs = [(plan.subject, keeps) for plan, cells in zip(plans, stages, strict=True) for keeps in keeps_of(cells)]
         requests = [request_of(subject, keeps) for subject, keeps in needs if keeps]
         if requests:
-            self.engine.forecast(requests)
+            self.refused = self.engine.forecast(requests)
         rows_of_plans: list[list[Row]] = [[] for _ in plans]
         for group in self.engine.groups(range(len(plans))):
             waiting = {number: stages[number] for number in group}
@@ -60,68 +69,107 @@ class Planner:
                 for number, cells in list(waiting.items()):
                     new_rows = [rows[cell] for cell in cells]
                     rows_of_plans[number] += new_rows
-                    waiting[number] = following(plans[number].stages, new_rows)
+                    waiting[number] = _following(plans[number], new_rows)
                     self.bar.total += _steps(waiting[number])
                 waiting = {number: cells for number, cells in waiting.items() if cells}
         return list(chain.from_iterable(rows_of_plans))
 
     def _measured(self, cells: list[Cell]) -> dict[Cell, Row]:
-        """The row of each cell, found or measured; where the facts of some are not to be had, after the others."""
+        """The row of each cell, found or measured; of those that fail it is written after all others."""
         stop_if_asked()
-        facts, failure = self._facts(cells)
+        facts, failures = self._facts(cells)
         rows: dict[Cell, Row] = {}
-        finished: list[Cell] = []
+        skipped = list(failures)
         missing: dict[str, list[Cell]] = defaultdict(list)  # by what they have in common under other names
         for cell, cell_facts in facts.items():
-            kept = cell.metric.measurement.beside_row(cell, cell_facts, self)
+            try:
+                kept = cell.metric.measurement.beside_row(cell, cell_facts, self)
+            except MeasurementFailed as error:
+                failures[cell] = failed(error)
+                continue
             row = None if self.force else self.rows.find(cell.asked, cell_facts)
             if kept is None and row:
-                finished.append(cell)
+                skipped.append(cell)
             elif kept is not None and not row:
                 row = self._rows([cell], kept, facts)[cell]
                 self._write({cell: row})
-            if row:
+            if isinstance(row, Failed):
+                failures[cell] = row
+            elif row:
                 rows[cell] = row
                 self.known[_common(cell, cell_facts)] = row
             else:
                 missing[_common(cell, cell_facts)].append(cell)
-        self.bar.skip(_steps(finished))
+        self.bar.skip(_steps(skipped))
         new = [alike[0] for key, alike in missing.items() if key not in self.known]
-        rows |= self._answered(new, facts)
-        self.known |= {_common(cell, facts[cell]): rows[cell] for cell in new}
+        answered = self._answered(list(bundles_of(new)), facts)
+        failures |= {cell: result for cell, result in answered.items() if isinstance(result, Failed)}
+        rows |= {cell: row for cell, row in answered.items() if cell not in failures}
+        self.known |= {_common(cell, facts[cell]): rows[cell] for cell in new if cell in rows}
         for key, alike in missing.items():
             for cell in alike:
-                if cell not in rows:
+                if cell not in rows and key in self.known:
                     rows[cell] = self._under_its_name(cell, self.known[key])
-        if failure:
-            raise failure
-        return rows
+                elif cell not in rows:
+                    failures.setdefault(cell, failures[alike[0]])
+        return rows | self._failed(failures, facts, rows)
 
-    def _facts(self, cells: list[Cell]) -> tuple[dict[Cell, dict], UserError | None]:
+    def _failed(self, failures: dict[Cell, Failed], facts: dict[Cell, dict], rows: dict[Cell, Row]) -> dict[Cell, Row]:
+        """The rows of cells that failed, which say why; each reason is said once of a model."""
+        fine = {(id(cell.subject), cell.metric.measured_by) for cell in rows if cell.variant.name == BASELINE}
+        reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
+        failed_rows = {}
+        for cell, failure in failures.items():
+            reason = failure.reason
+            for called in (f"'{cell.subject.name}' under {cell.variant.name}: ", f"'{cell.subject.name}': "):
+                reason = reason.removeprefix(called)  # its row says it
+            if failure.broken and (id(cell.subject), cell.metric.measured_by) in fine:
+                kind = "scheme" if schemes_of(cell.variant) else "variant"
+                reason = f"{reason.partition('; expected')[0]}; {FINE.format(kind)}"
+            reasons[cell.subject.name, reason].append(cell.name)
+            known = facts.get(cell) or {"scheme": BASELINE, **cell.variant.fields(), **cell.about, CODE: code_hash()}
+            made = _made(cell, environment(cell.subject.settings.device))
+            made = {"experiment": self.experiment, **made, "failed": reason}
+            failed_rows[cell] = Row(asked=cell.asked, facts=known, values=[], made=made)
+        for (name, reason), cells in reasons.items():
+            logger.warning(f"failed: {name}, {'; '.join(map(str, cells))}: {reason}")
+        self._write(failed_rows)
+        return failed_rows
+
+    def _facts(self, cells: list[Cell]) -> tuple[dict[Cell, dict], dict[Cell, Failed]]:
         """The facts of cells, and why some have none."""
         subjects = {id(cell.subject): cell.subject for cell in cells}
         by_subject = [[cell for cell in cells if id(cell.subject) == key] for key in subjects]
+        found: dict[Cell, dict | Failed] = {}
+        for group in by_subject:
+            if reason := self.refused.get(group[0].subject.name):
+                found |= dict.fromkeys(group, Failed(reason))
         tasks = [
-            Task("its facts", _look, group[0].subject, (group,), 0, number) for number, group in enumerate(by_subject)
+            Task("its facts", _look, group[0].subject, (group,), 0, number)
+            for number, group in enumerate(by_subject)
+            if group[0] not in found
         ]
-        facts: dict[Cell, dict] = {}
-        failure = None
-        try:
-            for task, cell_facts in self.engine.run(tasks):
-                facts |= dict(zip(by_subject[task.number], cell_facts, strict=True))
-        except UserError as error:
-            failure = error
+        for task, looked in self.engine.run(tasks):
+            group = by_subject[task.number]
+            looked = [looked] * len(group) if isinstance(looked, Failed) else looked
+            found |= dict(zip(group, looked, strict=True))
         # In the order of the cells, whichever a cluster looked at first: of equal weights the first name is measured.
-        return self._with_weights({cell: facts[cell] for cell in cells if cell in facts}), failure
+        failures = {cell: found[cell] for cell in cells if isinstance(found[cell], Failed)}
+        return self._with_weights({cell: found[cell] for cell in cells if cell not in failures}, failures), failures
 
-    def _with_weights(self, facts: dict[Cell, dict]) -> dict[Cell, dict]:
-        """With the weights of a streamed model where rows or another one may have them, for they are read for that."""
-        for cell, cell_facts in facts.items():
-            unknown = "weights_hash" not in cell_facts and getattr(cell.subject.settings, "stream", False)
+    def _with_weights(self, facts: dict[Cell, dict], failures: dict[Cell, Failed]) -> dict[Cell, dict]:
+        """With the weights of a streamed model where rows or another one may have them, for they are read for that;
+        without the cells of one whose weights cannot be read, which are failures."""
+        for cell, cell_facts in list(facts.items()):
+            unknown = cell in facts and "weights_hash" not in cell_facts
+            unknown = unknown and getattr(cell.subject.settings, "stream", False)
             if unknown and (self._has_twin(cell, cell_facts) or (not self.force and self.rows.may_have(cell.asked))):
-                weights = self.weights(cell.subject)
-                for other in facts:
-                    if other.subject is cell.subject:
+                ((_, weights),) = self.engine.run([Task("its weights", _weights, cell.subject, (), 0)])
+                for other in [other for other in facts if other.subject is cell.subject]:
+                    if isinstance(weights, Failed):
+                        failures[other] = weights
+                        del facts[other]
+                    else:
                         facts[other].update(weights)
         return facts
 
@@ -130,9 +178,11 @@ class Planner:
         kind = tuple(facts.get(name) for name in OF_TWINS)
         return self.subjects.setdefault(kind, cell.subject) is not cell.subject
 
-    def _answered(self, cells: list[Cell], facts: dict[Cell, dict]) -> dict[Cell, Row]:
-        """The rows of cells that are measured, each written when its last part is there."""
-        bundles = list(bundles_of(cells))
+    def _answered(self, bundles: list[list[Cell]], facts: dict[Cell, dict]) -> dict[Cell, Row | Failed]:
+        """The rows of cells that are measured, each written when its last part is there.
+
+        Of cells that are answered together and fail, each half is tried by itself.
+        """
         parts = [self._parts(bundle, len(bundles)) for bundle in bundles]
         tasks = [
             task
@@ -140,15 +190,25 @@ class Planner:
             for task in self.tasks(bundle, parts[number], facts[bundle[0]], number)
         ]
         arrived: dict[int, dict] = defaultdict(dict)
-        rows: dict[Cell, Row] = {}
+        results: dict[Cell, Row | Failed] = {}
+        again: list[list[Cell]] = []
         for task, answer in self.engine.run(tasks):
-            number, answers = task.number, arrived[task.number]
+            bundle, answers = bundles[task.number], arrived[task.number]
             answers[task.arguments[1].start] = answer
-            if len(answers) == len(parts[number]):
-                new = self._rows(bundles[number], [answers[part.start] for part in parts[number]], facts)
-                self._write(new)
-                rows |= new
-        return rows
+            if len(answers) < len(parts[task.number]):
+                continue
+            failure = next((answer for answer in answers.values() if isinstance(answer, Failed)), None)
+            if failure and len(bundle) > 1 and not failure.of_model:
+                again += [bundle[: len(bundle) // 2], bundle[len(bundle) // 2 :]]
+                continue
+            ordered = [answers[part.start] for part in parts[task.number]]
+            new = dict.fromkeys(bundle, failure) if failure else self._rows(bundle, ordered, facts)
+            self._write(new)
+            results |= new
+        if again:
+            self.bar.total += sum(map(_steps, again))
+            results |= self._answered(again, facts)
+        return results
 
     def tasks(self, bundle: list[Cell], parts: list[slice], facts: dict, number: int = 0) -> list[Task]:
         """Tasks that answer cells of a subject, in parts of its text. number: of all cells that are answered now."""
@@ -157,9 +217,16 @@ class Planner:
             for part, steps in zip(parts, _shares(bundle, parts), strict=True)
         ]
 
+    def results(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Any]]:
+        """Each task with what it returned; raise MeasurementFailed where one failed."""
+        for task, result in self.engine.run(tasks):
+            if isinstance(result, Failed):
+                raise result.error
+            yield task, result
+
     def weights(self, subject: Subject) -> dict:
-        """The weights of a subject, which are read for that."""
-        ((_, weights),) = self.engine.run([Task("its weights", _weights, subject, (), 0)])
+        """The weights of a subject, which are read for that; raise MeasurementFailed where they cannot be."""
+        ((_, weights),) = self.results([Task("its weights", _weights, subject, (), 0)])
         return weights
 
     def _parts(self, bundle: list[Cell], count: int) -> list[slice]:
@@ -167,26 +234,32 @@ class Planner:
         blocks = len(bundle[0].subject.blocks)
         return self.engine.parts(blocks, count) if bundle[0].metric.measurement.splits else [slice(0, blocks)]
 
-    def _rows(self, bundle: list[Cell], parts: list[tuple], facts: dict[Cell, dict]) -> dict[Cell, Row]:
+    def _rows(self, bundle: list[Cell], parts: list[tuple], facts: dict[Cell, dict]) -> dict[Cell, Row | Failed]:
         """The rows of cells that were answered together; with the weights of a streamed model, known from now on."""
-        answers, weights, spent = zip(*parts, strict=True)
+        weights = [part_weights for _, part_weights, _ in parts]
         subject, known = bundle[0].subject, facts[bundle[0]]
-        check_same_weights(subject.name, [known | part_weights for part_weights in (weights[0] | known, *weights)])
+        if failure := tried(_check, subject, [known | part_weights for part_weights in (weights[0] | known, *weights)]):
+            return dict.fromkeys(bundle, failure)
         for cell in facts:
             if cell.subject is subject:
                 facts[cell] = weights[0] | facts[cell]
-        rows = {}
-        for number, cell in enumerate(bundle):
-            with naming(cell.subject.name, cell.variant.name):
-                values = cell.metric.measurement.values(cell, [part_answers[number] for part_answers in answers])
-            made = {"experiment": self.experiment, **_made(cell, joined(list(spent)))}
-            rows[cell] = Row(asked=cell.asked, facts=facts[cell], values=values, made=made)
-        return rows
+        return {
+            cell: tried(self._row, cell, [([part_answers[number]], *others) for part_answers, *others in parts], facts)
+            for number, cell in enumerate(bundle)
+        }
 
-    def _write(self, rows: dict[Cell, Row]) -> None:
-        for subject in {id(cell.subject): cell.subject for cell in rows}.values():
-            subject.check_unchanged()
-        self.rows.add(*rows.values())
+    def _row(self, cell: Cell, parts: list[tuple], facts: dict[Cell, dict]) -> Row:
+        """The row of a cell that was answered, alone, in parts."""
+        answers, _, spent = zip(*parts, strict=True)
+        with naming(cell.subject.name, cell.variant.name):
+            values = cell.metric.measurement.values(cell, [answer for (answer,) in answers])
+            _check_finite(values)
+        made = {"experiment": self.experiment, **_made(cell, joined(list(spent)))}
+        return Row(asked=cell.asked, facts=facts[cell], values=values, made=made)
+
+    def _write(self, rows: dict[Cell, Row | Failed]) -> None:
+        if finished := [row for row in rows.values() if not isinstance(row, Failed)]:
+            self.rows.add(*finished)
 
     def _under_its_name(self, cell: Cell, twin: Row) -> Row:
         """The row of a cell that asks for the same of the same weights under another name."""
@@ -197,6 +270,29 @@ class Planner:
         row = twin.model_copy(update={"asked": cell.asked, "made": twin.made | {"same_weights_as": other}})
         self._write({cell: row})
         return row
+
+
+def _following(plan: Plan, rows: list[Row]) -> list[Cell]:
+    """The cells of a plan that follow some rows; none where these failed, which is said."""
+    try:
+        return following(plan.stages, rows)
+    except NotMeasured as error:
+        logger.warning(str(error))
+        return []
+
+
+def _check_finite(values: list[dict]) -> None:
+    """Raise BrokenModel where one of the values of a row is no finite number, which no row may hold."""
+    for value in values:
+        for name, number in value.items():
+            if isinstance(number, float) and not math.isfinite(number):
+                raise BrokenModel(f"'{name}' of {value['metric']} is {number}; expected finite numbers")
+
+
+def _check(subject: Subject, weights: list[dict]) -> None:
+    """Raise UserError where the weights of a subject changed while it was measured."""
+    check_same_weights(subject.name, weights)
+    subject.check_unchanged()
 
 
 def _steps(cells: list[Cell]) -> int:
@@ -238,18 +334,23 @@ def _made(cell: Cell, spent: dict) -> dict:
     return {**device, **{name: value for name, value in spent.items() if name not in facts}, **streamed}
 
 
-def _look(bench: Bench, subject: Subject, cells: list[Cell]) -> list[dict]:
-    """The facts of some cells of a subject."""
+def _look(bench: Bench, subject: Subject, cells: list[Cell]) -> list[dict | Failed]:
+    """The facts of some cells of a subject; where its model cannot be loaded it is tried once."""
+    looked: list[dict | Failed] = []
+    for cell in cells:
+        lost = looked and isinstance(looked[-1], Failed) and not bench.is_loaded
+        looked.append(looked[-1] if lost else tried(_facts, bench, subject, cell))
+    return looked
+
+
+def _facts(bench: Bench, subject: Subject, cell: Cell) -> dict:
     here = environment(subject.settings.device)
-    return [
-        {
-            **subject.facts(bench, cell),
-            **cell.metric.measurement.facts(cell, bench),
-            **cell.about,
-            **{name: here[name] for name in (CODE, *(MACHINE if cell.metric.timed else ())) if name in here},
-        }
-        for cell in cells
-    ]
+    return {
+        **subject.facts(bench, cell),
+        **cell.metric.measurement.facts(cell, bench),
+        **cell.about,
+        **{name: here[name] for name in (CODE, *(MACHINE if cell.metric.timed else ())) if name in here},
+    }
 
 
 def _weights(bench: Bench, subject: Subject) -> dict:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Required
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationError, model_validator
 from typing_extensions import TypedDict  # pydantic takes that of the standard library from Python 3.12 on
 
 from outliers.errors import UserError, shown
@@ -80,7 +80,7 @@ COLUMNS = (
     (Count, "bits examples parameters context_used"),
     (Text, "role projection way checkpoint architecture"),
     (list[Whole], "features"),
-    (Text, "experiment device_name"),
+    (Text, "experiment device_name failed"),
     (Number, "wall_seconds headroom"),
     (Whole, "peak_memory_bytes"),
     (Text, "model text dtype scheme task hardware owner weights_hash tokens_hash code lm_eval"),
@@ -119,27 +119,37 @@ class Row(BaseModel):
     """One metric of one subject under one variant.
 
     asked: what identifies it. facts: what follows from that, and from the weights, the tokens and the code that were
-    there. made: where it was measured, by which versions, in which time and memory.
+    there. made: where it was measured, by which versions, in which time and memory. A row of a measurement that failed
+    has no values, and in `made` the reason, `failed`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     asked: Annotated[Asked, AfterValidator(_in_order)]
     facts: Annotated[Part, AfterValidator(_flat), AfterValidator(_in_order)]
-    values: Annotated[list[Annotated[Value, AfterValidator(_flat), AfterValidator(_positive)]], Field(min_length=1)]
+    values: list[Annotated[Value, AfterValidator(_flat), AfterValidator(_positive)]]
     made: Annotated[Part, AfterValidator(_flat)]
 
+    @model_validator(mode="after")
+    def _has_values_or_failed(self):
+        if bool(self.values) == ("failed" in self.made):
+            raise ValueError("expected values, or in 'made' why it 'failed'")
+        return self
+
     def records(self) -> list[dict]:
-        """A flat dictionary for each value, as tables, figures and data frames take them."""
+        """A flat dictionary for each value, as tables, figures and data frames take them; of a row that failed one with
+        NaN as the value of its metric."""
         asked = self.asked
         parameters = {name: value for name, value in asked["metric"].items() if name != "name"}
         common = {**asked["subject"], "variant": asked["variant"], **self.facts, **parameters}
-        return [{**common, **value, **self.made} for value in self.values]
+        values = self.values or [{"metric": asked["metric"]["name"], "value": math.nan}]
+        return [{**common, **value, **self.made} for value in values]
 
 
 # A line begins with what identifies its row, keys sorted: a row is found by the bytes of its beginning, and parsed when
 # somebody wants it.
 START, FACTS, VALUES = b'{"asked": {"metric": {', b', "facts": {', b', "values": ['
+NONE = b"]"  # what comes then where it failed
 
 
 class Rows:
@@ -184,7 +194,7 @@ class Rows:
             raise Interrupted(f"{count} finished row{'' if count == 1 else 's'} in '{self.folder}'") from None
 
     def find(self, asked: dict, facts: dict) -> Row | None:
-        """The row of a cell: it asks the same and has the same facts."""
+        """The row of a cell: it asks the same, has the same facts, and did not fail."""
         beginning = _beginning(asked, facts)
         key, _, known = beginning.partition(FACTS)
         rest = self._rests.get(key, {}).get(known)
@@ -193,7 +203,7 @@ class Rows:
     def may_have(self, asked: dict) -> bool:
         """Whether there is a row of a cell whose facts are not all known: the weights of a streamed model are not
         before they are read."""
-        return key_of(asked) in self._rests
+        return bool(self._rests.get(key_of(asked)))
 
     def add(self, *rows: Row) -> None:
         """Write rows, see `append`."""
@@ -205,7 +215,10 @@ class Rows:
             key, _, rest = line.partition(FACTS)
             known, _, rest = rest.partition(VALUES)
             if rest and key.startswith(START):
-                self._rests.setdefault(key, {})[known] = rest
+                rests = self._rests.setdefault(key, {})
+                rests[known] = rest
+                if rest.startswith(NONE):
+                    del rests[known]
             elif not line.isspace():  # a row that something else than `line_of` wrote
                 self._keep([line_of(_parsed(self.path, line, number))])
 
@@ -235,7 +248,8 @@ def append(folder: Path, rows: Iterable[Row]) -> list[bytes]:
 def read(folder: Path) -> list[Row]:
     """The rows of a folder, none where it has no file of them; a run may be adding to them, and nothing is changed.
 
-    Of rows that ask the same and have the same facts the last one counts.
+    Of rows that ask the same and have the same facts the last one counts; one that failed does not where a later one
+    that asks the same did not, and has what is known of it.
 
     Raises:
         UserError: the file cannot be read or holds something else, in a line that is named; only the last line may be
@@ -245,12 +259,25 @@ def read(folder: Path) -> list[Row]:
     content, torn = _read(path)
     if torn:
         logger.info(f"the last line of '{path}' is torn; its content is left out")
-    last = {}
+    last: dict[bytes, Row] = {}
+    failed: dict[bytes, Row] = {}  # those of them that did
     for number, line in enumerate(io.BytesIO(content), 1):
         if not line.isspace():
             row = _parsed(path, line, number)
-            last[_beginning(row.asked, row.facts)] = row
+            beginning = _beginning(row.asked, row.facts)
+            last[beginning] = row
+            if not row.values:
+                failed[beginning] = row
+            for other in [other for other in failed if row.values and _follows(row, failed[other])]:
+                del failed[other]
+                if other != beginning:
+                    del last[other]
     return list(last.values())
+
+
+def _follows(row: Row, failed: Row) -> bool:
+    """Whether a row is of the cell of one that failed, of which less may be known."""
+    return row.asked == failed.asked and failed.facts.items() <= row.facts.items()
 
 
 def line_of(row: Row) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outliers.errors import UserError
+from outliers.errors import CellsFailed, UserError
 from outliers.runs.rows import Row, Rows, key_of
 from outliers.specification.kinds import Experiment, Named, OfOneModel, resolved
 from outliers.subjects.cell import Cell, Plan, following
@@ -101,6 +101,15 @@ def _is_possible(plan: Plan) -> bool:
 def records(rows: Iterable[Row]) -> list[dict]:
     """A flat dictionary for each value of rows."""
     return [record for row in rows for record in row.records()]
+
+
+def check_all_measured(rows: Iterable[dict]) -> None:
+    """Raise CellsFailed where there are flat rows of cells that failed."""
+    if failed := sum("failed" in row for row in rows):
+        count, them = ("1 cell", "it") if failed == 1 else (f"{failed} cells", "them")
+        raise CellsFailed(
+            f"{count} failed, all others are finished; run the same command again to measure {them} once more"
+        )
 
 
 def rows_of(spec: Named, rows: Iterable[Row]) -> list[Row]:

@@ -294,7 +294,8 @@ class Named(Checked):
 
     def show(self, folder: Path, rows: list[dict]) -> Any:
         """The `outliers.report.section.Section` that its rows in a folder make."""
-        return resolved(type(self).section)(*((self, folder) if self.of_folder else ()), rows)
+        before = (self, folder) if self.of_folder else ()
+        return resolved("outliers.report.section:section_of")(resolved(type(self).section), *before, rows)
 
 
 class Machine(Named):

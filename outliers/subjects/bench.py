@@ -10,7 +10,7 @@ import torch
 from outlier_kernels.dispatch import path
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from outliers.errors import BrokenModel, UserError
+from outliers.errors import BadWeights, BrokenModel, UserError
 from outliers.models.anatomy import anatomy_of, weights_of_experts
 from outliers.models.anatomy.examples import Examples, read_ids
 from outliers.models.checkpoint import dtype_of
@@ -110,6 +110,11 @@ class Bench:
             self.check_weights()
         return self._loaded
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether there is a model."""
+        return self._key is not None
+
     def tokenizer(self, subject: Any) -> PreTrainedTokenizerBase:
         """The reader that names the ids of a subject's model: its tokenizer, or its image processor."""
         key = subject.model, subject.revision
@@ -205,7 +210,7 @@ class Bench:
 def check_same_weights(model: str, facts: Iterable[dict]) -> None:
     """Raise UserError if measurements of a model, which several processes may have made, are of different weights."""
     if len({measured.get("weights_hash") for measured in facts}) > 1:
-        raise UserError(f"the weights of '{model}' changed while they were measured; run again once they are whole")
+        raise BadWeights(f"the weights of '{model}' changed while they were measured; run again once they are whole")
 
 
 @contextmanager

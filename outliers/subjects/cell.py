@@ -4,6 +4,8 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from outliers.errors import BadWeights, BrokenModel, MeasurementFailed, UserError
+
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
@@ -82,6 +84,43 @@ class Cell:
         return f"{self.variant.name}, {self.metric.name}" if self.subject.of_variants else self.metric.name
 
 
+class Failed(NamedTuple):
+    """The outcome of a task that failed, in the place of what it would have returned.
+
+    broken: whether the model computed no numbers. of_model: whether all else that is asked of the model fails too.
+    """
+
+    reason: str
+    broken: bool = False
+    of_model: bool = False
+
+    @property
+    def error(self) -> MeasurementFailed:
+        """The same as an error."""
+        kind = BrokenModel if self.broken else BadWeights if self.of_model else MeasurementFailed
+        return kind(self.reason)
+
+
+class NotMeasured(UserError):
+    """A plan needs the values of a cell that failed."""
+
+
+class Unknown:
+    """A failed row for a plan: it may pass over it, and ends where it needs its values."""
+
+    def __init__(self, row: Row):
+        self.facts, self._row = row.facts, row
+
+    @property
+    def values(self) -> list[dict]:
+        """Raise NotMeasured."""
+        asked = self._row.asked
+        raise NotMeasured(
+            f"'{asked['metric']['name']}' of '{asked['subject'].get('model')}' under {asked['variant']} failed, and "
+            "what follows from it cannot be measured"
+        )
+
+
 Stages = Generator[list[Cell], list[Row], None]  # cells, whose rows may decide which cells follow
 
 
@@ -102,9 +141,13 @@ class Plan(NamedTuple):
 
 
 def following(stages: Stages, rows: list[Row]) -> list[Cell]:
-    """The cells that follow some rows; none at the end."""
+    """The cells that follow some rows; none at the end.
+
+    Raises:
+        NotMeasured: they follow from a row that failed.
+    """
     try:
-        return stages.send(rows)
+        return stages.send([row if row.values else Unknown(row) for row in rows])
     except StopIteration:
         return []
 

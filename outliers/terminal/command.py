@@ -75,7 +75,7 @@ def answering() -> Iterator[None]:
             sys.exit(2)
         except UserError as error:
             say(f"error: {error}")
-            sys.exit(2)
+            sys.exit(error.code)
 
 
 def _check_text(arguments: list[str]) -> None:

@@ -9,13 +9,13 @@ from transformers import PreTrainedModel
 from outliers.errors import UserError
 from outliers.metrics.agreement.measure import Agreeing, AgreementReader, values_of
 from outliers.metrics.measurement import Measurement, by_seed
-from outliers.metrics.perplexity.measure import Loss, LossReader, perplexity_of, read_logits
+from outliers.metrics.perplexity.measure import Loss, LossReader, perplexity_value, read_logits
 from outliers.models.anatomy import count_layers
 from outliers.models.decoder import inference, map_blocks, run_exchanged, run_from
 from outliers.models.variant import Variant
 from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell
-from outliers.variants.draw import drawn, scattered
+from outliers.variants.draw import drawn
 from outliers.variants.quantized import EXACT
 
 Seen = tuple[Loss, Agreeing]
@@ -65,8 +65,7 @@ class OfLayers(Measurement):
             draws = [list(chain.from_iterable(part[layer] for part in draw)) for draw in zip(*answers, strict=True)]
             draws = [part for draw in draws for part in by_seed(draw, cell.subject.seeds)]
             losses, agreements = zip(*([*zip(*draw, strict=True)] for draw in draws), strict=True)
-            perplexities = scattered([perplexity_of(list(draw)) for draw in losses])
-            metrics = [{"metric": "damage.perplexity", **perplexities, "unit": "1"}, *values_of(agreements)]
+            metrics = [perplexity_value("damage.perplexity", map(list, losses)), *values_of(agreements)]
             values += [{**metric, "metric": f"{metric['metric']}_only", "layer": layer} for metric in metrics]
         return values
 

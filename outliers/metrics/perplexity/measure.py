@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from outliers.criterion import LOG_PERPLEXITY
 from outliers.errors import BrokenModel, UserError
 from outliers.metrics.measurement import Read, Reader, by_seed
 from outliers.models.anatomy import config_of_stack, family_of, readers, stacks_of
@@ -151,10 +152,26 @@ def _losses_under(model: PreTrainedModel, blocks: Iterable[torch.Tensor], varian
 
 
 def perplexity_of(losses: list[Loss]) -> float:
-    """exp of the mean over all predicted tokens.
+    """exp of the mean over all predicted tokens; raise UserError where there is no block, or the mean is too large."""
+    mean = mean_loss(losses)
+    if not mean < LARGEST_LOSS:
+        raise BrokenModel(
+            f"the loss is {mean:,.0f} nats a token, whose exponential, the perplexity, is larger than any "
+            f"number (from {LARGEST_LOSS:.0f} on); expected a model that predicts: check its weights and dtype"
+        )
+    return math.exp(mean)
 
-    Raises UserError where there is no block, or the mean is too large or no number, as of a broken model.
-    """
+
+def perplexity_value(metric: str, draws: Iterable[list[Loss]]) -> dict:
+    """The perplexity of some draws as a value of a row; where one is larger than any number, `log_perplexity`."""
+    means = list(map(mean_loss, draws))
+    if max(means) + math.log(len(means)) < LARGEST_LOSS:
+        return {"metric": metric, **scattered(list(map(math.exp, means))), "unit": "1"}
+    return {"metric": metric.replace("perplexity", LOG_PERPLEXITY), **scattered(means), "unit": "nats"}
+
+
+def mean_loss(losses: list[Loss]) -> float:
+    """The mean over all predicted tokens, nats; raise UserError where there is no block."""
     if not losses:
         raise UserError("no blocks to evaluate; expected at least one")
     tokens = sum(loss.tokens for loss in losses)
@@ -162,13 +179,7 @@ def perplexity_of(losses: list[Loss]) -> float:
         raise UserError(
             "nothing is predicted; expected blocks of at least 2 tokens, or pictures by class of a model that has them"
         )
-    mean = sum(loss.total for loss in losses) / tokens
-    if not mean < LARGEST_LOSS:
-        raise BrokenModel(
-            f"the loss is {mean:,.0f} nats a token, whose exponential, the perplexity, is larger than any "
-            f"number (from {LARGEST_LOSS:.0f} on); expected a model that predicts: check its weights and dtype"
-        )
-    return math.exp(mean)
+    return sum(loss.total for loss in losses) / tokens
 
 
 def finite_loss(model: PreTrainedModel, block: Block, states: torch.Tensor) -> Loss:
@@ -293,7 +304,7 @@ def _where_not_finite(model: PreTrainedModel, block: Block) -> str:
 def _values(draws: list[list[Loss]], subject: Any) -> list[dict]:
     if draws[0] and not any(loss.tokens for loss in draws[0]):  # pictures without classes
         return [{"metric": "predicted.count", "value": 0.0, "unit": "1"}]
-    value = {"metric": "perplexity", **scattered(list(map(perplexity_of, draws))), "unit": "1"}
+    value = perplexity_value("perplexity", draws)
     return [value | _bits_per_byte(draws, getattr(subject, "sizes", None), subject.seeds)]
 
 

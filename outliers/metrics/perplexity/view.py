@@ -1,17 +1,20 @@
 """Table 1 of the paper: schemes down, models across, perplexity in the cells; and the figure of what schemes cost."""
 
+import math
 from collections.abc import Sequence
 
 import pandas as pd
 
+from outliers.criterion import LOG_PERPLEXITY
 from outliers.plot.legends import in_order
 from outliers.plot.sweep import costs_of_schemes, names_of, sweep_costs
 from outliers.quantization.schemes import BASELINE, label_of
-from outliers.report.analysis import exact, scattered_by, value_of
-from outliers.report.section import Drawing, Finding, Section, together
-from outliers.report.tables import MISSING, Table, cell, scatter_note
+from outliers.report.analysis import exact, is_beyond, records, scattered_by, value_of
+from outliers.report.section import FINDINGS, Drawing, Failures, Finding, Section, failures, together
+from outliers.report.tables import FAILED, MISSING, Table, cell, measured_cell, scatter_note
 from outliers.report.words import count, listed, percent, rise
 
+PERPLEXITIES = ("perplexity", LOG_PERPLEXITY)
 # Of pictures: metric to what its column is called, and its form.
 OF_PICTURES = {
     "accuracy": ("top-1", ".2%"),
@@ -21,10 +24,11 @@ OF_PICTURES = {
 }
 
 
+@failures(Failures.SHOWN)
 def sweep_section(rows: list[dict]) -> Section:
     """The section of a sweep; of pictures with their classification too."""
     picture_rows = [row for row in rows if row["metric"] in OF_PICTURES]
-    loss_rows = [row for row in rows if row["metric"] == "perplexity"]
+    loss_rows = [row for row in rows if row["metric"] in PERPLEXITIES]
     if not picture_rows:
         return _perplexities(rows)
     sections = [*([_perplexities(loss_rows)] if loss_rows else []), _classes(picture_rows)]
@@ -33,7 +37,7 @@ def sweep_section(rows: list[dict]) -> Section:
 
 def _classes(rows: list[dict]) -> Section:
     """Classification of pictures under each scheme: accuracy, or agreement with the unquantized model."""
-    frame = pd.DataFrame([row | {"cell": cell(OF_PICTURES[row["metric"]][1], *value_of(row))} for row in rows])
+    frame = pd.DataFrame([row | {"cell": measured_cell(OF_PICTURES[row["metric"]][1], row)} for row in rows])
     columns = [metric for metric in OF_PICTURES if (frame["metric"] == metric).any()]
     cells = frame.pivot(index=["model", "scheme"], columns="metric", values="cell").fillna(MISSING)
     places = list(dict.fromkeys(zip(frame["model"], frame["scheme"], strict=True)))
@@ -48,27 +52,30 @@ def _classes(rows: list[dict]) -> Section:
 
 
 def _perplexities(rows: list[dict]) -> Section:
-    bits = bits_table(rows)
+    bits, drawn = bits_table(rows), records(rows)
     across = " Bits per byte compare across models on one text." if bits else ""
     note = f"Perplexities compare within a column.{across} {scatter_note(rows)}"
     tables = [perplexity_table(rows), *bits, *cost_table(rows)]
     caption = (
         "Increase of perplexity under each scheme; grey: the models of the paper (Table 1). Hollow markers: outlier "
         f"features in 16 bits. Bars: one standard deviation by {scattered_by(rows)}."
-        if cost_table(rows)
+        if costs_of_schemes(drawn)
         else "Perplexity by model size. Hollow markers: outlier features in 16 bits."
     )
-    drawings = [Drawing.of("perplexity", caption, sweep_costs(rows))]
+    drawings = [Drawing.of("perplexity", caption, sweep_costs(drawn))] if drawn else []
     models = dict.fromkeys(row["model"] for row in rows)
-    findings = sweep_findings(costs_of_schemes(rows), dict(zip(models, names_of(models), strict=True)))
+    names = dict(zip(models, names_of(models), strict=True))
+    findings = [*beyond_findings(rows, names), *sweep_findings(costs_of_schemes(drawn), names)][:FINDINGS]
     text = f"{terminal(rows)}\n\n{note}"
     return Section("Perplexity by scheme", rows, text, tables, drawings, [note], findings=findings)
 
 
 def table1(rows: list[dict], column: str = "value") -> pd.DataFrame:
     """Perplexity, or another column of the rows, by scheme (index; those that come along in the order of `SCHEMES`,
-    then others) and model (columns, in the order of the rows)."""
-    frame = pd.DataFrame([row for row in rows if row["metric"] == "perplexity"])
+    then others) and model (columns, in the order of the rows); NaN where it is no number."""
+    beyond = {"value": math.nan}
+    kept = [row for row in rows if row["metric"] in PERPLEXITIES]
+    frame = pd.DataFrame([row | beyond if column in beyond and is_beyond(row) else row for row in kept])
     table = frame.pivot(index="scheme", columns="model", values=column)
     return table.loc[in_order(frame["scheme"]), frame["model"].unique()]
 
@@ -85,29 +92,40 @@ def terminal(rows: list[dict]) -> str:
 
 def perplexity_table(rows: list[dict]) -> Table:
     """The table with the paper's own row labels."""
-    cells = [row | {"cell": cell(".2f", *value_of(row))} for row in rows]
+    cells = [row | {"cell": measured_cell(".2f", row)} for row in rows]
     return _with_labels("table1", "Perplexity by scheme and model.", "Perplexity", cells)
 
 
 def bits_table(rows: list[dict]) -> list[Table]:
     """Bits per byte of the text, which compare across vocabularies; none where no row knows them."""
-    measured = [row | {"value": row["bits_per_byte"]} for row in rows if "bits_per_byte" in row]
-    if not measured:
+    if not any("bits_per_byte" in row for row in rows):
         return []
-    cells = [row | {"cell": cell(".4f", *value_of(row, "bits_per_byte"))} for row in measured]
+    cells = [
+        row
+        | {"metric": "perplexity", "value": row["bits_per_byte"], "cell": cell(".4f", *value_of(row, "bits_per_byte"))}
+        if "bits_per_byte" in row
+        else row | {"cell": FAILED if "failed" in row else MISSING}
+        for row in rows
+    ]
     caption = "Loss in bits per byte of the text (UTF-8) by scheme and model; it compares across vocabularies."
     return [_with_labels("table1_bits", caption, "Bits per byte", cells)]
 
 
 def cost_table(rows: list[dict]) -> list[Table]:
     """Increase of a model's perplexity under each scheme, in per cent; none where fp32 was not measured."""
-    measured = costs_of_schemes(rows)
+    measured = costs_of_schemes(records(rows))
     if not measured:
         return []
     dtype = rows[0]["dtype"]
     baseline = BASELINE if dtype == "float32" else f"{dtype} without quantization"
     caption = f"Increase of perplexity over {baseline} under each scheme, in per cent."
-    cells = [row | {"value": 100 * row["cost"].mean, "cell": cell("+.2f", *row["cost"], unit=100)} for row in measured]
+    of_cells = {(row["model"], row["scheme"]): row for row in measured}
+    models = {row["model"] for row in measured}
+    cells = []
+    for row in [row for row in rows if row["model"] in models and row["scheme"] != BASELINE]:
+        known = of_cells.get((row["model"], row["scheme"]))
+        cost = cell("+.2f", *known["cost"], unit=100) if known else measured_cell("", row).partition(" (")[0]
+        cells.append(row | {"value": 100 * known["cost"].mean if known else math.nan, "cell": cost})
     return [_with_labels("table1_increase", caption, "Increase (%)", cells)]
 
 
@@ -153,6 +171,19 @@ def sweep_findings(rows: Sequence[dict], names: dict[str, str]) -> list[Finding]
     sentences = [f"{most['scheme']} raises the perplexity of {name} by {rise(*most['cost'])}."]
     sentences += [*_saved(schemes), *_least(schemes, name), *_others(rows, names)]
     return [Finding(sentence, TABLE) for sentence in sentences]
+
+
+def beyond_findings(rows: Sequence[dict], names: dict[str, str]) -> list[Finding]:
+    """The schemes under which a perplexity is larger than any number."""
+    beyond = [row for row in rows if row["metric"] == LOG_PERPLEXITY]
+    return [
+        Finding(
+            f"The perplexity of {names[row['model']]} under {row['scheme']} is larger than any number: the loss is "
+            f"{row['value']:,.0f} nats a token.",
+            "table1",
+        )
+        for row in beyond
+    ]
 
 
 def _costs(row: dict) -> bool:

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.metrics.measurement import Keeps, Measurement, by_seed
-from outliers.metrics.perplexity.measure import Loss, finite_loss, perplexity_of, variant_losses
+from outliers.metrics.perplexity.measure import Loss, finite_loss, perplexity_value, variant_losses
 from outliers.models.anatomy import ROLES, count_layers, stacks_of
 from outliers.models.decoder import inference, map_blocks, run_exchanged, run_from
 from outliers.models.stream import is_streamed
@@ -18,7 +18,7 @@ from outliers.quantization.convert import coded
 from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell
 from outliers.variants.cached import Cached
-from outliers.variants.draw import drawn, scattered
+from outliers.variants.draw import drawn
 from outliers.variants.peer import Against
 from outliers.variants.quantized import EXACT, Quantized
 
@@ -138,9 +138,7 @@ class OfPlaces(Measurement):
         for kind, place in answers[0]:
             draws = map(chain.from_iterable, zip(*(losses[kind, place] for losses in answers), strict=True))
             parts = (part for draw in draws for part in by_seed(list(draw), cell.subject.seeds))
-            by_draw = list(map(perplexity_of, parts))
-            value = {"metric": f"damage.perplexity_{kind}", cell.metric.by: place, **scattered(by_draw), "unit": "1"}
-            values.append(value)
+            values.append(perplexity_value(f"damage.perplexity_{kind}", parts) | {cell.metric.by: place})
         return values
 
 

@@ -60,7 +60,7 @@ def traced(cell: Cell, facts: dict, planner: Any) -> list[tuple]:
     for trace in traces_so_far if metric.imatrix else ():
         trace.save_imatrix(folder / of_view(IMATRIX, trace.stack))
     if metric.masks:
-        ((_, marked),) = planner.engine.run([Task("masks", _masks, cell.subject, (facts, traces_so_far[0]), 0)])
+        ((_, marked),) = planner.results([Task("masks", _masks, cell.subject, (facts, traces_so_far[0]), 0)])
         marked.save(folder / MASKS)
     if not cell.subject.settings.stream:  # which would read all layers once more for it
         for trace in traces_so_far:
@@ -81,7 +81,7 @@ def _going_on(
     planner.bar.skip(done)
     arrived = {}
     tasks = planner.tasks([cell], _parts(cell.subject, planner.engine, done), facts)
-    for task, ((part,), weights, spent) in planner.engine.run(tasks):
+    for task, ((part,), weights, spent) in planner.results(tasks):
         check_same_weights(cell.subject.name, [about | weights, weights | about])
         about |= weights
         arrived[task.arguments[1].start] = part
@@ -140,7 +140,7 @@ def _keep_excerpt(subject: Subject, facts: dict, planner: Any, trace: Trace) -> 
     path = planner.rows.folder / of_view(EXCERPT, trace.stack)
     if saved_excerpt(path, trace) is None:
         task = Task("excerpt", _excerpt, subject, (facts, telling_features(trace), trace.stack or None), 0)
-        ((_, excerpt),) = planner.engine.run([task])
+        ((_, excerpt),) = planner.results([task])
         replace(excerpt, about=trace.about).save(path)
 
 

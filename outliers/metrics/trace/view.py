@@ -20,7 +20,7 @@ from outliers.plot.trace import (
 )
 from outliers.report.explorer.trace import trace_explorer
 from outliers.report.paper.table4 import emergence_table
-from outliers.report.section import Drawing, Finding, Section, by_stack
+from outliers.report.section import Drawing, Failures, Finding, Section, by_stack, failures
 from outliers.report.tables import Table, wrapped
 from outliers.report.words import Names, amount, count, part, ranges
 from outliers.specification.kinds import OneModel
@@ -35,12 +35,15 @@ CARRIED, MASSIVE_CARRIED = 3, 2  # features whose tokens are shown: of outlier f
 STRONGEST, WEAKEST = 5, 3  # tokens or contexts of a feature
 
 
+@failures(Failures.APART)
 def kept_trace_section(spec: OneModel, folder: Path, rows: list[dict]) -> Section:
     """The section of the trace that a run of a specification keeps in a folder."""
     from outliers.metrics.trace.kept import EXCERPT, STEM, of_view, saved_excerpt  # these import torch
     from outliers.text.tokens import namer_of
     from outliers.tracing.result import Trace
 
+    if not any(row["metric"] == "count" for row in rows):  # the trace failed
+        return Section(f"Outlier features of {short_name(spec.model)}", rows)
     names = namer_of(spec.model, spec.revision)
     sections = {}
     for stack in dict.fromkeys(row["stack"] for row in rows if "stack" in row) or [""]:

@@ -12,7 +12,7 @@ from outliers.plot.published import TABLE4, TABLE4_COLUMNS
 from outliers.plot.training import growth, rows_of_watched
 from outliers.report.paper.facts import elsewhere
 from outliers.report.paper.published import Artefact, Key, Published, grid, key_of
-from outliers.report.section import Drawing, Finding, Section
+from outliers.report.section import Drawing, Failures, Finding, Section, failures
 from outliers.report.tables import Table, with_interval
 from outliers.report.words import amount, count, part
 from outliers.specification.kinds import Emergence
@@ -59,6 +59,7 @@ GROWTH = (
 GREY_POINTS = "Grey: the models of the paper, as published (Table 4)."
 
 
+@failures(Failures.APART)
 def emergence_section(rows: list[dict]) -> Section:
     """Table 4, the exponential fits, Figures 3 and 4, and how outlier features grew in what was watched in training."""
     drawings = [_growth_drawing(*watched, number) for number, watched in enumerate(rows_of_watched(rows).items(), 1)]
@@ -72,6 +73,7 @@ def _growth_drawing(model: str, rows: list[dict], number: int) -> Drawing:
     return Drawing.of(name, f"{short_name(model)}: {GROWTH}", growth(rows))
 
 
+@failures(Failures.APART)
 def table4_section(rows: list[dict]) -> Section:
     """Table 4 with the fits, and what others published for its models."""
     models = distinct_models(rows)
@@ -89,6 +91,7 @@ def table4_section(rows: list[dict]) -> Section:
     return Section(title, rows, printed, tables, notes=notes, further=further, findings=findings)
 
 
+@failures(Failures.APART)
 def families_section(rows: list[dict]) -> Section:
     """Table 4 of models whose perplexities are of different things, so that nothing is fitted or drawn by them."""
     table = emergence_table(rows)

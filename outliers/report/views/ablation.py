@@ -8,7 +8,7 @@ from outliers.models.names import short_name
 from outliers.plot.ablation import ablation_bars
 from outliers.quantization.schemes import BASELINE
 from outliers.report.analysis import Value, exact
-from outliers.report.section import Drawing, Finding, Section, by_stack
+from outliers.report.section import Drawing, Failures, Finding, Section, by_stack, failures
 from outliers.report.tables import MISSING, Table, with_interval
 from outliers.report.words import count, features, percent, times
 
@@ -25,6 +25,7 @@ REMOVED = {  # subject of a row: what is taken out
 }
 
 
+@failures(Failures.LOST)
 def ablation_section(rows: list[dict]) -> Section:
     """The summary of an ablation as a table and as bars, without the trace that has found its features; of several
     stacks, whose features are taken out one stack at a time, that of each."""

@@ -9,7 +9,9 @@ import pandas as pd
 from outliers.metrics.keys.view import features_of, is_of_keys, keys_section
 from outliers.metrics.origins.view import account_of, origins_section
 from outliers.presets.readers import readings
-from outliers.report.section import FINDINGS, Finding, Section, together
+from outliers.report.analysis import is_beyond
+from outliers.report.section import FINDINGS, Failures, Finding, Section, failures, together
+from outliers.report.tables import values_table
 from outliers.report.views.massive import massive_section
 from outliers.report.views.massive import sentences as massive
 from outliers.report.views.readers import read_by, readers_section
@@ -22,11 +24,13 @@ class Part(NamedTuple):
     """A part of the account.
 
     has: whether a row is of it. section: of all rows. sentences: what they say of each feature, most telling first.
+    compares: whether they compare each cell with all others, so that none may be missing.
     """
 
     has: Callable[[dict], bool]
     section: Callable[[list[dict]], Section]
     sentences: Callable[[list[dict]], Iterator[Sentence]]
+    compares: bool = True
 
 
 def _is_of_writers(row: dict) -> bool:
@@ -41,19 +45,27 @@ def _of_writers(rows: list[dict]) -> Iterator[Sentence]:
 
 
 PARTS = (
-    Part(_is_of_writers, origins_section, _of_writers),
+    Part(_is_of_writers, origins_section, _of_writers, compares=False),
     Part(lambda row: "subject" in row, readers_section, lambda rows: read_by(readings(rows))),
     Part(lambda row: row["metric"] == "damage.kl", super_weights_section, carried_by),
     Part(lambda row: "unattended" in row, massive_section, massive),
-    Part(is_of_keys, keys_section, features_of),
+    Part(is_of_keys, keys_section, features_of, compares=False),
 )
 
 
+@failures(Failures.SHOWN)
 def account_section(rows: list[dict]) -> Section:
-    """The parts of the account of one model that were measured, with the sentences on a feature side by side."""
-    parts = [part for part in PARTS if any(map(part.has, rows))]
-    sections = [part.section(rows) for part in parts]
-    findings = _findings(part.sentences(rows) for part in parts)
+    """The parts of the account of one model that were measured, with the sentences on a feature side by side; where a
+    cell has no number, values stand in the place of parts that compare."""
+    finished = [row for row in rows if not is_beyond(row)]
+    whole = len(finished) == len(rows)
+    parts = [part for part in PARTS if any(map(part.has, finished)) and (whole or not part.compares)]
+    sections = [part.section(finished) for part in parts]
+    if not whole:
+        others = [row for row in rows if not any(part.has(row) for part in parts)]
+        table = values_table(others, ["stack"])
+        sections.append(Section("Measurements", rows, table.printed, [table]))
+    findings = _findings(part.sentences(finished) for part in parts)
     return together(sections[0].title, sections)._replace(rows=rows, findings=findings)
 
 

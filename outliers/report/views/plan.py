@@ -10,7 +10,7 @@ from outliers.plot.sweep import plan_curve, plan_points
 from outliers.presets.plan import CANDIDATES, CONFIRM, exports_of, plan_of
 from outliers.quantization.plans.plan import Plan
 from outliers.report.analysis import Value, exact
-from outliers.report.section import Drawing, Finding, Section, printed
+from outliers.report.section import Drawing, Failures, Finding, Section, failures, printed
 from outliers.report.tables import Table, scatter_note, scattered
 from outliers.report.views.damage import decibels
 from outliers.report.words import listed, percent
@@ -42,6 +42,7 @@ CURVE = (
 )
 
 
+@failures(Failures.LOST)
 def kept_plan_section(spec: Planning, folder: Path, rows: list[dict]) -> Section:
     """The section of the rows of a specification; the plan and its exports become files."""
     plan = plan_of(rows, spec.model, spec.cost, spec.draws)
