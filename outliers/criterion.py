@@ -47,6 +47,10 @@ MASSIVE_RATIO = 1000.0  # times the median magnitude of that layer's state
 
 SPIKE = 50.0  # magnitude at the input and at the output of a projection with a super weight: Yu et al., 2024
 
+# Mean square of a feature below which it never fires. llama.cpp multiplies up to three importances in float32, and of a
+# block without any it makes NaN or zeros; the cube of this one is a normal number.
+DEAD = 1e-12
+
 SINK = 0.3  # mean attention that a sink receives: Gu et al., 2024, section 3
 
 
@@ -67,11 +71,11 @@ def of_transformerlens(name: str) -> tuple[int, str] | None:
     return (int(match[1]), places[0]) if places else None
 
 
-def check_threshold(name: str, value: float) -> float:
+def check_threshold(name: str, value: float, example: float = ALPHA) -> float:
     """The threshold as a float; raise UserError where it is not a positive number that float32 holds."""
     low, high = THRESHOLDS
     if isinstance(value, bool) or not isinstance(value, Real) or not low <= value <= high:
-        raise UserError(f"{name} is {shown(value)}; expected a positive number, such as {ALPHA}")
+        raise UserError(f"{name} is {shown(value)}; expected a positive number, such as {example}")
     return float(value)
 
 

@@ -97,6 +97,38 @@ def test_the_fields_are_those_of_llama_cpp(blocks, tmp_path):
     }
 
 
+@pytest.mark.parametrize("floor", [None, 1e-6, 0])
+def test_features_that_never_fire_have_the_floor(floor, blocks, tmp_path, caplog):
+    """Of zeros alone llama.cpp makes NaN in older versions, and weights of 0 in newer ones."""
+    model = make_model("llama")
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[[3, 5, 7, 9]] = 0
+    trace = outliers.trace(model, blocks)
+    trace.save_imatrix(tmp_path / "imatrix.gguf", *[] if floor is None else [floor])
+    _, tensors = read(tmp_path / "imatrix.gguf")
+    means = tensors["blk.1.ffn_down.weight.in_sum2"][0] / tensors["blk.1.ffn_down.weight.counts"].item()
+    least = 1e-12 if floor is None else floor
+    assert np.allclose(means[[3, 5, 7, 9]], least, rtol=1e-6)
+    assert (means > least).sum() == 48 - 4
+    assert trace.dead_features().to_records(index=False).tolist() == [(1, "ffn_out", n) for n in (3, 5, 7, 9)]
+    assert "4 of 288 inputs of projections never fire on this text" in caplog.text
+    assert f"'imatrix.gguf' is {least:g} (ffn_out of layer 1: 3, 5, 7, …)" in caplog.text
+
+
+def test_what_fires_is_not_said(blocks, tmp_path, caplog):
+    trace = outliers.trace(make_model("llama"), blocks)
+    trace.save_imatrix(tmp_path / "imatrix.gguf")
+    assert trace.dead_features().empty
+    assert not caplog.messages
+    with pytest.raises(UserError, match="floor is -1; expected a positive number, such as 1e-12"):
+        trace.save_imatrix(tmp_path / "imatrix.gguf", -1)
+
+
+def test_experts_without_an_entry_are_said(blocks, tmp_path, caplog):
+    outliers.trace(make_model("mixtral"), blocks).save_imatrix(tmp_path / "imatrix.gguf")
+    assert "'imatrix.gguf' has no entry for the experts of this model" in caplog.text
+
+
 def test_merged_traces_have_the_sums_of_both(blocks, tmp_path):
     model = make_model("gpt2")
     outliers.trace(model, blocks).save_imatrix(tmp_path / "whole.gguf")

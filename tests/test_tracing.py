@@ -19,9 +19,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from outliers.criterion import OF_EVERY_STACK, PAPER
 from outliers.errors import UserError
+from outliers.metrics.trace.view import trace_findings
 from outliers.models.anatomy import anatomy_of, decoder_layers, projections, readers
 from outliers.models.hooks import attention_hooks
 from outliers.models.load import load_model, load_tokenizer
+from outliers.models.stream import stream_model
+from outliers.report.words import ranges
 from outliers.text.blocks import load_text
 from outliers.text.tokens import named_tokens
 from outliers.tracing import sketch
@@ -225,6 +228,41 @@ def test_an_entry_of_just_alpha_is_a_hit(gpt2, role):
         signs = torch.stack([(x >= alpha).any((0, 1, 2)), (x <= -alpha).any((0, 1, 2))])
         one_sided = found.features(role).set_index("feature").sort_index()["one_sided"]
         assert one_sided.tolist() == (signs.sum(0) == 1).tolist()
+
+
+@pytest.mark.parametrize("case", ["mixtral", "qwen3-moe", "qwen3-moe-dense-first", "gpt-oss"])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_shares_of_experts_are_those_of_the_router(case, streamed, blocks, tmp_path):
+    """Which experts transformers' own router logits choose, of two parts of a text that are merged and saved."""
+    model = make_model(case)
+    with torch.no_grad():
+        logits = model(blocks, output_router_logits=True).router_logits
+    expected = {layer: of.topk(2).indices.flatten().bincount(minlength=4) / len(of) for layer, of in enumerate(logits)}
+    if streamed:
+        model.save_pretrained(tmp_path / "model")
+        model = stream_model(str(tmp_path / "model"), memory=0)
+    parts = [trace(model, part, "attn_in", attention=False) for part in (blocks[:1], blocks[1:])]
+    parts[0].merge(parts[1]).save(tmp_path / "trace")
+    shares = Trace.load(tmp_path / "trace").expert_shares()
+    first = 2 - len(expected)  # layer with experts
+    found = {layer - first: torch.tensor(of["share"].tolist()) for layer, of in shares.groupby("layer")}
+    assert found.keys() == expected.keys()
+    assert all(torch.allclose(found[layer].float(), share) for layer, share in expected.items())
+
+
+def test_experts_that_no_token_chose_are_said():
+    """A token that is repeated has the same two experts at all positions."""
+    found = trace(make_model("mixtral"), torch.full((1, 8), 3))
+    used = found.expert_shares().query("share > 0")
+    assert used.groupby("layer")["share"].agg(list).tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    said = [finding.text for finding in trace_findings(found, {}, str)][-1]
+    unused = [sorted({0, 1, 2, 3} - set(of)) for of in used.groupby("layer")["expert"].agg(list)]
+    assert said.endswith(f"no token chose experts {ranges(unused[0])} in layer 0, {ranges(unused[1])} in layer 1.")
+
+
+def test_only_a_mixture_has_shares_of_experts(gpt2):
+    with pytest.raises(UserError, match="this trace has no experts"):
+        gpt2[-1].expert_shares()
 
 
 def test_layers_that_lack_a_role(gpt2, monkeypatch):

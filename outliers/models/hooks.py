@@ -12,7 +12,16 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from outliers.criterion import RESIDUAL, of_transformerlens
 from outliers.errors import UserError, shown, unknown_name
-from outliers.models.anatomy import ROLES, Projection, decoder_layers, layers_of, readers, stack_module, stacks_of
+from outliers.models.anatomy import (
+    ROLES,
+    Projection,
+    decoder_layers,
+    experts_of,
+    layers_of,
+    readers,
+    stack_module,
+    stacks_of,
+)
 from outliers.models.anatomy.names import State, names_of
 from outliers.models.attending import SUMMED
 
@@ -223,6 +232,26 @@ def residual_hooks(
         for layer, module in enumerate(decoder_layers(model)):
             if only in (None, layer):
                 stack.callback(module.register_forward_hook(hook_of(layer)).remove)
+        yield
+
+
+@contextmanager
+def expert_hooks(
+    model: PreTrainedModel, visit: Callable[[int, torch.Tensor], None], only: int | None = None
+) -> Iterator[None]:
+    """Call `visit(layer, tokens)` with how many tokens, int64 (experts,), go to each expert of a layer, or of one."""
+
+    def hook_of(layer: int):
+        def hook(experts, inputs):
+            chosen = inputs[1].flatten()  # the number after that of the last expert stands for none
+            visit(layer, chosen.bincount(minlength=experts.num_experts)[: experts.num_experts])
+
+        return hook
+
+    with ExitStack() as stack:
+        for layer, experts in experts_of(model).items():
+            if only in (None, layer):
+                stack.callback(experts.register_forward_pre_hook(hook_of(layer)).remove)
         yield
 
 

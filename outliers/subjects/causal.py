@@ -214,8 +214,8 @@ class Causal(Pretrained):
         if "bos" in self._reader.REFUSED:
             return None
         tokenizer = load_reader(self.model, self.revision)
-        first = tokenizer("a")["input_ids"][0]
-        left_out = first == tokenizer.bos_token_id and bool((self.blocks[:, 0] != first).any())
+        first = next(iter(tokenizer("a")["input_ids"]), None)  # one without a vocabulary knows no token
+        left_out = first is not None and first == tokenizer.bos_token_id and bool((self.blocks[:, 0] != first).any())
         return tokenizer.convert_ids_to_tokens(first) if left_out else None
 
     @property

@@ -1,5 +1,6 @@
 """Importance matrices of llama.cpp: what `llama-imatrix` writes and `common_imatrix_load` reads, of a trace."""
 
+import logging
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,8 +8,8 @@ from typing import TYPE_CHECKING
 import gguf
 import numpy as np
 
-from outliers.criterion import RESIDUAL
-from outliers.errors import UserError
+from outliers.criterion import DEAD, RESIDUAL, check_threshold
+from outliers.errors import UserError, first_of
 from outliers.files import write_whole
 from outliers.models.gguf.tensors import tensor_names
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from outliers.tracing.result import Trace
 
 UNKNOWN = "unknown"  # the text of a trace that does not say it
+PLACES = 8  # hidden states with features that never fire, in a message
+logger = logging.getLogger(__name__)
 
 
 class _Writer(gguf.GGUFWriter):
@@ -23,11 +26,12 @@ class _Writer(gguf.GGUFWriter):
         """Nothing: such a file is of no architecture."""
 
 
-def write_imatrix(path: Path, trace: "Trace") -> None:
+def write_imatrix(path: Path, trace: "Trace", floor: float) -> None:
     """Write the sums of squares of each projection's input and how many tokens they are of; see `Trace.save_imatrix`.
 
     In the file, NAME.in_sum2 is float32 (1, features) and NAME.counts float32 (1, 1), NAME being that of the weight.
     """
+    least = trace.positions * (check_threshold("floor", floor, DEAD) if floor else 0)
     sums = _sums(trace)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "imatrix.gguf"
@@ -37,13 +41,29 @@ def write_imatrix(path: Path, trace: "Trace") -> None:
         writer.add_uint32(gguf.Keys.IMatrix.CHUNK_COUNT, trace.sequences)
         writer.add_uint32(gguf.Keys.IMatrix.CHUNK_SIZE, trace.block)
         for name in sorted(sums):
-            writer.add_tensor(f"{name}.in_sum2", sums[name][None].astype(np.float32))
+            writer.add_tensor(f"{name}.in_sum2", sums[name][None].clip(least).astype(np.float32))
             writer.add_tensor(f"{name}.counts", np.array([[trace.positions]], np.float32))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
         write_whole(path, file.read_bytes())
+    _warn(path, trace, floor)
+
+
+def _warn(path: Path, trace: "Trace", floor: float) -> None:
+    """Say which features never fire and what has no entry."""
+    dead = trace.dead_features().groupby(["role", "layer"], sort=False)["feature"].agg(list)
+    if len(dead):
+        width = sum(squares.numel() for name, squares in trace.statistics.items() if name.endswith(".squares"))
+        where = [f"{role} of layer {layer}: {first_of(features)}" for (role, layer), features in dead.items()]
+        logger.warning(
+            f"{dead.str.len().sum():,} of {width:,} inputs of projections never fire on this text; their importance in "
+            f"'{path.name}' is {floor:g} ({'; '.join(where[:PLACES])}{'; …' * (len(where) > PLACES)}); a longer text "
+            "may reach them"
+        )
+    if trace.experts:
+        logger.warning(f"'{path.name}' has no entry for the experts of this model, each of which reads some tokens")
 
 
 def _sums(trace: "Trace") -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from outliers.criterion import LAYERS, POSITIONS, RESIDUAL, ROLES, check_share, in_nnsight, in_transformerlens
+from outliers.criterion import DEAD, LAYERS, POSITIONS, RESIDUAL, ROLES, check_share, in_nnsight, in_transformerlens
 from outliers.errors import UserError, first_of, shown
 from outliers.tracing import store, tokens
 from outliers.tracing.frame import Frame
@@ -31,7 +31,8 @@ class Trace:
     many. heads: attention heads a layer; 0 if the attention was not looked at. stack: which of several stacks of layers
     it is of; first_layer: the number of its first layer among all. about: what was traced, free to use.
     architecture: of the model, as its configuration calls it. modules: by role the paths of the modules that read it in
-    each layer, and by "residual" that of the layer; empty in traces of earlier versions.
+    each layer, and by "residual" that of the layer; empty in traces of earlier versions. experts: of a layer (E), if
+    it is a mixture.
     names: of each token id that occurred what it is called and its type, see `outliers.text.tokens.named_tokens`; empty
     unless tokens were asked for.
 
@@ -52,6 +53,7 @@ class Trace:
     | residual.massive | (L, h) int64 | massive activations; residual.massive_positions (T,), _tokens (V,) |
     | attention.sinks | (L, T) int64 | heads for which a position is a sink; attention.sinks_tokens (V,) |
     | text.sequences | (T,) int64 | sequences that reach a position |
+    | experts.tokens | (L, E) int64 | tokens that each expert got; 0 in layers without experts |
 
     and, if tokens were asked for, of n token ids that occurred, where position 0 counts as a token of its own, V; of
     the states S "attn_in+ffn_in", as far as they were traced, and "residual"; magnitude is the largest over the layers:
@@ -86,6 +88,7 @@ class Trace:
     names: dict[int, tuple[str, str]] = field(default_factory=dict)
     architecture: str = ""
     modules: dict[str, list[list[str]]] = field(default_factory=dict)
+    experts: int = 0
 
     @property
     def layers(self) -> int:
@@ -172,8 +175,8 @@ class Trace:
         store.write(Path(stem), json.dumps(self._header()), self.statistics, self._hit_values())
 
     def _header(self) -> dict:
-        of_stack = {} if self.stack else {"stack", "first_layer"}
-        return {name: getattr(self, name) for name in store.Header.model_fields if name not in of_stack}
+        absent = {*({"stack", "first_layer"} if not self.stack else ()), *({"experts"} if not self.experts else ())}
+        return {name: getattr(self, name) for name in store.Header.model_fields if name not in absent}
 
     @classmethod
     def load(cls, stem: str | Path) -> "Trace":
@@ -185,19 +188,48 @@ class Trace:
         header, statistics, sketch = store.read(str(stem))
         return cls(**dict(header), statistics=statistics, sketch=sketch)
 
-    def save_imatrix(self, path: str | Path) -> None:
+    def save_imatrix(self, path: str | Path, floor: float = DEAD) -> None:
         """Write an importance matrix, which `llama-quantize --imatrix` reads: the sums of squares of what each
         projection reads, by the name of its weight in GGUF files (docs/names.md#importance-matrices).
 
-        Experts of a mixture, each of which reads some of the tokens, have none.
+        Experts of a mixture, each of which reads some of the tokens, have none. Features that never fire are logged.
+
+        Args:
+            path: of the file.
+            floor: the least mean square of a feature; 0 for none. llama.cpp makes NaN or zeros of a block of weights
+                whose inputs all have 0.
 
         Raises:
             UserError: llama.cpp does not know the architecture, none of the projections was traced, the trace is of an
-                earlier version, or the file cannot be written.
+                earlier version, the floor is negative, or the file cannot be written.
         """
         from outliers.tracing.imatrix import write_imatrix  # which imports gguf
 
-        write_imatrix(Path(path), self)
+        write_imatrix(Path(path), self, floor)
+
+    def dead_features(self) -> Frame:
+        """One row a `layer`, `role` and `feature` that never fires: its mean square over the text is below 1e-12."""
+        rows = [
+            (self.first_layer + layer, role, feature)
+            for role in self.roles
+            for layer, feature in (self.statistics[f"{role}.squares"] < DEAD * self.positions).nonzero().tolist()
+        ]
+        return Frame(pd.DataFrame(rows, columns=["layer", "role", "feature"]))
+
+    def expert_shares(self) -> Frame:
+        """One row a `layer` and `expert` of a mixture: the `share` of all tokens that the router sent to it.
+
+        The shares of a layer add up to the number of experts that each token has.
+
+        Raises:
+            UserError: the model has no experts, or the trace is of an earlier version.
+        """
+        if not self.experts:
+            raise UserError("this trace has no experts; expected that of a mixture of experts, by this version")
+        sent = self.statistics["experts.tokens"]
+        index = pd.MultiIndex.from_product([self._numbers, range(self.experts)], names=["layer", "expert"])
+        table = pd.DataFrame({"share": sent.flatten().numpy() / self.positions}, index).reset_index()
+        return Frame(table[sent.any(1).repeat_interleave(self.experts).numpy()].reset_index(drop=True))
 
     def hooks(self) -> Frame:
         """One row a layer and role, and a layer's residual stream: what other tools call it (docs/names.md).

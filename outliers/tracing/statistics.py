@@ -23,7 +23,8 @@ def _of_layers(table: dict[str, tuple]) -> Table:
     }
 
 
-# Statistic: dtype and shape (L layers, T positions, h features of the state, V token ids, n of them that occurred).
+# Statistic: dtype and shape (L layers, T positions, h features of the state, E experts, V token ids, n of them
+# that occurred).
 OF_ROLE, OF_STREAM = _of_layers(states.STATISTICS), {"magnitude": (torch.float64, "Th")}
 OF_VIEW = dict.fromkeys(("layers_hit", "positions_hit"), (torch.int64, "h"))
 OF_RESIDUAL = _of_layers(states.RESIDUAL) | {
@@ -32,6 +33,7 @@ OF_RESIDUAL = _of_layers(states.RESIDUAL) | {
 }
 OF_ATTENTION = {"sinks": (torch.int64, "LT"), "sinks_tokens": (torch.int64, "V")}
 OF_TEXT = {"sequences": (torch.int64, "T")}
+OF_EXPERTS = {"tokens": (torch.int64, "LE")}
 OF_TOKENS = dict.fromkeys(("ids", "positions"), (torch.int64, "n"))
 OF_CARRIERS = {
     "token_sum": (torch.float64, "nh"),
@@ -52,11 +54,11 @@ def states_of_tokens(roles: Iterable[str]) -> list[str]:
     return [state for state in ("+".join(role for role in ON_STREAM if role in roles), "residual") if state]
 
 
-def tables_of(roles: Iterable[str], attention: bool, tokens: bool) -> dict[str, Table]:
+def tables_of(roles: Iterable[str], attention: bool, tokens: bool, experts: bool) -> dict[str, Table]:
     """The statistics that a trace has of each state."""
     tables = {role: OF_ROLE | (OF_STREAM if role in ON_STREAM else {}) for role in roles}
     tables |= {"residual": OF_RESIDUAL, "text": OF_TEXT} | ({"attention": OF_ATTENTION} if attention else {})
-    tables |= {"tokens": OF_TOKENS} if tokens else {}
+    tables |= ({"tokens": OF_TOKENS} if tokens else {}) | ({"experts": OF_EXPERTS} if experts else {})
     more = [("+".join(view), OF_VIEW) for view in views(roles)]
     more += [(state, OF_CARRIERS) for state in states_of_tokens(roles) if tokens]
     for state, table in more:

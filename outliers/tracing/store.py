@@ -52,6 +52,7 @@ class Header(BaseModel):
     about: dict
     names: dict[NonNegativeInt, tuple[Annotated[str, AfterValidator(_name)], Literal[TYPES[1:]]]] = {}
     architecture: str = ""
+    experts: NonNegativeInt = 0
     modules: dict[Literal[*ROLES, RESIDUAL], list[Annotated[list[Module], Field(min_length=1)]]] = {}
 
 
@@ -109,13 +110,13 @@ def _read_table(path: Path, statistics: dict[str, torch.Tensor]) -> tuple[str, p
 
 def check_statistics(header: Header, statistics: dict[str, torch.Tensor]) -> None:
     """Raise ValueError if a statistic is missing, unknown, of another dtype or shape, or out of its range."""
-    tables = tables_of(header.roles, bool(header.heads), bool(header.names))
+    tables = tables_of(header.roles, bool(header.heads), bool(header.names), bool(header.experts))
     expected = {f"{state}.{name}" for state, table in tables.items() for name in table}
     if missing := sorted(expected - set(statistics)):
         raise ValueError(f"it is of an earlier version, without {missing[0]}")
     if unknown := sorted(set(statistics) - expected):
         raise ValueError(f"it has an unknown statistic {unknown[0][:60]}")
-    sizes = {"T": header.block, "L": len(statistics["residual.largest"])}
+    sizes = {"T": header.block, "L": len(statistics["residual.largest"]), "E": header.experts}
     if any(len(of_layers) != sizes["L"] for of_layers in header.modules.values()):
         raise ValueError("its modules are not those of its layers")
     sizes |= {"V": len(statistics["residual.massive_tokens"]), "n": len(statistics.get("tokens.ids", ()))}

@@ -17,7 +17,7 @@ from outliers.models.anatomy.examples import Block
 from outliers.models.anatomy.names import modules_of
 from outliers.models.anatomy.views import View, view_of, views_of
 from outliers.models.decoder import inference, run_decoder, under
-from outliers.models.hooks import attention_hooks, eager, input_hooks, residual_hooks
+from outliers.models.hooks import attention_hooks, eager, expert_hooks, input_hooks, residual_hooks
 from outliers.models.stream import AS_IT_IS, Variant, Watched, is_streamed
 from outliers.text.blocks import sequences
 from outliers.text.tokens import named_ids
@@ -180,6 +180,7 @@ def _hooks_of(observer: "_Observer", attention: bool, model: PreTrainedModel, la
         stack.enter_context(input_hooks(tracked, observer.see_memory if view.cross else observer.see_hidden_state))
         if not view.cross:
             stack.enter_context(residual_hooks(model, of_view(observer.see_residual), layer))
+            stack.enter_context(expert_hooks(model, of_view(observer.see_experts), layer))
         if attention:
             stack.enter_context(attention_hooks(model, of_view(observer.see_attention), layer, True, view.cross))
         yield
@@ -255,6 +256,7 @@ class _Observer:
         self.sequences = self.heads = 0
         self.tokens = TokenSums(len(counts["residual.massive_tokens"])) if names else None
         self.by_layer: dict[str, dict[int, states.Statistics]] = defaultdict(dict)  # state, layer
+        self.experts: dict[int, torch.Tensor] = {}  # layer: tokens of each expert (E,)
         self.sketch: Counter = Counter()
         self.hits: list[tuple] = []  # those that the sketch has not: layer, place of the role, hits
         self.waiting = 0  # how many they are
@@ -310,6 +312,9 @@ class _Observer:
         of_layer["sinks"] = add_from_start(of_layer["sinks"], sinks, 0) if of_layer else sinks
         self._add_by_token("attention.sinks_tokens", sinks)
 
+    def see_experts(self, layer: int, tokens: torch.Tensor) -> None:
+        self.experts[layer] = self.experts.get(layer, 0) + tokens
+
     def see_memory(self, layer: int, role: str, x: torch.Tensor) -> None:
         """Take the encoder's output, where a layer of the decoder reads it."""
         self.see_hidden_state(layer, role, x)
@@ -352,6 +357,11 @@ class _Observer:
         statistics |= {f"{role}.layers_hit": statistics[f"{role}.sequences_hit"].sum(0) for role in self.roles}
         statistics |= {name: value.cpu() for name, value in self.total.items()}
         of_stack = {"stack": self.view.name, "first_layer": self.view.layers[0]}
+        if self.experts:
+            by_layer = {layer: tokens.cpu() for layer, tokens in self.experts.items()}
+            none = torch.zeros_like(next(iter(by_layer.values())))
+            statistics["experts.tokens"] = torch.stack([by_layer.get(layer, none) for layer in self.view.layers])
+            of_stack["experts"] = len(none)
         sizes = self.block, self.sequences, self.heads
         trace = Trace(self.alpha, self.roles, *sizes, statistics, self.sketch, **of_stack)
         if self.tokens:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from outliers.criterion import CROSS, FEW, LAYERS, MASSIVE, MASSIVE_RATIO, POSITIONS, SINK
+from outliers.errors import first_of
 from outliers.models.names import short_name
 from outliers.plot.emergence import metric_of
 from outliers.plot.trace import (
@@ -70,6 +71,8 @@ def trace_section(trace: "Trace", rows: list[dict], names: Names, excerpt: "Exce
     largest = Table.of("largest", LARGEST_CAPTION, LARGEST, _with_names(trace.largest_values(), names), names=2)
     rare = [_massive(further["massive_activations"]), _sinks(further["attention_sinks"], further["sink_tokens"])]
     tables = [table for table in (_features(trace), emergence_table(whole), largest, *rare) if isinstance(table, Table)]
+    if trace.experts:
+        tables.append(_experts(trace.expert_shares()))
     tables += _tokens(trace)
     notes = [note for note in rare if isinstance(note, str)]
     expected = () if trace.cross else (role for role in READERS if role not in CROSS)
@@ -160,6 +163,21 @@ def _sinks(every: pd.DataFrame, tokens: pd.DataFrame) -> Table | str:
     return Table.of("attention_sinks", caption, SINKS, every, sinks, names=0)
 
 
+def _experts(every: pd.DataFrame) -> Table:
+    """The most and the least chosen expert of each layer, and those that no token went to."""
+    rows = []
+    for layer, of_layer in every.groupby("layer"):
+        ordered = of_layer.sort_values("share", ascending=False, kind="stable")
+        ends = zip(("most", "least"), ordered.iloc[[0, -1]].to_dict("records"), strict=True)
+        row = {f"{end}_{name}": record[name] for end, record in ends for name in ("expert", "share")}
+        rows.append({"layer": layer, "even": of_layer["share"].mean(), "unused": _unused(of_layer), **row})
+    return Table.of("experts", EXPERTS_CAPTION, EXPERTS, every, pd.DataFrame(rows), names=0)
+
+
+def _unused(of_layer: pd.DataFrame) -> str:
+    return ranges(of_layer[of_layer["share"] == 0]["expert"].tolist()) or "–"
+
+
 def _tokens(trace: "Trace") -> list[Table]:
     """Tokens that carry the outlier features, or the nearest one, and the features of massive activations."""
     if not trace.names:
@@ -235,6 +253,13 @@ MASSIVE_PLACES = (
     ("max |x|", "{largest:,.0f}"),
     *PLACE,
 )
+EXPERTS = (
+    ("layer", "{layer}"),
+    ("even", "{even:.1%}"),
+    ("most chosen", "{most_expert:.0f} ({most_share:.1%})"),
+    ("least chosen", "{least_expert:.0f} ({least_share:.1%})"),
+    ("chosen by none", "{unused}"),
+)
 SINKS = (("position", "{position}"), ("(layer, head) pairs", "{share:.1%}"))
 TYPES = (*CARRIER, ("type of token", "{type}"), *MAGNITUDES)
 TOKENS = (*CARRIER, ("token", "{token_text}"), ("type", "{type}"), *MAGNITUDES)
@@ -243,6 +268,10 @@ CONTEXTS = (
     ("context", lambda row: row["context"].strip()),
     ("|x|", "{magnitude:,.1f}"),
     ("position", "{position}"),
+)
+EXPERTS_CAPTION = (
+    "Experts: the share of all tokens that the router sent to the most and to the least chosen expert of each layer; "
+    "even: the mean over experts."
 )
 LARGEST_CAPTION = (
     "The largest input of each kind of projection, which sets the scale of per-tensor quantization. The criterion "
@@ -273,12 +302,12 @@ PATCHES = {
 
 
 def trace_findings(trace: "Trace", metrics: Mapping[str, float], names: Names) -> list[Finding]:
-    """Outlier features, places of the largest inputs, massive activations, the attention and its sink.
+    """Outlier features, places of the largest inputs, massive activations, the attention and its sink, experts.
 
     metrics: those of the model's row of Table 4. names: what a token id is called.
     """
-    outliers = Finding(_outliers(trace), "features")
-    return [outliers, _largest(trace, names), *_massive_finding(trace, names), *_sink(trace), *_attention(metrics)]
+    first = [Finding(_outliers(trace), "features"), _largest(trace, names), *_massive_finding(trace, names)]
+    return [*first, *_sink(trace), *_attention(metrics), *_expert(trace)]
 
 
 def _outliers(trace: "Trace") -> str:
@@ -355,3 +384,16 @@ def _attention(metrics: Mapping[str, float]) -> list[Finding]:
     if "top1_softmax_without" in metrics:
         share += f"; with outlier features set to zero it is {100 * metrics['top1_softmax_without']:.1f} %"
     return [Finding(f"{share}.", "table4")]
+
+
+def _expert(trace: "Trace") -> list[Finding]:
+    """Experts that no token went to, or the share of the most chosen one."""
+    if not trace.experts:
+        return []
+    shares = trace.expert_shares()
+    most, unused = shares.loc[shares["share"].idxmax()].to_dict(), shares[shares["share"] == 0]
+    text = f"Expert {most['expert']:.0f} of layer {most['layer']:.0f} gets {part(most['share'])} of the tokens"
+    text += f", where an even share is {part(shares['share'].mean())}"
+    of_layers = [f"{_unused(of_layer)} in layer {layer}" for layer, of_layer in unused.groupby("layer")]
+    none = f"no token chose expert{'s' * (len(unused) > 1)} {first_of(of_layers)}" if of_layers else "none is idle"
+    return [Finding(f"{text}; {none}.", "experts")]

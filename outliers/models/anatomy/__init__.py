@@ -294,11 +294,15 @@ def readers(model: PreTrainedModel) -> Iterator[Projection]:
             yield in_layer(layer, "ffn_in", layer.anatomy.mixture.block)
 
 
+def experts_of(model: PreTrainedModel) -> dict[int, nn.Module]:
+    """The modules that hold the weights of experts, by the numbers of the layers that have such."""
+    mixtures = [layer for layer in layers_of(model) if layer.anatomy.mixture]
+    return {layer.number: layer.module.get_submodule(layer.anatomy.mixture.experts) for layer in mixtures}
+
+
 def weights_of_experts(model: PreTrainedModel) -> int:
     """The number of a model's parameters that are those of experts."""
-    mixtures = [layer for layer in layers_of(model) if layer.anatomy.mixture]
-    experts = (layer.module.get_submodule(layer.anatomy.mixture.experts) for layer in mixtures)
-    return sum(parameter.numel() for module in experts for parameter in module.parameters())
+    return sum(parameter.numel() for module in experts_of(model).values() for parameter in module.parameters())
 
 
 def context_length(config: PretrainedConfig) -> int | None:
