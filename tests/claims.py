@@ -29,6 +29,7 @@ from outliers.metrics.linear_layer.view import tokens_of
 from outliers.metrics.memory.view import GIB, footprints
 from outliers.metrics.origins.view import HIDDEN, beside_each_other
 from outliers.metrics.perplexity.measure import LARGEST_LOSS
+from outliers.metrics.token_losses.measure import LISTED
 from outliers.models.config_file import DEQUANTIZED
 from outliers.models.gguf.header import LONGEST as LONGEST_HEADER
 from outliers.models.load import LARGEST_SIDE, MANY
@@ -657,6 +658,7 @@ CLAIMS: dict[str, Callable | Collection] = {
         100 * plan_at("plans/w4a8-g64").measured["allowed"],
     ],
     # docs/damage.md
+    "the sum over all places of a `token`, of the {} with the largest": (LISTED,),
     "on C4, {} blocks of {} tokens, where": lambda: size(DAMAGED),
     "perplexity of {unquantized:.2f}": lambda: of_damage("absmax"),
     "are means of {} draws": lambda: {row["draws"] for row in kept(DAMAGED) if "draws" in row},

@@ -45,6 +45,14 @@ def test_the_tokens_of_a_document_stand_for_its_bytes(name):
     assert all(sizes[end] == 0 for end in ends)
 
 
+@pytest.mark.parametrize("name", [MODEL, pytest.param("smollm2-135m", marks=needs_smollm2)])
+def test_tokens_of_bytes_stand_for_them(name):
+    """Each character of the name of a token is a byte, also where several tokens share a character of the text."""
+    tokenizer = outliers.load_tokenizer(name)
+    (ids,), (sizes,) = (part.tolist() for part in cut_text(DOCUMENTS[:1], tokenizer, 16, 1))
+    assert sizes == [len(token) for token in tokenizer.convert_ids_to_tokens(ids)]
+
+
 @pytest.mark.parametrize(
     ("name", "made"),
     [
@@ -207,6 +215,11 @@ def test_losses_of_tokens_are_means_over_mask_seeds(tmp_path):
     found = [run(Cells(**fields, **seeds, metrics="token_losses"), tmp_path) for seeds in of_seeds]
     first, second, both = (parts_of(rows, "total")[0] for rows in found)
     assert both["value"] == pytest.approx((first["value"] + second["value"]) / 2, rel=1e-9)
+    masked = {row["position"]: row for row in parts_of(found[0], "context") if row["sequence"] == 0}
+    tokenizer = outliers.load_tokenizer("pocket/bert-1.4m")
+    labels = masked_text("sample", tokenizer, 32, 2).labels[0]
+    assert masked and {at: row["token"] for at, row in masked.items()} == {at: int(labels[at]) for at in masked}
+    assert not any(tokenizer.mask_token in row["around"] for row in masked.values())
     seen = {(row["sequence"], row["position"]): row["value"] for rows in found[:2] for row in parts_of(rows, "context")}
     assert parts_of(found[2], "context")[0]["value"] in [pytest.approx(value) for value in seen.values()]
 

@@ -148,6 +148,6 @@ def _shares(row: Mapping, total: Mapping) -> dict:
         **row,
         "name": row.get("token_text", f"{row.get('others', 0):,} others"),
         "tokens_share": row["tokens"] / total["tokens"],
-        "increase_share": row["value"] / total["value"],
+        "increase_share": row["value"] / total["value"] if total["value"] > 0 else None,
         "each": row["value"] / row["tokens"],
     }
