@@ -8,6 +8,7 @@ import contextlib
 import errno
 import fcntl
 import itertools
+import math
 import os
 import platform
 import re
@@ -61,9 +62,7 @@ def check_replaceable(path: Path) -> None:
 
 def read_whole(path: Path, most: int) -> bytes:
     """The content of a file of at most so many bytes, to which a link may lead; never of a pipe, which may not end."""
-    check_file(path)
-    if (size := path.stat().st_size) > most:
-        raise UserError(f"'{path}' has {size:,} bytes; expected at most {most:,}: move it away")
+    check_file(path, most)
     return path.read_bytes()
 
 
@@ -78,11 +77,13 @@ def start_of(path: Path, most: int) -> bytes | None:
         return file.read(most)
 
 
-def check_file(path: Path) -> None:
-    """Raise UserError if something else than a file, to which a link may lead, stands where one is to be read."""
-    mode = path.stat().st_mode
-    if not stat.S_ISREG(mode):
-        raise _in_the_way(path, mode)
+def check_file(path: Path, most: float = math.inf) -> None:
+    """Raise UserError if no file of at most so many bytes, to which a link may lead, stands where one is to be read."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise _in_the_way(path, status.st_mode)
+    if status.st_size > most:
+        raise UserError(f"'{path}' has {status.st_size:,} bytes; expected at most {most:,}: move it away")
 
 
 def _in_the_way(path: Path, mode: int) -> UserError:

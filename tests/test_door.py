@@ -402,15 +402,18 @@ def traced(folder: Path) -> None:
 
 
 DAMAGED = "line 2 of 'out/rows.jsonl' is damaged"
+ZEROS = [b"\0" * 4096]  # as a system leaves where it lost power
 LINES = [  # that are no row, and why not
     ('{"asked": {"metric', ""),
     ("[]", "the line: input should be an object"),
     ("3", "the line: input should be an object"),
     ("null", "the line: input should be an object"),
     (b'{"asked": "\xff"}', ""),
-    (b"\0" * 4096, ""),
+    *((line, "") for line in ZEROS),
     ("[" * 100_000, ""),
     ('{"asked": "\\ud800"}', ""),
+    (json.dumps(ROW).replace("7.5", "7" * 5000), "the line: invalid json: number out of range"),
+    (json.dumps(ROW).replace('"m"', '"é"').encode("latin-1"), "the line: invalid json"),
     ({"metric": "perplexity", "value": 7.5}, "asked: field required"),  # of an older version
 ]
 ROWS = [  # that hold what no row may
@@ -428,6 +431,8 @@ ROWS = [  # that hold what no row may
     (with_fields("facts", parameters=0), "facts.parameters: input should be greater than"),
     (with_fields("facts", parameters=0.5), "facts.parameters: input should be a valid"),
     (with_fields("subject", model=3), "asked.subject.model: input should be"),
+    (with_fields("subject", seed=float("inf")), "asked.subject: value error, expected a finite number"),
+    (with_fields("metric", alpha=float("nan")), "asked.metric: value error, expected a finite number"),
     (with_fields("facts", scheme={}), "facts.scheme"),
     (with_fields("facts", new={"a": 1}), "facts: value error, 'new' is no"),
     (with_fields("made", new=[[1]]), "made: value error, 'new' is not text"),
@@ -445,12 +450,13 @@ LONG = "o" * 300
 RESULTS: list[Case] = [
     *(
         Case(f"a line {line!r:.60}", rows(line, ROW), typed, f"{DAMAGED} \\({reason}.*\\); d")
-        for typed, lines in ((SWEEP, LINES), (REDRAW, ROWS))
-        for line, reason in lines
+        for typed in (SWEEP, REDRAW)
+        for line, reason in LINES + ROWS
     ),
+    *(Case(f"a last line {line!r:.60}", rows(line), SWEEP, DAMAGED) for line, _ in LINES if line not in ZEROS),
+    Case("several damaged lines", rows("{", ROW, "[]"), SWEEP, r"lines 2, 4 of '.*' are damaged \(the first: .*; del"),
     Case("a damaged line to draw", rows("{", ROW), REDRAW, DAMAGED),
     Case("a damaged line to trace", rows("{", ROW), TRACE, DAMAGED),
-    Case("a last line that is no row", rows("3"), SWEEP, DAMAGED),
     Case("nothing to draw again", rows(with_fields("subject", block=33)), REDRAW, "'out' has no finished rows of this"),
     *(
         Case(f"{what} as {name}, {typed}", instead_of(name, kind), typed, f"'out/{name}' is {what}; expected a file")
@@ -756,15 +762,20 @@ def _no_hang():
         yield
 
 
+def written(folder: Path) -> dict:
+    """What is in a folder, and when each file was written."""
+    return {path: path.is_dir() or path.lstat().st_mtime_ns for path in folder.rglob("*")}
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.what)
 def test_one_line(monkeypatch, capsys, tmp_path, case):
     monkeypatch.chdir(tmp_path)
     case.make(tmp_path)
-    before = sorted(tmp_path.rglob("*"))
+    before = written(tmp_path)
     command, *arguments = shlex.split(case.typed)
     said = refused(monkeypatch, capsys, *arguments, command=command)
     assert re.search(case.answer, said), said
-    assert sorted(tmp_path.rglob("*")) == before, "something was left behind"
+    assert written(tmp_path) == before, "something was left behind, or written anew"
 
 
 @pytest.mark.parametrize(

@@ -50,5 +50,5 @@ def test_no_results(tmp_path):
         outliers.frame(tmp_path / "nothing")
     assert outliers.frame([]).empty
     (tmp_path / "rows.jsonl").write_text(json.dumps({"metric": "x"})[:-1] + "\n\n{}\n")
-    with pytest.raises(UserError, match=r"line 1 of .* is damaged"):
+    with pytest.raises(UserError, match=r"lines 1, 3 of .* are damaged"):
         outliers.frame(tmp_path)

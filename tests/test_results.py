@@ -289,7 +289,6 @@ def test_a_row_is_found_by_the_facts_it_was_written_with(folder, fields):
         ("facts", {"alpha": 0}, "facts.alpha: input should be greater than 0, got 0"),
         ("facts", {"alpha": True}, "facts.alpha: value error, expected a finite number, got True"),
         ("facts", {"parameters": "many"}, "facts.parameters: input should be a valid integer, got 'many'"),
-        ("asked", {"metric": {"name": "m", "values": [1]}}, "called 'facts' or 'values'"),
         ("asked", {"more": 1}, "asked.more: extra inputs are not permitted, got 1"),
         ("made", {"model": "\udcff"}, "surrogates not allowed"),
     ],

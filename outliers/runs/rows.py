@@ -2,32 +2,27 @@
 
 import codecs
 import contextlib
-import io
 import itertools
 import json
 import logging
 import math
 import os
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Required
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationError, model_validator
+from pydantic_core import to_json
 from typing_extensions import TypedDict  # pydantic takes that of the standard library from Python 3.12 on
 
-from outliers.errors import UserError, shown
-from outliers.files import (
-    check_replaceable,
-    locked,
-    read_whole,
-    remove_left,
-    write_whole,
-    writing,
-)
+from outliers.errors import UserError, first_of, shown
+from outliers.files import check_file, check_replaceable, locked, remove_left, write_whole, writing
 from outliers.terminal.interrupt import Interrupted, asked_to_stop, finishing
 
 FILE = "rows.jsonl"
 MOST_BYTES = 2**32  # of a file of rows, of about a kilobyte each
+NAMED = 12  # damaged lines
 logger = logging.getLogger(__name__)
 
 MOST = 2**63  # of a whole number, as Parquet has them
@@ -43,15 +38,17 @@ def _number(value: object) -> int | float:
 def _flat(part: dict) -> dict:
     """A part of a row, of which tables have a column a field: text, a finite number, true, false, null, or a list."""
     for name, value in part.items():
-        for entry in value if isinstance(value, list) else [value]:
+        if type(value) is str:  # as most are; reading a million rows takes in thirty million values
+            continue
+        for entry in value if type(value) is list else [value]:
             if isinstance(entry, dict | list) or (type(entry) in (int, float) and _number(entry) is None):
                 raise ValueError(f"'{name[:40]}' is not text, a finite number, true, false, null, or a list of such")
     return part
 
 
-def _in_order(part: dict) -> dict:
+def _sorted(part: dict) -> dict:
     """A part of a row that identifies it, whose keys are in one order, however they came."""
-    return {name: _in_order(value) if isinstance(value, dict) else value for name, value in sorted(part.items())}
+    return dict(sorted(part.items()))
 
 
 def _positive(value: dict) -> dict:
@@ -110,9 +107,9 @@ class Asked(TypedDict):
     """The identity of a row: subject, variant and metric, each with its parameters where they are not the default."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
-    subject: Annotated[Part, AfterValidator(_flat)]
+    metric: Annotated[Parameters, AfterValidator(_flat), AfterValidator(_sorted)]
+    subject: Annotated[Part, AfterValidator(_flat), AfterValidator(_sorted)]
     variant: Text
-    metric: Annotated[Parameters, AfterValidator(_flat)]
 
 
 class Row(BaseModel):
@@ -125,8 +122,8 @@ class Row(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    asked: Annotated[Asked, AfterValidator(_in_order)]
-    facts: Annotated[Part, AfterValidator(_flat), AfterValidator(_in_order)]
+    asked: Asked
+    facts: Annotated[Part, AfterValidator(_flat), AfterValidator(_sorted)]
     values: list[Annotated[Value, AfterValidator(_flat), AfterValidator(_positive)]]
     made: Annotated[Part, AfterValidator(_flat)]
 
@@ -146,12 +143,6 @@ class Row(BaseModel):
         return [{**common, **value, **self.made} for value in values]
 
 
-# A line begins with what identifies its row, keys sorted: a row is found by the bytes of its beginning, and parsed when
-# somebody wants it.
-START, FACTS, VALUES = b'{"asked": {"metric": {', b', "facts": {', b', "values": ['
-NONE = b"]"  # what comes then where it failed
-
-
 class Rows:
     """The rows of a folder, `rows.jsonl` in it: `with Rows(folder) as rows`.
 
@@ -167,22 +158,21 @@ class Rows:
 
     def __init__(self, folder: Path):
         self.folder, self.path = folder, folder / FILE
-        self._rests: dict[bytes, dict[bytes, bytes]] = {}  # of lines: by what is asked, by the facts
+        self._lines: dict[bytes, dict[bytes, bytes]] = {}  # by what is asked, by the facts
 
     def __enter__(self) -> "Rows":
         with contextlib.ExitStack() as stack:
             stack.enter_context(locked(self.folder))
             check_replaceable(self.path)
             remove_left(self.folder)
-            content, torn = _read(self.path)
-            self._keep(io.BytesIO(content))
-            if torn:
-                _move_aside(self.path, torn)
-            if torn or _is_elsewhere_too(self.path) or (content and content[-1:] != b"\n"):
-                if content.strip():
-                    write_whole(self.path, content.rstrip() + b"\n")
+            line, torn = b"\n", b""
+            for line, row in _read(self.path):
+                if row:
+                    self._keep(row, line)
                 else:
-                    self.path.unlink()
+                    torn = line
+            if torn or not line.endswith(b"\n") or _is_elsewhere_too(self.path):
+                _mend(self.path, torn)
             stack.enter_context(finishing())
             self._exits = stack.pop_all()
         return self
@@ -190,37 +180,31 @@ class Rows:
     def __exit__(self, _kind, error: BaseException | None, _traceback) -> None:
         self._exits.close()
         if isinstance(error, KeyboardInterrupt) or (error is None and asked_to_stop()):
-            count = sum(map(len, self._rests.values()))
+            count = sum(map(len, self._lines.values()))
             raise Interrupted(f"{count} finished row{'' if count == 1 else 's'} in '{self.folder}'") from None
 
     def find(self, asked: dict, facts: dict) -> Row | None:
         """The row of a cell: it asks the same, has the same facts, and did not fail."""
-        beginning = _beginning(asked, facts)
-        key, _, known = beginning.partition(FACTS)
-        rest = self._rests.get(key, {}).get(known)
-        return rest and _parsed(self.path, beginning + VALUES + rest)
+        line = self._lines.get(key_of(asked), {}).get(key_of(facts))
+        return line and Row.model_validate_json(line)
 
     def may_have(self, asked: dict) -> bool:
         """Whether there is a row of a cell whose facts are not all known: the weights of a streamed model are not
         before they are read."""
-        return bool(self._rests.get(key_of(asked)))
+        return bool(self._lines.get(key_of(asked)))
 
     def add(self, *rows: Row) -> None:
         """Write rows, see `append`."""
-        self._keep(append(self.folder, rows))
+        for line in append(self.folder, rows):
+            self._keep(Row.model_validate_json(line), line)
 
-    def _keep(self, lines: Iterable[bytes]) -> None:
-        """Take lines, each in the place of one whose row asks the same and has the same facts."""
-        for number, line in enumerate(lines, 1):
-            key, _, rest = line.partition(FACTS)
-            known, _, rest = rest.partition(VALUES)
-            if rest and key.startswith(START):
-                rests = self._rests.setdefault(key, {})
-                rests[known] = rest
-                if rest.startswith(NONE):
-                    del rests[known]
-            elif not line.isspace():  # a row that something else than `line_of` wrote
-                self._keep([line_of(_parsed(self.path, line, number))])
+    def _keep(self, row: Row, line: bytes) -> None:
+        """Take a row, as it was read, in the place of one that asks the same and has the same facts."""
+        lines, facts = self._lines.setdefault(to_json(row.asked), {}), to_json(row.facts)
+        if row.values:
+            lines[facts] = line
+        else:
+            lines.pop(facts, None)
 
 
 def append(folder: Path, rows: Iterable[Row]) -> list[bytes]:
@@ -255,84 +239,82 @@ def read(folder: Path) -> list[Row]:
         UserError: the file cannot be read or holds something else, in a line that is named; only the last line may be
             torn, and is then left out.
     """
-    path = folder / FILE
-    content, torn = _read(path)
-    if torn:
-        logger.info(f"the last line of '{path}' is torn; its content is left out")
-    last: dict[bytes, Row] = {}
-    failed: dict[bytes, Row] = {}  # those of them that did
-    for number, line in enumerate(io.BytesIO(content), 1):
-        if not line.isspace():
-            row = _parsed(path, line, number)
-            beginning = _beginning(row.asked, row.facts)
-            last[beginning] = row
-            if not row.values:
-                failed[beginning] = row
-            for other in [other for other in failed if row.values and _follows(row, failed[other])]:
-                del failed[other]
-                if other != beginning:
+    last: dict[tuple[bytes, bytes], Row] = {}
+    failed: dict[bytes, dict] = defaultdict(dict)  # those of them that did, by what they ask
+    for _, row in _read(folder / FILE):
+        if not row:
+            logger.info(f"the last line of '{folder / FILE}' is torn; its content is left out")
+            continue
+        key = asked, _ = to_json(row.asked), to_json(row.facts)
+        last[key] = row
+        if not row.values:
+            failed[asked][key] = row
+        elif asked in failed:
+            known = [other for other, one in failed[asked].items() if one.facts.items() <= row.facts.items()]
+            for other in known:
+                del failed[asked][other]
+                if other != key:
                     del last[other]
     return list(last.values())
-
-
-def _follows(row: Row, failed: Row) -> bool:
-    """Whether a row is of the cell of one that failed, of which less may be known."""
-    return row.asked == failed.asked and failed.facts.items() <= row.facts.items()
 
 
 def line_of(row: Row) -> bytes:
     """A row as its line; raise UserError where it holds what no row may."""
     try:
         whole = Row.model_validate(vars(row))
-        beginning = _beginning(whole.asked, whole.facts)
-        values, made = (_json(part, sort_keys=False) for part in (whole.values, whole.made))
-        line = beginning + b', "values": ' + values + b', "made": ' + made + b"}"
+        parts = {"asked": whole.asked, "facts": whole.facts, "values": whole.values, "made": whole.made}
+        return json.dumps(parts, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, TypeError) as error:
         raise UserError(f"a row cannot be kept: {_mistake(error)}") from None
-    if (line.index(FACTS), line.index(VALUES)) != (len(key_of(whole.asked)), len(beginning)):
-        raise UserError("a row cannot be kept: a parameter of it is called 'facts' or 'values'; choose other names")
-    return line
 
 
-def _beginning(asked: dict, facts: dict) -> bytes:
-    """The bytes with which the line of a row begins."""
-    return key_of(asked) + b', "facts": ' + _json(facts)
+def key_of(part: dict) -> bytes:
+    """A part of a row that identifies it as bytes, in whichever order its keys came."""
+    parts = {name: _sorted(value) if isinstance(value, dict) else value for name, value in part.items()}
+    return to_json(_sorted(parts))
 
 
-def key_of(asked: dict) -> bytes:
-    """The identity of a cell as the bytes with which its rows begin."""
-    return b'{"asked": ' + _json(asked)
+def _read(path: Path) -> Iterator[tuple[bytes, Row | None]]:
+    """The lines of a file, each with its row; None beside a last one that is torn.
+
+    Raises:
+        UserError: the file cannot be read, or lines of it are damaged, which it names after the last one.
+    """
+    number, line, damaged, mistake = 0, b"", [], ""
+    for number, line in _lines(path):
+        try:
+            row = Row.model_validate_json(line)
+        except ValidationError as error:
+            damaged.append(number)
+            mistake = mistake or _mistake(error)
+        else:
+            yield line, row
+    if number in damaged[-1:] and _is_torn(line):
+        del damaged[-1]
+        yield line, None
+    if damaged:
+        which, these = f"line {damaged[0]} of '{path}' is damaged ({mistake})", "this line"
+        if len(damaged) > 1:
+            which = f"lines {first_of(damaged, NAMED)} of '{path}' are damaged (the first: {mistake})"
+            these = "these lines"
+        raise UserError(f"{which}; delete {these}, or choose another folder with --out")
 
 
-def _json(part: dict | list, sort_keys: bool = True) -> bytes:
-    return json.dumps(part, ensure_ascii=False, allow_nan=False, sort_keys=sort_keys).encode()
-
-
-def _read(path: Path) -> tuple[bytes, bytes]:
-    """The whole lines of a file, and the beginning of one after them."""
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file that are not blank, with their numbers."""
     try:
-        content = read_whole(path, MOST_BYTES)
+        check_file(path, MOST_BYTES)
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                line = line.removeprefix(codecs.BOM_UTF8)  # as an editor of another system writes it
+                if line and not line.isspace():
+                    yield number, line
+                if not line.endswith(b"\n"):  # a run may be adding the rest
+                    return
     except FileNotFoundError:
-        return b"", b""
+        return
     except OSError as error:
         raise UserError(f"cannot read '{path}' ({error.strerror or error})") from None
-    content = content.removeprefix(codecs.BOM_UTF8)  # as an editor of another system writes it
-    end = len(content)
-    while content[end - 1 : end].isspace():  # `rstrip` would copy it all
-        end -= 1
-    end = content.rfind(b"\n", 0, end) + 1
-    last = content[end:]
-    return (content, b"") if _is_json(last) else (content[:end], last)
-
-
-def _parsed(path: Path, line: bytes, number: int | None = None) -> Row:
-    try:
-        return Row.model_validate_json(line)
-    except ValidationError as error:
-        where = "a line" if number is None else f"line {number}"
-        raise UserError(
-            f"{where} of '{path}' is damaged ({_mistake(error)}); delete this line, or choose another folder with --out"
-        ) from None
 
 
 def _mistake(error: Exception) -> str:
@@ -344,20 +326,34 @@ def _mistake(error: Exception) -> str:
     return f"{place or 'the line'}: {first['msg'].lower()}, got {shown(first['input'])}"
 
 
-def _is_json(line: bytes) -> bool:
-    """Whether a line is all there, for what is written in part is no JSON."""
+def _is_torn(line: bytes) -> bool:
+    """Whether a last line was not written whole: its end and that of its row are missing, or zeros are there."""
+    if not line.strip(b"\0\r\n"):
+        return True
     try:
-        json.loads(line.strip() or b"{}")
+        json.loads(line.decode(errors="replace"), parse_int=str)  # of any length
     except ValueError:
-        return False
+        return not line.endswith(b"\n")
     except RecursionError:
         pass
-    return True
+    return False
 
 
 def _is_elsewhere_too(path: Path) -> bool:
     """Whether what is appended to a file would be seen under another name, to which it is a link."""
     return path.is_symlink() or (path.exists() and path.stat().st_nlink > 1)
+
+
+def _mend(path: Path, torn: bytes) -> None:
+    """Write a file anew, as one of its own, without a last line that is torn; no file where nothing is left."""
+    content = path.read_bytes().rstrip() if path.exists() else b""
+    if torn:
+        content = content.removesuffix(torn.rstrip()).rstrip()
+        _move_aside(path, torn)
+    if content:
+        write_whole(path, content + b"\n")
+    else:
+        path.unlink()
 
 
 def _move_aside(path: Path, torn: bytes) -> None:
