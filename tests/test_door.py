@@ -417,7 +417,7 @@ LINES = [  # that are no row, and why not
     ({"metric": "perplexity", "value": 7.5}, "asked: field required"),  # of an older version
 ]
 ROWS = [  # that hold what no row may
-    ({**ROW, "values": []}, "values: list should have at least 1 item"),
+    ({**ROW, "values": []}, "the line: value error, expected values, or in 'made' why it 'failed'"),
     ({**ROW, "more": {}}, "more: extra inputs are not permitted"),
     (with_fields("values", value=float("nan")), "values.0.value: value error, expected a finite number"),
     (with_fields("values", value=-float("inf")), "values.0.value: value error, expected a finite"),
