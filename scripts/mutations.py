@@ -156,8 +156,8 @@ MUTATIONS = {
         (".removeprefix(codecs.BOM_UTF8)", ""),
         ("abs(value) < MOST", "abs(value) <= MOST"),
         ('value["value"] <= 0', 'value["value"] < 0'),
-        ("in sorted(part.items())", "in part.items()"),
-        ("if _is_json(last) else (content[:end], last)", "if last else (content[:end], last)"),
+        ("dict(sorted(part.items()))", "part"),
+        ('return not line.endswith(b"\\n")', "return True"),
     ],
     "outliers/runs/run.py": [
         ('row.made.get("experiment") == experiment', 'row.made.get("experiment") != experiment'),
