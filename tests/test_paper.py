@@ -203,7 +203,7 @@ def test_a_new_table_is_one_file_its_experiments_and_its_values(tmp_path, monkey
     assert list(found) == [*list(ARTEFACTS)[:2], "table2", *list(ARTEFACTS)[2:]]
     assert [name for name in found if name != "table2"] == list(ARTEFACTS)
     monkeypatch.setattr(module, "ARTEFACTS", found)
-    said = report(str(tmp_path / "table2.yaml"), tmp_path / "out")
+    said = report(str(tmp_path / "table2.yaml"), tmp_path / "out")[0]
     assert "Table 2: one more" in said
     assert re.search(r"gpt2-0.1m +fp32 +\d+\.?\d* +1 ", said)
     monkeypatch.delitem(sys.modules, "outliers.report.paper.table2")
@@ -307,7 +307,7 @@ def small_set(tmp_path, monkeypatch):
 def test_a_set_goes_on_past_what_cannot_run(small_set, monkeypatch):
     loaded = []
     monkeypatch.setattr(bench, "load_model", lambda *place: loaded.append(place) or load_model(*place))
-    said = report("small", small_set)
+    said = report("small", small_set)[0]
     assert len(loaded) == 1, "the measurements of a page share a model"
     assert "Not run: file 'nowhere/piqa_valid.jsonl' does not exist" in said
     page = (small_set / "report.html").read_text()
@@ -317,7 +317,7 @@ def test_a_set_goes_on_past_what_cannot_run(small_set, monkeypatch):
     assert (small_set / "table1" / "table1.md").exists()
     assert (small_set / "table4" / "figure4b.svg").exists()
     assert not (small_set / "figure1").exists()
-    again = report("small", small_set, redraw=True)
+    again = report("small", small_set, redraw=True)[0]
     assert "has no finished rows" in again
     assert again.partition("Table 4")[2] == said.partition("Table 4")[2], "drawn again, it is the same"
 
@@ -325,7 +325,7 @@ def test_a_set_goes_on_past_what_cannot_run(small_set, monkeypatch):
 def test_models_that_cannot_be_reached_are_named_and_the_others_measured(tmp_path):
     models = "models: [pocket/gpt2-0.1m, pocket/nothing, pocket/gpt2-0.5m]"
     (tmp_path / "mine.yaml").write_text(SMALL.replace("models: [pocket/gpt2-0.1m]", models))
-    said = report(str(tmp_path / "mine.yaml"), tmp_path / "out")
+    said = report(str(tmp_path / "mine.yaml"), tmp_path / "out")[0]
     assert "Not run: pocket/nothing: unknown model 'pocket/nothing'" in said
     assert "Not run: pocket/nothing" in (tmp_path / "out" / "report.html").read_text()
     lines = (tmp_path / "out" / "table1.md").read_text().splitlines()
@@ -339,7 +339,7 @@ def test_too_little_memory_on_a_gpu_is_said(small_set, monkeypatch):
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr("outliers.presets.sweep.schemes_of", out_of_memory)
-    assert "Not run: device 'cpu' has too little memory" in report("small", small_set)
+    assert "Not run: device 'cpu' has too little memory" in report("small", small_set)[0]
 
 
 def test_nothing_that_can_run_is_a_mistake(small_set):

@@ -48,6 +48,7 @@ def report(
     `python -m outliers.report published smollm2-135m`
     """
     from outliers.report.report import report as make
+    from outliers.runs.run import check_all_measured
 
     places, models = places or [], models or []
     if places and places[0] == PUBLISHED:
@@ -56,7 +57,9 @@ def report(
         print(compare([*places[1:], *models_of(models)], device or "cpu", out, redraw))
         return
     name, *others = places if places and is_meant_as_experiment(places[0]) else [DEFAULT, *places]
-    print(make(name, out, force, redraw, device, models_of([*others, *models])))
+    printed, rows = make(name, out, force, redraw, device, models_of([*others, *models]))
+    print(printed)
+    check_all_measured([] if redraw else rows)
 
 
 if __name__ == "__main__":

@@ -104,8 +104,8 @@ def report(
     redraw: bool = False,
     device: str | None = None,
     models: Sequence[str] = (),
-) -> str:
-    """Measure what is not finished, draw everything, and write one page; return what to print.
+) -> tuple[str, list[dict]]:
+    """Measure what is not finished, draw everything, and write one page; return what to print, and all rows.
 
     What cannot be measured, such as a model that cannot be reached, is printed as not run with the reason, and the
     rest goes on.
@@ -135,7 +135,8 @@ def report(
             write_files(section, place)
     write_whole(folder / "report.html", page(_title(name, specs), sections, shlex.join(command)))
     printed = [f"{section.title}\n{'=' * len(section.title)}\n\n{section.terminal}" for section in sections]
-    return "\n" + "\n\n\n".join(printed) + f"\n\n\nRows, tables, figures and page: {folder}/report.html"
+    printed.append(f"Rows, tables, figures and page: {folder}/report.html")
+    return "\n" + "\n\n\n".join(printed), [row for rows, _ in known.values() for row in rows]
 
 
 def _bench() -> "Bench":

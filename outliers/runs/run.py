@@ -33,12 +33,12 @@ def run(spec: Named, out: str | Path | None = None, force: bool = False, bench: 
         bench: what an earlier run in this process has left, such as its model, of which this one takes what it can.
 
     Returns:
-        A flat dictionary for each value, subject by subject, in the order of what is asked.
+        A flat dictionary for each value, subject by subject, in the order of what is asked; for a cell that failed one
+        with NaN as `value`, and why as `failed`.
 
     Raises:
-        UserError: something in the specification is unknown, unreachable or does not fit together; a model computes no
-            numbers; the folder holds results of another model, where its tables are those of one; or cells failed on a
-            cluster.
+        UserError: something in the specification is unknown, unreachable or does not fit together; no model fits in
+            memory; or the folder holds results of another model, where its tables are those of one.
 
     Example:
         >>> rows = outliers.run(outliers.Cells(models=["pocket/gpt2-0.1m"], metrics=["top1"], block=64, blocks=2))

@@ -65,7 +65,8 @@ def _perplexities(rows: list[dict]) -> Section:
     drawings = [Drawing.of("perplexity", caption, sweep_costs(drawn))] if drawn else []
     models = dict.fromkeys(row["model"] for row in rows)
     names = dict(zip(models, names_of(models), strict=True))
-    findings = [*beyond_findings(rows, names), *sweep_findings(costs_of_schemes(drawn), names)][:FINDINGS]
+    whole = len(drawn) == len(rows)
+    findings = [*beyond_findings(rows, names), *sweep_findings(costs_of_schemes(drawn), names, whole)][:FINDINGS]
     text = f"{terminal(rows)}\n\n{note}"
     return Section("Perplexity by scheme", rows, text, tables, drawings, [note], findings=findings)
 
@@ -152,12 +153,13 @@ DECOMPOSED = {
 }
 
 
-def sweep_findings(rows: Sequence[dict], names: dict[str, str]) -> list[Finding]:
+def sweep_findings(rows: Sequence[dict], names: dict[str, str], whole: bool = True) -> list[Finding]:
     """The largest cost, the benefit of outlier features in 16 bits, the least cost, of the model with the largest one.
 
     Nothing of a single draw.
 
     rows: of schemes, with their costs as `outliers.report.analysis.costs` has them. names: what models are called.
+    whole: whether all were measured, without which nothing is said of all schemes.
     """
     if not rows or any(row["cost"].deviation is None for row in rows):
         return []
@@ -165,11 +167,11 @@ def sweep_findings(rows: Sequence[dict], names: dict[str, str]) -> list[Finding]
     if not _costs(most):
         models = f"any of {count(len(names))} models" if len(names) > 1 else next(iter(names.values()))
         beyond = f"beyond the scatter of {scattered_by(rows)}"
-        return [Finding(f"No scheme raises the perplexity of {models} {beyond}.", TABLE)]
+        return [Finding(f"No scheme raises the perplexity of {models} {beyond}.", TABLE)] if whole else []
     schemes = {row["scheme"]: row for row in rows if row["model"] == most["model"]}
     name = names[most["model"]]
     sentences = [f"{most['scheme']} raises the perplexity of {name} by {rise(*most['cost'])}."]
-    sentences += [*_saved(schemes), *_least(schemes, name), *_others(rows, names)]
+    sentences += [*_saved(schemes), *_least(schemes, name), *(_others(rows, names) if whole else ())]
     return [Finding(sentence, TABLE) for sentence in sentences]
 
 
