@@ -310,7 +310,7 @@ def _confirmed(search: Search, chosen: list[Choice], others: list[Choice]) -> St
 def _loss(row: Row) -> float:
     """The loss of a row of perplexity, nats a token."""
     value = _value(row)
-    return value if row.values[0]["metric"] == LOG_PERPLEXITY else math.log(value)
+    return value if row.values[0].get("metric") == LOG_PERPLEXITY else math.log(value)
 
 
 def _value(row: Row) -> float:
@@ -378,9 +378,9 @@ def plan_of(records: Iterable[Mapping], model: str, cost: float, draws: int) -> 
     confirmations = [row for row in records if row.get("stage") == CONFIRM]
     exact = next(row for row in confirmations if "chosen" not in row)
     whole, *sets = (row for row in confirmations if "chosen" in row)
-    if exact["metric"] == LOG_PERPLEXITY:
+    if exact.get("metric") == LOG_PERPLEXITY:
         raise UserError(f"the perplexity of '{model}' without quantization is larger than any number; expected another")
-    sets = [row | {"value": math.inf} if row["metric"] == LOG_PERPLEXITY else row for row in sets]
+    sets = [row | {"value": math.inf} if row.get("metric") == LOG_PERPLEXITY else row for row in sets]
     enough = [row for row in sets if row["value"] <= exact["value"] * (1 + cost)]
     last = min(enough, key=lambda row: row["chosen"]) if enough else sets[-1]
     under, chosen = variant(whole["variant"]), variant(last["variant"])

@@ -262,7 +262,7 @@ class Causal(Pretrained):
                 )
         return blocks
 
-    @functools.cached_property
+    @property
     def _reader(self) -> Any:
         """The module that makes the blocks of its family."""
         from outliers.models.anatomy import family_of

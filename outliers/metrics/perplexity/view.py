@@ -101,15 +101,18 @@ def bits_table(rows: list[dict]) -> list[Table]:
     """Bits per byte of the text, which compare across vocabularies; none where no row knows them."""
     if not any("bits_per_byte" in row for row in rows):
         return []
+    failed = {"cell": FAILED}
     cells = [
-        row
-        | {"metric": "perplexity", "value": row["bits_per_byte"], "cell": cell(".4f", *value_of(row, "bits_per_byte"))}
-        if "bits_per_byte" in row
-        else row | {"cell": FAILED if "failed" in row else MISSING}
-        for row in rows
+        row | (failed if "failed" in row else _bits(row)) for row in rows if "failed" in row or "bits_per_byte" in row
     ]
     caption = "Loss in bits per byte of the text (UTF-8) by scheme and model; it compares across vocabularies."
     return [_with_labels("table1_bits", caption, "Bits per byte", cells)]
+
+
+def _bits(row: dict) -> dict:
+    """The fields of a row of bits per byte in the place of its perplexity."""
+    bits = row["bits_per_byte"]
+    return {"metric": "perplexity", "value": bits, "cell": cell(".4f", *value_of(row, "bits_per_byte"))}
 
 
 def cost_table(rows: list[dict]) -> list[Table]:

@@ -140,6 +140,4 @@ def _behind_the_first(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, torch.arange(1, len(ids))
 
 
-CAUSAL = Family(
-    "causal", _ROWS, AutoModelForCausalLM, _next, keywords={"use_cache": False}, places=_behind_the_first
-)
+CAUSAL = Family("causal", _ROWS, AutoModelForCausalLM, _next, keywords={"use_cache": False}, places=_behind_the_first)

@@ -77,6 +77,7 @@ _ROWS = {
     ),
 }
 
+
 def _unmasked(block: Example) -> tuple[torch.Tensor, torch.Tensor]:
     """The text without masks, and where these were."""
     masked = block.labels != IGNORED

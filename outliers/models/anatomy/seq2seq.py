@@ -156,6 +156,4 @@ def _all_targets(block: Example) -> tuple[torch.Tensor, torch.Tensor]:
     return block.labels, (block.labels != IGNORED).nonzero()[:, 0]
 
 
-SEQ2SEQ = Family(
-    "seq2seq", _ROWS, AutoModelForSeq2SeqLM, labelled, _shifted, {"use_cache": False}, places=_all_targets
-)
+SEQ2SEQ = Family("seq2seq", _ROWS, AutoModelForSeq2SeqLM, labelled, _shifted, {"use_cache": False}, places=_all_targets)
