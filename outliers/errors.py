@@ -48,6 +48,13 @@ class BrokenModel(MeasurementFailed):
     """A model computes what is no number; who knows the model's name, and its scheme, puts them before the message."""
 
 
+def not_finite(where: str) -> BrokenModel:
+    """The error for numbers of a model that are none, with the place where they are."""
+    return BrokenModel(
+        f"NaN or inf {where}; expected finite numbers: try another dtype (float32, bfloat16) or check the weights"
+    )
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> UserError:
     """Build the error for a name that is in no table, with the nearest names that are."""
     known = list(known)

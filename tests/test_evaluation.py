@@ -169,12 +169,26 @@ def test_nan_in_hidden_states_is_located(blocks, scheme):
     assert not any(p.module._forward_pre_hooks for p in projections(quantize(model, "fp32")))
 
 
-def test_nan_after_the_last_projection(blocks):
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("weight", "place"),
+    [
+        ("h.0.mlp.c_fc.weight", "first in the hidden states of layer 0, role ffn_out, feature 5"),
+        ("h.1.mlp.c_proj.weight", "first in the hidden states of layer 1, role residual, feature 5"),
+        ("ln_f.bias", "in the logits"),
+    ],
+)
+def test_overflow_is_located(blocks, tmp_path, weight, place, dtype, streamed):
+    """Of finite weights, in the last layer too."""
     model = make_model("gpt2")
     with torch.no_grad():
-        model.transformer.ln_f.bias[0] = torch.nan
-    with pytest.raises(UserError, match="NaN or inf in the logits"):
-        perplexity(model, blocks)
+        model.transformer.get_parameter(weight)[..., 5:] = 3e38
+    model.save_pretrained(tmp_path)
+    broken = (stream_model if streamed else load_model)(str(tmp_path), dtype)
+    for name in ("fp32", "absmax"):
+        with pytest.raises(UserError, match=f"NaN or inf {place}; expected finite"):
+            perplexities(broken, blocks, [variant(name)])
 
 
 # What looks at a model, each with a result that can be compared.

@@ -189,7 +189,7 @@ def test_a_prefix_longer_than_the_window(case, blocks):
 @pytest.mark.parametrize(
     ("model", "variant", "message"),
     [
-        ("pocket/gpt2-0.1m", "absmax+prefix(3)", "has a prefix after other terms; expected it first: prefix+…"),
+        ("pocket/gpt2-0.1m", "absmax+prefix(3)", "a prefix stands first: prefix(3)+absmax"),
         ("pocket/gpt2-0.1m", "prefix(999999)", "token 999999 in a prefix; expected ids below 4096, of the vocabulary"),
         ("pocket/gpt2-0.1m", "prefix=0", "'prefix=0' is not a prefix; expected prefix, prefix=2 or the ids of tokens"),
         ("pocket/gpt2-0.1m", "prefix+absmax", "0 outlier tokens in 4 blocks of calibration text; expected 1"),

@@ -238,7 +238,7 @@ def test_schemes_in_a_specification(tmp_path):
     assert Latency(models=["m"], schemes=["fp32", "bitsandbytes"]).schemes == ["fp32", "bitsandbytes"]
     for asked, message in (
         (["absmax", "llm.int9"], "unknown scheme 'llm.int9'; did you mean llm.int8"),
-        (["bitsandbytes"], "unknown scheme 'bitsandbytes'"),
+        (["bitsandbytes"], "'bitsandbytes' is a variant, not a scheme"),
         ([{"name": "x"}], "field 'schemes.0': expected the name of a scheme, or a Scheme"),
         ([MIXED, Scheme("mixed", ROW, COLUMN)], "field 'schemes': expected schemes of different names"),
         ([], "field 'schemes'"),

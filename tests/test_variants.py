@@ -371,7 +371,7 @@ def test_what_does_nothing_is_not_written():
         "plant(3,factor=0)": "the factor of 'plant(3,factor=0)' is 0; expected a positive number",
         "plant(3,factor=x)": "has 'x' as a number; expected",
         "absmx": "unknown scheme 'absmx'; did you mean absmax",
-        "skip=ffn_in": "unknown scheme 'skip=ffn_in'",
+        "skip=ffn_in": "'skip=ffn_in': an option stands behind its scheme: absmax+skip=ffn_in",
         "absmax+hadamrd": "unknown remedy 'hadamrd'; did you mean hadamard",
         "absmax+skip=": "has an option twice or without a value; expected",
         "absmax+skip=a+skip=b": "has an option twice or without a value; expected",

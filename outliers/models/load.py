@@ -3,10 +3,12 @@
 import copy
 import hashlib
 import logging
+import math
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import infer_auto_device_map
@@ -191,8 +193,9 @@ def load_model(
     check_complete(sorted(report["missing_keys"]), name)
     if Path(source.path).is_dir() and not source.gguf_file and home.type == "cpu":
         _leave_the_file(model)
-    for tensor_name, tensor in model.named_parameters():
-        check_finite(tensor, tensor_name, name)
+    for tensor_name, tensor in model.named_parameters(remove_duplicate=False):  # of tied ones whichever is stored
+        if stored := checkpoint.tensors.get(tensor_name):
+            check_finite(tensor, tensor_name, name, stored)
     model.ignored_tensors = checkpoint.ignored
     return model.eval() if device == "auto" else model.to(home).eval()
 
@@ -286,11 +289,21 @@ def device_map(skeleton: PreTrainedModel, name: str) -> dict[str, int | str]:
     return places
 
 
-def check_finite(tensor: torch.Tensor, tensor_name: str, name: str) -> None:
-    """Raise UserError if a weight of a model holds NaN or inf."""
+def check_finite(tensor: torch.Tensor, tensor_name: str, name: str, stored: Any = None) -> None:
+    """Raise BadWeights if a weight of a model holds NaN or inf; stored: what it was read from, as a `Checkpoint` has it,
+    perhaps in another dtype."""
     ends = torch.stack(torch.aminmax(tensor))  # NaN if there is one; twelve times as fast as looking at every entry
-    if not torch.isfinite(ends).all():
+    if torch.isfinite(ends).all():
+        return
+    largest = math.nan if stored is None else stored.read().double().abs().max().item()
+    if not largest < math.inf:
         raise BadWeights(f"the weights of '{name}' hold NaN or inf in '{tensor_name}'; expected finite weights")
+    dtype, limit = str(tensor.dtype).removeprefix("torch."), torch.finfo(tensor.dtype).max
+    holding = " or ".join(known for known, of in DTYPES.items() if torch.finfo(of).max >= largest) or "none of ours"
+    raise BadWeights(
+        f"'{tensor_name}' of '{name}' holds {largest:,.6g}, beyond {dtype}, which ends at {limit:,.6g}; expected a "
+        f"dtype that holds it: {holding}"
+    )
 
 
 def _leave_the_file(model: PreTrainedModel) -> None:

@@ -187,7 +187,7 @@ class Stream:
         self.dtypes = {name: dtype_of(model, name) for name in self.stored}
         # Of states between layers: T5's are float32 behind the first layer of a float16 model, because its wo is.
         self.widest = functools.reduce(torch.promote_types, self.dtypes.values(), self.dtype)
-        self.bytes_read = 0
+        self.bytes_read, self.last = 0, AS_IT_IS  # the variant whose last hidden states were put out last
         self.taken: Counter = Counter()  # bytes by device, of what is kept of blocks while they pass
         parameters = {name for name, _ in model.named_parameters()}
         self.to_hash = {name for name in self.stored if self._number(name) is not None and name in parameters}
@@ -228,7 +228,7 @@ class Stream:
         self.bytes_read += sum(end - start for _, start, end in stored.spans)
         # copied, for a tensor that shares the memory of the file would keep all of it in memory
         tensor = stored.read().to(self.device, self.dtypes[name], copy=True)
-        check_finite(tensor, name, self.name)
+        check_finite(tensor, name, self.name, stored)
         return tensor
 
     @contextmanager
@@ -361,6 +361,7 @@ class Stream:
         for variant_number, (block_number, key) in product(range(len(variants)), enumerate(keys)):
             state = states[variant_number, block_number, : key[0]].to(self.device, dtype)
             beside = outputs[key].in_tuple, self._there(memory[variant_number, block_number])
+            self.last = variants[variant_number]
             yield out_of_layers(model, stack, read[block_number], state, *beside)
 
     def _there(self, memory: torch.Tensor | None) -> torch.Tensor | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedModel
 
-from outliers.errors import BrokenModel, UserError
+from outliers.errors import UserError, not_finite
 from outliers.models.anatomy import Projection, family_of, projections
 from outliers.models.anatomy.examples import Block, read_ids
 from outliers.models.decoder import inference, run_decoder, under
@@ -171,10 +171,7 @@ def calibrate(
         finite = statistics_of_block["inputs"].isfinite()
         if not finite.all():
             feature = int((~finite).nonzero()[0])
-            raise BrokenModel(
-                f"NaN or inf in the hidden states of layer {layer}, role {role}, feature {feature}; expected finite "
-                "numbers: try another dtype (float32, bfloat16) or check the weights"
-            )
+            raise not_finite(f"in the hidden states of layer {layer}, role {role}, feature {feature}")
         seen = Magnitudes(weights=weights[place], **statistics_of_block)
         magnitudes[place] = magnitudes[place].merge(seen) if place in magnitudes else seen
         if causal and role == OUTLIER_ROLE:

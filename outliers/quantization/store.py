@@ -180,7 +180,7 @@ def load_int8(
         tensor = stored.read().to(_place(tensor_name, places))
         # copied, for a tensor that shares the memory of the file would keep all of it in memory
         tensor = tensor.to(dtype_of(model, tensor_name), copy=True)
-        check_finite(tensor, tensor_name, name)
+        check_finite(tensor, tensor_name, name, stored)
         _assign(model, tensor_name, tensor)
     model.ignored_tensors = checkpoint.ignored
     return _finished(model, checkpoint.absent(exact), name, places)

@@ -11,7 +11,7 @@ from outlier_kernels import states
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, RESIDUAL, SINK, check_threshold
-from outliers.errors import BrokenModel, UserError, unknown_name
+from outliers.errors import UserError, not_finite, unknown_name
 from outliers.models.anatomy import ROLES, family_of, ids_of, readers
 from outliers.models.anatomy.examples import Block
 from outliers.models.anatomy.names import modules_of
@@ -219,10 +219,7 @@ def _naming(layer: int, state: str) -> Iterator[None]:
     try:
         yield
     except states.NotFinite as broken:
-        raise BrokenModel(
-            f"NaN or inf in the hidden states of layer {layer}, role {state}, feature {broken.feature}; "
-            "expected finite numbers: try another dtype (float32, bfloat16) or check the weights"
-        ) from None
+        raise not_finite(f"in the hidden states of layer {layer}, role {state}, feature {broken.feature}") from None
 
 
 @cache

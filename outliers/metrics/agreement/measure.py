@@ -7,6 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.metrics.measurement import Read
+from outliers.metrics.perplexity.measure import broken_at
 from outliers.models.anatomy.examples import Block
 from outliers.variants.draw import scattered
 
@@ -56,7 +57,8 @@ class AgreementReader:
 
     compares = True
 
-    def __init__(self, _model: PreTrainedModel, _block: Block, targets: torch.Tensor):
+    def __init__(self, model: PreTrainedModel, block: Block, targets: torch.Tensor):
+        self.model, self.block = model, block
         self.predictions, self.weighted = len(targets), 0.0
         self.exact: _Sums | None = None
         self.changed: _Sums | None = None
@@ -68,8 +70,10 @@ class AgreementReader:
         self.changed, *_ = _Sums.after(self.changed, start, logits)
 
     def result(self) -> Agreeing:
-        """The summed divergence, and how many most probable tokens agree."""
+        """The summed divergence, and how many most probable tokens agree; raise BrokenModel where it is NaN or inf."""
         divergence = self.weighted / self.exact.exponentials - self.exact.log_normalizer + self.changed.log_normalizer
+        if not divergence.isfinite().all():
+            raise broken_at(self.model, self.block)
         agreeing = int((self.exact.token == self.changed.token).sum())
         return Agreeing(divergence.sum().item(), agreeing, self.predictions)
 

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.criterion import SPIKE
-from outliers.errors import BrokenModel, UserError
+from outliers.errors import UserError, not_finite
 from outliers.metrics.candidates import Candidates
 from outliers.metrics.measurement import Measurement
 from outliers.models.anatomy import Projection, anatomy_of, check_one_stack, check_plain, projections
@@ -39,10 +39,7 @@ class Spike(NamedTuple):
         position, feature = divmod(int(x.abs().argmax()), x.shape[1])
         value = x[position, feature].item()
         if not math.isfinite(value):
-            raise BrokenModel(
-                f"NaN or inf at a second feed-forward projection, position {position}; expected finite numbers: try "
-                "another dtype (float32, bfloat16) or check the weights"
-            )
+            raise not_finite(f"at a second feed-forward projection, position {position}")
         return cls(value, feature, position)
 
     def larger(self, other: "Spike | None") -> "Spike":

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from outliers.errors import BrokenModel
+from outliers.errors import not_finite
 from outliers.metrics.keys import AFTER, BEFORE
 
 FEATURES = 3  # that write a channel, at most
@@ -99,10 +99,7 @@ class Channels:
         for side, x in ((BEFORE, before), (AFTER, after)):
             sums = Sums.of(x)
             if not sums.largest.isfinite().all():
-                raise BrokenModel(
-                    f"NaN or inf in the {place[1]} of layer {place[0]}; expected finite numbers: try another dtype "
-                    "(float32, bfloat16) or check the weights"
-                )
+                raise not_finite(f"in the {place[1]} of layer {place[0]}")
             key = *place, side
             self.sums[key] = self.sums[key].joined(sums) if key in self.sums else sums
         if not torch.equal(before, after):

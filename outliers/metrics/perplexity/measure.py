@@ -4,20 +4,21 @@ import itertools
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from outliers.criterion import LOG_PERPLEXITY
-from outliers.errors import BrokenModel, UserError
+from outliers.criterion import LOG_PERPLEXITY, RESIDUAL
+from outliers.errors import BrokenModel, UserError, not_finite
 from outliers.metrics.measurement import Read, Reader, by_seed
 from outliers.models.anatomy import config_of_stack, family_of, readers, stacks_of
 from outliers.models.anatomy.examples import IGNORED, Block
-from outliers.models.decoder import inference, map_blocks, run_decoder
-from outliers.models.hooks import input_hooks
-from outliers.models.stream import Variant, is_streamed
+from outliers.models.decoder import inference, map_blocks, run_decoder, under
+from outliers.models.hooks import input_hooks, residual_hooks
+from outliers.models.stream import AS_IT_IS, Variant, Watched, is_streamed
 from outliers.quantization.convert import coded
 from outliers.text.blocks import COLUMN, cut_text, sequences
 from outliers.text.given import Text
@@ -211,7 +212,7 @@ class LossReader:
         """Those of the predictions, float64 (predictions,); raise BrokenModel where one is NaN or inf."""
         losses = (self.log_normalizer - self.target_logits)[:, 0]
         if not losses.isfinite().all():
-            raise BrokenModel(_where_not_finite(self.model, self.block))
+            raise broken_at(self.model, self.block)
         return losses
 
     def result(self) -> Loss:
@@ -282,23 +283,31 @@ class Head:
         return self.stack.logits(logits.to(torch.promote_types(logits.dtype, torch.float32)), self.config)
 
 
-def _where_not_finite(model: PreTrainedModel, block: Block) -> str:
-    """Run the block again with hooks and say at which projection's input NaN or inf comes first."""
-    expected = "expected finite numbers: try another dtype (float32, bfloat16) or check the weights"
-    if is_streamed(model):  # its layers are gone
-        return f"NaN or inf in the last hidden states or the logits; {expected}"
+def broken_at(model: PreTrainedModel, block: Block) -> BrokenModel:
+    """The error for a block whose logits hold NaN or inf, which passes once more to find where they come first.
+
+    model: as the block passed it; a streamed one passes under the variant that it passed last.
+    """
     places = []
 
-    def look_at(layer, role, x):
+    def look_at(layer: int, role: str, x: torch.Tensor) -> None:
         bad = ~torch.isfinite(x).all(0)
-        if bad.any():
+        if not places and bad.any():
             places.append(f"layer {layer}, role {role}, feature {int(bad.nonzero()[0])}")
 
-    with input_hooks(readers(model), look_at):
-        for _ in run_decoder(model, [block]):
-            pass
-    where = f"first in the hidden states of {places[0]}" if places else "in the logits"
-    return f"NaN or inf {where}; {expected}"
+    @contextmanager
+    def hooks(watched: PreTrainedModel, layer: int | None) -> Iterator[None]:
+        read = [reader for reader in readers(watched) if layer in (None, reader.layer)]
+        outputs = residual_hooks(watched, lambda number, x: look_at(number, RESIDUAL, x), layer)
+        with input_hooks(read, look_at), outputs:
+            yield
+
+    variant = model.stream.last if is_streamed(model) else AS_IT_IS
+    with under(model, Watched(variant, hooks)) as (watched, left):
+        ((_, _, states),) = run_decoder(watched, [block], variant=left)
+    if places:
+        return not_finite(f"first in the hidden states of {places[0]}")
+    return not_finite("in the logits" if states.isfinite().all() else "in the output of the final norm")
 
 
 def _values(draws: list[list[Loss]], subject: Any) -> list[dict]:

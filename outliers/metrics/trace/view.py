@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from outliers.criterion import CROSS, FEW, LAYERS, MASSIVE, MASSIVE_RATIO, POSITIONS, SINK
+from outliers.criterion import CROSS, FEW, LAYERS, MASSIVE, MASSIVE_RATIO, POSITIONS, RESIDUAL, SINK
 from outliers.errors import first_of
+from outliers.metrics.range import LIMITS
+from outliers.metrics.range.view import beyond_float16, place_of
 from outliers.models.names import short_name
 from outliers.plot.emergence import metric_of
 from outliers.plot.trace import (
@@ -306,8 +308,9 @@ def trace_findings(trace: "Trace", metrics: Mapping[str, float], names: Names) -
 
     metrics: those of the model's row of Table 4. names: what a token id is called.
     """
-    first = [Finding(_outliers(trace), "features"), _largest(trace, names), *_massive_finding(trace, names)]
-    return [*first, *_sink(trace), *_attention(metrics), *_expert(trace)]
+    outliers = Finding(_outliers(trace), "features")
+    magnitudes = [_largest(trace, names), *_range(trace), *_massive_finding(trace, names)]
+    return [outliers, *magnitudes, *_sink(trace), *_attention(metrics), *_expert(trace)]
 
 
 def _outliers(trace: "Trace") -> str:
@@ -348,6 +351,17 @@ def _largest(trace: "Trace", names: Names) -> Finding:
     looked_at = next((row for row in by_role if row["role"] in STREAM), most)
     beside = "" if looked_at is most else f"; the largest of {looked_at['role']} is {amount(looked_at['max'])}"
     return Finding(f"{value}{beside}.", "largest")
+
+
+def _range(trace: "Trace") -> list[Finding]:
+    """The largest value of all, where it is beyond float16."""
+    inputs = trace.largest_values(by="layer")
+    states = trace.massive_activations().assign(role=RESIDUAL)
+    most = max([*inputs.to_dict("records"), *states.to_dict("records")], key=lambda row: abs(row["value"]))
+    if abs(most["value"]) <= LIMITS["float16"]:
+        return []
+    at = "massive_activations" if most["role"] == RESIDUAL else "largest"
+    return [Finding(f"{beyond_float16(abs(most['value']), place_of(most))}.", at)]
 
 
 def _token(row: dict, names: Names) -> str:

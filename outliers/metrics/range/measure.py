@@ -1,0 +1,119 @@
+"""The largest magnitudes of one pass in float32, by layer and place."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from outliers.criterion import RESIDUAL
+from outliers.errors import not_finite
+from outliers.metrics.measurement import Measurement
+from outliers.models.anatomy import Layer, layers_of, projections
+from outliers.models.decoder import inference, run_decoder, under
+from outliers.models.hooks import input_hooks, residual_hooks
+from outliers.models.stream import Variant, Watched
+from outliers.quantization.attention import attentions, is_replaceable
+from outliers.quantization.caches import meeting
+from outliers.subjects.bench import Bench, naming_under
+from outliers.subjects.cell import Cell
+
+BLOCK = 32  # consecutive inputs whose sum formats such as Q8_1 keep in float16
+Place = tuple[str, int, str, str]  # metric, layer, role, and path of a projection where one output is meant
+
+
+def block_sums(x: torch.Tensor) -> torch.Tensor:
+    """Sums of `BLOCK` consecutive inputs of each token: (tokens, features) to (tokens, blocks), in float32."""
+    padded = functional.pad(x.float(), (0, -x.shape[1] % BLOCK))
+    return padded.unflatten(1, (-1, BLOCK)).sum(2)
+
+
+class _Largest(dict[Place, float]):
+    """The largest magnitude at each place so far."""
+
+    def see(self, place: Place, x: torch.Tensor) -> None:
+        value = x.abs().amax().item() if x.numel() else 0.0
+        if not math.isfinite(value):
+            raise not_finite(f"in layer {place[1]}, {place[3] or place[2] or 'attention logits'}")
+        self[place] = max(self.get(place, 0.0), value)
+
+    def see_state(self, layer: int, role: str, x: torch.Tensor) -> None:
+        self.see(("range.input", layer, role, ""), x.float())
+        self.see(("range.block_sum", layer, role, ""), block_sums(x))
+
+    def see_logits(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple:
+        """Queries, keys and values (1, heads, T, head size), of which a head at a time has its scores made."""
+        scaling = getattr(layer.module.get_submodule(layer.anatomy.attention), "scaling", None)
+        groups = query.shape[1] // key.shape[1]
+        for head in range(query.shape[1]):
+            scores = query[0, head].float() @ key[0, head // groups].float().T
+            visible = scores if layer.anatomy.bidirectional else scores.tril(scores.shape[1] - scores.shape[0])
+            scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+            self.see(("range.attention_logit", layer.number, "", ""), visible * scale)
+        return query, key, value
+
+    @contextmanager
+    def hooks(self, model: PreTrainedModel, number: int | None) -> Iterator[None]:
+        """Those that see all layers of a model, or one."""
+        seen = [part for part in projections(model) if number in (None, part.layer)]
+        layers = {layer.number: layer for layer in layers_of(model)}
+        with ExitStack() as stack:
+            stack.enter_context(input_hooks(seen, self.see_state))
+            stack.enter_context(residual_hooks(model, lambda layer, x: self.see_state(layer, RESIDUAL, x), number))
+            for part in seen:
+                hook = _on_output(partial(self.see, ("range.output", part.layer, part.role, part.path)))
+                stack.callback(part.module.register_forward_hook(hook).remove)
+            for attention in attentions(model) if is_replaceable(model) else ():
+                if number in (None, attention.layer):
+                    see = partial(self.see_logits, layers[attention.layer])
+                    stack.enter_context(meeting(attention.module, see))
+            yield
+
+
+def _on_output(see: Callable[[torch.Tensor], None]) -> Callable:
+    def hook(_module: nn.Module, _inputs: tuple, output: torch.Tensor) -> None:
+        see(output.float())
+
+    return hook
+
+
+@inference
+def largest_numbers(model: PreTrainedModel, blocks: Iterable[torch.Tensor], variant: Variant) -> dict[Place, float]:
+    """The largest magnitude at each place of a model under a variant, in float32 or what the model computes in.
+
+    Raises:
+        BrokenModel: one is NaN or inf.
+    """
+    largest = _Largest()
+    with under(model, Watched(variant, largest.hooks)) as (changed, left):
+        for _ in run_decoder(changed, blocks, variant=left):
+            pass
+    return dict(largest)
+
+
+class OfRange(Measurement):
+    """One pass for each variant."""
+
+    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[dict[Place, float]]:
+        (cell,) = cells
+        subject = cell.subject
+        model, blocks = subject.load(bench, facts), bench.counted(subject.blocks[part])
+        with naming_under(subject, cell.variant):
+            (variant,) = bench.knowing([cell.variant], subject)
+            return [largest_numbers(model, blocks, variant)]
+
+    def values(self, cell: Cell, answers: list[dict[Place, float]]) -> list[dict]:
+        places = {place: max(answer[place] for answer in answers) for place in answers[0]}
+        names = ("metric", "layer", "role", "projection")
+        whole = {"metric": "range", "value": max(places.values()), "unit": "1"}
+        return [whole] + [
+            {name: part for name, part in zip(names, place, strict=True) if part != ""} | {"value": value, "unit": "1"}
+            for place, value in places.items()
+        ]
+
+
+RANGE = OfRange()

@@ -1,0 +1,88 @@
+"""The largest numbers of each model and variant as a table and sentences."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import pandas as pd
+
+from outliers.errors import first_of
+from outliers.metrics.range import LIMITS
+from outliers.models.names import short_name
+from outliers.quantization.schemes import BASELINE
+from outliers.report.section import Finding, Section, together
+from outliers.report.tables import Table
+from outliers.report.words import amount
+
+WHAT = {
+    "range.input": "input",
+    "range.block_sum": "sum of 32 inputs",
+    "range.output": "output",
+    "range.attention_logit": "attention logit",
+}
+CAPTION = (
+    "The largest magnitudes of each kind over all layers, and the formats that do not hold them, e4m3 without a scale. "
+    "Block formats such as Q8_1 keep the sum of 32 consecutive inputs of a token in float16. Attention logits are "
+    "before the softmax."
+)
+
+
+def beyond(value: float) -> list[str]:
+    """The formats that do not hold a value, the narrowest first."""
+    return [name for name, limit in LIMITS.items() if value > limit]
+
+
+COLUMNS = (
+    ("", lambda row: WHAT[row["metric"]]),
+    ("role", lambda row: row["role"] or "-"),
+    ("layer", "{layer:.0f}"),
+    ("largest", lambda row: amount(row["value"])),
+    ("beyond", lambda row: ", ".join(beyond(row["value"])) or "-"),
+)
+
+
+def range_section(rows: list[dict]) -> Section:
+    """The largest numbers of each model under each variant; rows of other metrics are left out."""
+    groups: dict[tuple, list[dict]] = defaultdict(list)
+    for row in rows:
+        if row["metric"].startswith("range."):
+            groups[row["model"], row.get("variant", BASELINE)].append(row)
+    endings = ["", *(f"_{number}" for number in range(2, len(groups) + 1))]
+    sections = [_section(*key, group, ending) for (key, group), ending in zip(groups.items(), endings, strict=True)]
+    return sections[0] if len(sections) == 1 else together("Ranges", sections)
+
+
+def _section(model: str, variant: str, rows: list[dict], ending: str) -> Section:
+    data = pd.DataFrame(rows).reindex(columns=["metric", "role", "layer", "projection", "value"])
+    data = data.fillna({"role": "", "projection": ""})
+    largest = data.loc[data.groupby(["metric", "role"], sort=False)["value"].idxmax()]
+    table = Table.of(f"range{ending}", CAPTION, COLUMNS, data, largest, names=("", "role", "beyond"))
+    subject = f"{short_name(model)}{'' if variant == BASELINE else f' under {variant}'}"
+    findings = [Finding(f"{subject}: {said}", table.name) for said in _said(largest)]
+    return Section(f"Range of {subject}", rows, table.printed, [table], findings=findings)
+
+
+def _said(largest: pd.DataFrame) -> list[str]:
+    """A sentence on the largest number that float16 does not hold, of inputs first; or that it holds all."""
+    ordered = largest.sort_values("value", ascending=False, kind="stable").to_dict("records")
+    out = [row for row in ordered if row["value"] > LIMITS["float16"]]
+    if not out:
+        most = ordered[0]
+        return [f"float16 holds every number of the pass; the largest is {amount(most['value'])}, {place_of(most)}."]
+    out.sort(key=lambda row: row["metric"] != "range.input")
+    further = f"; beyond it, too: {first_of([place_of(row) for row in out[1:]])}" if out[1:] else ""
+    return [f"{beyond_float16(out[0]['value'], place_of(out[0]))}{further}."]
+
+
+def beyond_float16(value: float, place: str) -> str:
+    """What a value beyond float16 means: layer 3, ffn_out: 70,003 is beyond float16; bfloat16 holds it."""
+    holds = "bfloat16 holds it" if value <= LIMITS["bfloat16"] else "bfloat16 does not hold it either"
+    return f"{place}: {amount(value)} is beyond float16; {holds}"
+
+
+def place_of(row: Mapping) -> str:
+    """The layer, the role and the kind of a number."""
+    role = f", {row['role']}" if row["role"] else ""
+    what = {"range.input": "", "range.output": " output", "range.block_sum": " sum of 32 inputs"}.get(
+        row.get("metric", "range.input")
+    )
+    return f"layer {row['layer']:.0f}{role}{', attention logit' if what is None else what}"

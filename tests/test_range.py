@@ -1,0 +1,115 @@
+"""The largest numbers of a pass against plain hooks, and what is said where a dtype does not hold one."""
+
+import pytest
+import torch
+from transformers import AttentionInterface
+
+import outliers
+from outliers.metrics.range.measure import block_sums, largest_numbers
+from outliers.models.anatomy import decoder_layers, projections
+from outliers.models.load import load_model, load_tokenizer
+from outliers.models.stream import AS_IT_IS, stream_model
+from tests.conftest import FIVE, make_model
+from tests.test_commands import call, refused
+
+BLOCKS = torch.arange(48).view(2, 24)
+
+
+@pytest.fixture(params=FIVE)
+def seen(request, tmp_path):
+    """A model, and the largest numbers that hooks of torch see in it."""
+    model, expected = make_model(request.param), {}
+
+    def largest(key, x):
+        expected[key] = max(expected.get(key, 0.0), x.detach().abs().max().item())
+
+    def add(part):
+        def hook(_module, inputs, output):
+            x = inputs[0].flatten(0, -2)
+            largest(("range.input", part.layer, part.role, ""), x)
+            largest(("range.output", part.layer, part.role, part.path), output)
+            whole = x[:, : x.shape[1] // 32 * 32].view(len(x), -1, 32).sum(2)
+            rest = x[:, x.shape[1] // 32 * 32 :].sum(1)
+            largest(("range.block_sum", part.layer, part.role, ""), torch.cat([whole.flatten(), rest]))
+
+        return part.module.register_forward_hook(hook)
+
+    handles = [add(part) for part in projections(model)]
+    for number, layer in enumerate(decoder_layers(model)):
+
+        def of_layer(_module, _inputs, output, number=number):
+            largest(("range.input", number, "residual", ""), output[0] if isinstance(output, tuple) else output)
+
+        handles.append(layer.register_forward_hook(of_layer))
+    for block in BLOCKS:
+        model(block[None])
+    for handle in handles:
+        handle.remove()
+    return model, expected
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_numbers_are_those_of_hooks(seen, streamed, tmp_path):
+    model, expected = seen
+    if streamed:
+        model.save_pretrained(tmp_path)
+        model = stream_model(str(tmp_path))
+    found = largest_numbers(model, BLOCKS, AS_IT_IS)
+    assert expected.keys() <= found.keys()
+    assert {place: found[place] for place in expected} == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("case", ["gpt2", "llama"])
+def test_attention_logits_are_those_before_the_softmax(case):
+    """Of an attention function that computes them in float64."""
+    model, expected = make_model(case), []
+
+    def noting(module, query, key, value, attention_mask, scaling=None, **others):
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+        logits = query.double() @ key.double().mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+        expected.append(logits.tril().abs().max().item())
+        return AttentionInterface()["sdpa"](module, query, key, value, attention_mask, scaling=scaling, **others)
+
+    found = largest_numbers(model, BLOCKS[:1], AS_IT_IS)
+    AttentionInterface.register("noting", noting)
+    model.config._attn_implementation = "noting"
+    model(BLOCKS[:1])
+    logits = [found["range.attention_logit", layer, "", ""] for layer in range(2)]
+    assert logits == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_last_block_of_fewer_features():
+    assert block_sums(torch.ones(2, 40)).tolist() == [[32.0, 8.0]] * 2
+
+
+@pytest.fixture
+def large(tmp_path, monkeypatch):
+    """A model in which a bias makes numbers beyond float16, in the folder `m`."""
+    model = load_model("pocket/gpt2-0.1m")
+    with torch.no_grad():
+        model.transformer.h[1].mlp.c_fc.bias[3] = 7e4
+    model.save_pretrained(tmp_path / "m")
+    load_tokenizer("pocket/gpt2-0.1m").save_pretrained(tmp_path / "m")
+    monkeypatch.chdir(tmp_path)
+
+
+OPTIONS = ("--block", 24, "--blocks", 2)
+
+
+@pytest.mark.parametrize("command", ["measure", "trace"])
+def test_a_number_beyond_float16_is_said(large, monkeypatch, capsys, command):
+    metric = ("--metric", "range") if command == "measure" else ()
+    code, out, _ = call(monkeypatch, capsys, "m", *metric, *OPTIONS, command=command)
+    assert code == 0 and "layer 1, ffn_out: " in out and "is beyond float16; bfloat16 holds it" in " ".join(out.split())
+    code, out, _ = call(monkeypatch, capsys, "pocket/gpt2-0.1m", *metric, *OPTIONS, command=command)
+    assert "beyond float16" not in out
+
+
+@pytest.mark.parametrize("options", [(), ("--stream",)])
+def test_a_weight_beyond_the_dtype_is_said(large, monkeypatch, capsys, options):
+    said = refused(monkeypatch, capsys, "--model", "m", *OPTIONS, "--dtype", "float16", *options)
+    assert "'transformer.h.1.mlp.c_fc.bias' of 'm' holds 70,000, beyond float16, which ends at 65,504" in said
+    assert "expected a dtype that holds it: float32 or bfloat16" in said
+    with pytest.raises(outliers.UserError, match="holds 70,000, beyond float16"):
+        outliers.load_int8("m", "absmax-vector", "float16")
+    assert load_model("m", "bfloat16").dtype == torch.bfloat16
