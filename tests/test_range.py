@@ -10,7 +10,7 @@ from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import AS_IT_IS, stream_model
 from tests.conftest import FIVE, make_model
-from tests.test_commands import call, refused
+from tests.test_commands import call
 
 BLOCKS = torch.arange(48).view(2, 24)
 
@@ -107,7 +107,8 @@ def test_a_number_beyond_float16_is_said(large, monkeypatch, capsys, command):
 
 @pytest.mark.parametrize("options", [(), ("--stream",)])
 def test_a_weight_beyond_the_dtype_is_said(large, monkeypatch, capsys, options):
-    said = refused(monkeypatch, capsys, "--model", "m", *OPTIONS, "--dtype", "float16", *options)
+    code, _, said = call(monkeypatch, capsys, "--model", "m", *OPTIONS, "--dtype", "float16", *options)
+    assert code == 1
     assert "'transformer.h.1.mlp.c_fc.bias' of 'm' holds 70,000, beyond float16, which ends at 65,504" in said
     assert "expected a dtype that holds it: float32 or bfloat16" in said
     with pytest.raises(outliers.UserError, match="holds 70,000, beyond float16"):

@@ -290,8 +290,8 @@ def device_map(skeleton: PreTrainedModel, name: str) -> dict[str, int | str]:
 
 
 def check_finite(tensor: torch.Tensor, tensor_name: str, name: str, stored: Any = None) -> None:
-    """Raise BadWeights if a weight of a model holds NaN or inf; stored: what it was read from, as a `Checkpoint` has it,
-    perhaps in another dtype."""
+    """Raise BadWeights if a weight of a model holds NaN or inf; stored: what it was read from, as a `Checkpoint` has
+    it, perhaps in another dtype."""
     ends = torch.stack(torch.aminmax(tensor))  # NaN if there is one; twelve times as fast as looking at every entry
     if torch.isfinite(ends).all():
         return
