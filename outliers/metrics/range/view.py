@@ -74,7 +74,7 @@ def _said(largest: pd.DataFrame) -> list[str]:
 
 
 def beyond_float16(value: float, place: str) -> str:
-    """What a value beyond float16 means: layer 3, ffn_out: 70,003 is beyond float16; bfloat16 holds it."""
+    """A sentence without its end: layer 3, ffn_out: 70,003 is beyond float16; bfloat16 holds it."""
     holds = "bfloat16 holds it" if value <= LIMITS["bfloat16"] else "bfloat16 does not hold it either"
     return f"{place}: {amount(value)} is beyond float16; {holds}"
 
