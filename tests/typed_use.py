@@ -72,6 +72,7 @@ variants: list[outliers.Variant] = [
     outliers.Together((outliers.Ablated(outliers.Intervention((3,))), outliers.variant("kv=int4"))),
 ]
 assert_type(outliers.perplexities(model, blocks, variants), list[float])
+assert_type(outliers.bits_per_byte(model, "sample", tokenizer, 64, 2), float)
 assert_type(outliers.ablate(model, blocks, features["feature"], methods=["mean"]), pd.DataFrame)
 assert_type(outliers.damage(model, blocks, "absmax", by=["error"]), Damages)
 assert_type(outliers.origins(model, blocks, [3], variant=variants[0], tokens=tokenizer), Account)
