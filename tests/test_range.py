@@ -6,7 +6,7 @@ from transformers import AttentionInterface
 
 import outliers
 from outliers.metrics.range.measure import block_sums, largest_numbers
-from outliers.models.anatomy import decoder_layers, projections
+from outliers.models.anatomy import decoder_layers, readers
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import AS_IT_IS, stream_model
 from tests.conftest import FIVE, make_model
@@ -27,14 +27,16 @@ def seen(request, tmp_path):
         def hook(_module, inputs, output):
             x = inputs[0].flatten(0, -2)
             largest(("range.input", part.layer, part.role, ""), x)
-            largest(("range.output", part.layer, part.role, part.path), output)
+            largest(
+                ("range.output", part.layer, part.role, part.path), output[0] if isinstance(output, tuple) else output
+            )
             whole = x[:, : x.shape[1] // 32 * 32].view(len(x), -1, 32).sum(2)
             rest = x[:, x.shape[1] // 32 * 32 :].sum(1)
             largest(("range.block_sum", part.layer, part.role, ""), torch.cat([whole.flatten(), rest]))
 
         return part.module.register_forward_hook(hook)
 
-    handles = [add(part) for part in projections(model)]
+    handles = [add(part) for part in readers(model)]  # blocks of mixtures among them
     for number, layer in enumerate(decoder_layers(model)):
 
         def of_layer(_module, _inputs, output, number=number):

@@ -468,10 +468,31 @@ def test_an_int8_file_that_is_a_pipe(tmp_path):
         load_quantized(tmp_path)
 
 
-def test_weights_that_overflow_16_bits(opt):
-    change(opt, lambda of: of["model.decoder.layers.0.fc1.weight"].fill_(1e6))
-    for load in (load_model, load_int8):
-        with pytest.raises(UserError, match=r"'model.decoder.layers.0.fc1.weight' of .* holds 1e\+06, beyond float16"):
-            load(str(opt), dtype="float16")
-    with pytest.raises(UserError, match=r"'model.decoder.layers.0.fc1.weight' of .* holds 1e\+06, beyond float16"):
-        perplexity(stream_model(str(opt), "float16"), torch.arange(10)[None])
+LOADERS = {
+    "resident": load_model,
+    "int8": load_int8,
+    "streamed": lambda name, dtype: perplexity(stream_model(name, dtype), torch.arange(10)[None]),
+}
+
+
+@pytest.mark.parametrize("load", LOADERS.values(), ids=LOADERS)
+@pytest.mark.parametrize(
+    ("key", "value", "dtype", "message"),
+    [
+        ("model.decoder.layers.0.fc1.weight", 7e4, "float16", r"70,000, beyond float16, .* 65,504; .* float32 or bf"),
+        ("model.decoder.layers.1.fc2.bias", -7e4, "float16", "70,000, beyond float16"),
+        ("model.decoder.embed_tokens.weight", 1e6, "float16", "1e\\+06, beyond float16"),
+        ("model.decoder.layers.0.fc1.weight", 3.4e38, "bfloat16", r"3\.4e\+38, beyond bfloat16, .*: float32$"),
+        ("model.decoder.layers.0.fc1.weight", 1e39, "float32", "1e\\+39, beyond float32, .*none of ours"),
+        ("model.decoder.layers.0.fc1.weight", torch.inf, "float16", "hold NaN or inf in"),
+    ],
+)
+def test_weights_that_a_dtype_does_not_hold(load, key, value, dtype, message, opt):
+    def plant(tensors):
+        tensors[key] = tensors[key].double()
+        tensors[key].view(-1)[5] = value
+
+    change(opt, plant)
+    with pytest.raises(UserError, match=message) as raised:
+        load(str(opt), dtype=dtype)
+    assert f"'{key}'" in str(raised.value)

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from outliers.criterion import RESIDUAL
 from outliers.errors import not_finite
 from outliers.metrics.measurement import Measurement
-from outliers.models.anatomy import Layer, layers_of, projections
+from outliers.models.anatomy import Layer, layers_of, readers
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import input_hooks, residual_hooks
 from outliers.models.stream import Variant, Watched
@@ -59,7 +59,7 @@ class _Largest(dict[Place, float]):
     @contextmanager
     def hooks(self, model: PreTrainedModel, number: int | None) -> Iterator[None]:
         """Those that see all layers of a model, or one."""
-        seen = [part for part in projections(model) if number in (None, part.layer)]
+        seen = [part for part in readers(model) if number in (None, part.layer)]
         layers = {layer.number: layer for layer in layers_of(model)}
         with ExitStack() as stack:
             stack.enter_context(input_hooks(seen, self.see_state))
@@ -75,8 +75,8 @@ class _Largest(dict[Place, float]):
 
 
 def _on_output(see: Callable[[torch.Tensor], None]) -> Callable:
-    def hook(_module: nn.Module, _inputs: tuple, output: torch.Tensor) -> None:
-        see(output.float())
+    def hook(_module: nn.Module, _inputs: tuple, output: torch.Tensor | tuple) -> None:
+        see((output[0] if isinstance(output, tuple) else output).float())  # a mixture may add its router's
 
     return hook
 
