@@ -59,12 +59,13 @@ class Arithmetic(NamedTuple):
     """A way to compute the product of quantized operands.
 
     activations, weights: how they are quantized for it, as it is written; None where it takes any. exact_outliers:
-    whether outlier features meet exact weights, where those are at hand.
+    whether outlier features meet exact weights, where those are at hand. half: whether it casts operands to float16.
     """
 
     activations: str | None = None
     weights: str | None = None
     exact_outliers: bool = True
+    half: bool = False
 
 
 E4M3, E5M2 = Element(3, -6, 448.0), Element(2, -14, 57344.0)
@@ -135,7 +136,7 @@ LARGE_GROUPS = 5  # one in so many: "less than 20 %" (COMET, section 3.2)
 SCALE_BITS, GROUP_SCALE_BITS = 32, 16  # of a scale of a tensor, row or column, and of one of a group
 ARITHMETICS = {
     "exact": Arithmetic(),
-    "bitsandbytes": Arithmetic("int8 row absmax", "int8 column absmax", exact_outliers=False),
+    "bitsandbytes": Arithmetic("int8 row absmax", "int8 column absmax", exact_outliers=False, half=True),
 }
 
 

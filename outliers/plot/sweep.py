@@ -104,7 +104,7 @@ def plan_points(rows: Iterable[Mapping]) -> pd.DataFrame:
     (how many projections are better), `price` (what that takes), `perplexity`, `cost` and, as a share of the perplexity
     without quantization, its `cost_deviation`; and the `variant`.
     """
-    rows = [row for row in rows if "stage" in row]
+    rows = [row for row in rows if row.get("stage") in STAGES]
     exact = {row["stage"]: row["value"] for row in rows if "chosen" not in row}
     points = []
     for row in rows:

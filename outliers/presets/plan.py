@@ -1,4 +1,5 @@
-"""A plan: the smallest set of projections that stays exact, so that a scheme costs at most so much."""
+"""A plan: few projections that stay exact, so that a scheme costs at most so much, and none of which could be left
+out."""
 
 import functools
 import math
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 CANDIDATES = 60  # projections with the largest errors over all tokens, and as many with those of the mean token
 LEFT = 0.1  # a better scheme suffices where it leaves at most this share of a projection's divergence
 EXCHANGED = 3  # of the chosen those that gain least, tried without, and in exchange for as many of the others
-SEARCH, CONFIRM = "search", "confirm"  # stages of the perplexities of sets
+SEARCH, CONFIRM, SINGLE = "search", "confirm", "single"  # stages of the perplexities of sets
+CLEARLY = 2  # standard deviations of rounding beyond what is allowed, from which a set is not measured again
 BY = ("count", "parameters", "time")
 
 
@@ -125,8 +127,17 @@ class Search:
 
     def cell_of(self, stage: str, variant: Quantized, about: dict) -> Cell:
         """The perplexity of the model under a variant on the blocks of a stage."""
-        subject = {SEARCH: self.searched, CONFIRM: self.confirmed}[stage]
-        return Cell(subject, variant, Perplexity(draws=self.draws), {"stage": stage} | about)
+        subject = self.searched if stage == SEARCH else self.confirmed
+        draws = 1 if stage == SINGLE else self.draws
+        return Cell(subject, variant, Perplexity(draws=draws), {"stage": stage} | about)
+
+    def cells_without(self, stage: str, chosen: list[Choice], left: Iterable[Choice]) -> list[Cell]:
+        """Those of a set without each of some of its projections."""
+        left = list(left)
+        cells = self.cells_of(stage, *(_without(chosen, choice) for choice in left))
+        return [
+            replace(cell, about=cell.about | {"without": choice.path}) for cell, choice in zip(cells, left, strict=True)
+        ]
 
 
 class Blocks(Causal):
@@ -194,11 +205,12 @@ def check_search(search: Search) -> None:
 
 
 def search_stages(search: Search) -> Stages:
-    """Errors of all projections; what those cost alone whose errors are large; sets of them; and the last set on other
-    blocks, with further projections until it costs little enough there too."""
+    """Errors of all projections; what those cost alone whose errors are large; sets of them; the last set on other
+    blocks, with further projections until it costs little enough there too; and that without each of its members."""
     choices = yield from _choices(search)
     chosen = yield from _searched(search, choices)
-    yield from _confirmed(search, chosen, [choice for choice in choices if choice not in chosen])
+    found = yield from _confirmed(search, chosen, [choice for choice in choices if choice not in chosen])
+    yield from _left_out(search, *found)
 
 
 def _choices(search: Search) -> Stages:
@@ -294,17 +306,33 @@ def _without(chosen: list[Choice], left: Choice) -> list[Choice]:
 
 def _confirmed(search: Search, chosen: list[Choice], others: list[Choice]) -> Stages:
     """The set on other blocks: with as many of the others as should suffice until it does there, and then with half of
-    those that joined last, by bisection."""
+    those that joined last, by bisection. It, empty where none does; the largest loss, and how far rounding alone
+    scatters one draw of it."""
     every, count, fails = [*chosen, *others], len(chosen), len(chosen)
-    exact, _, row = yield [search.cell_of(CONFIRM, EXACT, {}), *search.cells_of(CONFIRM, [], chosen)]
+    exact, *rows = yield [search.cell_of(CONFIRM, EXACT, {}), *search.cells_of(CONFIRM, [], chosen)]
     allowed = search.allowed(exact)
-    while (missing := _loss(row) - allowed) > 0 and count < len(every):
+    while (missing := _loss(rows[-1]) - allowed) > 0 and count < len(every):
         fails, count = count, count + max(1, _enough(every[count:], missing))
-        (row,) = yield search.cells_of(CONFIRM, every[:count])
+        rows += yield search.cells_of(CONFIRM, every[:count])
     while missing <= 0 and count - fails > 1:
         middle = (fails + count) // 2
-        (row,) = yield search.cells_of(CONFIRM, every[:middle])
-        fails, count = (fails, middle) if _loss(row) <= allowed else (middle, count)
+        rows += yield search.cells_of(CONFIRM, every[:middle])
+        fails, count = (fails, middle) if _loss(rows[-1]) <= allowed else (middle, count)
+    variances = [(row.values[0].get("standard_deviation", 0.0) / _value(row)) ** 2 for row in rows[1:]]
+    return every[:count] if missing <= 0 else [], allowed, math.sqrt(math.fsum(variances) / len(variances))
+
+
+def _left_out(search: Search, chosen: list[Choice], allowed: float, scatter: float) -> Stages:
+    """The set without each of its members, until no single one can be left out: each is measured once, and with all
+    draws where that is not clearly too much, those first that matter least."""
+    tried: list[Choice] = []
+    while chosen != tried:
+        tried = chosen
+        _, *rows = yield [search.cell_of(SINGLE, EXACT, {}), *search.cells_without(SINGLE, tried, tried)]
+        for loss, number in sorted((_loss(row), number) for number, row in enumerate(rows)):
+            if loss <= allowed + CLEARLY * scatter:
+                (row,) = yield search.cells_without(CONFIRM, chosen, [tried[number]])
+                chosen = _without(chosen, tried[number]) if _loss(row) <= allowed else chosen
 
 
 def _loss(row: Row) -> float:
@@ -328,11 +356,12 @@ def plan(
     draws: int = 4,
     calibration: "Calibration | None" = None,
 ) -> Plan:
-    """Return the plan with the fewest exact projections under which a scheme costs at most so much perplexity.
+    """Return a plan with few exact projections under which a scheme costs at most so much perplexity.
 
     What each projection costs alone is measured; those are left exact that save most, until the perplexity of the whole
     is low enough; the last ones are tried without, and in exchange for others. The set is then confirmed on other
-    blocks, where further projections join it until it costs little enough there too. The model is left as it was.
+    blocks, where further projections join it until it costs little enough there too, and leave it as long as one of
+    them can: no single one of the plan can be left out. The model is left as it was.
 
     Args:
         model: a causal language model, resident or streamed, whose exact weights are there.
@@ -343,7 +372,7 @@ def plan(
         by: what few of stays exact: "count" of projections, "parameters" or "time".
         instead: schemes that a projection gets before it stays exact: the first that leaves at most a tenth of the KL
             divergence that the scheme causes there.
-        draws: how many times each set is measured, with embeddings changed by 1e-6.
+        draws: how many times each set is measured, with embeddings changed by 1e-6 and ties of weights rounded anew.
         calibration: how large the inputs are, which some remedies have to know; see `outliers.calibrate`.
 
     Returns:
@@ -386,6 +415,7 @@ def plan_of(records: Iterable[Mapping], model: str, cost: float, draws: int) -> 
     under, chosen = variant(whole["variant"]), variant(last["variant"])
     paths = list(dict.fromkeys(row["projection"] for row in records if row["metric"] == "damage.error"))
     is_quantized = isinstance(chosen, Quantized)  # and not exact everywhere
+    singles = singles_of(records, last["chosen"])
     text = {name: last[name] for name in ("text", "block", "blocks", "first_block") if name in last}
     return Plan(
         model=model,
@@ -402,5 +432,13 @@ def plan_of(records: Iterable[Mapping], model: str, cost: float, draws: int) -> 
             "cost": last["value"] / exact["value"] - 1,
             "cost_deviation": last.get("standard_deviation", 0.0) / exact["value"],
             "allowed": cost,
+            **({"without_one": min(singles.values()) / exact["value"] - 1} if singles else {}),
         },
     )
+
+
+def singles_of(records: Iterable[Mapping], chosen: int) -> dict[str, float]:
+    """Perplexities of a set of so many projections without each of them, by its path: over all draws where it was
+    measured with them."""
+    without = [row for row in records if "without" in row and row["chosen"] == chosen - 1]
+    return {row["without"]: row["value"] for row in sorted(without, key=lambda row: row.get("draws", 1))}

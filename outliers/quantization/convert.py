@@ -107,6 +107,9 @@ def quantize(
         for part in projections(model)
     }
     copied = copy.deepcopy(model, memo)
+    if draw := getattr(model, "draw", 0):
+        for layer in quantized_layers(copied):
+            layer.draw = draw
     for name in ("to", "cuda"):  # where accelerate spread the model, they are functions that move the original
         vars(copied).pop(name, None)
     if vars(copied).pop("attention_scheme", None):  # in the place of which it is put
@@ -115,6 +118,11 @@ def quantize(
         put_attention(copied, AttentionProducts.of(scheme), left)
         copied.attention_scheme = scheme.name
     return copied
+
+
+def quantized_layers(model: PreTrainedModel) -> list[QuantizedLinear]:
+    """The projections of a model that are under a scheme, with their unquantized weights."""
+    return [part.module for part in projections(model) if isinstance(part.module, QuantizedLinear)]
 
 
 def coded(model: PreTrainedModel) -> PreTrainedModel:

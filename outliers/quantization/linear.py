@@ -13,15 +13,16 @@ from outliers.quantization.remedies.clip import clip
 from outliers.quantization.remedies.gptq import compensated
 from outliers.quantization.remedies.tokens import multiply_by_token
 from outliers.quantization.schemes import Scheme
+from outliers.quantization.ties import untie
 from outliers.quantization.transforms import SEARCH, Magnitudes
 
 
 class Operand(NamedTuple):
     """A weight as a scheme multiplies it.
 
-    codes: those of all of it. Under transforms, exact: the weight (outputs, features) that they stand for; fitted: what
-    each transform made of the one before, and last the quantile at which inputs are clamped, float64 (), if it was
-    searched.
+    codes: those of all of it. Under transforms, or in a draw, exact: the weight (outputs, features) that they stand
+    for; fitted: what each transform made of the one before, and last the quantile at which inputs are clamped, float64
+    (), if it was searched.
     """
 
     codes: Quantized
@@ -45,6 +46,14 @@ class Made(NamedTuple):
         return self.weight.dtype == weight.dtype and self.weight.is_set_to(weight) and self.version == _version(weight)
 
 
+class Drawn(NamedTuple):
+    """An operand in a draw, and what it was made of."""
+
+    operand: Operand
+    draw: int
+    made: Made
+
+
 class QuantizedLinear(nn.Module):
     """A projection under a scheme, with the unquantized weights at hand.
 
@@ -54,10 +63,12 @@ class QuantizedLinear(nn.Module):
     exact weights, as the paper's equation 8 has it, and both operands' scales are taken without them.
 
     role: that of its input, at which the scheme may have other remedies than at others. magnitudes: of its input, where
-    a remedy has to know them.
+    a remedy has to know them. draw: how weights between two codes fall, see `outliers.quantization.ties`; 0 to even.
 
     It has no gradient: a backward pass raises UserError.
     """
+
+    draw = 0
 
     def __init__(
         self,
@@ -70,6 +81,7 @@ class QuantizedLinear(nn.Module):
         self.projection = projection
         self.scheme, self.here, self.magnitudes = scheme, scheme.at(role), magnitudes
         self.made: Made | None = None  # in one step, so that threads see all of it or nothing
+        self.drawn: Drawn | None = None
 
     @property
     def weight(self) -> torch.Tensor:
@@ -94,7 +106,15 @@ class QuantizedLinear(nn.Module):
             with torch.inference_mode(False), torch.no_grad():
                 made = Made(operand_of(self.weight, self.here, self.magnitudes), weight.detach(), version)
             self.made = made
-        return made.operand
+        return self._in_draw(made) if self.draw else made.operand
+
+    def _in_draw(self, made: Made) -> Operand:
+        drawn = self.drawn
+        if drawn is None or drawn.draw != self.draw or drawn.made is not made:
+            with torch.inference_mode(False), torch.no_grad():
+                operand = drawn_operand(made.operand, self.weight, self.here, self.magnitudes, self.draw)
+            drawn = self.drawn = Drawn(operand, self.draw, made)
+        return drawn.operand
 
     @property
     def quantized_weight(self) -> Quantized:
@@ -115,17 +135,16 @@ class QuantizedLinear(nn.Module):
         return super()._apply(fn, recurse)
 
     def __getstate__(self) -> dict:
-        return {**super().__getstate__(), "made": None}
+        return {**super().__getstate__(), "made": None, "drawn": None}
 
     def _product(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        scheme, weight = self.here, self.weight
-        if scheme.transform is not None:
-            weight = self.operand.exact
-        hidden_states = prepared(hidden_states, scheme, self.operand.fitted)
+        scheme, operand = self.here, self.operand
+        weight = self.weight if operand.exact is None else operand.exact
+        hidden_states = prepared(hidden_states, scheme, operand.fitted)
         keeps = scheme.outlier_threshold is not None and scheme.exact_outliers
         exact = Exact(weight, scheme.weights) if keeps else None
         bias, arguments = self.projection.bias, scheme.kernel_arguments
-        return dispatch.linear(hidden_states, self.quantized_weight, bias, **arguments, exact=exact)
+        return dispatch.linear(hidden_states, operand.codes, bias, **arguments, exact=exact)
 
     def _project(self, hidden_states: torch.Tensor) -> torch.Tensor:
         rows, threshold = hidden_states.reshape(-1, hidden_states.shape[-1]), self.here.token_threshold
@@ -169,11 +188,31 @@ def operand_of(weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | No
         fitted.append(step.fit(exact, magnitudes))
         exact = step.transform.weight(exact, fitted[-1])
         magnitudes = magnitudes and magnitudes.under(step.transform, fitted[-1])
-    codes = quantize_weight(exact, scheme)
-    if scheme.gptq is not None and not weight.is_meta:
-        codes = compensated(in_float32(exact), codes, magnitudes.gram, scheme.weights, scheme.gptq)
+    codes = _codes(exact, scheme, magnitudes)
     fitted += [torch.tensor(scheme.clip, dtype=torch.float64, device=weight.device)] if clipped else []
     return Operand(codes, None if scheme.transform is None else exact, tuple(fitted))
+
+
+def _codes(exact: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | None) -> Quantized:
+    """The codes of a transformed weight; magnitudes: under the transforms."""
+    codes = quantize_weight(exact, scheme)
+    if scheme.gptq is None or exact.is_meta:
+        return codes
+    return compensated(in_float32(exact), codes, magnitudes.gram, scheme.weights, scheme.gptq)
+
+
+def drawn_operand(
+    operand: Operand, weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | None, draw: int
+) -> Operand:
+    """The operand of a weight (outputs, features) in a draw above 0: itself where no weight ties."""
+    exact = weight if operand.exact is None else operand.exact
+    untied = exact if scheme.weights is None else untie(exact, operand.codes, scheme, draw)
+    if untied is exact:
+        return operand
+    for step, numbers in zip(scheme.transforms, operand.fitted, strict=False):
+        magnitudes = magnitudes and magnitudes.under(step.transform, numbers)
+    exact = operand.exact if scheme.outlier_threshold is None else untied  # which outlier features meet
+    return operand._replace(codes=_codes(untied, scheme, magnitudes), exact=exact)
 
 
 def searched_numbers(weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes) -> Scheme:

@@ -1,4 +1,5 @@
-"""Draws: the same measurement with embeddings changed by 1e-6, for how far rounding alone scatters it."""
+"""Draws: the same measurement with embeddings changed by 1e-6 and ties of weights rounded anew, for how far rounding
+alone scatters it."""
 
 import math
 import statistics
@@ -13,6 +14,7 @@ from transformers import PreTrainedModel
 from outliers.errors import UserError
 from outliers.models.anatomy import input_embeddings
 from outliers.models.decoder import independent
+from outliers.quantization.convert import quantized_layers
 
 MOST_KEPT = 2**25  # entries of embeddings whose factors stay for the next variant: 134 MB
 SIZE = 1e-6  # of a draw's change, relative: fp32 perplexity stays where it is
@@ -21,16 +23,16 @@ SIZE = 1e-6  # of a draw's change, relative: fp32 perplexity stays where it is
 @contextmanager
 def drawn(model: PreTrainedModel, draw: int) -> Iterator[None]:
     """Multiply every entry of the input embeddings by 1 + 1e-6 · z within this context, z standard normal; those of all
-    stacks of layers by the same.
+    stacks of layers by the same. Weights exactly between two codes get either, see `outliers.quantization.ties`.
 
     Of pictures, what the convolution makes of each patch.
 
-    One code that flips because of it changes what all later layers round: how far rounding alone scatters a result. The
-    weights stay as they are, and so does a head that is tied to them.
+    One code that flips because of it changes what all later layers round: how far rounding alone scatters a result.
+    Parameters stay as they are, and so does a head that is tied to them.
 
     Args:
         model: a causal language model in float32, quantized or not, resident or streamed.
-        draw: seed of z; 0 changes nothing.
+        draw: seed of z and of ties; 0 changes nothing.
     """
     if draw == 0:
         yield
@@ -39,7 +41,22 @@ def drawn(model: PreTrainedModel, draw: int) -> Iterator[None]:
     with ExitStack() as stack:
         for embedding in input_embeddings(model):
             stack.callback(embedding.register_forward_hook(independent(partial(_multiplied, factors))).remove)
+        stack.enter_context(untied(model, draw))
         yield
+
+
+@contextmanager
+def untied(model: PreTrainedModel, draw: int) -> Iterator[None]:
+    """The ties of weights fall as a draw says within this context: in a model under a scheme, and in what is made of
+    it."""
+    changed = [model, *quantized_layers(model)]
+    for module in changed:
+        module.draw = draw
+    try:
+        yield
+    finally:
+        for module in changed:
+            del module.draw
 
 
 def _factors(draw: int, shape: torch.Size) -> torch.Tensor:

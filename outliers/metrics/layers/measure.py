@@ -15,7 +15,7 @@ from outliers.models.decoder import inference, map_blocks, run_exchanged, run_fr
 from outliers.models.variant import Variant
 from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell
-from outliers.variants.draw import drawn
+from outliers.variants.draw import drawn, untied
 from outliers.variants.quantized import EXACT
 
 Seen = tuple[Loss, Agreeing]
@@ -27,7 +27,7 @@ def layer_by_layer(
 ) -> dict[int, list[Seen]]:
     """Of each layer what is seen of each block, ids (T,), where it alone is under a variant; the others are exact."""
     layers, readers = range(count_layers(model.config)), (LossReader, AgreementReader)
-    with EXACT.on(model) as exact, variant.on(model) as changed, drawn(exact, draw):
+    with EXACT.on(model) as exact, variant.on(model) as changed, drawn(exact, draw), untied(changed, draw):
 
         def see(_number: int, block: torch.Tensor) -> list[Seen]:
             # layer by layer, for exchanges of another block take layers out of their places
