@@ -10,6 +10,8 @@ import torch
 
 import outliers
 from outliers.errors import UserError
+from outliers.metrics.measurement import records_of
+from outliers.metrics.perplexity import Perplexity
 from outliers.metrics.perplexity.measure import perplexity
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
@@ -17,6 +19,7 @@ from outliers.models.stream import stream_model
 from outliers.plot.sweep import plan_curve, plan_points
 from outliers.presets.plan import (
     CONFIRM,
+    SINGLE,
     Alone,
     Choice,
     Search,
@@ -33,6 +36,9 @@ from outliers.report.page import about
 from outliers.report.views.plan import kept_plan_section
 from outliers.runs.run import run
 from outliers.specification.kinds import FieldError, Planning
+from outliers.subjects.cell import Cell
+from outliers.subjects.given import Given
+from outliers.variants.quantized import Quantized
 
 MODEL = "pocket/gpt2-0.1m"
 BROKEN = ["transformer.h.1.mlp.c_proj"]  # the last one, whose output nothing quantized reads
@@ -79,6 +85,23 @@ def test_a_better_scheme_is_enough_where_it_mends(broken, blocks):
 def test_nothing_stays_exact_where_nothing_has_to(blocks):
     found = plan(load_model(MODEL), blocks[:3], "absmax-vector", blocks[3:], cost=0.5, draws=2)
     assert found.exact == []
+
+
+def test_no_single_projection_can_be_left_out(blocks):
+    model = load_model("pocket/opt-1.7m")
+    text = outliers.load_text("sample", load_tokenizer("pocket/opt-1.7m"), block=128, blocks=12)
+    found = plan(model, text[:4], "w4a4", text[4:], cost=0.03, draws=4)
+    unquantized = perplexity(model, text[4:])
+
+    def cost(exact) -> float:
+        (value,) = records_of(
+            [Cell(Given(model, text[4:]), Quantized(SCHEMES["w4a4"], tuple(exact)), Perplexity(draws=4))]
+        )
+        return value["value"] / unquantized - 1
+
+    assert cost(found.exact) == pytest.approx(found.measured["cost"], abs=1e-6) and found.measured["cost"] <= 0.03
+    without = [cost(set(found.exact) - {path}) for path in found.exact]
+    assert min(without) > 0.03 and found.measured["without_one"] > 0.03
 
 
 def test_other_blocks_ask_for_more(broken, blocks):
@@ -214,7 +237,7 @@ def test_exports_are_files_beside_the_plan(kept):
 def test_the_curve_has_a_point_for_each_set(kept):
     _, _, rows = kept
     points = plan_points(rows)
-    sets = {(row["stage"], row["variant"]) for row in rows if "chosen" in row}
+    sets = {(row["stage"], row["variant"]) for row in rows if "chosen" in row and row["stage"] != SINGLE}
     assert len(points) == len(sets)
     axes = plan_curve(rows, allowed=0.01)
     drawn = [len(line.get_xdata()) for line in axes.get_lines() if line.get_marker() not in ("None", None, "")]

@@ -168,7 +168,8 @@ def damage(
             by "stack" where there are several, by "head" of a cache, and what is over the "model", which these bring
             along.
         skip: patterns of projections that stay exact, as for `outliers.quantize`.
-        draws: how many times perplexities, divergence and agreement are measured, with embeddings changed by 1e-6.
+        draws: how many times perplexities, divergence and agreement are measured, with embeddings changed by 1e-6
+            and ties of weights rounded anew.
         calibration: how large the inputs are, which some remedies have to know; see `outliers.calibrate`.
         attention_mask: as for `outliers.perplexity`.
         against: in the place of a scheme another model of the same architecture and sizes, such as one that torchao or

@@ -1,7 +1,5 @@
 """Weights between two codes: rounding decides by one bit which code they get, and a draw decides it anew."""
 
-from functools import partial
-
 import torch
 from outlier_kernels.formats import ARITHMETICS, FORMATS
 from outlier_kernels.reference import Quantized

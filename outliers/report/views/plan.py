@@ -7,7 +7,7 @@ import pandas as pd
 
 from outliers.models.names import short_name
 from outliers.plot.sweep import plan_curve, plan_points
-from outliers.presets.plan import CANDIDATES, CONFIRM, exports_of, plan_of
+from outliers.presets.plan import CANDIDATES, CONFIRM, exports_of, plan_of, singles_of
 from outliers.quantization.plans.plan import Plan
 from outliers.report.analysis import Value, exact
 from outliers.report.section import Drawing, Failures, Finding, Section, failures, printed
@@ -29,6 +29,11 @@ SETS = (
     ("improved projections", "{chosen:.0f}"),
     ("perplexity", scattered("perplexity", ".3f")),
     ("increase (%)", scattered("cost", "+.2f", 100)),
+)
+SINGLES = (
+    ("left out", "{projection}"),
+    ("perplexity", "{perplexity:.3f}"),
+    ("increase (%)", lambda row: f"{100 * row['cost']:+.2f}"),
 )
 PRICES = {  # of a set, by what few of is better: its column
     "count": (),
@@ -53,7 +58,8 @@ def plan_section(rows: list[dict], plan: Plan, files: dict[str, str], by: str = 
     """Findings that say how many projections have to be better and what the model costs then, the table of these, and
     the curve of all sets; by: what few of is better."""
     points = plan_points(rows)
-    tables = [_chosen(rows, plan), _sets(points, rows, by)]
+    singles = _singles(rows, plan)
+    tables = [_chosen(rows, plan), _sets(points, rows, by), *([singles] if len(singles.data) else [])]
     measured = [row for row in rows if row["metric"] == "perplexity" and "stage" in row]
     notes = [scatter_note(measured)]
     tokens = next(row["blocks"] * row["block"] for row in measured)  # of the search, which comes first
@@ -98,6 +104,19 @@ def _sets(points: pd.DataFrame, rows: list[dict], by: str) -> Table:
     return Table.of("plan_sets", "Perplexity of each measured set.", columns, data, folded=True)
 
 
+def _singles(rows: list[dict], plan: Plan) -> Table:
+    """The plan without each of its members, those first that matter least."""
+    size, unquantized = sum(map(len, (plan.exact, *plan.instead.values()))), plan.measured["unquantized"]
+    without = sorted(singles_of(rows, size).items(), key=lambda single: single[1])
+    costs = [(path, perplexity, perplexity / unquantized - 1) for path, perplexity in without]
+    data = pd.DataFrame(costs, columns=["projection", "perplexity", "cost"])
+    caption = (
+        "Perplexity on the blocks that confirm the plan, without each of its projections: of one draw, and of all "
+        "where one does not clearly exceed what is allowed."
+    )
+    return Table.of("plan_single", caption, SINGLES, data, names=1, folded=True)
+
+
 def _findings(points: pd.DataFrame, plan: Plan) -> list[Finding]:
     whole = points[points["stage"] == CONFIRM].iloc[0]
     measured = plan.measured
@@ -113,4 +132,8 @@ def _findings(points: pd.DataFrame, plan: Plan) -> list[Finding]:
         sentence += f". No set of the {CANDIDATES} costliest projections meets the allowed {percent(allowed.mean)}"
     elif not allowed.is_above(cost):
         sentence += f". The distance to the allowed {percent(allowed.mean)} is within the scatter of rounding"
+    if (without := measured.get("without_one")) is not None:
+        sentence += (
+            f". No single one of these projections can be left out: the increase would be at least {percent(without)}"
+        )
     return [Finding(f"{sentence}.", "plan_sets")]
