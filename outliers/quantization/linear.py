@@ -4,7 +4,9 @@ from typing import NamedTuple
 
 import torch
 from outlier_kernels import dispatch
+from outlier_kernels.formats import ARITHMETICS, FORMATS
 from outlier_kernels.reference import Exact, Quantized
+from outlier_kernels.reference_formats import rounded
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -13,8 +15,11 @@ from outliers.quantization.remedies.clip import clip
 from outliers.quantization.remedies.gptq import compensated
 from outliers.quantization.remedies.tokens import multiply_by_token
 from outliers.quantization.schemes import Scheme
-from outliers.quantization.ties import untie
 from outliers.quantization.transforms import SEARCH, Magnitudes
+
+# Weights between two codes: rounding decides by one bit which they get, and a draw decides it anew.
+HALF_UNIT = 2.0**-24  # in the last place of float32, relative to the weight: how far it may be from the middle
+MOVE, MOVE_IN_HALF = 2.0**-22, 2.0**-9  # of a weight: beyond what float32, or float16, loses until it is rounded
 
 
 class Operand(NamedTuple):
@@ -63,7 +68,7 @@ class QuantizedLinear(nn.Module):
     exact weights, as the paper's equation 8 has it, and both operands' scales are taken without them.
 
     role: that of its input, at which the scheme may have other remedies than at others. magnitudes: of its input, where
-    a remedy has to know them. draw: how weights between two codes fall, see `outliers.quantization.ties`; 0 to even.
+    a remedy has to know them. draw: how weights between two codes fall, see `untie`; 0 to even.
 
     It has no gradient: a backward pass raises UserError.
     """
@@ -213,6 +218,41 @@ def drawn_operand(
         magnitudes = magnitudes and magnitudes.under(step.transform, numbers)
     exact = operand.exact if scheme.outlier_threshold is None else untied  # which outlier features meet
     return operand._replace(codes=_codes(untied, scheme, magnitudes), exact=exact)
+
+
+def untie(weight: torch.Tensor, codes: Quantized, scheme: Scheme, draw: int) -> torch.Tensor:
+    """The weight with each entry between two codes moved up or down, as often by a draw; itself where there is none.
+
+    How such an entry falls depends on the order of operations: `127 · (w / max)` and `(127 · w) / max` differ in it.
+    What moves is as little as float32 needs to tell both apart, so that a scale stays where it is.
+
+    weight: float (outputs, features), which has these codes, or compensated ones, under the scheme. draw: seed.
+    """
+    half = ARITHMETICS[scheme.arithmetic].half
+    places = _ties(weight.half() if half else weight, codes, scheme)
+    if not len(places):
+        return weight
+    up = torch.randint(2, places.shape, generator=torch.Generator().manual_seed(draw)).to(weight.device)
+    moved = weight.to(torch.promote_types(weight.dtype, torch.float32), copy=True).contiguous()
+    moved.view(-1)[places] *= 1 + (2 * up - 1) * (MOVE_IN_HALF if half else MOVE)
+    return moved
+
+
+def _ties(weight: torch.Tensor, codes: Quantized, scheme: Scheme) -> torch.Tensor:
+    """The entries between two codes, int64 (ties,), counted row by row: of those that float32 finds, those that are
+    there in float64."""
+    element, (_, groups) = FORMATS[scheme.weights.format].element, codes.scale.shape
+    grouped = weight.reshape(len(weight), groups, -1)
+
+    def tie(scaled: torch.Tensor, distance: float) -> torch.Tensor:
+        below, above = (scaled * (1 + side * distance) for side in (-1, 1))
+        return (
+            below.round_() != above.round_() if element is None else rounded(below, element) != rounded(above, element)
+        )
+
+    found = tie((grouped.float() / codes.scale[..., None]).flatten(), MOVE).nonzero()[:, 0]
+    scale = codes.scale.expand(len(weight), groups).flatten()[found // grouped.shape[2]]
+    return found[tie(weight.reshape(-1)[found].double() / scale.double(), HALF_UNIT)]
 
 
 def searched_numbers(weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes) -> Scheme:
