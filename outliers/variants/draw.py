@@ -23,7 +23,7 @@ SIZE = 1e-6  # of a draw's change, relative: fp32 perplexity stays where it is
 @contextmanager
 def drawn(model: PreTrainedModel, draw: int) -> Iterator[None]:
     """Multiply every entry of the input embeddings by 1 + 1e-6 · z within this context, z standard normal; those of all
-    stacks of layers by the same. Weights exactly between two codes get either, see `outliers.quantization.linear.untie`.
+    stacks of layers by the same. Weights exactly between two codes get either, see `untie`.
 
     Of pictures, what the convolution makes of each patch.
 
