@@ -183,9 +183,13 @@ def of_weights() -> dict[str, float]:
     best = found[found["candidate"] == found["candidate"][0]]
     assert best["candidate"].iloc[0].endswith("layers.11.mlp.down_proj[507,1229]")
     costs = 100 * best.groupby("treatment")["cost"].mean()
+    others = 100 * found.loc[(found["treatment"] == "weight") & (found["cost"] >= CARRIES), "cost"][1:]
+    assert len(others) == 3
     (back,) = 100 * found.loc[(found["layer"] == 28) & (found["treatment"] == "weight"), "cost"]
     return {
         **costs,
+        "least": others.min(),
+        "most": others.max(),
         "perplexity": best["perplexity"].iloc[0],
         "plain": becomes.loc["nothing", "perplexity"],
         "twice": -100 * best.set_index("factor").loc[2.0, "cost"],
@@ -555,8 +559,9 @@ CLAIMS: dict[str, Callable | Collection] = {
     "Four-bit keys and values cost {:.1f} %": lambda: [of_cache("kv=int4")],
     "One scale per channel leaves {:.1f} %": lambda: [of_cache("keys=int4/channels=32+values=int4")],
     "reduce the cost of absmax from {none:+.1f} % to {smoothing+hadamard:+.1f} %": lambda: remedies_of("absmax"),
-    "One weight of {parameters:.1f} million is a [super weight](docs/glossary.md#super-weight). Without it the "
-    "perplexity is {times:.1f} times as high; without its whole neuron it rises by only {neuron:.1f} %": of_weights,
+    "Without one weight of {parameters:.1f} million, a [super weight](docs/glossary.md#super-weight), the perplexity "
+    "is {times:.1f} times as high; without its whole neuron it rises by only {neuron:.1f} %. Three others cost "
+    "{least:.0f} to {most:.0f} %": of_weights,
     "Python ≥ {}":
         lambda: [tomllib.loads(read("pyproject.toml"))["project"]["requires-python"].removeprefix(">=")],
     "PyTorch {}.0 into it": lambda: (pinned("torch"),),
