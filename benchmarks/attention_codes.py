@@ -27,7 +27,7 @@ def lost(model, blocks: torch.Tensor) -> list[dict]:
     """What codes lose of the probabilities of all queries, and without the largest keys."""
     first, found = [], {0.0: [], SHARE: []}
 
-    def visit(_layer: int, probabilities: torch.Tensor, _recompute) -> None:
+    def visit(_layer: int, probabilities: torch.Tensor, _recompute, _visible) -> None:
         first.append((probabilities.argmax(-1) == 0).double().mean().item())
         for share, of_share in found.items():
             exact = outliers_of(probabilities, share)

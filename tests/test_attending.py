@@ -17,7 +17,7 @@ OTHERS |= {"falcon-rw", "falcon-40b", "falcon-11b"}
 def attended(model, ids: torch.Tensor, summed: bool) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """The decoder's last hidden states, and the probabilities of each layer, summed or not."""
     seen = []
-    with torch.inference_mode(), attention_hooks(model, lambda _, given, __: seen.append(given), summed=summed):
+    with torch.inference_mode(), attention_hooks(model, lambda _, given, *_more: seen.append(given), summed=summed):
         return model.base_model(ids, use_cache=False).last_hidden_state, seen
 
 
@@ -85,7 +85,7 @@ def test_what_goes_to_the_architectures_own_function(change, blocks):
         config = AutoConfig.for_model(kind, **fields | {"n_head": 1}, vocab_size=100)
         model = AutoModelForCausalLM.from_config(config).eval()
     shapes = []
-    with attention_hooks(model, lambda _, probabilities, __: shapes.append(probabilities.shape), summed=True):
+    with attention_hooks(model, lambda _, probabilities, *_more: shapes.append(probabilities.shape), summed=True):
         assert model.config._attn_implementation == ("eager" if change == "upcast" else attending.SUMMED)
         got = model.base_model(ids, use_cache=False, **given).last_hidden_state
     with eager(model):

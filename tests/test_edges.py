@@ -58,7 +58,7 @@ def seen_with(model, blocks, changed=None) -> dict[str, torch.Tensor]:
             stack.callback(changed[0].module.register_forward_hook(hook).remove)
         inputs = [one for one in readers(model) if one.layer == last and one.role.endswith("out")]
         stack.enter_context(input_hooks(inputs, lambda _layer, role, x: found.update({role: x.clone()})))
-        visit = lambda _layer, seen, _again: found.update(attention=seen[0].clone())  # noqa: E731
+        visit = lambda _layer, seen, *_more: found.update(attention=seen[0].clone())  # noqa: E731
         stack.enter_context(attention_hooks(model, visit, last))
         model(blocks, use_cache=False)
     return found

@@ -52,7 +52,7 @@ def by_definition(of_layer: torch.Tensor, window: int | None) -> tuple[np.ndarra
                 of_queries.append(logs[0] - np.mean(logs[1:]))
         margins.append(np.mean(of_queries))
     for head in of_layer:
-        shares.append(head[1:, 0].mean().item())
+        shares.append(head[1:window, 0].mean().item())
     return np.array(shares), np.array(margins)
 
 
@@ -67,7 +67,7 @@ def sinks(model, blocks, ablated=AS_IT_IS) -> tuple[dict, np.ndarray, np.ndarray
     ("case", "windows"),
     [
         *[("gpt2", [None, None]), ("llama", [None, None]), ("falcon", [None, None])],
-        *[("gemma2", [8, None]), ("gpt-oss", [8, None]), ("gpt_neo", [None, 8])],
+        *[("gemma2", [8, None]), ("gemma3", [8, None]), ("gpt-oss", [8, None]), ("gpt_neo", [None, 8])],
     ],
 )
 def test_sinks_are_what_transformers_attends_to(case, windows, blocks):
@@ -102,7 +102,7 @@ def test_probabilities_that_underflow_are_clamped():
     logits = torch.zeros(1, 2, 3, 3)
     logits[0, 0, 2, 0] = -200.0
     logits += torch.full((3, 3), -torch.inf).triu(1)
-    found = SINKS.see(logits.softmax(-1), False)
+    found = SINKS.see(logits.softmax(-1), torch.ones(3, 3, dtype=torch.bool).tril(), False)
     least = np.log(torch.finfo(torch.float32).tiny)
     assert found[0].tolist() == pytest.approx([0.5, 2, least - np.log(0.5), 2])
     assert found[1].tolist() == pytest.approx([0.5 + 1 / 3, 2, 0, 2], abs=1e-6)

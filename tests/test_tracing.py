@@ -35,7 +35,19 @@ from outliers.tracing.table4 import table4_row
 from outliers.tracing.trace import trace
 from outliers.variants.plant import plant
 from outliers.variants.quantized import Quantized
-from tests.conftest import C4, CONFIGS, STORIES, few_kinds, make_model, make_tokenizer, needs_shared, pairwise, slow_but
+from outliers.variants.written import variant
+from tests.conftest import (
+    C4,
+    CONFIGS,
+    STORIES,
+    WINDOWS,
+    few_kinds,
+    make_model,
+    make_tokenizer,
+    needs_shared,
+    pairwise,
+    slow_but,
+)
 
 ALPHA = 1.5
 
@@ -132,7 +144,8 @@ def test_every_architecture_against_transformers(case, blocks):
     model.config._attn_implementation = "eager"
     with torch.no_grad():
         out = model(blocks, output_attentions=True, use_cache=False)
-    received = torch.stack(out.attentions).sum(3) / torch.arange(24, 0, -1)  # layers, sequences, heads, keys
+    attended = torch.stack(out.attentions)
+    received = attended.sum(3) / (attended > 0).sum(3)  # layers, sequences, heads, keys
     shares = (received > 0.3).float().mean((0, 1, 2))
     assert np.allclose(found.attention_sinks()["share"], shares)
     at = [int(i) for _, s, _, k in (received > 0.3).nonzero() for i in [blocks[s, k]]]
@@ -152,6 +165,74 @@ def test_sinks_of_every_layer_and_position(gpt2, monkeypatch):
     sinks = trace(model, blocks).statistics["attention.sinks"]
     assert torch.equal(sinks, (means > means.median() + 1e-6).sum((1, 2)))
     assert (sinks[0] != sinks[1]).any()
+
+
+WINDOWED = {  # and the window of each of two layers
+    **dict.fromkeys(("mistral", "starcoder2", "phi3"), (8, 8)),
+    **dict.fromkeys(("gemma2", "gemma3", "qwen2", "qwen3"), (8, None)),
+    "gpt_neo": (None, 8),
+}
+
+
+def with_window(case: str):
+    """A model whose heads give much attention to the first position, as far as a window of 8 lets them."""
+    kind, fields = CONFIGS[case]
+    fields = {**fields, "sliding_window": 8} if None not in WINDOWED[case] else {**WINDOWS, **fields}
+    torch.manual_seed(0)
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0)
+    config = AutoConfig.for_model(kind, vocab_size=100, **ends, **fields, use_sliding_window=True)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for projection in projections(model):
+            if projection.role == "attn_in":
+                projection.module.weight.normal_(std=0.5)
+    return model
+
+
+@pytest.mark.parametrize("case", slow_but(WINDOWED, ["mistral", "gemma3", "gpt_neo"]))
+def test_sinks_are_means_over_the_queries_that_see_a_key(case, tmp_path):
+    """Of transformers' own probabilities in float64, in memory, streamed, and with attention in int8."""
+    model = with_window(case)
+    blocks = torch.randint(100, (4, 64), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        attended = torch.stack(
+            copy.deepcopy(model).double()(blocks, output_attentions=True, use_cache=False).attentions
+        )
+    queries, keys = torch.arange(64)[:, None], torch.arange(64)
+    seen = torch.stack([(keys <= queries) & (keys > queries - (window or 64)) for window in WINDOWED[case]])
+    want = (attended.sum(3) / seen.sum(1)[:, None, None] > 0.3).sum((1, 2))
+    assert 0.1 < want[:, 0].sum() / (2 * 4 * 4) < 0.9
+    windowed = [layer for layer, window in enumerate(WINDOWED[case]) if window]
+    assert not (attended.mean(3) > 0.3)[windowed].any(), "nothing is seen of it in a mean over all later queries"
+    model.save_pretrained(tmp_path)
+    for found in (trace(model, blocks), trace(stream_model(str(tmp_path)), blocks)):
+        assert torch.equal(found.statistics["attention.sinks"], want)
+        shares = want.sum(0).double() / (2 * 4 * 4)
+        assert np.array_equal(found.attention_sinks()["share"], shares)
+
+
+def test_sinks_of_windows_with_attention_in_int8():
+    model, seen = with_window("mistral"), []
+    blocks = torch.randint(100, (1, 64), generator=torch.Generator().manual_seed(1))
+    in_int8 = variant("absmax-vector+attention")
+    with in_int8.on(model) as changed, attention_hooks(changed, lambda _, given, *_more: seen.append(given[0])):
+        changed(blocks, use_cache=False)
+    means = torch.stack(seen).double().sum(2) / torch.arange(64, 0, -1).clamp(max=8)
+    found = trace(model, blocks, variant=in_int8).statistics["attention.sinks"]
+    assert found[:, 0].sum() > 0 and torch.equal(found, (means > 0.3).sum(1))
+
+
+def test_positions_of_sinks_begin_behind_a_prefix(blocks):
+    """Of which each query sees all; their keys are no positions of the block."""
+    model, seen = with_window("qwen2"), []
+    behind = variant("prefix(3,4)")
+    with behind.on(model) as changed, attention_hooks(changed, lambda _, given, *_more: seen.append(given[0])):
+        changed(blocks[:1])
+    means = torch.stack(seen).double().sum(2)[..., 2:] / torch.arange(24, 0, -1).clamp(
+        max=torch.tensor([[[8]], [[24]]])
+    )
+    found = trace(model, blocks[:1], variant=behind).statistics["attention.sinks"]
+    assert found.any() and torch.equal(found, (means > 0.3).sum(1))
 
 
 def recorded(model, blocks) -> dict:
@@ -285,7 +366,7 @@ def test_alibi_of_falcon_counts_once(blocks):
     model, seen = make_model("falcon-rw"), {}
     fused = model(blocks).logits
     with attention_hooks(
-        model, lambda layer, probabilities, recompute: seen.update({layer: (probabilities, recompute())})
+        model, lambda layer, probabilities, recompute, _visible: seen.update({layer: (probabilities, recompute())})
     ):
         assert torch.allclose(model(blocks, use_cache=False).logits, fused, atol=1e-5)
     first = model.transformer.h[0]

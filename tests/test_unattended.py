@@ -13,7 +13,7 @@ from tests.conftest import FIVE, make_model, slow_but
 def test_no_later_position_attends(case, blocks, tmp_path):
     """By the probabilities of plain products; fused kernels and a streamed model compute the same."""
     model, seen, some = make_model(case), [], Unattended((0, 3))
-    with some.on(model), attention_hooks(model, lambda _layer, found, _again: seen.append(found)):
+    with some.on(model), attention_hooks(model, lambda _layer, found, *_more: seen.append(found)):
         plain = perplexity(model, blocks)
     assert len(seen) == model.config.num_hidden_layers * len(blocks)
     for found in seen:

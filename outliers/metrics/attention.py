@@ -38,12 +38,13 @@ class Visits(NamedTuple):
 class Look(NamedTuple):
     """A metric made of attention probabilities.
 
-    see: of those of a layer, (1, heads, queries, keys), a float64 tensor; told whether the keys are of another stack.
+    see: of those of a layer, (1, heads, queries, keys), a float64 tensor; told which keys each query can see, bool
+    (queries, keys), and whether the keys are of another stack.
     answers: of all visits to a part of the text, the answer of each ablation. values: of the answers of all parts, the
     values of a row.
     """
 
-    see: Callable[[torch.Tensor, bool], torch.Tensor]
+    see: Callable[[torch.Tensor, torch.Tensor, bool], torch.Tensor]
     answers: Callable[[Visits], list]
     values: Callable[[list], list[dict]]
 
@@ -69,7 +70,12 @@ def attended(
     }
 
     def visit(
-        cross: bool, model: PreTrainedModel, layer: int, probabilities: torch.Tensor, recompute: Callable
+        cross: bool,
+        model: PreTrainedModel,
+        layer: int,
+        probabilities: torch.Tensor,
+        recompute: Callable,
+        visible: torch.Tensor,
     ) -> None:
         name = next(view.name for view in views.values() if view.cross is cross and layer in view.layers)
         seen_in_layer: dict[Look, list[torch.Tensor]] = {look: [] for look in seen[name]}
@@ -77,7 +83,7 @@ def attended(
             with ablated.on(model, layer):
                 changed = recompute() if _moves(ablated) else probabilities
             for look in looks:
-                seen_in_layer[look].append(look.see(changed, cross))
+                seen_in_layer[look].append(look.see(changed, visible.to(changed.device), cross))
         for look, by_ablation in seen_in_layer.items():  # one small tensor each, for each keeps memory around it in use
             seen[name][look].append(torch.stack(by_ablation))
         places[name].append((layer, probabilities.shape[-2]))

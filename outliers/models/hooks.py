@@ -1,6 +1,7 @@
 """Hooks that read or change what flows through a model, and come off on every exit, also on an error."""
 
 import copy
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -14,6 +15,7 @@ from outliers.criterion import RESIDUAL, of_transformerlens
 from outliers.errors import UserError, shown, unknown_name
 from outliers.models.anatomy import (
     ROLES,
+    Layer,
     Projection,
     decoder_layers,
     experts_of,
@@ -27,6 +29,7 @@ from outliers.models.attending import SUMMED
 
 Visit = Callable[[int, str, torch.Tensor], torch.Tensor | None]
 STATES = (*ROLES, RESIDUAL)
+MASKS = ("attention_mask", "mask")  # the names of the argument of an attention that is its mask
 
 # Where torch keeps the hooks of a module: those that another layer in its place can call as well, with their options,
 FORWARD_HOOKS = (
@@ -263,10 +266,11 @@ def attention_hooks(
     summed: bool = False,
     cross: bool = False,
 ) -> Iterator[None]:
-    """Call `visit(layer, probabilities, recompute)` after the attention of each layer, or of only one.
+    """Call `visit(layer, probabilities, recompute, visible)` after the attention of each layer, or of only one.
 
     probabilities: (sequences, heads, queries, keys), after the softmax. recompute: a function without arguments that
-    runs this attention once more and returns its probabilities; what goes on through the model is not touched. The
+    runs this attention once more and returns its probabilities; what goes on through the model is not touched. visible:
+    which keys each query can see by the masks of the model, whatever a variant hides beside, bool (queries, keys). The
     model attends eagerly meanwhile, because the fused kernels never make the probabilities; see `eager`.
 
     summed: whether the probabilities may come summed over the queries, (sequences, heads, 1, keys), which costs less.
@@ -282,10 +286,14 @@ def attention_hooks(
             kwargs = {**kwargs, alibi: torch.zeros_like(kwargs[alibi])}
         return args, kwargs
 
-    def hook_of(layer: int):
+    masks = _Masks(cross)
+
+    def hook_of(layer: Layer):
         def hook(module, args, kwargs, output):
+            found = probabilities(output)
             # not through __call__, so that this hook is not called for it
-            visit(layer, probabilities(output), lambda: probabilities(module.forward(*args, **kwargs)))
+            again = lambda: probabilities(module.forward(*args, **kwargs))  # noqa: E731
+            visit(layer.number, found, again, masks.visible(layer, module, *found.shape[-2:]))
 
         return hook
 
@@ -306,8 +314,44 @@ def attention_hooks(
             if layer.anatomy.alibi:
                 hook = partial(only_in_the_mask, layer.anatomy.alibi)
                 stack.callback(attention.register_forward_pre_hook(hook, with_kwargs=True).remove)
-            stack.callback(attention.register_forward_hook(hook_of(layer.number), with_kwargs=True).remove)
+            # first of all, before a variant hides something
+            note = attention.register_forward_pre_hook(masks.note, with_kwargs=True, prepend=True)
+            stack.callback(note.remove)
+            stack.callback(attention.register_forward_hook(hook_of(layer), with_kwargs=True).remove)
         yield
+
+
+class _Masks:
+    """The masks with which attention is called, and what they let queries see."""
+
+    def __init__(self, cross: bool):
+        self.cross, self.mask = cross, None
+        self.known: tuple = (None, None)  # the last mask, which layers share, and what it lets queries see
+
+    def note(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        """Keep the mask of a call."""
+        given = inspect.signature(module.forward).bind(*args, **kwargs).arguments | kwargs
+        self.mask = next((given[name] for name in MASKS if given.get(name) is not None), None)
+
+    def visible(self, layer: Layer, module: nn.Module, queries: int, keys: int) -> torch.Tensor:
+        """The keys that each query of a layer can see, bool (queries, keys)."""
+        mask, anatomy = self.mask, layer.anatomy
+        if mask is None:
+            everything = torch.ones(queries, keys, dtype=torch.bool)
+            # the mask of an attention function of somebody's own, which makes it by itself
+            window, first = getattr(module, "sliding_window", None), keys - queries
+            seen = everything.triu(first + 1 - window) if window else everything
+            return everything if self.cross or anatomy.bidirectional else seen.tril(first)
+        if mask is not self.known[0]:
+            of_all = mask[0, 0, :, :keys]
+            # Of bool the first position, which sees itself, tells what is visible: in masks of MPT it is False.
+            by_kind = of_all == of_all[0, 0] if of_all.dtype == torch.bool else of_all > torch.finfo(mask.dtype).min / 2
+            self.known = mask, by_kind.expand(max(queries, len(of_all)), keys)
+        visible = self.known[1]
+        if anatomy.window is None:
+            return visible
+        queries = len(visible)
+        return visible & getattr(module, anatomy.window)[0, 0, keys - queries : keys, :keys]
 
 
 def check_hooks(path: str, module: nn.Module) -> None:

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import cache, partial, reduce
+from functools import partial, reduce
 
 import numpy as np
 import torch
@@ -222,12 +222,6 @@ def _naming(layer: int, state: str) -> Iterator[None]:
         raise not_finite(f"in the hidden states of layer {layer}, role {state}, feature {broken.feature}") from None
 
 
-@cache
-def _by_key(share: float, keys: int, device: torch.device) -> torch.Tensor:
-    """A share of the queries at and after each key, float32 (keys,)."""
-    return share * torch.arange(keys, 0, -1, device=device)
-
-
 class _Observer:
     """Reduces what the hooks see of sequences, each (T,), whose turns may come layer by layer, to a `Trace`.
 
@@ -271,7 +265,6 @@ class _Observer:
         ids = of_stacks[self.view.inputs]
         if len(ids) < 2:
             raise UserError(f"sequence {number} has {len(ids)} tokens; expected at least 2")
-        self.queries = len(of_stacks[-1 if self.view.cross else self.view.inputs])
         self.number, self.ids, self.block = number % self.at_once, ids, max(self.block, len(ids))
         self.kept_here.clear()
 
@@ -299,11 +292,12 @@ class _Observer:
         if self.waiting > SKETCHED_AT_ONCE:
             self._sketch_hits()
 
-    def see_attention(self, layer: int, probabilities: torch.Tensor, _recompute) -> None:
-        # (heads, keys), over the queries at and after each key, also if they are summed already
-        received = probabilities[0].float().sum(1)
-        keys = received.shape[1]
-        sinks = received > (SINK * self.queries if self.view.bidirectional else _by_key(SINK, keys, received.device))
+    def see_attention(self, layer: int, probabilities: torch.Tensor, _recompute, visible: torch.Tensor) -> None:
+        first = visible.shape[1] - len(self.ids)  # behind the keys of a prefix, which are no positions
+        # (heads, keys), over the queries that see each key, also if they are summed already
+        received = probabilities[0, ..., first:].float().sum(1)
+        queries = visible[:, first:].sum(0).to(received.device)
+        sinks = received > SINK * (queries if queries.min() < len(visible) else len(visible))
         self.heads, sinks = len(sinks), sinks.sum(0)
         of_layer = self.by_layer["attention"].setdefault(layer, {})
         of_layer["sinks"] = add_from_start(of_layer["sinks"], sinks, 0) if of_layer else sinks

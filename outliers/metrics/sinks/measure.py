@@ -8,18 +8,20 @@ from outliers.metrics.attention import Look, Visits
 DIGITS = ".7g"  # of what rows say
 
 
-def _see(probabilities: torch.Tensor, cross: bool) -> torch.Tensor:
+def _see(probabilities: torch.Tensor, by_mask: torch.Tensor, cross: bool) -> torch.Tensor:
     """Of probabilities (1, heads, queries, keys) by head, float64 (heads, 4): the sum over queries after the first of
-    what they give to the first position, and how many they are; the sum of their margins, and of how many queries. Of
-    cross-attention the first query counts too, which is no position of the keys.
+    what they give to the first position, and how many of them can see it; the sum of their margins, and of how many
+    queries. Of cross-attention the first query counts too, which is no position of the keys.
 
     The margin of a query is log p(first) − mean of log p over the other keys that it sees. A number that is added to
     all logits of a query, as its own bias adds it, changes no difference of two, and so neither p nor the margin; a
     bias of queries and keys that favours the first position makes it. A query counts if it sees the first key and
-    another one; that no head gives a key any probability says that it is masked, as outside of a window. Below the
-    smallest normal number probabilities count as that.
+    another one; that no head gives a key any probability says that it is masked, as outside of a window, or by a
+    variant. Below the smallest normal number probabilities count as that.
+
+    by_mask: which keys each query can see by the masks of the model, bool (queries, keys).
     """
-    queries = probabilities[0] if cross else probabilities[0, :, 1:]
+    queries, by_mask = (seen if cross else seen[..., 1:, :] for seen in (probabilities[0], by_mask))
     visible = (queries > 0).any(0)
     others, least = visible[:, 1:], torch.finfo(queries.dtype).tiny
     count = others.sum(-1)
@@ -30,7 +32,7 @@ def _see(probabilities: torch.Tensor, cross: bool) -> torch.Tensor:
         margins = logs[:, 0] - (logs[:, 1:] * others).sum(-1, dtype=torch.float64) / count
         share = attended_by_head[:, 0].sum(dtype=torch.float64)
         margin = margins.where(counts, 0).sum()
-        by_head.append(torch.stack([share, torch.full_like(share, len(visible)), margin, counts.sum().double()]))
+        by_head.append(torch.stack([share, by_mask[:, 0].sum(), margin, counts.sum()]))
     return torch.stack(by_head)
 
 

@@ -34,7 +34,7 @@ def top1_softmax(
     return [by_view[view_of(model, stack).name][1] for (by_view,) in answers]
 
 
-def _see(probabilities: torch.Tensor, _cross: bool) -> torch.Tensor:
+def _see(probabilities: torch.Tensor, _visible: torch.Tensor, _cross: bool) -> torch.Tensor:
     return probabilities.amax(-1).double().mean()
 
 

@@ -83,6 +83,7 @@ _ROWS = {
         ffn_in=("mlp.c_fc",),
         ffn_out=("mlp.c_proj",),
         positions="transformer.wpe",
+        window="bias",
     ),
     "gpt_neox": replace(
         _BLOOM,
