@@ -29,6 +29,8 @@ from outliers.metrics.linear_layer.view import tokens_of
 from outliers.metrics.memory.view import GIB, footprints
 from outliers.metrics.origins.view import HIDDEN, beside_each_other
 from outliers.metrics.perplexity.measure import LARGEST_LOSS
+from outliers.metrics.range import LIMITS
+from outliers.metrics.range.measure import BLOCK
 from outliers.metrics.token_losses.measure import LISTED
 from outliers.models.config_file import DEQUANTIZED
 from outliers.models.gguf.header import LONGEST as LONGEST_HEADER
@@ -637,7 +639,10 @@ CLAIMS: dict[str, Callable | Collection] = {
     "`layers` is at least {:g} %": (100 * criterion.LAYERS,),
     "`positions` is at least {:g} %, as in the paper": (100 * criterion.POSITIONS,),
     "|x| > {:g} and |x| ≥ {:g} times the median": (criterion.MASSIVE, criterion.MASSIVE_RATIO),
-    "at positions i ≥ k exceeds {:g}": (criterion.SINK,),
+    "that it receives exceeds {:g}": (criterion.SINK,),
+    "each format: {:,.0f} in float16, {:.0f} in e4m3 without": [LIMITS[name] for name in ("float16", "e4m3")],
+    "the sums of {} consecutive inputs of a token": (BLOCK,),
+    "the command exits with code {}": [1],
     "at least {} draws": (CONTROLS.start,),
     "the means of {:,} resamples": (RESAMPLES,),
     "as they were loaded, first {} digits": lambda: (len(kept("pocket/table1")[0]["weights_hash"]),),

@@ -249,7 +249,7 @@ def test_a_model_is_named_in_the_same_way(specified, command):
 )
 def test_models_of_a_report(monkeypatch, capsys, typed, name, models):
     asked = []
-    monkeypatch.setattr(artefacts, "report", lambda *arguments: asked.append(arguments) or "the page")
+    monkeypatch.setattr(artefacts, "report", lambda *arguments: asked.append(arguments) or ("the page", []))
     assert call(monkeypatch, capsys, *typed.split(), command="report") == (0, "the page\n", "")
     assert [(asked[0][0], asked[0][-1])] == [(name, models)]
 

@@ -425,7 +425,7 @@ def test_findings_are_not_broken_before_a_per_cent_sign():
 
 def test_the_set_look():
     specs = experiments("look")
-    assert [spec.shows for spec in specs] == ["trace", "origins", "ablation", "damage", "sweep"]
+    assert [spec.shows for spec in specs] == ["trace", "origins", "ablation", "damage", "sweep", "token_losses"]
     specs = experiments("look", models=["pocket/gpt2-0.1m"])
     assert {getattr(spec, "model", None) or spec.models[0] for spec in specs} == {"pocket/gpt2-0.1m"}
     with pytest.raises(UserError, match="takes one model, got 2"):

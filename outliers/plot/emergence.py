@@ -242,7 +242,8 @@ def _number(axes: Axes, models: pd.DataFrame, published: pd.DataFrame) -> list:
 def _whole_perplexity_axis(axes: Axes, models: pd.DataFrame, published: pd.DataFrame) -> None:
     """Over all models, also those that have no point."""
     perplexity = pd.concat([models["perplexity"], published["perplexity"]])
-    if perplexity.notna().any():
+    perplexity = perplexity[np.isfinite(perplexity)]
+    if len(perplexity):
         axes.set_xlim(perplexity.min() * 0.93, perplexity.max() * 1.07)
     perplexity_axis(axes)
 

@@ -280,10 +280,12 @@ class Causal(Pretrained):
             if unusual({option: getattr(self.settings, option)}):
                 raise UserError(f"'{self.model}' {reason}; leave --{option.replace('_', '-')} out")
         seed = self.settings.mask_seed + number
+        if reader.READS_TEXT:
+            check_block(self.config, self.settings.block)
+        read = reader.read(self, text, blocks, seed)
+        examples, sizes = read if isinstance(read, tuple) else (read, getattr(read, "sizes", None))
         if not reader.READS_TEXT:
-            return reader.read(self, text, blocks, seed)
-        check_block(self.config, self.settings.block)
-        examples, sizes = reader.read(self, text, blocks, seed)
+            return examples, sizes
         check_block(self.config, self.settings.block, int(read_ids(examples).max()))
         return examples, sizes
 

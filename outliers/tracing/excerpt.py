@@ -44,7 +44,7 @@ class Excerpt:
         Raises:
             UserError: it cannot be written.
         """
-        tensors = {"tokens": self.tokens}
+        tensors = {"tokens": self.tokens.contiguous()}
         tensors |= {f"{role}.features": features for role, features in self.features.items()}
         tensors |= {f"{role}.values": values.contiguous() for role, values in self.values.items()}
         write_whole(path, save(tensors, {"about": json.dumps(self.about)}))

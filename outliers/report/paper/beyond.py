@@ -1,6 +1,5 @@
 """Artefacts without a number in the paper, in the order of a page."""
 
-from outliers.metrics.token_losses.view import token_losses_section
 from outliers.presets.cells import Cells
 from outliers.report.paper.published import Artefact
 from outliers.report.paper.table4 import families_section
@@ -16,7 +15,7 @@ ARTEFACTS = {
     "ablation": Artefact("Ablation", Ablation),
     "damage": Artefact("Damage", Damage),
     "sweep": Artefact("Sweep", Experiment),
-    "token_losses": Artefact("Loss by token", Cells, section=token_losses_section),
+    "token_losses": Artefact("Loss by token", Cells),
     "remedies": Artefact("Remedies", Cells, section=remedies_section),
     "attention": Artefact("Attention in int8", Experiment, section=attention_section),
     "causes": Artefact("Causes", Training, section=causes_section),
