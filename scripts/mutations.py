@@ -64,7 +64,7 @@ MUTATIONS = {
     "outliers/tracing/compare.py": [("b[name] - a[name]", "a[name] - b[name]"), ("-ratio, -change", "ratio, -change")],
     "outliers/tracing/trace.py": [
         (".clamp(max=1))", ")"),
-        ("torch.arange(keys, 0, -1,", "torch.arange(1, keys + 1,"),
+        ("SINK * (queries if", "SINK * (len(visible) if"),
         ("magnitudes[role] >= self.alpha", "magnitudes[role] > self.alpha"),
         ("kept[self.number, : len(ids)].zero_()", "pass"),
     ],
@@ -175,7 +175,7 @@ MUTATIONS = {
     "outliers/metrics/keys/observe.py": [
         ("by_head[0, :, -len(before) :]", "by_head[0, :, : len(before)]"),
     ],
-    "outliers/metrics/sinks/measure.py": [("else probabilities[0, :, 1:]", "else probabilities[0]")],
+    "outliers/metrics/sinks/measure.py": [("else seen[..., 1:, :]", "else seen")],
     "outliers/presets/super_weights.py": [("key=lambda pair: -pair[0]", "key=lambda pair: pair[0]")],
     "outliers/report/views/super_weights.py": [('exact(candidate["cost"]).is_above(_random(candidate))', "True")],
     "outliers/variants/massive.py": [("entries.abs() > self.above", "entries > self.above")],

@@ -394,8 +394,8 @@ def test_tower_without_a_classifier(saved, make):
     asked = Damage(name="damage", model=name, text=text, blocks=3, by=["error"], schemes=["absmax"])
     errors = [row["value"] for row in run(asked, out=saved / "damage") if row["metric"] == "damage.error"]
     assert len(errors) == 18 and all(0 < error < 0.1 for error in errors)
-    (row,) = run(Experiment(models=[name], text=text, blocks=3, schemes=["absmax"]), out=saved / "sweep")
-    assert row["failed"].startswith("the model has no classifier")
+    rows = run(Experiment(models=[name], text=text, blocks=3, schemes=["absmax"]), out=saved / "sweep")
+    assert any(row.get("failed", "").startswith("the model has no classifier") for row in rows)
 
 
 def test_latency_of_a_pass(saved):
