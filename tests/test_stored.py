@@ -11,10 +11,11 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, 
 import outliers
 from outliers.errors import UserError
 from outliers.models.anatomy import projections
-from outliers.models.stored.bitsandbytes import unpack_4_bits
 from outliers.models.stored.words import unpack_words
 from outliers.models.stream import stream_model
 from outliers.quantization.peers import weight_of
+from outliers.runs.frame import records_in
+from tests.test_commands import call
 
 WORDS = 32  # bits
 
@@ -46,9 +47,12 @@ def save_like(folder, fields: dict, packed, model=None):
 
 def into_words(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """Codes along the last axis in words, the first in the lowest bits, by arithmetic on whole numbers."""
-    of_word = codes.long().unflatten(-1, (-1, WORDS // bits))
-    words = sum(of_word[..., place] * 2 ** (bits * place) for place in range(WORDS // bits))
-    return torch.where(words >= 2**31, words - 2**32, words).int()
+    rows = codes.flatten(0, -2).long().tolist()
+    numbers = [sum(code << bits * place for place, code in enumerate(row)) for row in rows]
+    words = [
+        [number >> WORDS * place & 2**WORDS - 1 for place in range(bits * len(rows[0]) // WORDS)] for number in numbers
+    ]
+    return torch.tensor(words).unflatten(0, codes.shape[:-1]).int()
 
 
 def weights_of(model) -> dict[str, torch.Tensor]:
@@ -149,15 +153,16 @@ def test_compressed_tensors(case, tmp_path):
     assert [path for path, weight in own.items() if not torch.equal(weight, theirs[path])] == []
 
 
-def gptq(weight: torch.Tensor, bits: int, order: torch.Tensor | None = None) -> tuple[torch.Tensor, dict]:
+def gptq(weight: torch.Tensor, bits: int, order: torch.Tensor | None = None, sym: bool = False) -> tuple:
     """A weight (outputs, features) in groups of 32 features, as AutoGPTQ packs it; what it stands for, and tensors."""
     size = 32
     groups = torch.arange(weight.shape[1]) // size if order is None else order // size
     levels, scales, zeros, codes = 2**bits - 1, [], [], torch.empty_like(weight)
     for group in range(weight.shape[1] // size):
         own = weight[:, groups == group]
-        scales.append((own.amax(1) - own.amin(1)) / levels)
-        zeros.append((-own.amin(1) / scales[-1]).round().clamp(1, levels))
+        scales.append(2 * own.abs().amax(1) / levels if sym else (own.amax(1) - own.amin(1)) / levels)
+        middle = torch.full_like(scales[-1], 2 ** (bits - 1))
+        zeros.append(middle if sym else (-own.amin(1) / scales[-1]).round().clamp(1, levels))
         codes[:, groups == group] = (own / scales[-1][:, None] + zeros[-1][:, None]).round().clamp(0, levels)
     scales, zeros = torch.stack(scales), torch.stack(zeros)
     stands_for = torch.stack([(codes[:, j] - zeros[g]) * scales[g] for j, g in enumerate(groups.tolist())], 1)
@@ -166,7 +171,21 @@ def gptq(weight: torch.Tensor, bits: int, order: torch.Tensor | None = None) -> 
     return stands_for, tensors
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+def of_version(tensors: dict, bits: int, version: str) -> dict:
+    """The tensors of `gptq`, whose zero points are those of the first version, with those of another one."""
+    zeros = unpack_words(tensors["qzeros"], bits).long() + 1
+    words = into_words(zeros, bits)
+    if version == "gptq":
+        words = tensors["qzeros"]
+    elif version == "gptqmodel":  # which subtracts from words, see its `convert_gptq_v2_to_v1_format`
+        subtracted = {3: [0x24924924, 0x92492492, 0x49249249]}.get(
+            bits, [sum(1 << place for place in range(0, 32, bits))]
+        )
+        words = (words.long() - torch.tensor(subtracted).repeat(words.shape[1] // len(subtracted))).int()
+    return tensors | {"qzeros": words}
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("ordered", [True, False])
 def test_gptq(bits, ordered, tmp_path):
     def order(width: int) -> torch.Tensor | None:
@@ -178,6 +197,67 @@ def test_gptq(bits, ordered, tmp_path):
     for one in projections(llama()):
         expected, _ = gptq(one.module.weight.detach(), bits, order(one.module.weight.shape[1]))
         torch.testing.assert_close(own[one.path], expected)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("stored", ["gptq", "gptq_v2", "gptqmodel"])
+def test_symmetric_zero_points_tell_their_version(bits, stored, tmp_path):
+    """Whatever the configuration says of it, resident and streamed; `zero_points` says where it is wrong."""
+    fields = {"quant_method": "gptq", "bits": bits, "group_size": 32, "desc_act": False, "sym": True}
+    version, ids = stored.replace("gptqmodel", "gptq"), torch.arange(20)
+    labels = [{}, *({name: value} for name in ("checkpoint_format", "format") for value in ("gptq", "gptq_v2"))]
+    for number, label in enumerate(labels):
+        folder = tmp_path / str(number)
+        save_like(folder, fields | label, lambda weight: of_version(gptq(weight, bits, sym=True)[1], bits, stored))
+        model = outliers.load_model(str(folder))
+        for one in projections(llama()):
+            expected, _ = gptq(one.module.weight.detach(), bits, sym=True)
+            torch.testing.assert_close(model.get_submodule(one.path).weight, expected)
+        (said,) = label.values() or ["gptq"]
+        assert (model.zero_points or version).startswith(version)
+        assert (model.zero_points is None) == (said == version)
+    streamed = stream_model(str(folder))
+    assert outliers.perplexity(streamed, [ids]) == outliers.perplexity(model, [ids])
+    assert streamed.zero_points == model.zero_points
+
+
+def test_zero_points_that_borrow_from_the_next_one(tmp_path):
+    """Where a zero point is 0, who subtracts from words takes one from the next code, and who subtracts from codes has
+    the largest code."""
+
+    def packed(weight: torch.Tensor, borrows: bool) -> dict:
+        tensors = gptq(weight, 4)[1]
+        zeros = torch.randint(0, 16, tensors["scales"].shape, generator=torch.Generator().manual_seed(0))
+        if not borrows:
+            return tensors | {"qzeros": into_words((zeros - 1) % 16, 4)}
+        return of_version(tensors | {"qzeros": into_words((zeros - 1) % 16, 4)}, 4, "gptqmodel") | {
+            "qzeros": (into_words(zeros, 4).long() - 0x11111111).int()
+        }
+
+    fields = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "checkpoint_format": "gptq"}
+    by_words = {**fields, "meta": {"quantizer": ["gptqmodel:4.2.5"]}}
+    plain = outliers.load_model(str(save_like(tmp_path / "codes", fields, lambda weight: packed(weight, False))))
+    words = outliers.load_model(str(save_like(tmp_path / "words", by_words, lambda weight: packed(weight, True))))
+    for path, weight in weights_of(plain).items():
+        assert torch.equal(weight, weights_of(words)[path])
+
+
+def test_a_version_that_nothing_tells_is_said_in_the_row(monkeypatch, capsys, tmp_path):
+    fields = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False}
+    model = llama(4096)
+    for number, label in enumerate(({}, {"checkpoint_format": "gptq_v2"})):
+        folder = save_like(tmp_path / str(number), fields | label, lambda weight: gptq(weight, 4)[1], model)
+        outliers.load_tokenizer("pocket/gpt2-0.1m").save_pretrained(folder)
+        for stream in ([], ["--stream"]):
+            out = tmp_path / f"out{number}{len(stream)}"
+            arguments = ["--model", folder, "--scheme", "fp32", "--block", 32, "--blocks", 1, "--out", out, *stream]
+            code, _, err = call(monkeypatch, capsys, *arguments)
+            assert code == 0, err
+            (said,) = {row["zero_points"] for row in records_in(out)}
+            why = ["gptq by assumption, where no checkpoint_format and sym is not true"]
+            why += ["gptq_v2 by assumption, where checkpoint_format says gptq_v2 and sym is not true"]
+            assert said == why[number]
+            assert f"zero points read as {said}" in (out / "report.html").read_text()
 
 
 def awq(weight: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -216,25 +296,6 @@ def packed(tmp_path_factory):
     return save_like(tmp_path_factory.mktemp("packed"), fields, lambda weight: gptq(weight, 4)[1])
 
 
-def test_blocks_of_any_size_ask_for_no_memory():
-    state = {"shape": [4, 64], "blocksize": 64, "nested_blocksize": 10**12, "nested_offset": 0.0}
-    tensors = {
-        "weight": torch.zeros(128, 1, dtype=torch.uint8),
-        "weight.absmax": torch.zeros(4, dtype=torch.uint8),
-        "weight.quant_map": torch.ones(16),
-        "weight.nested_absmax": torch.ones(1),
-        "weight.nested_quant_map": torch.ones(256),
-    }
-
-    def unpacked(**fields) -> torch.Tensor:
-        written = torch.tensor(list(json.dumps(state | fields).encode()), dtype=torch.uint8)
-        return unpack_4_bits(tensors | {"weight.quant_state.bitsandbytes__nf4": written}, {})
-
-    assert torch.equal(unpacked(), torch.ones(4, 64))
-    with pytest.raises(ValueError, match=r"256 entries in blocks of 1,000,000,000,000, with 4 scales"):
-        unpacked(blocksize=10**12)
-
-
 def test_every_loader_reads_the_same(packed):
     ids = torch.arange(20)
     model, streamed = outliers.load_model(str(packed)), stream_model(str(packed))
@@ -254,9 +315,33 @@ def test_what_is_saved_of_it_is_plain(packed, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"quant_method": "gptq", "bits": 3}, "with bits 3; expected one of 4, 8"),
+        ({"quant_method": "gptq", "bits": 5}, "with bits 5; expected one of 4, 2, 3, 8"),
+        (
+            {"quant_method": "gptq", "checkpoint_format": "marlin"},
+            'with checkpoint_format "marlin"; expected one of gptq',
+        ),
+        ({"quant_method": "gptq", "checkpoint_format": "gptq", "format": "marlin"}, 'with format "marlin"'),
+        ({"quant_method": "gptq", "is_marlin_format": True}, "with is_marlin_format true"),
+        ({"quant_method": "gptq", "pack_dtype": "int8"}, 'with pack_dtype "int8"'),
         ({"quant_method": "awq", "version": "gemv"}, 'with version "gemv"; expected one of gemm'),
+        ({"quant_method": "awq", "version": "GEMM", "format": "marlin"}, 'with format "marlin"; expected one of gemm'),
+        ({"quant_method": "bitsandbytes", "bnb_4bit_quant_storage": "bfloat16"}, "with bnb_4bit_quant_storage"),
         ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "expected one of dense"),
+        (
+            {"quant_method": "compressed-tensors", "format": "dense", "config_groups": {"a": {"format": "marlin-24"}}},
+            r'with config_groups\.\*\.format "marlin-24"; expected one of dense',
+        ),
+        (
+            {"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-24-bitmask"}},
+            'sparsity_config.format "sparse-24-bitmask"',
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "transform_config": {"config_groups": {"a": {"apply": [{"location": "input"}]}}},
+            },
+            'location "input"; expected one of weight_input',
+        ),
         ({"quant_method": "hqq"}, "by 'hqq'; expected 16 or 32 bits or mxfp4, bitsandbytes"),
         ({"quant_method": ["gptq"]}, "expected 16 or 32 bits"),
     ],
@@ -267,20 +352,213 @@ def test_what_is_not_undone_is_refused(fields, message, tmp_path):
         outliers.load_model(str(tmp_path))
 
 
+def nf4(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Random codes of a weight as bitsandbytes stores them: blocks of 64, whose scales are codes in blocks of 256."""
+    count = weight.numel()
+    state = {"shape": list(weight.shape), "blocksize": 64, "nested_blocksize": 256, "nested_offset": 0.5}
+    return {
+        "weight": torch.zeros(count // 2, 1, dtype=torch.uint8),
+        "weight.absmax": torch.zeros(count // 64, dtype=torch.uint8),
+        "weight.quant_map": torch.ones(16),
+        "weight.nested_absmax": torch.ones(-(-count // 64 // 256)),
+        "weight.nested_quant_map": torch.ones(256),
+        "weight.quant_state.bitsandbytes__nf4": written(state),
+    }
+
+
+def written(state: dict) -> torch.Tensor:
+    return torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+
+
+def int8(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Codes of 8 bits, as bitsandbytes stores them."""
+    return {
+        "weight": weight.sign().to(torch.int8),
+        "SCB": torch.ones(len(weight)),
+        "weight_format": torch.tensor(0).byte(),
+    }
+
+
+def compressed(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Codes of 4 bits in groups of 32, as compressed-tensors packs them."""
+    outputs, features = weight.shape
+    scales = torch.ones(outputs, features // 32)
+    codes = torch.full(weight.shape, 9)
+    return {"weight_packed": into_words(codes, 4), "weight_scale": scales, "weight_shape": torch.tensor(weight.shape)}
+
+
+W4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+PACKINGS = {  # by method: the fields of a checkpoint that is right, and its tensors
+    "gptq": (
+        {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": True},
+        lambda weight: gptq(weight, 4, sym=True)[1],
+    ),
+    "awq": ({"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}, lambda weight: awq(weight)),
+    "int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}, int8),
+    "nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, nf4),
+    "compressed": (
+        {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"a": {"weights": W4}}},
+        compressed,
+    ),
+    "codes": (
+        {
+            "quant_method": "compressed-tensors",
+            "config_groups": {"a": {"weights": {"num_bits": 8, "type": "int", "strategy": "channel"}}},
+        },
+        lambda weight: {"weight": weight.sign().to(torch.int8), "weight_scale": torch.ones(len(weight), 1)},
+    ),
+}
+PATH = "model.layers.0.self_attn.q_proj"  # 64 outputs, 64 features
+W4_IN_GROUPS = {"config_groups": {"a": {"weights": W4 | {"group_size": 64}}}}
+ASYMMETRIC = {"config_groups": {"a": {"weights": W4 | {"symmetric": False}}}}
+STATE = "weight.quant_state.bitsandbytes__nf4"
+
+
+def test_checkpoints_that_are_right_are_read(tmp_path):
+    for method, (fields, packed) in PACKINGS.items():
+        save_like(tmp_path / method, fields, packed)
+        assert outliers.load_model(str(tmp_path / method)).zero_points is None
+
+
+def ints(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int32)
+
+
 @pytest.mark.parametrize(
-    "change",
+    ("method", "fields", "tensors", "message"),
     [
-        {"qzeros": torch.zeros(1, 1, dtype=torch.int32)},
-        {"scales": torch.zeros(3, 5)},
-        {"g_idx": torch.full((64,), 99, dtype=torch.int32)},
-        {"qweight": torch.zeros(4, 64, dtype=torch.int32)},
+        (
+            "gptq",
+            {"bits": 8},
+            {},
+            r"qzeros' as I32 of the shape \(4, 8\); expected I32 of the shape \(2, 16\).*bits 8",
+        ),
+        (
+            "gptq",
+            {"group_size": 16},
+            {},
+            r"qzeros' as I32 of the shape \(4, 8\); expected I32 of the shape \(8, 8\)",
+        ),
+        ("gptq", {"group_size": -1}, {}, r"\(1, 8\), as its 'quantization_config' has it \(bits 4, group_size -1"),
+        ("gptq", {"group_size": "32"}, {}, "'group_size' '32'; expected a whole number"),
+        ("gptq", {}, {"qzeros": None}, r"lacks '{}.qzeros'; expected I32 of the shape \(2, 8\)"),
+        ("gptq", {}, {"scales": None}, r"lacks '{}.scales'; expected F16 or BF16 or F32 of the shape \(2, 64\)"),
+        ("gptq", {}, {"scales": torch.zeros(3, 5)}, r"'{}.scales' as F32 of the shape \(3, 5\); expected"),
+        ("gptq", {}, {"scales": ints(2, 64)}, r"'{}.scales' as I32 of the shape \(2, 64\); expected F16"),
+        ("gptq", {}, {"g_idx": None}, r"lacks '{}.g_idx'; expected I32 or I64 of the shape \(64,\).*desc_act True"),
+        ("gptq", {}, {"g_idx": ints(64) + 99}, "'{}.g_idx' with groups from 99 to 99; expected groups from 0 to 1"),
+        (
+            "gptq",
+            {},
+            {"g_idx": ints(64)},
+            "'{}.g_idx' with groups from 0 to 0; expected groups from 0 to 1, each whole",
+        ),
+        (
+            "gptq",
+            {"desc_act": False},
+            {"g_idx": torch.arange(64).int() % 2},
+            "'{}.g_idx' with features in another order",
+        ),
+        ("gptq", {}, {"qzeros": ints(2, 8)}, "'{}.qzeros' with zero points from 0 to 0; expected 8 everywhere, or 7"),
+        ("gptq", {}, {"qweight": ints(4, 64)}, r"'{}.qzeros' .*expected I32 of the shape \(1, 8\)"),
+        ("gptq", {}, {"qweight": ints(64)}, "cannot load '{}.qweight'"),
+        ("gptq", {}, {"weight": torch.zeros(64, 64)}, "holds a tensor twice: '{}.weight' in .* and '{}.qweight'"),
+        (
+            "gptq",
+            {"quant_method": "awq"},
+            {},
+            r"qzeros' as I32 of the shape \(4, 8\); expected I32 of the shape \(1, 64\)",
+        ),
+        ("gptq", {"quant_method": "bitsandbytes"}, {}, "holds packed codes '.*qweight', and .* says 'bitsandbytes'"),
+        ("awq", {"group_size": 16}, {}, r"qzeros' as I32 of the shape \(4, 8\); expected I32 of the shape \(8, 8\)"),
+        ("awq", {}, {"qweight": ints(8, 64)}, r"'{}.qzeros' .* expected I32 of the shape \(1, 64\)"),
+        ("awq", {"zero_point": False}, {}, "'.*qzeros' with zero points from 0 to 15; expected 8 everywhere"),
+        ("awq", {}, {"weight": torch.zeros(64, 64)}, "holds a tensor twice"),
+        ("int8", {"load_in_8bit": False}, {}, "'.*SCB'; expected none.*load_in_8bit False"),
+        (
+            "int8",
+            {},
+            {"SCB": torch.ones(32)},
+            r"'{}.SCB' as F32 of the shape \(32,\); expected F32 of the shape \(64,\)",
+        ),
+        ("int8", {}, {"weight_format": torch.tensor(2).byte()}, "'{}.weight_format' with col_turing; expected row"),
+        ("nf4", {"load_in_4bit": False}, {}, "'.*weight.absmax'; expected none.*load_in_4bit False"),
+        ("nf4", {"bnb_4bit_quant_type": "fp4"}, {}, "'.*bitsandbytes__nf4'; expected fp4"),
+        ("nf4", {}, {"weight": torch.zeros(64, 1).byte()}, r"'{}.weight' as U8 of the shape \(64, 1\); .*\(2048, 1\)"),
+        ("nf4", {}, {"weight": torch.zeros(1024, 1).half()}, "'{}.weight' as F16 .*; expected U8"),
+        ("nf4", {}, {"weight.absmax": torch.zeros(64)}, "'{}.weight.absmax' as F32 .*; expected U8"),
+        (
+            "nf4",
+            {},
+            {"weight.nested_absmax": None},
+            r"lacks '{}.weight.nested_absmax'; expected F32 of the shape \(1,\)",
+        ),
+        ("nf4", {}, {STATE: None}, "lacks '{}.weight.quant_state.bitsandbytes__nf4'"),
+        (
+            "nf4",
+            {},
+            {STATE: written({"shape": [64, 64], "blocksize": 10**12})},
+            r"'{}.weight.absmax' as U8 of the shape \(64,\); expected F32 of the shape \(1,\).*blocksize 1000000000000",
+        ),
+        ("compressed", W4_IN_GROUPS, {}, r"weight_scale' as F32 of the shape \(64, 4\); .*\(64, 2\).*group_size 64"),
+        ("compressed", ASYMMETRIC, {}, "lacks '.*weight_zero_point'; expected I32.*symmetric False"),
+        ("compressed", {"config_groups": {}}, {}, "'.*weight_packed'; expected a 'quantization_config' that says"),
+        ("compressed", {}, {"weight_zero_point": ints(8, 2)}, "'{}.weight_zero_point'; expected none.*symmetric True"),
+        ("compressed", {}, {"weight_shape": None}, "lacks '{}.weight_shape'"),
+        ("compressed", {}, {"weight_packed": ints(64, 16)}, r"'{}.weight_packed' .*\(64, 16\); .*\(64, 8\)"),
+        ("compressed", {}, {"weight_shape": torch.tensor([64, 32])}, r"'{}.weight_packed' .*\(64, 8\); .*\(64, 4\)"),
+        ("compressed", {}, {"weight_g_idx": ints(64)}, "'{}.weight_g_idx'; expected none"),
+        ("compressed", {}, {"weight": torch.zeros(64, 64)}, "holds a tensor twice"),
+        ("codes", {}, {"weight_scale": torch.ones(64, 2)}, r"'{}.weight_scale' .*\(64, 2\); .*\(64, 1\)"),
+        (
+            "codes",
+            {},
+            {"weight_zero_point": torch.ones(64, 1).char()},
+            "'{}.weight_zero_point' with zero points that are not",
+        ),
+        (
+            "codes",
+            {},
+            {"weight": torch.zeros(64, 64).to(torch.float8_e4m3fn)},
+            "'{}.weight' as F8_E4M3 .*; expected I8",
+        ),
     ],
-    ids=lambda change: next(iter(change)),
 )
-def test_tensors_that_do_not_fit_are_one_line(change, tmp_path):
-    fields = {"quant_method": "gptq", "bits": 4, "group_size": 32}
-    save_like(tmp_path, fields, lambda weight: gptq(weight, 4)[1] | change)
-    with pytest.raises(UserError, match=r"^(cannot load|the checkpoint of|the configuration of) [^\n]*$"):
+def test_sizes_and_labels_that_contradict_the_tensors_are_one_line(method, fields, tensors, message, tmp_path):
+    """With the tensor, what was expected of it, and what it is; of two, one of which is not there, of a projection."""
+    own, packed = PACKINGS[method]
+    save_like(tmp_path, own | fields, packed)
+    stored = load_file(tmp_path / "model.safetensors")
+    changed = {f"{PATH}.{end}": tensor for end, tensor in tensors.items()}
+    stored = {key: tensor for key, tensor in (stored | changed).items() if tensor is not None}
+    save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
+    for load in (outliers.load_model, stream_model):
+        with pytest.raises(UserError, match=message.replace("{}", PATH)) as refused:
+            load(str(tmp_path))
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("fields", [{"group_size": -1}, {"static_groups": True}])
+def test_an_order_that_follows_from_the_configuration_needs_no_g_idx(fields, tmp_path):
+    """One group has none, and static groups are those of features in their own order."""
+    own, packed = PACKINGS["gptq"]
+    one = "group_size" in fields
+
+    def without(weight: torch.Tensor) -> dict:
+        tensors = packed(weight)
+        count = 1 if one else len(tensors["scales"])
+        return {"qweight": tensors["qweight"], "qzeros": tensors["qzeros"][:count], "scales": tensors["scales"][:count]}
+
+    save_like(tmp_path, own | fields, without)
+    assert outliers.load_model(str(tmp_path)).zero_points is None
+
+
+def test_packed_codes_of_which_nothing_is_said(packed, tmp_path):
+    config = json.loads((packed / "config.json").read_text())
+    del config["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(load_file(packed / "model.safetensors"), tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"holds packed codes 'model.layers.0.*qweight', and .* says nothing of them"):
         outliers.load_model(str(tmp_path))
 
 

@@ -26,7 +26,7 @@ from outliers.errors import BadWeights, UserError, first_of, reason_of
 from outliers.models.anatomy import OTHER_PARTS, renamed_keys
 from outliers.models.skeleton import refusals
 from outliers.models.source import Source
-from outliers.models.stored import ALWAYS_PACKED, Packed, unpacked
+from outliers.models.stored import ALWAYS_PACKED, PACKED_ENDS, Packed, unpacked
 from outliers.models.weight_files import INDEX, WEIGHTS, is_there, listed_shards, weight_files
 
 if TYPE_CHECKING:
@@ -136,6 +136,12 @@ class Checkpoint(NamedTuple):
     ignored: list[str]
     stored: dict[str, Stored | Packed]
 
+    @property
+    def zero_points(self) -> str | None:
+        """How the zero points of packed weights were taken, where their values or their label do not agree or say."""
+        notes = {packed.note: None for packed in self.stored.values() if isinstance(packed, Packed) and packed.note}
+        return "; ".join(notes) or None
+
     def absent(self, model: PreTrainedModel) -> set[str]:
         """The model's own names of tensors that are not stored, which are tied to others that are."""
         return set(model.state_dict()) - set(self.tensors)
@@ -156,6 +162,10 @@ def read_checkpoint(
     stored = _by_key(name, (stored for file in files for stored in _in_file(name, file)))
     fields = model.config.to_dict().get("quantization_config") or {}
     method = fields.get("quant_method")
+    for key, packed in stored.items():
+        path, _, end = key.rpartition(".")
+        if end in PACKED_ENDS and (plain := stored.get(f"{path}.weight")):
+            raise _twice(name, packed, plain)
     turned = [path for path, module in model.named_modules() if isinstance(module, Conv1D)]
     stored = unpacked(stored, method, fields, name, turned)
     if method in ALWAYS_PACKED and not any(isinstance(tensor, Packed) for tensor in stored.values()):

@@ -15,18 +15,55 @@ from outliers.files import start_of
 FILE = "config.json"
 LARGEST_FILE = 4 << 20  # bytes; names of 20,000 classes take one million
 # Methods that store weights in few bits and whose weights are brought back: of the fields of `quantization_config` that
-# say how, the values that are known; a field that is not there has the first one.
+# say how (`*` for each of an object or a list), the values that are known. A field that is not there has the first one.
+_SWITCH = (False, True)
+_VERSIONS = ("gptq", "gptq_v2")
+_COMPRESSED = ("dense", "int-quantized", "float-quantized", "naive-quantized", "pack-quantized")
 DEQUANTIZED: dict[str, dict[str, tuple]] = {
     "mxfp4": {},
-    "bitsandbytes": {},
-    "gptq": {"bits": (4, 8), "checkpoint_format": ("gptq", "gptq_v2")},
-    "awq": {"bits": (4,), "version": ("gemm", "GEMM")},
+    "bitsandbytes": {
+        "load_in_8bit": _SWITCH,
+        "load_in_4bit": _SWITCH,
+        "bnb_4bit_quant_type": ("fp4", "nf4"),
+        "bnb_4bit_quant_storage": ("uint8",),
+    },
+    "gptq": {
+        "bits": (4, 2, 3, 8),
+        "checkpoint_format": _VERSIONS,
+        "format": _VERSIONS,
+        "method": ("gptq",),
+        "is_marlin_format": (False,),
+        "pack_dtype": ("int32",),
+        "sym": _SWITCH,
+        "desc_act": _SWITCH,
+        "static_groups": _SWITCH,
+    },
+    "awq": {
+        "bits": (4,),
+        "version": ("gemm",),
+        "format": ("gemm",),
+        "checkpoint_format": ("gemm",),
+        "method": ("awq",),
+        "pack_dtype": ("int32",),
+        "zero_point": _SWITCH,
+    },
     "compressed-tensors": {
-        "format": ("dense", "int-quantized", "float-quantized", "naive-quantized", "pack-quantized"),
+        "format": _COMPRESSED,
+        "config_groups.*.format": _COMPRESSED,
+        "config_groups.*.weights.type": ("int", "float"),
+        "config_groups.*.weights.num_bits": (
+            2,
+            4,
+            8,
+        ),  # others straddle words, as some versions of the library pack them
+        "config_groups.*.weights.strategy": ("tensor", "channel", "group", "block"),
+        "config_groups.*.weights.symmetric": _SWITCH,
         "quantization_status": ("compressed", "frozen"),
+        "sparsity_config.format": ("dense",),
+        "transform_config.config_groups.*.apply.*.location": ("weight_input", "weight_output"),  # others act on inputs
     },
 }
-LEAST_BYTES = 0.5  # of a weight in any of the formats that are read
+LEAST_BYTES = 0.25  # of a weight in any of the formats that are read
 LEAST = 5e-324  # above zero
 MOST_LAYERS = 1 << 9
 MOST_LABELS = 1 << 15
@@ -125,7 +162,8 @@ RULES = (
     _count(1 << 22, "vocab_size"),
     _count(1 << 24, *POSITIONS),
     _count(1 << 12, *EXPERTS, "num_experts_per_tok", least=0),
-    _count(1 << 30, "sliding_window", "window_size", "sliding_window_pattern", null=True),
+    _count(1 << 30, "sliding_window", least=0, null=True),
+    _count(1 << 30, "window_size", "sliding_window_pattern", null=True),
     _count(1 << 10, "no_rope_layer_interval", "decoder_sparse_step", "expansion_ratio", null=True),
     _count(MOST_LABELS, "num_labels", least=0),
     Rule("the id of a token", _is_token, ("pad_token_id", "bos_token_id"), null=True),
@@ -217,6 +255,12 @@ def _positions(fields: dict) -> Iterator[tuple[str, str]]:
             yield name, f"at most {most:,} for {fields['model_type']}, which keeps a table of them"
 
 
+def _window(fields: dict) -> Iterator[tuple[str, str]]:
+    """Qwen's configurations have a window of 0 where they use none."""
+    if fields.get("sliding_window") == 0 and fields.get("use_sliding_window") is not False:
+        yield "sliding_window", "a whole number from 1 on, or null"
+
+
 def _padding(fields: dict) -> Iterator[tuple[str, str]]:
     """Ids of other tokens are not looked up; many published configurations have some that are too large."""
     vocabulary = fields.get("vocab_size")
@@ -260,7 +304,7 @@ def _repeated(kinds) -> int | None:
         return None
 
 
-RELATIONS = (_heads, _positions, _padding, _experts, _layers)
+RELATIONS = (_heads, _positions, _window, _padding, _experts, _layers)
 
 
 def _name(fields: dict, names: Iterable[str]) -> str:
@@ -292,6 +336,17 @@ def read_config_file(file: Path) -> dict:
     return fields
 
 
+def _check_architecture(kind) -> None:
+    """Raise UserError for an architecture that is in no table."""
+    from outliers.models.names import known_configs
+
+    if isinstance(kind, str) and all(known["model_type"] != kind for known in known_configs().values()):
+        from outliers.models.anatomy import TEXT_PARTS, check_known  # torch is imported only for what is less known
+
+        if kind not in TEXT_PARTS:
+            check_known(kind)
+
+
 def _without_contradiction(pairs: list[tuple[str, Any]]) -> dict:
     fields = dict(pairs)
     for name, value in pairs if len(fields) < len(pairs) else ():
@@ -300,14 +355,42 @@ def _without_contradiction(pairs: list[tuple[str, Any]]) -> dict:
     return fields
 
 
-def check_fields(fields: dict, where: str | Path) -> None:
-    """Refuse what no model can be, in a configuration and in those inside of it."""
+def check_fields(fields: dict, where: str | Path, written: dict | None = None) -> None:
+    """Refuse what no model can be, in a configuration and in those inside of it.
+
+    written: the fields of the file of which transformers made these; None where these are the file's. A value that
+    transformers computed is its own, and refused only where it does not fit the file's.
+
+    Raises:
+        UserError: also of an unknown architecture, before all else: its fields may mean something else.
+    """
+    try:
+        _check_fields(fields, where, written)
+    except UserError:
+        _check_architecture(fields.get("model_type"))
+        raise
+
+
+def _check_fields(fields: dict, where: str | Path, written: dict | None) -> None:
     for find in (lambda all_fields: _broken(all_fields, RULES), *RELATIONS):
         for field, expected in find(fields):
-            raise UserError(f"'{where}' asks for {field} {shown(fields[field], json.dumps)}; expected {expected}")
+            value = shown(fields[field], json.dumps)
+            if written is None or _says(written, field, fields[field]):
+                raise UserError(f"'{where}' asks for {field} {value}; expected {expected}")
+            if find in RELATIONS:
+                raise UserError(
+                    f"'{where}' leaves {field} to transformers, which takes {value}; expected {expected}: say it there"
+                )
     for name, part in fields.items():
         if name.endswith("_config") and isinstance(part, dict):
-            check_fields({"model_type": "", **part} if part.get("model_type") is None else part, f"{where}, {name}")
+            part = {"model_type": "", **part} if part.get("model_type") is None else part
+            _check_fields(part, f"{where}, {name}", written)
+
+
+def _says(written: dict, field: str, value) -> bool:
+    """Whether a configuration, or one inside of it, has a field with a value."""
+    parts = (part for part in written.values() if isinstance(part, dict))
+    return (field in written and written[field] == value) or any(_says(part, field, value) for part in parts)
 
 
 def check_weights(fields: dict, name: str, files: Iterable[Path]) -> None:
@@ -324,12 +407,13 @@ def check_weights(fields: dict, name: str, files: Iterable[Path]) -> None:
                 f"{', '.join(DEQUANTIZED)}: use the model that they were made of"
             )
         for field, known in DEQUANTIZED[method].items() if stored is not None else ():
-            if stored.get(field, known[0]) not in known:
-                raise UserError(
-                    f"the weights of '{name}' are stored quantized by '{method}' with {field} "
-                    f"{shown(stored[field], json.dumps)}; expected one of {', '.join(map(str, known))}: use the model "
-                    "that they were made of"
-                )
+            for value in _values(stored, field.split(".")):
+                if (value.lower() if isinstance(value, str) else value) not in known:
+                    raise UserError(
+                        f"the weights of '{name}' are stored quantized by '{method}' with {field} "
+                        f"{shown(value, json.dumps)}; expected one of {', '.join(map(str, known))}: use the model "
+                        "that they were made of"
+                    )
     size = sum(file.stat().st_size for file in files)
     needed = LEAST_BYTES * least_weights(fields)
     if size and needed > max(size, LIGHT):
@@ -337,6 +421,16 @@ def check_weights(fields: dict, name: str, files: Iterable[Path]) -> None:
             f"the configuration of '{name}' asks for at least {needed / 1e9:,.1f} GB of weights, and its files have "
             f"{size / 1e9:,.3f}; download the model again: they are of another model, or incomplete"
         )
+
+
+def _values(fields, path: list[str]) -> Iterator:
+    """What is there, and not null, along a path of names; `*` stands for each name."""
+    if not path:
+        yield from () if fields is None else (fields,)
+    elif isinstance(fields, dict | list):
+        entries = dict(enumerate(fields)) if isinstance(fields, list) else fields
+        for name in entries if path[0] == "*" else {path[0]} & entries.keys():
+            yield from _values(entries[name], path[1:])
 
 
 def least_weights(fields: dict) -> int:

@@ -71,16 +71,17 @@ def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
 
 def config_of(source: Source, name: str) -> PretrainedConfig:
     """The configuration of model `name`, checked before transformers makes anything of it, and with what it makes."""
+    written = None
     if source.gguf_file:
         from outliers.models.gguf.reader import read_gguf
 
         config = read_gguf(*source.files).config
     else:
         if file := config_path(source):
-            read_config_file(file)
+            written = read_config_file(file)
         with refusals(name, source):
             config = part_config(AutoConfig.from_pretrained(source.path, **_keywords(source)))
-    check_fields(config.to_dict(), source.files[0] if source.gguf_file else Path(source.path) / FILE)
+    check_fields(config.to_dict(), source.files[0] if source.gguf_file else Path(source.path) / FILE, written)
     for field, value in OURS.items():
         setattr(config, field, value)
     vars(config).pop("auto_map", None)  # of a kind that transformers has: no code beside it is asked for
@@ -196,7 +197,7 @@ def load_model(
     for tensor_name, tensor in model.named_parameters(remove_duplicate=False):  # of tied ones whichever is stored
         if stored := checkpoint.tensors.get(tensor_name):
             check_finite(tensor, tensor_name, name, stored)
-    model.ignored_tensors = checkpoint.ignored
+    model.ignored_tensors, model.zero_points = checkpoint.ignored, checkpoint.zero_points
     return model.eval() if device == "auto" else model.to(home).eval()
 
 
@@ -225,6 +226,8 @@ def open_checkpoint(source: Source, name: str, revision: str | None, model: PreT
         )
     checkpoint = read_checkpoint(source, name, model, DEQUANTIZED.get(stored_as(model.config)))
     watch(name, revision, checkpoint.files)
+    if checkpoint.zero_points:
+        logger.warning(f"warning: zero points of '{name}' are read as {checkpoint.zero_points}")
     if checkpoint.ignored:
         count = len(checkpoint.ignored)
         logger.warning(

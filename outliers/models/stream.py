@@ -160,7 +160,7 @@ def stream_model(
     check_one_device(device)
     device = find_device(device)
     model, checkpoint = open_model(name, dtype, revision, buffers=True)
-    model.ignored_tensors = checkpoint.ignored
+    model.ignored_tensors, model.zero_points = checkpoint.ignored, checkpoint.zero_points
     model.stream = Stream(name, model, checkpoint, device, memory)
     model.stream.load_what_is_not_in_layers(model)
     return model

@@ -119,7 +119,8 @@ def _fields(*place) -> dict:
     else:
         stored = quantized_from(name) or stored_as(load_config(name))
     hashed = hash_of(starmap(line_of, loaded.state_dict().items()))  # also of codes, which are no parameters
-    return {"other_weights_hash": hashed} | ({"other_quantized_from": stored} if stored else {})
+    fields = {"other_quantized_from": stored, "other_zero_points": getattr(loaded, "zero_points", None)}
+    return {"other_weights_hash": hashed} | {field: value for field, value in fields.items() if value}
 
 
 def other_fields(other: str, model: PreTrainedModel) -> dict:

@@ -182,7 +182,7 @@ def load_int8(
         tensor = tensor.to(dtype_of(model, tensor_name), copy=True)
         check_finite(tensor, tensor_name, name, stored)
         _assign(model, tensor_name, tensor)
-    model.ignored_tensors = checkpoint.ignored
+    model.ignored_tensors, model.zero_points = checkpoint.ignored, checkpoint.zero_points
     return _finished(model, checkpoint.absent(exact), name, places)
 
 

@@ -32,7 +32,9 @@ ABOUT = {  # what a section says of its rows: field and form, in this order
     "skip": "{} not quantized",
     "dtype": "{}",
     "quantized_from": "weights dequantized from {}",
+    "zero_points": "zero points read as {}",
     "other_quantized_from": "compared with weights dequantized from {}",
+    "other_zero_points": "its zero points read as {}",
     "device": "on {}",
 }
 SAMPLE = ("text", "blocks", "block")  # of these, what findings are of

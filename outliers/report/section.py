@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from outliers.plot.style import look
+from outliers.quantization.schemes import BASELINE
 from outliers.report.analysis import is_beyond
 from outliers.report.tables import Table, failed_notes, values_table, wrapped
 
@@ -130,7 +131,8 @@ def part_of(view: View, *arguments: Any) -> Section:
     become, finished = getattr(view, "failures", None), [row for row in rows if not is_beyond(row)]
     if become is Failures.SHOWN or len(finished) == len(rows):
         return view(*others, rows)
-    if become is Failures.LOST or not finished:
+    variants, left = ({row.get("variant", BASELINE) for row in group} for group in (rows, finished))
+    if become is Failures.LOST or not left or left <= {BASELINE} < variants:  # none of what is compared
         table = values_table(rows, ["stack"])
         return Section("Measurements", rows, table.printed, [table])
     section, table = view(*others, finished), values_table(list(filter(is_beyond, rows)))

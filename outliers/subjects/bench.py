@@ -235,6 +235,7 @@ def describe(subject: Any, model: PreTrainedModel) -> dict:
         "weights_hash": None if is_streamed(model) else weights_hash(model),
         "ignored_tensors": first_names(model.ignored_tensors) or None,
         "quantized_from": quantized_from(subject.model, subject.revision) or stored_as(subject.config),
+        "zero_points": model.zero_points,
         "architecture": model.config.model_type,
         "parameters": model.num_parameters(),
         "float32_parameters": _in_another_dtype(model) or None,

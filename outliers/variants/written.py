@@ -87,6 +87,8 @@ def _check_places(written: str, terms: list[str]) -> None:
         ordered = [terms[place] for place in sorted(range(len(terms)), key=key)]
         if reader in readers and ordered != terms:
             raise UserError(f"'{written}': {rule}: {'+'.join(ordered)}")
+    if readers.count(_against) + readers.count(_prefix) > 1:
+        raise UserError(f"'{written}' has several terms that stand first; expected one prefix, or one other model")
     schemes = [term for term, reader in zip(terms, readers, strict=True) if reader is _scheme]
     if any(term == PEER or term.startswith(MARK) for term in schemes[1:]):
         raise _two_schemes(written)

@@ -78,21 +78,22 @@ class Projection(NamedTuple):
 
 
 def anatomy_of(config: PretrainedConfig) -> Anatomy:
-    """The anatomy of a model by its configuration.
+    """The anatomy of a model by its configuration; raises as `check_known`."""
+    check_known(config.model_type)
+    return ANATOMIES[config.model_type]
 
-    Raises:
-        UserError: the architecture is in no row of the table.
-    """
-    _take_plugins(config.model_type)
-    if config.model_type not in ANATOMIES:
-        near = difflib.get_close_matches(config.model_type, ANATOMIES, n=3, cutoff=0.5)
+
+def check_known(kind: str) -> None:
+    """Raise UserError if an architecture, by its type of model, is in no row of the table."""
+    _take_plugins(kind)
+    if kind not in ANATOMIES:
+        near = difflib.get_close_matches(kind, ANATOMIES, n=3, cutoff=0.5)
         similar = f" (known and similar: {', '.join(near)})" if near else ""
         raise UserError(
-            f"unknown architecture '{config.model_type}'{similar}; it needs a row in the table of its family in "
+            f"unknown architecture '{kind}'{similar}; it needs a row in the table of its family in "
             "outliers/models/anatomy: where its decoder layers are and, in a layer, its attention, its norms and "
             f"the projections that read {', '.join(role for role in ROLES if role not in CROSS)}"
         )
-    return ANATOMIES[config.model_type]
 
 
 def family_of(config: PretrainedConfig) -> Family:

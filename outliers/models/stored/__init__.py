@@ -5,75 +5,39 @@ checkpoint: what a library quantizes of them while it computes is not there.
 """
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from outliers.errors import UserError
 from outliers.models.skeleton import refusals
-from outliers.models.stored.bitsandbytes import unpack_4_bits, unpack_8_bits
-from outliers.models.stored.compressed import unpack_codes, unpack_packed
-from outliers.models.stored.words import unpack_awq, unpack_gptq
+from outliers.models.stored.bitsandbytes import EIGHT_BITS, FOUR_BITS
+from outliers.models.stored.compressed import CODES, PACKED
+from outliers.models.stored.format import Contradiction, Format, Sizes
+from outliers.models.stored.words import AWQ, GPTQ
 
 if TYPE_CHECKING:
     from outliers.models.checkpoint import Stored
 
-DTYPES = {
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-}
-
-
-class Format(NamedTuple):
-    """The form in which a library stores a weight.
-
-    codes: what the name of the tensor with the codes ends with, after that of the module. beside: the others of which
-    the weight is made, as a pattern. unpack: makes the weight (outputs, features), float32, of the tensors by these
-    ends and of the fields of `quantization_config`. holds_shape: those of them that hold a shape, and are read to
-    know it. needs: an end without which the weight is no such code.
-    """
-
-    codes: str
-    beside: str
-    unpack: Callable[[dict[str, torch.Tensor], dict], torch.Tensor]
-    holds_shape: str = r"$^"
-    needs: str = ""
-
-
-_COMPRESSED = r"weight_(scale|zero_point|shape|g_idx)"
 METHODS = {
-    "bitsandbytes": (
-        Format("weight", r"SCB|weight_format", unpack_8_bits, needs="SCB"),
-        Format(
-            "weight",
-            r"weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\.bitsandbytes__\w+)",
-            unpack_4_bits,
-            holds_shape=r"weight\.quant_state\..*",
-            needs="weight.absmax",
-        ),
-    ),
-    "gptq": (Format("qweight", r"qzeros|scales|g_idx", unpack_gptq, needs="scales"),),
-    "awq": (Format("qweight", r"qzeros|scales", unpack_awq, needs="scales"),),
-    "compressed-tensors": (
-        Format("weight_packed", _COMPRESSED, unpack_packed, holds_shape="weight_shape", needs="weight_scale"),
-        Format("weight", _COMPRESSED, unpack_codes, needs="weight_scale"),
-    ),
+    "bitsandbytes": (EIGHT_BITS, FOUR_BITS),
+    "gptq": (GPTQ,),
+    "awq": (AWQ,),
+    "compressed-tensors": (PACKED, CODES),
 }
 ALWAYS_PACKED = ("bitsandbytes", "gptq", "awq")  # compressed-tensors may have quantized activations alone
+PACKED_ENDS = tuple(
+    dict.fromkeys(one.codes for formats in METHODS.values() for one in formats if one.codes != "weight")
+)
 
 
 class Packed(NamedTuple):
     """A weight that is made of several tensors of files of model `name`; it stands for one that is stored as float32.
 
     key: its name, had it been stored as it is. parts: its tensors by the ends of their names. transposed: whether the
-    module in whose place it goes has it as (features, outputs).
+    module in whose place it goes has it as (features, outputs). note: what a row says of how it was read.
     """
 
     name: str
@@ -81,8 +45,9 @@ class Packed(NamedTuple):
     key: str
     parts: "dict[str, Stored]"
     format: Format
-    fields: dict
+    sizes: Sizes
     transposed: bool
+    note: str
     dtype: str = "F32"
 
     @property
@@ -92,28 +57,19 @@ class Packed(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape that it will have; of its tensors nothing is read but what holds a shape."""
-        return tuple(self.without_values().shape)
+        """The shape that it will have."""
+        shape = self.sizes.outputs, self.sizes.features
+        return shape[::-1] if self.transposed else shape
 
     def read(self) -> torch.Tensor:
         """The weight in float32."""
-        return self._made({end: part.read() for end, part in self.parts.items()})
+        with refusals(self.name, part=f"'{self.key}' of "):
+            weight = self.format.unpack({end: part.read() for end, part in self.parts.items()}, self.sizes)
+        return weight.T.contiguous() if self.transposed else weight
 
     def without_values(self) -> torch.Tensor:
         """A tensor on the meta device like this one."""
-        return self._made(
-            {
-                end: part.read()
-                if re.fullmatch(self.format.holds_shape, end)
-                else torch.empty(part.shape, dtype=DTYPES[part.dtype], device="meta")
-                for end, part in self.parts.items()
-            }
-        )
-
-    def _made(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-        with refusals(self.name, part=f"'{self.key}' of "):
-            weight = self.format.unpack(tensors, self.fields)
-        return weight.T.contiguous() if self.transposed else weight
+        return torch.empty(self.shape, device="meta")
 
     def __getitem__(self, _everything) -> torch.Tensor:
         """The weight: so transformers asks for one that is read when its turn comes."""
@@ -126,17 +82,37 @@ def unpacked(
     """The tensors of files by their keys, those in the place of which a weight stands joined in it.
 
     method, fields: of `quantization_config`. transposed: paths of modules that have their weight (features, outputs).
+
+    Raises:
+        UserError: a tensor of a weight has other sizes or values than the others and the fields ask for; or codes are
+            left of which the fields do not say how they are packed.
     """
     tensors: dict = dict(stored)
     for format in METHODS.get(method, ()):
-        for key in [key for key in stored if key.endswith(f".{format.codes}")]:
-            path = key.removesuffix(format.codes)
-            if f"{path}{format.needs}" not in tensors or key not in tensors:
-                continue
-            ends = [entry.removeprefix(path) for entry in tensors if entry.startswith(path)]
-            parts = {
-                end: tensors.pop(path + end) for end in ends if end == format.codes or re.fullmatch(format.beside, end)
-            }
-            turned = any(module == path[:-1] or module.endswith(f".{path[:-1]}") for module in transposed)
-            tensors[f"{path}weight"] = Packed(name, stored[key].file, f"{path}weight", parts, format, fields, turned)
+        ends = re.compile(rf"(.*\.)({'|'.join(part.end for part in format.parts)})")
+        by_path: dict[str, dict] = {}
+        for match in filter(None, map(ends.fullmatch, tensors)):
+            by_path.setdefault(match[1], {})[match[2]] = tensors[match[0]]
+        for path, parts in by_path.items():
+            if format.needs in parts and format.codes in parts:
+                for end in parts:
+                    del tensors[path + end]
+                turned = any(module == path[:-1] or module.endswith(f".{path[:-1]}") for module in transposed)
+                sizes, note = _settled(format, parts, fields, name, path)
+                key = f"{path}weight"
+                tensors[key] = Packed(name, parts[format.codes].file, key, parts, format, sizes, turned, note)
+    if left := next((key for key in tensors if key.rpartition(".")[2] in PACKED_ENDS), None):
+        raise UserError(
+            f"the checkpoint of '{name}' holds packed codes '{left}', and 'quantization_config' of its configuration "
+            f"says {f'{method!r}' if method else 'nothing'} of them; expected the method that packed them"
+        )
     return tensors
+
+
+def _settled(format: Format, parts: "dict[str, Stored]", fields: dict, name: str, path: str) -> tuple[Sizes, str]:
+    try:
+        with refusals(name, part=f"'{path}{format.codes}' of "):
+            return format.settled(parts, fields)
+    except Contradiction as wrong:
+        found = f"lacks '{path}{wrong.end}'" if wrong.found is None else f"holds '{path}{wrong.end}' {wrong.found}"
+        raise UserError(f"the checkpoint of '{name}' {found.strip()}; expected {wrong.expected}") from None

@@ -1,35 +1,122 @@
 """Weights as bitsandbytes stores them (bitsandbytes 0.50, `functional.int8_vectorwise_dequant` and `QuantState`)."""
 
 import json
+from collections.abc import Iterator
+from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 
+from outliers.models.stored.format import Contradiction, Format, Part, Sizes
+
+if TYPE_CHECKING:
+    from outliers.models.checkpoint import Stored
+
 LARGEST = 127  # code of int8, that of a row's largest weight
+LAYOUTS = ("row", "col32", "col_turing", "col_ampere")  # by their numbers; of old versions, for their kernels
+STATE = r"weight\.quant_state\.bitsandbytes__(nf4|fp4)"
 
 
-def unpack_8_bits(tensors: dict[str, torch.Tensor], _fields: dict) -> torch.Tensor:
-    """Codes (outputs, features) times the largest |weight| of their row, over 127."""
+# 8 bits: codes (outputs, features) times the largest |weight| of their row, over 127
+
+
+def _sizes_of_8_bits(stored: "dict[str, Stored]", fields: dict) -> Iterator[Sizes]:
+    outputs, features = stored["weight"].shape
+    yield Sizes(outputs, features, 8, fields, ("load_in_8bit", "load_in_4bit"))
+
+
+def _note_on_8_bits(stored: "dict[str, Stored]", _sizes: Sizes) -> str:
+    number = int(stored["weight_format"].read()) if "weight_format" in stored else 0
+    if number:
+        layout = LAYOUTS[number] if number < len(LAYOUTS) else f"layout {number}"
+        raise Contradiction("weight_format", f"with {layout}", f"{LAYOUTS[0]}, of the present versions,")
+    return ""
+
+
+def unpack_8_bits(tensors: dict[str, torch.Tensor], _sizes: Sizes) -> torch.Tensor:
+    """Codes times scales."""
     return tensors["weight"].float() * (tensors["SCB"].float() / LARGEST)[:, None]
 
 
-def unpack_4_bits(tensors: dict[str, torch.Tensor], _fields: dict) -> torch.Tensor:
-    """Two codes a byte, the first in its higher half: entries of a table, times the largest |weight| of their block;
-    these may be codes of bytes themselves."""
-    (state,) = (json.loads(bytes(value.tolist())) for end, value in tensors.items() if ".quant_state." in end)
-    scale, count = tensors["weight.absmax"], torch.Size(state["shape"]).numel()
-    if "weight.nested_absmax" in tensors:
+EIGHT_BITS = Format(
+    "weight",
+    _sizes_of_8_bits,
+    (
+        Part("weight", lambda s: (("I8",), (s.outputs, s.features))),
+        Part("SCB", lambda s: (("F32",), (s.outputs,)), lambda s: s.fields.get("load_in_8bit") is not False),
+        Part("weight_format", lambda _: (("U8",), ()), lambda _: None),
+    ),
+    unpack_8_bits,
+    needs="SCB",
+    note=_note_on_8_bits,
+)
+
+
+# 4 bits: two codes a byte, the first in its higher half, which are entries of a table, times the largest |weight| of
+# their block; these may be codes of bytes themselves
+
+
+def _state(values: torch.Tensor) -> dict:
+    return json.loads(bytes(values.tolist()))
+
+
+def _sizes_of_4_bits(stored: "dict[str, Stored]", fields: dict) -> Iterator[Sizes]:
+    end = next((end for end in stored if ".quant_state." in end), None)
+    if end is None:
+        raise Contradiction("weight.quant_state.bitsandbytes__nf4", None, "one")
+    state = _state(stored[end].read())
+    outputs, features = state["shape"]
+    said = ("load_in_4bit", "bnb_4bit_quant_type", "blocksize", "nested_blocksize")
+    yield Sizes(outputs, features, 4, fields | state, said, -(-outputs * features // state["blocksize"]))
+
+
+def _nested(sizes: Sizes) -> bool:
+    return "nested_blocksize" in sizes.fields
+
+
+def _note_on_4_bits(stored: "dict[str, Stored]", sizes: Sizes) -> str:
+    for end in stored:
+        kind = end.partition("bitsandbytes__")[2]
+        if kind and sizes.fields.get("bnb_4bit_quant_type", kind) != kind:
+            raise Contradiction(end, "", f"{sizes.fields['bnb_4bit_quant_type']}")
+    return ""
+
+
+def unpack_4_bits(tensors: dict[str, torch.Tensor], sizes: Sizes) -> torch.Tensor:
+    """Entries of the table times the scales of their blocks."""
+    state, shape = sizes.fields, (sizes.outputs, sizes.features)
+    scale, count = tensors["weight.absmax"], prod(shape)
+    if _nested(sizes):
         blocks = _of_blocks(tensors["weight.nested_absmax"], state["nested_blocksize"], len(scale))
         table = tensors["weight.nested_quant_map"].float()
         scale = table[scale.long()] * blocks + state["nested_offset"]
     packed = tensors["weight"].flatten()
     codes = torch.stack([packed >> 4, packed & 15], 1).flatten()
     values = tensors["weight.quant_map"].float()[codes.long()]
-    return (values[:count] * _of_blocks(scale, state["blocksize"], count)).view(state["shape"])
+    return (values[:count] * _of_blocks(scale, state["blocksize"], count)).view(shape)
 
 
 def _of_blocks(values: torch.Tensor, size: int, count: int) -> torch.Tensor:
-    """A value for each entry, of those of blocks; raise ValueError where there are not as many blocks as entries fill,
-    before memory is asked for."""
-    if len(values) != -(-count // size):
-        raise ValueError(f"{count:,} entries in blocks of {size:,}, with {len(values):,} scales")
+    """A value for each entry, of those of blocks."""
     return values.repeat_interleave(min(size, count))[:count]
+
+
+FOUR_BITS = Format(
+    "weight",
+    _sizes_of_4_bits,
+    (
+        Part("weight", lambda s: (("U8",), (-(-s.outputs * s.features // 2), 1))),
+        Part(
+            r"weight\.absmax",
+            lambda s: (("U8",) if _nested(s) else ("F32",), (s.groups,)),
+            lambda s: s.fields.get("load_in_4bit") is not False,
+        ),
+        Part(r"weight\.quant_map", lambda _: (("F32",), (16,))),
+        Part(r"weight\.nested_absmax", lambda s: (("F32",), (-(-s.groups // s.fields["nested_blocksize"]),)), _nested),
+        Part(r"weight\.nested_quant_map", lambda _: (("F32",), (256,)), _nested),
+        Part(STATE, lambda _: (("U8",), None)),
+    ),
+    unpack_4_bits,
+    needs="weight.absmax",
+    note=_note_on_4_bits,
+)

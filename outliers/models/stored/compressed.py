@@ -1,52 +1,139 @@
 """Weights as compressed-tensors stores them, which llm-compressor writes (compressed-tensors 0.20, `compressors`)."""
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 import torch
 
-from outliers.models.stored.words import unpack_words
+from outliers.models.stored.format import FLOATS, INT32, Contradiction, Format, Part, Sizes
+from outliers.models.stored.words import check_groups, unpack_words
 
-BITS = (2, 4, 8)  # of packed codes, which do not straddle words
+if TYPE_CHECKING:
+    from outliers.models.checkpoint import Stored
+
+SAID = ("num_bits", "type", "strategy", "group_size", "block_structure", "symmetric", "actorder")
 
 
-def unpack_codes(tensors: dict[str, torch.Tensor], fields: dict) -> torch.Tensor:
+def _sizes(shape: tuple[int, ...], fields: dict) -> Iterator[Sizes]:
+    """Those by each group of modules that the configuration has, for targets of modules are no matter of sizes."""
+    outputs, features = shape
+    for group in fields.get("config_groups", {}).values():
+        if not (weights := group.get("weights")):
+            continue
+        size = weights.get("group_size") or features
+        rows, columns = weights.get("block_structure") or (1, 1)
+        groups = -(-features // size) if size > 0 else 1
+        scales = {
+            "tensor": (1,),
+            "channel": (outputs, 1),
+            "group": (outputs, groups),
+            "block": (-(-outputs // rows), -(-features // columns)),
+        }
+        strategy = weights.get("strategy") or ("group" if size < features else "channel")
+        yield Sizes(outputs, features, weights.get("num_bits", 8), weights, SAID, groups, scales[strategy])
+
+
+def _sizes_of_codes(stored: "dict[str, Stored]", fields: dict) -> Iterator[Sizes]:
+    return _sizes(stored["weight"].shape, fields)
+
+
+def _sizes_of_packed(stored: "dict[str, Stored]", fields: dict) -> Iterator[Sizes]:
+    if "weight_shape" not in stored:
+        raise Contradiction("weight_shape", None, "the outputs and features of the weight")
+    return _sizes(tuple(stored["weight_shape"].read().tolist()), fields)
+
+
+def _is_symmetric(sizes: Sizes) -> bool:
+    return sizes.fields.get("symmetric", True)
+
+
+def _has_zero_points(sizes: Sizes) -> bool | None:
+    """Older versions store those of symmetric codes too."""
+    return None if _is_symmetric(sizes) else True
+
+
+def _is_ordered(sizes: Sizes) -> bool:
+    return sizes.fields.get("actorder") in ("group", "dynamic")
+
+
+def _note(stored: "dict[str, Stored]", sizes: Sizes) -> str:
+    zero_points = stored.get("weight_zero_point")
+    if _is_symmetric(sizes) and zero_points and zero_points.dtype != "I32" and zero_points.read().float().any():
+        raise Contradiction("weight_zero_point", "with zero points that are not 0", "0 everywhere")
+    if "weight_g_idx" in stored:
+        check_groups("weight_g_idx", stored["weight_g_idx"].read(), sizes)
+    return ""
+
+
+def unpack_codes(tensors: dict[str, torch.Tensor], sizes: Sizes) -> torch.Tensor:
     """Codes (outputs, features) in int8 or fp8, less their zero point, times the scale of their tensor, row, group or
     block."""
     codes, groups = tensors["weight"].float(), tensors.get("weight_g_idx")
     scale, zero_point = (
-        _spread(tensors[name].float(), codes.shape, groups, _block(fields)) if name in tensors else None
+        _spread(tensors[name].float(), codes.shape, groups, sizes) if name in tensors else None
         for name in ("weight_scale", "weight_zero_point")
     )
     return (codes if zero_point is None else codes - zero_point) * scale
 
 
-def unpack_packed(tensors: dict[str, torch.Tensor], fields: dict) -> torch.Tensor:
+def unpack_packed(tensors: dict[str, torch.Tensor], sizes: Sizes) -> torch.Tensor:
     """Codes in words of 32 bits along the features, and zero points along the outputs, all above their lowest one."""
-    outputs, features = tensors["weight_shape"].tolist()
-    bits = 32 * tensors["weight_packed"].shape[1] // features
-    if bits not in BITS:
-        raise ValueError(f"its codes have {bits} bits; expected one of {', '.join(map(str, BITS))}")
-    lowest = 1 << bits - 1
-    codes = unpack_words(tensors["weight_packed"], bits)[:, :features] - lowest
-    codes = {**tensors, "weight": codes}
+    lowest = 1 << sizes.bits - 1
+    codes = {
+        **tensors,
+        "weight": unpack_words(tensors["weight_packed"], sizes.bits)[:, : sizes.features].int() - lowest,
+    }
     if "weight_zero_point" in tensors:
-        codes["weight_zero_point"] = unpack_words(tensors["weight_zero_point"].T, bits).T[:outputs] - lowest
-    return unpack_codes(codes, fields)
+        zero_points = unpack_words(tensors["weight_zero_point"].T, sizes.bits).T[: sizes.outputs]
+        codes["weight_zero_point"] = zero_points.int() - lowest
+    return unpack_codes(codes, sizes)
 
 
-def _block(fields: dict) -> list[int] | None:
-    """Outputs and features of a block that shares a scale; None where no scale is a block's."""
-    of_groups = (group["weights"].get("block_structure") for group in fields["config_groups"].values())
-    return next(filter(None, of_groups), None)
-
-
-def _spread(
-    values: torch.Tensor, shape: torch.Size, groups: torch.Tensor | None, block: list[int] | None
-) -> torch.Tensor:
+def _spread(values: torch.Tensor, shape: torch.Size, groups: torch.Tensor | None, sizes: Sizes) -> torch.Tensor:
     """Values of a tensor (1,), of rows (outputs, 1), groups (outputs, groups) or blocks, as one for each code; groups:
     that of each feature, where they are in no order."""
     values = values.reshape(1, 1) if values.numel() == 1 else values
     if groups is not None and values.shape[1] > 1:
         return values[:, groups.long()]
+    block = sizes.fields.get("block_structure")
     for axis, size in enumerate(shape):
-        times = min(block[axis], size) if block else size // values.shape[axis]
+        times = min(block[axis], size) if block else -(-size // values.shape[axis])
         values = values.repeat_interleave(times, axis).narrow(axis, 0, size)
     return values
+
+
+def _codes(sizes: Sizes) -> tuple[str]:
+    return ("F8_E4M3",) if sizes.fields.get("type") == "float" else ("I8",)
+
+
+_SCALE = Part("weight_scale", lambda s: (FLOATS, s.scales))
+_ORDER = Part("weight_g_idx", lambda s: (INT32, (s.features,)), _is_ordered)
+PACKED = Format(
+    "weight_packed",
+    _sizes_of_packed,
+    (
+        Part("weight_packed", lambda s: (INT32, (s.outputs, s.words(s.features)))),
+        _SCALE,
+        Part("weight_shape", lambda _: (("I64", "I32"), (2,))),
+        Part(
+            "weight_zero_point", lambda s: (INT32, (s.words(s.outputs), s.scales[-1])), lambda s: not _is_symmetric(s)
+        ),
+        _ORDER,
+    ),
+    unpack_packed,
+    needs="weight_packed",
+    note=_note,
+)
+CODES = Format(
+    "weight",
+    _sizes_of_codes,
+    (
+        Part("weight", lambda s: (_codes(s), (s.outputs, s.features))),
+        _SCALE,
+        Part("weight_zero_point", lambda s: ((*_codes(s), *FLOATS), s.scales), _has_zero_points),
+        _ORDER,
+    ),
+    unpack_codes,
+    needs="weight_scale",
+    note=_note,
+)
