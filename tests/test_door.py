@@ -243,7 +243,7 @@ CONFIGURATIONS: list[Case] = [
     asks_for("text_config", {"hidden_size": 10**9}, "hidden_size 1000000000"),
     *(stored_by(one, "; expected 16 or 32") for one in ("hqq", "quanto", "aqlm", "fp8", "torchao", "nobody", None)),
     *(stored_by(one, ", and its files hold none so") for one in ("gptq", "awq", "bitsandbytes")),
-    Case("no size at all", written(b'{"model_type": "llama"}'), f"trace m {SMALL}", "at least 2.0 GB of weights"),
+    Case("no size at all", written(b'{"model_type": "llama"}'), f"trace m {SMALL}", "at least 1.0 GB of weights"),
     Case("no architecture", written(b'{"n_embd": 64}'), f"trace m {SMALL}", "no 'model_type'"),
     Case("a list", written(b"[]"), f"trace m {SMALL}", "holds no JSON object"),
     Case("deep nesting", written(b"[" * 200_000), f"trace m {SMALL}", "nested too deeply"),

@@ -199,7 +199,7 @@ def test_a_prefix_longer_than_the_window(case, blocks):
 def test_prefixes_that_cannot_be_are_refused(model, variant, message, monkeypatch, capsys, tmp_path):
     options = ["--variant", variant, "--blocks", "1", "--block", "64", "--out", tmp_path]
     code, _, errors = call(monkeypatch, capsys, model, *options, command="measure")
-    assert code == 2
+    assert code == (1 if "calibration text" in message else 2)  # which shows as the text is measured
     assert message in errors
 
 
