@@ -138,7 +138,7 @@ class Checkpoint(NamedTuple):
 
     @property
     def zero_points(self) -> str | None:
-        """How the zero points of packed weights were taken, where their values or their label do not agree or say."""
+        """A note on zero points of packed weights whose values and label disagree, or do not tell how to read them."""
         notes = {packed.note: None for packed in self.stored.values() if isinstance(packed, Packed) and packed.note}
         return "; ".join(notes) or None
 

@@ -424,7 +424,7 @@ def check_weights(fields: dict, name: str, files: Iterable[Path]) -> None:
 
 
 def _values(fields, path: list[str]) -> Iterator:
-    """What is there, and not null, along a path of names; `*` stands for each name."""
+    """The values that are there, and not null, along a path of names; `*` stands for each name."""
     if not path:
         yield from () if fields is None else (fields,)
     elif isinstance(fields, dict | list):

@@ -65,7 +65,7 @@ class Part(NamedTuple):
 
 
 class Format(NamedTuple):
-    """How a library stores a weight.
+    """The way in which a library stores a weight.
 
     codes: what the name of the tensor with the codes ends with. sizes: all that the configuration may mean, of the
     tensors by their ends and of the fields of `quantization_config`. parts: the tensors. unpack: makes the weight
