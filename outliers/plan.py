@@ -1,6 +1,6 @@
-"""`python -m outliers.plan`: the fewest projections that have to stay exact under a scheme.
+"""`python -m outliers.plan`: projections that have to stay exact under a scheme, so that it costs little.
 
-Find the fewest projections to keep exact, or under a better scheme, for a small increase of perplexity.
+Find projections to keep exact, or under a better scheme, so that a scheme costs little and none can be left out.
 
 Prints these projections and the increase on other blocks, and writes the plan, plan.yaml, with rows, tables, figures
 and a page to results/plan/NAME. A second run resumes the first.

@@ -225,7 +225,9 @@ def of_plan() -> dict[str, float]:
     first = points.iloc[1]  # behind the scheme alone
     sizes = {row["stage"]: row["blocks"] for row in kept("plans/absmax") if "stage" in row}
     counts = {"exact": len(plan.exact), "projections": plan.projections, "found": first["chosen"]}
-    return counts | sizes | {"others": 100 * first["cost"], "block": plan.measured["block"]}
+    limits = {"closest": 100 * plan.measured["without_one"], "allowed": 100 * plan.measured["allowed"]}
+    others = {"others": 100 * first["cost"], "block": plan.measured["block"], "fewer": len(plan.exact) - 1}
+    return counts | sizes | limits | others
 
 
 def of_damage(scheme: str) -> dict[str, float]:
@@ -652,6 +654,8 @@ CLAIMS: dict[str, Callable | Collection] = {
     # docs/plans.md
     "Under absmax {exact} of {projections} projections have to stay exact. On the blocks of the search {found} "
     "suffice, which cost {others:.1f} % on the others": of_plan,
+    "No single one of the {exact} can be left out: the best set of {fewer} costs {closest:.2f} %, more than the "
+    "allowed {allowed:.0f} %": of_plan,
     "with the {} that cost most alone exact, {:.1f} % should be left": lambda: [
         14,
         100 * expected_costs(kept("plans/absmax"), 4 * 512)[14],
@@ -695,7 +699,7 @@ CLAIMS: dict[str, Callable | Collection] = {
     "output one of −{output:.1f} dB": of_nf4,
     "projection reads up to {largest:.1f} in the outlier feature, {feature}": of_nf4,
     "layer {layer} of the four-bit model costs most, {damage:+.1f} %": dearest_of_nf4,
-    "GPTQ is read with {} and {} bits": DEQUANTIZED["gptq"]["bits"],
+    "GPTQ is read with {}, {}, {} and {} bits": sorted(DEQUANTIZED["gptq"]["bits"]),
     # docs/caches.md
     "embedded text, {} blocks of {} tokens": lambda: size("caches"),
     "standard deviation over {}": lambda: [draws("caches")],
