@@ -20,7 +20,7 @@ from outliers.errors import UserError
 from outliers.models import config_file, source
 from outliers.models.anatomy import ANATOMIES, part_config
 from outliers.models.config_file import check_fields, least_weights
-from outliers.models.load import load_config, load_model, load_tokenizer
+from outliers.models.load import load_config, load_model, load_tokenizer, read_config
 from outliers.models.names import POCKET, find_config, known_configs
 from outliers.models.skeleton import skeleton
 from outliers.models.source import ask_hub, find_model
@@ -98,6 +98,7 @@ def test_what_published_models_have_passes(fields):
         ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok"),
         ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 0}, "num_experts_per_tok"),
         ("mistral", {"sliding_window": -1}, "sliding_window"),
+        ("mistral", {"sliding_window": 0}, "sliding_window"),
         ("gpt_oss", {"sliding_window": None, "layer_types": ["sliding_attention"]}, "sliding_window"),
         ("gpt_neo", {"max_position_embeddings": 10**6}, "max_position_embeddings"),
         ("gptj", {"n_positions": 10**6}, "n_positions"),
@@ -131,6 +132,31 @@ def test_what_no_model_can_be(kind, fields, named):
     with pytest.raises(UserError, match=rf"'here.* asks for {named} .*; expected ") as refused:
         check_fields({"model_type": kind, **fields}, "here")
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("qwen2_moe", {"sliding_window": None}),
+        ("swin", {"num_heads": [3, 6, 12, 24]}),
+        ("glm4_moe", {}),
+        ("deepseek_v3", {"hidden_size": 0}),
+    ],
+)
+@pytest.mark.parametrize("how", ["resident", "streamed", "int8"])
+def test_an_unknown_architecture_is_said_before_its_fields(how, kind, fields, folder):
+    (folder / "config.json").write_text(json.dumps({"model_type": kind, **fields}))
+    with pytest.raises(UserError, match=f"^unknown architecture '{kind}'"):
+        LOADERS[how](str(folder))
+
+
+def test_what_transformers_computed_is_not_blamed_on_the_file(folder):
+    for fields in ({"sliding_window": None}, {"sliding_window": 0, "use_sliding_window": False}, {}):
+        (folder / "config.json").write_text(json.dumps({"model_type": "qwen2_moe", **fields}))
+        assert read_config(str(folder)).sliding_window == 0
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 100}))
+    with pytest.raises(UserError, match=r"leaves n_head to transformers, which takes 12; expected .* the 100 features"):
+        load_config(str(folder))
 
 
 def test_names_are_those_of_transformers():

@@ -483,8 +483,8 @@ def test_hidden_states_that_do_not_fit_on_their_disk(monkeypatch, capsys, small_
 def test_a_folder_of_temporary_files_that_is_not_there(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
     code, _, err = call(monkeypatch, capsys, *STREAMED, "--out", tmp_path / "out")
-    assert code == 2
-    assert re.fullmatch(r"error: no room for .* in '.*/none' \(No such file or directory\); set TMPDIR .*\n", err)
+    assert code == 1
+    assert re.search(r"^failed: .*: no room for .* in '.*/none' \(No such file or directory\); set TMPDIR ", err)
 
 
 # A checkpoint that changes
@@ -528,11 +528,9 @@ def test_a_checkpoint_that_changes_under_a_sweep_is_named(monkeypatch, capsys, t
     usual = states._resident
     monkeypatch.setattr(states, "_resident", then_change)
     code, _, err = call(monkeypatch, capsys, "--model", model, *ARGUMENTS[2:], "--out", out)
-    assert code == 2
-    assert len(measured) == 3
-    assert err.startswith(f"error: the weights of '{model}' changed while they were measured ('{file}'); ")
-    assert err.count("\n") == 1
-    assert [row["scheme"] for row in read_rows(out)] == SCHEMES[:2]
+    assert code == 1
+    assert f"the weights of '{model}' changed while they were measured ('{file}'); " in err
+    assert [row["scheme"] for row in read_rows(out) if "failed" not in row] == SCHEMES[:2]
 
 
 def test_ctrl_c_during_a_trace_keeps_the_blocks_it_has_read(monkeypatch, tmp_path):

@@ -28,7 +28,7 @@ def _corrupted_spans(corpus: Corpus, recipe: Recipe, seed: int) -> Examples:
     """Raffel et al., 2020, section 3.1.4: spans of each block anew, of which the encoder reads as much as fits."""
     tokenizer, generator = PreTrainedTokenizerFast.from_pretrained(corpus.reader), torch.Generator().manual_seed(seed)
     blocks = blocks_in_order(corpus.ids, recipe.steps, recipe.batch, seed, Spans.read_in(CONTEXT).tokens)
-    marks, end = sentinels_of(tokenizer), tokenizer.eos_token_id
+    marks, end = sentinels_of(tokenizer), torch.tensor([tokenizer.eos_token_id])
     pairs = [corrupted(block, marks, end, generator) for block in torch.from_numpy(blocks.astype(np.int64))]
     return Examples(*map(torch.stack, zip(*pairs, strict=True)))
 
