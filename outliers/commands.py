@@ -56,7 +56,7 @@ def measuring(
             _redraw(name, kind, redraw, out, [positional, models, force, *given.values()])
             return
         fields = _fields(given)
-        _check_flags(fields, positional or [])
+        _check_flags(kind, fields, positional or [])
         experiment, chosen = _experiment_and_models(name, kind, positional or [], models or [], default)
         if experiment is None and not chosen:
             chosen = instead(fields)
@@ -112,9 +112,9 @@ def _fields(given: dict) -> dict:
     return fields | joined
 
 
-def _check_flags(fields: dict, places: list[str]) -> None:
+def _check_flags(kind: type[Named], fields: dict, places: list[str]) -> None:
     """Raise UserError where a file that is not there stands behind the models, as if it were the value of a flag."""
-    flags = [field for field, value in fields.items() if value is True]
+    flags = [kind.model_fields[field].title or field for field, value in fields.items() if value is True]
     for place in places[1:] if flags else ():
         if re.search(r"\.[a-z]+$", place) and not os.path.exists(place):
             raise UserError(f"--{flags[-1]} takes no value, got '{place}'; --out names the folder of its file")

@@ -592,6 +592,7 @@ REFUSED = {
     f"plan {POCKET_MODEL} --cost -5%": "field 'cost': expected a share such as 5% or 0.05, got '-5%'",
     f"plan {POCKET_MODEL} --cost 5": "field 'cost': expected a share: 5 % is written 5% or 0.05, got '5'",
     f"plan {POCKET_MODEL} --cost 1": "field 'cost': expected a share: 1 % is written 1% or 0.01",
+    f"trace {POCKET_MODEL} --tokens out.txt": "--tokens takes no value, got 'out.txt'",
     f"trace {POCKET_MODEL} --imatrix out.gguf": "--imatrix takes no value, got 'out.gguf'; --out names the folder",
     f"trace {__file__}": "test_door.py' is a file; expected a model folder or a GGUF file",
     f"trace {POCKET / 'gpt2-0.1m' / 'config.json'}": "config.json' is a file; expected its folder, '.*gpt2-0.1m'",
