@@ -21,6 +21,7 @@ WIDTH = 0.38
 # Treatment: what the legend says, colour, marker, and how far beside the middle of its candidate.
 TREATMENTS = {
     "weight": ("the weight", "vermilion", "o", -0.35),
+    "nearest": ("the weights nearest in magnitude", "grey", "x", -0.21),
     "random": ("random weights of equal magnitude", "grey", "x", -0.21),
     "largest": ("the largest weight of the layer", "black", "^", -0.07),
     "neuron": ("its whole neuron", "blue", "s", 0.07),

@@ -18,7 +18,7 @@ from outliers.subjects.cell import Cell, Stages, Subject
 from outliers.variants.ablated import Ablated, Intervention
 from outliers.variants.massive import Massive
 from outliers.variants.quantized import EXACT
-from outliers.variants.term import Weight
+from outliers.variants.term import Term, Weight
 from outliers.variants.unattended import Unattended
 from outliers.variants.weights import Scaled
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from outliers.models.variant import Variant
 
 CONTROLLED = 4  # candidates, those that change most, are compared with controls; the first is multiplied too
+DRAWS = 3  # of each of those and of the control that costs most: by how far rounding alone scatters them
+BESIDE = ("nearest", "largest", "random")  # treatments of other single weights; of random ones in earlier results
 FACTORS = (0.5, 1.5, 2)  # of that one, beside 0 (Yu et al., 2024, section 3.3)
 FOUND = "candidates.weight"  # the metric of their values
 ABOUT = ("layer", "output", "input", "found_by", "value")  # what is said of a candidate
@@ -37,13 +39,13 @@ ABOUT = ("layer", "output", "input", "found_by", "value")  # what is said of a c
 
 def check_weights(subject: Causal, _features: Sequence[int]) -> None:
     """Raise UserError where a model has no weights to search."""
-    cell = _search(subject, subject.settings.controls, subject.settings.seed)
+    cell = _search(subject)
     cell.metric.measurement.check(cell)
 
 
 def weights_stages(subject: Causal, _features: Sequence[int], _outliers: Sequence[int]) -> Stages:
     """The search of a model by its settings."""
-    return search_stages(subject, subject.settings.controls, subject.settings.seed)
+    return search_stages(subject)
 
 
 def massive_stages(subject: Causal, _features: Sequence[int], _outliers: Sequence[int]) -> Stages:
@@ -52,28 +54,46 @@ def massive_stages(subject: Causal, _features: Sequence[int], _outliers: Sequenc
 
     spec = subject.settings
     trace = Trace(roles=STREAM, alpha=spec.alpha, details=True)
-    traced, searched = yield [Cell(subject, EXACT, trace), _search(subject, spec.controls, spec.seed)]
+    traced, searched = yield [Cell(subject, EXACT, trace), _search(subject)]
     removed = removals([*traced.values, *searched.values])
     yield [Cell(subject, variant, metric) for variant in removed.values() for metric in (Perplexity(), Sinks(), trace)]
 
 
-def search_stages(subject: Subject, controls: int, seed: int) -> Stages:
-    """The candidates, what is lost without each of them, and, of those that change most, what controls cost."""
-    searched, _ = yield [_search(subject, controls, seed), Cell(subject, EXACT, Perplexity())]
-    candidates = [value for value in searched.values if value["metric"] == FOUND]
+def search_stages(subject: Subject, **controls: int) -> Stages:
+    """The candidates, what is lost without each of them, and, of those that change most, what controls cost, and how
+    far rounding scatters the costs that decide."""
+    cells = [_search(subject, **controls), Cell(subject, EXACT, Perplexity())]
+    rows = yield cells
+    candidates = [value for value in rows[0].values if value["metric"] == FOUND]
     first = [next(variant for _, variant in treatments(candidate)) for candidate in candidates]
-    rows = yield [Cell(subject, variant, metric) for variant in first for metric in (Agreement(), Perplexity())]
-    pairs = sorted(zip(map(_divergence, rows[::2]), candidates, strict=True), key=lambda pair: -pair[0])
+    cells += [Cell(subject, variant, metric) for variant in first for metric in (Agreement(), Perplexity())]
+    rows += yield cells[2:]
+    pairs = sorted(zip(map(_divergence, rows[2::2]), candidates, strict=True), key=lambda pair: -pair[0])
     ranked = [candidate for _, candidate in pairs]
     treated = [variant for candidate in ranked[:CONTROLLED] for _, variant in treatments(candidate)]
     treated += [variant for candidate in ranked[:1] for variant in scalings(candidate)]
     known = {variant.name for variant in first}
     others = {variant.name: variant for variant in treated if variant.name not in known}
-    yield [Cell(subject, variant, Perplexity()) for variant in others.values()]
+    cells += [Cell(subject, variant, Perplexity()) for variant in others.values()]
+    rows += yield cells[len(rows) :]
+    if subject.settings.dtype == "float32":  # others have too few digits for draws
+        yield [Cell(subject, variant, Perplexity(draws=DRAWS)) for variant in _deciding(cells, rows)]
 
 
-def _search(subject: Subject, controls: int, seed: int) -> Cell:
-    return Cell(subject, EXACT, Candidates(controls=controls, seed=seed))
+def _search(subject: Subject, **controls: int) -> Cell:
+    return Cell(subject, EXACT, Candidates(**controls))
+
+
+def _deciding(cells: Iterable[Cell], rows: Iterable[Row]) -> Iterator["Variant"]:
+    """The variants without each candidate that has controls, and without the control of each that costs most."""
+    asked = zip(cells, rows, strict=True)
+    found = compared(value | {"variant": cell.variant.name} for cell, row in asked for value in row.values)
+    names = set()
+    for _, costs in found.groupby("candidate"):
+        beside = costs[costs["treatment"].isin(BESIDE)]
+        if len(beside):
+            names |= {costs["variant"].iloc[0], beside.loc[beside["cost"].idxmax(), "variant"]}
+    yield from (Scaled.read(Term.read(name)) for name in sorted(names))
 
 
 def _divergence(row: Row) -> float:
@@ -84,14 +104,14 @@ def _divergence(row: Row) -> float:
 def treatments(candidate: Mapping) -> Iterator[tuple[str, "Variant"]]:
     """The variants that show whether a candidate matters: without it, and without its controls.
 
-    Kind and variant of each: the "weight" set to zero, then its controls: "random" weights of equal magnitude, the
-    "largest" of its layer, its whole "neuron" and its whole "row", and its "massive" activation at its mean, if there
-    is one.
+    Kind and variant of each: the "weight" set to zero, then its controls: the weights "nearest" in magnitude, or in
+    earlier results "random" ones of equal magnitude in its matrix; the "largest" of that, its whole "neuron" and its
+    whole "row", and its "massive" activation at its mean, if there is one.
     """
     path, output, input = candidate["path"], candidate["output"], candidate["input"]
     yield "weight", Scaled(Weight(path, output, input))
-    for place in candidate["equal"]:
-        yield "random", Scaled(Weight(path, *map(int, place.split(","))))
+    others = {"nearest": candidate.get("nearest", []), "random": [f"{path}[{at}]" for at in candidate.get("equal", [])]}
+    yield from ((kind, Scaled.read(Term.read(f"zero({one})"))) for kind, ones in others.items() for one in ones)
     if candidate["largest"] != [output, input]:
         yield "largest", Scaled(Weight(path, *candidate["largest"]))
     yield "neuron", Scaled(Weight(path, None, input))
@@ -131,33 +151,32 @@ def scalings(candidate: Mapping) -> Iterator["Variant"]:
 def super_weights(
     model: "PreTrainedModel",
     blocks: "Iterable[Block]",
-    controls: int = 5,
-    seed: int = 0,
+    controls: int = 10,
     attention_mask: "Iterable[torch.Tensor] | None" = None,
 ) -> pd.DataFrame:
     """Return candidate super weights: single weights without which a model fails (Yu et al., 2024).
 
     Candidates are the weights of second feed-forward projections that are between spikes of their input and output, and
-    those that stand out most of their row and column. Each is set to zero; those that change the predictions most are
-    compared with random weights of equal magnitude, the largest of the layer, the whole neuron, the whole row, and the
-    massive activation behind the layer at its mean. The model is left as it was.
+    those that stand out most of their row or column. Each is set to zero; those that change the predictions most are
+    compared with the weights of all these projections that are nearest in magnitude, the largest of the same matrix,
+    the whole neuron, the whole row, and the massive activation behind the layer at its mean. Of a float32 model, three
+    draws say how far rounding scatters the weight and the other weight that costs most. The model is left as it was.
 
     Args:
         model: a causal language model, resident or streamed.
         blocks: token ids, int64 (blocks, T), or a list of (T,), sequences of any lengths.
-        controls: random weights of equal magnitude for each of those candidates.
-        seed: of their draw.
+        controls: how many weights that are nearest in magnitude; candidates are not among them.
         attention_mask: as for `outliers.perplexity`.
 
     Returns:
         One row a candidate and what was done, the most telling candidate first: `candidate`, its `layer`, `output` and
-        `input`, `found_by` ("activations" or "weights"), its `value`, `treatment` ("weight", "random", "largest",
+        `input`, `found_by` ("activations" or "weights"), its `value`, `treatment` ("weight", "nearest", "largest",
         "neuron", "row", "massive", "scaled"), `variant`, `factor`, `perplexity`, `cost`, the relative increase of
-        perplexity, and `kl`, how far the predictions without the weight are from those of the model, nats a token.
+        perplexity, `deviation`, the standard deviation of log-perplexity over draws, `other`, the value of a nearest
+        weight, and `kl`, how far the predictions without the weight are from those of the model, nats a token.
 
     Raises:
-        UserError: no layer has a second feed-forward projection; controls or seed are out of range; as
-            `outliers.perplexity`.
+        UserError: no layer has a second feed-forward projection; controls are out of range; as `outliers.perplexity`.
 
     Example:
         >>> found = outliers.super_weights(model, blocks, controls=2)
@@ -166,14 +185,15 @@ def super_weights(
     from outliers.subjects.given import Given
     from outliers.text.blocks import sequences
 
-    stages = search_stages(Given(model, list(sequences(blocks, attention_mask))), controls, seed)
+    stages = search_stages(Given(model, list(sequences(blocks, attention_mask))), controls=controls)
     return compared(records_along(stages))
 
 
 def compared(records: Iterable[Mapping]) -> pd.DataFrame:
     """The table that `super_weights` returns, from flat records of one model, of which others are passed over."""
     records = list(records)
-    values = {(row["metric"], row["variant"]): row["value"] for row in records}
+    drawn = {row["variant"]: row for row in records if row["metric"] == "perplexity" and "standard_deviation" in row}
+    values = {(row["metric"], row["variant"]): row["value"] for row in records if "standard_deviation" not in row}
     candidates = {(row["path"], row["output"], row["input"]): row for row in records if row["metric"] == FOUND}
     baseline = values.get(("perplexity", EXACT.name), math.nan)
     rows = []
@@ -182,11 +202,16 @@ def compared(records: Iterable[Mapping]) -> pd.DataFrame:
         name = treated[0][1].name.removeprefix("zero(").removesuffix(")")
         about = {"candidate": name, **{field: candidate[field] for field in ABOUT}}
         about["kl"] = values["damage.kl", treated[0][1].name]
+        others = dict(zip(candidate.get("nearest", ()), candidate.get("nearest_values", ()), strict=True))
         for treatment, variant in treated:
             perplexity = values.get(("perplexity", variant.name))
             if perplexity is not None:
                 cost = perplexity / baseline - 1
                 row = {"treatment": treatment, "variant": variant.name, "perplexity": perplexity, "cost": cost}
-                rows.append(about | row | {"factor": variant.factor if treatment == "scaled" else None})
-    columns = ["candidate", *ABOUT, "kl", "treatment", "variant", "perplexity", "cost", "factor"]
+                row["factor"] = variant.factor if treatment == "scaled" else None
+                row["other"] = others.get(variant.name[len("zero(") : -1]) if treatment == "nearest" else None
+                if scatter := drawn.get(variant.name):
+                    row["deviation"] = scatter["standard_deviation"] / scatter["value"]
+                rows.append(about | row)
+    columns = ["candidate", *ABOUT, "kl", "treatment", "variant", "perplexity", "cost", "deviation", "factor", "other"]
     return pd.DataFrame(rows, columns=columns).sort_values("kl", ascending=False, kind="stable", ignore_index=True)

@@ -18,7 +18,8 @@ class Given:
     def __init__(self, model: PreTrainedModel, blocks: Sequence[torch.Tensor]):
         self.loaded, self.blocks, self.config = model, blocks, model.config
         self.model = self.name = model.config.name_or_path or type(model).__name__
-        self.settings = SimpleNamespace(stream=is_streamed(model))
+        dtype = str(model.dtype).removeprefix("torch.")
+        self.settings = SimpleNamespace(stream=is_streamed(model), dtype=dtype)
 
     def load(self, bench: Bench, facts: dict | None = None) -> PreTrainedModel:
         """The model itself."""

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from outliers.metrics.metric import Metric
-from outliers.specification.kinds import CONTROLS, SEED, Count, Repeats
+from outliers.specification.kinds import Count, Repeats
 
 
 class Candidates(Metric):
@@ -13,5 +13,4 @@ class Candidates(Metric):
     measured_by = "outliers.metrics.candidates.measure:CANDIDATES"
 
     count: Count = Field(4, description="Most candidates by activations, and as many by the weights alone.")
-    controls: Repeats = Field(5, description=CONTROLS)
-    seed: int = Field(0, description=SEED, ge=0, lt=2**63)
+    controls: Repeats = Field(10, description="Weights nearest in magnitude, to compare each with.")

@@ -1,7 +1,8 @@
 """Find candidates for super weights: in one pass over a text, and in the weights alone."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import NamedTuple
@@ -21,9 +22,9 @@ from outliers.models.stream import AS_IT_IS, Variant, Watched
 from outliers.quantization.linear import stored_weight
 from outliers.subjects.bench import Bench, naming_under
 from outliers.subjects.cell import Cell
+from outliers.variants.term import Weight
 
 ROLE = "ffn_out"  # the input of the second feed-forward projection, which has the super weights
-NEAREST = 4  # times as many weights as are drawn have the magnitude that is nearest to a candidate's
 
 
 class Spike(NamedTuple):
@@ -108,20 +109,18 @@ class _Observer:
         self.peaks[layer] = Peaks.of(x).joined(self.peaks.get(layer))
 
     def _candidates(self, projection: Projection) -> Iterator[dict]:
-        """The weight where both spikes of a layer meet, and the entry that stands out most of its row and its column:
-        |w| over the geometric mean of their mean magnitudes."""
-        plain = getattr(projection.module, "projection", projection.module)  # under a scheme
-        check_plain(projection._replace(module=plain))
-        weight, layer = stored_weight(plain).detach().float(), projection.layer
+        """The weight where both spikes of a layer meet, and the entry that stands out most of its row or its column:
+        |w| over the smaller of their mean magnitudes."""
+        weight, layer = _plain_weight(projection), projection.layer
         magnitudes = weight.abs()
-        usual = magnitudes.mean(1, keepdim=True).sqrt() * magnitudes.mean(0, keepdim=True).sqrt()
+        usual = torch.minimum(magnitudes.mean(1, keepdim=True), magnitudes.mean(0, keepdim=True))
         scores = magnitudes / usual.clamp(min=torch.finfo(torch.float32).tiny)
         both = {"activations": (self.outputs[layer].feature, self.inputs[layer].feature)}
         both["weights"] = divmod(int(scores.argmax()), scores.shape[1])
         largest, peaks = divmod(int(magnitudes.argmax()), scores.shape[1]), self.peaks[layer]
         for found_by, place in both.items():
-            equal = self._equal(magnitudes, magnitudes[place], {*both.values(), largest})
             yield {
+                "metric": "candidates.weight",
                 "found_by": found_by,
                 "value": weight[place].item(),
                 "score": scores[place].item(),
@@ -129,29 +128,19 @@ class _Observer:
                 "path": projection.path,
                 **dict(zip(("output", "input"), place, strict=True)),
                 "largest": list(largest),
-                "equal": equal,
                 **peaks.at(place[0]),
             }
 
-    def _equal(self, magnitudes: torch.Tensor, magnitude: torch.Tensor, without: set[tuple]) -> list[str]:
-        """Random entries OUTPUT,INPUT of about a magnitude: drawn from those that are nearest to it."""
-        distances = (magnitudes - magnitude).abs()
-        for place in without:
-            distances[place] = torch.inf
-        count = min(self.metric.controls, distances.numel() - len(without))
-        among = min(NEAREST * count, distances.numel() - len(without))
-        limit = distances.flatten().kthvalue(among).values
-        nearest = (distances <= limit).nonzero().cpu()
-        order = torch.randperm(len(nearest), generator=torch.Generator().manual_seed(self.metric.seed))
-        return [f"{output},{input}" for output, input in nearest[order[:count]].tolist()]
+    def layers(self) -> list[dict]:
+        """The spikes of each layer."""
+        return [self._layer(layer) for layer in sorted(self.paths)]
 
-    def records(self) -> list[dict]:
-        """The spikes of each layer, and the candidates: those by activations first."""
-        layers = [self._layer(layer) for layer in sorted(self.paths)]
-        chosen: dict[tuple, dict] = {}
+    def chosen(self) -> list[dict]:
+        """The candidates, each once: those by activations first."""
+        chosen: dict[Weight, dict] = {}
         for candidate in [*self._by_activations(), *self._by_weights()]:
-            chosen.setdefault((candidate["layer"], candidate["output"], candidate["input"]), candidate)
-        return [*layers, *({"metric": "candidates.weight", **candidate} for candidate in chosen.values())]
+            chosen.setdefault(_place(candidate), candidate)
+        return list(chosen.values())
 
     def _layer(self, layer: int) -> dict:
         spike, written = self.inputs[layer], self.outputs[layer]
@@ -181,6 +170,55 @@ class _Observer:
         return sorted(largest, key=lambda candidate: -candidate["score"])[: self.metric.count]
 
 
+class _Nearest:
+    """Sees all weights once more for those of all layers that are nearest in magnitude to each candidate, which are no
+    candidates themselves: these would be compared with each other."""
+
+    def __init__(self, chosen: list[dict], count: int):
+        self.chosen, self.count = chosen, count
+        self.found: list[list[tuple]] = [[] for _ in chosen]  # of each candidate distance, layer, place and value
+
+    @contextmanager
+    def hooks(self, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
+        """Those on all layers of a model, or on one; they look at the weights when it is there."""
+        yield
+        for projection in projections(model):
+            if projection.role == ROLE and layer in (None, projection.layer):
+                self._look(projection)
+
+    def _look(self, projection: Projection) -> None:
+        weight, places = _plain_weight(projection), map(_place, self.chosen)
+        taken = [place[1:] for place in places if place.path == projection.path]
+        for number, candidate in enumerate(self.chosen):
+            distances = (weight.abs() - abs(candidate["value"])).abs()
+            for place in taken:
+                distances[place] = torch.inf
+            count = min(self.count, distances.numel() - len(taken))
+            near = (distances <= distances.flatten().kthvalue(count).values).nonzero()
+            near = near[distances[tuple(near.T)].argsort(stable=True)[:count]].tolist()  # of ties the first ones
+            seen = [
+                (distances[place].item(), projection.layer, Weight(projection.path, *place), weight[place].item())
+                for place in map(tuple, near)
+            ]
+            self.found[number] = sorted(self.found[number] + seen)[: self.count]
+
+    def records(self) -> Iterator[dict]:
+        """The candidates, each with the weights that are nearest to it."""
+        for candidate, nearest in zip(self.chosen, self.found, strict=True):
+            weights = {"nearest": [str(place) for *_, place, _ in nearest]}
+            yield candidate | weights | {"nearest_values": [value for *_, value in nearest]}
+
+
+def _plain_weight(projection: Projection) -> torch.Tensor:
+    plain = getattr(projection.module, "projection", projection.module)  # under a scheme
+    check_plain(projection._replace(module=plain))
+    return stored_weight(plain).detach().float()
+
+
+def _place(candidate: dict) -> Weight:
+    return Weight(*(candidate[part] for part in Weight._fields))
+
+
 @inference
 def candidates(
     model: PreTrainedModel,
@@ -195,10 +233,16 @@ def candidates(
     """
     check_searched(model)
     observer = _Observer(metric)
-    with under(model, Watched(variant, observer.hooks)) as (changed, left):
-        for _ in run_decoder(changed, blocks, variant=left):
-            pass
-    return observer.records()
+    last = _show(model, blocks, variant, observer.hooks)
+    nearest = _Nearest(observer.chosen(), metric.controls)
+    _show(model, last, variant, nearest.hooks)  # a streamed model reads its layers for some text alone
+    return [*observer.layers(), *nearest.records()]
+
+
+def _show(model: PreTrainedModel, blocks: Iterable[torch.Tensor], variant: Variant, hooks: Callable) -> list:
+    """Pass blocks through the model, and return the last one."""
+    with under(model, Watched(variant, hooks)) as (changed, left):
+        return [block for _, block, _ in deque(run_decoder(changed, blocks, variant=left), maxlen=1)]
 
 
 def check_searched(model: PreTrainedModel) -> None:
