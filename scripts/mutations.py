@@ -166,7 +166,8 @@ MUTATIONS = {
     "outliers/metrics/candidates/measure.py": [
         ("min(abs(spikes", "max(abs(spikes"),
         ("distances[place] = torch.inf", "pass"),
-        ("magnitudes.mean(1, keepdim=True).sqrt() * ", ""),
+        ("torch.minimum(magnitudes.mean(1", "torch.maximum(magnitudes.mean(1"),
+        ("sorted(self.found[number] + seen)", "sorted(seen)"),
     ],
     "outliers/metrics/keys/channels.py": [
         ("larger = other.largest.abs() > self.largest.abs()", "larger = other.largest > self.largest"),
@@ -177,7 +178,7 @@ MUTATIONS = {
     ],
     "outliers/metrics/sinks/measure.py": [("else seen[..., 1:, :]", "else seen")],
     "outliers/presets/super_weights.py": [("key=lambda pair: -pair[0]", "key=lambda pair: pair[0]")],
-    "outliers/report/views/super_weights.py": [('exact(candidate["cost"]).is_above(_random(candidate))', "True")],
+    "outliers/report/views/super_weights.py": [('_logarithm(candidate, "most", "most_deviation")', "Value(0.0, 0.0)")],
     "outliers/variants/massive.py": [("entries.abs() > self.above", "entries > self.above")],
     "outliers/variants/unattended.py": [("queries > keys", "queries >= keys")],
     "outliers/runs/planner.py": [(" and not cell.metric.timed", "")],

@@ -187,11 +187,19 @@ def of_weights() -> dict[str, float]:
     costs = 100 * best.groupby("treatment")["cost"].mean()
     others = 100 * found.loc[(found["treatment"] == "weight") & (found["cost"] >= CARRIES), "cost"][1:]
     assert len(others) == 3
+    nearest = best[best["treatment"] == "nearest"]
+    assert len(nearest) == 10
+    (second,) = 100 * found.loc[(found["layer"] == 2) & (found["treatment"] == "neuron"), "cost"]
     (back,) = 100 * found.loc[(found["layer"] == 28) & (found["treatment"] == "weight"), "cost"]
     return {
         **costs,
         "least": others.min(),
         "most": others.max(),
+        "between": others.median(),
+        "others": 100 * nearest["cost"].max(),
+        "low": nearest["other"].abs().min(),
+        "high": nearest["other"].abs().max(),
+        "second": second,
         "perplexity": best["perplexity"].iloc[0],
         "plain": becomes.loc["nothing", "perplexity"],
         "twice": -100 * best.set_index("factor").loc[2.0, "cost"],
@@ -595,7 +603,7 @@ CLAIMS: dict[str, Callable | Collection] = {
     "another {taken29:,.0f}": of_mechanism,
     "in layers in which both are larger than {:.0f}": (criterion.SPIKE,),
     "also multiplied by {}, {} and {}": FACTORS,
-    "and at least {:.0f} % of perplexity. The neuron": (100 * CARRIES,),
+    "and at least {:.0f} % of perplexity. The difference": (100 * CARRIES,),
     "Entries of the residual stream above {:.0f} in magnitude": (criterion.MASSIVE,),
     "and at least {:.0f} % of perplexity; else": (100 * READ,),
     "a margin needs a change of at least {} nats": (NATS,),
@@ -606,11 +614,14 @@ CLAIMS: dict[str, Callable | Collection] = {
     "Head 8 of layer 18, which gives it all of its attention, gives it {share:.1f} %": of_readers,
     "Four blocks of {tokens} tokens, with a perplexity of {plain:.2f}": of_weights,
     "two blocks of {1} tokens: features 247 and 507": lambda: size(READERS),
-    "One weight of {parameters:.1f} million, from neuron 1229 to feature 507 in layer 11, carries the model: "
+    "One weight of {parameters:.1f} million, from neuron 1229 to feature 507 in layer 11, stands far out: "
     "without it the perplexity is {perplexity:.2f}": of_weights,
     "a huge value in feature 507 beside it": of_weights,
-    "of that magnitude it changes by {random:.2f} %": of_weights,
-    "this weight included, by {neuron:.1f} %": of_weights,
+    "the ten weights nearest in magnitude, {low:.1f} to {high:.1f}, it rises by at most {others:.1f} %, and without "
+    "the whole neuron, this weight included, by {neuron:.1f} %": of_weights,
+    "Weight [507, 90] of layer 2 is a super weight too: it costs {most:.1f} %, more than those {others:.1f} %":
+        of_weights,
+    "Its whole neuron costs {second:.1f} %. Two other candidates cost {least:.1f} and {between:.1f} %": of_weights,
     "at its mean it costs {massive:.1f} %. Multiplied by 2 the weight takes {twice:.1f} % off": of_weights,
     "The weight of layer 28 that takes the massive activation back is as large, and costs {back:.1f} %": of_weights,
     "has an entry of {entry:,.0f} and gets {attention:.0f} % of the attention": of_weights,

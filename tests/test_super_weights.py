@@ -26,6 +26,7 @@ from outliers.runs.run import run
 from outliers.specification.kinds import Account
 from outliers.subjects.given import Given
 from outliers.variants.massive import Massive
+from outliers.variants.term import Weight
 from outliers.variants.written import variant
 from tests.conftest import make_model, make_tokenizer
 
@@ -60,7 +61,7 @@ def with_super_weight(case: str, seed: int):
 
 
 def section_of(model, blocks):
-    records = records_along(search_stages(Given(model, list(blocks)), 5, 0))
+    records = records_along(search_stages(Given(model, list(blocks))))
     return super_weights_section([record | {"model": "a/model"} for record in records])
 
 
@@ -73,7 +74,7 @@ def test_a_planted_weight_is_named_first(case, seed):
     first = section.tables[0].data.iloc[0]
     assert (first["layer"], first["output"], first["input"]) == (LAYER, OUTPUT, INPUT)
     assert section.findings[0].text.startswith(
-        f"Weight [{OUTPUT}, {INPUT}] of the second feed-forward projection of layer {LAYER} is a super weight: "
+        f"Weight [{OUTPUT}, {INPUT}] of the second feed-forward projection of layer {LAYER} is the one super weight: "
     )
 
 
@@ -114,31 +115,33 @@ def test_a_candidate_by_activations_has_both_spikes():
     assert found["found_by"].dropna().eq("weights").all()
 
 
-def test_a_candidate_by_the_weights_stands_out_of_row_and_column():
+def test_a_candidate_by_the_weights_stands_out_of_row_or_column():
     model = make_model("gpt2")
     best = candidates(model, written_by(model, 0), Candidates(count=1))[-1]
     scores = [
-        one.abs() / (one.abs().mean(1, keepdim=True) * one.abs().mean(0, keepdim=True)).sqrt()
+        torch.maximum(one.abs() / one.abs().mean(1, keepdim=True), one.abs() / one.abs().mean(0, keepdim=True))
         for one in weights_of(model)
     ]
     assert best["score"] == pytest.approx(max(one.max().item() for one in scores), rel=1e-5)
     assert best["score"] == pytest.approx(scores[best["layer"]][best["output"], best["input"]].item(), rel=1e-5)
 
 
-def test_controls_are_weights_of_equal_magnitude():
-    model = with_super_weight("llama", 0)
-    blocks = written_by(model, 0)
-    found, again, other = (candidates(model, blocks, Candidates(controls=5, seed=seed))[-1] for seed in (0, 0, 1))
-    weight = weights_of(model)[found["layer"]]
-    place = found["output"], found["input"]
-    distances = (weight.abs() - weight[place].abs()).abs()
-    distances[place] = torch.inf
-    among = distances.flatten().sort().values[22]  # of four times as many, but for the largest and other candidates
-    assert found == again
-    assert found["equal"] != other["equal"]
-    drawn = {tuple(map(int, one.split(","))) for one in found["equal"]}
-    assert len(drawn - {place}) == 5
-    assert all(distances[one] <= among for one in drawn)
+@pytest.mark.parametrize("case", ["llama", "gpt2"])
+def test_controls_are_the_ten_weights_of_the_model_that_are_nearest_in_magnitude(case):
+    model = with_super_weight(case, 0)
+    found = [one for one in candidates(model, written_by(model, 0), Candidates()) if "nearest" in one]
+    weights = {one.path: stored_weight(one.module) for one in projections(model) if one.role == "ffn_out"}
+    chosen = {str(Weight(one["path"], one["output"], one["input"])) for one in found}
+    for one in found:
+        others = [
+            (abs(abs(value) - abs(one["value"])), value, str(Weight(path, *divmod(place, weight.shape[1]))))
+            for path, weight in weights.items()
+            for place, value in enumerate(weight.flatten().tolist())
+        ]
+        nearest = [other for other in sorted(others) if other[2] not in chosen][:10]
+        assert one["nearest"] == [place for _, _, place in nearest]
+        assert one["nearest_values"] == [value for _, value, _ in nearest]
+    assert len({place.partition("[")[0] for one in found for place in one["nearest"]}) == 2, "of all layers"
 
 
 def test_what_is_returned_is_what_perplexity_says():
@@ -147,12 +150,14 @@ def test_what_is_returned_is_what_perplexity_says():
     before = [parameter.clone() for parameter in model.parameters()]
     found = outliers.super_weights(model, blocks, controls=2)
     assert all(map(torch.equal, before, model.parameters()))
-    assert set(found["treatment"]) == {"weight", "random", "largest", "neuron", "row", "massive", "scaled"}
+    assert set(found["treatment"]) == {"weight", "nearest", "largest", "neuron", "row", "massive", "scaled"}
     variants = found.drop_duplicates("variant")
     measured = perplexities(model, blocks, [variant(one) for one in variants["variant"]])
     assert measured == variants["perplexity"].tolist()
     assert found["cost"].tolist() == (found["perplexity"] / perplexity(model, blocks) - 1).tolist()
     assert found["kl"].is_monotonic_decreasing
+    drawn = found[found["treatment"].eq("weight") & found["deviation"].notna()]
+    assert drawn["candidate"].nunique() == found.loc[found["treatment"] == "neuron", "candidate"].nunique()
     assert found.loc[found["treatment"] == "neuron", "candidate"].nunique() <= CONTROLLED
 
 
@@ -181,9 +186,10 @@ def test_a_broken_model_is_refused(blocks):
 
 
 def test_a_candidate_without_a_massive_activation_has_no_such_control():
-    candidate = {"path": "a", "output": 1, "input": 2, "equal": ["3,4"], "largest": [1, 2], "layer": 0, "state": 9.0}
+    candidate = {"path": "a", "output": 1, "input": 2, "nearest": ["a[3,4]"], "largest": [1, 2], "layer": 0}
+    candidate["state"] = 9.0
     kinds = [[kind for kind, _ in treatments(candidate | {"least": least})] for least in (99.0, 101.0)]
-    assert kinds == [["weight", "random", "neuron", "row"], ["weight", "random", "neuron", "row", "massive"]]
+    assert kinds == [["weight", "nearest", "neuron", "row"], ["weight", "nearest", "neuron", "row", "massive"]]
 
 
 @pytest.mark.parametrize("case", ["gpt2", "llama"])
@@ -217,40 +223,67 @@ def test_a_place_that_a_model_has_not(one, message, blocks):
         perplexities(make_model("gpt2"), blocks, [one])
 
 
-@pytest.mark.parametrize("wrong", [{"controls": 0}, {"controls": "many"}, {"seed": -1}])
-def test_controls_or_seed_out_of_range(wrong, blocks):
-    with pytest.raises(UserError, match=rf"^field '{next(iter(wrong))}': .*, got {next(iter(wrong.values()))!r}$"):
-        outliers.super_weights(make_model("llama"), blocks, **wrong)
+@pytest.mark.parametrize("wrong", [0, "many"])
+def test_controls_out_of_range(wrong, blocks):
+    with pytest.raises(UserError, match=rf"^field 'controls': .*, got {wrong!r}$"):
+        outliers.super_weights(make_model("llama"), blocks, controls=wrong)
+
+
+def searched(costs: list[float], others: list[float], scatter: float = 1e-6, earlier: bool = False) -> list[dict]:
+    """Made-up records of candidates with these costs, and of three other weights that all are compared with."""
+    base = {"variant": "fp32", "metric": "perplexity", "value": 10.0, "model": "a/model"}
+    records = [base]
+    for number, cost in enumerate(costs):
+        candidate = {"metric": "candidates.weight", "variant": "fp32", "found_by": "weights", "value": 2.0, "layer": 1}
+        candidate |= {"path": "h.1.down", "output": 5, "input": number, "largest": [5, number], "least": 0, "state": 0}
+        places = [f"8,{3 * number + one}" for one in range(3)]
+        nearest = {"nearest": [f"h.0.down[{place}]" for place in places], "nearest_values": [1.5, -2.25, 2.0]}
+        candidate |= {"equal": places} if earlier else nearest
+        beside = iter(others)
+        records.append(candidate)
+        for kind, treated in treatments(candidate):
+            value = 10 * (1 + {"weight": cost, "neuron": 0.02, "row": 1.0}.get(kind, next(beside, 0)))
+            row = base | {"variant": treated.name, "value": value}
+            records += [row, row | {"value": 1.0001 * value, "standard_deviation": scatter * value}]
+            if kind == "weight":
+                records.append(row | {"metric": "damage.kl", "value": cost})
+    return records + [base | {"variant": one.name, "value": 10.5} for one in scalings(records[1])]
 
 
 def test_a_section_says_what_was_compared():
     """Of made-up costs: a weight that carries, by its controls, and one that does not."""
-    base = {"variant": "fp32", "metric": "perplexity", "value": 10.0, "model": "a/model"}
-    records = [base]
-    for number, (cost, neuron) in enumerate([(5.0, 0.02), (0.06, 0.06)]):
-        candidate = {"metric": "candidates.weight", "variant": "fp32", "found_by": "weights", "value": 2.0, "layer": 1}
-        candidate |= {"path": "h.1.down", "output": 5, "input": number, "largest": [5, number], "least": 0, "state": 0}
-        candidate["equal"] = [f"8,{3 * number + one}" for one in range(3)]
-        costs = {"weight": cost, "neuron": neuron, "row": 1.0}
-        randoms = iter([(-0.01, 0.0, 0.01), (-0.05, 0.0, 0.05)][number])
-        records.append(candidate)
-        for kind, treated in treatments(candidate):
-            value = 10 * (1 + (next(randoms) if kind == "random" else costs[kind]))
-            records.append(base | {"variant": treated.name, "value": value})
-            if kind == "weight":
-                records.append(base | {"variant": treated.name, "metric": "damage.kl", "value": cost})
-    records += [base | {"variant": one.name, "value": 10.5} for one in scalings(records[1])]
+    records = searched([5.0, 0.06], [-0.01, 0.07, 0.01])
     section = super_weights_section(records)
     assert [finding.text for finding in section.findings] == [
-        "Weight [5, 0] of the second feed-forward projection of layer 1 is a super weight: without it the perplexity "
-        "is multiplied by 6.0; without random weights of equal magnitude in this projection it changes by "
-        "0.00 % ± 1.00.",
-        "Without the whole neuron 0 of layer 1 the perplexity rises by 2.0 %; without the whole row 5 it is multiplied "
-        "by 2.0. The loss of the neuron's output therefore does not explain the effect of the weight.",
+        "Weight [5, 0] of the second feed-forward projection of layer 1 is the one super weight: without it the "
+        "perplexity is multiplied by 6.0; without any of the three weights nearest in magnitude (1.5 to 2.2) it "
+        "changes by at most +7.0 %; without the whole neuron 0 it rises by 2.0 %. The loss of the neuron's output "
+        "therefore does not explain the effect of the weight.",
+        "Without the whole row 5 of layer 1 the perplexity is multiplied by 2.0.",
         "Scaling layer 1 [5, 0] by 0.5, 1.5 and 2 changes the perplexity by +5.0 %, +5.0 % and +5.0 %.",
     ]
     assert section.tables[0].data["cost"].tolist() == pytest.approx([5.0, 0.06])
     assert len(compared([*records, *records])) == 2 * 6 + 3, "of parts that both search, once"
+
+
+@pytest.mark.parametrize(
+    ("costs", "scatter", "earlier", "said"),
+    [
+        ([5.0, 0.3], 1e-6, False, ["a super weight", "a super weight"]),
+        ([5.0, 0.3], 1e-6, True, ["a super weight", "a super weight"]),
+        ([0.3, 0.06], 1e-6, False, ["the one super weight"]),
+        ([0.3, 0.06], 0.2, False, ["none"]),
+        ([0.06, 0.05], 1e-6, False, ["none"]),
+    ],
+)
+def test_a_super_weight_costs_more_than_the_other_that_costs_most(costs, scatter, earlier, said):
+    """Beyond two standard deviations of rounding; several may be, and the cost of the neuron is beside each."""
+    texts = [
+        finding.text for finding in super_weights_section(searched(costs, [0.0, 0.07, 0.0], scatter, earlier)).findings
+    ]
+    told = [text for text in texts if "super weight" in text]
+    assert [next((one for one in set(said) if f" is {one}: " in text), "none") for text in told] == said
+    assert all("without " in text and " neuron " in text for text in told)
 
 
 @pytest.fixture(scope="module")

@@ -214,4 +214,5 @@ def compared(records: Iterable[Mapping]) -> pd.DataFrame:
                     row["deviation"] = scatter["standard_deviation"] / scatter["value"]
                 rows.append(about | row)
     columns = ["candidate", *ABOUT, "kl", "treatment", "variant", "perplexity", "cost", "deviation", "factor", "other"]
-    return pd.DataFrame(rows, columns=columns).sort_values("kl", ascending=False, kind="stable", ignore_index=True)
+    table = pd.DataFrame(rows, columns=columns).astype({"deviation": float, "other": float})
+    return table.sort_values("kl", ascending=False, kind="stable", ignore_index=True)

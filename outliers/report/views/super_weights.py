@@ -1,25 +1,34 @@
 """The view of a search for super weights: single weights that carry a model, beside their controls."""
 
+import math
 from collections.abc import Iterator
 
 import pandas as pd
 
 from outliers.models.names import short_name
-from outliers.plot.ablation import called, controlled, weight_costs
-from outliers.presets.super_weights import compared
-from outliers.report.analysis import Value, exact
+from outliers.plot.ablation import called, weight_costs
+from outliers.presets.super_weights import BESIDE, compared
+from outliers.report.analysis import Value
 from outliers.report.section import FINDINGS, Drawing, Finding, Section, printed
 from outliers.report.tables import MISSING, Table
 from outliers.report.words import changed, count, listed, percent
 
 WORTH = 0.05  # of the perplexity: what a single weight has to carry to be called one that does
 CAPTION = (
-    "Candidate super weights: increase of perplexity (%) with each set to zero, and with its controls: random weights "
-    "of equal magnitude in the same matrix (mean ± standard deviation of {draws}), the largest weight of the layer, "
-    "the neuron and the row of the weight, and the massive activation after the layer at its mean. KL: divergence of "
-    "the predictions from those of the unmodified model, in nats per token. Controls: of the candidates with the "
-    "largest effect."
+    "Candidate super weights: increase of perplexity (%) with each set to zero, and with its controls: {others}, the "
+    "largest weight of the same matrix, the neuron and the row of the weight, and the massive activation after the "
+    "layer at its mean. KL: divergence of the predictions from those of the unmodified model, in nats per token. "
+    "Controls: of the candidates with the largest effect."
 )
+OTHERS = {  # by the treatment; the second one of results that were measured earlier
+    "nearest": "the {count} weights of all second feed-forward projections that are nearest in magnitude (least and "
+    "largest increase, and their magnitudes)",
+    "random": "random weights of equal magnitude in the same matrix (mean ± standard deviation of {count})",
+}
+COMPARED = {
+    "nearest": "any of the {count} weights nearest in magnitude ({low:.2g} to {high:.2g})",
+    "random": "any of {count} random weights of equal magnitude in this projection",
+}
 SCALED_CAPTION = "The weight with the largest effect, scaled by a factor: increase of perplexity (%)."
 DRAWING_CAPTION = "Increase of perplexity with each candidate set to zero, beside its controls."
 SINGLE = {
@@ -34,11 +43,11 @@ def super_weights_section(rows: list[dict]) -> Section:
     """The search of one model, from its rows; others among them are left out."""
     costs = compared(rows)
     candidates = pd.DataFrame(map(_summed_up, _each(costs)))
-    draws = int(
-        controlled(costs).groupby("candidate")["treatment"].apply(lambda kinds: (kinds == "random").sum()).max()
-    )
-    caption = CAPTION.format(draws=draws)
-    columns = [*COLUMNS, *((header, _percent(name)) for name, header in SINGLE.items() if name in candidates)]
+    controlled = candidates.dropna(subset="neuron")
+    kind, number = controlled["kind"].iloc[0], int(controlled["count"].max())
+    caption = CAPTION.format(others=OTHERS[kind].format(count=count(number)))
+    columns = [*COLUMNS, *BESIDE_COLUMNS[kind]]
+    columns += [(header, _percent(name)) for name, header in SINGLE.items() if name in candidates]
     tables = [Table.of("super_weights", caption, columns, candidates, names=2)]
     scaled = costs[costs["treatment"] == "scaled"]
     if len(scaled):
@@ -55,27 +64,40 @@ def _each(costs: pd.DataFrame) -> Iterator[pd.DataFrame]:
 
 
 def _summed_up(candidate_costs: pd.DataFrame) -> dict:
-    """A candidate with the cost of each control; `random` and `random_deviation` of the draws, where it has them."""
+    """A candidate with the cost of each control, where it has them: of the weights nearest in magnitude, or of random
+    ones, their `kind`, `count` and costs; and of all other single weights `most`."""
     about = candidate_costs.iloc[0].to_dict()
-    costs = {treatment: rows["cost"] for treatment, rows in candidate_costs.groupby("treatment")}
-    if "neuron" not in costs:
+    by_treatment = dict(iter(candidate_costs.groupby("treatment")))
+    if "neuron" not in by_treatment:
         return about
-    random = costs["random"]
-    single = {name: costs[name].iloc[0] for name in SINGLE if name in costs}
-    return about | single | {"random": random.mean(), "random_deviation": random.std()}
+    kind = next(kind for kind in OTHERS if kind in by_treatment)
+    others, beside = by_treatment[kind], candidate_costs[candidate_costs["treatment"].isin(BESIDE)]
+    costs, sizes, most = others["cost"], others["other"].abs(), beside.loc[beside["cost"].idxmax()]
+    about |= {name: by_treatment[name]["cost"].iloc[0] for name in SINGLE if name in by_treatment}
+    about |= {"kind": kind, "count": len(costs), "others": costs.mean(), "others_deviation": costs.std()}
+    about |= {"least": costs.min(), "greatest": costs.max(), "low": sizes.min(), "high": sizes.max()}
+    return about | {"most": most["cost"], "most_deviation": most["deviation"]}
 
 
 def _carries(candidate: dict) -> bool:
-    """Whether the weight costs more than random ones beyond two standard deviations, and enough to be told."""
-    return candidate["cost"] >= WORTH and exact(candidate["cost"]).is_above(_random(candidate))
+    """Whether the weight costs more than each other one, in log-perplexity beyond two standard deviations of rounding
+    scatter, and enough to be told."""
+    return candidate["cost"] >= WORTH and _logarithm(candidate, "cost", "deviation").is_above(
+        _logarithm(candidate, "most", "most_deviation")
+    )
 
 
-def _random(candidate: dict) -> Value:
-    return Value(candidate["random"], candidate["random_deviation"])
+def _logarithm(candidate: dict, cost: str, deviation: str) -> Value:
+    """A rise of log-perplexity; results in 16 bits, and earlier ones, have no draws."""
+    return Value(math.log1p(candidate[cost]), 0.0 if pd.isna(candidate[deviation]) else candidate[deviation])
 
 
 def _percent(field: str):
     return lambda row: MISSING if pd.isna(row.get(field)) else percent(row[field]).removesuffix(" %")
+
+
+def _range(low: str, high: str) -> str:
+    return MISSING if low in (MISSING, "nan") else f"{low} to {high}"
 
 
 COLUMNS = (
@@ -84,11 +106,23 @@ COLUMNS = (
     ("value", lambda row: f"{row['value']:.3f}".replace("-", "−")),
     ("KL", "{kl:.4f}"),
     ("zero", _percent("cost")),
-    (
-        "random",
-        lambda row: MISSING if pd.isna(row.get("random")) else percent(*_random(row)).replace(" % ±", " ±"),
-    ),
 )
+BESIDE_COLUMNS = {
+    "nearest": (
+        ("nearest", lambda row: _range(_percent("least")(row), _percent("greatest")(row))),
+        ("magnitude", lambda row: _range(f"{row['low']:.3g}", f"{row['high']:.3g}")),
+    ),
+    "random": (
+        (
+            "random",
+            lambda row: (
+                MISSING
+                if pd.isna(row["others"])
+                else percent(row["others"], row["others_deviation"]).replace(" % ±", " ±")
+            ),
+        ),
+    ),
+}
 SCALED = (
     ("weight", lambda row: called(row["candidate"], row["layer"])),
     ("factor", "{factor:g}"),
@@ -102,48 +136,56 @@ def carried_by(rows: list[dict]) -> Iterator[tuple[int, str, str]]:
     the weight writes, and the table that it is from."""
     costs = compared(rows)
     candidates = [_summed_up(candidate) for candidate in _each(costs)]
-    beside_controls = [candidate for candidate in candidates if not pd.isna(candidate.get("random"))]
+    beside_controls = [candidate for candidate in candidates if not pd.isna(candidate.get("neuron"))]
     carrying = [candidate for candidate in beside_controls if _carries(candidate)]
     if not carrying and beside_controls:
         most = max(beside_controls, key=lambda candidate: candidate["cost"])
         yield most["output"], _none(most, len(candidates)), "super_weights"
-    for number, candidate in enumerate(carrying):
-        yield candidate["output"], _carried(candidate), "super_weights"
-        if number == 0:
-            yield candidate["output"], _not_the_neuron(candidate), "super_weights"
-            yield candidate["output"], _multiplied(candidate, costs[costs["treatment"] == "scaled"]), "super_weights"
+    called_one = "a" if len(carrying) > 1 else "the one"
+    for candidate in carrying:
+        yield candidate["output"], _carried(candidate, called_one), "super_weights"
+    for candidate in carrying[:1]:
+        yield candidate["output"], _not_the_row(candidate), "super_weights"
+        yield candidate["output"], _multiplied(candidate, costs[costs["treatment"] == "scaled"]), "super_weights"
 
 
 def _none(most: dict, number: int) -> str:
     return (
         f"None of {count(number)} candidates is a super weight: setting one to zero changes the perplexity by at most "
-        f"{percent(most['cost'])} ({_place(most)}); random weights of equal magnitude change it by "
-        f"{percent(*_random(most))}."
+        f"{percent(most['cost'])} ({_place(most)}), and without its whole neuron it {changed(most['neuron'])}; without "
+        f"{_others(most)} it changes by at most {percent(most['most'])}."
     )
+
+
+def _others(candidate: dict) -> str:
+    """The other single weights that a candidate is compared with."""
+    about = candidate | {"count": count(candidate["count"])}
+    largest = "" if pd.isna(candidate.get("largest")) else " or the largest of its matrix"
+    return COMPARED[candidate["kind"]].format(**about) + largest
 
 
 def _place(candidate: dict) -> str:
     return called(candidate["candidate"], candidate["layer"])
 
 
-def _carried(candidate: dict) -> str:
-    return (
+def _carried(candidate: dict, called_one: str) -> str:
+    """A super weight beside its controls, and what its neuron says of the reason of its effect."""
+    text = (
         f"Weight [{candidate['output']}, {candidate['input']}] of the second feed-forward projection of layer "
-        f"{candidate['layer']} is a super weight: without it the perplexity {changed(candidate['cost'])}; without "
-        f"random weights of equal magnitude in this projection it changes by {percent(*_random(candidate))}."
+        f"{candidate['layer']} is {called_one} super weight: without it the perplexity {changed(candidate['cost'])}; "
+        f"without {_others(candidate)} it changes by at most {percent(candidate['most'])}; without the whole neuron "
+        f"{candidate['input']} it {changed(candidate['neuron'])}"
     )
-
-
-def _not_the_neuron(candidate: dict) -> str:
-    """The reason of the weight's effect, as the controls show it."""
-    text = f"Without the whole neuron {candidate['input']} of layer {candidate['layer']} the perplexity "
-    text += (
-        f"{changed(candidate['neuron'])}; without the whole row {candidate['output']} it {changed(candidate['row'])}"
-    )
-    if not pd.isna(candidate.get("massive")):
-        text += f"; with the massive activation after the layer at its mean it {changed(candidate['massive'])}"
     if candidate["neuron"] < candidate["cost"] / 2:
         text += ". The loss of the neuron's output therefore does not explain the effect of the weight"
+    return f"{text}."
+
+
+def _not_the_row(candidate: dict) -> str:
+    text = f"Without the whole row {candidate['output']} of layer {candidate['layer']} the perplexity "
+    text += changed(candidate["row"])
+    if not pd.isna(candidate.get("massive")):
+        text += f"; with the massive activation after the layer at its mean it {changed(candidate['massive'])}"
     return f"{text}."
 
 
