@@ -28,7 +28,8 @@ def test_every_kept_run(folder):
     assert list(whole.columns) == [*short.columns, *(name for name in PROVENANCE if name in whole)]
     pd.testing.assert_frame_equal(whole[short.columns], short)
     which = list(short.columns[: short.columns.get_loc("value")])
-    assert not short.astype(str).duplicated([*which, "protocol"] if "protocol" in short else which).any()
+    how = [name for name in ("protocol", "draws") if name in short]
+    assert not short.astype(str).duplicated([*which, *how]).any()
     assert "metric" in which
     assert not {*which} & {*RESULT}
     assert all(short[name].dtype != float for name in ("layer", "feature", "position", "token") if name in short)

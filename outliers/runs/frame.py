@@ -17,7 +17,7 @@ WHICH = (
     *("metric", "stack", "subject", "method", "features", "draw", "feature", "layer", "role", "projection"),
     *("position", "token"),
     *("variant", "side", "way", "norm", "part", "writer", "index", "head", "channel", "path", "output", "input"),
-    *("stage", "alone"),
+    *("stage", "alone", "without"),
     *("bits", "hardware", "owner", "gpus", "gigabytes", "headroom"),
 )
 # With what a value was computed and what that took, beside what was measured.
