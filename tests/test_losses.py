@@ -3,9 +3,11 @@
 import json
 import logging
 import math
+import re
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import outliers
 from outliers.errors import UserError
@@ -37,7 +39,7 @@ def exact_losses(model, blocks) -> torch.Tensor:
 def test_the_tokens_of_a_document_stand_for_its_bytes(name):
     """Wherever blocks cut it; the end of a document stands for none."""
     tokenizer = outliers.load_tokenizer(name)
-    ids, sizes = (part.flatten().tolist() for part in cut_text(DOCUMENTS, tokenizer, 2))
+    ids, sizes = (part.flatten().tolist() for part in cut_text(DOCUMENTS, tokenizer, 2)[:2])
     ends = [number for number, token in enumerate(ids) if token == tokenizer.eos_token_id]
     bounds = [0, *ends][: len(DOCUMENTS)]
     found = [sum(sizes[start:end]) for start, end in zip(bounds, ends, strict=False)]
@@ -49,7 +51,7 @@ def test_the_tokens_of_a_document_stand_for_its_bytes(name):
 def test_tokens_of_bytes_stand_for_them(name):
     """Each character of the name of a token is a byte, also where several tokens share a character of the text."""
     tokenizer = outliers.load_tokenizer(name)
-    (ids,), (sizes,) = (part.tolist() for part in cut_text(DOCUMENTS[:1], tokenizer, 16, 1))
+    (ids,), (sizes,) = (part.tolist() for part in cut_text(DOCUMENTS[:1], tokenizer, 16, 1)[:2])
     assert sizes == [len(token) for token in tokenizer.convert_ids_to_tokens(ids)]
 
 
@@ -130,6 +132,63 @@ def prefixing(folder) -> str:
     template = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": tokens}
     file.write_text(json.dumps(content | {"post_processor": template}))
     return str(folder)
+
+
+def positions_anew(ids: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Positions (1, T) of a block that begin with 0 behind each end of a document."""
+    places = torch.arange(len(ids))
+    begins = torch.cat([torch.zeros(1, dtype=torch.bool), ends[:-1]])
+    return (places - torch.where(begins, places, 0).cummax(0).values)[None]
+
+
+@needs_shared
+@pytest.mark.parametrize("stream", [False, True])
+def test_documents_by_themselves(tmp_path, stream):
+    """As transformers has documents in one block, by positions that begin anew; each has its own first token given."""
+    texts = ["Once upon a time there was a fox.", "It ran home and slept well.", "A dog", "One day a girl woke."] * 7
+    tokenizer = outliers.load_tokenizer(str(STORIES))
+    blocks = outliers.load_text(texts, tokenizer, 48, 4)
+    ends = blocks == tokenizer.eos_token_id
+    model = AutoModelForCausalLM.from_pretrained(STORIES, dtype=torch.float64)
+    losses = []
+    for ids, of_block in zip(blocks, ends, strict=True):
+        with torch.no_grad():
+            logits = model(ids[None], position_ids=positions_anew(ids, of_block), use_cache=False).logits[0, :-1]
+        losses.append(torch.nn.functional.cross_entropy(logits, ids[1:], reduction="none")[~of_block[:-1]])
+    fields = {"models": [str(STORIES)], "text": texts, "block": 48, "blocks": 4, "stream": stream}
+    whole, alone = (run(Cells(**fields, documents=documents), tmp_path)[0] for documents in (False, True))
+    assert alone["value"] == pytest.approx(torch.cat(losses).mean().exp().item(), rel=1e-6) != whole["value"]
+    assert alone["protocol"] == "first-blocks+documents" and alone["documents"] and "packed_blocks" not in alone
+    assert whole["packed_blocks"] == int(ends[:, :-1].any(1).sum()) and "documents" not in whole
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_sequences_of_documents(bos):
+    """Each begins with the first token, if there is one; and one of a single token is none."""
+    tokenizer = outliers.load_tokenizer(MODEL)
+    end, first = [tokenizer.eos_token_id], [tokenizer.bos_token_id] if bos else []
+    texts = [[11, 12, 13], [14], [15, 16, 17, 18, 19], [20, 21]]
+    found = outliers.load_text([*map(torch.tensor, texts)], tokenizer, 4 + bos, 2, bos, documents=True)
+    of_texts = [[11, 12, 13], *([[14]] if bos else []), [15, 16, 17, 18]]
+    assert [ids.tolist() for ids in found] == [first + ids for ids in of_texts]
+    packed = torch.tensor([[*end, 30, 31, *end, 32, 33], [34, 35, *end, 36, 37, 38]])
+    starts = [[*end, 30, 31], [*end, 32, 33], [34, 35], [*end, 36, 37, 38]]
+    assert [ids.tolist() for ids in outliers.load_text(packed, tokenizer, 6, documents=True)] == starts
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"models": ["pocket/bert-1.4m"]}, "'pocket/bert-1.4m' reads no documents by themselves"),
+        ({"models": ["pocket/t5-1.9m"]}, "'pocket/t5-1.9m' reads no documents by themselves"),
+        ({"text": torch.arange(5, 500)}, "none of 3 blocks of 32 tokens holds two documents"),
+        ({"text": ["A long document of one. " * 99]}, "none of 3 blocks of 32 tokens holds two documents"),
+        ({"metrics": ["latency"], "text": ["A short one."] * 99}, "prompts of one length from documents of several"),
+    ],
+)
+def test_documents_that_cannot_pass_by_themselves(tmp_path, fields, said):
+    with pytest.raises(UserError, match=re.escape(said)):
+        run(Cells(**SMALL | fields, documents=True), tmp_path)
 
 
 def test_a_first_token_that_blocks_lack_is_said(tmp_path, caplog):

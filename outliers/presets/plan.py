@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from outliers.models.anatomy.examples import Sized
     from outliers.quantization.calibration import Calibration
 
 CANDIDATES = 60  # projections with the largest errors over all tokens, and as many with those of the mean token
@@ -155,10 +154,10 @@ class Blocks(Causal):
         """The fields that identify it in a row."""
         return super().asked | {"blocks": self.count} | ({"first_block": self.first} if self.first else {})
 
-    @functools.cached_property
-    def _text(self) -> "Sized":
-        whole = self._read(self.settings.text, self.first + self.count)
-        return tuple(part if part is None else part[self.first :] for part in whole)
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first of its blocks of the text, and their number."""
+        return self.first, self.count
 
 
 def planning_plans(spec: Planning) -> list[cell.Plan]:

@@ -207,10 +207,11 @@ def heads_of_keys(model: PreTrainedModel) -> int:
     return _outputs_of_keys(model).shape[0]
 
 
-def cache_bits(model: PreTrainedModel, formats: Formats, positions: int) -> float:
-    """Bits of a key or value of a model on average when there are so many positions, see `Formats.value_bits`."""
+def cache_bits(model: PreTrainedModel, formats: Formats, *lengths: int) -> float:
+    """Bits of a key or value of a model on average over sequences of these lengths, see `Formats.value_bits`."""
     sizes = len(list(attentions(model))), *_outputs_of_keys(model).shape
-    return round(formats.value_bits(positions, *sizes), 4)
+    bits = sum(length * formats.value_bits(length, *sizes) for length in lengths)
+    return round(bits / sum(lengths), 4)
 
 
 def _outputs_of_keys(model: PreTrainedModel) -> torch.Tensor:

@@ -21,6 +21,7 @@ ABOUT = {  # what a section says of its rows: field and form, in this order
     "text": "text {}",
     "protocol": "cut by {}",
     "blocks": "{} blocks",
+    "packed_blocks": "{} with several documents, whose positions are those of the block",
     "block": "{} tokens per block",
     "limit": "{} examples per task",
     "prompt": "prompts of {} tokens",

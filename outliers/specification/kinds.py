@@ -218,6 +218,7 @@ NONE = "by default none."  # with which descriptions of fields end that take the
 TRANSFORM = f"Remedies for all schemes, such as hadamard or tokens=20+smoothing=0.75; {NONE}"
 ATTENTIONS = "Attention of all schemes: 16-bit, int8, int8+2% for a share of it in 16 bits, or several."
 BEGIN = "Begin each block with the model's own first token, as Gemma needs it."
+BY_DOCUMENT = "Read what a block holds of each document by itself: positions and attention begin anew with it."
 OBJECTIVE = (
     "Of encoder-decoders: span corruption, by default where the tokenizer has sentinels for it, or the second half of "
     "a block (prefix). Of masked language models: each token, masked by itself, for pseudo-perplexity."
@@ -241,7 +242,8 @@ AGAINST = "Other models to compare with, such as a quantized checkpoint; instead
 REVISION = "Branch, tag or commit on the hub, or a checkpoint's folder in a local folder."
 
 PICTURES = "pictures"  # the protocol of vision models
-BOS = "+bos"  # in the protocol of a row: each block begins with the model's own first token
+# In the protocol of a row: each block begins with the model's own first token; each document passes by itself.
+BOS, DOCUMENTS = "+bos", "+documents"
 
 
 class FieldError(UserError):
@@ -322,6 +324,7 @@ class Settings(Spread):
     block: Tokens = Field(default=256, description="Tokens per block.")
     blocks: Count = Field(default=32, description="Number of blocks, from the start of the text.")
     bos: bool = Field(default=False, description=BEGIN)
+    documents: bool = Field(default=False, description=BY_DOCUMENT)
     mask_seed: Seed = Field(default=0, description="Seed of the choice of masked tokens or spans.")
     mask_seeds: Repeats = Field(default=1, description="Number of mask seeds, from that one on, for mean ± scatter.")
     objective: Literal["span", "prefix", "each"] | None = Field(default=None, description=OBJECTIVE)

@@ -30,7 +30,7 @@ from outliers.quantization.calibration import Calibration, calibrate
 from outliers.quantization.convert import check_attends, check_instead, quantize, skipped
 from outliers.quantization.remedies.rotation import check_learned, learned
 from outliers.quantization.schemes import BASELINE, Scheme
-from outliers.specification.kinds import BOS, Machine
+from outliers.specification.kinds import BOS, DOCUMENTS, Machine
 from outliers.terminal.progress import Progress
 from outliers.text.blocks import find_text, tokens_hash
 from outliers.tracing.result import STREAM, Trace
@@ -257,7 +257,8 @@ def protocol_of(settings: Machine, blocks: torch.Tensor | Examples | None = None
     predicted = blocks.protocol if isinstance(blocks, Examples) else ""
     if predicted and not predicted.startswith("+"):  # of what is no text
         return predicted
-    return find_text(settings.text).protocol + (BOS if getattr(settings, "bos", False) else "") + predicted
+    ways = [way for name, way in (("bos", BOS), ("documents", DOCUMENTS)) if getattr(settings, name, False)]
+    return "".join([find_text(settings.text).protocol, *ways, predicted])
 
 
 def left_fields(model: PreTrainedModel, parameters: int) -> dict:

@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from outliers.models.anatomy.examples import Sized
     from outliers.models.variant import Variant
     from outliers.subjects.bench import Bench
+    from outliers.text.blocks import Cut
 
 logger = logging.getLogger(__name__)
 
@@ -32,15 +33,20 @@ REFUSED = {  # options that say nothing of this family, and why
 }
 
 
-def read(subject: "Causal", text: str, blocks: int, _seed: int) -> "Sized":
-    """The first blocks of a text, as a causal language model reads them: int64 (blocks, T); and, where they are known,
-    the UTF-8 bytes of the text that the predicted tokens of each stand for, int64 (blocks,)."""
+def cut(subject: "Causal", text: str, blocks: int) -> "Cut":
+    """The first blocks of a text, with where its documents begin."""
     from outliers.models.load import load_tokenizer
     from outliers.text.blocks import cut_text
 
-    settings, tokenizer = subject.settings, load_tokenizer(subject.model, subject.revision)
-    ids, sizes = cut_text(text, tokenizer, settings.block, blocks, settings.bos)
-    return ids, None if sizes is None else sizes[:, 1:].sum(1)
+    settings = subject.settings
+    tokenizer = load_tokenizer(subject.model, subject.revision)
+    return cut_text(text, tokenizer, settings.block, blocks, settings.bos)
+
+
+def read(subject: "Causal", text: str, blocks: int, _seed: int) -> "Sized":
+    """The first blocks of a text, as a causal language model reads them: int64 (blocks, T); and, where they are known,
+    the UTF-8 bytes of the text that the predicted tokens of each stand for, int64 (blocks,)."""
+    return cut(subject, text, blocks).sized
 
 
 class Pretrained(Subject):
@@ -172,8 +178,8 @@ class Pretrained(Subject):
 class Causal(Pretrained):
     """A language model with its text.
 
-    settings: text, block, blocks, bos, too; how schemes are calibrated. with_classes: whether pictures have to have
-    some where perplexity is asked for.
+    settings: text, block, blocks, bos, documents, too; how schemes are calibrated. with_classes: whether pictures have
+    to have some where perplexity is asked for.
     """
 
     families = ()
@@ -187,8 +193,8 @@ class Causal(Pretrained):
         return super().asked | {"text": text_label(settings.text), "block": settings.block, "blocks": settings.blocks}
 
     @functools.cached_property
-    def blocks(self) -> "torch.Tensor":
-        """Token ids, int64 (blocks, T); or `Examples`, of several seeds one after the other."""
+    def blocks(self) -> "torch.Tensor | list[torch.Tensor]":
+        """Token ids, int64 (blocks, T), or of each document (T,); or `Examples`, of all seeds one after the other."""
         return self._text[0]
 
     @property
@@ -196,15 +202,38 @@ class Causal(Pretrained):
         """UTF-8 bytes of the text that the predicted tokens of each block stand for, int64 (blocks,), if known."""
         return self._text[1]
 
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first of its blocks of the text, and their number."""
+        return 0, self.settings.blocks
+
     @functools.cached_property
     def _text(self) -> "Sized":
         from outliers.models.anatomy.examples import Examples
 
-        settings = self.settings
-        texts = [self._read(settings.text, settings.blocks, number) for number in range(settings.mask_seeds)]
-        if len(texts) == 1:
-            return texts[0]
-        return Examples.joined([examples for examples, _ in texts]).sized
+        if self._cut is not None:
+            return self._cut.documents if self._by_document else self._cut.sized
+        settings, (first, count) = self.settings, self.span
+        texts = [self._read(settings.text, first + count, number) for number in range(settings.mask_seeds)]
+        parts = [tuple(part if part is None else part[first:] for part in whole) for whole in texts]
+        return parts[0] if len(parts) == 1 else Examples.joined([examples for examples, _ in parts]).sized
+
+    @functools.cached_property
+    def _cut(self) -> "Cut | None":
+        """Its blocks with where documents begin; None of a family that reads none by themselves."""
+        first, count = self.span
+        if not hasattr(self._reader, "cut"):
+            if self._by_document:
+                raise UserError(f"'{self.model}' reads no documents by themselves; leave --documents out")
+            return None
+        cut = self._checked(self._reader.cut, self.settings.text, first + count)
+        if self._by_document:
+            cut.check_packed()
+        return cut.behind(first)
+
+    @property
+    def _by_document(self) -> bool:
+        return getattr(self.settings, "documents", False)
 
     @functools.cached_property
     def bos_left_out(self) -> str | None:
@@ -215,7 +244,8 @@ class Causal(Pretrained):
             return None
         tokenizer = load_reader(self.model, self.revision)
         first = next(iter(tokenizer("a")["input_ids"]), None)  # one without a vocabulary knows no token
-        left_out = first is not None and first == tokenizer.bos_token_id and bool((self.blocks[:, 0] != first).any())
+        begins = first is not None and first == tokenizer.bos_token_id
+        left_out = begins and any(block[0] != first for block in self.blocks)
         return tokenizer.convert_ids_to_tokens(first) if left_out else None
 
     @property
@@ -253,7 +283,8 @@ class Causal(Pretrained):
             blocks = self._read(settings.text if text is None else text, first + count)[0][first:]
         except UserError as error:
             raise UserError(f"no {count} blocks to calibrate on: {error}") from None
-        measured = {read_ids(block).numpy().tobytes(): number for number, block in enumerate(self.blocks, 1)}
+        of_text = self.blocks if self._cut is None else self._cut.ids
+        measured = {read_ids(block).numpy().tobytes(): number for number, block in enumerate(of_text, 1)}
         for number, block in enumerate(blocks, 1):
             if same := measured.get(read_ids(block).numpy().tobytes()):
                 raise UserError(
@@ -272,22 +303,24 @@ class Causal(Pretrained):
 
     def _read(self, text: str, blocks: int, number: int = 0) -> "Sized":
         """The first blocks of a text by a seed of some, and their `sizes`; number: which of the seeds."""
+        return self._checked(self._reader.read, text, blocks, self.settings.mask_seed + number)
+
+    def _checked(self, read: Callable[..., Any], *which: object) -> tuple:
+        """The blocks that the family reads of a text, and more of them, where options and ids fit the model."""
         from outliers.models.anatomy import check_block
         from outliers.models.anatomy.examples import read_ids
 
-        reader = self._reader
+        reader, block = self._reader, self.settings.block
         for option, reason in reader.REFUSED.items():
             if unusual({option: getattr(self.settings, option)}):
                 raise UserError(f"'{self.model}' {reason}; leave --{option.replace('_', '-')} out")
-        seed = self.settings.mask_seed + number
         if reader.READS_TEXT:
-            check_block(self.config, self.settings.block)
-        read = reader.read(self, text, blocks, seed)
-        examples, sizes = read if isinstance(read, tuple) else (read, getattr(read, "sizes", None))
-        if not reader.READS_TEXT:
-            return examples, sizes
-        check_block(self.config, self.settings.block, int(read_ids(examples).max()))
-        return examples, sizes
+            check_block(self.config, block)
+        found = read(self, *which)
+        found = found if isinstance(found, tuple) else (found, getattr(found, "sizes", None))
+        if reader.READS_TEXT:
+            check_block(self.config, block, int(read_ids(found[0]).max()))
+        return found
 
     def prepare(self) -> None:
         super().prepare()
@@ -313,8 +346,11 @@ class Causal(Pretrained):
             facts["calibration_hash"] = tokens_hash(self.calibration)
         if self.bos_left_out:
             facts["bos_left_out"] = self.bos_left_out
+        if self._cut is not None and self._cut.packed and not self._by_document:
+            facts["packed_blocks"] = self._cut.packed
         if formats := apart_from_cache(cell.variant)[1]:
-            facts["cache_bits"] = cache_bits(bench.load(self)[0], formats, self.settings.block)
+            lengths = map(len, self.blocks) if self._by_document else [self.settings.block]
+            facts["cache_bits"] = cache_bits(bench.load(self)[0], formats, *lengths)
         return super().facts(bench, cell) | facts
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Bench = Metric = Row = Any
 
 
-USUAL = {"device": "cpu", "bos": False, "mask_seed": 0, "mask_seeds": 1, "objective": None}
+USUAL = {"device": "cpu", "bos": False, "documents": False, "mask_seed": 0, "mask_seeds": 1, "objective": None}
 
 
 def unusual(settings: Mapping) -> dict:

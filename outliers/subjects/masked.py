@@ -85,7 +85,7 @@ def _between_ends(
     if tokenizer.mask_token_id is None:
         raise UserError("the model's tokenizer has no mask token; expected that of a masked language model")
     first, last = _ends(tokenizer)
-    inner, sizes = cut_text(text, tokenizer, block - 2, blocks)
+    inner, sizes, *_ = cut_text(text, tokenizer, block - 2, blocks)
     whole = torch.cat([torch.full((len(inner), 1), first), inner, torch.full((len(inner), 1), last)], 1)
     return whole, None if sizes is None else functional.pad(sizes, (1, 1))
 

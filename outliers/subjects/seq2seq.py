@@ -80,7 +80,7 @@ def span_corrupted(
             "use shorter blocks"
         )
     generator = torch.Generator().manual_seed(seed)
-    ids, sizes = cut_text(text, tokenizer, spans.tokens, blocks)
+    ids, sizes, *_ = cut_text(text, tokenizer, spans.tokens, blocks)
     sized = torch.stack([ids, torch.zeros_like(ids) if sizes is None else sizes], 2)
     marks, last = (functional.pad(special[:, None], (0, 1)) for special in (sentinels, torch.tensor([end])))  # 0 bytes
     pairs = [corrupted(tokens, marks, last, generator) for tokens in sized]
@@ -111,7 +111,7 @@ def prefixed(text: Text, tokenizer: PreTrainedTokenizerBase, block: int, blocks:
         raise UserError(
             f"blocks of {block} tokens; expected at least {2 * (around + 1)}: half of it is read, with special ones"
         )
-    ids, sizes = cut_text(text, tokenizer, block - around, blocks)
+    ids, sizes, *_ = cut_text(text, tokenizer, block - around, blocks)
     first, second = ids.tensor_split([text_tokens], 1)
     before, after = (torch.tensor(ends).long().expand(len(first), -1) for ends in (before, after))
     predicted = None if sizes is None else sizes[:, text_tokens:].sum(1)

@@ -8,13 +8,13 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import Literal, NamedTuple, overload
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from outliers.errors import UserError, shown, unknown_name
-from outliers.models.anatomy.examples import Examples
+from outliers.models.anatomy.examples import Examples, Sized
 from outliers.text.documents import c4, open_documents, sample, wikitext2
 from outliers.text.given import Conversation, Text, checked_ids, conversation_text, given_documents, text_name
 from outliers.text.pieces import Piece, tokenize
@@ -25,6 +25,58 @@ IDS = 2**20  # of a tensor of token ids, at once
 SILENT = 10_000  # documents in a row without a token, before it is the tokenizer that is at fault
 
 Document = str | Iterable[str] | torch.Tensor | Conversation
+
+
+class Cut(NamedTuple):
+    """A text in blocks, before each of which the ids `first` stand.
+
+    ids: int64 (blocks, T). sizes: the UTF-8 bytes of the text that each token stands for, int64 (blocks, T), if known.
+    begins: where a token is the first of a document, bool (blocks, T).
+    """
+
+    ids: torch.Tensor
+    sizes: torch.Tensor | None
+    begins: torch.Tensor
+    first: list[int]
+
+    def behind(self, block: int) -> "Cut":
+        """The blocks behind the first ones."""
+        sizes = None if self.sizes is None else self.sizes[block:]
+        return Cut(self.ids[block:], sizes, self.begins[block:], self.first)
+
+    @property
+    def packed(self) -> int:
+        """The number of blocks that hold several documents."""
+        return int(self.begins[:, len(self.first) + 1 :].any(1).sum())
+
+    def check_packed(self) -> None:
+        """Raise UserError where documents by themselves are the blocks that they are in."""
+        if not self.packed:
+            raise UserError(
+                f"none of {len(self.ids)} blocks of {self.ids.shape[1]} tokens holds two documents (they are longer, "
+                "or token ids without the tokenizer's first token); run without --documents"
+            )
+
+    @property
+    def sized(self) -> Sized:
+        """Its blocks, and the bytes that the predicted tokens of each stand for."""
+        return self.ids, None if self.sizes is None else self.sizes[:, 1:].sum(1)
+
+    @property
+    def documents(self) -> Sized:
+        """The documents of its blocks, each a sequence of its own, (T,), and the same bytes of each.
+
+        What a block holds of a document is one of them, with the ids `first` before it. Of a single token nothing is
+        predicted, so it is left out.
+        """
+        before, parts = len(self.first), []
+        sizes = torch.zeros_like(self.ids) if self.sizes is None else self.sizes
+        for block, begins in zip(torch.stack([self.ids, sizes], 1), self.begins, strict=True):
+            first, text = block.tensor_split([before], 1)
+            starts = 1 + begins[before + 1 :].nonzero()[:, 0]
+            parts += [torch.cat([first, part], 1) for part in text.tensor_split(starts, 1)]
+        ids, sizes = zip(*(part for part in parts if part.shape[1] > 1), strict=True)
+        return list(ids), None if self.sizes is None else torch.stack([of_part[1:].sum() for of_part in sizes])
 
 
 class NamedText(NamedTuple):
@@ -79,6 +131,7 @@ def load_text(
     blocks: int | None = None,
     bos: bool = False,
     column: str = COLUMN,
+    documents: Literal[False] = False,
 ) -> torch.Tensor: ...
 
 
@@ -86,10 +139,11 @@ def load_text(
 def load_text(
     text: Text,
     tokenizer: PreTrainedTokenizerBase,
-    block: None,
+    block: int | None,
     blocks: int | None = None,
     bos: bool = False,
     column: str = COLUMN,
+    documents: bool = False,
 ) -> list[torch.Tensor]: ...
 
 
@@ -100,6 +154,7 @@ def load_text(
     blocks: int | None = None,
     bos: bool = False,
     column: str = COLUMN,
+    documents: bool = False,
 ) -> torch.Tensor | list[torch.Tensor]:
     """Return the token ids of the start of a text, int64 (blocks, block), or of each document, a list of (T,).
 
@@ -118,9 +173,12 @@ def load_text(
         blocks: how many blocks or sequences, at least 1; None: all that the text has.
         bos: whether each block begins with the model's own first token, which counts among its tokens.
         column: of a data set, in which the documents are.
+        documents: whether what a block holds of each document is a sequence of its own, so that positions and attention
+            begin anew with it; of token ids documents are what begins with the tokenizer's first token. Sequences of a
+            single token are left out.
 
     Returns:
-        int64 (blocks, block); with `block=None` a list of int64 (T,).
+        int64 (blocks, block); with `block=None` or `documents` a list of int64 (T,).
 
     Raises:
         UserError: the text is unknown, unreachable, damaged where it is read, empty or too short, or something else
@@ -133,7 +191,10 @@ def load_text(
     """
     _check_sizes(block, blocks)
     if block is not None:
-        return cut_text(text, tokenizer, block, blocks, bos, column, sized=False)[0]
+        cut = cut_text(text, tokenizer, block, blocks, bos, column, sized=False)
+        if documents:
+            cut.check_packed()
+        return cut.documents[0] if documents else cut.ids
     return _sequences(text, tokenizer, blocks, _first(tokenizer, bos), column)
 
 
@@ -145,20 +206,23 @@ def cut_text(
     bos: bool = False,
     column: str = COLUMN,
     sized: bool = True,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The blocks of a text as of `load_text`, and the UTF-8 bytes of the text that each token stands for.
+) -> Cut:
+    """A text in blocks as of `load_text`, with where its documents begin, and the bytes of its tokens.
 
-    Both are int64 (blocks, block). Special tokens between documents and the first one of a block stand for none. There
-    are no bytes where the text is token ids, or where the tokenizer does not say what each token is of.
+    Special tokens between documents and the first one of a block stand for no bytes. There are none where the text is
+    token ids, or where the tokenizer does not say what each token is of. In token ids a document begins with each first
+    token of the tokenizer, too.
     """
     _check_sizes(block, blocks)
     if isinstance(text, torch.Tensor) and text.ndim == 2:
-        return _given_blocks(text, block, blocks, bos), None
+        ids = _given_blocks(text, block, blocks, bos)
+        return Cut(ids, None, _first_tokens(ids, tokenizer), [])
     first = _first(tokenizer, bos)
     text_tokens = block - len(first)
     wanted = MOST_TOKENS if blocks is None else text_tokens * blocks
-    ids, sizes = array("q"), array("q") if sized else None
-    for piece in _joined(text, tokenizer, column):
+    ids, starts, sizes = array("q"), [], array("q") if sized else None
+    for piece, begins in _joined(text, tokenizer, column):
+        starts += [len(ids)] * begins
         ids.extend(piece.ids)
         if sizes is not None and (of_piece := piece.sizes()) is not None:
             sizes.extend(of_piece)
@@ -174,13 +238,15 @@ def cut_text(
             f"text '{text_name(text)}' is too short: {len(ids)} tokens make {whole} blocks of {block}, not "
             f"{blocks or 1}; ask for fewer or shorter blocks, or give a longer text"
         )
-    shape = blocks or whole, text_tokens
-    return _in_blocks(ids, shape, first), None if sizes is None else _in_blocks(sizes, shape, [0] * len(first))
+    shape, none = (blocks or whole, text_tokens), [0] * len(first)
+    begins = torch.zeros(len(ids), dtype=torch.int64).index_fill(0, torch.tensor(starts), 1)
+    sizes = None if sizes is None else _in_blocks(sizes, shape, none)
+    return Cut(_in_blocks(ids, shape, first), sizes, _in_blocks(begins, shape, none).bool(), first)
 
 
-def _in_blocks(numbers: array, shape: tuple[int, int], first: list[int]) -> torch.Tensor:
+def _in_blocks(numbers: array | torch.Tensor, shape: tuple[int, int], first: list[int]) -> torch.Tensor:
     """The first of some numbers in rows of a shape, each behind `first`."""
-    rows = torch.tensor(numbers[: math.prod(shape)]).view(shape)
+    rows = torch.as_tensor(numbers[: math.prod(shape)]).view(shape)
     return torch.cat([torch.tensor(first).long().expand(len(rows), -1), rows], 1)
 
 
@@ -242,18 +308,33 @@ def _sequences(
     return tensors
 
 
-def _joined(text: Text, tokenizer: PreTrainedTokenizerBase, column: str) -> Iterator[Piece]:
-    """The tokens of a text as they are asked for, with the end of each document that has none of its own."""
+def _joined(text: Text, tokenizer: PreTrainedTokenizerBase, column: str) -> Iterator[tuple[Piece, bool]]:
+    """The tokens of a text as they are asked for, with the end of each document that has none of its own; and whether a
+    document begins with them."""
     name, silent = text_name(text), 0
     end = [] if tokenizer.eos_token_id is None else [Piece([tokenizer.eos_token_id], lambda: [0])]
-    for document in find_text(text, column).documents():
+    for document in _documents(text, tokenizer, column):
         silent += 1
         after = [] if isinstance(document, (torch.Tensor, Conversation)) else end
-        for piece in itertools.chain(_pieces_of(document, tokenizer, name), after):
+        for number, piece in enumerate(itertools.chain(_pieces_of(document, tokenizer, name), after)):
             silent = 0 if piece.ids else silent
-            yield piece
+            yield piece, number == 0
         if silent >= SILENT:
             raise UserError(f"{silent} documents of text '{name}' in a row give no tokens; check it and the tokenizer")
+
+
+def _documents(text: Text, tokenizer: PreTrainedTokenizerBase, column: str) -> Iterator[Document]:
+    """Those of a text; of token ids each that begins with the tokenizer's first token."""
+    for document in find_text(text, column).documents():
+        if isinstance(document, torch.Tensor):
+            yield from document.tensor_split(_first_tokens(document, tokenizer).nonzero()[:, 0])
+        else:
+            yield document
+
+
+def _first_tokens(ids: torch.Tensor, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
+    """The places of the tokenizer's first token in ids: bool, of their shape."""
+    return ids == (-1 if tokenizer.bos_token_id is None else tokenizer.bos_token_id)
 
 
 def _pieces_of(document: Document, tokenizer: PreTrainedTokenizerBase, name: str) -> Iterator[Piece]:
@@ -298,9 +379,11 @@ def _unmasked(number: int, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tenso
     return ids[places[0] : places[-1] + 1]
 
 
-def tokens_hash(blocks: torch.Tensor | Examples) -> str:
-    """SHA-256 over shape and int64 ids of blocks, and of examples their labels: 16 hexadecimal digits."""
-    digest = hashlib.sha256(str(tuple(blocks.shape)).encode())
-    for tensor in (blocks.ids, blocks.labels) if isinstance(blocks, Examples) else (blocks,):
+def tokens_hash(blocks: torch.Tensor | Examples | list[torch.Tensor]) -> str:
+    """SHA-256 over shape and int64 ids of blocks, and of examples their labels; of sequences over their lengths and
+    ids: 16 hexadecimal digits."""
+    listed = isinstance(blocks, list)
+    digest = hashlib.sha256(str(tuple(map(len, blocks) if listed else blocks.shape)).encode())
+    for tensor in blocks if listed else (blocks.ids, blocks.labels) if isinstance(blocks, Examples) else (blocks,):
         digest.update(tensor.contiguous().numpy())
     return digest.hexdigest()[:16]

@@ -71,6 +71,8 @@ class OfServed(Measurement):
         """Raise UserError if the text has no such prompts, or the model no room for what is generated."""
         metric, config = cell.metric, cell.subject.config
         check_generation(config, metric.prompt, metric.tokens if generates(config) else 0)
+        if isinstance(cell.subject.blocks, list):
+            raise UserError("prompts of one length from documents of several; leave --documents out")
         blocks, block, *sizes = cell.subject.blocks.shape
         if metric.batch > blocks or (metric.prompt > block and not sizes):
             raise UserError(

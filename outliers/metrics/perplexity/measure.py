@@ -111,7 +111,7 @@ def bits_per_byte(
         >>> 0 < outliers.bits_per_byte(model, "sample", tokenizer, block=64, blocks=2) < 8
         True
     """
-    ids, sizes = cut_text(text, tokenizer, block, blocks, bos, column)
+    ids, sizes, *_ = cut_text(text, tokenizer, block, blocks, bos, column)
     if sizes is None:
         raise UserError(
             "bits per byte of token ids, or by a tokenizer that does not say which characters a token is of; expected "

@@ -41,7 +41,7 @@ def traced(cell: Cell, facts: dict, planner: Any) -> list[tuple]:
     stems = [folder / of_view(STEM, stack) for stack in view_names(cell.subject.config)]
     about = cell.subject.asked | facts | {"roles": metric.roles}
     with measuring(cell.subject.settings.device) as reading:
-        traces_so_far = [] if planner.force else saved_traces(stems, about, metric.tokens)
+        traces_so_far = [] if planner.force else saved_traces(stems, about, metric.tokens, len(cell.subject.blocks))
     if traces_so_far and "weights_hash" not in facts:
         about |= planner.weights(cell.subject)
         traces_so_far = traces_so_far if all(trace.about == about for trace in traces_so_far) else []
@@ -106,14 +106,14 @@ def _parts(subject: Subject, engine: Any, done: int) -> list[slice]:
     return [slice(done + part.start, done + part.stop) for part in parts]
 
 
-def saved_traces(stems: list[Path], about: dict, tokens: bool) -> list[Trace]:
+def saved_traces(stems: list[Path], about: dict, tokens: bool, most: int) -> list[Trace]:
     """The saved traces of all views; nothing where they are not of as many blocks."""
-    saved = [trace for trace in (_saved_trace(stem, about, tokens) for stem in stems) if trace]
+    saved = [trace for trace in (_saved_trace(stem, about, tokens, most) for stem in stems) if trace]
     alike = len(saved) == len(stems) and len({trace.sequences for trace in saved}) == 1
     return saved if alike else []
 
 
-def _saved_trace(stem: Path, about: dict, tokens: bool) -> Trace | None:
+def _saved_trace(stem: Path, about: dict, tokens: bool, most: int) -> Trace | None:
     """The saved trace, as far as it is known of a streamed model to be the same.
 
     None where there is nothing of it, or where a kill came between its files; or where tokens are asked for that it has
@@ -132,7 +132,7 @@ def _saved_trace(stem: Path, about: dict, tokens: bool) -> Trace | None:
     unknown = {"weights_hash"} - about.keys()
     same = {field: trace.about[field] for field in trace.about.keys() - unknown} == about
     whole = trace.names or not tokens
-    return trace if same and whole and trace.sequences <= about["blocks"] else None
+    return trace if same and whole and trace.sequences <= most else None
 
 
 def _keep_excerpt(subject: Subject, facts: dict, planner: Any, trace: Trace) -> None:

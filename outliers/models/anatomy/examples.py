@@ -65,13 +65,15 @@ class Examples:
 
     def __getitem__(self, part: int | slice) -> "Example | Examples":
         ids, labels = self.ids[part], self.labels[part]
-        return Examples(ids, labels, self.protocol) if isinstance(part, slice) else Example(ids, labels)
+        if not isinstance(part, slice):
+            return Example(ids, labels)
+        return Examples(ids, labels, self.protocol, sizes=None if self.sizes is None else self.sizes[part])
 
     def __iter__(self) -> Iterator[Example]:
         return (self[number] for number in range(len(self)))
 
 
-Sized = tuple[torch.Tensor | Examples, torch.Tensor | None]  # blocks, and sizes as of `Examples`
+Sized = tuple[torch.Tensor | list[torch.Tensor] | Examples, torch.Tensor | None]  # blocks, and sizes as of `Examples`
 
 
 def read_ids(block: Block | Examples) -> torch.Tensor:
