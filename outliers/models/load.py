@@ -302,10 +302,11 @@ def check_finite(tensor: torch.Tensor, tensor_name: str, name: str, stored: Any 
     if not largest < math.inf:
         raise BadWeights(f"the weights of '{name}' hold NaN or inf in '{tensor_name}'; expected finite weights")
     dtype, limit = str(tensor.dtype).removeprefix("torch."), torch.finfo(tensor.dtype).max
-    holding = " or ".join(known for known, of in DTYPES.items() if torch.finfo(of).max >= largest) or "none of ours"
+    holding = " or ".join(known for known, of in DTYPES.items() if torch.finfo(of).max >= largest)
+    expected = f"dtype that holds it: {holding}" if holding else "smaller weight"
     raise BadWeights(
         f"'{tensor_name}' of '{name}' holds {largest:,.6g}, beyond {dtype}, which ends at {limit:,.6g}; expected a "
-        f"dtype that holds it: {holding}"
+        f"{expected}"
     )
 
 

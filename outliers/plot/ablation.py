@@ -23,7 +23,7 @@ TREATMENTS = {
     "weight": ("the weight", "vermilion", "o", -0.35),
     "nearest": ("the weights nearest in magnitude", "grey", "x", -0.21),
     "random": ("random weights of equal magnitude", "grey", "x", -0.21),
-    "largest": ("the largest weight of the layer", "black", "^", -0.07),
+    "largest": ("the largest weight of its matrix", "black", "^", -0.07),
     "neuron": ("its whole neuron", "blue", "s", 0.07),
     "row": ("its whole row", "green", "D", 0.21),
     "massive": ("massive activation at its mean", "orange", "*", 0.35),

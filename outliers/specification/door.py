@@ -1,6 +1,7 @@
 """Checks before a command imports torch or transformers, which takes seconds."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -9,8 +10,8 @@ from outliers.models.config_file import check_weights, read_config_file
 from outliers.models.names import known_configs
 from outliers.models.source import config_path, find_model
 from outliers.models.weight_files import INT8
-from outliers.quantization.schemes import get_scheme
-from outliers.specification.kinds import Memory, Named
+from outliers.quantization.schemes import Scheme, get_scheme
+from outliers.specification.kinds import Experiment, Latency, Memory, Named, ZeroShot
 from outliers.specification.recipe import Training
 from outliers.text.documents import check_hub
 from outliers.text.task_data import check_task
@@ -20,20 +21,37 @@ Kind = TypeVar("Kind", bound=Named)
 logger = logging.getLogger(__name__)
 
 
-def _calibrates(spec: Named) -> bool:
-    """Whether a scheme of it is calibrated; or perhaps, where it has variants."""
-    schemes = [*getattr(spec, "schemes", []), *([spec.scheme] if hasattr(spec, "scheme") else [])]
-    return not schemes or any(get_scheme(scheme).needs_calibration for scheme in schemes if scheme != PEER)
+def _acting(acts: Callable[[Scheme], bool]) -> Callable[[Named], bool]:
+    """Whether an option acts on a scheme of a specification; or perhaps, where it has variants."""
+
+    def acting(spec: Named) -> bool:
+        schemes = [*getattr(spec, "schemes", []), *([spec.scheme] if hasattr(spec, "scheme") else [])]
+        return not schemes or any(scheme == PEER or acts(get_scheme(scheme)) for scheme in schemes)
+
+    return acting
 
 
+def _decomposes(scheme: Scheme) -> bool:
+    return get_scheme(scheme, 1) != get_scheme(scheme, 2)
+
+
+CALIBRATES = (
+    _acting(lambda scheme: scheme.needs_calibration),
+    "a scheme that is calibrated, such as absmax+smoothing=0.5",
+)
 # Options that act only beside others: when they do, and what is missing else.
 BESIDE = {
     "memory": (lambda spec: spec.stream, "--stream"),
+    "alpha": (
+        lambda spec: not isinstance(spec, (Experiment, Latency, ZeroShot)) or _acting(_decomposes)(spec),
+        "a scheme that decomposes, such as llm.int8",
+    ),
     "data": (lambda spec: any(task.endswith("-local") for task in spec.tasks), "a local task, such as piqa-local"),
     "places": (lambda spec: "readers" in spec.by, "readers in --by"),
     "neurons": (lambda spec: "writers" in spec.by, "writers in --by"),
-    "calibration": (_calibrates, "a scheme that is calibrated, such as absmax+smoothing=0.5"),
-    "calibration_blocks": (_calibrates, "a scheme that is calibrated, such as absmax+smoothing=0.5"),
+    "skip": (_acting(lambda scheme: scheme.quantizes), "a scheme that quantizes, such as absmax"),
+    "calibration": CALIBRATES,
+    "calibration_blocks": CALIBRATES,
 }
 TEXTS = {  # what trainings read, by their fields
     "c4": "the first 1,000 rows of C4 (allenai/c4 of the hub, en, train split) as JSON lines",
