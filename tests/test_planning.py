@@ -111,9 +111,8 @@ def test_other_blocks_ask_for_more(broken, blocks):
     assert few.exact == [] and set(BROKEN) <= set(more.exact)
 
 
-@pytest.mark.parametrize("by", ["parameters", "time"])
-def test_a_plan_is_small_by_another_measure_too(by, broken, blocks):
-    assert set(BROKEN) <= set(plan(broken, blocks[:3], "absmax", blocks[3:], cost=0.02, by=by, draws=2).exact)
+def test_a_plan_is_small_by_another_measure_too(broken, blocks):
+    assert set(BROKEN) <= set(plan(broken, blocks[:3], "absmax", blocks[3:], cost=0.02, by="parameters", draws=2).exact)
 
 
 def test_a_streamed_model_has_the_same_plan(blocks):
@@ -135,10 +134,6 @@ def choice(path, gain, price=1.0):
 def test_as_many_are_taken_as_should_suffice():
     choices = [choice("a", 0.5), choice("b", 0.3), choice("c", 0.1)]
     assert [_enough(choices, loss) for loss in (-1, 0.5, 0.6, 0.85, 2)] == [0, 1, 2, 3, 3]
-
-
-def test_what_takes_nothing_comes_first():
-    assert choice("a", 1e-9, 0).order == math.inf > choice("b", 1.0, 1e-3).order > choice("c", -1e-9, 0).order
 
 
 def test_the_rise_of_few_tokens_counts_little():

@@ -13,7 +13,6 @@ from outliers.errors import UserError, unknown_name
 from outliers.metrics.agreement import Agreement
 from outliers.metrics.errors import Errors
 from outliers.metrics.perplexity import Perplexity
-from outliers.metrics.times import Times
 from outliers.quantization.plans.plan import Plan
 from outliers.quantization.schemes import Scheme, get_scheme
 from outliers.runs.rows import Row
@@ -35,7 +34,7 @@ LEFT = 0.1  # a better scheme suffices where it leaves at most this share of a p
 EXCHANGED = 3  # of the chosen those that gain least, tried without, and in exchange for as many of the others
 SEARCH, CONFIRM, SINGLE = "search", "confirm", "single"  # stages of the perplexities of sets
 CLEARLY = 2  # standard deviations of rounding beyond what is allowed, from which a set is not measured again
-BY = ("count", "parameters", "time")
+BY = ("count", "parameters")
 
 
 class Alone(NamedTuple):
@@ -62,19 +61,14 @@ class Alone(NamedTuple):
 class Choice(NamedTuple):
     """A projection that may get better, or stay exact.
 
-    gain: by how much the loss should fall on any text, nats a token. price: 1, parameters or milliseconds, which it
-    takes. scheme: that it gets; None for exact.
+    gain: by how much the loss should fall on any text, nats a token. price: 1, or the parameters that it takes.
+    scheme: that it gets; None for exact.
     """
 
     path: str
     gain: float
-    price: float
+    price: int
     scheme: Scheme | None
-
-    @property
-    def order(self) -> float:
-        """Gain for a price; what gains and takes nothing comes first."""
-        return self.gain / self.price if self.price else math.copysign(math.inf, self.gain)
 
 
 @dataclass(frozen=True)
@@ -83,7 +77,7 @@ class Search:
 
     searched, confirmed: the model with the blocks of the search, and with others. under: the scheme. better: schemes
     that projections may get before they stay exact. cost: by how much perplexity may rise, as a share. by: what few of
-    is better, "count", "parameters" or "time". draws: of each perplexity of a set.
+    is better, "count" or "parameters". draws: of each perplexity of a set.
     """
 
     searched: Subject
@@ -120,7 +114,7 @@ class Search:
 
     def cells_of(self, stage: str, *sets: Sequence[Choice]) -> list[Cell]:
         """The perplexity of sets of better projections on the blocks of a stage."""
-        prices = [round(math.fsum(choice.price for choice in choices), 6) for choices in sets]
+        prices = [sum(choice.price for choice in choices) for choices in sets]
         about = [{"chosen": len(choices), "price": price} for choices, price in zip(sets, prices, strict=True)]
         return [self.cell_of(stage, self.set_of(choices), fields) for choices, fields in zip(sets, about, strict=True)]
 
@@ -215,9 +209,7 @@ def search_stages(search: Search) -> Stages:
 def _choices(search: Search) -> Stages:
     """The projections that may get better, those first that save most of the loss for what they take."""
     subject, under = search.searched, search.under
-    first = [Cell(subject, EXACT, Perplexity()), Cell(subject, under, Errors())]
-    timed = [Cell(subject, scheme, Times()) for scheme in (EXACT, under, *map(Quantized, search.better))]
-    exact, errors, *times = yield [*first, *(timed if search.by == "time" else ())]
+    exact, errors = yield [Cell(subject, EXACT, Perplexity()), Cell(subject, under, Errors())]
     paths = _candidates(errors.values)
     schemes = [under, *map(Quantized, search.better)]
     alone = [
@@ -227,12 +219,9 @@ def _choices(search: Search) -> Stages:
     tokens = sum(map(len, subject.blocks))
     pairs = zip(rows[::2], rows[1::2], strict=True)
     measured = [Alone.of(_loss(loss) - _loss(exact), _value(agreement), tokens) for loss, agreement in pairs]
-    prices, per_path = _prices(search, times), len(schemes)
-    choices = [
-        _choice(search, path, measured[per_path * number : per_path * (number + 1)], prices)
-        for number, path in enumerate(paths)
-    ]
-    return sorted(choices, key=lambda choice: choice.order, reverse=True)
+    by_path = zip(*[iter(measured)] * len(schemes), strict=True)
+    choices = [_choice(search, path, alone) for path, alone in zip(paths, by_path, strict=True)]
+    return sorted(choices, key=lambda choice: choice.gain / choice.price, reverse=True)
 
 
 def _candidates(values: Sequence[Mapping]) -> list[str]:
@@ -244,26 +233,18 @@ def _candidates(values: Sequence[Mapping]) -> list[str]:
     return list(dict.fromkeys(value["projection"] for value in values if value["projection"] in paths))
 
 
-def _choice(search: Search, path: str, alone: list[Alone], prices: list[Mapping[str, float]]) -> Choice:
+def _choice(search: Search, path: str, alone: Sequence[Alone]) -> Choice:
     """A projection with the first of the better schemes that leaves little of its divergence, or exact.
 
-    alone: under the scheme, and under each better one. prices: by path of each, and last of exact.
+    alone: under the scheme, and under each better one.
     """
+    price = 1 if search.by == "count" else search.sizes[path]
     under, *others = alone
     suffices = (number for number, other in enumerate(others) if other.divergence <= LEFT * under.divergence)
     number = next(suffices, None)
     if number is None:
-        return Choice(path, under.loss, prices[-1][path], None)
-    return Choice(path, under.loss - others[number].loss, prices[number][path], search.better[number])
-
-
-def _prices(search: Search, times: list[Row]) -> list[Mapping[str, float]]:
-    """By path what each better scheme takes, and last what exact takes: in milliseconds beyond the scheme's own."""
-    if search.by != "time":
-        prices = dict.fromkeys(search.sizes, 1) if search.by == "count" else search.sizes
-        return [prices] * (1 + len(search.better))
-    exact, under, *better = ({value["projection"]: value["value"] for value in row.values} for row in times)
-    return [{path: max(0.0, milliseconds[path] - under[path]) for path in under} for milliseconds in (*better, exact)]
+        return Choice(path, under.loss, price, None)
+    return Choice(path, under.loss - others[number].loss, price, search.better[number])
 
 
 def _searched(search: Search, choices: list[Choice]) -> Stages:
@@ -368,7 +349,7 @@ def plan(
         scheme: name, or a scheme of one's own, of all other projections.
         confirm: further blocks, on which the plan is confirmed.
         cost: by how much the perplexity may rise, as a share: 0.05 or "5%".
-        by: what few of stays exact: "count" of projections, "parameters" or "time".
+        by: what few of stays exact: "count" of projections, or "parameters".
         instead: schemes that a projection gets before it stays exact: the first that leaves at most a tenth of the KL
             divergence that the scheme causes there.
         draws: how many times each set is measured, with embeddings changed by 1e-6 and ties of weights rounded anew.

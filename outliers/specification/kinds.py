@@ -504,7 +504,7 @@ class Planning(OfOneModel, Calibrated):
     name: Name = "plan"
     scheme: OneScheme = Field(default="absmax", description="Scheme of all other projections.")
     cost: Cost = Field(default=0.05, description="Largest increase of perplexity, such as 5%.")
-    by: Literal["count", "parameters", "time"] = Field(default="count", description="Size of the plan to minimize.")
+    by: Literal["count", "parameters"] = Field(default="count", description="Size of the plan to minimize.")
     instead: Annotated[list[OneScheme], Split, Once] = Field(default=[], description=INSTEAD)
     block: Tokens = Field(default=512, description="Tokens per block.")
     blocks: Count = Field(default=4, description="Blocks of the search, from the start of the text.")

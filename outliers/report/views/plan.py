@@ -38,7 +38,6 @@ SINGLES = (
 PRICES = {  # of a set, by what few of is better: its column
     "count": (),
     "parameters": (("their parameters", "{price:,.0f}"),),
-    "time": (("slower by (ms)", "{price:.3f}"),),
 }
 CURVE = (
     "Increase of perplexity under {scheme} against the number of improved projections (exact, or under a better "
