@@ -359,7 +359,7 @@ TARGETS = {
     "trace-table": Target(trace_files("parquet"), in_bytes, load_a_trace),
     **{
         f"rows-{name}": Target(rows_file(name), in_a_line, show_rows(name))
-        for name in ("table1", "table3", "table5", "table6", "table6_layers", "figure1")
+        for name in ("table1", "table3", "table5", "table6", "figure1")
     },
     "rows-table4": Target(
         rows_file("table4"), in_a_line, show_rows("table4", "figure3a", "figure3b", "figure4a", "figure4b")

@@ -25,7 +25,6 @@ from outliers import criterion
 from outliers.metrics.ablations import CONTROLS, RESAMPLES
 from outliers.metrics.damages import damages_of
 from outliers.metrics.keys.view import CONSTANT
-from outliers.metrics.linear_layer.view import tokens_of
 from outliers.metrics.memory.view import GIB, footprints
 from outliers.metrics.origins.view import HIDDEN, beside_each_other
 from outliers.metrics.perplexity.measure import LARGEST_LOSS
@@ -50,7 +49,6 @@ from outliers.quantization.calibration import OUTLIER_TOKEN
 from outliers.quantization.plans.plan import read_plan
 from outliers.quantization.schemes import BASELINE, get_scheme
 from outliers.report.analysis import CONFIDENCE, Value, costs, of_runs, ratio
-from outliers.report.paper.table6 import LAYERS_PUBLISHED
 from outliers.report.views.causes import ends
 from outliers.report.views.massive import becomes_of
 from outliers.report.views.readers import NATS, heads_of, summary_of
@@ -377,17 +375,6 @@ def of_t5() -> dict[str, float]:
     """What T5-11B needs in 8 bits, GiB: all projections in int8, and as transformers loads it."""
     row = footprints(kept("pocket/table3")).loc["google-t5/t5-11b"]
     return {"total": row["total 8"] / GIB, "loaded": row["loaded 8"] / GIB}
-
-
-def times_of_layers(way: str, batch: int) -> list[float]:
-    """How many times as long as 16 bits a way takes for a token of T5-3B and T5-11B."""
-    return tokens_of(kept("pocket/table6_layers"))["long"].xs((way, batch), level=("way", "batch")).tolist()
-
-
-def ratios_of_t5(model: str) -> list[float]:
-    """The least and the largest published ratio of int8."""
-    ratios = [value for (name, what, _), value in LAYERS_PUBLISHED.values.items() if name == model and " : " in what]
-    return [min(ratios), max(ratios)]
 
 
 def slower_tokens() -> list[float]:
@@ -974,12 +961,6 @@ CLAIMS: dict[str, Callable | Collection] = {
         lambda: in_source("outliers/specification/door.py", r"the first ([\d,]+) rows of C4"),
     "the paper's models of {} million and {} billion parameters":
         lambda: [size[:-1] for size in dict.fromkeys(size for size, *_ in TABLE7)],
-    "LLM.int8() takes {:.1f} times as long as bfloat16 for a token of T0/T5-11B at batch 1":
-        lambda: times_of_layers("LLM.int8()", 1)[1:],
-    "at batch 32 bfloat16 takes {:.1f} and {:.1f} times as long as float32":
-        lambda: [1 / ratio for ratio in times_of_layers("32 bits", 32)],
-    "There int8 took {:.1f} to {:.1f} times as long as float16 for T5-11B, and {:.1f} to {:.1f} times as long as "
-    "float32 for T5-3B": lambda: ratios_of_t5("t5-11b") + ratios_of_t5("t5-3b"),
     "a decoder of {} layers each": lambda: (find_config("google-t5/t5-11b").num_decoder_layers,),
     "In 8 bits it needs {total:.1f} GiB, as the blog post says": of_t5,
     "then T0/T5-11B needs {loaded:.1f} GiB": of_t5,

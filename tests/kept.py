@@ -7,7 +7,7 @@ import pandas as pd
 
 from outliers.metrics.keys.view import keys_section
 from outliers.metrics.latency.view import latency_section
-from outliers.metrics.linear_layer.view import decoder_section, speed_section
+from outliers.metrics.linear_layer.view import speed_section
 from outliers.metrics.memory.view import memory_section
 from outliers.metrics.origins.view import beside_each_other, origins_section
 from outliers.metrics.perplexity.view import sweep_section
@@ -85,7 +85,6 @@ SECTIONS = {
     "training": table4_section,
     "pocket/table5": speed_section,
     "pocket/table6": latency_section,
-    "pocket/table6_layers": decoder_section,
     "pocket/figure1": zeroshot_section,
     "pocket/families_table1": sweep_section,
     "pocket/pictures_table1": sweep_section,

@@ -11,27 +11,23 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoConfig
 
 from outliers.errors import UserError
 from outliers.metrics.latency import view as table6
 from outliers.metrics.latency.measure import Timings, latency, quartiles
 from outliers.metrics.linear_layer import view as table5
-from outliers.metrics.linear_layer.measure import DECODED, LEAST_ROUNDS, OUTLIERS, milliseconds, rows_of, ways
-from outliers.metrics.linear_layer.shapes import decode_shapes
+from outliers.metrics.linear_layer.measure import LEAST_ROUNDS, OUTLIERS, milliseconds, rows_of, ways
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model
-from outliers.models.names import find_config
 from outliers.quantization.convert import quantize
 from outliers.quantization.linear import stored_weight
 from outliers.quantization.peers import has_bitsandbytes, with_bitsandbytes
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
-from outliers.report.paper.table6 import layers_measured
 from outliers.report.write import write
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.run import run
 from outliers.specification.files import make_experiment, read_experiment
-from outliers.specification.kinds import DecoderLayers, Latency, LinearLayers
+from outliers.specification.kinds import Latency, LinearLayers
 from tests.conftest import SHARED, make_model, needs_shared
 
 CPU = torch.device("cpu")
@@ -368,98 +364,10 @@ def test_linear_layers_on_a_device_that_is_not_there(tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-T5 = {"d_model": 32, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 2, "d_kv": 8, "vocab_size": 100}
-OF_T5 = [*3 * [(32, 16)], (16, 32), (32, 16), (16, 32), (32, 64), (64, 32)]  # cross-attention has its keys and values
+KINDS = {"5": LinearLayers, "6": Latency}
 
 
-@pytest.mark.parametrize(
-    ("config", "shapes", "layers"),
-    [
-        (AutoConfig.for_model("t5", **T5), OF_T5, 3),
-        (AutoConfig.for_model("gpt2", n_embd=32, n_head=2, n_layer=2), [(32, 96), (32, 32), (32, 128), (128, 32)], 2),
-        (
-            find_config("google-t5/t5-11b"),
-            [*3 * [(1024, 16384)], (16384, 1024), (1024, 16384), (16384, 1024), (1024, 65536), (65536, 1024)],
-            24,
-        ),
-    ],
-)
-def test_projections_of_a_decode_step(config, shapes, layers):
-    assert decode_shapes(config) == (shapes, layers)
-
-
-def test_a_model_that_generates_nothing_has_no_decode_step():
-    with pytest.raises(UserError, match="a model of type 'bert' generates no tokens; expected one with a decoder"):
-        decode_shapes(AutoConfig.for_model("bert"))
-
-
-@pytest.fixture
-def small_t5(tmp_path) -> str:
-    """A folder with the configuration of a small T5 alone."""
-    AutoConfig.for_model("t5", **T5).save_pretrained(tmp_path / "t5")
-    return str(tmp_path / "t5")
-
-
-def test_decoder_layers(small_t5, tmp_path, monkeypatch):
-    asked = {"models": [small_t5], "batches": [1, 3], "seconds": 1e-6}
-    rows = run(DecoderLayers(**asked), tmp_path / "out")
-    assert read_rows(tmp_path / "out") == rows
-    named = [way for way in DECODED if way != "bitsandbytes" or has_bitsandbytes()]
-    metrics = ["decoder_layer.milliseconds", "decoder_layer.times_16_bits"]
-    keys = [(row["batch"], row["way"], row["metric"]) for row in rows]
-    assert keys == [(batch, way, metric) for batch in (1, 3) for way in named for metric in metrics]
-    assert all(row["layers"] == 3 and row["architecture"] == "t5" and row["q1"] <= row["q3"] for row in rows)
-    assert {"dtype", "kernels", "device", "threads", "version", "wall_seconds"} <= set(rows[0])
-
-    called = []
-    monkeypatch.setattr(
-        "outliers.metrics.linear_layer.measure.ways",
-        lambda *shape: {way: lambda way=way: called.append((way, shape[:3])) for way in DECODED},
-    )
-    assert run(DecoderLayers(**asked), tmp_path / "out") == rows
-    assert not called
-    run(DecoderLayers(**asked | {"batches": [7]}), tmp_path / "out")
-    in_a_round = [(way, (7, *shape)) for way in DECODED for shape in OF_T5]
-    assert called == (1 + LEAST_ROUNDS) * in_a_round
-
-
-def test_milliseconds_a_token_of_decoder_layers():
-    about = {"model": "google-t5/t5-11b", "layers": 24, "dtype": "bfloat16", "device_name": "one", "threads": 2}
-    values = {"16 bits": (6.0, 1.0), "LLM.int8()": (18.0, 0.25)}
-    rows = [
-        {
-            **about,
-            "way": way,
-            "batch": 8,
-            "metric": f"decoder_layer.{metric}",
-            "value": value,
-            "q1": value,
-            "q3": 2 * value,
-        }
-        for way, of_way in values.items()
-        for metric, value in zip(("milliseconds", "times_16_bits"), of_way, strict=True)
-    ]
-    tokens = table5.tokens_of(rows)
-    assert tokens.loc["google-t5/t5-11b", "LLM.int8()", 8].tolist() == [54, 54, 108, 4, 2, 4]
-    shown = table5.decoder_table(rows)
-    assert shown.headers == ["model", "way", "batch 8", "relative time 8"]
-    assert shown.cells[1] == ["T0/T5-11B", "LLM.int8()", "54.0 [54.0, 108]", "4.00"]
-    (finding,) = table5.decoder_findings(tokens)
-    assert finding.text == "LLM.int8() takes 4.0 times as long as 16 bits per token of T0/T5-11B at batch 8."
-    assert table5.decoder_findings(tokens.assign(long_q1=0.9, long_q3=5)) == []
-    beside = layers_measured([*rows, *({**row, "model": "gpt2"} for row in rows)])
-    assert {what: value for (_, what, _), value in beside.items()} == {
-        "16 bits, ms": 18,
-        "LLM.int8(), ms": 54,
-        "LLM.int8() : 16 bits": 4,
-    }
-    assert {(model, batch) for model, _, batch in beside} == {("t5-11b", "8")}
-
-
-KINDS = {"5": LinearLayers, "6": Latency, "s": DecoderLayers}
-
-
-@pytest.mark.parametrize("name", [f"{of}/table{name}" for of in ("paper", "pocket") for name in ("5", "6", "6_layers")])
+@pytest.mark.parametrize("name", [f"{of}/table{name}" for of in ("paper", "pocket") for name in "56"])
 def test_shipped_experiments(name):
     spec = make_experiment(read_experiment(name), KINDS[name[-1]])
     assert (spec.name, spec.shows) == (name, name.rpartition("/")[2])

@@ -14,9 +14,7 @@ from outliers.report.paper.published import comparison
 from outliers.report.paper.table1 import PUBLISHED
 from outliers.report.section import Finding
 from tests.conftest import needs_chromium
-from tests.kept import KEPT, kept
-
-PAGES = sorted(KEPT.rglob("report.html"))
+from tests.kept import kept
 
 
 @pytest.fixture(scope="module")
@@ -137,16 +135,6 @@ def test_in_a_browser(browser, section, tmp_path, width):
     with opened(browser, path, width) as window:
         seen = window.evaluate(LOOK)
     assert seen == {"heading": "A sweep", "images": [True, True], "tables": 8, "width": width, "beyond": 0}
-
-
-@needs_chromium
-@pytest.mark.parametrize("width", [400, 1400])
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.parent.relative_to(KEPT)))
-def test_kept_pages_in_a_browser(browser, path, width):
-    with opened(browser, path, width) as window:
-        seen = window.evaluate(LOOK)
-    assert all(seen["images"])
-    assert (seen["width"], seen["beyond"]) == (width, 0)
 
 
 @needs_chromium

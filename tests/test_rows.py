@@ -112,7 +112,7 @@ def test_other_kernels_are_timed_again(copied, monkeypatch):
 
 # Which rows are an experiment's
 
-MEASURED = ("figure1", "table1", "table3", "table5", "table6", "table6_layers")
+MEASURED = ("figure1", "table1", "table3", "table5", "table6")
 SPECS = {spec.folder.name: spec for spec in experiments("pocket")}
 
 
@@ -160,7 +160,7 @@ ELSEWHERE |= {"calibration", "calibration_blocks", "by_token"}
 ASKED = {
     "figure1": SPECS["figure1"].model_copy(update={"schemes": ["llm.int8"]}),
     "table6": SPECS["table6"].model_copy(update={"schemes": ["llm.int8"]}),
-    **{name: SPECS[name] for name in ("table3", "table5", "table6_layers")},
+    **{name: SPECS[name] for name in ("table3", "table5")},
 }
 OF_SOME = {"headroom": "fits", "hardware": "fits"}  # metrics of the only rows that say it
 

@@ -591,22 +591,6 @@ class LinearLayers(Machine):
     seconds: Annotated[Finite, Field(gt=0, le=86400)] = 3.0
 
 
-class DecoderLayers(Machine):
-    """The projections of a decoder layer of models, by their configurations, with a further token (Table 6).
-
-    dtype: what 16 bits are. seconds: how long a layer is timed at least.
-    """
-
-    plans = "outliers.presets.linear_layers:decoder_layer_plans"
-    section = "outliers.metrics.linear_layer.view:decoder_section"
-
-    name: Name = "decoder-layers"
-    dtype: Literal["float16", "bfloat16"] = "bfloat16"
-    models: Names = Field(description=MODEL)
-    batches: Batches = Field(default=[1, 8, 32], description="Batch size.")
-    seconds: Annotated[Finite, Field(gt=0, le=86400)] = 3.0
-
-
 class Latency(OfSchemes, Machine):
     """Time a generated token with a KV cache; prompts are the first tokens of a text."""
 

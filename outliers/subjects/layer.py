@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING
 
 from outliers.specification.kinds import Machine, layer_shape
 from outliers.subjects.cell import Cell, Subject, unusual
-from outliers.subjects.configured import Configured
 
 if TYPE_CHECKING:
     from outliers.subjects.bench import Bench
@@ -29,28 +28,6 @@ class Layer(Subject):
     def facts(self, _bench: "Bench", _cell: Cell) -> dict:
         """The number of its outputs, and the kernels that multiply it."""
         return {"outputs": layer_shape(self.dimension)[1], **_kernels(self.settings)}
-
-
-class DecoderLayer(Configured):
-    """A decoder layer of a model, whose weights are not read."""
-
-    def __init__(self, model: str, settings: Machine):
-        super().__init__(model)
-        self.settings = settings
-
-    @property
-    def asked(self) -> dict:
-        """The fields that identify it in a row."""
-        return super().asked | {"dtype": self.settings.dtype, **unusual(dict(self.settings))}
-
-    def prepare(self) -> None:
-        """See that the device is there, and read the configuration."""
-        _check(self.settings)
-        super().prepare()
-
-    def facts(self, bench: "Bench", cell: Cell) -> dict:
-        """Its architecture, and which kernels multiply it."""
-        return super().facts(bench, cell) | _kernels(self.settings)
 
 
 def _check(settings: Machine) -> None:

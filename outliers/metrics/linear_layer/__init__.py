@@ -1,11 +1,11 @@
-"""Linear layers with three outlier features, multiplied in many ways: one (Table 5), and those of a decoder layer."""
+"""A linear layer with three outlier features, multiplied in many ways (Table 5)."""
 
 from typing import Annotated
 
 from pydantic import Field
 
 from outliers.metrics.metric import Metric
-from outliers.specification.kinds import Batch, Count, Finite
+from outliers.specification.kinds import Count, Finite
 
 
 class LinearLayer(Metric):
@@ -23,22 +23,4 @@ class LinearLayer(Metric):
     timed = True
 
     tokens: Count = 512
-    seconds: Annotated[Finite, Field(gt=0, le=86400)] = 3.0
-
-
-class DecoderLayer(Metric):
-    """Milliseconds of the projections of a decoder layer for a further token of each sequence, in some ways, and how
-    many times faster than 16 bits each way is: medians with quartiles.
-
-    batch: sequences, which are rows of the inputs. seconds: how long a layer is timed at least.
-    """
-
-    name = "decoder_layer"
-    measured_by = "outliers.metrics.linear_layer.measure:DECODER_LAYER"
-    view = "outliers.metrics.linear_layer.view:decoder_section"
-    subject = "outliers.subjects.layer:DecoderLayer"
-    needs = ("way", "q1", "q3", "batch", "layers", "device_name", "threads")
-    timed = True
-
-    batch: Batch = 1
     seconds: Annotated[Finite, Field(gt=0, le=86400)] = 3.0

@@ -9,7 +9,6 @@ from outlier_kernels.formats import ROWS, Quantizer
 from torch import nn
 
 from outliers.metrics.latency.measure import quartiles, timed
-from outliers.metrics.linear_layer.shapes import decode_shapes
 from outliers.metrics.measurement import Measurement
 from outliers.models.load import DTYPES, find_device
 from outliers.quantization.peers import bitsandbytes_layer, has_bitsandbytes
@@ -21,7 +20,6 @@ BASELINE = "16 bits"
 LEAST_ROUNDS = 5
 OUTLIERS = {3: 9.0, 5: -20.0, -1: 7.0}  # feature and its value in one token
 METRICS = {"milliseconds": "ms", "times_16_bits": "1"}  # with their units
-DECODED = (BASELINE, "32 bits", "LLM.int8()", "bitsandbytes")  # ways that a decoder layer is timed in
 
 
 class OfLayers(Measurement):
@@ -49,43 +47,11 @@ class OfLayers(Measurement):
         return [value for row in rows_of(_shape(cell), *answers) for value in _tidy(cell.metric.name, row)]
 
 
-class OfDecoderLayers(OfLayers):
-    """The projections of a decoder layer, one after the other, in some ways in turn."""
-
-    def answer(
-        self, bench: Bench, cells: Sequence[Cell], _part: slice, _facts: dict
-    ) -> list[tuple[int, dict[str, list[float]]]]:
-        """Number of such layers, and milliseconds by way, round by round."""
-        (cell,), settings = cells, cells[0].subject.settings
-        shapes, layers = decode_shapes(cell.subject.config)
-        device, batch = find_device(settings.device), cell.metric.batch
-        projections = [ways(batch, *shape, device, DTYPES[settings.dtype]) for shape in shapes]
-        runs = {way: _in_turn([by_way[way] for by_way in projections]) for way in DECODED if way in projections[0]}
-        return [(layers, milliseconds(runs, device, cell.metric.seconds, bench.bar.see))]
-
-    def values(self, cell: Cell, answers: list[tuple[int, dict[str, list[float]]]]) -> list[dict]:
-        """A value a way and metric."""
-        ((layers, times),) = answers
-        return [
-            value | {"layers": layers}
-            for way, row in _of_ways(times).items()
-            for value in _tidy(cell.metric.name, {"way": way} | row)
-        ]
-
-
-def _in_turn(runs: list[Callable]) -> Callable[[], None]:
-    def run() -> None:
-        for run_one in runs:
-            run_one()
-
-    return run
-
-
 def _shape(cell: Cell) -> tuple[int, int, int]:
     return cell.metric.tokens, *layer_shape(cell.subject.dimension)
 
 
-LINEAR_LAYER, DECODER_LAYER = OfLayers(), OfDecoderLayers()
+LINEAR_LAYER = OfLayers()
 
 
 def _tidy(name: str, row: dict) -> list[dict]:
@@ -175,18 +141,13 @@ def rows_of(shape: tuple[int, int, int], times: dict[str, list[float]]) -> list[
     Those are of `milliseconds` and of `times_16_bits`, how many times faster than 16 bits it is in the same round; for
     machines that others use as well also `milliseconds_smallest`, and `times_16_bits_smallest` by those.
     """
-    about = dict(zip(("tokens", "features", "outputs"), shape, strict=True))
-    return [{**about, "way": way, **values} for way, values in _of_ways(times).items()]
-
-
-def _of_ways(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
-    """By way the values of `rows_of`."""
-    by_way = {}
+    about, rows = dict(zip(("tokens", "features", "outputs"), shape, strict=True)), []
     for way, values in times.items():
         ratios = [half / whole for half, whole in zip(times[BASELINE], values, strict=True)]
         smallest = {"milliseconds_smallest": min(values), "times_16_bits_smallest": min(times[BASELINE]) / min(values)}
-        by_way[way] = _with_quartiles("milliseconds", values) | _with_quartiles("times_16_bits", ratios) | smallest
-    return by_way
+        medians = _with_quartiles("milliseconds", values) | _with_quartiles("times_16_bits", ratios)
+        rows.append({**about, "way": way, **medians, **smallest})
+    return rows
 
 
 def _with_quartiles(name: str, values: list[float]) -> dict[str, float]:
