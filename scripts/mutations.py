@@ -23,6 +23,7 @@ TESTS = {
     "outliers/tracing/sketch": "tracing",
     "outliers/tracing/compare": "variants tracing",
     "outliers/tracing": "tracing evaluation streaming results",
+    "outliers/models/attention": "attention caches keys",
     "outliers/quantization/store": "quantization weight_files remedies",
     "outliers/quantization/products": "training rooms products",
     "outliers/quantization/attention": "attention quantization remedies",
@@ -92,7 +93,12 @@ MUTATIONS = {
     "outliers/quantization/convert.py": [("return new.train(module.training)", "return new")],
     "outliers/quantization/store.py": [("if not same:", "if False:")],
     "outliers/quantization/gradient.py": [("(hidden_states, *parameters)):", "(hidden_states,)):")],
-    "outliers/quantization/attention.py": [("repeat_interleave(groups, 1)", "repeat(1, groups, 1, 1)")],
+    "outliers/models/attention.py": [
+        ("changes=(*changes, partial(visit, attention.layer))", "changes=(partial(visit, attention.layer), *changes)"),
+        ("stack.callback(attends, attention.module, changes=changes)", "pass"),
+        ("function = attending.function or ", "function = "),
+    ],
+    "outliers/quantization/attention.py": [("products.scores) * (query", "products.values) * (query")],
     "outliers/quantization/products.py": [
         ("is_outlier = magnitudes >= threshold", "is_outlier = magnitudes > threshold")
     ],

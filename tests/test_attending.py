@@ -4,9 +4,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from outliers.models import attending
+from outliers.models import attention
 from outliers.models.anatomy import decoder_layers
-from outliers.models.hooks import attention_hooks, eager
+from outliers.models.attention import eager
+from outliers.models.hooks import attention_hooks
 from tests.conftest import CONFIGS, every_kind, make_model
 
 # Architectures whose attention is no softmax of products under a mask alone, or is not looked up by a name.
@@ -86,7 +87,7 @@ def test_what_goes_to_the_architectures_own_function(change, blocks):
         model = AutoModelForCausalLM.from_config(config).eval()
     shapes = []
     with attention_hooks(model, lambda _, probabilities, *_more: shapes.append(probabilities.shape), summed=True):
-        assert model.config._attn_implementation == ("eager" if change == "upcast" else attending.SUMMED)
+        assert model.config._attn_implementation == ("eager" if change == "upcast" else attention.OURS)
         got = model.base_model(ids, use_cache=False, **given).last_hidden_state
     with eager(model):
         want = model.base_model(ids, use_cache=False, **given).last_hidden_state

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from outliers.errors import UserError
 from outliers.metrics.damages import damages_of
 from outliers.metrics.top1.measure import top1_softmax
 from outliers.models.anatomy import anatomy_of, decoder_layers, family_of
+from outliers.models.attention import attends
 from outliers.models.skeleton import skeleton
 from outliers.models.stream import stream_model
 from outliers.quantization.attention import AttentionProducts, int8_attention
@@ -38,9 +40,8 @@ CASES = ["gpt2", "opt", "gpt_neox", "llama", "mistral", "qwen3", "phi3", "gemma3
 
 def attend(states: list[np.ndarray], mask: torch.Tensor | None, share: float, scaling: float) -> torch.Tensor:
     """What `int8_attention` makes of queries, keys and values (1, heads, T, features), in float64."""
-    module = nn.Module().eval()
-    module.attention_products = AttentionProducts(Products(share), Products(share))
-    outputs, _ = int8_attention(module, *(torch.tensor(one) for one in states), mask, scaling)
+    module, products = nn.Module().eval(), AttentionProducts(Products(share), Products(share))
+    outputs, _ = int8_attention(products, module, *(torch.tensor(one) for one in states), mask, scaling)
     return outputs[0].transpose(0, 1)
 
 
@@ -90,8 +91,7 @@ def test_a_row_is_the_perplexity_of_a_model_put_under_it_by_hand(tmp_path, name)
     before = outliers.perplexity(model, blocks)
     for layer in decoder_layers(model):
         attention = layer.get_submodule(anatomy_of(model.config).attention)
-        attention.attention_products = AttentionProducts(BY_HAND[name], BY_HAND[name])
-    model.set_attn_implementation("int8")
+        attends(attention, function=partial(int8_attention, AttentionProducts(BY_HAND[name], BY_HAND[name])))
     assert row["value"] == outliers.perplexity(model, blocks) != before
 
 

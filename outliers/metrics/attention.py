@@ -10,8 +10,9 @@ from transformers import PreTrainedModel
 
 from outliers.metrics.measurement import Keeps, Measurement
 from outliers.models.anatomy.views import of_stack, views_of
+from outliers.models.attention import eager
 from outliers.models.decoder import inference, run_decoder, under
-from outliers.models.hooks import attention_hooks, eager
+from outliers.models.hooks import attention_hooks
 from outliers.models.stream import AS_IT_IS, Variant, Watched
 from outliers.specification.kinds import resolved
 from outliers.subjects.bench import Bench, naming_under

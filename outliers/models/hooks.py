@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from torch import nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import PreTrainedModel
 
 from outliers.criterion import RESIDUAL, of_transformerlens
 from outliers.errors import UserError, shown, unknown_name
@@ -21,11 +21,9 @@ from outliers.models.anatomy import (
     experts_of,
     layers_of,
     readers,
-    stack_module,
-    stacks_of,
 )
 from outliers.models.anatomy.names import State, names_of
-from outliers.models.attending import SUMMED
+from outliers.models.attention import eager
 
 Visit = Callable[[int, str, torch.Tensor], torch.Tensor | None]
 STATES = (*ROLES, RESIDUAL)
@@ -376,35 +374,3 @@ def hand_over_hooks(module: nn.Module, other: nn.Module) -> None:
         getattr(other, name).update(getattr(module, name))
     if "_hf_hook" in vars(module):
         add_hook_to_module(other, copy.copy(module._hf_hook))
-
-
-@contextmanager
-def eager(model: PreTrainedModel, summed: bool = False) -> Iterator[None]:
-    """Let a model attend by plain products within this context, and make its masks for that.
-
-    An attention function that somebody registered under a name of their own may compute something else, and stays.
-
-    summed: whether its probabilities may come summed, see `outliers.models.attending`.
-    """
-    before = model.config._attn_implementation
-    if _is_foreign(before):
-        yield
-        return
-    upcast = getattr(model.config, "reorder_and_upcast_attn", False)  # which GPT-2 does only under the name of eager
-    configs = [model.config, *(stack_module(model, stack).config for stack in stacks_of(model.config))]
-    for config in configs:  # `set_attn_implementation` refuses it for Falcon
-        config._attn_implementation = SUMMED if summed and not upcast else "eager"
-    try:
-        yield
-    finally:
-        for config in configs:
-            config._attn_implementation = before
-
-
-def _is_foreign(implementation: str) -> bool:
-    """Whether an attention function is somebody's own: those of transformers and its hub, and that of
-    `outliers.models.attending`, compute what plain products do."""
-    function = AttentionInterface().get(implementation)
-    if function is None or implementation == SUMMED or "/" in implementation:  # names of the hub have a slash
-        return False
-    return function.__module__.partition(".")[0] != "transformers"

@@ -103,8 +103,8 @@ def _check_keys(subject: ToAccount, _features: Sequence[int]) -> None:
 
 def _shows_keys(config: Any) -> bool:
     """Whether the attention can be replaced by one that shows what it multiplies."""
-    from outliers.models.skeleton import skeleton  # late, as what follows
-    from outliers.quantization.attention import is_replaceable
+    from outliers.models.attention import is_replaceable  # late, as what follows
+    from outliers.models.skeleton import skeleton
 
     return is_replaceable(skeleton(config))
 

@@ -1,8 +1,6 @@
 """Keys and values that attention meets: under a cache in a number format, in such a cache itself, behind a prefix."""
 
-import copy
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache as once
@@ -13,26 +11,17 @@ from typing import NamedTuple
 import torch
 from outlier_kernels.reference import quantize
 from torch import nn
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    Cache,
-    DynamicCache,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
-from transformers.masking_utils import eager_mask
 
 from outliers.errors import UserError
 from outliers.models.anatomy import Projection, context_length, family_of
 from outliers.models.anatomy.parts import parts
+from outliers.models.attention import States, attentions, check_attention, product_hooks
 from outliers.models.decoder import inference
-from outliers.quantization.attention import attentions, check_attention, is_replaceable
 from outliers.quantization.cache_formats import CacheFormat, Formats
 from outliers.quantization.remedies.hadamard import drawn, rotate
 
-CHANGED = "changed"  # its name among the implementations of attention
 HALF = torch.finfo(torch.float16)
 
 
@@ -157,20 +146,6 @@ def _rotation(features: int) -> torch.Tensor:
     return rotate(identity, drawn(identity, 0))
 
 
-def changed_attention(module: nn.Module, query, key, value, attention_mask, **others):
-    """An attention function of transformers, (batch, heads, T, features) to (batch, T, heads, features): the module's
-    own one, of what the changes of `meeting` make of queries, keys and values."""
-    for change in module.changes:
-        query, key, value = change(query, key, value)
-    eager = sys.modules[type(module).__module__].eager_attention_forward
-    attention = AttentionInterface().get(module.own_implementation, eager)
-    return attention(module, query, key, value, attention_mask, **others)
-
-
-AttentionInterface.register(CHANGED, changed_attention)
-AttentionMaskInterface.register(CHANGED, eager_mask)
-
-
 def check_cache(model: PreTrainedModel, formats: Formats) -> None:
     """Raise UserError if keys or values of a model, which may be on the meta device, cannot be kept so."""
     config = model.config
@@ -225,25 +200,6 @@ def _norm_of_keys(model: PreTrainedModel) -> bool:
 
 
 @contextmanager
-def meeting(
-    module: nn.Module, change: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-) -> Iterator[None]:
-    """Let the attention in a module multiply what a function makes of its queries, keys and values, (batch, heads, T,
-    features), within this context; of what the functions of contexts around it make of them."""
-    config, before = module.config, vars(module).get("changes", ())
-    if not before:
-        module.own_implementation = config._attn_implementation
-    module.changes, module.config = (*before, change), copy.copy(config)
-    module.config._attn_implementation = CHANGED
-    try:
-        yield
-    finally:
-        module.config, module.changes = config, before
-        if not before:
-            del module.changes, module.own_implementation
-
-
-@contextmanager
 def quantized_states(
     model: PreTrainedModel,
     formats: Formats,
@@ -257,38 +213,27 @@ def quantized_states(
     keys: by layer the largest |keys| of each channel, (heads, features), where a format has to know them.
     """
     positions = prefix_positions(model)
-    with ExitStack() as stack:
+
+    def meet(number: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> States:
+        of_keys, of_values = formats.in_layer(number)
+        if of_keys and not of_keys.before:
+            key = through(key, of_keys, positions, (keys or {}).get(number))
+        return query, key, through(value, of_values, positions) if of_values else value
+
+    with product_hooks(model, meet, layer), ExitStack() as stack:
         for attention in attentions(model):
-            layer_formats = formats.in_layer(attention.layer)
-            if layer in (None, attention.layer) and any(layer_formats):
-                for hook in _hook_before(model, attention, layer_formats.keys):
+            if layer in (None, attention.layer):
+                for hook in _hook_before(model, attention, formats.in_layer(attention.layer).keys):
                     stack.callback(hook.remove)
-                met = partial(_met, layer_formats, positions, (keys or {}).get(attention.layer))
-                stack.enter_context(meeting(attention.module, met))
         yield
-
-
-def _met(formats: Formats, positions: int, largest: torch.Tensor | None, query, key, value) -> tuple:
-    """Keys and values in formats, but for so many first positions."""
-    if formats.keys and not formats.keys.before:
-        key = through(key, formats.keys, positions, largest)
-    return query, key, through(value, formats.values, positions) if formats.values else value
 
 
 @contextmanager
 def watched_keys(model: PreTrainedModel, see: Callable[[int, torch.Tensor], None], layer: int | None) -> Iterator[None]:
     """Show keys (batch, heads, T, features) behind the rotation of positions, without those of a prefix, to a function
-    of the layer and them, in all layers or in one; of a model whose attention cannot be exchanged there are none."""
+    of the layer and them, in all layers or in one; of a model whose attention cannot be replaced there are none."""
     first = prefix_positions(model)
-
-    def observed(number: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple:
-        see(number, key[..., first:, :])
-        return query, key, value
-
-    with ExitStack() as stack:
-        for attention in attentions(model) if is_replaceable(model) else ():
-            if layer in (None, attention.layer):
-                stack.enter_context(meeting(attention.module, partial(observed, attention.layer)))
+    with product_hooks(model, lambda number, _query, key, _value: see(number, key[..., first:, :]), layer):
         yield
 
 

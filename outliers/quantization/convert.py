@@ -26,8 +26,9 @@ from outliers.models.anatomy import (
     projections,
     stack_module,
 )
-from outliers.models.hooks import check_hooks, eager, hand_over_hooks
-from outliers.quantization.attention import AttentionProducts, attentions, put_attention, take_attention_back
+from outliers.models.attention import attentions, eager
+from outliers.models.hooks import check_hooks, hand_over_hooks
+from outliers.quantization.attention import AttentionProducts, put_attention, take_attention_back
 from outliers.quantization.calibration import Calibration
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, stored_weight

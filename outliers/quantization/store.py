@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from outliers.errors import UserError, reason_of, unknown_name
 from outliers.files import writing
 from outliers.models.anatomy import projections
+from outliers.models.attention import attentions
 from outliers.models.checkpoint import check_complete, check_shape, dtype_of, printable
 from outliers.models.config_file import check_weights
 from outliers.models.load import (
@@ -30,7 +31,7 @@ from outliers.models.load import (
 from outliers.models.skeleton import skeleton
 from outliers.models.source import Source, find_model
 from outliers.models.weight_files import INT8, is_there, regular_file
-from outliers.quantization.attention import attentions, is_in_int8
+from outliers.quantization.attention import int8_attentions
 from outliers.quantization.calibration import Calibration, neutral
 from outliers.quantization.convert import quantize
 from outliers.quantization.int8 import Int8Linear
@@ -56,8 +57,8 @@ def save_quantized(model: PreTrainedModel, folder: str | Path) -> None:
         if isinstance(part.module, Int8Linear):
             schemes.setdefault(part.module.scheme, []).append(part.path)
     exact = [part.path for part in parts if not isinstance(part.module, Int8Linear)]
-    if is_in_int8(model):
-        exact += [part.path for part in attentions(model) if not hasattr(part.module, "attention_products")]
+    if in_int8 := {part.path for part in int8_attentions(model)}:
+        exact += [part.path for part in attentions(model) if part.path not in in_int8]
     if not schemes or any(isinstance(part.module, QuantizedLinear) for part in parts):
         raise UserError("this model does not keep int8 codes alone; make one with quantize(model, scheme, keep='int8')")
     folder, tensors, firsts, shared = Path(folder), {}, {}, {}

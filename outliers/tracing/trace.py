@@ -16,8 +16,9 @@ from outliers.models.anatomy import ROLES, family_of, ids_of, readers
 from outliers.models.anatomy.examples import Block
 from outliers.models.anatomy.names import modules_of
 from outliers.models.anatomy.views import View, view_of, views_of
+from outliers.models.attention import eager
 from outliers.models.decoder import inference, run_decoder, under
-from outliers.models.hooks import attention_hooks, eager, expert_hooks, input_hooks, residual_hooks
+from outliers.models.hooks import attention_hooks, expert_hooks, input_hooks, residual_hooks
 from outliers.models.stream import AS_IT_IS, Variant, Watched, is_streamed
 from outliers.text.blocks import sequences
 from outliers.text.tokens import named_ids

@@ -6,7 +6,8 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from outliers.models.anatomy import check_plain, projections
-from outliers.quantization.attention import AttentionProducts, check_attention, put_attention, take_attention_back
+from outliers.models.attention import check_attention
+from outliers.quantization.attention import AttentionProducts, put_attention, take_attention_back
 from outliers.quantization.linear import stored_weight
 from outliers.quantization.products import Products, product
 

@@ -11,12 +11,10 @@ from transformers import PreTrainedModel
 from outliers.errors import UserError
 from outliers.metrics.keys import BEFORE, PARTS
 from outliers.metrics.keys.channels import Channels
-from outliers.models.anatomy import Projection
 from outliers.models.anatomy.parts import Part, parts
+from outliers.models.attention import attentions, is_replaceable, product_hooks
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.stream import AS_IT_IS, Variant, Watched
-from outliers.quantization.attention import attentions, is_replaceable
-from outliers.quantization.caches import meeting
 from outliers.quantization.linear import stored_weight
 
 
@@ -58,22 +56,24 @@ def check_shows(model: PreTrainedModel) -> None:
 @contextmanager
 def _hooks(channels: Channels, count: int, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
     """Those that see all layers of a model, or one; at their end the weights are looked at."""
-    watched = [attention for attention in attentions(model) if layer in (None, attention.layer)]
-    observers = [_OfLayer(channels, model, attention) for attention in watched]
+    numbers = [attention.layer for attention in attentions(model) if layer in (None, attention.layer)]
+    observers = {number: _OfLayer(channels, model, number) for number in numbers}
     with ExitStack() as stack:
-        for observer in observers:
+        for observer in observers.values():
             stack.enter_context(observer.hooks())
+        see = lambda number, *states: observers[number].see_attention(*states)  # noqa: E731
+        stack.enter_context(product_hooks(model, see, layer))
         yield
-    for observer in observers:
+    for observer in observers.values():
         observer.take_apart(count)
 
 
 class _OfLayer:
     """Sees the queries, keys and values of a layer."""
 
-    def __init__(self, channels: Channels, model: PreTrainedModel, attention: Projection):
-        self.channels, self.layer, self.attention = channels, attention.layer, attention.module
-        self.parts = {part.name: part for part in parts(model, attention.layer) if part.name in PARTS}
+    def __init__(self, channels: Channels, model: PreTrainedModel, layer: int):
+        self.channels, self.layer = channels, layer
+        self.parts = {part.name: part for part in parts(model, layer) if part.name in PARTS}
         self.projected: dict[str, torch.Tensor] = {}
 
     @contextmanager
@@ -82,7 +82,6 @@ class _OfLayer:
             for part in self.parts.values():
                 hook = partial(self._see_projection, part)
                 stack.callback(part.reader.module.register_forward_hook(hook).remove)
-            stack.enter_context(meeting(self.attention, self._see_attention))
             yield
 
     def _see_projection(self, part: Part, _module, inputs: tuple, output: torch.Tensor) -> None:
@@ -91,12 +90,11 @@ class _OfLayer:
             total = inputs[0].flatten(0, -2).double().sum(0).cpu()
             self.channels.inputs[self.layer] = self.channels.inputs.get(self.layer, 0) + total
 
-    def _see_attention(self, *states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def see_attention(self, *states: torch.Tensor) -> None:
         for name, by_head in zip(PARTS, states, strict=True):  # (1, heads, T, head size), behind those of a prefix
             before = self.projected.pop(name)
             after = by_head[0, :, -len(before) :].transpose(0, 1)
             self.channels.add((self.layer, PARTS[name]), before, after)
-        return states
 
     def take_apart(self, count: int) -> None:
         """Keep the biases, and of the largest channels of keys the rows of the weight."""

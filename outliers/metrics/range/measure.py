@@ -14,11 +14,10 @@ from outliers.criterion import RESIDUAL
 from outliers.errors import not_finite
 from outliers.metrics.measurement import Measurement
 from outliers.models.anatomy import Layer, layers_of, readers
+from outliers.models.attention import product_hooks
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import input_hooks, residual_hooks
 from outliers.models.stream import Variant, Watched
-from outliers.quantization.attention import attentions, is_replaceable
-from outliers.quantization.caches import meeting
 from outliers.subjects.bench import Bench, naming_under
 from outliers.subjects.cell import Cell
 
@@ -45,8 +44,8 @@ class _Largest(dict[Place, float]):
         self.see(("range.input", layer, role, ""), x.float())
         self.see(("range.block_sum", layer, role, ""), block_sums(x))
 
-    def see_logits(self, layer: Layer, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple:
-        """Queries, keys and values (1, heads, T, head size), of which a head at a time has its scores made."""
+    def see_logits(self, layer: Layer, query: torch.Tensor, key: torch.Tensor) -> None:
+        """Queries and keys (1, heads, T, head size), of which a head at a time has its scores made."""
         scaling = getattr(layer.module.get_submodule(layer.anatomy.attention), "scaling", None)
         groups = query.shape[1] // key.shape[1]
         for head in range(query.shape[1]):
@@ -54,23 +53,20 @@ class _Largest(dict[Place, float]):
             visible = scores if layer.anatomy.bidirectional else scores.tril(scores.shape[1] - scores.shape[0])
             scale = query.shape[-1] ** -0.5 if scaling is None else scaling
             self.see(("range.attention_logit", layer.number, "", ""), visible * scale)
-        return query, key, value
 
     @contextmanager
     def hooks(self, model: PreTrainedModel, number: int | None) -> Iterator[None]:
         """Those that see all layers of a model, or one."""
         seen = [part for part in readers(model) if number in (None, part.layer)]
-        layers = {layer.number: layer for layer in layers_of(model)}
+        layers = list(layers_of(model))
         with ExitStack() as stack:
             stack.enter_context(input_hooks(seen, self.see_state))
             stack.enter_context(residual_hooks(model, lambda layer, x: self.see_state(layer, RESIDUAL, x), number))
             for part in seen:
                 hook = _on_output(partial(self.see, ("range.output", part.layer, part.role, part.path)))
                 stack.callback(part.module.register_forward_hook(hook).remove)
-            for attention in attentions(model) if is_replaceable(model) else ():
-                if number in (None, attention.layer):
-                    see = partial(self.see_logits, layers[attention.layer])
-                    stack.enter_context(meeting(attention.module, see))
+            see = lambda layer, query, key, _value: self.see_logits(layers[layer], query, key)  # noqa: E731
+            stack.enter_context(product_hooks(model, see, number))
             yield
 
 

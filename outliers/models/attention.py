@@ -1,0 +1,209 @@
+"""Attention of a model: which function computes it, of which states, and one whose probabilities come summed.
+
+The fused kernels never make the probabilities, and an architecture's own plain products make all of them, (heads, T,
+T), and pass over them half a dozen times. `summed_attention` makes them for some queries at a time, while they are in a
+core's cache, of the keys up to these alone, and sums them over the queries. The outputs are those of the plain products
+bit by bit: under the causal mask the other probabilities are exactly 0, and as such they take part in the products with
+the values.
+"""
+
+import copy
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+from weakref import ref
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
+from transformers.integrations.sdpa_attention import repeat_kv
+from transformers.masking_utils import eager_mask
+
+from outliers.errors import UserError
+from outliers.models.anatomy import Projection, anatomy_of, in_layer, layers_of, stack_module, stacks_of
+
+OURS = "outliers"  # the name of `attend` among the implementations of attention
+ROLE = "attention"  # of what attention multiplies, beside the roles of projections
+QUERIES = 128  # at once, and fewest: of few rows a product is summed in another order
+MASK = {"use_cache", "position_ids", "sliding_window"}  # arguments that change nothing beside the mask
+
+States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # queries, keys and values, each (batch, heads, T, features)
+_plain: dict[int, ref] = {}  # length: the mask that was last found to be causal
+
+
+class Attending(NamedTuple):
+    """What attention in a module does: by a function, None for that of its configuration, with what changes make of its
+    states, one after the other."""
+
+    config: PretrainedConfig
+    function: Callable | None = None
+    changes: tuple[Callable[[torch.Tensor, torch.Tensor, torch.Tensor], States | None], ...] = ()
+
+
+def attending_of(module: nn.Module) -> Attending:
+    """What attention in a module does now."""
+    return vars(module).get("attending") or Attending(module.config)
+
+
+def attends(module: nn.Module, **changed) -> None:
+    """Let attention in a module do something else from now on.
+
+    The module gets a configuration of its own that says so: that of the model stays, and with it the masks.
+
+    changed: fields of `Attending`; function: as those of transformers.
+    """
+    attending = attending_of(module)._replace(**changed)
+    vars(module).pop("attending", None)
+    module.config = attending.config
+    if attending.function or attending.changes:
+        module.attending, module.config = attending, copy.copy(attending.config)
+        module.config._attn_implementation = OURS
+
+
+def attend(module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *mask, **others) -> tuple:
+    """The attention function of transformers by which a module does what `attends` said, else sums probabilities."""
+    attending = attending_of(module)
+    for change in attending.changes:
+        query, key, value = change(query, key, value) or (query, key, value)
+    function = attending.function or _named(module, attending.config._attn_implementation)
+    return function(module, query, key, value, *mask, **others)
+
+
+def _named(module: nn.Module, implementation: str) -> Callable:
+    own = sys.modules[type(module).__module__].eager_attention_forward
+    return summed_attention if implementation == OURS else AttentionInterface().get(implementation, own)
+
+
+@contextmanager
+def product_hooks(
+    model: PreTrainedModel, visit: Callable[..., States | None], only: int | None = None
+) -> Iterator[None]:
+    """Call `visit(layer, query, key, value)` with what the attention of each layer multiplies, or of only one, each
+    (batch, heads, T, features), keys behind the rotation of positions and with those of a prefix.
+
+    What it returns goes on in the place of the three; None leaves them as they are. A model whose attention cannot be
+    replaced shows nothing.
+    """
+    with ExitStack() as stack:
+        for attention in attentions(model) if is_replaceable(model) else ():
+            if only in (None, attention.layer):
+                changes = attending_of(attention.module).changes
+                stack.callback(attends, attention.module, changes=changes)
+                attends(attention.module, changes=(*changes, partial(visit, attention.layer)))
+        yield
+
+
+def attentions(model: PreTrainedModel) -> Iterator[Projection]:
+    """The attention of each layer; path: of its products, which are no module of their own."""
+    for layer in layers_of(model):
+        attention = in_layer(layer, ROLE, layer.anatomy.attention)
+        yield attention._replace(path=f"{attention.path}.products")
+
+
+def is_replaceable(model: PreTrainedModel) -> bool:
+    """Whether the attention function of a model can be replaced: of encoder-decoders T5Gemma alone has one, whose
+    scores are capped."""
+    return model._supports_attention_backend and not anatomy_of(model.config).decoder
+
+
+def check_attention(model: PreTrainedModel) -> None:
+    """Raise UserError unless the attention function of a model can be replaced."""
+    if not is_replaceable(model):
+        raise UserError(
+            f"the attention of '{model.config.model_type}' cannot be replaced in transformers; expected an "
+            "architecture such as gpt2, llama, bert or vit, or attention in 16 bits"
+        )
+
+
+@contextmanager
+def eager(model: PreTrainedModel, summed: bool = False) -> Iterator[None]:
+    """Let a model attend by plain products within this context, and make its masks for that.
+
+    An attention function that somebody registered under a name of their own may compute something else, and stays.
+
+    summed: whether its probabilities may come summed over the queries.
+    """
+    before = model.config._attn_implementation
+    function = AttentionInterface().get(before)
+    # those of transformers and its hub, whose names have a slash, compute what plain products do
+    known = before == OURS or "/" in before or function is None
+    if not known and function.__module__.partition(".")[0] != "transformers":
+        yield
+        return
+    upcast = getattr(model.config, "reorder_and_upcast_attn", False)  # which GPT-2 does only under the name of eager
+    configs = [model.config, *(stack_module(model, stack).config for stack in stacks_of(model.config))]
+    for config in configs:  # `set_attn_implementation` refuses it for Falcon
+        config._attn_implementation = OURS if summed and not upcast else "eager"
+    try:
+        yield
+    finally:
+        for config in configs:
+            config._attn_implementation = before
+
+
+def summed_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **others,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """An attention function of transformers: states (1, heads, T, features) to outputs (1, T, heads, features).
+
+    Returns:
+        The outputs; and the probabilities summed over queries, (1, heads, 1, T), in another order than of the whole at
+        once: they agree to float32's rounding. What is not softmax under a causal mask of one sequence, in float32 and
+        on a CPU, goes to the architecture's own function, which returns all probabilities, (1, heads, T, T).
+    """
+    others = {name: given for name, given in others.items() if given is not None}
+    if not others.keys() <= MASK or dropout or scaling is None or not _is_plain(query, key, attention_mask):
+        plain = _named(module, "eager")
+        return plain(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **others)
+    heads, length = query.shape[1:3]
+    key, value = (repeat_kv(states, heads // states.shape[1]) for states in (key, value))
+    key = key.transpose(2, 3)
+    if math.frexp(scaling)[0] == 0.5:  # a power of two, which rounds nothing wherever it is multiplied with
+        query, scaling = query * scaling, 1
+    outputs = torch.empty(1, length, heads, value.shape[-1])
+    received = torch.zeros(1, heads, 1, length)
+    starts = range(0, max(1, length - QUERIES + 1), QUERIES)
+    room = torch.zeros(1, heads, length - starts[-1], length)  # right of the keys so far there are zeros
+    for start, end in pairwise([*starts, length]):
+        scores = torch.matmul(query[:, :, start:end], key[..., :end])
+        if scaling != 1:
+            scores *= scaling
+        scores[..., start:] += attention_mask[..., start:end, start:end]
+        torch.softmax(scores, -1, out=scores)
+        received[..., :end] += scores.sum(2, keepdim=True)
+        probabilities = room[:, :, : end - start]
+        probabilities[..., :end] = scores
+        outputs[:, start:end] = torch.matmul(probabilities, value).transpose(1, 2)
+    return outputs, received
+
+
+def _is_plain(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> bool:
+    """Whether one sequence attends to itself under a causal mask, in float32 on a CPU; and with several heads, for the
+    products of a single one are split among threads otherwise."""
+    if mask is None or not query.is_cpu or query.dtype != torch.float32 or query.shape[0] > 1 or query.shape[1] < 2:
+        return False
+    length = query.shape[2]
+    if key.shape[2] != length or mask.dtype != query.dtype:
+        return False
+    known = _plain.get(length)
+    if known is None or known() is not mask:  # all layers share one
+        causal = torch.full((1, 1, length, length), torch.finfo(torch.float32).min).triu_(1)
+        if not torch.equal(mask, causal):
+            return False
+        _plain[length] = ref(mask)
+    return True
+
+
+AttentionInterface.register(OURS, attend)
+AttentionMaskInterface.register(OURS, eager_mask)
