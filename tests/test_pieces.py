@@ -1,6 +1,5 @@
 """Tokens of a document in pieces, against those of the whole document."""
 
-import contextlib
 import functools
 import gzip
 import itertools
@@ -118,10 +117,9 @@ def short(monkeypatch):
     shorten(monkeypatch)
 
 
-def shorten(monkeypatch, piece: int = 256, agree: int = 8) -> None:
-    sizes = {"PIECE": piece, "WHOLE": 4 * piece, "LONGEST": 16 * piece, "AGREE": agree}
-    for name, size in sizes.items():
-        monkeypatch.setattr(pieces, name, size)
+def shorten(monkeypatch) -> None:
+    monkeypatch.setattr(pieces, "PIECE", 256)
+    monkeypatch.setattr(pieces, "LONGEST", 16 * 256)
 
 
 RUNS = st.builds(
@@ -172,7 +170,7 @@ def test_tokens_are_those_of_the_whole(monkeypatch, kind):
     assert joined >= 25 or kind == "unigrams without words", "hardly any text was cut"
 
 
-def test_a_word_that_a_unigram_model_weighs_is_not_cut(monkeypatch, short):
+def test_a_word_that_a_unigram_model_weighs_is_not_cut(short):
     """Two ways to split it can cost the same but for the rounding of all that comes before."""
     costs = {"<unk>": -20.0, "a": -2.1, "aa": -3.3, "aaa": -5.4, "b": -2.7, "ab": -4.8, "ba": -4.8}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.Unigram(list(costs.items()), 0)))
@@ -182,30 +180,6 @@ def test_a_word_that_a_unigram_model_weighs_is_not_cut(monkeypatch, short):
         with pytest.raises(UserError, match=r"of text 'a.txt' is too long: its tokens depend on"):
             in_pieces([text], tokenizer)
         assert in_pieces([text[:3000]], tokenizer) == whole(text[:3000], tokenizer), "it fits where it ends in time"
-    monkeypatch.setattr(pieces, "_may_cut_words", lambda _: True)
-    assert any(in_pieces([text], tokenizer) != whole(text, tokenizer) for text in texts)
-
-
-def of_characters(words, *pairs: str):
-    """A tokenizer whose tokens are characters, and these pairs of them."""
-    names = ["<unk>", *' "0123456789ab', *pairs]
-    backend = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, [tuple(pair) for pair in pairs]))
-    backend.pre_tokenizer = words
-    return PreTrainedTokenizerFast(tokenizer_object=backend)
-
-
-def test_pieces_whose_words_differ_are_not_joined(monkeypatch, short):
-    """Digits are words by threes from the first one on, which shows only at a pair that is a token."""
-    monkeypatch.setattr(pieces, "_overlap", lambda _, length: length - length // pieces.OVERLAPS)
-    choose = random.Random(0)
-    parts = ["1212123", "77", "1 "], ["123"]
-    texts = ["".join(choose.choice(parts[i % 90 < 60]) for i in range(2000)) for _ in range(20)]
-    tokenizer, found = of_characters(pre_tokenizers.Split(Regex("[0-9]{1,3}"), "isolated"), "77"), []
-    for text in texts:
-        with contextlib.suppress(UserError):
-            found.append((in_pieces([text], tokenizer), whole(text, tokenizer)))
-    assert len(found) > 2
-    assert all(ours == theirs for ours, theirs in found)
 
 
 class SentencePiece(ByT5Tokenizer):
@@ -219,7 +193,7 @@ def test_what_sentencepiece_splits_is_not_cut(short):
         in_pieces(["words " * 1000], SentencePiece())
 
 
-@pytest.mark.parametrize("run", ["a", "1", "\n", "ab"])
+@pytest.mark.parametrize("run", ["a", "1", "ab"])
 @pytest.mark.parametrize("kind", ["gpt2", "llama3", "llama", "seven characters"])
 def test_long_runs_are_joined(short, kind, run):
     """Of one character, or of digits by threes: where an overlap begins decides how all of it is split."""
@@ -242,7 +216,7 @@ def test_no_more_is_read_than_asked_for(short):
     found = pieces.tokenize((read.append(line) or line for line in lines), tokenizer_of("gpt2"), "a.txt")
     for _ in range(20):
         next(found)
-    assert sum(map(len, read)) < (20 + 5) * 256 + 10_000
+    assert sum(map(len, read)) < 20 * (256 + max(map(len, sample())))
     assert whole("".join(read), tokenizer_of("gpt2"))[:10] == whole("".join(sample()), tokenizer_of("gpt2"))[:10]
 
 
@@ -257,17 +231,6 @@ def test_a_tokenizer_that_fails():
     narrow = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="<unk>")))
     with pytest.raises(UserError, match=r"tokenizer cannot split the text \(WordLevel error: Missing \[UNK\] token"):
         in_pieces(["words"], narrow)
-
-
-@pytest.mark.slow
-def test_a_long_text_at_full_size():
-    """A million characters and more, of documents that follow each other in another order each time."""
-    choose, documents = random.Random(0), sample()
-    text = "\n\n".join(choose.choice(documents) for _ in range(1700))
-    found = [piece.ids for piece in pieces.tokenize([text], tokenizer_of("gpt2"), "a.txt")]
-    assert len(text) > pieces.WHOLE
-    assert len(found) >= 4
-    assert list(itertools.chain(*found)) == whole(text, tokenizer_of("gpt2"))
 
 
 @needs_shared
