@@ -466,7 +466,9 @@ def test_a_calibration_that_does_not_know_enough(blocks):
     model, llama = make_model("gpt2"), make_model("llama")
     found = calibrate(model, blocks)
     for name, lacking in (("w4+gptq", "gram"), ("w4+awq", "rows"), (EVERYTHING, "gram and rows")):
-        with pytest.raises(UserError, match=f"needs the {lacking} of the inputs, which this calibration did not keep"):
+        with pytest.raises(
+            UserError, match=f"needs the {lacking} of the inputs, which this calibration did not keep"
+        ):
             quantize(model, name, calibration=found)
     with pytest.raises(UserError, match=r"needs the magnitudes .*calibrate\(model, blocks, \[scheme\]\)"):
         quantize(model, "w4+gptq")
