@@ -36,8 +36,8 @@ _plain: dict[int, ref] = {}  # length: the mask that was last found to be causal
 
 
 class Attending(NamedTuple):
-    """What attention in a module does: by a function, None for that of its configuration, with what changes make of its
-    states, one after the other."""
+    """The attention of a module: its own configuration, the function that computes it, None for that which the
+    configuration names, and changes of its states, one after the other."""
 
     config: PretrainedConfig
     function: Callable | None = None
@@ -45,7 +45,7 @@ class Attending(NamedTuple):
 
 
 def attending_of(module: nn.Module) -> Attending:
-    """What attention in a module does now."""
+    """The attention of a module as it is now."""
     return vars(module).get("attending") or Attending(module.config)
 
 

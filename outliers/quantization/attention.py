@@ -94,7 +94,7 @@ def put_attention(model: PreTrainedModel, products: AttentionProducts, left: Col
 
 
 def int8_attentions(model: PreTrainedModel) -> list[Projection]:
-    """Those that `put_attention` has put into int8."""
+    """The attention of those layers that `put_attention` has put into int8."""
     of_model = [(attention, vars(attention.module).get("attending")) for attention in attentions(model)]
     return [attention for attention, attending in of_model if attending and attending.function]
 

@@ -123,8 +123,8 @@ class _Tokens:
 
 
 def _joint(before: _Tokens, after: _Tokens, place: int) -> tuple[int, int] | None:
-    """How many tokens of the piece before are taken, and how many of the one after it, which begins at a character of
-    the first, are left out; None if they disagree."""
+    """The number of tokens that are taken of a piece, and of those left out of the one after it, which begins at a
+    character of the first; None if they disagree."""
     size = len(before.text) - place
     marks = [place + size * quarter // 4 for quarter in (1, 2, 3)]
     first, middle, last = (before.at(mark) for mark in marks)
