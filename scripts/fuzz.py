@@ -276,20 +276,16 @@ def show_rows(*names: str) -> Callable[[Path, random.Random], None]:
     return read
 
 
-def trace_files(ending: str) -> Callable[[Path], Path]:
-    """A saved trace, of which one of its two files is damaged."""
+def trace_file(folder: Path) -> Path:
+    """A saved trace."""
+    import torch
 
-    def make(folder: Path) -> Path:
-        import torch
+    import outliers
 
-        import outliers
-
-        folder.mkdir(parents=True, exist_ok=True)
-        blocks = torch.arange(64).view(2, 32)
-        outliers.trace(outliers.load_model("pocket/gpt2-0.1m"), blocks, alpha=3.0).save(folder / "trace")
-        return folder / f"trace.{ending}"
-
-    return make
+    folder.mkdir(parents=True, exist_ok=True)
+    blocks = torch.arange(64).view(2, 32)
+    outliers.trace(outliers.load_model("pocket/gpt2-0.1m"), blocks, alpha=3.0).save(folder / "trace")
+    return folder / "trace.safetensors"
 
 
 def load_a_trace(folder: Path, _choose: random.Random) -> None:
@@ -355,8 +351,7 @@ TARGETS = {
     "tokenizer-config": Target(model_folder("tokenizer_config.json"), in_json_or_bytes, load_a_tokenizer),
     "text": Target(text_file, in_a_line, read_text),
     "experiment": Target(experiment_file, in_yaml, read_experiment),
-    "trace": Target(trace_files("safetensors"), in_safetensors, load_a_trace),
-    "trace-table": Target(trace_files("parquet"), in_bytes, load_a_trace),
+    "trace": Target(trace_file, in_safetensors, load_a_trace),
     **{
         f"rows-{name}": Target(rows_file(name), in_a_line, show_rows(name))
         for name in ("table1", "table3", "table5", "table6", "figure1")

@@ -76,7 +76,11 @@ MUTATIONS = {
     ],
     "outliers/tracing/tokens.py": [("ids[0] = self.vocabulary", "ids[-1] = self.vocabulary")],
     "outliers/tracing/states.py": [("== len(blocks):\n            raise", "== 1 + len(blocks):\n            raise")],
-    "outliers/tracing/store.py": [('if not statistics["text.sequences"].all() or', "if")],
+    "outliers/tracing/store.py": [
+        ('if not statistics["text.sequences"].all() or', "if"),
+        ("(keys.diff() <= 0).any() or ", ""),
+        ("if not counted.equal(of_role):", "if False:"),
+    ],
     "outliers/quantization/schemes.py": [
         ("(scheme.quantizes, operands", "(0, operands"),
         ("math.lcm(*groups)", "max(groups)"),

@@ -465,7 +465,6 @@ RESULTS: list[Case] = [
             ("rows.jsonl", (SWEEP,), [IN_THE_WAY[2], ("a device", to("/dev/zero"))]),
             (".lock", (SWEEP, TRACE), IN_THE_WAY),
             ("trace.safetensors", (TRACE,), IN_THE_WAY[:2]),
-            ("trace.parquet", (TRACE,), IN_THE_WAY[:2]),
         )
         for typed in commands
         for what, kind in kinds

@@ -2,9 +2,9 @@
 
 import copy
 import itertools
-import json
 from dataclasses import replace
 from functools import reduce
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -13,8 +13,6 @@ import scipy.stats
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pyarrow import parquet
-from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outliers.criterion import OF_EVERY_STACK, PAPER
@@ -506,7 +504,7 @@ def test_save_and_load(gpt2, tmp_path):
     found = trace(*gpt2[:2], alpha=ALPHA)
     found.about["model"] = "small"
     found.save(tmp_path / "found")
-    assert {path.name for path in tmp_path.iterdir()} == {"found.safetensors", "found.parquet"}
+    assert {path.name for path in tmp_path.iterdir()} == {"found.safetensors"}
     loaded = Trace.load(tmp_path / "found")
     assert loaded.statistics.keys() == found.statistics.keys()
     assert all(torch.equal(loaded.statistics[name], value) for name, value in found.statistics.items())
@@ -520,10 +518,6 @@ def test_save_and_load(gpt2, tmp_path):
     with pytest.raises(UserError, match=r"of an earlier version, without attn_in\.largest; trace again"):
         Trace.load(tmp_path / "old")
 
-    found.merge(found).save(tmp_path / "other")
-    (tmp_path / "other.parquet").rename(tmp_path / "found.parquet")
-    with pytest.raises(UserError, match="of different traces"):
-        Trace.load(tmp_path / "found")
     with pytest.raises(UserError, match="cannot read a trace"):
         Trace.load(tmp_path / "nothing")
     with pytest.raises(UserError, match="cannot write to"):
@@ -823,20 +817,19 @@ def test_save_and_load_tokens(with_tokens, tmp_path):
     assert "#" in "".join(Trace.load(tmp_path / "nameless").largest_values("layer")["token_text"])
 
 
-def test_traces_of_before_load(gpt2, tmp_path):
-    """Those without names, and without how many sequences reach a position."""
-    *_, found = gpt2
-    found.save(tmp_path / "found")
-    header = {name: getattr(found, name) for name in ("alpha", "roles", "block", "sequences", "heads", "about")}
-    header = {"trace": json.dumps(header)}
-    statistics = {name: value for name, value in found.statistics.items() if name != "text.sequences"}
-    save_file(statistics, tmp_path / "found.safetensors", header)
-    table = parquet.read_table(tmp_path / "found.parquet").replace_schema_metadata(header)
-    parquet.write_table(table, tmp_path / "found.parquet")
-    loaded = Trace.load(tmp_path / "found")
-    assert loaded.features().equals(found.features())
-    assert loaded.hidden_states().equals(found.hidden_states())
-    assert torch.equal(loaded.merge(found).statistics["text.sequences"], torch.full((24,), 12))
+def test_a_trace_of_the_first_version_loads(tmp_path):
+    """Of two files, without names, and without how many sequences reach a position; saved, it is one."""
+    old = Trace.load(Path(__file__).parent / "old_trace" / "trace")
+    old.save(tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["new.safetensors"]
+    new = Trace.load(tmp_path / "new")
+    for found in (old, new):
+        first = found.features().iloc[0]
+        assert first[["feature", "hits", "positions"]].tolist() == [3, 41, 11 / 12]
+        assert first[["q1", "median", "q3"]].tolist() == pytest.approx([9.488, 14.732, 32.788], abs=1e-3)
+        assert found.statistics["text.sequences"].tolist() == [3] * 4
+    assert new.sketch == old.sketch
+    assert new.hidden_states().equals(old.hidden_states())
 
 
 def padded(rows) -> tuple[torch.Tensor, torch.Tensor]:

@@ -167,12 +167,12 @@ class Trace:
         return shapes
 
     def save(self, stem: str | Path) -> None:
-        """Write `stem`.safetensors, the statistics, and `stem`.parquet, the sketch.
+        """Write `stem`.safetensors.
 
         Raises:
-            UserError: they cannot be written.
+            UserError: it cannot be written.
         """
-        store.write(Path(stem), json.dumps(self._header()), self.statistics, self._hit_values())
+        store.write(Path(f"{stem}.safetensors"), json.dumps(self._header()), self.statistics, self.sketch)
 
     def _header(self) -> dict:
         absent = {*({"stack", "first_layer"} if not self.stack else ()), *({"experts"} if not self.experts else ())}
@@ -180,12 +180,12 @@ class Trace:
 
     @classmethod
     def load(cls, stem: str | Path) -> "Trace":
-        """Read what `save` wrote.
+        """Read what `save` wrote, and what earlier versions did, with the sketch in `stem`.parquet.
 
         Raises:
-            UserError: the pair is missing, damaged, of a version that kept less, or of different traces.
+            UserError: it is missing, damaged, or of a version that kept less.
         """
-        header, statistics, sketch = store.read(str(stem))
+        header, statistics, sketch = store.read(Path(f"{stem}.safetensors"))
         return cls(**dict(header), statistics=statistics, sketch=sketch)
 
     def save_imatrix(self, path: str | Path, floor: float = DEAD) -> None:
@@ -247,10 +247,8 @@ class Trace:
 
     def _hit_values(self) -> pd.DataFrame:
         """The sketch as a table: layer, role (its place in `ROLES`), feature, bucket, count."""
-        keys = np.fromiter(self.sketch.keys(), np.int64, len(self.sketch))
-        counts = np.fromiter(self.sketch.values(), np.int64, len(self.sketch))
-        table = pd.DataFrame({**unpack_keys(keys), "count": counts})
-        return table.sort_values(list(store.SKETCH[:-1]), ignore_index=True)
+        keys, counts = np.array(sorted(self.sketch.items()), np.int64).reshape(-1, 2).T
+        return pd.DataFrame({**unpack_keys(keys), "count": counts})
 
     def features(self, roles: Iterable[str] = STREAM, by: str | None = None) -> Frame:
         """Statistics of every feature, the most affected first (docs/definitions.md#outlier-features).

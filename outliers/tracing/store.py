@@ -1,12 +1,9 @@
-"""A trace in two files, and the one schema that is declared for them: types, dtypes, shapes and ranges."""
+"""A trace in a file, and the one schema that is declared for it: types, dtypes, shapes and ranges."""
 
-import io
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Literal
 
-import pandas as pd
-import pyarrow
 import torch
 from pyarrow import ArrowException, parquet
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
@@ -18,13 +15,13 @@ from outliers.errors import UserError, reason_of
 from outliers.files import check_file, write_whole
 from outliers.terminal.printing import is_line
 from outliers.text.tokens import LONGEST_NAME
-from outliers.tracing.sketch import BUCKETS, pack_keys, unpack_keys
+from outliers.tracing.sketch import pack_keys, unpack_keys
 from outliers.tracing.statistics import tables_of
 from outliers.tracing.tokens import EXTREMES, TYPES
 
 # Roles with quartiles of each feature; so many feed-forward units have hits that theirs grow for long.
 SKETCHED = (*PAPER, *CROSS)
-SKETCH = ("layer", "role", "feature", "bucket", "count")  # columns
+KEYS, COUNTS = "sketch.keys", "sketch.counts"  # see `outliers.tracing.sketch.pack_keys`
 MAY_BE_INFINITE = "residual.sum_of_ratios"  # where the median is 0
 
 
@@ -56,56 +53,45 @@ class Header(BaseModel):
     modules: dict[Literal[*ROLES, RESIDUAL], list[Annotated[list[Module], Field(min_length=1)]]] = {}
 
 
-def write(stem: Path, header: str, statistics: dict[str, torch.Tensor], sketch: pd.DataFrame) -> None:
-    """Write `stem`.safetensors and `stem`.parquet, each with the header."""
-    buffer, metadata = io.BytesIO(), {"trace": header}
-    counts = pyarrow.Table.from_pandas(sketch, preserve_index=False)
-    parquet.write_table(counts.replace_schema_metadata(metadata), buffer)
-    write_whole(stem.with_name(f"{stem.name}.parquet"), buffer.getvalue())
-    write_whole(stem.with_name(f"{stem.name}.safetensors"), save(statistics, metadata))
+def write(path: Path, header: str, statistics: dict[str, torch.Tensor], sketch: Counter) -> None:
+    """Write the header, the statistics, the keys of the sketch in ascending order and their counts, int64 (keys,)."""
+    keys = torch.tensor(sorted(sketch), dtype=torch.int64)
+    counts = torch.tensor([sketch[key] for key in keys.tolist()], dtype=torch.int64)
+    write_whole(path, save(statistics | {KEYS: keys, COUNTS: counts}, {"trace": header}))
 
 
-def read(stem: str) -> tuple[Header, dict[str, torch.Tensor], Counter]:
+def read(path: Path) -> tuple[Header, dict[str, torch.Tensor], Counter]:
     """The content that `write` wrote; raise UserError where it is missing or damaged, or of another kind than is
     declared here.
     """
     try:
-        text, statistics = _read_statistics(Path(f"{stem}.safetensors"))
-        beside, table = _read_table(Path(f"{stem}.parquet"), statistics)
-        if text != beside:
-            raise UserError(f"'{stem}.safetensors' and '{stem}.parquet' are of different traces; trace again")
-        header = Header.model_validate_json(text)
+        check_file(path)
+        with safe_open(path, "pt") as file:
+            header = Header.model_validate_json((file.metadata() or {})["trace"])
+            statistics = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
+        if KEYS not in statistics:
+            hits = sum(int(value.sum()) for name, value in statistics.items() if name.endswith(".hits"))
+            statistics |= _sketch_beside(path.with_suffix(".parquet"), hits)
+        keys, counts = statistics.pop(KEYS), statistics.pop(COUNTS)
         if "text.sequences" not in statistics:  # of an earlier version, whose sequences were of one length
             every = statistics["residual.massive_positions"]
             statistics["text.sequences"] = torch.full_like(every, header.sequences)
         check_statistics(header, statistics)
-        return header, statistics, _sketch_of(table, header.roles, statistics)
-    except (OSError, KeyError, TypeError, ValueError, RecursionError, ArrowException, SafetensorError) as error:
-        raise UserError(
-            f"cannot read a trace from '{stem}.safetensors' and .parquet: {reason_of(error, 200)}; trace again"
-        ) from None
+        _check_sketch(keys, counts, {role: statistics[f"{role}.hits"] for role in header.roles if role in SKETCHED})
+        return header, statistics, Counter(dict(zip(keys.tolist(), counts.tolist(), strict=True)))
+    except (OSError, LookupError, TypeError, ValueError, RecursionError, ArrowException, SafetensorError) as error:
+        raise UserError(f"cannot read a trace from '{path}': {reason_of(error, 200)}; trace again") from None
 
 
-def _read_statistics(path: Path) -> tuple[str, dict[str, torch.Tensor]]:
-    check_file(path)
-    with safe_open(path, "pt") as file:
-        header = (file.metadata() or {})["trace"]
-        return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
-
-
-def _read_table(path: Path, statistics: dict[str, torch.Tensor]) -> tuple[str, pd.DataFrame]:
-    """The header beside a sketch, and the sketch; a file that claims more rows than there are hits is not read."""
+def _sketch_beside(path: Path, hits: int) -> dict[str, torch.Tensor]:
+    """The keys and counts of so many hits that earlier versions kept in a file of their own."""
     check_file(path)
     with parquet.ParquetFile(path) as file:
-        header = (file.schema_arrow.metadata or {})[b"trace"].decode()
-        kinds = {field.name: str(field.type) for field in file.schema_arrow}
-        hits = sum(int(value.sum()) for name, value in statistics.items() if name.endswith(".hits"))
-        if kinds != dict.fromkeys(SKETCH, "int64") or file.metadata.num_rows > hits:
-            raise ValueError(f"its sketch has {file.metadata.num_rows:,} rows of {str(kinds)[:120]} for {hits:,} hits")
-        table = file.read()
-        if any(column.null_count for column in table.columns):
-            raise ValueError("its sketch has empty places")
-        return header, table.to_pandas(ignore_metadata=True)
+        if file.metadata.num_rows > hits:
+            raise ValueError(f"its sketch has {file.metadata.num_rows:,} rows for {hits:,} hits")
+        table = file.read(columns=["layer", "role", "feature", "bucket", "count"])
+    *columns, counts = (torch.from_numpy(column.to_numpy().copy()) for column in table.columns)
+    return {KEYS: pack_keys(*columns), COUNTS: counts}
 
 
 def check_statistics(header: Header, statistics: dict[str, torch.Tensor]) -> None:
@@ -155,19 +141,17 @@ def _check_places(state: str, statistics: dict[str, torch.Tensor], table: dict, 
             raise ValueError(f"{state}.{extreme}_at has a position or a token that is not there")
 
 
-def _sketch_of(table: pd.DataFrame, roles: tuple[str, ...], statistics: dict[str, torch.Tensor]) -> Counter:
-    """The counts of a table by key; raise ValueError unless they are as many as the hits of each place."""
-    columns = [torch.from_numpy(table[name].to_numpy().copy()) for name in SKETCH]
-    keys, counts, buckets = pack_keys(*columns[:-1]), columns[-1], columns[-2]
-    if ((buckets.abs() >= BUCKETS) | (buckets == 0) | (counts < 1)).any() or len(keys.unique()) < len(keys):
-        raise ValueError("its sketch has a bucket or a count that is none, or a bucket twice")
-    counted = pd.DataFrame({**unpack_keys(keys.numpy()), "count": counts}).groupby(list(SKETCH[:3]))["count"].sum()
-    hits = {
-        (layer, ROLES.index(role), feature): int(statistics[f"{role}.hits"][layer, feature])
-        for role in roles
-        if role in SKETCHED
-        for layer, feature in statistics[f"{role}.hits"].nonzero().tolist()
-    }
-    if counted.to_dict() != hits:
-        raise ValueError("its sketch counts other hits than its statistics")
-    return Counter(dict(zip(keys.tolist(), counts.tolist(), strict=True)))
+def _check_sketch(keys: torch.Tensor, counts: torch.Tensor, hits: dict[str, torch.Tensor]) -> None:
+    """Raise ValueError unless a sketch counts the hits, int64 (L, h) by role."""
+    if (keys.dtype, counts.dtype, keys.shape) != (torch.int64, torch.int64, (len(counts),)):
+        raise ValueError("its sketch is no keys and counts")
+    if (keys.diff() <= 0).any() or (keys < 0).any() or (counts < 1).any():
+        raise ValueError("its sketch has keys that are not in order, or a count that is none")
+    layers, roles, features, buckets = (torch.from_numpy(part) for part in unpack_keys(keys.numpy()).values())
+    if (buckets == 0).any() or not set(roles.tolist()) <= {ROLES.index(role) for role in hits}:
+        raise ValueError("its sketch has a bucket or a role that is none")
+    for role, of_role in hits.items():
+        of = roles == ROLES.index(role)
+        counted = torch.zeros_like(of_role).index_put_((layers[of], features[of]), counts[of], accumulate=True)
+        if not counted.equal(of_role):
+            raise ValueError("its sketch counts other hits than its statistics")

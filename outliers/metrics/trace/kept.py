@@ -33,7 +33,7 @@ def of_view(file: str, stack: str) -> str:
 def traced(cell: Cell, facts: dict, planner: Any) -> list[tuple]:
     """The trace of each view over all blocks, as the only part of an answer (see `outliers.runs.planner.answer`).
 
-    They are on disk every half minute, as pairs `trace`.safetensors and .parquet; a run goes on from what is there, if
+    They are on disk every half minute, as `trace`.safetensors; a run goes on from what is there, if
     that is the beginning of the same one. Their `about` says which weights they are of. At the end an excerpt of the
     text is kept beside each, but of a streamed model; and what else was asked for.
     """
@@ -116,13 +116,12 @@ def saved_traces(stems: list[Path], about: dict, tokens: bool, most: int) -> lis
 def _saved_trace(stem: Path, about: dict, tokens: bool, most: int) -> Trace | None:
     """The saved trace, as far as it is known of a streamed model to be the same.
 
-    None where there is nothing of it, or where a kill came between its files; or where tokens are asked for that it has
-    not. Raises UserError where something else than files stands where it is to be saved.
+    None where there is nothing of it, or where tokens are asked for that it has not. Raises UserError where something
+    else than a file stands where it is to be saved.
     """
-    files = [stem.with_name(f"{stem.name}.{ending}") for ending in ("safetensors", "parquet")]
-    for file in files:
-        check_replaceable(file)
-    if not any(file.exists() for file in files):
+    file = stem.with_name(f"{stem.name}.safetensors")
+    check_replaceable(file)
+    if not file.exists():
         return None
     try:
         trace = Trace.load(stem)
