@@ -1,10 +1,14 @@
 """Positions to which no later one attends."""
 
 import pytest
+import torch
 
 from outliers.metrics.perplexity.measure import perplexities, perplexity
 from outliers.models.hooks import attention_hooks
+from outliers.models.load import load_model
 from outliers.models.stream import AS_IT_IS, stream_model
+from outliers.specification.kinds import Settings
+from outliers.subjects.causal import Causal
 from outliers.variants.unattended import Unattended
 from tests.conftest import FIVE, make_model, slow_but
 
@@ -28,3 +32,19 @@ def test_no_later_position_attends(case, blocks, tmp_path):
 def test_a_position_behind_the_text_changes_nothing(blocks):
     without, with_all = perplexities(make_model("gpt2"), blocks, [Unattended((500,)), AS_IT_IS])
     assert without == pytest.approx(with_all, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["pocket/bert-1.4m", "pocket/t5-1.9m"])
+def test_no_position_of_an_encoder_attends(name):
+    """Where all positions see each other, all others; and the mask stays one that lets them see the rest."""
+    model = load_model(name)
+    blocks = Causal(name, None, Settings(name="text", block=32, blocks=2)).blocks
+    seen, some = [], Unattended((3,))
+    with some.on(model), attention_hooks(model, lambda _layer, found, *_more: seen.append(found)):
+        perplexity(model, blocks)
+    others = torch.arange(32) != 3
+    encoders = [found for found in seen if found.shape[-2:] == (32, 32) and found[..., 0, 1].max() > 0]
+    assert len(encoders) == model.config.num_hidden_layers * len(blocks)
+    for found in encoders:
+        assert found[..., others, 3].max() == 0 < found[..., 3, 3].max()
+        assert found[..., 0, 4:].max() > 0

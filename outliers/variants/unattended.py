@@ -1,5 +1,6 @@
 """Positions to which no later one attends, as if they were not there for attention."""
 
+import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -11,7 +12,10 @@ from outliers.models.variant import Variant
 from outliers.variants.term import Term
 
 if TYPE_CHECKING:  # to read a variant takes no torch
+    from torch import nn
     from transformers import PreTrainedModel
+
+MASKS = ("attention_mask", "mask")  # what architectures call the mask of an attention
 
 
 @dataclass(frozen=True)
@@ -46,24 +50,29 @@ class Unattended(Variant):
             for decoder_layer in layers_of(model):
                 if layer in (None, decoder_layer.number):
                     attention = decoder_layer.module.get_submodule(decoder_layer.anatomy.attention)
-                    hook = partial(_masked, list(self.positions))
+                    hook = partial(_masked, list(self.positions), decoder_layer.anatomy.bidirectional)
                     stack.callback(attention.register_forward_pre_hook(hook, with_kwargs=True).remove)
             yield model
 
 
-def _masked(positions: list[int], _attention, inputs: tuple, keywords: dict) -> tuple[tuple, dict]:
-    """The inputs of an attention, with a mask under which later positions do not see some."""
+def _masked(
+    positions: list[int], bidirectional: bool, attention: "nn.Module", inputs: tuple, keywords: dict
+) -> tuple[tuple, dict]:
+    """The inputs of an attention, with a mask under which no other position that could see some sees them."""
     import torch
 
+    name = next(name for name in MASKS if name in inspect.signature(attention.forward).parameters)
     states = keywords["hidden_states"] if "hidden_states" in keywords else inputs[0]
-    length, mask = states.shape[-2], keywords.get("attention_mask")
+    length, mask = states.shape[-2], keywords.get(name)
     queries = torch.arange(length)[:, None]
     keys = torch.tensor([position for position in positions if position < length], dtype=torch.int64)
-    if mask is None:  # a fused kernel makes the causal mask by itself
+    if mask is None and bidirectional:
+        mask = states.new_zeros(1, 1, length, length)
+    elif mask is None:  # a fused kernel makes the causal mask by itself
         mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=states.device).tril()
     before = mask.shape[-1] - length  # tokens of a prefix, which are no positions of the sequence
     hidden = torch.zeros(length, before + length, dtype=torch.bool)
-    hidden[:, before + keys] = queries > keys
+    hidden[:, before + keys] = queries != keys
     # The first position sees itself, so that its entry tells what is visible: in masks of MPT that is False.
     unseen = not mask[0, ..., 0, 0].any() if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
-    return inputs, keywords | {"attention_mask": mask.masked_fill(hidden.to(mask.device), unseen)}
+    return inputs, keywords | {name: mask.masked_fill(hidden.to(mask.device), unseen)}
