@@ -219,12 +219,12 @@ def test_names_and_labels():
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("fp32+attention=1", "is 1.0; expected None, or the share of its products that stays in 16 bits"),
+        ("fp32+attention=1", "is 1; expected the share of its products that stays in 16 bits"),
         ("fp32+attention=-0.1", "is -0.1"),
         ("fp32+attention+attention=0.1", "has 'attention' twice"),
         ("fp32+attention@ffn_in", "unknown role 'ffn_in'; known: scores, values"),
         ("absmax+tokens=6@scores", "unknown role 'scores'"),
-        ("fp32+attention+hadamard", "transform of scheme 'fp32[+]attention[+]hadamard' is 'hadamard' where no operand"),
+        ("fp32+attention+hadamard", "'fp32[+]attention[+]hadamard' has 'hadamard' where no operand"),
     ],
 )
 def test_mistakes_in_names(name, said):

@@ -1,7 +1,6 @@
 """Rotations learned on calibration text: orthogonal, function-preserving, refused where they cannot be."""
 
 import pickle
-from dataclasses import replace
 
 import pytest
 import torch
@@ -14,16 +13,15 @@ from outliers.errors import UserError
 from outliers.metrics.perplexity.measure import perplexity
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
-from outliers.models.stream import stream_model
 from outliers.quantization.calibration import calibrate
 from outliers.quantization.convert import quantize
 from outliers.quantization.remedies.hadamard import drawn, rotate
-from outliers.quantization.remedies.rotation import cayley_step, check_learned, rounded
+from outliers.quantization.remedies.learning import cayley_step, check_learned, rounded
 from outliers.quantization.schemes import SCHEMES, Scheme, get_scheme
-from outliers.quantization.store import FILE, load_int8, load_quantized, save_quantized
+from outliers.quantization.store import FILE, load_quantized, save_quantized
 from outliers.runs.run import sweep
 from outliers.specification.kinds import Experiment
-from outliers.text.blocks import load_text, tokens_hash
+from outliers.text.blocks import load_text
 from outliers.variants.quantized import Quantized
 from tests.conftest import make_model
 
@@ -36,6 +34,11 @@ def as_they_are(monkeypatch):
     """A scheme in whose format every value is its own code, so that nothing is rounded."""
     monkeypatch.setitem(FORMATS, "same", Format(lambda matrix, _: Codes(matrix, matrix.new_ones(1, 1))))
     monkeypatch.setitem(SCHEMES, "same", Scheme("same", Quantizer("same", "row"), Quantizer("same", "column")))
+
+
+def under(model, name: str, blocks: torch.Tensor):
+    """A model under a scheme that was calibrated on some blocks."""
+    return quantize(model, name, calibration=calibrate(model, blocks, [name]))
 
 
 def orthogonal(size: int) -> torch.Tensor:
@@ -92,7 +95,7 @@ def test_rounding_is_straight_through():
 def test_what_is_learned_is_orthogonal_and_shared(kind, blocks):
     model = make_model(kind)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    changed = quantize(model, "w4a4+rotation=3", calibration=calibrate(model, blocks))
+    changed = under(model, "w4a4+rotation=3", blocks)
     made = {(one.layer, one.role): one.module.operand.fitted[0] for one in projections(changed)}
     first = made[0, "attn_in"]
     heads = model.config.num_attention_heads
@@ -113,8 +116,7 @@ def test_what_is_learned_is_orthogonal_and_shared(kind, blocks):
 @pytest.mark.parametrize("remedies", ["rotation=2", "smoothing+rotation=2", "reorder+smoothing@ffn_in+rotation=2"])
 def test_the_function_is_kept(as_they_are, kind, remedies, blocks):
     model = make_model(kind)
-    found = calibrate(model, blocks)
-    exact, got = model(blocks).logits, quantize(model, f"same+{remedies}", calibration=found)(blocks).logits
+    exact, got = model(blocks).logits, under(model, f"same+{remedies}", blocks)(blocks).logits
     assert (got - exact).norm() <= 1e-5 * exact.norm()
 
 
@@ -126,14 +128,13 @@ def test_the_function_is_kept(as_they_are, kind, remedies, blocks):
 def test_what_learns_computes_what_the_scheme_does(kind, name, blocks, monkeypatch):
     """The loss of the first step is that of the model under the scheme, whose rotations nothing was learned of."""
     model, losses = make_model(kind), []
-    found = calibrate(model, blocks[:1])
-    under = perplexity(quantize(model, name.format("rotation=0"), calibration=found), blocks[:1])
+    expected = perplexity(under(model, name.format("rotation=0"), blocks[:1]), blocks[:1])
 
     def step(matrix, gradient, _angle):
         losses.append(gradient.norm())
         return matrix
 
-    monkeypatch.setattr("outliers.quantization.remedies.rotation.cayley_step", step)
+    monkeypatch.setattr("outliers.quantization.remedies.learning.cayley_step", step)
     forward = type(model).forward
     monkeypatch.setattr(type(model), "forward", lambda *given, **named: noted(forward(*given, **named)))
 
@@ -141,127 +142,75 @@ def test_what_learns_computes_what_the_scheme_does(kind, name, blocks, monkeypat
         losses.append(output.loss)
         return output
 
-    quantize(model, name.format("rotation=1"), calibration=found)
+    calibrate(model, blocks[:1], [name.format("rotation=1")])
     exact = perplexity(model, blocks[:1])
-    assert abs(float(losses[0].detach().exp()) - under) < 0.1 * abs(under - exact), "but for codes that flip"
+    assert abs(float(losses[0].detach().exp()) - expected) < 0.1 * abs(expected - exact), "but for codes that flip"
     assert all(norm > 0 for norm in losses[1:])
 
 
 def test_the_loss_on_calibration_text_falls():
     model, tokenizer = load_model("pocket/gpt2-1.7m"), load_tokenizer("pocket/gpt2-1.7m")
-    found = calibrate(model, load_text("sample", tokenizer, 64, 2))
-    names = ("w4a4+rotation=0", "w4a4+rotation=24")
-    before, after = (perplexity(quantize(model, name, calibration=found), found.blocks) for name in names)
+    blocks = load_text("sample", tokenizer, 64, 2)
+    before, after = (perplexity(under(model, f"w4a4+rotation={steps}", blocks), blocks) for steps in (0, 24))
     assert after < 0.95 * before
 
 
-def test_it_is_learned_once_and_the_same_again(blocks, monkeypatch):
+def test_it_is_learned_once_and_the_same_again(blocks):
+    """For all schemes that differ in what comes after; an edit of the model would be seen, were it learned again."""
     model = make_model("llama")
-    found = calibrate(model, blocks)
+    found = calibrate(model, blocks, ["w4a4+rotation=2", "w4a4+rotation=2+attention"])
+    assert len(found.learned) == 1
     first = quantize(model, "w4a4+rotation=2", calibration=found)
     expected = first(blocks).logits
-    other = quantize(make_model("llama"), "w4a4+rotation=2", calibration=calibrate(model, blocks))
-    assert torch.equal(other(blocks).logits, expected)
+    assert torch.equal(under(make_model("llama"), "w4a4+rotation=2", blocks)(blocks).logits, expected)
     kept = pickle.loads(pickle.dumps(found))
-    monkeypatch.setattr("outliers.quantization.remedies.rotation._learn", lambda *_: pytest.fail("learned again"))
-    for one in (found, kept, *found.learned.values()):
-        assert torch.equal(quantize(model, "w4a4+rotation=2", calibration=one)(blocks).logits, expected)
+    assert torch.equal(quantize(model, "w4a4+rotation=2", calibration=kept)(blocks).logits, expected)
     assert quantize(first, "w4a4+rotation=2", calibration=found).model.layers[0].mlp.up_proj.made is not None
-    quantize(model, "w4a4+rotation=2+attention", calibration=found)
-
-
-def test_weights_alone_are_rounded_while_it_is_learned(blocks):
-    """Also where GPTQ follows: nothing else is quantized that it could be learned under."""
-    model = make_model("llama")
-    found = calibrate(model, blocks, ["w4+gptq"])
-    quantize(model, "w4+rotation=2+gptq", calibration=found)
-    (scheme,) = found.learned
-    assert scheme.weights is not None
 
 
 def test_where_gptq_follows_it_is_learned_with_exact_weights(blocks):
-    model = make_model("llama")
-    found = calibrate(model, blocks, ["w4+gptq"])
-    for scheme in ("w4a4+rotation=2", "w4a4+rotation=2+gptq"):
-        quantize(model, scheme, calibration=found)
-    rounded_weights, exact_weights = found.learned
-    assert rounded_weights.weights is not None and exact_weights.weights is None
-    of_one, of_other = (kept.magnitudes[0, "attn_in"].learned for kept in found.learned.values())
+    """Unless nothing else is quantized that it could be learned under."""
+    names = "w4+rotation=2+gptq", "w4a4+rotation=2", "w4a4+rotation=2+gptq"
+    alone, rounded_weights, exact_weights = calibrate(make_model("llama"), blocks, names).learned.items()
+    assert alone[0].weights is not None
+    assert rounded_weights[0].weights is not None and exact_weights[0].weights is None
+    of_one, of_other = (kept.magnitudes[0, "attn_in"].learned for _, kept in (rounded_weights, exact_weights))
     assert not torch.equal(of_one, of_other)
 
 
 def test_it_starts_from_the_random_hadamard_matrix(blocks):
     model = make_model("llama")
-    found = calibrate(model, blocks)
     roles = "attn_in/ffn_in/ffn_out"
-    started = quantize(model, f"w4a8+rotation=0@{roles}", calibration=found)(blocks).logits
+    started = under(model, f"w4a8+rotation=0@{roles}", blocks)(blocks).logits
     expected = quantize(model, f"w4a8+hadamard@{roles}")(blocks).logits
     assert (started - expected).norm() < 0.1 * expected.norm()
 
 
-def test_an_int8_model_keeps_what_was_learned(tmp_path, blocks):
-    model = make_model("llama")
-    found = calibrate(model, blocks)
-    name = "w4a8+smoothing+rotation=2"
-    small = quantize(model, name, keep="int8", calibration=found)
-    expected = small(blocks).logits
-    save_quantized(small, tmp_path / "small")
-    again = load_quantized(tmp_path / "small")
-    assert torch.equal(again(blocks).logits, expected)
-    with safe_open(tmp_path / "small" / FILE, "pt") as file:
+def test_an_int8_model_keeps_a_matrix_once(tmp_path, blocks):
+    model, name = make_model("llama"), "w4a8+smoothing+rotation=2"
+    small = quantize(model, name, keep="int8", calibration=calibrate(model, blocks, [name]))
+    save_quantized(small, tmp_path)
+    assert torch.equal(load_quantized(tmp_path)(blocks).logits, small(blocks).logits)
+    with safe_open(tmp_path / FILE, "pt") as file:
         matrices = [key for key in sorted(file.keys()) if key.endswith("fitted_2") and file.get_tensor(key).ndim == 2]
     assert len(matrices) == 1 + len(model.model.layers), "R1 once, and an R2 a layer"
-    model.save_pretrained(tmp_path / "exact")
-    assert torch.equal(load_int8(str(tmp_path / "exact"), name, calibration=found)(blocks).logits, expected)
-    with pytest.raises(UserError, match="learns with the whole model, whose weights are not in memory"):
-        load_int8(str(tmp_path / "exact"), name, calibration=replace(found, learned={}))
 
 
-# Rows and refusals
+# Refusals
 
 
-def test_rows_say_what_was_learned(tmp_path):
-    fields = {"models": [MODEL], "block": 32, "blocks": 2, "schemes": ["w4a4+rotation=2", "w4a4+rotation=0"]}
-    rows = sweep(Experiment(**fields), tmp_path)
-    model, text = load_model(MODEL), load_text("sample", load_tokenizer(MODEL), 32, 6)
-    found = calibrate(model, text[2:])
-    for row in rows:
-        assert row["calibration_hash"] == tokens_hash(text[2:])
-        assert row["scheme_parts"].endswith(row["scheme"].partition("+")[2])
-        assert row["value"] == perplexity(quantize(model, row["scheme"], calibration=found), text[:2])
-    assert rows[0]["value"] != rows[1]["value"]
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("w4a4+rotation=0.5", "the number of 'rotation=0.5' is 0.5; expected a number of steps"),
-        ("w4a4+rotation=-1", "expected a number of steps"),
-        ("w4a4+hadamard+rotation", "'rotation' comes after 'hadamard', whose outputs no calibration has seen"),
-        ("w4a4+rotation+smoothing", "'smoothing' comes after 'rotation'"),
-        ("fp32+rotation", "transform of scheme 'fp32.rotation' is 'rotation' where no operand is quantized"),
-    ],
-)
-def test_a_mistake_is_one_line(name, message):
-    with pytest.raises(UserError, match=message):
-        get_scheme(name)
-
-
-def test_where_nothing_can_be_learned(tmp_path, blocks, monkeypatch):
+def test_where_nothing_can_be_learned(blocks):
     model = make_model("llama")
     with pytest.raises(UserError, match=r"'w4a4.rotation' needs the magnitudes .* expected a calibration"):
         quantize(model, "w4a4+rotation")
-    model.save_pretrained(tmp_path)
-    streamed = stream_model(str(tmp_path))
-    with pytest.raises(UserError, match="learns with the whole model, whose weights are not in memory"):
-        quantize(streamed, "w4a4+rotation", calibration=calibrate(streamed, blocks))
+    with pytest.raises(UserError, match="needs the learned transforms of the inputs, which"):
+        quantize(model, "w4a4+rotation", calibration=calibrate(model, blocks, ["w4a4+rotation=2"]))
     assert Quantized(get_scheme("w4a4+rotation")).in_memory
     assert not Quantized(get_scheme("w4a4+hadamard")).in_memory
-    broken = calibrate(model, blocks)
     with torch.no_grad():
         model.model.norm.weight[0] = torch.nan
     with pytest.raises(UserError, match=r"the loss under 'w4a4.rotation=1' is nan on calibration text; expected"):
-        quantize(model, "w4a4+rotation=1", calibration=broken)
+        calibrate(model, blocks, ["w4a4+rotation=1"])
 
 
 def test_refused_at_the_door(tmp_path, monkeypatch):

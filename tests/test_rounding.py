@@ -14,19 +14,17 @@ from outlier_kernels.reference import quantize as quantize_matrix
 from torch import nn
 
 from outliers.errors import UserError
-from outliers.metrics.perplexity.measure import perplexities, perplexity
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
-from outliers.models.stream import stream_model
 from outliers.quantization import convert
-from outliers.quantization.calibration import calibrate
+from outliers.quantization.calibration import calibrate, observed
 from outliers.quantization.convert import quantize
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, operand_of, stored_weight
-from outliers.quantization.remedies import awq, clip, gptq, smoothing
+from outliers.quantization.magnitudes import Magnitudes
+from outliers.quantization.remedies import REMEDIES, Transform, awq, clip, gptq, smoothing
 from outliers.quantization.schemes import SCHEMES, Scheme, get_scheme, read_scheme, write_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
-from outliers.quantization.transforms import TRANSFORMS, Magnitudes, find_transform
 from outliers.runs.run import sweep
 from outliers.specification.kinds import Experiment
 from outliers.subjects import bench
@@ -36,6 +34,7 @@ from tests.conftest import C4, make_model, needs_shared, needs_smollm2
 from tests.test_commands import call
 
 MODEL = "pocket/gpt2-0.1m"
+GRID = REMEDIES["smoothing"].number.grid
 ALL = "w4+gptq", "absmax+clip=search"  # which need the two costly statistics
 QUANTIZERS = [
     *(
@@ -108,7 +107,7 @@ def test_what_is_known_behind_transforms():
     for name in ("smoothing+reorder+hadamard", "awq=0.5+hadamard", "smoothing+awq=0.5"):
         changed, fitted = found, operand_of(weight, get_scheme(f"w8+{name}"), found).fitted
         for one, of_one in zip(get_scheme(f"w8+{name}").transforms, fitted, strict=True):
-            changed = changed.under(one.transform, of_one)
+            changed = changed.behind(one, of_one)
         assert torch.allclose(changed.gram, changed.rows.T @ changed.rows, rtol=1e-3, atol=1e-5 * changed.gram.max())
         mixed = "hadamard" in name
         assert (changed.inputs is None) == (changed.sums is None) == (changed.weights is None) == mixed
@@ -143,7 +142,7 @@ def test_gptq_is_the_optimal_brain_surgeon(quantizer):
     weight, _, found = a_layer("ffn_in", 0)
     limit = 2 ** (FORMATS[quantizer.format].bits - 1) - 1
     nearest = quantize_matrix(weight, quantizer)
-    got = gptq.compensated(weight, nearest, found.gram, quantizer, 0.01)
+    got = gptq.compensated(weight, nearest, found, quantizer, 0.01)
     expected = one_by_one(weight, found.gram, nearest, limit, 0.01)
     assert (got.codes != expected).sum() <= 1, "but for ties"
     assert not torch.equal(got.codes, nearest.codes)
@@ -157,7 +156,7 @@ def test_gptq_is_the_optimal_brain_surgeon(quantizer):
 def test_gptq_in_blocks_is_gptq(monkeypatch):
     weight, _, found = a_layer()
     quantizer = Quantizer("int4", "column")
-    arguments = weight, quantize_matrix(weight, quantizer), found.gram, quantizer, 0.01
+    arguments = weight, quantize_matrix(weight, quantizer), found, quantizer, 0.01
     whole = gptq.compensated(*arguments)
     monkeypatch.setattr(gptq, "BLOCK", 7)
     assert torch.equal(gptq.compensated(*arguments).codes, whole.codes)
@@ -170,7 +169,7 @@ def test_gptq_in_every_format(format):
     weight, group = torch.randn(24, 64), FORMATS[format].group
     quantizer = Quantizer(format, "block" if group else "group-16")
     nearest = quantize_matrix(weight, quantizer)
-    got = gptq.compensated(weight, nearest, x.T @ x, quantizer, 0.01)
+    got = gptq.compensated(weight, nearest, Magnitudes(gram=x.T @ x), quantizer, 0.01)
     assert error(weight, got.dequantize(), x) < 0.7 * error(weight, nearest.dequantize(), x)
     assert got.codes.dtype == nearest.codes.dtype
     assert got.codes.unique().numel() <= 2 ** FORMATS[format].bits
@@ -180,9 +179,11 @@ def test_gptq_rounds_what_it_has_not_seen_to_nearest():
     torch.manual_seed(0)
     weight, x, quantizer = torch.randn(8, 12), torch.randn(50, 12), Quantizer("int4", "column")
     nearest = quantize_matrix(weight, quantizer)
-    assert torch.equal(gptq.compensated(weight, nearest, torch.zeros(12, 12), quantizer, 0.01).codes, nearest.codes)
+    assert torch.equal(
+        gptq.compensated(weight, nearest, Magnitudes(gram=torch.zeros(12, 12)), quantizer, 0.01).codes, nearest.codes
+    )
     x[:, 3:7] = 0
-    got = gptq.compensated(weight, nearest, x.T @ x, quantizer, 0.01)
+    got = gptq.compensated(weight, nearest, Magnitudes(gram=x.T @ x), quantizer, 0.01)
     assert torch.equal(got.codes[:, 3:7], nearest.codes[:, 3:7])
     assert not torch.equal(got.codes, nearest.codes)
 
@@ -191,8 +192,8 @@ def test_a_layer_under_gptq_has_its_codes():
     """Behind the transforms, with XᵀX behind them."""
     weight, x, found = a_layer()
     quantizer, rotated = SCHEMES["w4"].weights, operand_of(weight, get_scheme("w4+hadamard"))
-    turned = get_scheme("w4+hadamard").transforms[0].transform.hidden_states(x, rotated.fitted[0])
-    expected = gptq.compensated(rotated.exact, rotated.codes, turned.T @ turned, quantizer, 0.05)
+    turned = get_scheme("w4+hadamard").transforms[0].do("hidden_states", x, rotated.fitted[0])
+    expected = gptq.compensated(rotated.exact, rotated.codes, Magnitudes(gram=turned.T @ turned), quantizer, 0.05)
     for kind in (QuantizedLinear, Int8Linear):
         projection = nn.Linear(*weight.T.shape)
         projection.weight.data = weight
@@ -213,8 +214,8 @@ def test_awq_by_hand():
     assert awq.factors(torch.zeros(2, 3).double(), found, 0.5).dtype == torch.float64
     for silent in ([0.0, 4.0, 16.0], [0.0, 0.0, 0.0]):
         assert awq.factors(torch.zeros(2, 3), Magnitudes(sums=torch.tensor(silent)), 0.5)[0] == 1
-    assert len(awq.AWQ.number.grid) == 20
-    assert awq.AWQ.number.grid[::19] == (0.0, 0.95)
+    assert len(REMEDIES["awq"].number.grid) == 20
+    assert REMEDIES["awq"].number.grid[::19] == (0.0, 0.95)
 
 
 def absmax(matrix: torch.Tensor, limit: int, group: int) -> torch.Tensor:
@@ -227,7 +228,7 @@ def test_awq_has_the_least_error_of_its_grid():
     """tr(Δ H Δᵀ) with Δ = Q(W·s)/s − W, written down once more."""
     weight, x, found = a_layer()
     errors = {}
-    for exponent in awq.AWQ.number.grid:
+    for exponent in REMEDIES["awq"].number.grid:
         factors = (x.abs().mean(0) / x.abs().mean()).pow(exponent)
         delta = (absmax(weight * factors, 7, 8) / factors - weight).double()
         errors[exponent] = float((delta @ x.double().T @ x.double() * delta).sum())
@@ -248,10 +249,10 @@ def under_smoothing(weight: torch.Tensor, x: torch.Tensor, weights: torch.Tensor
 @pytest.mark.parametrize("role", ["attn_in", "ffn_in", "ffn_out"])
 def test_smoothing_has_the_least_error_of_its_grid(role):
     weight, x, found = a_layer(role)
-    errors = {one: under_smoothing(weight, x, found.weights, one) for one in smoothing.GRID}
-    assert smoothing.GRID[::10] == (0.0, 0.5, 1.0)
+    errors = {one: under_smoothing(weight, x, found.weights, one) for one in GRID}
+    assert GRID[::10] == (0.0, 0.5, 1.0)
     got = operand_of(weight, get_scheme("w4a8+smoothing=search"), found)
-    chosen = min(smoothing.GRID, key=lambda one: float((smoothing.factors(weight, found, one) - got.fitted[0]).norm()))
+    chosen = min(GRID, key=lambda one: float((smoothing.factors(weight, found, one) - got.fitted[0]).norm()))
     assert errors[chosen] <= 1.001 * min(errors.values())
     assert errors[chosen] <= errors[0.5]
 
@@ -280,9 +281,7 @@ def test_several_searches_go_one_after_the_other():
     got = operand_of(weight, get_scheme("w4a4+smoothing=search+hadamard+clip=search+gptq"), found)
     smoothed = operand_of(weight, get_scheme("w4a4+smoothing=search+hadamard"), found)
     assert torch.equal(got.fitted[0], smoothed.fitted[0])
-    strength = next(
-        one for one in smoothing.GRID if torch.equal(smoothing.factors(weight, found, one), smoothed.fitted[0])
-    )
+    strength = next(one for one in GRID if torch.equal(smoothing.factors(weight, found, one), smoothed.fitted[0]))
     clipped = operand_of(weight, get_scheme(f"w4a4+smoothing={strength}+hadamard+clip=search"), found)
     assert torch.equal(got.fitted[2], clipped.fitted[2])
     assert torch.equal(got.exact, clipped.exact)
@@ -292,11 +291,10 @@ def test_several_searches_go_one_after_the_other():
 # All together
 
 
+TRANSFORMS = {name: kind for name, kind in REMEDIES.items() if isinstance(kind, Transform)}
 PAIRS = {f"{one}+{other}": (one, other) for one, other in itertools.permutations(TRANSFORMS, 2)}
 MIXED_BEFORE = [
-    pair
-    for pair, (one, other) in PAIRS.items()
-    if find_transform(other).calibrated and not find_transform(one).by_feature
+    pair for pair, (one, other) in PAIRS.items() if TRANSFORMS[other].calibrated and not TRANSFORMS[one].by_feature
 ]
 
 
@@ -305,7 +303,7 @@ def test_two_transforms_keep_the_function(monkeypatch, pair):
     """X T (T⁻¹ W) = X W on layers of a trained model, in a format in which nothing is rounded."""
     same = Format(lambda matrix, _quantizer: Codes(matrix, matrix.new_ones(1, 1)))
     monkeypatch.setitem(FORMATS, "same", same)
-    scheme = Scheme("same", Quantizer("same", "row"), Quantizer("same", "column"), transform=pair)
+    scheme = Scheme("same", Quantizer("same", "row"), Quantizer("same", "column"), remedies=pair.split("+"))
     for role in ("attn_in", "attn_out", "ffn_in", "ffn_out"):
         weight, x, found = a_layer(role)
         projection = nn.Linear(*weight.T.shape, bias=False)
@@ -321,7 +319,7 @@ def test_what_must_not_follow_a_rotation(pair):
         get_scheme(f"w4a8+{pair}")
 
 
-REMEDIES = st.lists(
+FIRST = st.lists(
     st.sampled_from(["smoothing=search", "smoothing", "awq", "awq=0.25", "reorder"]),
     max_size=2,
     unique_by=lambda one: one[:3],
@@ -329,7 +327,7 @@ REMEDIES = st.lists(
 
 
 @settings(max_examples=60)
-@given(REMEDIES, st.sampled_from([[], ["hadamard"]]), st.sampled_from([[], ["clip=search"]]), st.booleans())
+@given(FIRST, st.sampled_from([[], ["hadamard"]]), st.sampled_from([[], ["clip=search"]]), st.booleans())
 def test_names_are_read_back(first, mixing, last, compensates):
     remedies = [*first, *mixing, *last, *(["gptq"] if compensates else [])]
     name = "+".join(["w4a8-g64", *remedies])
@@ -339,18 +337,6 @@ def test_names_are_read_back(first, mixing, last, compensates):
     assert Quantized.read(name.split("+")).name == name
     assert ("gptq=0.01" in scheme.parts) == compensates
     assert ("clip=search" in scheme.parts) == bool(last)
-
-
-def test_labels_say_what_is_searched():
-    base = SCHEMES["w4a8"].label
-    for name, label in (
-        ("w4a8+awq+gptq", "AWQ, GPTQ"),
-        ("w4a8+awq=0.5@ffn_in+gptq=0.1@ffn_out", "AWQ 0.5 in ffn_in, GPTQ damped by 0.1 in ffn_out"),
-        ("w4a8+smoothing=search+clip=search", "searched smoothing, searched clip"),
-    ):
-        assert get_scheme(name).label == f"{base}, {label}"
-    assert get_scheme("w4a8+gptq@ffn_out").at("ffn_in").gptq is None
-    assert get_scheme("w4a8+clip=search@ffn_out").at("ffn_in").searches is False
 
 
 def test_codes_of_gptq_and_of_searches_are_their_own(blocks):
@@ -395,80 +381,22 @@ def test_a_saved_model_needs_no_calibration(tmp_path, blocks):
     assert torch.equal(load_int8(str(tmp_path / "exact"), EVERYTHING, calibration=found)(blocks).logits, expected)
 
 
-def test_streamed_models_are_as_resident_ones(tmp_path, blocks):
-    make_model("llama").save_pretrained(tmp_path)
-    resident, streamed = load_model(str(tmp_path)), stream_model(str(tmp_path))
-    found, of_streamed = (calibrate(model, blocks[1:], ALL) for model in (resident, streamed))
-    for place, one in found.magnitudes.items():
-        assert torch.equal(one.gram, of_streamed.magnitudes[place].gram)
-        assert torch.equal(one.rows, of_streamed.magnitudes[place].rows)
-    names = ["w4+hadamard+gptq", "w4a4+awq=0.5+clip=search"]
-    got = perplexities(streamed, blocks[:1], [Quantized(get_scheme(name), calibration=of_streamed) for name in names])
-    assert got == pytest.approx([perplexity(quantize(resident, name, calibration=found), blocks[:1]) for name in names])
-
-
 def test_a_sweep_calibrates_what_it_needs(tmp_path, monkeypatch):
-    calibrated = []
-    monkeypatch.setattr(bench, "calibrate", lambda *given: calibrated.append(given) or calibrate(*given))
-    schemes = ["fp32", "w4", "w4+gptq", "w4+awq", "w4a8+smoothing", "w4a8+clip=search"]
-    fields = {"models": [MODEL], "block": 32, "blocks": 2, "schemes": schemes}
-    rows = sweep(Experiment(**fields), tmp_path)
-    assert len(calibrated) == 2, "with XᵀX, and once more with rows, which a later scheme needs"
-    assert [row.get("scheme_parts", "").rpartition(", ")[2] for row in rows[2:]] == [
-        "gptq=0.01",
-        "awq=search",
-        "smoothing=0.5",
-        "clip=search",
-    ]
-    assert len({row["value"] for row in rows}) == len(rows)
-    text, model = load_text("sample", load_tokenizer(MODEL), 32, 6), load_model(MODEL)
-    by_hand = quantize(model, "w4+gptq", calibration=calibrate(model, text[2:], ["w4+gptq"]))
-    assert rows[2]["value"] == perplexity(by_hand, text[:2])
-    assert sweep(Experiment(**fields), tmp_path) == rows, "found again"
+    needed = []
+    monkeypatch.setattr(bench, "observed", lambda *given: needed.append(set(given[2])) or observed(*given))
+    schemes = ["w4", "w4+gptq", "w4+awq", "w4a8+smoothing", "w4a8+clip=search"]
+    sweep(Experiment(models=[MODEL], block=32, blocks=2, schemes=schemes), tmp_path)
+    assert needed == [{"gram"}, {"gram", "rows"}], "once more with rows, which a later scheme needs"
 
 
 # Mistakes
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("fp32+gptq", "gptq of scheme 'fp32.gptq' is 0.01 where no weight is quantized; expected None"),
-        ("llm.int8+gptq", "gptq of scheme .* is 0.01 with outlier features, without which weights are rounded anew"),
-        ("llm.int8-bnb+gptq", "gptq of scheme 'llm.int8-bnb.gptq' is 0.01 with arithmetic 'bitsandbytes'"),
-        ("w4+gptq=0", "gptq of scheme 'w4.gptq=0' is 0.0; expected a damping above 0, at most 1"),
-        ("w4+gptq=search", "gptq of scheme 'w4.gptq=search' is 'search'; expected a damping"),
-        ("w4+gptq+hadamard", "expected the order in which remedies act, .*: write 'hadamard.gptq'"),
-        ("w4a8+gptq+clip=search", "write 'clip=search.gptq'"),
-        ("w4+gptq@nowhere", "unknown role 'nowhere'"),
-        ("w4+awq=2", "the number of 'awq=2' is 2; expected an exponent from 0 to 1"),
-        ("w4+hadamard=search", "the number of 'hadamard=search' is search; expected a seed"),
-        ("w4+reorder=search", "'reorder' takes no number, got search"),
-        ("w4a8+clip", "remedy 'clip' has no number; expected one, as in clip=0.999 or clip=search"),
-        ("w4a8+tokens", "remedy 'tokens' has no number; expected one, as in tokens=20$"),
-        ("w4+clip=search", "clip of scheme 'w4.clip=search' is 'search' where no input is quantized"),
-        ("w4a8+tokens=search", "token_threshold of scheme 'w4a8.tokens=search' is 'search'; expected a positive"),
-        ("w4a8+smoothing=serch", "remedy 'smoothing=serch' has 'serch' as its number"),
-    ],
-)
-def test_a_mistake_is_one_line(name, message):
-    with pytest.raises(UserError, match=message):
-        get_scheme(name)
-
-
-def test_a_format_that_nothing_is_rounded_to_at_a_given_scale(monkeypatch):
-    monkeypatch.setitem(FORMATS, "mine", Format(lambda matrix, _quantizer: Codes(matrix, matrix.new_ones(1, 1))))
-    with pytest.raises(UserError, match=r"gptq of scheme 'mine' is 0.01 with weights in mine; expected None"):
-        Scheme("mine", None, Quantizer("mine", "column"), gptq=0.01)
 
 
 def test_a_calibration_that_does_not_know_enough(blocks):
     model, llama = make_model("gpt2"), make_model("llama")
     found = calibrate(model, blocks)
     for name, lacking in (("w4+gptq", "gram"), ("w4+awq", "rows"), (EVERYTHING, "gram and rows")):
-        with pytest.raises(
-            UserError, match=f"needs the {lacking} of the inputs, which this calibration did not keep"
-        ):
+        with pytest.raises(UserError, match=f"needs the {lacking} of the inputs, which this calibration did not keep"):
             quantize(model, name, calibration=found)
     with pytest.raises(UserError, match=r"needs the magnitudes .*calibrate\(model, blocks, \[scheme\]\)"):
         quantize(model, "w4+gptq")

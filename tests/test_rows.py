@@ -209,7 +209,7 @@ def test_words_are_no_code(tmp_path):
         ("outliers/criterion.py", "ALPHA = 6.0", "ALPHA = 6.5"),
         ("outliers/models/configs.yaml", "layers: ", "layers: 1"),
         ("outlier_kernels/reference.py", ".amin(", ".amax("),
-        ("outliers/quantization/gradient.py", "return", "yield"),
+        ("outliers/quantization/layer.py", "return", "yield"),
         ("outliers/variants/plant.py", " * ", " / "),
     ],
 )

@@ -12,8 +12,8 @@ from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model
 from outliers.quantization.convert import quantize, quantized_layers
 from outliers.quantization.linear import QuantizedLinear
+from outliers.quantization.magnitudes import Magnitudes
 from outliers.quantization.schemes import get_scheme
-from outliers.quantization.transforms import Magnitudes
 from outliers.variants.draw import SIZE, drawn
 from outliers.variants.written import variant
 from tests.conftest import make_model

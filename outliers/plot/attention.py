@@ -51,15 +51,17 @@ def points(rows: list[dict]) -> list[Point]:
 
 def _order(scheme: Scheme) -> tuple:
     """16 bits, then both products, then single ones; from small shares in 16 bits to large ones."""
-    return scheme.attention is not None, scheme.attention_products, scheme.attention or 0
+    remedy = scheme.attention
+    return (False,) if remedy is None else (True, remedy.roles, remedy.number)
 
 
 def attention_of(scheme: Scheme) -> str:
     """The writing of a scheme's attention: 16-bit; int8+2%; int8, scores alone."""
     if scheme.attention is None:
         return NOT_QUANTIZED
-    share = f"+{100 * scheme.attention:g}%" if scheme.attention else ""
-    alone = f", {scheme.attention_products[0]} alone" if len(scheme.attention_products) == 1 else ""
+    number, roles = scheme.attention.number, scheme.attention.roles
+    share = f"+{100 * number:g}%" if number else ""
+    alone = f", {roles[0]} alone" if len(roles) == 1 else ""
     return f"int8{share}{alone}"
 
 

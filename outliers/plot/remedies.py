@@ -195,7 +195,7 @@ def _is_on_grid(row: dict, scheme: Scheme) -> bool:
     stored = re.search(r"(?:q|fp)(\d)", row.get("quantized_from", ""), re.IGNORECASE)
     if stored is None or scheme.weights is None or FORMATS[scheme.weights.format].bits > int(stored[1]):
         return False
-    return all(applied.transform.by_feature or applied.roles for applied in scheme.transforms)
+    return all(remedy.kind.by_feature or remedy.roles for remedy in scheme.transforms)
 
 
 def _panel(scheme: Scheme) -> str:

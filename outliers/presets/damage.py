@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
     from outliers.models.anatomy.examples import Block
-    from outliers.quantization.calibration import Calibration
+    from outliers.quantization.magnitudes import Calibration
 
 Damaging = Quantized | Cached | Against
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from outliers.quantization.calibration import Calibration
+    from outliers.quantization.magnitudes import Calibration
 
 CANDIDATES = 60  # projections with the largest errors over all tokens, and as many with those of the mean token
 LEFT = 0.1  # a better scheme suffices where it leaves at most this share of a projection's divergence

@@ -13,8 +13,8 @@ from outliers.errors import UserError
 from outliers.models.anatomy import Projection
 from outliers.models.attention import MASK, OURS, attends, attentions, check_attention
 from outliers.quantization.products import Products, product
+from outliers.quantization.remedies import PRODUCTS
 from outliers.quantization.schemes import Scheme
-from outliers.quantization.transforms import PRODUCTS
 
 WITHOUT_EFFECT = {*MASK, "is_causal", "deterministic"}  # the last one of other implementations
 MASKS_OF = ("sdpa", "eager", OURS)  # implementations whose masks say all of what queries attend to
@@ -29,8 +29,8 @@ class AttentionProducts(NamedTuple):
     @classmethod
     def of(cls, scheme: Scheme) -> "AttentionProducts":
         """Those of a scheme whose attention is in int8."""
-        in_int8 = scheme.attention_products or PRODUCTS
-        return cls(*(Products(scheme.attention) if name in in_int8 else EXACT for name in PRODUCTS))
+        in_int8 = scheme.attention.roles or PRODUCTS
+        return cls(*(Products(scheme.attention.number) if name in in_int8 else EXACT for name in PRODUCTS))
 
 
 EXACT = Products(exact=True)

@@ -1,10 +1,8 @@
 """Magnitudes of the inputs of projections on a text, for remedies that have to know them."""
 
-import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 
 import torch
 from transformers import PreTrainedModel
@@ -17,99 +15,14 @@ from outliers.models.hooks import input_hooks
 from outliers.models.stream import AS_IT_IS, Watched
 from outliers.quantization.caches import watched_keys
 from outliers.quantization.int8 import Int8Linear
-from outliers.quantization.linear import stored_weight
+from outliers.quantization.magnitudes import STATISTICS, Calibration, Magnitudes, stored_weight
+from outliers.quantization.remedies import COSTLY
+from outliers.quantization.remedies.learning import learn
 from outliers.quantization.schemes import Scheme, get_scheme
-from outliers.quantization.transforms import COSTLY, STATISTICS, Magnitudes
-from outliers.text.blocks import tokens_hash
 
 OUTLIER_ROLE, OUTLIER_TOKEN = "ffn_out", 64  # a token whose largest |x| there exceeds so many medians of all tokens'
 
 
-@dataclass(frozen=True, eq=False)
-class Calibration:
-    """The statistics of a calibration text that remedies and caches need, as `calibrate` returns them.
-
-    blocks: what the model has read, int64 (blocks, T). magnitudes: of the inputs of a layer's projections by the role
-    that they have in common, and of the weights that these meet. outlier_tokens: bool (layers, blocks, T), which tokens
-    were outliers (`OUTLIER_TOKEN`) in the layers that have this role, of causal language models alone. keys: by layer
-    the largest |keys| behind the rotation of positions, float32 (heads, features), where they were watched. learned:
-    the same with what schemes have learned on these blocks.
-
-    Example:
-        >>> outliers.calibrate(model, blocks).blocks.shape
-        torch.Size([2, 64])
-    """
-
-    blocks: torch.Tensor
-    magnitudes: dict[tuple[int, str], Magnitudes]
-    outlier_tokens: torch.Tensor
-    keys: dict[int, torch.Tensor] = field(default_factory=dict)
-    learned: "dict[Scheme, Calibration]" = field(default_factory=dict)
-
-    @property
-    def tokens_hash(self) -> str:
-        """Of the blocks, as rows say it."""
-        return tokens_hash(self.blocks)
-
-    def lacks(self, scheme: Scheme) -> list[str]:
-        """The statistics that a scheme needs and that were not kept, see `Magnitudes`."""
-        known = self.magnitudes.values()
-        return [need for need in scheme.needs if any(getattr(magnitudes, need) is None for magnitudes in known)]
-
-    def of(self, projection: Projection) -> Magnitudes:
-        """Those of the input of a projection.
-
-        Raises:
-            UserError: there are none, or of another width.
-        """
-        place, width = (projection.layer, projection.role), stored_weight(projection.module).shape[1]
-        magnitudes = self.magnitudes.get(place)
-        if magnitudes is None or len(magnitudes.inputs) != width:
-            raise UserError(f"the calibration lacks {width} features of '{projection.path}'; calibrate this model")
-        return magnitudes
-
-    def prefix(self, count: int | None = None) -> tuple[int, ...]:
-        """The most frequent outlier tokens, those that stand before every sequence in PrefixQuant (Chen et al., 2024).
-
-        Of those that were outliers equally often, the ones that are more frequent in the text come first.
-
-        Args:
-            count: how many; None for as many as a block has on average in the layer with the most of them, rounded up.
-
-        Raises:
-            UserError: there are none, or fewer.
-        """
-        by_layer = self.outlier_tokens.sum((1, 2)).tolist()
-        count = count or max(1, math.ceil(max(by_layer, default=0) / len(self.blocks)))
-        outliers = Counter(self.blocks[self.outlier_tokens.any(0)].tolist())
-        frequency = Counter(self.blocks.flatten().tolist())
-        if len(outliers) < count:
-            raise UserError(
-                f"{len(outliers)} outlier tokens in {len(self.blocks)} blocks of calibration text; expected {count}: "
-                "give their ids, as in prefix(30), or more blocks"
-            )
-        return tuple(sorted(outliers, key=lambda token: (-outliers[token], -frequency[token], token))[:count])
-
-    def merge(self, other: "Calibration") -> "Calibration":
-        """That of the blocks of both.
-
-        Raises:
-            UserError: they are of different models, or of blocks of different lengths.
-        """
-        alike = {place: len(magnitudes.inputs) for place, magnitudes in self.magnitudes.items()}
-        if alike != {place: len(magnitudes.inputs) for place, magnitudes in other.magnitudes.items()}:
-            raise UserError("cannot merge calibrations of different models; calibrate one model with both")
-        if self.blocks.shape[1] != other.blocks.shape[1]:
-            lengths = f"{self.blocks.shape[1]} and {other.blocks.shape[1]}"
-            raise UserError(f"cannot merge calibrations of blocks of {lengths} tokens; expected one length")
-        both = {place: magnitudes.merge(other.magnitudes[place]) for place, magnitudes in self.magnitudes.items()}
-        outlier_tokens = torch.cat([self.outlier_tokens, other.outlier_tokens], 1)
-        both_keys = self.keys.keys() & other.keys.keys()
-        keys = {layer: torch.maximum(self.keys[layer], other.keys[layer]) for layer in sorted(both_keys)}
-        return Calibration(torch.cat([self.blocks, other.blocks]), both, outlier_tokens, keys)
-
-
-@inference
 def calibrate(
     model: PreTrainedModel,
     blocks: Iterable[Block],
@@ -124,18 +37,30 @@ def calibrate(
     Args:
         model: a causal language model with exact weights, resident or streamed; it is left as it was.
         blocks: token ids, int64 (blocks, T), or any iterable of (T,); or examples of another family.
-        schemes: those that it is for; some have to know more of the inputs: see `Magnitudes`.
+        schemes: those that it is for; some have to know more of the inputs, see `Magnitudes`, and `rotation` learns on
+            these blocks what it is.
         keys: whether to keep how large keys are too, for caches that smooth or reorder them. Their attention is
             exchanged for that, whose sums may differ by rounding.
 
     Raises:
         UserError: there is no block, one is longer than the model's context, of another length than the first, or holds
-            ids outside its vocabulary; an input holds NaN or inf; only codes are left of the model's weights.
+            ids outside its vocabulary; an input holds NaN or inf; only codes are left of the model's weights; a scheme
+            learns, and the model is not a causal one whose weights are all there, or its loss is not finite.
 
     Example:
         >>> calibration = outliers.calibrate(model, blocks, ["absmax+smoothing"])
         >>> smoothed = outliers.quantize(model, "absmax+smoothing", calibration=calibration)
     """
+    schemes = [get_scheme(scheme) for scheme in schemes]
+    found = observed(model, blocks, {need for scheme in schemes for need in scheme.needs}, keys)
+    for scheme in schemes:
+        learn(model, scheme, found)
+    return found
+
+
+@inference
+def observed(model: PreTrainedModel, blocks: Iterable[Block], needed: Collection[str], keys: bool) -> Calibration:
+    """The same without what schemes learn; needed: the `COSTLY` statistics."""
     blocks = list(blocks)
     ids = list(map(read_ids, blocks))
     if not blocks:
@@ -144,7 +69,6 @@ def calibrate(
         raise UserError("blocks of several lengths to calibrate on; expected one length")
     weights: dict[tuple[int, str], torch.Tensor] = {}
     magnitudes: dict[tuple[int, str], Magnitudes] = {}
-    needed = {need for scheme in schemes for need in get_scheme(scheme).needs}
     statistics = {name: statistic for name, statistic in STATISTICS.items() if name in needed or name not in COSTLY}
     outlier_tokens = defaultdict(list)  # by layer, of each block
     largest_keys: dict[int, torch.Tensor] = {}
@@ -193,11 +117,13 @@ def _largest_weights(projection: Projection) -> torch.Tensor:
     return stored_weight(projection.module).detach().abs().amax(0).float().cpu()
 
 
-def neutral(model: PreTrainedModel) -> Calibration:
-    """As if all magnitudes of a model, whose values are not known, were 1; of no text."""
+def neutral(model: PreTrainedModel, scheme: Scheme) -> Calibration:
+    """As if all magnitudes of a model, whose values are not known, were 1; of no text, on which a scheme learns."""
     magnitudes = {}
     for projection in projections(model):
         ones = torch.ones(stored_weight(projection.module).shape[1])
         unknown = torch.empty(2 * ones.shape, device="meta")
         magnitudes[projection.layer, projection.role] = Magnitudes(ones, ones, ones, unknown, unknown)
-    return Calibration(torch.empty(0, 0, dtype=torch.int64), magnitudes, torch.empty(0, 0, 0, dtype=torch.bool))
+    found = Calibration(torch.empty(0, 0, dtype=torch.int64), magnitudes, torch.empty(0, 0, 0, dtype=torch.bool))
+    learn(model, scheme, found)
+    return found

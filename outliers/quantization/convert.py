@@ -29,10 +29,9 @@ from outliers.models.anatomy import (
 from outliers.models.attention import attentions, eager
 from outliers.models.hooks import check_hooks, hand_over_hooks
 from outliers.quantization.attention import AttentionProducts, put_attention, take_attention_back
-from outliers.quantization.calibration import Calibration
 from outliers.quantization.int8 import Int8Linear
-from outliers.quantization.linear import QuantizedLinear, stored_weight
-from outliers.quantization.remedies.rotation import learned
+from outliers.quantization.linear import QuantizedLinear
+from outliers.quantization.magnitudes import Calibration, stored_weight
 from outliers.quantization.schemes import BASELINE, SCHEMES, Scheme, get_scheme
 
 KINDS = {"exact": QuantizedLinear, "int8": Int8Linear}
@@ -91,8 +90,7 @@ def quantize(
     if keep == "int8":
         check_kept(scheme)
     check_calibrated(scheme, calibration)
-    if scheme.learns:
-        calibration = learned(model, scheme, calibration)
+    calibration = calibration and calibration.under(scheme)
     left = skipped(model, skip, scheme, only)
     others = check_instead(model, scheme, left, instead)
     if keep == "int8":
@@ -145,7 +143,7 @@ def check_kept(scheme: Scheme) -> None:
             f"scheme '{scheme.name}' has weights in {scheme.weights.format}, whose codes are no int8; expected {kept}, "
             "or use keep='exact'"
         )
-    if scheme.token_threshold is not None:
+    if scheme.doing("around"):
         raise UserError(f"scheme '{scheme.name}' multiplies some tokens with exact weights; use keep='exact'")
 
 
@@ -196,7 +194,7 @@ def check_attends(model: PreTrainedModel, scheme: Scheme) -> None:
     softmax that this replaces."""
     if scheme.attention is None:
         return
-    alone = replace(SCHEMES[BASELINE], attention=scheme.attention)
+    alone = replace(SCHEMES[BASELINE], remedies=(scheme.attention,))
     with torch.inference_mode(), eager(model):
         changed, stack, family = quantize(model, alone), anatomy_of(model.config), family_of(model.config)
         (read,) = inputs_of(model, family.smallest(model.config).to(model.device))
@@ -205,15 +203,15 @@ def check_attends(model: PreTrainedModel, scheme: Scheme) -> None:
         stack_module(changed, stack)(read[None], **mask, **family.keywords)
 
 
-def check_calibrated(scheme: Scheme, calibration: object | None) -> None:
+def check_calibrated(scheme: Scheme, calibration: Calibration | None) -> None:
     """Raise UserError if a scheme needs a calibration and there is none."""
     if calibration is None and scheme.needs_calibration:
         raise UserError(
             f"scheme '{scheme.name}' needs the magnitudes of the inputs; expected a calibration: "
             "quantize(model, scheme, calibration=outliers.calibrate(model, blocks"
-            f"{', [scheme]' if scheme.needs else ''})), or measure it in a sweep"
+            f"{', [scheme]' if scheme.needs or scheme.learns else ''})), or measure it in a sweep"
         )
-    if scheme.needs and (lacking := calibration.lacks(scheme)):
+    if calibration is not None and (lacking := calibration.lacks(scheme)):
         raise UserError(
             f"scheme '{scheme.name}' needs the {' and '.join(lacking)} of the inputs, which this calibration did "
             "not keep; expected outliers.calibrate(model, blocks, [scheme])"

@@ -10,10 +10,10 @@ from outlier_kernels.reference import Quantized
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from outliers.quantization.gradient import pass_gradient, refuse_gradient
+from outliers.quantization.layer import SchemeLinear, StraightThrough
 from outliers.quantization.linear import operand_of, prepared
-from outliers.quantization.schemes import Scheme
-from outliers.quantization.transforms import MOST, Magnitudes
+from outliers.quantization.magnitudes import Magnitudes
+from outliers.quantization.schemes import MOST, Scheme
 
 # The buffers: codes, scale, zero_point, code_sums, and what each of the scheme's transforms made of the weight, and
 # behind that what a search made of its inputs.
@@ -22,7 +22,7 @@ FIELDS = (*Quantized._fields, *FITTED)
 _LAYOUT = threading.RLock()  # held while a layer changes between its layouts; one for all, for locks cannot be copied
 
 
-class Int8Linear(nn.Module):
+class Int8Linear(SchemeLinear):
     """A projection under a scheme whose exact weights are gone: their codes, one byte a weight in int8, and scales.
 
     Outlier features are multiplied with weights rebuilt from their codes, whose scales are over all features. On a CPU
@@ -30,14 +30,9 @@ class Int8Linear(nn.Module):
     plain ones (there they are the buffer `blocks`, which no state has); `state_dict`, `load_state_dict` and `.to()`
     bring the plain ones back. Several threads may call it at once.
 
-    role, magnitudes: as in `QuantizedLinear`.
-
-    It has no gradient: a backward pass raises UserError. Where `straight_through` is set, it has one for its input and
-    its bias, which takes rounding for the identity and the weight for what its codes stand for, and so adapters train
-    beside it.
+    Where `straight_through` is set, it has a gradient for its input and its bias, which takes rounding for the identity
+    and the weight for what its codes stand for, and so adapters train beside it.
     """
-
-    straight_through = False
 
     def __init__(
         self,
@@ -46,8 +41,7 @@ class Int8Linear(nn.Module):
         role: str | None = None,
         magnitudes: Magnitudes | None = None,
     ):
-        super().__init__()
-        self.scheme, self.here, self.magnitudes = scheme, scheme.at(role), magnitudes
+        super().__init__(scheme, role, magnitudes)
         self.prepared: Quantized | Packed | None = None
         self.bias = projection.bias
         for name in FIELDS:
@@ -108,7 +102,7 @@ class Int8Linear(nn.Module):
     @property
     def dequantized(self) -> torch.Tensor | None:
         """The weight (outputs, features) that the codes stand for; None under remedies, which change it."""
-        return None if self.here.transform is not None else self._quantized().dequantize()
+        return None if self.here.transforms else self._quantized().dequantize()
 
     def path(self, dtype: torch.dtype) -> str:
         """The path of the kernels that multiplies it with hidden states of a dtype, see `dispatch.path_of`."""
@@ -164,19 +158,13 @@ class Int8Linear(nn.Module):
         with _LAYOUT:  # the fast layout can be neither copied nor pickled
             return {**vars(self), "_buffers": {**self._plain(), "blocks": None}, "prepared": None}
 
-    def _project(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def _product(self, rows: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling():
             self._prepare()  # now, while the graph is made, so that it has the layout that this leaves
         while (weight := self.prepared) is None:  # once, unless another thread brings the plain codes back
             self._prepare()
         fitted = tuple(value for name in FITTED if (value := self._buffers[name]) is not None)
-        rows = prepared(hidden_states.reshape(-1, hidden_states.shape[-1]), self.here, fitted)
-        multiply = pass_gradient if torch.is_grad_enabled() else dispatch.linear
-        product = multiply(rows, weight, self.bias, **self.here.kernel_arguments)
-        return product.to(hidden_states.dtype).view(*hidden_states.shape[:-1], -1)
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Project (..., features) to (..., outputs) in the dtype of the input."""
-        if torch.is_grad_enabled() and not self.straight_through:
-            return refuse_gradient(self._project, hidden_states, *self.parameters())
-        return self._project(hidden_states)
+        rows = prepared(rows, self.here, fitted)
+        if torch.is_grad_enabled():
+            return StraightThrough.apply(rows, self.bias, weight, self.here)
+        return dispatch.linear(rows, weight, self.bias, **self.here.kernel_arguments)

@@ -1,5 +1,7 @@
 """A linear projection whose product runs in 8 bits."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -10,12 +12,10 @@ from outlier_kernels.reference_formats import rounded
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from outliers.quantization.gradient import refuse_gradient
-from outliers.quantization.remedies.clip import clip
-from outliers.quantization.remedies.gptq import compensated
-from outliers.quantization.remedies.tokens import multiply_by_token
+from outliers.quantization.layer import SchemeLinear
+from outliers.quantization.magnitudes import Magnitudes, stored_weight
+from outliers.quantization.remedies import SEARCH
 from outliers.quantization.schemes import Scheme
-from outliers.quantization.transforms import SEARCH, Magnitudes
 
 # Weights between two codes: rounding decides by one bit which they get, and a draw decides it anew.
 HALF_UNIT = 2.0**-24  # in the last place of float32, relative to the weight: how far it may be from the middle
@@ -59,7 +59,7 @@ class Drawn(NamedTuple):
     made: Made
 
 
-class QuantizedLinear(nn.Module):
+class QuantizedLinear(SchemeLinear):
     """A projection under a scheme, with the unquantized weights at hand.
 
     It shares the weight and bias of the projection that it replaces (`nn.Linear`, or the `Conv1D` of GPT-2, which
@@ -67,10 +67,7 @@ class QuantizedLinear(nn.Module):
     (not through `.data`, where torch counts no edits; call `.to()` then). Outlier features are multiplied with the
     exact weights, as the paper's equation 8 has it, and both operands' scales are taken without them.
 
-    role: that of its input, at which the scheme may have other remedies than at others. magnitudes: of its input, where
-    a remedy has to know them. draw: how weights between two codes fall, see `untie`; 0 to even.
-
-    It has no gradient: a backward pass raises UserError.
+    draw: how weights between two codes fall, see `untie`; 0 to even. It never passes a gradient on.
     """
 
     draw = 0
@@ -82,9 +79,8 @@ class QuantizedLinear(nn.Module):
         role: str | None = None,
         magnitudes: Magnitudes | None = None,
     ):
-        super().__init__()
+        super().__init__(scheme, role, magnitudes)
         self.projection = projection
-        self.scheme, self.here, self.magnitudes = scheme, scheme.at(role), magnitudes
         self.made: Made | None = None  # in one step, so that threads see all of it or nothing
         self.drawn: Drawn | None = None
 
@@ -142,7 +138,7 @@ class QuantizedLinear(nn.Module):
     def __getstate__(self) -> dict:
         return {**super().__getstate__(), "made": None, "drawn": None}
 
-    def _product(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def _quantized(self, hidden_states: torch.Tensor) -> torch.Tensor:
         scheme, operand = self.here, self.operand
         weight = self.weight if operand.exact is None else operand.exact
         hidden_states = prepared(hidden_states, scheme, operand.fitted)
@@ -151,29 +147,13 @@ class QuantizedLinear(nn.Module):
         bias, arguments = self.projection.bias, scheme.kernel_arguments
         return dispatch.linear(hidden_states, operand.codes, bias, **arguments, exact=exact)
 
-    def _project(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        rows, threshold = hidden_states.reshape(-1, hidden_states.shape[-1]), self.here.token_threshold
-        if threshold is None:
-            product = self._product(rows)
-        else:
-            product = multiply_by_token(rows, threshold, self.projection, self._product)
-        return product.to(hidden_states.dtype).view(*hidden_states.shape[:-1], -1)
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Project (..., features) to (..., outputs) in the dtype of the input."""
-        if torch.is_grad_enabled():
-            return refuse_gradient(self._project, hidden_states, *self.parameters())
-        return self._project(hidden_states)
+    def _product(self, rows: torch.Tensor) -> torch.Tensor:
+        return around(self.here, rows, self.projection, self._quantized)
 
 
 def _version(weight: torch.Tensor) -> int | None:
     """Number of edits of a tensor in place; None of those that were made in inference mode, which do not count."""
     return None if weight.is_inference() else weight._version
-
-
-def stored_weight(projection: nn.Linear | Conv1D) -> torch.Tensor:
-    """The weight as (outputs, features), sharing memory."""
-    return projection.weight.T if isinstance(projection, Conv1D) else projection.weight
 
 
 def quantize_weight(weight: torch.Tensor, scheme: Scheme) -> Quantized:
@@ -186,24 +166,25 @@ def operand_of(weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | No
 
     magnitudes: of the inputs that it will meet, where a remedy of the scheme has to know them.
     """
-    searched = scheme.searches and searched_numbers(weight, scheme, magnitudes)
-    clipped, scheme = scheme.clip == SEARCH, searched or scheme
-    exact, fitted = weight if scheme.transform is None else in_float32(weight), []
+    asked, scheme = scheme, searched_numbers(weight, scheme, magnitudes) if scheme.searches else scheme
+    exact, fitted = in_float32(weight) if scheme.transforms else weight, []
     for step in scheme.transforms:
         fitted.append(step.fit(exact, magnitudes))
-        exact = step.transform.weight(exact, fitted[-1])
-        magnitudes = magnitudes and magnitudes.under(step.transform, fitted[-1])
+        exact = step.do("weight", exact, fitted[-1])
+        magnitudes = magnitudes and magnitudes.behind(step, fitted[-1])
     codes = _codes(exact, scheme, magnitudes)
-    fitted += [torch.tensor(scheme.clip, dtype=torch.float64, device=weight.device)] if clipped else []
-    return Operand(codes, None if scheme.transform is None else exact, tuple(fitted))
+    for step, found in zip(asked.doing("clips"), scheme.doing("clips"), strict=True):
+        if step.number == SEARCH:
+            fitted.append(torch.tensor(found.number, dtype=torch.float64, device=weight.device))
+    return Operand(codes, exact if scheme.transforms else None, tuple(fitted))
 
 
 def _codes(exact: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | None) -> Quantized:
     """The codes of a transformed weight; magnitudes: under the transforms."""
     codes = quantize_weight(exact, scheme)
-    if scheme.gptq is None or exact.is_meta:
-        return codes
-    return compensated(in_float32(exact), codes, magnitudes.gram, scheme.weights, scheme.gptq)
+    for step in () if exact.is_meta else scheme.doing("codes"):
+        codes = step.do("codes", in_float32(exact), codes, magnitudes, scheme.weights, step.number)
+    return codes
 
 
 def drawn_operand(
@@ -215,7 +196,7 @@ def drawn_operand(
     if untied is exact:
         return operand
     for step, numbers in zip(scheme.transforms, operand.fitted, strict=False):
-        magnitudes = magnitudes and magnitudes.under(step.transform, numbers)
+        magnitudes = magnitudes and magnitudes.behind(step, numbers)
     exact = operand.exact if scheme.outlier_threshold is None else untied  # which outlier features meet
     return operand._replace(codes=_codes(untied, scheme, magnitudes), exact=exact)
 
@@ -278,12 +259,19 @@ def prepared(hidden_states: torch.Tensor, scheme: Scheme, fitted: tuple[torch.Te
     its `Operand`."""
     if fitted:
         hidden_states = in_float32(hidden_states)
-    for step, numbers in zip(scheme.transforms if fitted else (), fitted, strict=False):
-        hidden_states = step.transform.hidden_states(hidden_states, numbers)
-    if scheme.clip is None:
-        return hidden_states
-    quantile = float(fitted[-1]) if scheme.clip == SEARCH else scheme.clip
-    return clip(hidden_states, quantile, scheme.activations.per_row, scheme.outlier_threshold)
+    for step, numbers in zip(scheme.transforms, fitted, strict=False):
+        hidden_states = step.do("hidden_states", hidden_states, numbers)
+    for step in scheme.doing("clips"):
+        number = float(fitted[-1]) if step.number == SEARCH else step.number
+        hidden_states = step.do("clips", hidden_states, number, scheme)
+    return hidden_states
+
+
+def around(scheme: Scheme, rows: torch.Tensor, exact: Callable, quantized: Callable) -> torch.Tensor:
+    """The product of hidden states (tokens, features) as a scheme puts it together of exact and quantized ones."""
+    for step in scheme.doing("around"):
+        quantized = partial(step.do, "around", number=step.number, exact=exact, quantized=quantized)
+    return quantized(rows)
 
 
 def in_float32(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,128 +4,76 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, fields, replace
-from functools import partial, wraps
-from typing import Annotated, Literal, TypeVar
+from dataclasses import asdict, dataclass, fields, replace
 
 from outlier_kernels.formats import ARITHMETICS, BLOCK, FORMATS, GROUPS, OPERANDS, Quantizer, granularities
-from pydantic import AfterValidator, ConfigDict, Field, InstanceOf, ValidationError
-from pydantic.dataclasses import dataclass
 
-from outliers.criterion import ALPHA, THRESHOLDS, check_threshold
+from outliers.criterion import ALPHA, check_threshold
 from outliers.errors import UserError, shown, unknown_name
 from outliers.models.plugins import plugin_schemes
-from outliers.quantization.transforms import (
-    COSTLY,
-    SEARCH,
-    SETTINGS,
-    TRANSFORMS,
-    Applied,
-    Remedy,
-    Transform,
-    checked_roles,
-    find_transform,
-    transforms_of,
-)
+from outliers.quantization.remedies import COSTLY, PRODUCTS, REMEDIES, SEARCH, STAGES, Kind, Remedy, Transform
 
-Kind = TypeVar("Kind", bound=type)
-Text = Annotated[str, Field(description="text")]
-Operand = Annotated[InstanceOf[Quantizer] | None, Field(description="a Quantizer or None")]
-LEAST, MOST = THRESHOLDS
-Threshold = Annotated[float | None, Field(ge=LEAST, le=MOST, description=f"a positive number, such as {ALPHA}")]
-Bits = Annotated[float | None, Field(description="a number of bits")]
-INTEGERS = {name: format.bits for name, format in FORMATS.items() if name == f"int{format.bits}"}
-Roles = Annotated[tuple[str, ...], Field(strict=False)]
-Share = Annotated[float, Field(gt=0, le=1)]
-Quantile = Annotated[Share | Literal[SEARCH] | None, Field(description="a quantile above 0, at most 1, or 'search'")]
-Damping = Annotated[Share | None, Field(description="a damping above 0, at most 1, such as 0.01")]
-SHARE = "None, or the share of its products that stays in 16 bits, from 0 on and below 1"
+MOST = 3  # transforms that follow each other in a layer
+PARTS = {  # by name the types of its values, and what is expected
+    "name": (str, "text"),
+    "label": (str, "text"),
+    "activations": (Quantizer | None, "a Quantizer or None"),
+    "weights": (Quantizer | None, "a Quantizer or None"),
+    "remedies": (list | tuple, "a list of remedies, such as ['hadamard', 'clip=0.999']"),
+}
+# Fields of the number and of the roles in models that were saved before schemes had remedies.
+EARLIER = {
+    "tokens": ("token_threshold", "token_roles"),
+    "clip": ("clip", "clip_roles"),
+    "activations": ("activation_bits", "activation_roles"),
+    "gptq": ("gptq", "gptq_roles"),
+    "attention": ("attention", "attention_products"),
+}
 
 
-def _checked(remedy: str) -> AfterValidator:
-    """A validator that puts the roles where a remedy applies into the order of their table."""
-    return AfterValidator(partial(checked_roles, remedy=remedy))
-
-
-def _in_one_line(kind: Kind) -> Kind:
-    """The same dataclass, whose fields are refused in one line."""
-    build = kind.__init__
-
-    @wraps(build)
-    def __init__(self, *given, **keywords):
-        try:
-            build(self, *given, **keywords)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            place = first["loc"][0]
-            field = place if isinstance(place, str) else fields(kind)[place].name
-            expected = kind.__pydantic_fields__[field].description or first["msg"].removeprefix("Input should be ")
-            name = shown(keywords.get("name", *given[:1]), str)
-            raise UserError(f"{field} of scheme '{name}' is {shown(first['input'])}; expected {expected}") from None
-
-    kind.__init__ = __init__
-    return kind
-
-
-@_in_one_line
-@dataclass(frozen=True, config=ConfigDict(strict=True, allow_inf_nan=False))
+@dataclass(frozen=True)
 class Scheme:
     """One way to quantize the linear projections of the decoder layers, and what attention multiplies.
 
     activations, weights: how each operand is quantized; None for one that is not. outlier_threshold: features with an
     input of at least this magnitude are multiplied in 16 bits (section 3.2); None does without the decomposition.
     label: what tables call it; by default its name. arithmetic: "exact", or "bitsandbytes" to compute LLM.int8() as
-    bitsandbytes does, which differs from the paper's equation. transform: function-preserving changes of the features
-    before anything is quantized, by names in `TRANSFORMS` as `outliers.quantization.transforms.transforms_of` reads
-    them, or one's own. token_threshold: tokens with an input of at least this magnitude, before any transform, are
-    multiplied exactly, the scales of the others are without them. clip: the quantile of their magnitudes at which the
-    inputs are clamped that are quantized, behind the transforms, or `SEARCH`. gptq: error compensation of the weights,
-    with this share of the mean diagonal of XᵀX for damping. token_roles, clip_roles, gptq_roles: of the inputs of the
-    projections where that is done; none for all. attention: None for attention in 16 bits; in int8 the share of the
-    inner dimension of its products that is multiplied in 16 bits all the same, that with the largest magnitudes
-    (appendix E). attention_products: which of `PRODUCTS` are in int8; none for both.
+    bitsandbytes does, which differs from the paper's equation. remedies: as names say them, "hadamard@ffn_out" or
+    "clip=0.999", or a `Transform` of one's own; kept in the order in which rows say them.
 
     Raises:
         UserError: a part is unknown, or two do not go together: the number would be that of another scheme.
 
     Example:
         >>> row, column = outliers.Quantizer("int8", "row"), outliers.Quantizer("int8", "column")
-        >>> outliers.Scheme("mine", activations=row, weights=column, outlier_threshold=6.0).quantizes_projections
+        >>> outliers.Scheme("mine", activations=row, weights=column, remedies=["hadamard"]).quantizes_projections
         True
     """
 
-    name: Annotated[Text, Field(min_length=1)]
-    activations: Operand
-    weights: Operand
-    outlier_threshold: Threshold = None
-    label: Text = ""
-    arithmetic: Literal[*ARITHMETICS] = "exact"
-    transform: Annotated[str | InstanceOf[Transform] | None, Field(description="a name or a Transform")] = None
-    token_threshold: Threshold = None
-    token_roles: Annotated[Roles, _checked("tokens")] = ()
-    clip: Quantile = None
-    clip_roles: Annotated[Roles, _checked("clip")] = ()
-    activation_bits: Bits = None
-    activation_roles: Annotated[Roles, _checked("activations")] = ()
-    attention: Annotated[float | None, Field(ge=0, lt=1, description=SHARE)] = None
-    attention_products: Annotated[Roles, _checked("attention")] = ()
-    gptq: Damping = None
-    gptq_roles: Annotated[Roles, _checked("gptq")] = ()
+    name: str
+    activations: Quantizer | None
+    weights: Quantizer | None
+    outlier_threshold: float | None = None
+    label: str = ""
+    arithmetic: str = "exact"
+    remedies: tuple[Remedy | Kind | str, ...] | list[Remedy | Kind | str] = ()
 
     def __post_init__(self):
-        object.__setattr__(self, "label", self.label or self.name)
-        transforms_of(self.transform)
+        for part, (kind, expected) in PARTS.items():
+            value = getattr(self, part)
+            if not isinstance(value, kind) or (part == "name" and not value):
+                raise UserError(f"{part} of scheme '{shown(self.name, str)}' is {shown(value)}; expected {expected}")
+        if self.outlier_threshold is not None:
+            check_threshold(f"outlier_threshold of scheme '{self.name}'", self.outlier_threshold)
+        self._check("arithmetic", self.arithmetic, ARITHMETICS)
         for operand in OPERANDS:
             self._check_operand(operand, getattr(self, operand))
         if not self.quantizes_projections:
-            for part in ("outlier_threshold", "transform", "token_threshold"):
-                self._check(part, getattr(self, part), [None], " where no operand is quantized")
-        if self.activations is None:
-            self._check("clip", self.clip, [None], " where no input is quantized")
-        if self.activations is None or self.activations.format not in INTEGERS:
-            self._check("activation_bits", self.activation_bits, [None], " where activations are no integers")
-        self._check("activation_bits", self.activation_bits, [None, *map(float, INTEGERS.values())])
-        self._check_gptq()
+            self._check("outlier_threshold", self.outlier_threshold, [None], " where no operand is quantized")
+        remedies = map(Remedy.of, self.remedies)
+        object.__setattr__(self, "label", self.label or self.name)
+        object.__setattr__(self, "remedies", tuple(sorted(remedies, key=_place)))
+        self._check_remedies()
 
     def _check_operand(self, operand: str, quantizer: Quantizer | None) -> None:
         if quantizer is not None:
@@ -138,21 +86,43 @@ class Scheme:
         if expected := getattr(ARITHMETICS[self.arithmetic], operand):
             self._check(operand, str(quantizer), [expected], f" with arithmetic '{self.arithmetic}'")
 
-    def _check_gptq(self) -> None:
-        format = self.weights and self.weights.format
-        for refused, where in (
-            (format is None, " where no weight is quantized"),
-            (format and FORMATS[format].rounding is None, f" with weights in {format}"),
-            (self.arithmetic != "exact", f" with arithmetic '{self.arithmetic}'"),
-            (self.outlier_threshold is not None, " with outlier features, without which weights are rounded anew"),
-        ):
-            if refused:
-                self._check("gptq", self.gptq, [None], where)
+    def _check_remedies(self) -> None:
+        if len(self.transforms) > MOST:
+            raise UserError(f"{len(self.transforms)} transforms in scheme '{self.name}'; expected at most {MOST}")
+        for number, remedy in enumerate(self.remedies):
+            name, kind = remedy.name, remedy.kind
+            for reason, is_so in kind.refuses:
+                if is_so(self):
+                    raise UserError(f"scheme '{self.name}' has '{name}' {reason.format(**vars(self))}; leave it out")
+            before = [other for other in self.transforms[:number] if other.applies_at(remedy.roles)]
+            once = before if isinstance(kind, Transform) else self.remedies[:number]
+            if name in (other.name for other in once):
+                where = " at a role" if isinstance(kind, Transform) else ""
+                raise UserError(f"scheme '{self.name}' has '{name}' twice; expected it once{where}")
+            mixing = [other.name for other in before if not other.kind.by_feature]
+            if kind.calibrated and mixing:
+                raise UserError(
+                    f"'{name}' comes after '{mixing[0]}', whose outputs no calibration has seen; expected it before"
+                )
 
     def _check(self, part: str, value: object, expected: Iterable, where: str = "") -> None:
         if not any(type(value) is type(allowed) and value == allowed for allowed in expected):
             known = " or ".join(map(repr, expected))
             raise UserError(f"{part} of scheme '{self.name}' is {shown(value)}{where}; expected {known}")
+
+    def doing(self, what: str) -> list[Remedy]:
+        """Its remedies whose `Kind` does something."""
+        return [remedy for remedy in self.remedies if getattr(remedy.kind, what)]
+
+    @property
+    def transforms(self) -> tuple[Remedy, ...]:
+        """Its transforms, in the order in which they change the features."""
+        return tuple(remedy for remedy in self.remedies if isinstance(remedy.kind, Transform))
+
+    @property
+    def attention(self) -> Remedy | None:
+        """The remedy by which attention is in int8; None for attention in 16 bits."""
+        return next((remedy for remedy in self.remedies if remedy.kind.places == PRODUCTS), None)
 
     @property
     def quantizes(self) -> bool:
@@ -178,72 +148,69 @@ class Scheme:
         return math.lcm(*groups) if groups else None
 
     @property
-    def transforms(self) -> tuple[Applied, ...]:
-        """Its transforms, in the order in which they change the features."""
-        return transforms_of(self.transform)
-
-    @property
     def needs_calibration(self) -> bool:
         """Whether it has to know how large the inputs are, see `outliers.calibrate`."""
-        return bool(self.needs) or any(applied.transform.calibrated for applied in self.transforms)
+        return bool(self.needs or self.doing("calibrated"))
 
     @property
     def needs(self) -> tuple[str, ...]:
         """The `COSTLY` statistics that a calibration has to have for it."""
-        needed = {"gram": self.gptq is not None, "rows": self.searches}
-        return tuple(name for name in COSTLY if needed[name])
+        needed = {"rows"} if self.searches else set()
+        needed = needed.union(*(remedy.kind.needs for remedy in self.remedies))
+        return tuple(name for name in COSTLY if name in needed)
 
     @property
     def searches(self) -> bool:
         """Whether the number of a remedy is searched."""
-        return self.clip == SEARCH or any(applied.number == SEARCH for applied in self.transforms)
+        return any(remedy.number == SEARCH for remedy in self.remedies)
 
     @property
     def candidates(self) -> "list[Scheme]":
         """It with each number that the first of its remedies may have whose number is searched; none where none is."""
-        written = [applied.remedy for applied in self.transforms]
-        for place, applied in enumerate(self.transforms):
-            if applied.number == SEARCH:
-                numbers = [written[place]._replace(number=number) for number in applied.transform.number.grid]
-                texts = ["+".join(map(str, [*written[:place], each, *written[place + 1 :]])) for each in numbers]
-                return [replace(self, transform=text) for text in texts]
-        return [replace(self, clip=quantile) for quantile in SETTINGS["clip"].grid] if self.clip == SEARCH else []
+        for place, remedy in enumerate(self.remedies):
+            if remedy.number == SEARCH:
+                before, after = self.remedies[:place], self.remedies[place + 1 :]
+                tried = [remedy._replace(number=number) for number in remedy.kind.number.grid]
+                return [replace(self, remedies=(*before, each, *after)) for each in tried]
+        return []
 
     @property
     def without_searches(self) -> "Scheme":
         """It as a search measures it: without remedies whose numbers are not yet found, weights rounded to nearest."""
-        fields = {"gptq": None} | ({"clip": None} if self.clip == SEARCH else {})
-        if any(applied.number == SEARCH for applied in self.transforms):
-            kept = [applied.remedy for applied in self.transforms if applied.number != SEARCH]
-            fields["transform"] = "+".join(map(str, kept)) or None
-        return replace(self, **fields)
+        left = [remedy for remedy in self.remedies if remedy.number != SEARCH and not remedy.kind.codes]
+        return replace(self, remedies=left)
 
     @property
     def learns(self) -> bool:
         """Whether a transform is learned with the whole model."""
-        return any(applied.transform.learns for applied in self.transforms)
+        return bool(self.doing("learns"))
+
+    @property
+    def learning(self) -> "Scheme":
+        """The scheme under which a transform is learned: without what comes after; where that is GPTQ, with exact
+        weights, as SpinQuant learns then, unless nothing else is quantized."""
+        left = [remedy for remedy in self.remedies if not remedy.kind.codes and remedy != self.attention]
+        weights = None if self.doing("codes") and self.activations else self.weights
+        return replace(self, name="rotation", label="", weights=weights, remedies=left)
 
     def at(self, role: str | None) -> "Scheme":
         """The scheme as projections have it whose input has a role, without the remedies of others; None for all."""
-        fields = {}
-        if isinstance(self.transform, str) and "@" in self.transform:
-            kept = [remedy for remedy in self.transform.split("+") if role in (Remedy.read(remedy).roles or (role,))]
-            fields["transform"] = "+".join(remedy.partition("@")[0] for remedy in kept) or None
-        for setting in SETTINGS.values():
-            roles = getattr(self, setting.roles)
-            if roles:
-                fields |= {setting.roles: ()} | ({} if role in roles else {setting.field: None})
-        here = replace(self, **fields) if fields and role is not None else self
-        if here.activation_bits is None or here.activation_roles:
-            return here
-        activations = replace(here.activations, format=f"int{here.activation_bits:g}")
-        return replace(here, activations=activations, activation_bits=None)
+        here = self
+        if role is not None and any(remedy.roles for remedy in self.remedies):
+            left = [remedy._replace(roles=()) for remedy in self.remedies if role in (remedy.roles or (role,))]
+            here = replace(self, remedies=left)
+        for remedy in here.doing("scheme"):
+            if not remedy.roles:
+                left = [other for other in here.remedies if other != remedy]
+                here = remedy.do("scheme", replace(here, remedies=left), remedy.number)
+        return here
 
     @property
     def weight_operand(self) -> tuple:
         """The key of a weight's codes: schemes in which it is equal share them."""
+        compensated = tuple(remedy.number for remedy in self.doing("codes"))
         searched = (self.parts, self.outlier_threshold) if self.searches else ()
-        return self.weights, self.arithmetic, self.transform, self.gptq, *searched
+        return self.weights, self.arithmetic, self.transforms, compensated, *searched
 
     @property
     def exact_outliers(self) -> bool:
@@ -259,17 +226,13 @@ class Scheme:
     def parts(self) -> str:
         """All but its names and its threshold, in one line."""
         operands = f"{self.activations or 'exact'} × {self.weights or 'exact'}"
-        remedies = [applied.remedy for applied in self.transforms]
-        for name, setting in SETTINGS.items():
-            if (number := getattr(self, setting.field)) is not None:
-                remedies.append(Remedy(name, number, getattr(self, setting.roles)))
-        return ", ".join([operands, self.arithmetic, *map(str, remedies)])
+        return ", ".join([operands, self.arithmetic, *map(str, self.remedies)])
 
-    @property
-    def as_fields(self) -> dict:
-        """Its fields, a transform of one's own by its name."""
-        is_custom = isinstance(self.transform, Transform)
-        return asdict(self) | {"transform": self.transform.name if is_custom else self.transform}
+
+def _place(remedy: Remedy) -> int:
+    """The place of a remedy in a row: transforms as they follow each other, and then the table's order."""
+    names = [*REMEDIES, remedy.name]
+    return -1 if isinstance(remedy.kind, Transform) else names.index(remedy.name)
 
 
 _TENSOR, _ROW, _COLUMN = (Quantizer("int8", granularity) for granularity in ("tensor", "row", "column"))
@@ -322,15 +285,14 @@ _OF_FORMATS = [
         Quantizer("int4-int8", "group-128"),
         Quantizer("int4", "group-128"),
         label="COMET",
-        transform="reorder",
+        remedies=["reorder"],
     ),
     Scheme(
         "flexq",
         Quantizer("int6", "group-128"),
         Quantizer("int6", "group-128"),
         label="FlexQ",
-        activation_bits=8.0,
-        activation_roles=("ffn_out",),
+        remedies=["activations=8@ffn_out"],
     ),
 ]
 #: Every scheme by its name; a user may add to it.
@@ -368,7 +330,7 @@ def get_scheme(scheme: str | Scheme, alpha: float | None = None) -> Scheme:
 def _check_base(written: str) -> None:
     """Raise UserError where a remedy stands in the place of the scheme, or a scheme in that of a remedy."""
     parts = written.split("+")
-    others = [part for part in parts if re.split("[=@]", part)[0] not in (*TRANSFORMS, *SETTINGS)]
+    others = [part for part in parts if re.split("[=@]", part)[0] not in REMEDIES]
     if parts[0] not in (*others[:1], *SCHEMES):
         remedies = (part for part in parts if part not in others)
         ordered = "+".join([*(others or ["absmax"]), *remedies])
@@ -410,61 +372,24 @@ def remedied(scheme: Scheme, written: str) -> Scheme:
     """A scheme with remedies; its name and label say so.
 
     written: `REMEDY[=NUMBER][@ROLE/ROLE]`, several joined by +, in the order in which they act: "hadamard",
-    "tokens=20+smoothing=0.75", "hadamard@ffn_out". Remedies are the names in `TRANSFORMS` and `SETTINGS`.
+    "tokens=20+smoothing=0.75", "hadamard@ffn_out". Remedies are the names in `REMEDIES`.
 
     Raises:
         UserError: a remedy or role is unknown, a number is missing or not one that the remedy takes, or a remedy does
             not go with the scheme or with another one, or stands in front of one that acts before it.
     """
-    remedies, given = [Remedy.read(part) for part in written.split("+")], {}
-    if unknown := [remedy.name for remedy in remedies if remedy.name not in (*TRANSFORMS, *SETTINGS)]:
-        raise unknown_name("remedy", unknown[0], [*TRANSFORMS, *SETTINGS])
-    for remedy in remedies:
-        if remedy.name in SETTINGS:
-            setting = SETTINGS[remedy.name]
-            number = setting.default if remedy.number is None else remedy.number
-            if number is None:
-                searched = f" or {remedy.name}={SEARCH}" if setting.grid else ""
-                raise UserError(
-                    f"remedy '{remedy}' has no number; expected one, as in {remedy.name}={setting.example:g}{searched}"
-                )
-            if setting.field in given or getattr(scheme, setting.field) is not None:
-                raise UserError(f"scheme '{scheme.name}+{written}' has '{remedy.name}' twice; expected it once")
-            given |= {setting.field: number, setting.roles: remedy.roles}
-    if transforms := [str(remedy) for remedy in remedies if remedy.name in TRANSFORMS]:
-        if isinstance(scheme.transform, Transform):
-            raise UserError(f"scheme '{scheme.name}' has a custom transform, after which no other is possible")
-        given["transform"] = "+".join([*([scheme.transform] if scheme.transform else []), *transforms])
-    name, label = f"{scheme.name}+{written}", ", ".join([scheme.label, *map(_label, remedies)])
-    _check_order(name)
-    return replace(scheme, name=name, label=label, **given)
-
-
-def _check_order(name: str) -> None:
-    """Raise UserError unless the remedies in a scheme's name stand in the order in which they act: on the input as it
-    is, as a transform of it, on what transforms give, on the weight; attention has none of these and may stand
-    anywhere."""
-    stages = {"tokens": 0, **dict.fromkeys(TRANSFORMS, 1), "clip": 2, "gptq": 3}
-    written = {part: stages[remedy] for part in name.split("+")[1:] if (remedy := re.split("[=@]", part)[0]) in stages}
-    acting = sorted(written, key=written.get)
-    if acting != list(written):
+    remedies = [Remedy.read(part) for part in written.split("+")]
+    name, label = f"{scheme.name}+{written}", ", ".join([scheme.label, *(remedy.label for remedy in remedies)])
+    # On the input as it is, as a transform of it, on what transforms give, on the weight; others stand anywhere.
+    stages = {part: REMEDIES.get(re.split("[=@]", part)[0], Kind()).stage for part in name.split("+")[1:]}
+    given = [part for part, stage in stages.items() if stage]
+    acting = sorted(given, key=lambda part: STAGES.index(stages[part]))
+    if acting != given:
         raise UserError(
-            f"scheme '{name}' has '{'+'.join(written)}'; expected the order in which remedies act, tokens, transforms, "
-            f"clip, gptq: write '{'+'.join(acting)}'"
+            f"scheme '{name}' has '{'+'.join(given)}'; expected the order in which remedies act, {', '.join(STAGES)}: "
+            f"write '{'+'.join(acting)}'"
         )
-
-
-def _label(remedy: Remedy) -> str:
-    """The label of a remedy."""
-    where = f" in {', '.join(remedy.roles)}" if remedy.roles else ""
-    if remedy.number == SEARCH:
-        return f"searched {remedy.name}{where}"
-    if remedy.name in SETTINGS:
-        setting = SETTINGS[remedy.name]
-        plain = remedy.number in (None, setting.default)
-        return (setting.plain if plain else setting.label.format(remedy.number, percent=100 * remedy.number)) + where
-    number = "" if remedy.number is None else f" {remedy.number:g}"
-    return (find_transform(remedy.name).label or remedy.name) + number + where
+    return replace(scheme, name=name, label=label, remedies=(*scheme.remedies, *remedies))
 
 
 def label_of(name: str) -> str:
@@ -521,13 +446,11 @@ def write_scheme(scheme: Scheme) -> str:
     """A scheme as JSON, for `read_scheme`.
 
     Raises:
-        UserError: its transform is in no table.
+        UserError: a remedy is in no table.
     """
-    if isinstance(scheme.transform, Transform):
-        raise UserError(
-            f"scheme '{scheme.name}' has a custom transform, which no file can hold; expected one of TRANSFORMS"
-        )
-    return json.dumps(asdict(scheme))
+    if any(remedy.own for remedy in scheme.remedies):
+        raise UserError(f"scheme '{scheme.name}' has a custom transform, which no file can hold; expected REMEDIES")
+    return json.dumps(asdict(scheme) | {"remedies": [remedy[:3] for remedy in scheme.remedies]})
 
 
 def read_scheme(written: str) -> Scheme:
@@ -538,11 +461,18 @@ def read_scheme(written: str) -> Scheme:
     """
     try:
         parts = json.loads(written)
+        remedies = [Remedy(name, number, tuple(roles)) for name, number, roles in parts.pop("remedies", [])]
+        if transform := parts.pop("transform", None):
+            remedies += map(Remedy.read, transform.split("+"))
+        for name, (number, roles) in EARLIER.items():
+            roles = tuple(parts.pop(roles, ()))
+            if (value := parts.pop(number, None)) is not None:
+                remedies.append(Remedy(name, value, roles))
         if unknown := sorted(set(parts) - {field.name for field in fields(Scheme)}):
             raise ValueError(f"its scheme: unknown part '{unknown[0]}'; quantize the exact model again")
         operands = {name: None if parts[name] is None else Quantizer(**parts[name]) for name in OPERANDS}
-        scheme = Scheme(**parts | operands)
-    except (TypeError, KeyError, RecursionError, UserError) as error:
+        scheme = Scheme(**parts | operands, remedies=remedies)
+    except (TypeError, AttributeError, KeyError, ArithmeticError, RecursionError, UserError) as error:
         raise ValueError(f"its scheme: {error}") from None
     if scheme.weights is None:
         raise ValueError(f"its scheme '{scheme.name}' quantizes no weights")

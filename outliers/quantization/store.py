@@ -32,10 +32,11 @@ from outliers.models.skeleton import skeleton
 from outliers.models.source import Source, find_model
 from outliers.models.weight_files import INT8, is_there, regular_file
 from outliers.quantization.attention import int8_attentions
-from outliers.quantization.calibration import Calibration, neutral
+from outliers.quantization.calibration import neutral
 from outliers.quantization.convert import quantize
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear
+from outliers.quantization.magnitudes import Calibration
 from outliers.quantization.schemes import Scheme, get_scheme, read_scheme, write_scheme
 
 FILE = INT8
@@ -111,7 +112,7 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
     check_weights(config.to_dict(), name, [path])
     with refusals(name):
         exact = skeleton(config, config.dtype, buffers=True)
-        anything = neutral(exact)  # for what it leads to is replaced by what was saved
+        anything = neutral(exact, scheme)  # for what it leads to is replaced by what was saved
         model = quantize(exact, scheme, keep="int8", skip=skip, calibration=anything, instead=instead)
         _check(tensors, model, name)
         places, absent = _places(model, name, device), set(model.state_dict()) - set(tensors)

@@ -205,10 +205,10 @@ def need_of(request: Request, room: Room) -> Need:
 
 def _codes(schemes: tuple[Scheme, ...], itemsize: int) -> int:
     """Bytes that schemes hold together of a weight beside itself; under transforms that is another one too."""
-    kinds = dict.fromkeys(scheme.weight_operand for scheme in schemes if scheme.weights or scheme.transform)
+    kinds = dict.fromkeys(scheme.weight_operand for scheme in schemes if scheme.weights or scheme.transforms)
     return sum(
-        (1 if weights and FORMATS[weights.format].integers else FLOAT) + (itemsize if transform else 0)
-        for weights, _, transform, *_ in kinds
+        (1 if weights and FORMATS[weights.format].integers else FLOAT) + (itemsize if transforms else 0)
+        for weights, _, transforms, *_ in kinds
     )
 
 

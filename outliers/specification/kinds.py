@@ -162,7 +162,7 @@ def saying_all() -> Iterator[None]:
 
 def _one_scheme(*others: str):
     """A scheme, by name or as it is; also `others`, which are not ours."""
-    written = PlainSerializer(lambda scheme: scheme if isinstance(scheme, str) else scheme.as_fields)
+    written = PlainSerializer(lambda scheme: scheme if isinstance(scheme, str) else repr(scheme))
     check = PlainValidator(partial(_scheme, others=others), json_schema_input_type=str)
     return Annotated[str | Scheme, check, written]
 

@@ -26,9 +26,10 @@ from outliers.models.load import (
 from outliers.models.skeleton import skeleton
 from outliers.models.stream import AS_IT_IS, Variant, is_streamed, stream_model
 from outliers.models.weight_files import check_unchanged
-from outliers.quantization.calibration import Calibration, calibrate
+from outliers.quantization.calibration import observed
 from outliers.quantization.convert import check_attends, check_instead, quantize, skipped
-from outliers.quantization.remedies.rotation import check_learned, learned
+from outliers.quantization.magnitudes import Calibration
+from outliers.quantization.remedies.learning import check_learned, learn
 from outliers.quantization.schemes import BASELINE, Scheme
 from outliers.specification.kinds import BOS, DOCUMENTS, Machine
 from outliers.terminal.progress import Progress
@@ -68,7 +69,7 @@ class Bench:
         self.bar = bar
         self._key, self._loaded, self._like = None, None, None
         self._calibrations: dict[str, Calibration] = {}  # of the last model and text, by the prefix before the text
-        self._needing: set[Scheme] = set()  # for which they are
+        self._needing: set[str] = set()  # statistics that they have to have
         self._tokenizer: tuple | None = None
         self._form: PreTrainedModel | None = None  # the model, under the scheme whose codes others may share
         # Of the last model as it is, by draw and part of a text: last hidden states, and what layers read of blocks.
@@ -143,9 +144,8 @@ class Bench:
     def knowing(self, variants: Iterable[Variant], subject: Any) -> list[Variant]:
         """Variants of the last model that know of the text of a subject what they have to, found once."""
         variants, model = list(variants), self._loaded[0]
-        self._needing |= {
-            part.scheme for variant in variants for part in parts_of(variant) if isinstance(part, Quantized)
-        }
+        for variant in variants:
+            self._needing.update(*(quantized.scheme.needs for quantized in schemes_of(variant)))
         variants = [
             self._calibrated(variant, subject) if variant.needs_calibration else variant for variant in variants
         ]
@@ -179,13 +179,13 @@ class Bench:
         if any(not torch.equal(known.blocks, read_ids(blocks)) for known in self._calibrations.values()):
             self._calibrations.clear()
         calibration = self._calibrations.get(prefix.name)
-        if calibration is None or any(map(calibration.lacks, self._needing)) or (keys and not calibration.keys):
+        if calibration is None or not self._needing <= calibration.kept or (keys and not calibration.keys):
             with prefix.on(self._loaded[0]) as model:
                 exact = quantize(model, BASELINE)
-                self._calibrations[prefix.name] = calibration = calibrate(exact, blocks, self._needing, keys)
+                self._calibrations[prefix.name] = calibration = observed(exact, blocks, self._needing, keys)
         for scheme in [quantized.scheme for quantized in schemes_of(variant) if quantized.scheme.learns]:
             with prefix.on(self._loaded[0]) as model, naming(subject.name):
-                learned(model, scheme, calibration)  # once for schemes that differ in what comes after
+                learn(model, scheme, calibration)  # once for schemes that differ in what comes after
         return calibration
 
     def weights(self) -> dict:

@@ -13,7 +13,7 @@ from outliers.quantization.cache_formats import Formats
 if TYPE_CHECKING:  # to read a variant takes no torch
     from transformers import PreTrainedModel
 
-    from outliers.quantization.calibration import Calibration
+    from outliers.quantization.magnitudes import Calibration
 
 PREFIX = "prefix"
 _WRITTEN = re.compile(r"prefix(?:=(?P<count>[1-9][0-9]{0,2})|\((?P<tokens>[0-9]{1,9}(?:,[0-9]{1,9})*)\))?")

@@ -16,7 +16,7 @@ from outliers.variants.term import read_number, write_number
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from outliers.quantization.calibration import Calibration
+    from outliers.quantization.magnitudes import Calibration
 
 PLACES = ("only", "skip")  # options that take places
 OPTIONS = ("alpha", *PLACES)

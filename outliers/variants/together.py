@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from outliers.quantization.cache_formats import Formats
-    from outliers.quantization.calibration import Calibration
+    from outliers.quantization.magnitudes import Calibration
     from outliers.tracing.result import Trace
 
 

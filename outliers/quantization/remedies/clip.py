@@ -5,6 +5,8 @@ import math
 import torch
 from outlier_kernels.reference import outlier_columns
 
+from outliers.quantization.schemes import Scheme
+
 
 def clip(hidden_states: torch.Tensor, quantile: float, per_row: bool, threshold: float | None = None) -> torch.Tensor:
     """Hidden states (tokens, features) with all magnitudes clamped at a quantile of them, in float32 at least.
@@ -28,3 +30,8 @@ def clip(hidden_states: torch.Tensor, quantile: float, per_row: bool, threshold:
     limit = groups.topk(above + 1, 1).values[:, -1:]
     changes = hidden_states.isfinite() if kept is None else hidden_states.isfinite() & kept
     return torch.where(changes, hidden_states.clamp(-limit, limit), hidden_states)
+
+
+def clipped(hidden_states: torch.Tensor, quantile: float, scheme: Scheme) -> torch.Tensor:
+    """The same as a scheme quantizes its inputs."""
+    return clip(hidden_states, quantile, scheme.activations.per_row, scheme.outlier_threshold)

@@ -4,11 +4,13 @@ import torch
 from outlier_kernels.formats import FORMATS, Quantizer, find
 from outlier_kernels.reference import Quantized
 
+from outliers.quantization.magnitudes import Magnitudes
+
 BLOCK = 128  # features whose errors are handed on together to those behind them
 
 
 def compensated(
-    weight: torch.Tensor, nearest: Quantized, gram: torch.Tensor, quantizer: Quantizer, damping: float
+    weight: torch.Tensor, nearest: Quantized, known: Magnitudes, quantizer: Quantizer, damping: float
 ) -> Quantized:
     """A weight in the codes that change its outputs little, with the scales of the nearest ones.
 
@@ -19,11 +21,11 @@ def compensated(
     Args:
         weight: float (outputs, features).
         nearest: the weight, quantized to nearest.
-        gram: XᵀX of its inputs, (features, features). H is this with `damping` of its mean diagonal added to that.
+        known: of its inputs, with XᵀX. H is this with `damping` of its mean diagonal added to that.
         quantizer: of `nearest`.
         damping: above 0.
     """
-    gram = gram.to(weight.device, torch.float64)
+    gram = known.gram.to(weight.device, torch.float64)
     order = gram.diagonal().argsort(descending=True, stable=True)
     upper = _upper_factor(gram[order][:, order], damping)
     width, scale, zero_point = weight.shape[1], *nearest[1:3]

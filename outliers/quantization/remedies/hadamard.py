@@ -1,28 +1,22 @@
 """An orthogonal change of the features spreads a large value over all of them (QuaRot: Ashkboos et al., 2024)."""
 
 from functools import cache
-from typing import TYPE_CHECKING
 
-from outliers.quantization.transforms import Number, Transform
-
-if TYPE_CHECKING:
-    import torch
+import torch
 
 RADIX = 32  # features that one small product takes together: the fewest instructions, and few passes over memory
 
 
-def drawn(weight: "torch.Tensor", seed: float) -> "torch.Tensor":
+def drawn(weight: torch.Tensor, seed: float) -> torch.Tensor:
     """The random parts of a rotation of so many features, in float32 at least: random signs (features,), and behind
     them the random orthogonal factor (m, m) row by row, m the odd part of the width. One width has one rotation a
     seed."""
-    dtype = weight.double().dtype if weight.itemsize == 8 else weight.float().dtype
+    dtype = torch.promote_types(weight.dtype, torch.float32)
     return _drawn(weight.shape[1], int(seed)).to(weight.device, dtype, copy=True)
 
 
 @cache
-def _drawn(width: int, seed: int) -> "torch.Tensor":
-    import torch  # late, as wherever a scheme is only named
-
+def _drawn(width: int, seed: int) -> torch.Tensor:
     generator, odd = torch.Generator().manual_seed(seed), width // _power_of_two(width)
     signs = torch.randint(2, (width,), generator=generator, dtype=torch.float64) * 2 - 1
     factor = torch.ones(1, 1, dtype=torch.float64)
@@ -32,7 +26,7 @@ def _drawn(width: int, seed: int) -> "torch.Tensor":
     return torch.cat([signs, factor.flatten()])
 
 
-def rotate(matrix: "torch.Tensor", made: "torch.Tensor") -> "torch.Tensor":
+def rotate(matrix: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
     """Rows (rows, features) times D · (H/√n ⊗ Q): D the signs, H the Hadamard matrix of n, the power of two in the
     width, Q the orthogonal factor.
 
@@ -56,7 +50,7 @@ def _power_of_two(width: int) -> int:
     return width & -width
 
 
-def _hadamard(size: int, like: "torch.Tensor") -> "torch.Tensor":
+def _hadamard(size: int, like: torch.Tensor) -> torch.Tensor:
     """Sylvester's matrix (size, size), orthogonal."""
     once, matrix = like.new_tensor([[1, 1], [1, -1]]) / 2**0.5, like.new_ones(1, 1)
     while len(matrix) < size:
@@ -64,15 +58,6 @@ def _hadamard(size: int, like: "torch.Tensor") -> "torch.Tensor":
     return matrix
 
 
-def _kron(a: "torch.Tensor", b: "torch.Tensor") -> "torch.Tensor":
+def _kron(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """The Kronecker product of two square matrices."""
     return (a[:, None, :, None] * b[None, :, None, :]).reshape(len(a) * len(b), -1)
-
-
-HADAMARD = Transform(
-    drawn,
-    rotate,
-    rotate,
-    number=Number(0.0, "a seed: a whole number from 0 on", lambda seed: seed == seed // 1 and 0 <= seed < 2**53),
-    label="rotated",
-)

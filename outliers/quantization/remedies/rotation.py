@@ -2,231 +2,27 @@
 
 R1, of the residual stream, is one for the inputs of q, k, v and of the first feed-forward projection in all layers; R2
 is one for all heads of a layer, at the input of the attention's output projection; R4, at the input of the second
-feed-forward projection, stays a Hadamard matrix. R3 is that of caches, `kv=int4/hadamard`.
+feed-forward projection, stays a Hadamard matrix. R3 is that of caches, `kv=int4/hadamard`. `outliers.calibrate` learns
+them, see `outliers.quantization.remedies.learning`.
 """
 
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING
+import torch
 
-from outliers.errors import UserError
+from outliers.quantization.magnitudes import Magnitudes
 from outliers.quantization.remedies.hadamard import drawn, rotate
-from outliers.quantization.transforms import Magnitudes, Number, Transform
 
-if TYPE_CHECKING:
-    import torch
-    from outlier_kernels.formats import Quantizer
-    from transformers import PretrainedConfig, PreTrainedModel
-
-    from outliers.quantization.calibration import Calibration
-    from outliers.quantization.linear import QuantizedLinear
-    from outliers.quantization.schemes import Scheme
-
-STREAM, HEADS = ("attn_in", "ffn_in"), "attn_out"  # roles that R1 and R2 rotate
-SEED = 0  # of the matrices that learning starts from, and of the order of the blocks
-STEPS, ANGLE = 32, 0.5  # ANGLE: the Frobenius norm of the first step's skew matrix; steps get smaller to 0 linearly
+SEED = 0  # of the matrices that learning starts from
 
 
-def fit(weight: "torch.Tensor", magnitudes: Magnitudes, _steps: float) -> "torch.Tensor":
+def fit(weight: torch.Tensor, magnitudes: Magnitudes, _steps: float) -> torch.Tensor:
     """The matrix (features or head size, the same) that was learned for an input, or what a Hadamard one is made of."""
     made = drawn(weight, SEED)
     return made if magnitudes.learned is None else magnitudes.learned.to(made)
 
 
-def turn(matrix: "torch.Tensor", made: "torch.Tensor") -> "torch.Tensor":
+def turn(matrix: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
     """Rows (rows, features) times the matrix, in parts of as many features as it has; it is its own inverse on the
     other operand, see `rotate`."""
     if made.ndim == 1:
         return rotate(matrix, made)
     return (matrix.to(made.dtype).unflatten(1, (-1, len(made))) @ made).flatten(1)
-
-
-def learned(model: "PreTrainedModel", scheme: "Scheme", calibration: "Calibration") -> "Calibration":
-    """A calibration with the rotations of a scheme, which are learned with its blocks once and kept in it.
-
-    Each step reads a block under the scheme, whose rounding has the gradient of the identity, and turns every matrix
-    against the gradient of the model's cross-entropy. Of no blocks nothing is learned. Attention and a cache in few
-    bits are left out, and so is GPTQ, which comes after.
-
-    Raises:
-        UserError: the model is not a causal one whose weights are all there, or the loss is not finite.
-    """
-    key = replace(_before(scheme), name="rotation", label="")
-    if key in calibration.learned or any(known.learned is not None for known in calibration.magnitudes.values()):
-        return calibration.learned.get(key, calibration)
-    steps = next(int(remedy.number) for remedy in scheme.transforms if remedy.transform is ROTATION)
-    matrices = _first_matrices(model.config, scheme, calibration)
-    if steps and len(calibration.blocks):
-        check_learned(model.config, scheme)
-        matrices = _learn(model, scheme, calibration, matrices, steps)
-    kept = calibration.learned[key] = _with(calibration, matrices)
-    return kept
-
-
-def _before(scheme: "Scheme") -> "Scheme":
-    """The scheme of the learning: that without what comes after; where that is GPTQ, with exact weights, as SpinQuant
-    learns then, unless nothing else is quantized."""
-    weights = scheme.weights if scheme.gptq is None or scheme.activations is None else None
-    return replace(scheme, weights=weights, attention=None, attention_products=(), gptq=None, gptq_roles=())
-
-
-def check_learned(config: "PretrainedConfig", scheme: "Scheme") -> None:
-    """Raise UserError if a scheme has learned rotations, and a model of a configuration can have none."""
-    from outliers.models.anatomy import family_of
-
-    if scheme.learns and family_of(config).name != "causal":
-        raise UserError(f"'{scheme.name}' of '{config.model_type}'; expected a causal language model, or hadamard")
-
-
-def _key(layer: int, role: str) -> object:
-    """The key of inputs that share a matrix; None of those that have a Hadamard matrix."""
-    return "stream" if role in STREAM else layer if role == HEADS else None
-
-
-def _with(calibration: "Calibration", matrices: dict) -> "Calibration":
-    magnitudes = {
-        place: known._replace(learned=matrices.get(_key(*place))) for place, known in calibration.magnitudes.items()
-    }
-    return replace(calibration, magnitudes=magnitudes, learned={})
-
-
-def _first_matrices(config: "PretrainedConfig", scheme: "Scheme", calibration: "Calibration") -> dict:
-    """The random Hadamard matrices that learning starts from, float32, by what shares them."""
-    import torch
-
-    from outliers.models.anatomy import anatomy_of, heads_of
-
-    matrices, heads = {}, heads_of(config, anatomy_of(config))
-    for (layer, role), magnitudes in calibration.magnitudes.items():
-        key, width = _key(layer, role), len(magnitudes.inputs)
-        if key is None or not scheme.at(role).learns:
-            continue
-        if role == HEADS and width % heads:
-            raise UserError(f"{heads} heads do not divide {width} features of '{role}'; expected hadamard@{role}")
-        if key not in matrices:
-            identity = torch.eye(width // heads if role == HEADS else width)
-            matrices[key] = rotate(identity, drawn(identity, SEED))
-    return matrices
-
-
-def _learn(
-    model: "PreTrainedModel", scheme: "Scheme", calibration: "Calibration", matrices: dict, steps: int
-) -> "dict[object, torch.Tensor]":
-    """The same after some steps, one block each."""
-    import torch
-
-    from outliers.models.anatomy import projections
-    from outliers.models.stream import is_streamed
-    from outliers.quantization.convert import quantize
-    from outliers.quantization.linear import QuantizedLinear
-    from outliers.terminal.progress import over
-
-    if is_streamed(model) or any(parameter.is_meta for parameter in model.parameters()):
-        raise UserError(
-            f"scheme '{scheme.name}' learns with the whole model, whose weights are not in memory; expected "
-            "outliers.quantize of a model by outliers.load_model, or hadamard"
-        )
-    with torch.inference_mode(False), torch.enable_grad():
-        changed = quantize(model, _before(scheme), calibration=_with(calibration, matrices))
-        changed.eval().requires_grad_(False)
-        now: dict[object, torch.Tensor] = {}
-        for projection in projections(changed):
-            if isinstance(projection.module, QuantizedLinear):
-                layer, key = projection.module, _key(projection.layer, projection.role)
-                fitted, layer.made = layer.operand.fitted, None  # with codes that are made anew each step
-                layer.forward = partial(_project, layer, fitted, now, key)
-        exact = {key: matrix.double() for key, matrix in matrices.items()}
-        blocks, generator = calibration.blocks.clone().to(model.device), torch.Generator().manual_seed(SEED)
-        epochs = [torch.randperm(len(blocks), generator=generator) for _ in range(-(-steps // len(blocks)))]
-        for step in over(range(steps), "step", "learning a rotation"):
-            block = blocks[torch.cat(epochs)[step], None]
-            now |= {key: matrix.to(model.device, torch.float32).requires_grad_() for key, matrix in exact.items()}
-            loss = changed(block, labels=block, use_cache=False).loss
-            if not loss.isfinite():
-                raise UserError(f"the loss under '{scheme.name}' is {loss:g} on calibration text; expected a number")
-            gradients = torch.autograd.grad(loss, [now[key] for key in exact])
-            angle = ANGLE * (1 - step / steps)
-            turned = zip(exact.items(), gradients, strict=True)
-            exact = {key: cayley_step(matrix, gradient.double().cpu(), angle) for (key, matrix), gradient in turned}
-    return {key: matrix.float().contiguous() for key, matrix in exact.items()}
-
-
-def cayley_step(matrix: "torch.Tensor", gradient: "torch.Tensor", angle: float) -> "torch.Tensor":
-    """An orthogonal matrix R, turned against a gradient G: (I + B/2)⁻¹ (I − B/2) R, float64 (n, n).
-
-    B is the skew-symmetric (G Rᵀ − R Gᵀ) / 2, scaled to a Frobenius norm of `angle` (Li et al., 2020, equation 2 and
-    algorithm 1, which bounds a step by its norm; they approximate the inverse, which is exact here).
-    """
-    import torch
-
-    skew = gradient @ matrix.T
-    skew = skew - skew.T
-    norm = skew.norm()
-    half = skew * (angle / 2 / norm) if norm > 0 else skew
-    identity = torch.eye(len(matrix), dtype=matrix.dtype)
-    return torch.linalg.solve(identity + half, (identity - half) @ matrix)
-
-
-def _project(
-    layer: "QuantizedLinear", fitted: tuple, now: dict, key: object, hidden_states: "torch.Tensor"
-) -> "torch.Tensor":
-    """The output of a layer under its scheme, with the matrices of now, and with a gradient.
-
-    What it makes on the way is made again in the backward pass, so that it takes no memory in between.
-    """
-    import torch
-    from torch.utils.checkpoint import checkpoint
-
-    from outliers.quantization.remedies.tokens import multiply_by_token
-
-    rows, threshold = hidden_states.flatten(0, -2), layer.here.token_threshold
-    product = partial(checkpoint, partial(_product, layer, fitted, now.get(key)), use_reentrant=False)
-    if threshold is None:
-        outputs = product(rows)
-    else:
-        exact = partial(torch.nn.functional.linear, weight=layer.weight, bias=layer.projection.bias)
-        outputs = multiply_by_token(rows, threshold, exact, product)
-    return outputs.to(hidden_states.dtype).view(*hidden_states.shape[:-1], -1)
-
-
-def _product(
-    layer: "QuantizedLinear", fitted: tuple, matrix: "torch.Tensor | None", rows: "torch.Tensor"
-) -> "torch.Tensor":
-    from outlier_kernels.reference import outlier_columns
-
-    from outliers.quantization.linear import in_float32, prepared
-
-    scheme, weight = layer.here, in_float32(layer.weight)
-    transforms = [remedy.transform for remedy in scheme.transforms]
-    if matrix is not None:
-        places = {number: matrix for number, transform in enumerate(transforms) if transform is ROTATION}
-        fitted = tuple(places.get(number, made) for number, made in enumerate(fitted))
-    for transform, made in zip(transforms, fitted, strict=False):  # behind these a searched quantile
-        weight = transform.weight(weight, made)
-    rows = in_float32(prepared(rows, scheme, fitted))
-    kept = None if scheme.outlier_threshold is None else outlier_columns(rows.detach(), scheme.outlier_threshold)
-    rows, weight = (rounded(*operand, kept) for operand in ((rows, scheme.activations), (weight, scheme.weights)))
-    product = rows @ weight.T
-    return product if layer.projection.bias is None else product + layer.projection.bias
-
-
-def rounded(matrix: "torch.Tensor", quantizer: "Quantizer | None", kept: "torch.Tensor | None") -> "torch.Tensor":
-    """A matrix (rows, features) as its codes have it, but for the features that are kept; its gradient is that of the
-    identity (straight-through)."""
-    from outlier_kernels.reference import quantize
-
-    if quantizer is None:
-        return matrix
-    exact = matrix.detach() if kept is None else matrix.detach().masked_fill(kept, 0)
-    return matrix + (quantize(exact, quantizer).dequantize() - exact)
-
-
-ROTATION = Transform(
-    fit,
-    turn,
-    turn,
-    calibrated=True,
-    number=Number(STEPS, "a number of steps: a whole number from 0 on", lambda steps: steps >= 0 == steps % 1),
-    label="learned rotation",
-    learns=True,
-)

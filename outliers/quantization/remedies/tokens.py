@@ -7,13 +7,11 @@ import torch
 Product = Callable[[torch.Tensor], torch.Tensor]
 
 
-def multiply_by_token(
-    hidden_states: torch.Tensor, threshold: float, exact: Product, quantized: Product
-) -> torch.Tensor:
-    """Rows of (tokens, features) with |x| ≥ threshold by the exact product, the others by the quantized one, whose
+def multiply_by_token(hidden_states: torch.Tensor, number: float, exact: Product, quantized: Product) -> torch.Tensor:
+    """Rows of (tokens, features) with |x| ≥ the number by the exact product, the others by the quantized one, whose
     scales are over them alone: (tokens, outputs)."""
     low, high = hidden_states.aminmax(dim=1)
-    large = (high >= threshold) | (low <= -threshold)
+    large = (high >= number) | (low <= -number)
     if not large.any():
         return quantized(hidden_states)
     if large.all():

@@ -1,0 +1,94 @@
+"""What layers under a scheme have in common. They have no gradient, and say so when one is asked of them, or pass one
+on as if nothing were rounded."""
+
+import torch
+from outlier_kernels import dispatch
+from torch import nn
+
+from outliers.errors import UserError
+from outliers.quantization.magnitudes import Magnitudes
+from outliers.quantization.schemes import Scheme
+
+
+class SchemeLinear(nn.Module):
+    """A projection under a scheme.
+
+    role: that of its input, at which the scheme may have other remedies than at others. magnitudes: of its input, where
+    a remedy has to know them.
+
+    It has no gradient: a backward pass raises UserError. Rounding has none, and a result that just had none would cut
+    the graph: the gradients of all that is before it would miss what passes through this layer, silently. Forward
+    passes with gradients enabled are as they were. straight_through: whether products pass a gradient on instead.
+    """
+
+    straight_through = False
+
+    def __init__(self, scheme: Scheme, role: str | None, magnitudes: Magnitudes | None):
+        super().__init__()
+        self.scheme, self.here, self.magnitudes = scheme, scheme.at(role), magnitudes
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Project (..., features) to (..., outputs) in the dtype of the input."""
+        if self.straight_through or not torch.is_grad_enabled():
+            return self._project(hidden_states)
+        with torch.no_grad():
+            product = self._project(hidden_states)
+        operands = hidden_states, *self.parameters()
+        return _Refused.apply(product, *operands) if any(one.requires_grad for one in operands) else product
+
+    def _project(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        product = self._product(hidden_states.reshape(-1, hidden_states.shape[-1]))
+        return product.to(hidden_states.dtype).view(*hidden_states.shape[:-1], -1)
+
+
+class _Refused(torch.autograd.Function):
+    """The identity of a product, in the graph between it and what it was made of."""
+
+    @staticmethod
+    def forward(product, *_operands):
+        return product.clone()  # and not itself: models add to the outputs of their layers in place
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.shapes = [tensor.shape for tensor in inputs]
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return tuple(_refuse(gradient, shape) for shape in ctx.shapes)
+
+
+@torch.library.custom_op("outliers::refuse_gradient", mutates_args=())
+def _refuse(gradient: torch.Tensor, shape: list[int]) -> torch.Tensor:
+    """An operator, so that `torch.compile`, which makes the graph of a backward pass that may never come, meets only
+    its shape."""
+    raise UserError(
+        "a projection in 8 bits has no gradient, because its operands are rounded; expected inference only: train the "
+        "exact model, or compute what needs no gradient under torch.no_grad()"
+    )
+
+
+@_refuse.register_fake
+def _(gradient: torch.Tensor, shape: list[int]) -> torch.Tensor:
+    return gradient.new_empty(shape)
+
+
+class StraightThrough(torch.autograd.Function):
+    """`dispatch.linear` with gradients for rows (tokens, features) and bias (outputs,): the straight-through estimator
+    (Bengio et al., 2013), under which rounding has the gradient of the identity. The weight, which has none, counts as
+    what its codes stand for."""
+
+    @staticmethod
+    def forward(ctx, rows, bias, weight, scheme):
+        ctx.weight, ctx.dtypes = weight, [None if tensor is None else tensor.dtype for tensor in (rows, bias)]
+        return dispatch.linear(rows, weight, bias, **scheme.kernel_arguments)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        of_rows, of_bias = ctx.needs_input_grad[:2]
+        weight = dispatch.restore(ctx.weight).dequantize() if of_rows else None
+        return (
+            (gradient.to(weight.dtype) @ weight).to(ctx.dtypes[0]) if of_rows else None,
+            gradient.sum(0).to(ctx.dtypes[1]) if of_bias else None,
+            None,
+            None,
+        )
