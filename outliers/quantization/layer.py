@@ -1,5 +1,4 @@
-"""What layers under a scheme have in common. They have no gradient, and say so when one is asked of them, or pass one
-on as if nothing were rounded."""
+"""The base of layers under a scheme, which refuse a gradient or pass it on as if nothing were rounded."""
 
 import torch
 from outlier_kernels import dispatch
