@@ -99,7 +99,7 @@ MUTATIONS = {
     "outliers/quantization/linear.py": [
         (".is_set_to(weight) and self.version == _version(weight)", ".is_set_to(weight)"),
         (" and self.magnitudes is other.magnitudes", ""),
-        ("step.kind.weight(exact, fitted[-1])", "exact"),
+        ('step.do("weight", exact, fitted[-1])', "exact"),
     ],
     "outliers/quantization/remedies/clip.py": [("math.ceil(quantile", "math.floor(quantile")],
     "outliers/quantization/remedies/smoothing.py": [("weights.pow(1 - strength)", "weights.pow(strength)")],
