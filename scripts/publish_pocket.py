@@ -1,4 +1,4 @@
-"""Measure the checkpoints that `outliers.models.pocket.train` left, and make the shipped family of them.
+"""Measure the checkpoints that `train_pocket.py` left, and make the shipped family of them.
 
     python scripts/publish_pocket.py bert-1.4m --c4 c4_en_1000.jsonl --wikitext wikitext2_train.txt.gz
 
@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from tqdm import tqdm
+from train_pocket import OBJECTIVES, TEXTS
 from transformers import PreTrainedModel
 
 from outliers.metrics.perplexity.measure import perplexity
@@ -23,7 +24,6 @@ from outliers.models.anatomy.views import CROSS, views_of
 from outliers.models.load import load_model
 from outliers.models.names import POCKET
 from outliers.models.pocket.ladder import CONTEXT, LADDER, STEPS, VOCABULARY
-from outliers.models.pocket.train import TEXTS
 from outliers.plot.emergence import along_training
 from outliers.report.section import drawn
 from outliers.specification.kinds import Settings
@@ -32,7 +32,6 @@ from outliers.text.digits import HELD_OUT
 from outliers.tracing.result import STREAM
 from outliers.tracing.trace import trace
 from outliers.training.corpus import C4_TRAINING_ROWS, Corpus
-from outliers.training.objectives import OBJECTIVES
 
 BLOCKS = 64
 CAUSAL = "next tokens"
@@ -210,7 +209,9 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help=f"rungs to publish: {', '.join(LADDER)} (default: all)")
     for option, (file, _) in TEXTS.items():
         parser.add_argument(option, type=Path, default=Path(file), help="the same file as for training")
-    parser.add_argument("--work", type=Path, default=Path("build/pocket"), help="where `train` left its checkpoints")
+    parser.add_argument(
+        "--work", type=Path, default=Path("build/pocket"), help="where `train_pocket.py` left its checkpoints"
+    )
     arguments = parser.parse_args()
     work, text = arguments.work, arguments.work / "held_out.jsonl"
     text.write_text("".join(arguments.c4.read_text().splitlines(keepends=True)[C4_TRAINING_ROWS:]))

@@ -2,6 +2,8 @@
 
 import copy
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,10 +18,11 @@ from outliers.text.digits import HELD_OUT, digits
 from outliers.text.documents import sample
 from outliers.training.corpus import blocks_in_order
 from outliers.training.loop import learning_rate, train
-from outliers.training.objectives import OBJECTIVES
 from outliers.training.optimizers import optimizer_of
-from outliers.training.start import start
 from tests.test_seq2seq_text import put_together
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
+from train_pocket import OBJECTIVES, begin
 
 OTHERS = {rung.objective: name for name, rung in LADDER.items() if rung.objective != "next tokens"}
 
@@ -113,7 +116,7 @@ def test_pictures_are_seen_once_an_epoch_and_held_out_ones_never(corpora):
 def test_a_step_is_that_of_a_plain_loop(corpora, objective, tmp_path):
     seen = examples(corpora, objective, steps=1)
     recipe = Recipe(start=OTHERS[objective], steps=1, batch=4)
-    trained, plain = start(recipe, 0), start(recipe, 0)
+    trained, plain = begin(recipe, 0), begin(recipe, 0)
     before = copy.deepcopy(plain.state_dict())
     train(trained, recipe, seen, tmp_path)
     loss = plain(**{plain.main_input_name: seen.ids, "labels": seen.labels}).loss

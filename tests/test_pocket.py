@@ -3,6 +3,8 @@
 import json
 import math
 import re
+import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -28,6 +30,9 @@ from outliers.training.corpus import blocks_in_order, wikitext_articles
 from outliers.training.loop import learning_rate
 from outliers.training.start import build_config
 from tests.conftest import C4, needs_shared
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
+import train_pocket  # noqa: F401, the configurations of all rungs
 
 OBJECTIVES = {name: LADDER[name.removeprefix("pocket/")].objective for name in pocket_models()}
 CAUSAL = [name for name, objective in OBJECTIVES.items() if objective == "next tokens"]

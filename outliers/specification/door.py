@@ -96,7 +96,7 @@ def check_training(spec: Training) -> None:
         if run.objective != "next tokens":
             raise UserError(
                 f"run '{name}' trains '{run.start}', which learns {run.objective}; expected a rung that learns next "
-                "tokens: `python -m outliers.models.pocket.train` trains the others"
+                "tokens: `python scripts/train_pocket.py` of the repository trains the others"
             )
     from_nothing = any(run.from_nothing for run in spec.runs.values())
     for field in ("c4", "wikitext") if from_nothing else ("wikitext",):

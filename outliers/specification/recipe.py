@@ -73,7 +73,7 @@ class Recipe(BaseModel):
 
     @property
     def objective(self) -> str:
-        """Its objective, a name in `outliers.training.objectives.OBJECTIVES`."""
+        """Its objective, as `outliers.models.pocket.ladder.Rung` has it."""
         return LADDER[self.start].objective if self.from_nothing else "next tokens"
 
     @property

@@ -76,11 +76,11 @@ class TrainingRun(Subject):
         import numpy as np
 
         from outliers.text.blocks import load_text
-        from outliers.training.objectives import OBJECTIVES
+        from outliers.training.corpus import blocks_in_order
 
         recipe, settings = self.recipe, self.settings
         if recipe.from_nothing:
-            return OBJECTIVES[recipe.objective].examples(self._corpus, recipe, self.seed)
+            return blocks_in_order(self._corpus.ids, recipe.steps, recipe.batch, self.seed)
         count = recipe.steps * recipe.batch
         blocks = load_text(settings.wikitext, self._tokenizer, settings.block, count).numpy()
         return np.random.default_rng(self.seed).permutation(blocks)
@@ -103,11 +103,11 @@ class TrainingRun(Subject):
     def _corpus(self) -> "Corpus":
         """The corpus of a rung of the pocket ladder, read once a process."""
         settings = self.settings
-        return _prepared(self.recipe.objective, settings.c4, settings.wikitext, settings.work)
+        return _prepared(settings.c4, settings.wikitext, settings.work)
 
 
 @functools.cache
-def _prepared(objective: str, c4: str, wikitext: str, work: str) -> "Corpus":
-    from outliers.training.objectives import OBJECTIVES
+def _prepared(c4: str, wikitext: str, work: str) -> "Corpus":
+    from outliers.training.corpus import prepare
 
-    return OBJECTIVES[objective].prepare(Path(c4), Path(wikitext), Path(work))
+    return prepare(Path(c4), Path(wikitext), Path(work))

@@ -50,6 +50,10 @@ class Vocabulary(NamedTuple):
         return list(dict.fromkeys([*self.roles.values(), *self.others]))
 
 
+END_OF_TEXT = "<|endoftext|>"
+NEXT = Vocabulary({"eos_token": END_OF_TEXT, "bos_token": END_OF_TEXT, "unk_token": END_OF_TEXT})  # of next tokens
+
+
 class Corpus(NamedTuple):
     """The training text of the pocket family.
 
@@ -61,7 +65,7 @@ class Corpus(NamedTuple):
     reader: Path
 
 
-def prepare(c4: Path, wikitext: Path, work: Path, vocabulary: Vocabulary) -> Corpus:
+def prepare(c4: Path, wikitext: Path, work: Path, vocabulary: Vocabulary = NEXT) -> Corpus:
     """Train the tokenizer and tokenise the text, once for the same two files: both are kept in a folder of `work`."""
     read = c4.read_bytes() + wikitext.read_bytes() + " ".join(vocabulary.tokens).encode()
     digest = hashlib.sha256(read).hexdigest()[:12]

@@ -13,11 +13,8 @@ class Rung(NamedTuple):
     """One model of the family.
 
     layers: of each stack. learning_rate: the peak, about 3e-3 · sqrt(128 / width) and at most 5e-3. objective: what it
-    learns, a name in `outliers.training.objectives.OBJECTIVES`. autocast: whether it is trained in bfloat16, where
-    autocast has it, and not in float32 alone, which is many times as fast on a CPU without such units. embedding: by
-    what the first embeddings are multiplied; T5's standard deviation of 1 is for an optimizer whose steps grow with it.
-    sinusoids: the amplitude of those with which position embeddings begin, not at random where it is above 0: masked
-    tokens then find their neighbours within hundreds of steps.
+    learns, a name in `OBJECTIVES` of scripts/train_pocket.py. autocast: whether it is trained in bfloat16, where
+    autocast has it, and not in float32 alone, which is many times as fast on a CPU without such units.
     """
 
     architecture: str
@@ -28,8 +25,6 @@ class Rung(NamedTuple):
     batch: int = 16
     objective: str = "next tokens"
     autocast: bool = True
-    embedding: float = 1.0
-    sinusoids: float = 0.0
 
 
 LADDER = {
@@ -40,7 +35,7 @@ LADDER = {
     "gpt2-5.9m": Rung("gpt2", 256, 6, 8, 2.1e-3),
     "opt-1.7m": Rung("opt", 128, 6, 4, 3e-3),
     "gptj-1.7m": Rung("gptj", 128, 6, 4, 3e-3),
-    "t5-1.9m": Rung("t5", 128, 3, 4, 3e-3, batch=32, objective="corrupted spans", autocast=False, embedding=0.05),
-    "bert-1.4m": Rung("bert", 128, 4, 4, 2e-3, objective="masked tokens", autocast=False, sinusoids=0.06),
+    "t5-1.9m": Rung("t5", 128, 3, 4, 3e-3, batch=32, objective="corrupted spans", autocast=False),
+    "bert-1.4m": Rung("bert", 128, 4, 4, 2e-3, objective="masked tokens", autocast=False),
     "vit-0.3m": Rung("vit", 64, 6, 4, 1e-3, batch=32, objective="pictures", autocast=False),
 }
