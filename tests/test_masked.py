@@ -11,16 +11,9 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForMaskedLM,
-    BertConfig,
-    CamembertConfig,
-    DistilBertConfig,
-    ElectraConfig,
-    ModernBertConfig,
     PreTrainedTokenizerFast,
-    RobertaConfig,
     Trainer,
     TrainingArguments,
-    XLMRobertaConfig,
 )
 
 import outliers
@@ -30,39 +23,17 @@ from outliers.metrics.latency.view import latency_table
 from outliers.metrics.memory.footprint import measure_footprint
 from outliers.models.anatomy import projections
 from outliers.models.anatomy.examples import IGNORED
-from outliers.models.decoder import run_decoder, run_from
-from outliers.models.stream import stream_model
 from outliers.presets.zeroshot import zeroshot_plans
-from outliers.quantization.calibration import calibrate
 from outliers.runs.frame import records_in
 from outliers.runs.run import run
 from outliers.specification.kinds import Ablation, Damage, Experiment, Latency, Settings, ZeroShot
 from outliers.subjects.causal import Causal
 from outliers.subjects.masked import masked_text
-from tests.conftest import slow_but
 from tests.gguf_files import write_gguf
 from tests.test_commands import refused
+from tests.test_families import MASKED, make
 
-SHAPE = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 99}
 WORDS = "abcdefghijklmnopqrstuvwxyz"
-CONFIGS = {
-    "bert": BertConfig(**SHAPE, intermediate_size=64),
-    "roberta": RobertaConfig(**SHAPE, intermediate_size=64),
-    "xlm-roberta": XLMRobertaConfig(**SHAPE, intermediate_size=64),
-    "camembert": CamembertConfig(**SHAPE, intermediate_size=64),
-    "electra": ElectraConfig(**SHAPE, intermediate_size=64, embedding_size=16),
-    "distilbert": DistilBertConfig(dim=32, n_layers=3, n_heads=4, hidden_dim=64, vocab_size=99),
-    "modernbert": ModernBertConfig(
-        **SHAPE,
-        intermediate_size=64,
-        local_attention=8,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        cls_token_id=1,
-        sep_token_id=2,
-    ),
-}
 
 
 def tokenizer(**special):
@@ -73,102 +44,13 @@ def tokenizer(**special):
     return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]", **usual | special)
 
 
-@pytest.fixture(params=slow_but(CONFIGS, ["bert", "distilbert", "modernbert"]))
-def model(request):
-    torch.manual_seed(0)
-    made = AutoModelForMaskedLM.from_config(copy.deepcopy(CONFIGS[request.param])).eval()  # which tests change
-    for name, parameter in made.named_parameters():  # so that no layer norm is that of a fresh model
-        if "orm" in name:
-            torch.nn.init.normal_(parameter, 1.0 if name.endswith("weight") else 0.0, 0.2)
-    return made
-
-
-@pytest.fixture
-def text():
-    return masked_text([" ".join(WORDS)] * 4, tokenizer(), 20)
-
-
-def test_loss_is_that_of_transformers(model, text):
-    losses = [model(input_ids=one.ids[None], labels=one.labels[None]).loss.item() for one in text]
-    assert math.log(outliers.perplexity(model, text)) == pytest.approx(sum(losses) / len(losses), rel=1e-6)
-
-
-def test_states_are_those_of_transformers(model, text):
-    states = model(input_ids=text[0].ids[None], output_hidden_states=True).hidden_states
-    places = [(0, "residual"), (1, "residual")]
-    found = [next(outliers.hidden_states(model, [text[0]], *place)) for place in places]
-    assert all(torch.equal(one, state[0]) for one, state in zip(found, states[1:], strict=False))
-
-
-def test_hooks_see_each_state_once(model, text):
-    seen = []
-    with outliers.hooks(model, lambda layer, role, x: seen.append((layer, role, len(x)))):
-        model(input_ids=text[0].ids[None])
-    roles = ("attn_in", "attn_out", "ffn_in", "ffn_out")
-    assert seen == [(layer, role, 20) for layer in range(3) for role in roles]
-
-
-def test_states_from_a_layer_on(model, text):
-    whole = [state for _, _, state in run_decoder(model, text)]
-    known = [{} for _ in text]
-    with torch.inference_mode():
-        for first in (1, 2):
-            found = [state for _, _, state in run_from(model, text, first, known)]
-            assert all(map(torch.equal, found, whole))
-
-
-def test_planted_outliers_are_found_and_no_others(model, text):
-    planted = outliers.plant(model, [5, 17], 64.0)
-    assert outliers.perplexity(planted, text) == pytest.approx(outliers.perplexity(model, text), rel=1e-5)
-    assert sorted(outliers.trace(planted, text, attention=False).outlier_features()["feature"]) == [5, 17]
-
-
 @pytest.mark.parametrize("part", ["attention.self.key", "output.dense"])
 def test_planting_without_biases(part):
     torch.manual_seed(0)
-    model = AutoModelForMaskedLM.from_config(copy.deepcopy(CONFIGS["bert"])).eval()
+    model = make("bert")
     model.bert.encoder.layer[1].get_submodule(part).bias = None
     with pytest.raises(UserError, match="have no biases"):
         outliers.plant(model, [3], 8)
-
-
-def test_trace_and_attention(model, text):
-    for one in projections(model):
-        if one.role == "attn_in":  # so sharp that there are sinks
-            torch.nn.init.normal_(one.module.weight, std=0.6)
-    found = outliers.trace(model, text, alpha=0.01)
-    assert (found.layers, found.sequences, found.heads) == (3, len(text), 4)
-    model.set_attn_implementation("eager")
-    attentions = [model(input_ids=one.ids[None], output_attentions=True).attentions for one in text]
-    by_text = [torch.stack(of_one)[:, 0] for of_one in attentions]  # (layers, heads, queries, keys)
-    received = torch.stack([one.sum(2) / (one > 0).sum(2) for one in by_text])  # over the queries that see a key
-    expected = (received > 0.3).sum((0, 2))
-    assert expected.any() and torch.equal(found.statistics["attention.sinks"], expected)
-
-
-def test_calibrated_scheme(model, text):
-    found = calibrate(model, text[:2])
-    assert torch.equal(found.blocks, text.ids[:2])
-    with outliers.variant("absmax+smoothing=0.5").calibrated(found).on(model) as changed:
-        assert outliers.perplexity(changed, text) == pytest.approx(outliers.perplexity(model, text), rel=0.05)
-
-
-def test_streamed_equals_resident(model, text, tmp_path):
-    model.save_pretrained(tmp_path)
-    found = [outliers.perplexity(load(str(tmp_path)), text) for load in (stream_model, outliers.load_model)]
-    assert found[0] == found[1] == outliers.perplexity(model, text)
-
-
-@pytest.mark.parametrize("scheme", ["absmax", "absmax-vector", "llm.int8"])
-def test_schemes(model, text, scheme):
-    exact = outliers.perplexity(model, text)
-    under = outliers.perplexity(outliers.quantize(model, scheme), text)
-    assert under != exact and under == pytest.approx(exact, rel=0.05)
-
-
-def test_ablation_of_nothing_changes_no_bit(model, text):
-    with outliers.variant("fp32").on(model) as same:
-        assert outliers.perplexity(same, text) == outliers.perplexity(model, text)
 
 
 def test_masks_are_those_of_the_seed():
@@ -189,7 +71,7 @@ def folder(tmp_path_factory):
     """A BERT with planted features 5 and 17, its tokenizer, and a text."""
     torch.manual_seed(0)
     place = tmp_path_factory.mktemp("bert")
-    made = AutoModelForMaskedLM.from_config(copy.deepcopy(CONFIGS["bert"])).eval()
+    made = make("bert")
     outliers.plant(made, [5, 17], 64.0).save_pretrained(place)
     tokenizer().save_pretrained(place)
     letters = torch.randint(len(WORDS), (2000,), generator=torch.Generator().manual_seed(0))
@@ -306,16 +188,6 @@ def test_latency_of_encoding(folder, tmp_path):
     assert shown.headers[2:] == ["encode 1", "encode 3", "encode speedup 1", "encode speedup 3"]
 
 
-def test_int8_models_on_disk(folder, tmp_path):
-    """Codes alone, saved and read again, from the folder too."""
-    model, text = outliers.load_model(str(folder)), masked_text(str(folder / "text.txt"), tokenizer(), 22, 4)
-    small = outliers.quantize(model, "llm.int8", keep="int8")
-    outliers.save_quantized(small, tmp_path / "saved")
-    direct = outliers.load_int8(str(folder), "llm.int8")
-    values = [outliers.perplexity(one, text) for one in (small, outliers.load_quantized(tmp_path / "saved"), direct)]
-    assert values[0] == values[1] == values[2] != outliers.perplexity(model, text)
-
-
 def test_damage_by_layer_and_role(folder, tmp_path):
     rows = run(settings(folder, Damage, schemes=["absmax"], draws=2), tmp_path)
     of_layers = {row["layer"]: row for row in rows if row["metric"] == "damage.perplexity_only" and "layer" in row}
@@ -365,7 +237,7 @@ def test_two_workers(folder, tmp_path):
 
 
 def test_memory_of_a_configuration():
-    found = measure_footprint(copy.deepcopy(CONFIGS["bert"]), 64)
+    found = measure_footprint(copy.deepcopy(MASKED["bert"]), 64)
     assert found.cache == 0 and len(found.layers[8]) == 3 and found.layers[8][0] < found.layers[16][0]
 
 
@@ -383,7 +255,7 @@ def test_no_gguf_of_bert(tmp_path):
 
 def test_callback_of_a_trainer(tmp_path):
     torch.manual_seed(0)
-    model = AutoModelForMaskedLM.from_config(copy.deepcopy(CONFIGS["bert"]))
+    model = AutoModelForMaskedLM.from_config(copy.deepcopy(MASKED["bert"]))
     text = masked_text([" ".join(WORDS)] * 8, tokenizer(), 20)
     quiet = {"report_to": [], "disable_tqdm": True, "save_strategy": "no", "use_cpu": True, "max_steps": 3}
     data = [{"input_ids": one.ids, "labels": one.labels} for one in text]

@@ -2,23 +2,15 @@
 
 import copy
 import functools
-import math
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import (
     AutoModelForSeq2SeqLM,
-    BartConfig,
-    MarianConfig,
-    MBartConfig,
-    MT5Config,
-    PegasusConfig,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
     T5Config,
-    T5GemmaConfig,
-    UMT5Config,
 )
 
 import outliers
@@ -29,17 +21,12 @@ from outliers.metrics.latency.view import latency_section
 from outliers.metrics.sinks.measure import SINKS
 from outliers.metrics.top1.measure import TOP1
 from outliers.metrics.trace.view import kept_trace_section
-from outliers.models.anatomy import projections, stack_module, stacks_of
-from outliers.models.anatomy.examples import Example, Examples
+from outliers.models.anatomy import projections
+from outliers.models.anatomy.examples import Examples
 from outliers.models.anatomy.views import views_of
-from outliers.models.decoder import inference, run_decoder, run_exchanged, run_from
-from outliers.models.load import weights_hash
 from outliers.models.stream import stream_model
 from outliers.plot.training import watched
-from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear
-from outliers.quantization.schemes import TABLE1
-from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from outliers.report.paper.table4 import emergence_section
 from outliers.runs.frame import records_in
 from outliers.runs.run import run
@@ -49,54 +36,9 @@ from outliers.subjects.causal import Causal
 from outliers.text.blocks import tokens_hash
 from outliers.tracing.result import Trace
 from outliers.variants.ablated import Ablated, Intervention
-from outliers.variants.draw import drawn
-from tests.conftest import slow_but
 from tests.gguf_files import fields_of, same_weights, tensors_of, vocabulary, write_gguf
-from tests.test_quantization import equation
+from tests.test_families import T5, examples, made
 from tests.test_seq2seq_text import tokenizer
-
-T5 = {"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
-T5 |= {"decoder_start_token_id": 0}
-BART = {"vocab_size": 99, "d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "max_position_embeddings": 64}
-BART |= {"encoder_attention_heads": 4, "decoder_attention_heads": 2, "encoder_ffn_dim": 48, "decoder_ffn_dim": 64}
-BART |= {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2}
-BART |= {"forced_eos_token_id": 2}
-GEMMA = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-GEMMA |= {"num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 64, "sliding_window": 8}
-CONFIGS = {
-    "t5": T5Config(**T5, num_decoder_layers=3),
-    "t5-gated": T5Config(**T5 | {"d_kv": 16}, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
-    "mt5": MT5Config(**T5),
-    "umt5": UMT5Config(**T5),
-    "bart": BartConfig(**BART),
-    "mbart": MBartConfig(**BART),
-    "marian": MarianConfig(**BART),
-    "pegasus": PegasusConfig(**BART),
-    "t5gemma": T5GemmaConfig(
-        encoder=GEMMA,
-        decoder=GEMMA | {"num_hidden_layers": 3},
-        vocab_size=99,
-        pad_token_id=0,
-        bos_token_id=2,
-        eos_token_id=1,
-    ),
-}
-every = pytest.mark.parametrize("case", slow_but(CONFIGS, ["t5", "bart", "t5gemma"]))
-
-
-@functools.cache
-def made(case: str):
-    """A small random model, whose norms are none of a fresh one; not to be changed."""
-    torch.manual_seed(0)
-    model = AutoModelForSeq2SeqLM.from_config(copy.deepcopy(CONFIGS[case])).eval()  # which tests change
-    for name, parameter in model.named_parameters():
-        if "norm" in name:
-            mean = 1.0 if name.endswith("weight") and case != "t5gemma" else 0.0
-            torch.nn.init.normal_(parameter, mean, 0.2)
-    for name, buffer in model.named_buffers():
-        if name == "final_logits_bias":
-            buffer.normal_()
-    return model
 
 
 def save_t5(path: Path, case: str = "t5", sentinels: int = 30) -> None:
@@ -119,135 +61,14 @@ def folder(tmp_path_factory):
     return of
 
 
-@functools.cache
-def examples() -> list[Example]:
-    """What encoders and decoders read, of which one is shorter than the others."""
-    generator = torch.Generator().manual_seed(1)
-    ids = [torch.randint(3, 99, (length,), generator=generator) for length in (20, 11, 20, 11, 20, 7)]
-    return [Example(*pair) for pair in zip(ids[::2], ids[1::2], strict=True)]
-
-
-@every
-def test_loss_is_that_of_transformers(case):
-    with torch.no_grad():
-        losses = [made(case)(input_ids=one.ids[None], labels=one.labels[None]).loss.item() for one in examples()]
-    counts = [len(one.labels) for one in examples()]
-    expected = sum(loss * count for loss, count in zip(losses, counts, strict=True)) / sum(counts)
-    assert math.log(outliers.perplexity(made(case), examples())) == pytest.approx(expected, rel=1e-6)
-
-
-@every
-def test_states_are_those_of_transformers(case):
-    model, one = made(case), examples()[0]
-    with torch.no_grad():  # gradients choose another kernel of attention
-        out = model(input_ids=one.ids[None], labels=one.labels[None], output_hidden_states=True, use_cache=False)
-    for view, states in (("encoder", out.encoder_hidden_states), ("decoder", out.decoder_hidden_states)):
-        layers = views_of(model)[view].layers
-        for layer, state in zip(layers[:-1], states[1:-1], strict=True):  # the last one is normed there
-            assert torch.equal(next(outliers.hidden_states(model, [one], layer)), state[0])
-
-
-@every
-def test_streamed_equals_resident(case, folder):
-    streamed, resident = (load(str(folder(case))) for load in (stream_model, outliers.load_model))
-    assert weights_hash(resident) == weights_hash(made(case))
-    found = [outliers.perplexity(model, examples()) for model in (streamed, resident, made(case))]
-    assert found[0] == found[1] == found[2]
-    assert streamed.stream.weights_hash() == weights_hash(resident)
-    traces = [outliers.trace(model, examples(), stack="decoder", alpha=0.5) for model in (streamed, resident)]
-    assert all(torch.equal(one, traces[1].statistics[name]) for name, one in traces[0].statistics.items())
-
-
-@every
-def test_nine_schemes_equal_float64(case):
-    """A projection of each stack, and one of the cross-attention, from the inputs of the exact model."""
-    parts = {one.role: one for one in projections(made(case))}
-    chosen = [parts["attn_out"], parts["cross_kv"], next(projections(made(case)))]
-    generator = torch.Generator().manual_seed(2)
-    for name, one in zip(TABLE1[1:] * 3, chosen * 3, strict=False):
-        weight = one.module.weight.detach().double()
-        x = torch.randn(7, weight.shape[1], generator=generator, dtype=torch.float64)
-        x[2, [3, 11]] = -9.0
-        changed = outliers.quantize(made(case), name).double().get_submodule(one.path)
-        bias = 0 if one.module.bias is None else one.module.bias.detach().double()
-        with torch.no_grad():
-            torch.testing.assert_close(changed(x), equation(x, weight, name) + bias, rtol=1e-12, atol=1e-12)
-
-
-@every
-def test_planted_outliers_are_found_and_no_others(case):
-    planted = outliers.plant(made(case), [5, 17], 64.0)
-    assert outliers.perplexity(planted, examples()) == pytest.approx(
-        outliers.perplexity(made(case), examples()), rel=1e-5
-    )
-    for stack in ("encoder", "decoder"):
-        found = outliers.trace(planted, examples(), stack=stack, attention=False).outlier_features()
-        assert sorted(found["feature"]) == [5, 17], stack
-
-
-@every
-def test_ablation_of_nothing_changes_no_bit(case):
-    model = made(case)
-    exact = outliers.perplexity(model, examples())
-    for written, same in (("fp32", True), ("zero(3)", False)):
-        with outliers.variant(written).on(model) as changed:
-            assert (outliers.perplexity(changed, examples()) == exact) is same
-
-
-@every
-def test_layers_run_one_by_one(case):
-    """From the middle of either stack on, and with a layer of another model in the place of one."""
-    model = made(case)
-    quantized = outliers.quantize(model, "absmax-vector", only=["layers.3"])
-
-    @inference
-    def states(model, run):
-        return [state for *_, state in run(model)]
-
-    known = [{} for _ in examples()]
-    exact, under = (states(one, lambda of: run_decoder(of, examples())) for one in (model, quantized))
-    first = states(model, lambda of: run_from(of, examples(), 1, known))
-    third = states(quantized, lambda of: run_from(of, examples(), 3, known))
-    assert all(map(torch.equal, exact, first)) and all(map(torch.equal, under, third))
-    exchanged = states(
-        model, lambda of: run_exchanged(of, outliers.quantize(model, "absmax-vector"), examples()[0], [3])
-    )
-    assert torch.equal(exchanged[0], under[0]) and not torch.equal(under[0], exact[0])
-
-
 def test_wo_stays_in_float32(folder):
     """As transformers has it in a float16 model: states are float32 from the first layer on, streamed ones too."""
     loaded, streamed = (load(str(folder("t5")), "float16") for load in (outliers.load_model, stream_model))
     kept = [name for name, one in loaded.named_parameters() if one.dtype == torch.float32]
     assert len(kept) == 5 and all(name.endswith("wo.weight") for name in kept)
-    assert outliers.perplexity(loaded, examples()) == outliers.perplexity(streamed, examples())
+    assert outliers.perplexity(loaded, examples("t5")) == outliers.perplexity(streamed, examples("t5"))
     facts = describe(Causal(str(folder("t5")), None, Settings(name="x", dtype="float16")), loaded)
     assert facts["float32_parameters"] == 5 * 32 * 64
-
-
-@pytest.mark.parametrize("case", ["t5", "t5-gated", "bart"])
-def test_int8_models_on_disk(case, folder, tmp_path):
-    small = load_int8(str(folder(case)), "absmax-vector")
-    save_quantized(small, tmp_path)
-    found = [outliers.perplexity(one, examples()) for one in (small, load_quantized(tmp_path))]
-    assert found[0] == found[1]
-    exact = outliers.perplexity(outliers.quantize(made(case), "absmax-vector"), examples())
-    assert found[0] == pytest.approx(exact, rel=1e-4)
-    assert all(isinstance(one.module, Int8Linear) for one in projections(small))
-
-
-@pytest.mark.parametrize("case", ["t5", "bart", "t5gemma"])
-def test_draws_change_the_embeddings_of_every_stack(case):
-    model = made(case)
-    states = [next(outliers.hidden_states(model, examples(), layer)) for layer in (0, 2)]
-    with drawn(model, 1):
-        changed = [next(outliers.hidden_states(model, examples(), layer)) for layer in (0, 2)]
-    assert all(torch.allclose(*pair, rtol=1e-3, atol=1e-4) for pair in zip(states, changed, strict=True))
-    embeddings = [stack_module(model, stack).get_input_embeddings() for stack in stacks_of(model.config)]
-    ids = torch.arange(5)
-    with drawn(model, 1), torch.no_grad():
-        seen = [one(ids) for one in embeddings]
-    assert not any(torch.equal(one(ids), other) for one, other in zip(embeddings, seen, strict=True))
 
 
 def settings(folder, **fields) -> dict:
@@ -355,7 +176,7 @@ def test_a_section_names_its_views(traced):
 
 def test_attention_is_told_apart(planted):
     """Self-attention of either stack and cross-attention, against what transformers attends to."""
-    model, blocks = outliers.load_model(str(planted)), examples()[:1]
+    model, blocks = outliers.load_model(str(planted)), examples("t5")[:1]
     model.set_attn_implementation("eager")
     with torch.no_grad():
         out = model(
@@ -401,10 +222,10 @@ def test_features_of_a_stack_are_taken_out_in_its_layers(planted, tmp_path):
 
 def test_damage_by_stack():
     model = made("t5")
-    found = outliers.damage(model, examples(), "absmax", by=["role", "stack"])
+    found = outliers.damage(model, examples("t5"), "absmax", by=["role", "stack"])
     assert list(found.stacks["stack"]) == ["encoder", "decoder"] and "cross_kv" in set(found.roles["role"])
     only = [outliers.quantize(model, "absmax", only=[layers]) for layers in ("layers.0:2", "layers.2:5")]
-    assert list(found.stacks["perplexity_only"]) == [outliers.perplexity(one, examples()) for one in only]
+    assert list(found.stacks["perplexity_only"]) == [outliers.perplexity(one, examples("t5")) for one in only]
     assert list(found.stacks["perplexity_without"]) == list(found.stacks["perplexity_only"])[::-1]
 
 
@@ -416,9 +237,9 @@ def test_skipped_by_a_pattern():
 
 @pytest.mark.parametrize("scheme", ["absmax+smoothing=0.5", "w4a8-g8", "llm.int8", "absmax+hadamard"])
 def test_remedies_and_formats(scheme):
-    exact = outliers.perplexity(made("t5"), examples())
-    calibration = outliers.calibrate(made("t5"), examples())
-    under = outliers.perplexity(outliers.quantize(made("t5"), scheme, calibration=calibration), examples())
+    exact = outliers.perplexity(made("t5"), examples("t5"))
+    calibration = outliers.calibrate(made("t5"), examples("t5"))
+    under = outliers.perplexity(outliers.quantize(made("t5"), scheme, calibration=calibration), examples("t5"))
     assert under != exact and under == pytest.approx(exact, rel=0.1)
 
 
@@ -432,7 +253,7 @@ def test_accounts_are_of_one_residual_stream(planted, by):
 @pytest.mark.parametrize("case", ["t5", "bart", "t5gemma"])
 def test_generation_is_that_of_transformers(case):
     """Greedy tokens behind the start token; the encoder is timed by itself too."""
-    model, prompts = made(case), torch.stack([one.ids for one in examples()])
+    model, prompts = made(case), torch.stack([one.ids for one in examples("t5")])
     found = latency(model, prompts, 5, 2)
     with torch.no_grad():
         ids = model.prepare_decoder_input_ids_from_labels(labels=prompts[:, :1])
@@ -455,7 +276,8 @@ def test_latency_of_each_part(planted, tmp_path):
 
 def test_callback_of_a_trainer(tmp_path):
     """Every view is watched, and drawn from the rows."""
-    held_out = Examples(torch.stack([one.ids for one in examples()[::2]]), torch.stack([examples()[0].labels] * 2))
+    first, _, third = examples("t5")
+    held_out = Examples(torch.stack([first.ids, third.ids]), torch.stack([first.labels] * 2))
     quiet = {"report_to": [], "disable_tqdm": True, "save_strategy": "no", "use_cpu": True, "max_steps": 2}
     data = [{"input_ids": one.ids, "labels": one.labels} for one in held_out]
     model = copy.deepcopy(made("t5"))
@@ -489,7 +311,7 @@ def test_gguf(tmp_path, feed_forward, tied):
     file = str(write_gguf(tmp_path / "t5.gguf", "t5", said, tensors_of(model)))
     resident, streamed = outliers.load_model(file), stream_model(file)
     assert same_weights(resident, model)
-    found = [outliers.perplexity(one, examples()) for one in (model, resident, streamed)]
+    found = [outliers.perplexity(one, examples("t5")) for one in (model, resident, streamed)]
     assert found[0] == found[1] == found[2]
 
 

@@ -1,6 +1,5 @@
 """Vision transformers: states and losses beside those of transformers, pictures by place, pictures at the door."""
 
-import copy
 import math
 import re
 
@@ -10,88 +9,41 @@ import torch
 from datasets import ClassLabel, Dataset, Features
 from datasets import Image as Column
 from PIL import Image
-from torch import nn
 from transformers import (
-    AutoModelForImageClassification,
-    CLIPConfig,
     CLIPVisionConfig,
     CLIPVisionModel,
-    DeiTConfig,
     Dinov2Config,
     Dinov2Model,
-    Dinov2WithRegistersConfig,
-    SiglipConfig,
     SiglipVisionConfig,
     SiglipVisionModel,
     Trainer,
     TrainingArguments,
-    ViTConfig,
     ViTImageProcessorPil,
 )
 
 import outliers
 from outliers.errors import UserError
-from outliers.models.anatomy import input_embeddings, projections
 from outliers.models.anatomy.examples import IGNORED, Examples
 from outliers.models.load import load_config, load_processor
-from outliers.models.stream import stream_model
 from outliers.presets.cells import Cells
-from outliers.quantization.calibration import calibrate
-from outliers.quantization.schemes import TABLE1
 from outliers.runs.rows import read
 from outliers.runs.run import run
 from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment, Latency, OneModel, Settings
 from outliers.subjects.causal import Causal
 from outliers.subjects.served import Served
 from outliers.subjects.vision import pictures
-from outliers.variants.draw import drawn
 from outliers.variants.plant import plant
-from tests.conftest import slow_but
-from tests.test_quantization import equation
+from tests.test_families import SIZES, VIT, make
 
-SIZES = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "image_size": 16, "patch_size": 4}
-VIT = {**SIZES, "intermediate_size": 64}
-WORDS = {0: "tabby, tabby cat", 1: "dog", 2: "sea_bird", 3: "owl", 4: "fox"}
-CLASSES = {"id2label": WORDS, "label2id": {name: number for number, name in WORDS.items()}}
-CONFIGS = {
-    "vit": ViTConfig(**VIT, **CLASSES),
-    "deit": DeiTConfig(**VIT, **CLASSES, architectures=["DeiTForImageClassification"]),
-    "dinov2": Dinov2Config(**SIZES, **CLASSES),
-    "dinov2-gated": Dinov2Config(**SIZES, **CLASSES, use_swiglu_ffn=True),
-    "registers": Dinov2WithRegistersConfig(**SIZES, **CLASSES),
-    "clip": CLIPConfig(vision_config=VIT, **CLASSES),
-    "siglip": SiglipConfig(vision_config=VIT, **CLASSES),
-}
 # Kind to what stands before the patches.
 BEFORE = {"vit": ["[CLS]"], "deit": ["[CLS]", "[DIST]"], "dinov2": ["[CLS]"], "dinov2-gated": ["[CLS]"]}
 BEFORE |= {"registers": ["[CLS]", *(f"register {number}" for number in range(4))], "clip": ["[CLS]"], "siglip": []}
 PATCHES = [f"patch {row},{column}" for row in range(4) for column in range(4)]
 
 
-def make_model(kind: str):
-    torch.manual_seed(0)
-    made = AutoModelForImageClassification.from_config(copy.deepcopy(CONFIGS[kind])).eval()  # which tests change
-    for name, parameter in made.named_parameters():  # so that no norm is that of a fresh model, and logits differ
-        if "norm" in name:
-            nn.init.normal_(parameter, 1.0 if name.endswith("weight") else 0.0, 0.2)
-        elif parameter.ndim > 1:
-            nn.init.normal_(parameter, std=0.2)
-    return made
-
-
-@pytest.fixture(params=slow_but(CONFIGS, ["vit", "registers", "siglip"]))
-def kind(request):
-    return request.param
-
-
-@pytest.fixture
-def model(kind):
-    return make_model(kind)
-
-
 @pytest.fixture
 def vit():
-    return make_model("vit")
+    return make("vit")
 
 
 @pytest.fixture
@@ -118,113 +70,24 @@ def saved(tmp_path, vit):
     return tmp_path
 
 
-def test_loss_is_that_of_transformers(model, shown):
-    losses = [model(pixel_values=one.ids[None], labels=one.labels).loss.item() for one in shown]
-    assert math.log(outliers.perplexity(model, shown)) == pytest.approx(sum(losses) / len(losses), rel=1e-6)
-
-
-def test_states_are_those_of_transformers(model, shown):
-    states = model(pixel_values=shown[0].ids[None], output_hidden_states=True).hidden_states
-    found = [next(outliers.hidden_states(model, [shown[0]], layer)) for layer in range(2)]
-    assert all(torch.equal(one, state[0]) for one, state in zip(found, states[1:], strict=False))
-
-
-def test_trace_and_attention(model, kind, shown):
-    for one in projections(model):
-        if one.role == "attn_in":  # so sharp that there are sinks
-            nn.init.normal_(one.module.weight, std=0.6)
-    found = outliers.trace(model, shown, alpha=0.01, tokens=True)
-    names = [*BEFORE[kind], *PATCHES]
-    assert (found.layers, found.sequences, found.block, found.heads) == (3, len(shown), len(names), 4)
-    assert [found.names[number][0] for number in range(len(names))] == names
-    model.set_attn_implementation("eager")
-    attentions = [model(pixel_values=one.ids[None], output_attentions=True).attentions for one in shown]
-    received = torch.stack([torch.stack(of_one)[:, 0].mean(2) for of_one in attentions])  # over all queries
-    expected = (received > 0.3).sum((0, 2))
-    assert expected.any() and torch.equal(found.statistics["attention.sinks"], expected)
-    assert torch.equal(found.statistics["attention.sinks_tokens"], expected.sum(0)), "a place is a position here"
-
-
-def test_planted_outliers_are_found_and_only_they(model, shown):
-    planted = plant(model, [3, 17], 64.0)
-    found = outliers.trace(planted, shown, alpha=12.0).outlier_features()
-    assert sorted(found["feature"]) == [3, 17]
-    assert outliers.perplexity(planted, shown) == outliers.perplexity(model, shown), "64 is a power of two"
-
-
-@pytest.mark.parametrize("kind", slow_but(["vit", "dinov2-gated", "registers", "clip", "siglip"], ["vit"]))
-def test_streamed_equals_resident(model, shown, tmp_path):
-    model.save_pretrained(tmp_path)
-    found = [outliers.perplexity(load(str(tmp_path)), shown) for load in (stream_model, outliers.load_model)]
-    assert found[0] == found[1] == pytest.approx(outliers.perplexity(model, shown), rel=1e-6)
-
-
-@pytest.mark.parametrize("scheme", TABLE1[1:])
-def test_schemes_equal_float64_on_a_layer(vit, shown, scheme):
-    exact = plant(vit.double(), [3], 8.0)
-    changed = outliers.quantize(exact, scheme)
-    path = "vit.layers.1.attention.k_proj"
-    states = next(outliers.hidden_states(exact, [shown[0]], 1, "attn_in")).double()
-    assert (states.abs() >= 6.0).any()
-    weight, bias = exact.get_submodule(path).weight.detach(), exact.get_submodule(path).bias.detach()
-    expected = equation(states, weight, scheme) + bias
-    with torch.inference_mode():
-        found = changed.get_submodule(path)(states)
-    assert (found - expected).abs().max() <= 1e-12 * expected.abs().max()
-
-
-def test_ablation_of_nothing_changes_no_bit(model, shown):
-    with outliers.variant("fp32").on(model) as same:
-        assert outliers.perplexity(same, shown) == outliers.perplexity(model, shown)
-
-
 def test_ablation(vit, shown):
     found = outliers.ablate(plant(vit, [3], 64.0), shown, [3], controls=10)
     assert {"zero"} <= {*found["method"]} and found["perplexity"].notna().any()
 
 
-def test_draws_multiply_what_the_convolution_makes(model, shown):
-    seen = []
-    (embedding,) = input_embeddings(model)
-
-    def last(draw):
-        with drawn(model, draw):
-            handle = embedding.register_forward_hook(lambda _module, _inputs, output: seen.append(output))
-            outliers.perplexity(model, shown[:1])
-            handle.remove()
-        return seen[-1]
-
-    exact, first, same, other = (last(draw) for draw in (0, 1, 1, 2))
-    change = (first / exact - 1).abs()
-    assert torch.equal(first, same) and not torch.equal(first, other)
-    assert 1e-7 < change.mean() < 3e-6
-
-
-def test_calibrated_scheme(vit, shown):
-    found = calibrate(vit, shown[:2])
-    assert torch.equal(found.blocks, shown.ids[:2])
-    with outliers.variant("absmax+smoothing=0.5").calibrated(found).on(vit) as changed:
-        assert outliers.perplexity(changed, shown) == pytest.approx(outliers.perplexity(vit, shown), rel=0.1)
-
-
-def test_int8_layers_are_saved_and_loaded(vit, shown, tmp_path):
-    vit.save_pretrained(tmp_path / "vit")
-    small = outliers.load_int8(str(tmp_path / "vit"), "absmax-vector")
-    exact, under, expected = (
-        outliers.perplexity(one, shown) for one in (vit, outliers.quantize(vit, "absmax-vector"), small)
-    )
-    assert expected == pytest.approx(under, rel=1e-6), "with AMX products of prepared codes are scaled in another order"
-    assert abs(expected / exact - 1) > 1e-5
-    outliers.save_quantized(small, tmp_path / "int8")
-    loaded = outliers.load_quantized(tmp_path / "int8")
-    assert all(map(torch.equal, loaded.state_dict().values(), small.state_dict().values()))
-    assert outliers.perplexity(loaded, shown) == expected
+@pytest.mark.parametrize("kind", BEFORE)
+def test_places_have_names(kind, shown):
+    found = outliers.trace(make(kind), shown, tokens=True)
+    names = [*BEFORE[kind], *PATCHES]
+    assert (found.block, [found.names[number][0] for number in range(len(names))]) == (len(names), names)
+    sinks = found.statistics["attention.sinks"]
+    assert torch.equal(found.statistics["attention.sinks_tokens"], sinks.sum(0)), "a place is a position here"
 
 
 @pytest.mark.parametrize("size", [(8, 12), (16, 16)])
 def test_places_of_a_smaller_picture(size):
     """Row and column are those of the picture, of whatever size."""
-    model = make_model("registers")
+    model = make("registers")
     one = Examples(torch.randn(1, 3, *size), torch.tensor([[0]]))
     names = outliers.trace(model, one, tokens=True).names
     rows, columns = (pixels // 4 for pixels in size)
@@ -234,7 +97,7 @@ def test_places_of_a_smaller_picture(size):
 
 def test_map_over_the_picture():
     """Each panel has the largest values of a feature by row and column; a trace without places has none."""
-    model = plant(make_model("registers"), [3, 17], 64.0)
+    model = plant(make("registers"), [3, 17], 64.0)
     shown = Examples(torch.randn(3, 3, 8, 12), torch.tensor([[0], [1], [2]]))
     trace = outliers.trace(model, shown, tokens=True)
     panels = outliers.plot.patch_map(trace)
@@ -258,9 +121,9 @@ def test_map_over_the_picture():
         ("vit", torch.zeros(16, dtype=torch.int64), "expected float32 pixel values"),
     ],
 )
-def test_what_is_no_picture_of_a_model(model, picture, message):
+def test_what_is_no_picture_of_a_model(kind, picture, message):
     with pytest.raises(UserError, match=message):
-        outliers.perplexity(model, Examples(picture[None], torch.tensor([[0]])))
+        outliers.perplexity(make(kind), Examples(picture[None], torch.tensor([[0]])))
 
 
 def test_folder_by_class(saved):
@@ -299,7 +162,7 @@ def test_pictures_without_a_class(saved):
     found = pictures(saved / "flat", load_processor(str(saved / "vit")), load_config(str(saved / "vit")))
     assert (found.labels == IGNORED).all()
     with pytest.raises(UserError, match=r"nothing is predicted; expected .* pictures by class"):
-        outliers.perplexity(make_model("vit"), found)
+        outliers.perplexity(make("vit"), found)
 
 
 def spoiled(folder, case):
