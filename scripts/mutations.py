@@ -36,6 +36,7 @@ TESTS = {
     "kernels/outlier_kernels/triton": "triton",
     "kernels/outlier_kernels/reference_formats": "formats",
     "kernels/outlier_kernels/reference_systems": "systems",
+    "kernels/outlier_kernels/reference_integers": "kernels formats triton",
     "kernels/outlier_kernels/reference_products": "products rooms triton",
     "kernels/outlier_kernels/reference_states": "states triton tracing",
     "kernels/outlier_kernels/cpu/products": "products rooms training",
@@ -116,9 +117,15 @@ MUTATIONS = {
     "outliers/quantization/products.py": [
         ("is_outlier = magnitudes >= threshold", "is_outlier = magnitudes > threshold")
     ],
-    "kernels/outlier_kernels/reference.py": [
+    "kernels/outlier_kernels/reference_integers.py": [
         ("return scale.masked_fill_(largest == 0, 1)", "return scale"),
         ("-(dynamic_range * low).round_() - code_max", "-(dynamic_range * low + code_max).round_()"),
+    ],
+    "kernels/outlier_kernels/dispatch.py": [
+        ("if found[1].serves(*operands):", "if True:"),
+        ("if prepared else os", "if False else os"),
+    ],
+    "kernels/outlier_kernels/reference.py": [
         ("(hidden_states.amax(0) >= threshold)", "(hidden_states.amax(0) > threshold)"),
         ("torch.int32 if largest_sum(k, a, b) < 2**31 else torch.float64", "torch.int32"),
         ("absmax = matrix.masked_fill(hits, 0)", "absmax = matrix.masked_fill(outliers, 0)"),
@@ -135,6 +142,10 @@ MUTATIONS = {
     "kernels/outlier_kernels/cpu/products.py": [("0 if flags is None or flags.ndim == 1 else k", "0")],
     "kernels/outlier_kernels/cpu/passes.py": [(" + ((bits >> np.uint32(16)) & np.uint32(1))", "")],
     "kernels/outlier_kernels/triton/quantization.py": [("dynamic_range * low) - 127", "dynamic_range * low + 127)")],
+    "kernels/outlier_kernels/triton/product.py": [
+        ("inliers -= number", "inliers -= 0"),
+        ("places += matrix * places_stride", "pass"),
+    ],
     "kernels/outlier_kernels/triton/states.py": [("(token > 0)[:, None]", "(token >= 0)[:, None]")],
     "outliers/metrics/perplexity/measure.py": [
         ("sum().item(), len(self.targets)", "sum().item(), 1 + len(self.targets)")

@@ -17,8 +17,8 @@ from string import Formatter
 import pandas as pd
 import torch
 from outlier_kernels.formats import FORMATS, GROUP_SCALE_BITS, SCALE_BITS
-from outlier_kernels.reference import CODE_MAX, absmax_scale
 from outlier_kernels.reference_formats import LEAST_SHARED
+from outlier_kernels.reference_integers import CODE_MAX, absmax_scale
 from outlier_kernels.reference_systems import PROTECTIVE
 
 from outliers import criterion
@@ -1006,7 +1006,7 @@ CLAIMS: dict[str, Callable | Collection] = {
     "unsigned codes with zero point {}":
         lambda: in_source("kernels/outlier_kernels/cpu/packed.py", r"unsigned activations \(zero point (\d+)\)"),
     "from compute capability {}.0 (not {}.x":
-        lambda: in_source("kernels/outlier_kernels/dispatch.py", r"return major >= (\d+) and major != (\d+)"),
+        lambda: in_source("kernels/outlier_kernels/triton/__init__.py", r"return major >= (\d+) and major != (\d+)"),
     # TRAINING
     "with {} blocks a step, as the other rungs have": (LADDER["gpt2-5.9m"].batch,),
     "With {} blocks a step": (LADDER["gpt2-1.7m"].batch,),

@@ -83,7 +83,7 @@ def test_kernels_that_do_not_exist(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OUTLIERS_KERNELS", "cuda")
     said = refused(monkeypatch, capsys, *SMALL)
-    assert said == "OUTLIERS_KERNELS is 'cuda'; expected one of reference, cpu, triton\n"
+    assert said == "OUTLIERS_KERNELS is 'cuda'; expected one of triton, packed, cpu, plain, reference\n"
     assert not any(tmp_path.iterdir())
 
 

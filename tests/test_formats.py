@@ -179,7 +179,7 @@ def test_each_group_is_quantized_on_its_own(quantizer):
     if FORMATS[quantizer.format].tensor_bits:
         return  # a scale of everything on top
     alone = Quantizer(quantizer.format, "row", quantizer.symmetric)
-    make = reference.find(FORMATS[quantizer.format].quantizer)
+    make = reference.function_of(FORMATS[quantizer.format].quantizer)
     for start in range(0, FEATURES, size):
         part = make(x[:, start : start + size], alone)
         assert torch.equal(part.codes, found.codes[:, start : start + size])
@@ -304,23 +304,6 @@ def test_bits_of_a_value_count_what_groups_share():
         assert Quantizer.read(written).bits(512, 256) == bits, written
         assert str(Quantizer.read(written)) == written
     assert Quantizer.read("nvfp4 block absmax").bits(512) == 4.5
-
-
-@pytest.mark.parametrize("path", ["cpu", "triton"])
-def test_fast_paths_serve_no_groups(monkeypatch, path):
-    if path == "triton":
-        pytest.importorskip("triton", reason="Triton is not installed")
-    monkeypatch.setattr(dispatch, "path", lambda _device: path)
-    by_row, by_group = Quantizer("int8", "row"), Quantizer("int8", "group-16")
-    plain, grouped = (reference.quantize(torch.ones(3, 32), one) for one in (by_row, by_group))
-    assert dispatch.path_of(plain, by_row) == path
-    for weight, activations in ((grouped, by_row), (plain, by_group), (grouped, by_group)):
-        assert dispatch.path_of(weight, activations) == "reference"
-        assert dispatch.prepare(weight, activations).codes.shape == (3, 32)
-    for format in set(FORMATS) - {"int8"}:
-        quantizer = Quantizer(format, granularities(format, "activations")[-1])
-        assert dispatch.path_of(plain, quantizer) == "reference"
-    assert dispatch.quantize_weight(torch.ones(3, 32), by_group).scale.shape == (3, 2)
 
 
 # What torchao makes of small matrices, as `python scripts/torchao_values.py` writes it; the file names the versions.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from outlier_kernels import cpu, dispatch, reference
 from outlier_kernels.cpu import packed
-from outlier_kernels.formats import Quantizer
+from outlier_kernels.formats import FORMATS, Quantizer, granularities
 
 from tests.conftest import needs_int8_units, pairwise
 
@@ -215,7 +215,7 @@ def test_cpu_sums_are_exact(k, tokens):
     rows[0] = 127 - 254 * (torch.arange(k) % 2)
     codes[0], codes[1] = rows[0], -rows[0]
     weight = reference.Quantized(rows, torch.ones(16, 1))
-    assert packed.serves(weight)
+    assert packed.packs(weight)
     got = packed._product((codes.to(torch.int16) + 128).to(torch.uint8), packed.pack(weight), torch.ones(16))
     want = codes.double() @ rows.double().T
     small = want.abs() <= 2**23
@@ -289,14 +289,13 @@ def test_many_tokens_are_left_to_amx_units(monkeypatch):
     assert tokens == [packed.FEW_TOKENS, packed.FEW_TOKENS, packed.FEW_TOKENS + 1]
 
 
-def test_what_the_int8_units_cannot_multiply(monkeypatch):
-    monkeypatch.setattr(dispatch, "path", lambda device: "cpu")
+def test_what_the_int8_units_cannot_multiply():
     weight = torch.randn(4, 24, generator=torch.Generator().manual_seed(0))
     rows = reference.quantize(weight, int8())
     wide = torch.zeros(1, packed.LARGEST_K + 1, dtype=torch.int8)
-    assert packed.serves(rows)
-    assert packed.serves(reference.Quantized(wide[:, 1:], torch.ones(1, 1)))
-    assert not any(packed.serves(rows, activations) for activations in (None, int8(False)))
+    assert packed.packs(rows)
+    assert packed.packs(reference.Quantized(wide[:, 1:], torch.ones(1, 1)))
+    assert not any(packed.packs(rows, activations) for activations in (None, int8(False)))
     for other in (
         reference.quantize(weight.double(), int8()),  # scales of more digits than it has
         reference.quantize(weight, int8(False)),
@@ -304,7 +303,7 @@ def test_what_the_int8_units_cannot_multiply(monkeypatch):
         # Codes that are nearly all of one sign: oneDNN's AMX path would round their sums twice.
         *(reference.Quantized(torch.full((4, 1000), code, dtype=torch.int8), torch.ones(4, 1)) for code in (100, -100)),
     ):
-        assert not packed.serves(other)
+        assert not packed.packs(other)
         assert dispatch.prepare(other) is other
 
 
@@ -318,44 +317,93 @@ def test_packing_and_back():
         assert torch.equal(packed.unpack(packed.pack(transposed)).codes, codes), "a weight may be stored transposed"
 
 
-def test_dispatch(monkeypatch):
-    x, weight, bias = small_layer(5, 24, 8)
-    device = x.device
+ROW, ZEROPOINT = int8(), int8(False)
+# Activations, weights, dtype and arithmetic of a layer, and which of the backends that there may be runs it.
+SERVED = {
+    "absmax": (ROW, "int8 column absmax", torch.float16, "exact", "plain triton"),
+    "zero points": (ZEROPOINT, "int8 column zeropoint", torch.float32, "exact", "plain triton"),
+    "one zero point": (ZEROPOINT, "int8 column absmax", torch.float32, "exact", "plain"),
+    "float64": (ROW, "int8 column absmax", torch.float64, "exact", ""),
+    "bitsandbytes": (ROW, "int8 column absmax", torch.float16, "bitsandbytes", ""),
+    "exact activations": (None, "int8 column absmax", torch.float32, "exact", ""),
+    "groups of activations": (Quantizer("int8", "group-16"), "int8 column absmax", torch.float32, "exact", ""),
+    "groups of weights": (ROW, "int8 group-16 absmax", torch.float32, "exact", ""),
+    **{
+        name: (
+            Quantizer(name, granularities(name, "activations")[-1]),
+            "int8 column absmax",
+            torch.float32,
+            "exact",
+            "",
+        )
+        for name in FORMATS
+        if name != "int8"
+    },
+}
+
+
+@pytest.mark.parametrize("forced", ["triton", "packed", "plain", "cpu", "reference"])
+@pytest.mark.parametrize("case", SERVED)
+def test_the_first_backend_that_serves_a_layer_runs(monkeypatch, forced, case):
+    """Of those that OUTLIERS_KERNELS asks for; Triton's interpreter stands for a GPU."""
+    monkeypatch.setenv("OUTLIERS_KERNELS", forced)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    if forced == "triton":
+        pytest.importorskip("triton", reason="Triton is not installed")
+    activations, weights, dtype, arithmetic, served = SERVED[case]
+    weight = reference.quantize(torch.ones(3, 32), Quantizer.read(weights))
+    runs = dispatch.backend_of(weight, activations, arithmetic, dtype).name
+    asked = {"cpu": "plain", "packed": "reference"}.get(forced, forced)  # packed weights have to be prepared
+    assert runs == (asked if asked in served.split() else "reference")
+    prepared = dispatch.prepare(weight, activations, arithmetic)
+    packs = forced in ("packed", "cpu") and case in ("absmax", "float64") and cpu.has_int8_units()
+    assert isinstance(prepared, packed.Packed) == packs
+    assert torch.equal(dispatch.restore(prepared).codes, weight.codes)
+
+
+def test_backends_of_a_device(monkeypatch):
     monkeypatch.delenv("OUTLIERS_KERNELS", raising=False)
-    assert dispatch.path(device) == "cpu"
-    symmetric, zeropoint = (reference.quantize(weight, int8(s, True)) for s in (True, False))
-    prepared = dispatch.prepare(symmetric)
-    assert isinstance(prepared, packed.Packed) == cpu.has_int8_units()
-    assert torch.equal(dispatch.restore(prepared).codes, symmetric.codes)
-    assert dispatch.prepare(zeropoint, int8(False)) is zeropoint, "zero points take the plain path"
-    want = dispatch.linear(x, prepared, bias, threshold=1.0)
-    monkeypatch.setenv("OUTLIERS_KERNELS", "reference")
-    assert dispatch.path(device) == "reference"
-    assert dispatch.prepare(symmetric) is symmetric
-    assert torch.allclose(dispatch.linear(x, symmetric, bias, threshold=1.0), want, atol=1e-5)
+    names = [one.name for one in dispatch.backends(torch.device("cpu"))]
+    assert names == ["packed"] * cpu.has_int8_units() + ["plain", "reference"]
+    assert [one.path for one in dispatch.backends(torch.device("mps"))] == ["reference"]
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
     monkeypatch.setenv("OUTLIERS_KERNELS", "triton")
     with pytest.raises(ValueError, match="'triton', which does not run on 'cpu' here"):
-        dispatch.path(device)
+        dispatch.backends(torch.device("cpu"))
     monkeypatch.setenv("OUTLIERS_KERNELS", "cuda")
-    with pytest.raises(ValueError, match="expected one of reference, cpu, triton"):
-        dispatch.path(device)
+    with pytest.raises(ValueError, match="expected one of triton, packed, cpu, plain, reference"):
+        dispatch.backends(torch.device("cpu"))
+
+
+def test_a_prepared_weight_stays_with_its_backend(monkeypatch):
+    """Also where another one is asked for since."""
+    x, weight, bias = small_layer(5, 24, 8)
+    monkeypatch.delenv("OUTLIERS_KERNELS", raising=False)
+    weight = reference.quantize(weight, ROW)
+    prepared = dispatch.prepare(weight)
+    wanted = dispatch.linear(x, prepared, bias, threshold=1.0)
+    monkeypatch.setenv("OUTLIERS_KERNELS", "reference")
+    assert torch.equal(dispatch.linear(x, prepared, bias, threshold=1.0), wanted)
+    assert torch.allclose(dispatch.linear(x, weight, bias, threshold=1.0), wanted, atol=1e-5)
 
 
 def test_without_int8_units_the_passes_run_around_a_product_in_floats_and_say_so_once(monkeypatch):
     monkeypatch.delenv("OUTLIERS_KERNELS", raising=False)
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
-    weight, x = reference.quantize(torch.randn(5, 7), int8(True, True)), torch.randn(3, 7)
-    dispatch._fastest.cache_clear()
+    weight, x = reference.quantize(torch.randn(5, 7), ROW), torch.randn(3, 7)
+    kept = dispatch._kernels, dispatch._warn_without_units
+    for function in kept:
+        function.cache_clear()
     try:
         with pytest.warns(UserWarning, match="this CPU has no int8 units"):
-            assert dispatch.path(torch.device("cpu")) == "cpu"
+            assert dispatch.backend_of(weight).name == "plain"
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert dispatch.path(torch.device("cpu")) == "cpu"
             assert dispatch.prepare(weight) is weight, "which only those units multiply faster in another layout"
             assert torch.equal(dispatch.linear(x, weight), reference.linear(x, weight))
     finally:
-        dispatch._fastest.cache_clear()
+        for function in kept:
+            function.cache_clear()
 
 
 @pytest.mark.parametrize("x", [torch.ones(2, 5), torch.ones(2, 4, dtype=torch.int32), torch.ones(1, 2, 4)])

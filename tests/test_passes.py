@@ -7,8 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from outlier_kernels import dispatch, reference
-from outlier_kernels.cpu import codes, packed, plain
-from outlier_kernels.cpu.compiled import passes
+from outlier_kernels.cpu import all_passes, codes, packed, plain
 from outlier_kernels.formats import ROWS, Quantizer
 from outlier_kernels.reference import Exact, Quantized
 
@@ -108,7 +107,8 @@ def test_quantize(data, rows, features, quantizer, dtype):
     if not quantizer.symmetric:
         dtype = torch.int8
         assume(not outliers.all())
-    found = codes.quantize(codes.as_rows(x), quantizer, outliers.nonzero()[:, 0], torch.empty(x.shape, dtype=dtype))
+    room = torch.empty(x.shape, dtype=dtype)
+    found = codes.quantize_without(codes.as_rows(x), quantizer, outliers.nonzero()[:, 0], room)
     whole = torch.zeros(x.shape, dtype=torch.int8)
     if outliers.all():
         expected = Quantized(whole, torch.ones(1, 1))
@@ -128,8 +128,7 @@ BEYOND = torch.tensor([[-3.4e38, 3.4e38, 0.0, 1e38], [LARGEST, -LARGEST, LARGEST
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_quantize_at_the_ends_of_float32(symmetric, x):
     quantizer = Quantizer("int8", "row", symmetric)
-    found = codes.quantize(x, quantizer, torch.empty(0, dtype=torch.int64), torch.empty(x.shape, dtype=torch.int8))
-    assert_same_codes(found, reference.quantize(x, quantizer))
+    assert_same_codes(codes.quantize(x, quantizer), reference.quantize(x, quantizer))
 
 
 @given(st.data(), SIDES, SIDES, quantizers("row"), quantizers("column"), st.booleans(), THRESHOLDS)
@@ -138,13 +137,13 @@ def test_all_finite_numbers(data, rows, features, activations, weights, transpos
     """Every group has a finite scale, and is the reference's bit for bit, as are outputs, also those beyond float32."""
     x, exact = data.draw(of_finite_floats(rows, features)), data.draw(of_finite_floats(3, features))
     none, room = torch.empty(0, dtype=torch.int64), torch.empty(x.shape, dtype=torch.int8)
-    found, expected = codes.quantize(x, activations, none, room), reference.quantize(x, activations)
+    found, expected = codes.quantize_without(x, activations, none, room), reference.quantize(x, activations)
     assert expected.dequantize().isfinite().all()
     assert found.scale.isfinite().all()
     assert_same_codes(found, expected)
     exact = LAYOUTS["transposed" if transposed else "contiguous"](exact)
     weight = reference.quantize(exact, weights)
-    assert_same_codes(codes.quantize_weight(exact, weights), weight)
+    assert_same_codes(codes.quantize(exact, weights), weight)
     for of_exact in (None, Exact(exact, weights)):
         given = x, weight, None, activations, threshold, of_exact
         assert_same(numbers(plain.linear(*given)), numbers(reference.linear(*given)))
@@ -155,7 +154,7 @@ def test_all_finite_numbers(data, rows, features, activations, weights, transpos
 def test_quantize_weight(data, outputs, features, quantizer):
     weight = data.draw(matrices(outputs, features))
     assume(codes.serves(weight, quantizer))
-    found, expected = codes.quantize_weight(weight, quantizer), reference.quantize(weight, quantizer)
+    found, expected = codes.quantize(weight, quantizer), reference.quantize(weight, quantizer)
     assert [part is None for part in found] == [part is None for part in expected]
     assert_same_codes(found, expected)
 
@@ -217,7 +216,7 @@ def test_wide_layers(several_threads, shape, layout, kind):
     activations = Quantizer("int8", "row" if per_row else "tensor", symmetric)
     for of_weight in KINDS:
         weights = Quantizer("int8", "column" if of_weight[1] else "tensor", of_weight[0])
-        weight, made = reference.quantize(exact, weights), codes.quantize_weight(exact, weights)
+        weight, made = reference.quantize(exact, weights), codes.quantize(exact, weights)
         assert_same_codes(made, weight)
         for threshold, of_exact in ((None, None), (6.0, None), (6.0, Exact(exact, weights))):
             given = LAYOUTS[layout](x), weight, torch.randn(outputs), activations, threshold, of_exact
@@ -229,7 +228,7 @@ def test_wide_layers(several_threads, shape, layout, kind):
 @pytest.mark.parametrize("outliers", range(6))
 def test_wide_packed_layers(several_threads, dtype, outliers):
     """More outputs than a strip of them, and outlier features with loops of their own and without."""
-    x, exact = torch.randn(9, 40).to(dtype), torch.randn(passes().STRIP + 300, 40)
+    x, exact = torch.randn(9, 40).to(dtype), torch.randn(all_passes().STRIP + 300, 40)
     x[4, 5 : 5 + outliers] = 20.0
     weight = reference.quantize(exact, Quantizer("int8", "column"))
     for bias in (None, torch.randn(len(exact))):

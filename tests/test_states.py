@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from outlier_kernels import reference_states, states
+from outlier_kernels import dispatch, reference_states, states
 from outlier_kernels.cpu import states as cpu_states
 
 from tests.conftest import pairwise
@@ -105,9 +105,9 @@ def test_states_do_not_depend_on_the_threads(threads):
 
     def found():
         statistics = states.empty(states.STATISTICS, 600, x.device)
-        hits = states.add(statistics, x, ids_of(x), 6.0, None)
+        hits = dispatch.add_state(statistics, x, ids_of(x), 6.0, None)
         residual = states.empty(states.RESIDUAL, 600, x.device)
-        states.add_residual(residual, x, ids_of(x), LIMITS)
+        dispatch.add_residual(residual, x, ids_of(x), LIMITS)
         return [*statistics.values(), hits, *residual.values()]
 
     want = found()
@@ -222,15 +222,6 @@ def test_massive_activations_of_just_the_limits():
     for path in (cpu_states, reference_states):
         statistics = states.empty(states.RESIDUAL, 20, x.device)
         assert path.add_residual(statistics, x, ids_of(x), LIMITS).nonzero()[:, 0].tolist() == [5]
-
-
-def test_which_path_reads_a_state(monkeypatch):
-    cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert [states.path(cpu, dtype) for dtype in (*DTYPES, torch.float64)] == ["cpu"] * 3 + ["reference"]
-    assert states.path(cuda, torch.float16) == "triton"
-    assert states.path(torch.device("mps"), torch.float16) == "reference"
-    monkeypatch.setenv("OUTLIERS_KERNELS", "reference")
-    assert states.path(cpu, torch.float32) == states.path(cuda, torch.float16) == "reference"
 
 
 def test_kurtosis_far_from_zero_and_of_a_constant():

@@ -134,9 +134,9 @@ def test_rows_of_eight_bits_that_use_the_range_would_overflow():
 def test_the_kernels_of_int8_multiply_for_qserve():
     weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
     scheme = get_scheme("qserve-g32")
-    made = dispatch.quantize_weight(weight, scheme.weights)
+    made = dispatch.quantize(weight, scheme.weights)
     assert made.has_exact_sums
-    assert dispatch.path_of(made, scheme.activations) == dispatch.path(torch.device("cpu"))
+    assert dispatch.backend_of(made, scheme.activations).path == "cpu"
     assert scheme.has_exact_sums
 
 

@@ -21,10 +21,9 @@ triton = pytest.importorskip("triton", reason="Triton is not installed")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from outlier_kernels import reference, reference_products, states  # noqa: E402
-from outlier_kernels import triton as kernels  # noqa: E402
 from outlier_kernels.formats import Quantizer  # noqa: E402
 from outlier_kernels.reference import Quantized  # noqa: E402
-from outlier_kernels.triton import outlier_features, product, products, quantization, tiles  # noqa: E402
+from outlier_kernels.triton import layer, outlier_features, product, quantization, tiles  # noqa: E402
 from outlier_kernels.triton import states as triton_states  # noqa: E402
 from outlier_kernels.triton.outlier_features import find_outliers  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
@@ -59,7 +58,7 @@ def to_device(quantized: Quantized) -> Quantized:
 
 
 def run(x, weight, bias=None, **scheme) -> torch.Tensor:
-    return kernels.linear(x.to(DEVICE), to_device(weight), None if bias is None else bias.to(DEVICE), **scheme).cpu()
+    return layer.linear(x.to(DEVICE), to_device(weight), None if bias is None else bias.to(DEVICE), **scheme).cpu()
 
 
 def assert_same_output(got: torch.Tensor, want: torch.Tensor) -> None:
@@ -94,7 +93,7 @@ def interpreter():
     with pytest.MonkeyPatch.context() as patch:
         if not HAS_GPU:
             of_triton = (triton.language.standard, triton.language.random)
-            modules = (*of_triton, quantization, outlier_features, product, products, triton_states)
+            modules = (*of_triton, quantization, outlier_features, product, triton_states)
             functions = [value for module in modules for value in vars(module).values()]
             known = {each.fn: InterpretedFunction(each.fn) for each in functions if isinstance(each, JITFunction)}
             for function in known.values():
@@ -131,7 +130,7 @@ def test_quantize_is_the_reference_bit_for_bit(name, symmetric, per_row, dtype):
         pytest.skip("the interpreter reads subnormal bfloat16 numbers as zeros")
     matrix = MATRICES[name].to(dtype)
     want = reference.quantize(matrix, int8(symmetric, per_row))
-    assert_same_codes(kernels.quantize(matrix.to(DEVICE), symmetric, per_row), want)
+    assert_same_codes(quantization.quantize_rows(matrix.to(DEVICE), symmetric, per_row), want)
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -140,16 +139,16 @@ def test_quantize_is_the_reference_bit_for_bit(name, symmetric, per_row, dtype):
 def test_quantize_is_the_reference_for_all_floats(symmetric, matrix, per_row):
     want = reference.quantize(matrix, int8(symmetric, per_row))
     assert want.scale.isfinite().all()
-    assert_same_codes(kernels.quantize(matrix.to(DEVICE), symmetric, per_row), want)
+    assert_same_codes(quantization.quantize_rows(matrix.to(DEVICE), symmetric, per_row), want)
 
 
 def assert_same_rows(matrices: torch.Tensor, outliers: torch.Tensor | None, seed: int | None) -> None:
     """Codes and scales of products, bit for bit."""
-    codes, scale = products.quantize_rows(*on_device(matrices, outliers, seed))
-    wanted, features = reference_products.quantize_rows(matrices, outliers, seed), matrices.shape[-1]
-    assert torch.equal(codes[..., :features].cpu().view(matrices.shape), wanted.codes)
-    assert torch.equal(scale.cpu().view(wanted.scale.shape), wanted.scale)
-    assert not codes[..., features:].any()
+    flags = None if outliers is None else reference_products.flags_of(outliers, matrices.shape[-1]).to(torch.int8)
+    found = quantization.quantize_rows(*on_device(matrices, True, True, flags, seed))
+    wanted = reference_products.quantize_rows(matrices, outliers, seed)
+    assert torch.equal(found.codes.cpu(), wanted.codes)
+    assert torch.equal(found.scale.cpu(), wanted.scale)
 
 
 @given(matrix=of_finite_floats(2, 5), seed=st.sampled_from([None, 3]))
@@ -212,7 +211,7 @@ def test_layers_are_those_of_the_reference(name, symmetric):
     weight = reference.quantize(exact, int8(symmetric))
     want = reference.linear(x, weight, threshold=threshold, **scheme)
     finite = x.isfinite().all(1)
-    made_here = kernels.quantize(exact.to(DEVICE), symmetric)
+    made_here = quantization.quantize_rows(exact.to(DEVICE), symmetric)
     transposed = weight._replace(codes=weight.codes.T.contiguous().T)
     cut = torch.cat([weight.codes, weight.codes], 1)[:, x.shape[1] :]
     for same in (weight, made_here, transposed, weight._replace(codes=cut)):
@@ -230,14 +229,14 @@ def test_outliers_are_listed_in_order_and_include_the_threshold(dtype):
     x[0, 1], x[39, 2], x[1, 4], x[33, 299] = 6.0, -6.0, 5.9, -torch.inf
     for matrix in (x, x.T.contiguous().T):
         outliers = find_outliers(matrix.to(DEVICE), 6.0)
-        assert outliers.indices[: outliers.count.item()].tolist() == [1, 2, 299]
+        assert outliers.places[: outliers.count.item()].tolist() == [1, 2, 299]
         assert torch.equal(outliers.flags.bool().cpu(), reference.outlier_columns(x, 6.0))
 
 
 def test_nan_does_not_hide_an_outlier():
     x = random(4, 40)
     x[2, 5], x[0, 5] = torch.nan, 60.0
-    assert find_outliers(x.to(DEVICE), 6.0).indices[0] == 5
+    assert find_outliers(x.to(DEVICE), 6.0).places[0] == 5
 
 
 @pytest.mark.parametrize("threshold", [None, 1001.0])
@@ -251,10 +250,10 @@ def test_zero_points_that_outgrow_int32(threshold):
 
 def test_what_the_kernels_do_not_serve():
     weight, wide = reference.quantize(random(3, 8), int8()), torch.zeros(1, reference.LARGEST_K + 1, dtype=torch.int8)
-    assert kernels.serves(weight, int8(), torch.float32)
-    assert not kernels.serves(weight, int8(), torch.float64)
-    assert not kernels.serves(weight._replace(codes=wide), int8(), torch.float32), "whose sums could overflow"
-    assert not any(kernels.serves(weight, one, torch.float32) for one in (None, int8(False), Quantizer("int4", "row")))
+    assert layer.serves(weight, int8(), torch.float32)
+    assert not layer.serves(weight, int8(), torch.float64)
+    assert not layer.serves(weight._replace(codes=wide), int8(), torch.float32), "whose sums could overflow"
+    assert not any(layer.serves(weight, one, torch.float32) for one in (None, int8(False), Quantizer("int4", "row")))
 
 
 BATCHES = [(1, 1, 1), (130, 20, 18), (2, 3, 19, 40, 21), (3, 4, 17, 66), (2, 1, 2, 6, 5, 4)]
@@ -295,7 +294,7 @@ def test_products_are_those_of_the_reference(shape, parts, dtype):
     *leading, m, k, n = shape
     left, right = laid_out(*leading, m, k)[layout].to(dtype), laid_out(*leading, n, k)[layout].to(dtype)
     given = left, right, places(share, *leading, k), places(of_columns, *leading, n), seed
-    found, wanted = products.product(*on_device(*given)).cpu(), reference_products.product(*given)
+    found, wanted = product.product(*on_device(*given)).cpu(), reference_products.product(*given)
     assert_same_output(found, wanted)
     if dtype == torch.float32 and not share and not of_columns:
         assert torch.equal(found, wanted)
@@ -305,9 +304,55 @@ def test_products_are_those_of_the_reference(shape, parts, dtype):
 def test_products_do_not_hide_nan_and_inf(poison):
     left, right = random(2, 4, 40), random(2, 3, 40)
     left[1, 2, 5] = poison
-    found = products.product(*on_device(left, right)).cpu()
+    found = product.product(*on_device(left, right)).cpu()
     assert not torch.isfinite(found[1, 2]).any()
     assert torch.isfinite(found[0]).all()
+
+
+def whole_product(folder: str) -> dict:
+    """What a sweep, an int8 model and a trace find, on whichever path OUTLIERS_KERNELS asks for."""
+    import outliers
+    from outliers.runs.run import sweep
+    from outliers.specification.kinds import Experiment
+
+    name, ids = "pocket/gpt2-0.1m", torch.arange(2 * 16).view(2, 16) * 7
+    asked = Experiment(
+        models=[name], block=16, blocks=1, schemes=["absmax", "zeropoint-vector", "llm.int8", "fp8-e4m3"]
+    )
+    rows, model = sweep(asked, folder), outliers.load_model(name)
+    trained = outliers.train_int8(outliers.load_model(name), attention=True, decomposition=0.02)
+    loss = trained(ids, labels=ids).loss
+    loss.backward()
+    return {
+        "kernels": {row["scheme"]: row["kernels"] for row in rows},
+        "perplexity": [row["value"] for row in rows],
+        "int8 model": outliers.perplexity(outliers.quantize(model, "llm.int8", keep="int8"), ids),
+        "loss": [loss.item(), *(one.grad.norm().item() for one in trained.parameters())],
+        "trace": {name: one.tolist() for name, one in outliers.trace(model, ids, alpha=2.0).statistics.items()},
+    }
+
+
+@pytest.mark.slow
+def test_the_whole_product_in_triton_is_that_of_a_cpu(tmp_path):
+    """In a process that interprets the kernels from the start, as a user has it without a GPU."""
+    program = (
+        "import json, sys; from tests.test_triton import whole_product as run; print(json.dumps(run(sys.argv[1])))"
+    )
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OUTLIERS_KERNELS": "triton"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "triton"], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found, wanted = json.loads(done.stdout.splitlines()[-1]), whole_product(str(tmp_path / "cpu"))
+    paths = found.pop("kernels"), wanted.pop("kernels")
+    assert [set(one.values()) for one in paths] == [{"triton", "reference"}, {"cpu", "reference"}]
+    assert all(one["fp8-e4m3"] == "reference" for one in paths), "which Triton does not serve"
+    states = found.pop("trace"), wanted.pop("trace")
+    for name, value in found.items():
+        assert value == pytest.approx(wanted[name], rel=1e-4), name
+    assert states[0].keys() == states[1].keys()
+    for name in states[1]:
+        torch.testing.assert_close(*(torch.tensor(one[name]) for one in states), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="needs a GPU: the interpreter is too slow for models of this size")
@@ -380,10 +425,9 @@ def compiled() -> list[dict]:
 @pytest.mark.slow
 def test_compiled_kernels(compiled):
     """Products take int8 tensor-core instructions; all fit into shared memory and spill no registers."""
-    for name in ("product", "multiply_rows"):
-        made = [kernel for kernel in compiled if kernel["name"] == name]
-        assert len(made) >= 2 * sum(map(len, tiles.TILES.values()))
-        assert not [kernel for kernel in made if not kernel["int8"]]
+    made = [kernel for kernel in compiled if kernel["name"] == "multiply_codes"]
+    assert len(made) >= 4 * sum(map(len, tiles.TILES.values()))
+    assert not [kernel for kernel in made if not kernel["int8"]]
     assert not [kernel for kernel in compiled if kernel["shared"] > SHARED_MEMORY[tuple(kernel["capability"])]]
     assert not [kernel for kernel in compiled if kernel["stack"]]
     if not (TOOLS / "cuobjdump").exists():
@@ -454,14 +498,14 @@ def compile_all() -> None:
             tiles.choose = lambda *_, tile=tile: tile
             for dtype, symmetric, features, threshold in LIGHT_LAYERS if light else HEAVY_LAYERS:
                 x = torch.empty(1 if tokens == 32 else 4096, features, dtype=dtype, device="meta")
-                weight = kernels.quantize(torch.empty(4096, features, device="meta"), symmetric)
+                weight = quantization.quantize_rows(torch.empty(4096, features, device="meta"), symmetric)
                 bias = torch.empty(4096, dtype=dtype, device="meta")
-                kernels.linear(x, weight, bias, int8(symmetric), threshold)
+                layer.linear(x, weight, bias, int8(symmetric), threshold)
             for one, other, leading, k, n, count, seed in LIGHT_PRODUCTS if light else HEAVY_PRODUCTS:
                 left = torch.empty(*leading, 1 if tokens == 32 else 4096, k, dtype=one, device="meta")
                 right = torch.empty(*leading, k, n, dtype=other, device="meta").mT
                 outliers = torch.empty(*leading, count, dtype=torch.int64, device="meta") if count else None
-                products.product(left, right, outliers, None, seed)
+                product.product(left, right, outliers, None, seed)
             for dtype, features, kept in STATES:
                 x = torch.empty(512, features, dtype=dtype, device="meta")
                 kept = kept and torch.empty_like(x, dtype=dtype if kept is True else kept)

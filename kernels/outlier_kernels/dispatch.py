@@ -1,107 +1,147 @@
-"""One linear layer for every device and scheme: which path runs, and what it needs of a weight."""
+"""Every kernel for every device: of the list `BACKENDS` the first that serves the operands runs."""
 
 import os
 import warnings
+from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from types import ModuleType
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
-from outlier_kernels import cpu, reference, reference_products
-from outlier_kernels.cpu import codes, packed, plain
-from outlier_kernels.cpu import products as cpu_products
+from outlier_kernels import cpu, reference, states, triton
+from outlier_kernels.cpu import packed
 from outlier_kernels.cpu.packed import Packed
 from outlier_kernels.formats import ROWS, Quantizer
 from outlier_kernels.reference import Exact, Quantized
 
-PATHS = ("reference", "cpu", "triton")
+FORCED = "OUTLIERS_KERNELS"  # the variable that asks for one backend, and the reference where that serves nothing
 
 
-def path(device: torch.device) -> str:
-    """The path that runs on a device: that of the variable OUTLIERS_KERNELS, or the fastest that is there.
+class Backend(NamedTuple):
+    """One implementation of the kernels.
+
+    name: by which OUTLIERS_KERNELS asks for it. path: what rows call it, which the variable takes too. runs_on: whether
+    it is there for a type of device, and asked for by the variable, or not. linear, product, quantize, states: the
+    module that computes each, imported when it is first needed, whose `serves` says which operands it takes. The
+    reference takes all.
+    """
+
+    name: str
+    path: str
+    runs_on: Callable[[str, bool], bool]
+    linear: str
+    product: str | None = None
+    quantize: str | None = None
+    states: str | None = None
+
+
+BACKENDS = (
+    Backend(
+        *("triton", "triton", triton.runs_on),
+        *("triton.layer", "triton.product", "triton.quantization", "triton.states"),
+    ),
+    Backend("packed", "cpu", lambda device, _asked: device == "cpu" and cpu.has_int8_units(), "cpu.packed"),
+    Backend(
+        *("plain", "cpu", lambda device, _asked: device == "cpu"),
+        *("cpu.plain", "cpu.products", "cpu.codes", "cpu.states"),
+    ),
+    Backend(
+        *("reference", "reference", lambda _device, _asked: True),
+        *("reference", "reference_products", "reference", "reference_states"),
+    ),
+)
+
+
+def backends(device: torch.device) -> tuple[Backend, ...]:
+    """Those of `BACKENDS` that run on a device, the reference last: all, or the one that OUTLIERS_KERNELS asks for.
 
     Raises:
-        ValueError: the variable names no path, or one that does not run on this device.
+        ValueError: the variable names none, or one that does not run on this device.
     """
-    forced = os.environ.get("OUTLIERS_KERNELS")
-    if not forced:
-        return _fastest(device.type)
-    if forced not in PATHS:
-        raise ValueError(f"OUTLIERS_KERNELS is '{forced}'; expected one of {', '.join(PATHS)}")
-    if forced != "reference" and forced != _fastest(device.type):
+    return _backends(device.type, os.environ.get(FORCED))
+
+
+def _backends(device: str, forced: str | None) -> tuple[Backend, ...]:
+    asked = [one for one in BACKENDS if not forced or forced in (one.name, one.path)]
+    if not asked:
+        names = dict.fromkeys(name for one in BACKENDS for name in (one.name, one.path))
+        raise ValueError(f"OUTLIERS_KERNELS is '{forced}'; expected one of {', '.join(names)}")
+    found = [one for one in asked if one.runs_on(device, bool(forced))]
+    if not found:
         raise ValueError(f"OUTLIERS_KERNELS is '{forced}', which does not run on '{device}' here; leave it unset")
-    return forced
+    return (*found, *(one for one in BACKENDS[-1:] if one not in found))
 
 
 @cache
-def _fastest(device: str) -> str:
-    if device == "cuda" and _has_triton() and _has_int8_tensor_cores():
-        return "triton"
-    if device != "cpu":
+def _kernels(operation: str, device: str, forced: str | None) -> tuple[tuple[Backend, ModuleType], ...]:
+    """The backends that have an operation, each with the module that computes it."""
+    if operation in ("linear", "product") and not forced:
+        _warn_without_units(device)
+    there = [(one, getattr(one, operation)) for one in _backends(device, forced)]
+    return tuple((one, import_module(f"outlier_kernels.{module}")) for one, module in there if module)
+
+
+def _serving(
+    operation: str, device: torch.device, *operands: object, prepared: bool = False
+) -> tuple[Backend, ModuleType]:
+    """The first backend that serves the operands of an operation, and its module; prepared: whether one of them was,
+    which stays with the backend that it was prepared for."""
+    kernels = _kernels(operation, device.type, None if prepared else os.environ.get(FORCED))
+    for found in kernels[:-1]:
+        if found[1].serves(*operands):
+            return found
+    return kernels[-1]
+
+
+@cache
+def _warn_without_units(device: str) -> None:
+    """Say once where products of int8 codes are not fast."""
+    if device == "cpu":
+        if not cpu.has_int8_units():
+            missing = "this CPU has no int8 units (AVX-512 VNNI); products of int8 codes run in floats"
+            warnings.warn(missing, stacklevel=3)
+    elif not (triton.runs_on(device, False) and triton.has_int8_units(torch.device(device))):
         warnings.warn(f"no fast int8 product for '{device}' here; the reference in plain torch runs", stacklevel=3)
-        return "reference"
-    if not cpu.has_int8_units():
-        warnings.warn("this CPU has no int8 units (AVX-512 VNNI); products of int8 codes run in floats", stacklevel=3)
-    return "cpu"
 
 
-def _has_triton() -> bool:
-    try:
-        import outlier_kernels.triton  # noqa: F401, a GPU machine without Triton takes the reference
-    except ImportError:
-        return False
-    return True
-
-
-def _has_int8_tensor_cores() -> bool:
-    """From compute capability 8.0 on, except 10.x, which has none."""
-    major, _ = torch.cuda.get_device_capability()
-    return major >= 8 and major != 10
-
-
-def path_of(
+def backend_of(
     weight: Quantized | Packed,
     activations: Quantizer | None = ROWS,
     arithmetic: str = "exact",
     dtype: torch.dtype = torch.float32,
-) -> str:
-    """The path that multiplies a weight with hidden states: the one place that decides it.
+) -> Backend:
+    """The backend that multiplies a weight with hidden states.
 
     Args:
         weight: prepared or not.
         activations: how the hidden states are quantized; None for not at all.
-        arithmetic: a name in `outlier_kernels.formats.ARITHMETICS`.
+        arithmetic: a name in `outlier_kernels.formats.ARITHMETICS`; the reference alone has others than "exact".
         dtype: of the hidden states.
     """
-    if isinstance(weight, Packed):
-        return "cpu"
-    runs = path(weight.codes.device) if arithmetic == "exact" else "reference"
-    if runs == "cpu" and plain.serves(weight, activations, dtype):
-        return "cpu"
-    if runs == "triton":
-        from outlier_kernels import triton
-
-        if triton.serves(weight, activations, dtype):
-            return "triton"
-    return "reference"
+    if arithmetic != "exact":
+        return BACKENDS[-1]
+    prepared = isinstance(weight, Packed)
+    return _serving("linear", weight.scale.device, weight, activations, dtype, prepared=prepared)[0]
 
 
-def quantize_weight(weight: torch.Tensor, quantizer: Quantizer | None, arithmetic: str = "exact") -> Quantized:
-    """A weight (outputs, features) in the codes that an arithmetic multiplies: those of `reference.WEIGHTS`."""
-    served = arithmetic == "exact" and weight.is_cpu and codes.serves(weight, quantizer) and not _is_watched(weight)
-    if served and path(weight.device) == "cpu":
-        return codes.quantize_weight(weight, quantizer)
-    return reference.WEIGHTS[arithmetic](weight, quantizer)
+def quantize(matrix: torch.Tensor, quantizer: Quantizer | None, arithmetic: str = "exact") -> Quantized:
+    """A matrix (rows, features), such as a weight (outputs, features), in the codes that an arithmetic multiplies:
+    those of `reference.WEIGHTS`."""
+    if arithmetic == "exact" and not _is_watched(matrix):
+        return _serving("quantize", matrix.device, matrix, quantizer)[1].quantize(matrix, quantizer)
+    return reference.WEIGHTS[arithmetic](matrix, quantizer)
 
 
 def prepare(weight: Quantized, activations: Quantizer | None = ROWS, arithmetic: str = "exact") -> Quantized | Packed:
-    """A weight as the path of its device multiplies it fastest; the weight itself where there is nothing to gain."""
-    runs = path_of(weight, activations, arithmetic)
-    if runs == "cpu" and cpu.has_int8_units() and packed.serves(weight, activations):
-        return packed.pack(weight)
-    if runs == "triton":  # whose loads are widest where rows begin at multiples of 16 bytes
-        features = weight.codes.shape[1]
-        return weight._replace(codes=torch.nn.functional.pad(weight.codes, (0, -features % 16))[:, :features])
+    """A weight as the first backend that lays out such weights multiplies it fastest, else the weight itself."""
+    kernels = _kernels("linear", weight.scale.device.type, os.environ.get(FORCED)) if arithmetic == "exact" else ()
+    for _, module in kernels:
+        prepared = module.prepare(weight, activations) if hasattr(module, "prepare") else None
+        if prepared is not None:
+            return prepared
     return weight
 
 
@@ -186,17 +226,10 @@ def _multiply(
 ) -> torch.Tensor:
     if not len(hidden_states):  # which have no extremes
         return hidden_states.new_empty(0, shape_of(weight)[0])
-    runs = path_of(weight, activations, arithmetic, hidden_states.dtype)
-    if isinstance(weight, Packed):
-        return packed.linear(hidden_states, weight, bias, activations, threshold)
-    if runs == "cpu":
-        layer = plain.linear
-    elif runs == "triton":
-        from outlier_kernels import triton
-
-        layer = triton.linear
-    else:
-        layer = reference.LINEAR[arithmetic]
+    layer = reference.LINEAR[arithmetic]
+    if arithmetic == "exact":
+        operands, prepared = (weight, activations, hidden_states.dtype), isinstance(weight, Packed)
+        layer = _serving("linear", hidden_states.device, *operands, prepared=prepared)[1].linear
     return layer(hidden_states, weight, bias, activations, threshold, exact)
 
 
@@ -209,20 +242,61 @@ def product(
     seed: int | None = None,
 ) -> torch.Tensor:
     """left · rightᵀ in int8, for matrices that are both quantized for it, as `reference_products.product` has it."""
-    return _products_for(left, right).product(left, right, outliers, exact, seed)
+    module = _serving("product", left.device, left, right, outliers)[1]
+    return module.product(left, right, outliers, exact, seed)
 
 
-def _products_for(*operands: torch.Tensor) -> ModuleType:
-    """Whose products of matrices these are."""
-    runs = path(operands[0].device)
-    if runs == "cpu" and cpu_products.serves(*operands):
-        return cpu_products
-    if runs == "triton":
-        from outlier_kernels.triton import products as triton_products
+def add_state(
+    statistics: states.Statistics, x: torch.Tensor, ids: torch.Tensor, alpha: float, kept: torch.Tensor | None
+) -> torch.Tensor:
+    """Add a hidden state to the statistics of `states.STATISTICS`.
 
-        if triton_products.serves(*operands):
-            return triton_products
-    return reference_products
+    Args:
+        statistics: of the same features.
+        x: the hidden state of one sequence, (tokens, features) of any floating-point dtype and strides.
+        ids: its token ids, int64 (tokens,), on any device.
+        alpha: magnitude of a hit, as float32 has it.
+        kept: what is kept of each entry, (tokens, features) contiguous, on any device: its largest magnitude so far, in
+            the dtype of x; or bool, whether it was a hit. None: neither.
+
+    Returns:
+        The hits of each feature, int64 (features,).
+
+    Raises:
+        NotFinite: there is NaN or inf in x; the statistics are of no use then.
+    """
+    return _serving("states", x.device, x, kept)[1].add(statistics, x, ids.to(x.device), alpha, kept)
+
+
+def values_of_hits(x: torch.Tensor, hits: torch.Tensor, alpha: float) -> np.ndarray:
+    """The hits of x in any order, (hits,) of `states.HIT`; hits: of each feature how many, as `add_state` returns."""
+    return _serving("states", x.device, x)[1].values_of_hits(x, hits, alpha)
+
+
+def add_residual(
+    statistics: states.Statistics,
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    limits: tuple[float, float],
+    kept: torch.Tensor | None = None,
+) -> torch.Tensor | None:
+    """Add a state of the residual stream to the statistics of `states.RESIDUAL`.
+
+    Args:
+        statistics: of the same features.
+        x: the state of one sequence, (tokens, features).
+        ids: its token ids, int64 (tokens,), on any device.
+        limits: as float32 has them; an entry is massive with a magnitude above the first, and of at least the second
+            times the median magnitude, which is an entry's, the lower one of two.
+        kept: the largest magnitude of each entry so far, as in `add_state`. None: nothing is kept.
+
+    Returns:
+        Massive activations at each position, int64 (tokens,); None if there is none.
+
+    Raises:
+        NotFinite: there is NaN or inf in x.
+    """
+    return _serving("states", x.device, x, kept)[1].add_residual(statistics, x, ids.to(x.device), limits, kept)
 
 
 @torch.library.custom_op("outlier_kernels::linear", mutates_args=())

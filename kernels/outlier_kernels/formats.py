@@ -29,16 +29,16 @@ class Element(NamedTuple):
 class Format(NamedTuple):
     """A number format.
 
-    quantizer: the function that states it, from a matrix (rows, features) and a `Quantizer` to
-    `outlier_kernels.reference.Quantized`, or where it is, "module:name"; what shares a scale is a row or everything,
-    for `outlier_kernels.reference.quantize` makes rows of smaller groups. symmetric: what it takes, absmax (True) or
+    quantizer: the function that states it, from a matrix (rows, features) and a `Quantizer` to the reference's
+    `Quantized`; or its name among the reference's, or where it is, "module:name". What shares a scale is a row or
+    everything, for the reference makes rows of smaller groups. symmetric: what it takes, absmax (True) or
     zeropoint (False). bits: of a value. integers: whether its codes are int8, whose products are summed exactly.
     scale_bits: of a scale, where it does not depend on what shares it. group: how many features share a scale, where
     the format itself fixes it. tensor_bits, row_bits: of a scale that the whole matrix, or each row, has on top.
     element: what floating-point codes are rounded to. large_bits: of values in the first groups of a row, see
     `large_groups`. in_rows: whether groups are quantized within their rows, which the function gets whole. rounding:
-    the function that rounds values, divided by their scale, to codes, from them, the format and a zero point, or where
-    it is; None where nothing can be rounded at a scale that is given.
+    the function that rounds values, divided by their scale, to codes, from them, the format and a zero point, named as
+    the quantizer is; None where nothing can be rounded at a scale that is given.
     """
 
     quantizer: str | Callable
@@ -71,14 +71,11 @@ class Arithmetic(NamedTuple):
 E4M3, E5M2 = Element(3, -6, 448.0), Element(2, -14, 57344.0)
 E2M3, E3M2, E2M1 = Element(3, 0, 7.5), Element(2, -2, 28.0), Element(1, 0, 6.0)
 
-_PLAIN, _BEYOND = "outlier_kernels.reference:", "outlier_kernels.reference_formats:"
-_INTEGERS = Format(_PLAIN + "quantize_integers", integers=True, rounding=_PLAIN + "round_integers")
-_ELEMENTS = Format(_BEYOND + "quantize_scaled", (True,), rounding=_BEYOND + "round_elements")
-_MX = _ELEMENTS._replace(quantizer=_BEYOND + "quantize_microscaling", scale_bits=8, group=32)
-_NV = _ELEMENTS._replace(quantizer=_BEYOND + "quantize_nvfp4", scale_bits=8, group=16)
-_BLOCK = _INTEGERS._replace(
-    quantizer=_BEYOND + "quantize_mantissas", symmetric=(True,), scale_bits=8, rounding=_BEYOND + "round_mantissas"
-)
+_INTEGERS = Format("quantize_integers", integers=True, rounding="round_integers")
+_ELEMENTS = Format("quantize_scaled", (True,), rounding="round_elements")
+_MX = _ELEMENTS._replace(quantizer="quantize_microscaling", scale_bits=8, group=32)
+_NV = _ELEMENTS._replace(quantizer="quantize_nvfp4", scale_bits=8, group=16)
+_BLOCK = _INTEGERS._replace(quantizer="quantize_mantissas", symmetric=(True,), scale_bits=8, rounding="round_mantissas")
 
 FORMATS = {
     "int8": _INTEGERS,
@@ -100,17 +97,17 @@ FORMATS = {
     "bfp4": _BLOCK._replace(bits=4),
     # FireQ (Baek et al., 2025): int4 under scales in e4m3, times a power of two of the whole matrix.
     "int4-e4m3": Format(
-        "outlier_kernels.reference_systems:quantize_int4_e4m3",
+        "quantize_int4_e4m3",
         (True,),
         4,
         integers=True,
         scale_bits=8,
         tensor_bits=32,
-        rounding="outlier_kernels.reference_formats:round_mantissas",
+        rounding="round_mantissas",
     ),
     # QServe (Lin et al., 2024): asymmetric int4 within rows of int8; a group's scale has 8 bits, its zero point 4.
     "int4-in-int8": Format(
-        "outlier_kernels.reference_systems:quantize_int4_in_int8",
+        "quantize_int4_in_int8",
         (True,),
         4,
         integers=True,
@@ -120,7 +117,7 @@ FORMATS = {
     ),
     # COMET (Liu et al., 2025): the first groups of a row in 8 bits, which have the largest features if they are sorted.
     "int4-int8": Format(
-        "outlier_kernels.reference_systems:quantize_int4_int8",
+        "quantize_int4_int8",
         (True,),
         4,
         integers=True,

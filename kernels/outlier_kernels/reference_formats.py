@@ -2,14 +2,15 @@
 
 Rounding is to nearest, ties to even, by arithmetic with powers of two, which is exact: torch's own casts do not know
 all of these elements, and some round a float64 twice. Codes of floating-point formats are the elements' values, in the
-dtype of the scales. NaN and inf make a group's scale NaN or inf, as in `outlier_kernels.reference.quantize_integers`,
-and a group of zeros has scale 1. Each format has a smallest scale, which smaller groups have.
+dtype of the scales. NaN and inf make a group's scale NaN or inf, as in
+`outlier_kernels.reference_integers.quantize_integers`, and a group of zeros has scale 1. Each format has a smallest
+scale, which smaller groups have.
 """
 
 import torch
 
 from outlier_kernels.formats import E4M3, FORMATS, Element, Format, Quantizer
-from outlier_kernels.reference import Quantized, absmax_scale
+from outlier_kernels.reference_integers import Quantized, absmax_scale
 
 LEAST_SHARED = 2.0**-127  # the smallest scale that has no bits but those of an exponent (e8m0)
 LEAST_E4M3 = 2.0**-9  # the smallest positive one, which is subnormal

@@ -6,7 +6,8 @@ import torch
 
 from outlier_kernels import reference
 from outlier_kernels.formats import ROWS
-from outlier_kernels.reference import CODE_MAX, EXACT_IN_FLOATS, Quantized
+from outlier_kernels.reference import EXACT_IN_FLOATS
+from outlier_kernels.reference_integers import CODE_MAX, Quantized, absmax_scale
 
 # Philox4x32: ten rounds of two multiplications, whose keys grow by two constants (Salmon et al., 2011).
 MULTIPLIERS, KEY_STEPS, ROUNDS, WORD = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85), 10, 0xFFFFFFFF
@@ -26,7 +27,7 @@ def quantize_rows(matrices: torch.Tensor, outliers: torch.Tensor | None = None, 
         made = reference.quantize(matrices.reshape(-1, matrices.shape[-1]), ROWS)
         return Quantized(made.codes.view(matrices.shape), made.scale.view(*matrices.shape[:-1], 1))
     matrices = matrices.to(torch.promote_types(matrices.dtype, torch.float32))
-    scale = reference.absmax_scale(matrices.abs().amax(-1, keepdim=True))
+    scale = absmax_scale(matrices.abs().amax(-1, keepdim=True))
     codes = (matrices / scale).add_(chances(matrices, seed)).floor_().clamp_(-CODE_MAX, CODE_MAX)
     return Quantized(codes.to(torch.int8), scale)
 

@@ -11,7 +11,7 @@ IN_CACHE = 1 << 16  # entries of float64 at once on a CPU, two to three times as
 def add(
     statistics: Statistics, x: torch.Tensor, ids: torch.Tensor, alpha: float, kept: torch.Tensor | None
 ) -> torch.Tensor:
-    """See `states.add`."""
+    """See `dispatch.add_state`."""
     x = x.float()
     low, high = x.amin(0), x.amax(0)
     by_feature = torch.maximum(-low, high)
@@ -37,7 +37,7 @@ def add(
 
 
 def values_of_hits(x: torch.Tensor, hits: torch.Tensor, alpha: float) -> np.ndarray:
-    """See `states.values_of_hits`."""
+    """See `dispatch.values_of_hits`."""
     columns = hits.nonzero()[:, 0]
     candidates = x.index_select(1, columns).float()
     hit = candidates.abs() >= alpha
@@ -53,7 +53,7 @@ def add_residual(
     limits: tuple[float, float],
     kept: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
-    """See `states.add_residual`."""
+    """See `dispatch.add_residual`."""
     above, ratio = limits
     x = x.float()
     magnitude = x.abs()

@@ -7,8 +7,8 @@ make the scale of a group or row NaN or inf, and zeros have scale 1.
 import torch
 
 from outlier_kernels.formats import E4M3, FORMATS, Quantizer, large_groups
-from outlier_kernels.reference import CODE_MAX, Quantized, absmax_scale
 from outlier_kernels.reference_formats import LEAST_E4M3, power_of_two, round_mantissas, rounded, with_largest
+from outlier_kernels.reference_integers import CODE_MAX, Quantized, absmax_scale
 
 PROTECTIVE = 119  # of rows whose groups are quantized again: 119 + 16 / 2 = 127 (QServe, section 4.1)
 LEAST_OF_MATRIX = 2.0**-117  # so that its product with the least of e4m3 is a normal number

@@ -1,16 +1,12 @@
-"""The statistics that a trace keeps of hidden states, added up over sequences, and the path that adds.
+"""The statistics that a trace keeps of hidden states, added up over sequences.
 
-Statistics are tensors by name, on the device of the states, which `empty` makes and `add` and `add_residual` change.
-Counts, extremes, medians and places are the same bit by bit on every path. Sums in float64 are of another order: they
-agree to 1e-13 of the sum of what is added, magnitude by magnitude; the kurtoses, differences of such sums, as far as
-these cancel.
+Statistics are tensors by name, on the device of the states, which `empty` makes and `dispatch.add_state` and
+`dispatch.add_residual` change. Counts, extremes, medians and places are the same bit by bit in every backend. Sums in
+float64 are of another order: they agree to 1e-13 of the sum of what is added, magnitude by magnitude; the kurtoses,
+differences of such sums, as far as these cancel.
 """
 
-import os
 from functools import cached_property
-from importlib import import_module
-from importlib.util import find_spec
-from types import ModuleType
 
 import numpy as np
 import torch
@@ -69,77 +65,6 @@ def empty(table: dict[str, tuple], features: int, device: torch.device) -> Stati
     )
 
 
-def add(
-    statistics: Statistics, x: torch.Tensor, ids: torch.Tensor, alpha: float, kept: torch.Tensor | None
-) -> torch.Tensor:
-    """Add a hidden state to the statistics of `STATISTICS`.
-
-    Args:
-        statistics: of the same features.
-        x: the hidden state of one sequence, (tokens, features) of any floating-point dtype and strides.
-        ids: its token ids, int64 (tokens,), on any device.
-        alpha: magnitude of a hit, as float32 has it.
-        kept: what is kept of each entry, (tokens, features) contiguous, on any device: its largest magnitude so far, in
-            the dtype of x; or bool, whether it was a hit. None: neither.
-
-    Returns:
-        The hits of each feature, int64 (features,).
-
-    Raises:
-        NotFinite: there is NaN or inf in x; the statistics are of no use then.
-    """
-    return _path(x).add(statistics, x, ids.to(x.device), alpha, kept)
-
-
-def values_of_hits(x: torch.Tensor, hits: torch.Tensor, alpha: float) -> np.ndarray:
-    """The hits of x in any order, (hits,) of `HIT`; hits: of each feature how many, as `add` returns them."""
-    return _path(x).values_of_hits(x, hits, alpha)
-
-
-def add_residual(
-    statistics: Statistics,
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    limits: tuple[float, float],
-    kept: torch.Tensor | None = None,
-) -> torch.Tensor | None:
-    """Add a state of the residual stream to the statistics of `RESIDUAL`.
-
-    Args:
-        statistics: of the same features.
-        x: the state of one sequence, (tokens, features).
-        ids: its token ids, int64 (tokens,), on any device.
-        limits: as float32 has them; an entry is massive with a magnitude above the first, and of at least the second
-            times the median magnitude, which is an entry's, the lower one of two.
-        kept: the largest magnitude of each entry so far, as in `add`. None: nothing is kept.
-
-    Returns:
-        Massive activations at each position, int64 (tokens,); None if there is none.
-
-    Raises:
-        NotFinite: there is NaN or inf in x.
-    """
-    return _path(x).add_residual(statistics, x, ids.to(x.device), limits, kept)
-
-
-def path(device: torch.device, dtype: torch.dtype) -> str:
-    """The path that reads states of a dtype on a device: "cpu", "triton" or "reference"; the one place that decides it.
-
-    The variable OUTLIERS_KERNELS=reference asks for the reference.
-    """
-    if dtype not in DTYPES or os.environ.get("OUTLIERS_KERNELS") == "reference":
-        return "reference"
-    if device.type == "cuda" and find_spec("triton"):
-        return "triton"
-    return "cpu" if device.type == "cpu" else "reference"
-
-
-MODULES = {
-    "cpu": "outlier_kernels.cpu.states",
-    "triton": "outlier_kernels.triton.states",
-    "reference": "outlier_kernels.reference_states",
-}
-
-
-def _path(x: torch.Tensor) -> ModuleType:
-    return import_module(MODULES[path(x.device, x.dtype)])
+def serves(x: torch.Tensor, kept: torch.Tensor | None = None) -> bool:
+    """Whether kernels read a hidden state and what is kept of it, as `dispatch.add_state` has them."""
+    return x.dtype in DTYPES and x.numel() > 0 and (kept is None or kept.device == x.device)

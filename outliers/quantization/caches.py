@@ -9,7 +9,7 @@ from itertools import chain
 from typing import NamedTuple
 
 import torch
-from outlier_kernels.reference import quantize
+from outlier_kernels.dispatch import quantize
 from torch import nn
 from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer

@@ -48,7 +48,7 @@ def row_fields(
 
 
 def kernels_of(scheme: Scheme, model: PreTrainedModel) -> str:
-    """The paths of the kernels that multiply a model's projections, as `outlier_kernels.dispatch.path_of` decides."""
+    """The paths of the kernels that multiply a model's projections, by `outlier_kernels.dispatch.BACKENDS`."""
     layers = [part.module for part in projections(model) if isinstance(part.module, Int8Linear | QuantizedLinear)]
     paths = {module.path(model.dtype) for module in layers} or {path_under(scheme, model.device, model.dtype)}
     return ", ".join(sorted(paths))

@@ -105,9 +105,9 @@ class Int8Linear(SchemeLinear):
         return None if self.here.transforms else self._quantized().dequantize()
 
     def path(self, dtype: torch.dtype) -> str:
-        """The path of the kernels that multiplies it with hidden states of a dtype, see `dispatch.path_of`."""
+        """The path of the kernels that multiplies it with hidden states of a dtype, see `dispatch.backend_of`."""
         scheme, weight = self.here, self.prepared or self._quantized()
-        return dispatch.path_of(weight, scheme.activations, scheme.arithmetic, dtype)
+        return dispatch.backend_of(weight, scheme.activations, scheme.arithmetic, dtype).path
 
     @torch.compiler.assume_constant_result
     def _prepare(self) -> None:

@@ -123,7 +123,7 @@ class QuantizedLinear(SchemeLinear):
         return self.operand.codes
 
     def path(self, dtype: torch.dtype) -> str:
-        """The path of the kernels that multiplies it with hidden states of a dtype, see `dispatch.path_of`."""
+        """The path of the kernels that multiplies it with hidden states of a dtype, see `dispatch.backend_of`."""
         return path_under(self.here, self.weight.device, dtype)
 
     def share_codes(self, other: "QuantizedLinear") -> None:
@@ -158,7 +158,7 @@ def _version(weight: torch.Tensor) -> int | None:
 
 def quantize_weight(weight: torch.Tensor, scheme: Scheme) -> Quantized:
     """A weight (outputs, features) in the codes of a scheme."""
-    return dispatch.quantize_weight(weight, scheme.weights, scheme.arithmetic)
+    return dispatch.quantize(weight, scheme.weights, scheme.arithmetic)
 
 
 def operand_of(weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | None = None) -> Operand:
@@ -284,4 +284,4 @@ def path_under(scheme: Scheme, device: torch.device, dtype: torch.dtype) -> str:
     dtype = torch.promote_types(dtype, torch.float32)  # as a layer with exact weights multiplies
     features = 2 * (scheme.group or 1)  # so that groups are not the whole row
     weight = quantize_weight(torch.zeros(1, features, device=device, dtype=dtype), scheme)
-    return dispatch.path_of(weight, scheme.activations, scheme.arithmetic, dtype)
+    return dispatch.backend_of(weight, scheme.activations, scheme.arithmetic, dtype).path

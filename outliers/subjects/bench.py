@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from outlier_kernels.dispatch import path
+from outlier_kernels.dispatch import backends
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.errors import BadWeights, BrokenModel, UserError
@@ -54,7 +54,7 @@ def check_machine(machine: Machine) -> None:
         return
     device = find_device(machine.device)
     try:
-        path(device)
+        backends(device)
     except ValueError as error:  # the kernels stand alone and do not know this project's errors
         raise UserError(str(error)) from None
 

@@ -41,4 +41,4 @@ def _kernels(settings: Machine) -> dict:
 
     from outliers.models.load import find_device
 
-    return {"kernels": dispatch.path(find_device(settings.device))}
+    return {"kernels": dispatch.backends(find_device(settings.device))[0].path}

@@ -7,7 +7,7 @@ from functools import partial, reduce
 
 import numpy as np
 import torch
-from outlier_kernels import states
+from outlier_kernels import dispatch, states
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, RESIDUAL, SINK, check_threshold
@@ -272,10 +272,12 @@ class _Observer:
     def see_hidden_state(self, layer: int, role: str, x: torch.Tensor) -> None:
         kept = self._kept(role, x, x.dtype if role in ON_STREAM else torch.bool)
         with _naming(layer, role):
-            hits = states.add(self._statistics(layer, role, states.STATISTICS, x), x, self.ids, self.alpha, kept)
+            hits = dispatch.add_state(
+                self._statistics(layer, role, states.STATISTICS, x), x, self.ids, self.alpha, kept
+            )
         self.in_layer[role] = hits
         if role in SKETCHED:
-            hits = states.values_of_hits(x, hits, self.alpha)
+            hits = dispatch.values_of_hits(x, hits, self.alpha)
             if len(hits):
                 self.hits.append((layer - self.view.layers[0], ROLES.index(role), hits))
                 self.waiting += len(hits)
@@ -284,7 +286,7 @@ class _Observer:
         with _naming(layer, "residual"):
             statistics = self._statistics(layer, "residual", states.RESIDUAL, x)
             kept = self._kept("residual", x, x.dtype) if self.tokens else None
-            massive = states.add_residual(statistics, x, self.ids, (MASSIVE, MASSIVE_RATIO), kept)
+            massive = dispatch.add_residual(statistics, x, self.ids, (MASSIVE, MASSIVE_RATIO), kept)
         if massive is not None:
             before, massive = self.massive.get(self.number), massive.to(self.ids.device)
             self.massive[self.number] = massive if before is None else before.add_(massive)

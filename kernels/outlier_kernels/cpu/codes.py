@@ -2,10 +2,10 @@
 
 import torch
 
-from outlier_kernels import reference
-from outlier_kernels.cpu.compiled import KINDS, passes
+from outlier_kernels.cpu import all_passes
+from outlier_kernels.cpu.compiled import KINDS
 from outlier_kernels.formats import Quantizer
-from outlier_kernels.reference import Quantized
+from outlier_kernels.reference_integers import Quantized, absmax_scale, dynamic_range_and_zero_point
 
 STRIP = 512  # features at once, at most, whose extremes are looked for
 
@@ -26,7 +26,7 @@ def extremes(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     rows, features = matrix.shape
     low, high = matrix.new_empty(2, features, dtype=torch.float32)
     strip = min(STRIP, max(64, features // (4 * torch.get_num_threads()) // 64 * 64))
-    passes().feature_extremes(-(-features // strip), rows * strip, x=matrix, width=strip, low=low, high=high)
+    all_passes().feature_extremes(-(-features // strip), rows * strip, x=matrix, width=strip, low=low, high=high)
     return low, high
 
 
@@ -38,7 +38,9 @@ def outlier_features(matrix: torch.Tensor, threshold: float | None) -> torch.Ten
     return ((high >= threshold) | (low <= -threshold)).nonzero()[:, 0]
 
 
-def quantize(matrix: torch.Tensor, quantizer: Quantizer, outliers: torch.Tensor, room: torch.Tensor) -> Quantized:
+def quantize_without(
+    matrix: torch.Tensor, quantizer: Quantizer, outliers: torch.Tensor, room: torch.Tensor
+) -> Quantized:
     """Quantize a matrix (rows, features) without its outlier features, whose codes are 0, as `reference.quantize` does.
 
     Args:
@@ -54,11 +56,11 @@ def quantize(matrix: torch.Tensor, quantizer: Quantizer, outliers: torch.Tensor,
     shared = None if quantizer.per_row else _of_tensor(matrix, quantizer, outliers)
     given = {"x": matrix, "outliers": outliers, "made": (room, 128 * (room.dtype == torch.uint8), scale, sums)}
     if quantizer.symmetric:
-        passes().absmax_codes(*matrix.shape, **given, scale_of_all=shared)
+        all_passes().absmax_codes(*matrix.shape, **given, scale_of_all=shared)
         return Quantized(room, scale, None, sums)
     zero_point = torch.empty_like(scale)
     first = int((outliers == torch.arange(len(outliers), device=outliers.device)).sum())  # feature that is no outlier
-    passes().zeropoint_codes(*matrix.shape, **given, inlier=first, range_of_all=shared, zero_points=zero_point)
+    all_passes().zeropoint_codes(*matrix.shape, **given, inlier=first, range_of_all=shared, zero_points=zero_point)
     return Quantized(room, scale, zero_point, sums)
 
 
@@ -66,22 +68,22 @@ def _of_tensor(matrix: torch.Tensor, quantizer: Quantizer, outliers: torch.Tenso
     """The scale that all rows have, or their normalized dynamic range and zero point."""
     low, high = extremes(matrix)
     if quantizer.symmetric:
-        return reference.absmax_scale(torch.maximum(high, -low).index_fill_(0, outliers, 0).amax())
+        return absmax_scale(torch.maximum(high, -low).index_fill_(0, outliers, 0).amax())
     inliers = torch.ones_like(low, dtype=torch.bool).index_fill_(0, outliers, False)
-    return torch.stack(reference.dynamic_range_and_zero_point(low[inliers].amin(), high[inliers].amax()))
+    return torch.stack(dynamic_range_and_zero_point(low[inliers].amin(), high[inliers].amax()))
 
 
-def quantize_weight(weight: torch.Tensor, quantizer: Quantizer) -> Quantized:
-    """`reference.quantize` of a weight (outputs, features), to int8."""
-    rows = as_rows(weight.detach())
+def quantize(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
+    """`reference.quantize` to int8."""
+    rows = as_rows(matrix.detach())
     nothing = torch.empty(0, dtype=torch.int64, device="cpu")
-    made = quantize(rows, quantizer, nothing, rows.new_empty(rows.shape, dtype=torch.int8))
+    made = quantize_without(rows, quantizer, nothing, rows.new_empty(rows.shape, dtype=torch.int8))
     groups = len(rows) if quantizer.per_row else 1
     zero_point = None if quantizer.symmetric else made.zero_point[:groups]
     sums = None if quantizer.symmetric else made.code_sums
     return Quantized(made.codes, made.scale[:groups].clone(), zero_point, sums)
 
 
-def serves(weight: torch.Tensor, quantizer: Quantizer | None) -> bool:
-    """Whether `quantize_weight` takes a weight."""
-    return is_int8(quantizer) and weight.dtype in KINDS and weight.numel() > 0
+def serves(matrix: torch.Tensor, quantizer: Quantizer | None) -> bool:
+    """Whether `quantize` takes a matrix."""
+    return is_int8(quantizer) and matrix.dtype in KINDS and matrix.numel() > 0

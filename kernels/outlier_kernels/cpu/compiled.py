@@ -10,9 +10,7 @@ import threading
 from array import array
 from collections.abc import Callable
 from functools import cache, cached_property
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 import torch
 
@@ -102,12 +100,6 @@ def _memory(tensor: torch.Tensor) -> int:
     if not address and tensor.numel():  # which the compiled code would read nevertheless
         raise ValueError(f"a pass reads and writes memory of the CPU, and {tensor.device} {type(tensor)} has none")
     return address
-
-
-@cache
-def passes() -> ModuleType:
-    """The module of all passes, imported when one is first called, for numba takes its time."""
-    return import_module("outlier_kernels.cpu.passes")
 
 
 @cache

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import torch
 
-from outlier_kernels.cpu import codes
-from outlier_kernels.cpu.compiled import KINDS, passes
+from outlier_kernels.cpu import all_passes, codes
+from outlier_kernels.cpu.compiled import KINDS
 from outlier_kernels.formats import ROWS, Quantizer
-from outlier_kernels.reference import Quantized
+from outlier_kernels.reference_integers import Quantized
 
 LARGEST_K = 66_000  # features in one sum of products of up to 255 · 127: k · 32385 < 2^31
 # On AMX units oneDNN turns a sum into float32 before it takes the zero point's part, 128 times the sum of an output's
@@ -41,7 +41,17 @@ class Packed(NamedTuple):
     address: int = 0
 
 
-def serves(weight: Quantized, activations: Quantizer | None = ROWS) -> bool:
+def serves(weight: Quantized | Packed, _activations: Quantizer | None, _dtype: torch.dtype) -> bool:
+    """Whether a weight was packed, for which activations it was too."""
+    return isinstance(weight, Packed)
+
+
+def prepare(weight: Quantized, activations: Quantizer | None = ROWS) -> Packed | None:
+    """A packed weight; None if it cannot be packed."""
+    return pack(weight) if packs(weight, activations) else None
+
+
+def packs(weight: Quantized, activations: Quantizer | None = ROWS) -> bool:
     """Whether a weight can be packed for activations: both int8 and absmax, its scales float32, and codes whose sums
     have room for the products."""
     if not codes.is_int8(activations) or not activations.symmetric:
@@ -70,7 +80,7 @@ def address_of(blocks: torch.Tensor) -> int:
 def _lies_in_blocks(codes: torch.Tensor, blocks: torch.Tensor) -> bool:
     """Whether codes (outputs, features) lie in blocks of `passes.BLOCK` outputs, within them by words of features, with
     less the sum of each output's codes behind them."""
-    sizes, (outputs, features) = passes(), codes.shape
+    sizes, (outputs, features) = all_passes(), codes.shape
     whole = sizes.WORDS * sizes.IN_WORD
     padded = torch.nn.functional.pad(codes, (0, -features % whole, 0, -outputs % sizes.BLOCK))
     expected = padded.view(-1, sizes.BLOCK, padded.shape[1] // sizes.IN_WORD, sizes.IN_WORD).transpose(1, 2).flatten()
@@ -100,6 +110,7 @@ def linear(
     bias: torch.Tensor | None = None,
     activations: Quantizer = ROWS,
     threshold: float | None = None,
+    _exact: None = None,
 ) -> torch.Tensor:
     """`reference.linear` of absmax activations, (tokens, features) to (tokens, outputs)."""
     x = codes.as_rows(hidden_states)
@@ -110,7 +121,7 @@ def linear(
     else:
         outliers = codes.outlier_features(x, threshold)
     room = _room(x, outliers)
-    scale = codes.quantize(x, activations, outliers, room[len(outliers) :]).scale
+    scale = codes.quantize_without(x, activations, outliers, room[len(outliers) :]).scale
     return _multiply(hidden_states, room, scale, outliers, weight, bias)
 
 
@@ -119,7 +130,7 @@ def _in_one_pass(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """`linear`, in the dtype of x; where there are more outlier features than it adds up, their places beside it, which
     is then not made."""
-    compiled, (tokens, features), outputs = passes(), x.shape, weight.shape[0]
+    compiled, (tokens, features), outputs = all_passes(), x.shape, weight.shape[0]
     of_all = not activations.per_row
     strips = 0 if threshold is None and not of_all else -(-features // STRIP)
     phases = [
@@ -214,7 +225,7 @@ def _finish(
     few = len(columns) <= FEW
     outputs = result if few and result.dtype in KINDS else product
     given = {"product": product, "in_place": outputs is product, "scales": scale, "bias": bias}
-    passes().finish_packed(*product.shape, **given, outliers=(values, columns, few * len(columns)), result=outputs)
+    all_passes().finish_packed(*product.shape, **given, outliers=(values, columns, few * len(columns)), result=outputs)
     if not few:
         product.addmm_(values, columns)
     if outputs is product:

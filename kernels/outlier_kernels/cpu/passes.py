@@ -373,7 +373,7 @@ def _largest(row, count):
 
 @inlined
 def _scale(largest):
-    """`reference.absmax_scale`: by one, quotients are between the outermost codes, and need not be clamped."""
+    """`reference_integers.absmax_scale`: by one, quotients are between the outermost codes, and need not be clamped."""
     scale = largest / CODE_MAX
     scale = LEAST_NORMAL if scale < LEAST_NORMAL else scale
     return np.float32(1) if largest == 0 else scale
@@ -1022,7 +1022,7 @@ def add_state(
     hits: np.int64,
     joined: Statistics,
 ):
-    """Add one hidden state to running statistics, see `states.add`; a piece is some rows of a strip of features.
+    """Add one hidden state to running statistics, see `dispatch.add_state`; a piece is some rows of a strip.
 
     room: memory for what pieces find. The report is 0, or one more than the first feature with NaN or inf.
     """
@@ -1199,7 +1199,7 @@ def add_residual(
     massive: np.int64,
     joined: Residual,
 ):
-    """Add one state of the residual stream to running statistics, see `states.add_residual`; a piece is some rows.
+    """Add one state of the residual stream to running statistics, see `dispatch.add_residual`; a piece is some rows.
 
     limits: of massive activations, the two. room: memory for what pieces find. massive: how many at each position.
     The report is how many there are, or -1 if there is NaN or inf.

@@ -10,8 +10,8 @@ from functools import partial
 import torch
 
 from outlier_kernels import reference
-from outlier_kernels.cpu import codes
-from outlier_kernels.cpu.compiled import KINDS, passes
+from outlier_kernels.cpu import all_passes, codes
+from outlier_kernels.cpu.compiled import KINDS
 from outlier_kernels.formats import ROWS, Quantizer
 from outlier_kernels.reference import Exact, Quantized
 
@@ -44,7 +44,7 @@ def linear(
     if len(outliers) and exact is not None and not codes.is_int8(exact.quantizer):  # codes may follow from anything
         return by_reference()
     room = x.new_empty(x.shape, dtype=torch.int8)
-    quantized = codes.quantize(x, activations, outliers, room)
+    quantized = codes.quantize_without(x, activations, outliers, room)
     added = None
     if len(outliers) and exact is not None:
         values, columns = (operand.index_select(1, outliers).float() for operand in (x, exact.weight))
@@ -63,7 +63,7 @@ def _made_without(weight: Quantized, outliers: torch.Tensor, exact: Exact) -> Qu
         return weight
     per_row = exact.quantizer.per_row
     rows = codes.as_rows(exact.weight[changed] if per_row else exact.weight)
-    made = codes.quantize(rows, exact.quantizer, outliers, rows.new_empty(rows.shape, dtype=torch.int8))
+    made = codes.quantize_without(rows, exact.quantizer, outliers, rows.new_empty(rows.shape, dtype=torch.int8))
     if not per_row:
         return made
     parts = zip(weight, made, strict=True)
@@ -98,7 +98,7 @@ def _multiply(
     column_scales = weight.scale.flatten().expand(outputs).contiguous()
     bias = None if bias is None else bias.float().contiguous()
     given = {"sums": sums, "scales": (quantized.scale, column_scales), "zero_points": terms}
-    passes().finish_sums(*sums.shape, **given, added=added, bias=bias, result=result)
+    all_passes().finish_sums(*sums.shape, **given, added=added, bias=bias, result=result)
     return result
 
 

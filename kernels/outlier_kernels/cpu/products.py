@@ -9,16 +9,18 @@ from collections.abc import Iterator
 import torch
 
 from outlier_kernels import reference, reference_products
-from outlier_kernels.cpu.compiled import KINDS, passes
+from outlier_kernels.cpu import all_passes
+from outlier_kernels.cpu.compiled import KINDS
 
 AT_ONCE = 1 << 18  # sums that are finished before the next ones are made
 STRIP = 128  # rows of a transposed matrix at once
 FEW = 64  # up to so many outliers, adding one after the other is as fast as torch's matrix product
 
 
-def serves(*operands: torch.Tensor) -> bool:
-    """Whether the passes read these operands."""
-    return all(operand.dtype in KINDS and operand.numel() > 0 for operand in operands)
+def serves(left: torch.Tensor, right: torch.Tensor, outliers: torch.Tensor | None = None) -> bool:
+    """Whether the passes read these operands, and add so many outliers as fast as torch does."""
+    few = outliers is None or outliers.shape[-1] <= FEW
+    return few and all(operand.dtype in KINDS and operand.numel() > 0 for operand in (left, right))
 
 
 def product(
@@ -30,8 +32,6 @@ def product(
 ) -> torch.Tensor:
     """`reference_products.product`."""
     count = 0 if outliers is None else outliers.shape[-1]
-    if count > FEW:
-        return reference_products.product(left, right, outliers, exact, seed)
     left, right = left.resolve_neg(), right.resolve_neg()
     of_left, row_scales = quantize_rows(left, outliers, seed)
     of_right, column_scales = quantize_rows(right, outliers)
@@ -45,7 +45,7 @@ def product(
         rows = slice(matrices.start * m + first, matrices.start * m + first + sums.shape[0] * sums.shape[1])
         exactly = (None, None, 0) if values is None else (values[rows], columns[matrices], count)
         given = {"sums": sums, "rows": sums.shape[1], "scales": (row_scales[rows], column_scales[matrices])}
-        passes().finish_products(rows.stop - rows.start, n, **given, outliers=exactly, result=outputs[rows])
+        all_passes().finish_products(rows.stop - rows.start, n, **given, outliers=exactly, result=outputs[rows])
     if exact is not None:
         _put_columns(result, left, right, exact)
     return result
@@ -65,11 +65,11 @@ def quantize_rows(
     given = {"places": places, "left_out": left_out, "chance": (seed is not None, seed), "scales": scale}
     if matrices.stride(-1) == 1:
         codes = scale.new_empty(len(places), m, k, dtype=torch.int8)
-        passes().codes_by_row(len(places) * m, k, x=matrices, **given, codes=codes)
+        all_passes().codes_by_row(len(places) * m, k, x=matrices, **given, codes=codes)
         return codes, scale
     codes, strip = scale.new_empty(len(places), k, m, dtype=torch.int8), min(STRIP, m)
     strips = -(-m // strip) * len(places)
-    passes().codes_by_column(strips, strip * k, x=matrices.mT, width=strip, **given, codes=codes)
+    all_passes().codes_by_column(strips, strip * k, x=matrices.mT, width=strip, **given, codes=codes)
     return codes.mT, scale
 
 

@@ -8,9 +8,11 @@ import numpy as np
 import torch
 
 from outlier_kernels import reference_states
+from outlier_kernels.cpu import all_passes
 from outlier_kernels.cpu.codes import as_rows
-from outlier_kernels.cpu.compiled import passes
-from outlier_kernels.states import HIT, NotFinite, Statistics
+from outlier_kernels.states import HIT, NotFinite, Statistics, serves
+
+__all__ = ["add", "add_residual", "serves", "values_of_hits"]
 
 ROWS = 128  # of a piece
 STRIP = 1024  # features of a piece, at most, whose sums stay in a core's first cache
@@ -19,26 +21,24 @@ STRIP = 1024  # features of a piece, at most, whose sums stay in a core's first 
 def add(
     statistics: Statistics, x: torch.Tensor, ids: torch.Tensor, alpha: float, kept: torch.Tensor | None
 ) -> torch.Tensor:
-    """See `states.add`."""
-    if not x.numel() or (kept is not None and not kept.is_cpu):
-        return reference_states.add(statistics, x, ids, alpha, kept)
+    """See `dispatch.add_state`."""
     x = as_rows(x)
     tokens, features = x.shape
     blocks, strips = -(-tokens // ROWS), -(-features // STRIP)
     width, hits = -(-features // strips), torch.empty(features, dtype=torch.int64)
     room = _room.of(8 * (2 * blocks * features + strips * 4 * tokens) + 4 * (3 * blocks * features + blocks * strips))
     given = {"x": x, "width": width, "height": ROWS, "alpha": _float32(alpha), "ids": ids, "kept": kept, "room": room}
-    broken = passes().add_state(blocks * strips, ROWS * width, **given, hits=hits, joined=statistics)
+    broken = all_passes().add_state(blocks * strips, ROWS * width, **given, hits=hits, joined=statistics)
     if broken:
         raise NotFinite(broken - 1)
     return hits
 
 
 def values_of_hits(x: torch.Tensor, hits: torch.Tensor, alpha: float) -> np.ndarray:
-    """See `states.values_of_hits`."""
+    """See `dispatch.values_of_hits`."""
     x = as_rows(x)
     places, room = 8 * x.shape[1], _room.of(8 * (x.shape[1] + x.numel()))
-    count = passes().hits_of_state(1, 0, x=x, alpha=_float32(alpha), hits=hits, room=room)
+    count = all_passes().hits_of_state(1, 0, x=x, alpha=_float32(alpha), hits=hits, room=room)
     return np.frombuffer(ctypes.string_at(room + places, count * HIT.itemsize), HIT)
 
 
@@ -49,15 +49,13 @@ def add_residual(
     limits: tuple[float, float],
     kept: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
-    """See `states.add_residual`."""
-    if not x.numel() or (kept is not None and not kept.is_cpu):
-        return reference_states.add_residual(statistics, x, ids, limits, kept)
+    """See `dispatch.add_residual`."""
     x = as_rows(x)
     tokens, features = x.shape
     blocks, at_position = -(-tokens // ROWS), torch.zeros(tokens, dtype=torch.int64)
     room = _room.of(8 * 5 * blocks + 4 * (tokens + tokens * features))
     given = {"x": x, "height": ROWS, "ids": ids, "limits": _float32(*limits), "kept": kept, "room": room}
-    massive = passes().add_residual(blocks, ROWS * features, **given, massive=at_position, joined=statistics)
+    massive = all_passes().add_residual(blocks, ROWS * features, **given, massive=at_position, joined=statistics)
     if massive < 0:
         reference_states.check_finite(x.float().abs().amax(0))
     return at_position if massive else None

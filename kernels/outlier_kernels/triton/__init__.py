@@ -1,56 +1,27 @@
-"""Int8 linear layers in Triton, for NVIDIA GPUs from compute capability 8.0.
+"""Int8 kernels in Triton, for NVIDIA GPUs from compute capability 8.0.
 
 Nothing here waits for the device: how many outlier features there are is known there alone. A layer is one product
 kernel, which needs the activations' codes and the outlier features from small kernels before it.
 """
 
+import os
+from functools import cache
+from importlib.util import find_spec
+
 import torch
 
-from outlier_kernels import reference
-from outlier_kernels.formats import ROWS, Quantizer
-from outlier_kernels.reference import LARGEST_K, Exact, Quantized
-from outlier_kernels.triton.outlier_features import find_outliers
-from outlier_kernels.triton.product import multiply
-from outlier_kernels.triton.quantization import DTYPES, quantize
 
-__all__ = ["linear", "quantize"]
+def runs_on(device: str, asked: bool) -> bool:
+    """Whether Triton compiles for a type of device, or, where it is asked for, interprets (TRITON_INTERPRET=1): that
+    takes a thousand times as long."""
+    interprets = asked and os.environ.get("TRITON_INTERPRET") == "1"
+    return find_spec("triton") is not None and (device == "cuda" or (device == "cpu" and interprets))
 
 
-def linear(
-    hidden_states: torch.Tensor,
-    weight: Quantized,
-    bias: torch.Tensor | None = None,
-    activations: Quantizer | None = ROWS,
-    threshold: float | None = None,
-    exact: Exact | None = None,
-) -> torch.Tensor:
-    """`reference.linear` without synchronising host and device.
-
-    The int32 sums are exact, and so are the zeropoint terms, which are added in float64, however far from 0 the ranges
-    are. Everything after is in float32, as in the reference, but where there are outliers in another order: the outputs
-    agree to 1e-5 of the largest. A NaN or inf in a token makes the outputs of that token NaN or inf (of all tokens
-    where they share a scale), and hides no outlier of another.
-
-    weight: quantized like the activations, see `serves`. Codes are copied in every call unless they are contiguous with
-    a multiple of 16 features, or made by `quantize` here. exact: where it is given, the host waits for the outliers,
-    and the weight is quantized again without them.
-    """
-    if exact is not None:
-        return reference.linear(hidden_states, weight, bias, activations, threshold, exact, linear)
-    with torch.cuda.device_of(hidden_states):  # Triton launches on the current device, whatever the tensors are on
-        outliers = None if threshold is None else find_outliers(hidden_states, threshold)
-        quantized = quantize(hidden_states, activations.symmetric, activations.per_row, outliers and outliers.flags)
-        return multiply(quantized, weight, bias, hidden_states, outliers)
-
-
-def serves(weight: Quantized, activations: Quantizer | None, dtype: torch.dtype) -> bool:
-    """Whether `linear` takes a weight with activations of a dtype: both int8, and both absmax or both zeropoint."""
-    return (
-        activations is not None
-        and activations.format == "int8"
-        and activations.group is None
-        and weight.has_exact_sums
-        and (weight.zero_point is None) == activations.symmetric
-        and dtype in DTYPES
-        and weight.codes.shape[1] <= LARGEST_K
-    )
+@cache
+def has_int8_units(device: torch.device) -> bool:
+    """Whether a GPU multiplies int8: from compute capability 8.0 on, except 10.x. The interpreter does."""
+    if device.type != "cuda":
+        return True
+    major, _ = torch.cuda.get_device_capability(device)
+    return major >= 8 and major != 10

@@ -8,27 +8,27 @@ import triton.language as tl
 
 
 class Outliers(NamedTuple):
-    """Outlier features. flags: int8 (features,), 1 where one is; indices: int32 (features,), of which the first
-    `count`, int32 (1,), are the outliers in ascending order."""
+    """Outlier features of matrices: flags, int8 (..., features), 1 where one is; places (..., most) in ascending order,
+    -1 for none; and how many of a single list there are, int32 (1,) on the device, where it may be longer."""
 
     flags: torch.Tensor
-    indices: torch.Tensor
-    count: torch.Tensor
+    places: torch.Tensor
+    count: torch.Tensor | None = None
 
 
 def find_outliers(hidden_states: torch.Tensor, threshold: float) -> Outliers:
     """The features of float (tokens, features) that have a token with |x| ≥ threshold."""
     tokens, features = hidden_states.shape
     # The list has room for all features, so no input overflows it.
-    flags, indices, count = (
+    flags, places, count = (
         hidden_states.new_zeros(size, dtype=dtype)
         for size, dtype in [(features, torch.int8), (features, torch.int32), (1, torch.int32)]
     )
     block = {"BLOCK_TOKENS": 32, "BLOCK_FEATURES": 128}
     grid = (triton.cdiv(features, block["BLOCK_FEATURES"]), triton.cdiv(tokens, block["BLOCK_TOKENS"]))
     flag_outliers[grid](hidden_states, flags, *hidden_states.shape, *hidden_states.stride(), float(threshold), **block)
-    list_flags[(1,)](flags, indices, count, features, BLOCK=min(triton.next_power_of_2(features), 4096))
-    return Outliers(flags, indices, count)
+    list_flags[(1,)](flags, places, count, features, BLOCK=min(triton.next_power_of_2(features), 4096))
+    return Outliers(flags, places, count)
 
 
 @triton.jit
@@ -53,11 +53,11 @@ def flag_outliers(
 
 
 @triton.jit
-def list_flags(flags, indices, count, features, BLOCK: tl.constexpr):
+def list_flags(flags, places, count, features, BLOCK: tl.constexpr):
     before = 0
     for start in range(0, features, BLOCK):
         feature = start + tl.arange(0, BLOCK)
         flag = tl.load(flags + feature, mask=feature < features, other=0).to(tl.int32)
-        tl.store(indices + before + tl.cumsum(flag) - 1, feature, mask=flag > 0)
+        tl.store(places + before + tl.cumsum(flag) - 1, feature, mask=flag > 0)
         before += tl.sum(flag)
     tl.store(count, before)

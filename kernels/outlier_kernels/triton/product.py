@@ -1,80 +1,141 @@
-"""The int8 product, with everything that follows it in the same kernel."""
+"""The int8 product, with everything that follows it in the same kernel: of a layer, and of one matrix or many at once
+that are both quantized for it."""
 
 import torch
 import triton
 import triton.language as tl
 
-from outlier_kernels.reference import Quantized
-from outlier_kernels.triton import tiles
+from outlier_kernels import reference_products
+from outlier_kernels.reference import LARGEST_K
+from outlier_kernels.reference_integers import Quantized
+from outlier_kernels.triton import has_int8_units, tiles
 from outlier_kernels.triton.outlier_features import Outliers
+from outlier_kernels.triton.quantization import DTYPES, as_four, quantize_rows
+
+LEAST_DEPTH, LEAST_COLUMNS = 32, 16  # what int8 units take
+
+
+def serves(left: torch.Tensor, right: torch.Tensor, _outliers: torch.Tensor | None = None) -> bool:
+    """Whether `product` takes these operands."""
+    return has_int8_units(left.device) and all(
+        operand.dtype in DTYPES and operand.numel() > 0 and operand.shape[-1] <= LARGEST_K for operand in (left, right)
+    )
+
+
+def product(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    outliers: torch.Tensor | None = None,
+    exact: torch.Tensor | None = None,
+    seed: int | None = None,
+) -> torch.Tensor:
+    """`reference_products.product` without synchronising host and device: codes and sums bit for bit, outputs but for
+    the order in which outliers are added up."""
+    with torch.cuda.device_of(left):  # Triton launches on the current device, whatever the tensors are on
+        left_out = listed = None
+        if outliers is not None:
+            left_out = reference_products.flags_of(outliers, left.shape[-1]).to(torch.int8)
+            listed = Outliers(left_out, outliers.contiguous())
+        of_left, of_right = quantize_rows(left, left_out=left_out, seed=seed), quantize_rows(right, left_out=left_out)
+        result = multiply(of_left, of_right, left, right, listed)
+    if exact is not None:
+        reference_products.put_columns(result, left, right, exact)
+    return result
 
 
 def multiply(
-    quantized: Quantized,
-    weight: Quantized,
-    bias: torch.Tensor | None,
-    hidden_states: torch.Tensor,
-    outliers: Outliers | None,
+    of_left: Quantized,
+    of_right: Quantized,
+    left: torch.Tensor,
+    right: torch.Tensor,
+    outliers: Outliers | None = None,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Dequantized product (tokens, outputs) of codes that are 0 in outlier features, from `quantize`, plus that of the
-    outliers: hidden states (tokens, features), in their precision, with the dequantized weights."""
-    tokens, features = hidden_states.shape
-    outputs, padded = len(weight.codes), quantized.codes.stride(0)
-    output = hidden_states.new_empty(tokens, outputs)
-    light = quantized.zero_point is None and hidden_states.itemsize == 2
-    tile = tiles.choose(tokens, light, hidden_states.device)
-    small = [None if part is None else part.contiguous() for part in (*weight[1:], bias)]
-    # A scale and a zero point of the whole matrix are read by every row.
-    strides = int(len(quantized.scale) > 1), int(len(weight.scale) > 1), *hidden_states.stride()
-    of_outliers = outliers[1:] if outliers else (None, None)
-    operands = *quantized, _aligned(weight.codes, padded), *small, hidden_states, *of_outliers, output
-    product[triton.cdiv(tokens, tile.rows), triton.cdiv(outputs, tile.columns)](
-        *operands,
-        *(tokens, outputs, features, padded),
-        *strides,
+    """Dequantized left · rightᵀ of codes from `quantize_rows` that are 0 in outlier features, plus the product of the
+    outliers.
+
+    Args:
+        of_left, of_right: the codes of (..., m, k) and (..., n, k); with zero points of one matrix alone.
+        left: what outliers are, in their precision: float (..., m, k).
+        right: what they meet: float (..., n, k), or the codes of `of_right`, which its scales are applied to.
+        bias: (n,).
+
+    Returns:
+        (..., m, n) in the dtype of `left`.
+    """
+    (m, features), n, padded = left.shape[-2:], right.shape[-2], of_left.codes.stride(-2)
+    result = left.new_empty(*left.shape[:-1], n)
+    four, other_four = as_four(left), as_four(right)
+    few_digits = left.itemsize <= 2 and right.itemsize <= 2
+    tile = tiles.choose(m, few_digits and of_left.zero_point is None, left.device)
+    tile = tile._replace(
+        columns=min(tile.columns, max(LEAST_COLUMNS, triton.next_power_of_2(n))),
+        depth=min(tile.depth, max(LEAST_DEPTH, triton.next_power_of_2(padded))),
+    )
+    small = [None if part is None else part.contiguous() for part in (*of_right[1:], bias)]
+    _, places, count = outliers or (None, None, None)
+    most = 0 if places is None else places.shape[-1]
+    from_list_to_list = 0 if places is None or places.ndim == 1 else most
+    matrices, heads = four.shape[:2].numel(), four.shape[1]
+    grid = matrices * triton.cdiv(m, tile.rows), triton.cdiv(n, tile.columns)
+    multiply_codes[grid](
+        *(*of_left, _aligned(of_right.codes, padded), *small, four, other_four, places, count, result),
+        *(None if matrices == 1 else heads, m, n, features, padded, most, from_list_to_list),
+        # A scale and a zero point of a whole matrix are read by every row.
+        *(int(of_left.scale.numel() > 1), int(of_right.scale.numel() > 1), *four.stride(), *other_four.stride()),
         **tile.blocks,
         BLOCK_OUTLIERS=16,
         WHOLE=padded % tile.depth == 0,
         # A 16-bit float and a code have no more digits than TF32, which multiplies them exactly.
-        PRECISION="tf32x3" if hidden_states.dtype == torch.float32 else "tf32",
+        PRECISION="tf32" if few_digits else "tf32x3",
     )
-    return output
+    return result
 
 
 def _aligned(codes: torch.Tensor, padded: int) -> torch.Tensor:
-    """Codes (outputs, features) whose rows are `padded` apart, copied unless they are.
+    """Codes (..., rows, features) whose rows are `padded` apart, copied unless they are.
 
-    What is behind the features does not matter, for the activations' codes are 0 there; but it has to be memory.
+    What is behind the features does not matter, for the codes that they meet are 0 there; but it has to be memory.
     """
-    end = codes.storage_offset() + len(codes) * padded
-    if codes.stride() == (padded, 1) and end <= codes.untyped_storage().nbytes():
+    end = codes.storage_offset() + codes[..., 0].numel() * padded
+    if codes.stride()[-2:] == (padded, 1) and end <= codes.untyped_storage().nbytes():
         return codes
-    return torch.nn.functional.pad(codes, (0, padded - codes.shape[1])).contiguous()
+    return torch.nn.functional.pad(codes, (0, padded - codes.shape[-1])).contiguous()
 
 
 @triton.jit
-def product(
+def multiply_codes(
     codes,
     scale,
     zero_point,
     code_sums,
-    weight_codes,
-    weight_scale,
-    weight_zero_point,
-    weight_code_sums,
+    other_codes,
+    other_scale,
+    other_zero_point,
+    other_code_sums,
     bias,
-    hidden_states,
-    indices,
+    left,
+    right,
+    places,
     count,
-    output,
-    tokens,
-    outputs,
+    result,
+    heads,
+    rows,
+    columns,
     features,
     padded,
+    most,
+    places_stride,
     scale_stride,
-    weight_scale_stride,
-    token_stride,
+    other_scale_stride,
+    batch_stride,
+    head_stride,
+    row_stride,
     feature_stride,
+    other_batch_stride,
+    other_head_stride,
+    other_row_stride,
+    other_feature_stride,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
     BLOCK_DEPTH: tl.constexpr,
@@ -82,95 +143,111 @@ def product(
     WHOLE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    # Programs that run together share columns of the weight, the larger operand.
-    first_row, first_column = tl.program_id(0) * BLOCK_ROWS, tl.program_id(1) * BLOCK_COLUMNS
+    # Programs that run together share columns of the right operand, of a layer the larger one.
+    tiles_of_one = tl.cdiv(rows, BLOCK_ROWS)
+    first_row, first_column = tl.program_id(0) % tiles_of_one * BLOCK_ROWS, tl.program_id(1) * BLOCK_COLUMNS
     tile_row, tile_column = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_COLUMNS)
     # Beyond the edge the last row is computed again: without masks the loads below stay wide.
-    row = tl.minimum(first_row + tile_row, tokens - 1).to(tl.int64)
-    column = tl.minimum(first_column + tile_column, outputs - 1).to(tl.int64)
-    inputs = hidden_states + row[:, None] * token_stride
-    weights = weight_codes + column[None, :] * padded
+    row = tl.minimum(first_row + tile_row, rows - 1).to(tl.int64)
+    column = tl.minimum(first_column + tile_column, columns - 1).to(tl.int64)
+    left += row[:, None] * row_stride
+    right += column[None, :] * other_row_stride
+    if heads is not None:  # of one matrix alone these numbers would take registers
+        matrix = (tl.program_id(0) // tiles_of_one).to(tl.int64)
+        left += matrix // heads * batch_stride + matrix % heads * head_stride
+        right += matrix // heads * other_batch_stride + matrix % heads * other_head_stride
+        row, column = matrix * rows + row, matrix * columns + column
+        result += matrix * rows * columns
+        if places is not None:
+            places += matrix * places_stride
+    number = most
+    if count is not None:
+        number = tl.load(count)
 
-    sums = multiply_codes(codes + row[:, None] * padded, weights, padded, BLOCK_DEPTH, WHOLE)
+    sums = sum_codes(codes + row[:, None] * padded, other_codes + column[None, :] * padded, padded, BLOCK_DEPTH, WHOLE)
     step = tl.load(scale + row * scale_stride)
     if zero_point is None:
         value = sums.to(tl.float32) * step[:, None]
     else:
         inliers = features
-        weight_sum = tl.load(weight_code_sums + column)
-        weight_zero = tl.load(weight_zero_point + column * weight_scale_stride)
-        if indices is not None:
-            inliers -= tl.load(count)
-            outlier_sum, input_sum = sum_outliers(inputs, weights, indices, count, feature_stride, BLOCK_OUTLIERS)
-            weight_sum -= outlier_sum
+        other_sum = tl.load(other_code_sums + column)
+        other_zero = tl.load(other_zero_point + column * other_scale_stride)
+        if places is not None:
+            inliers -= number
+            outlier_sum, input_sum = sum_outliers(
+                left, right, places, number, feature_stride, other_feature_stride, BLOCK_OUTLIERS
+            )
+            other_sum -= outlier_sum
         # Products of zero points outgrow int32 where a range is far from 0; in float64 all of this is exact to 2^53.
         zero = tl.load(zero_point + row * scale_stride).to(tl.float64)
         shift = inliers * zero - tl.load(code_sums + row)
-        value = sums + shift[:, None] * weight_zero[None, :].to(tl.float64)
-        value -= zero[:, None] * weight_sum[None, :].to(tl.float64)
+        value = sums + shift[:, None] * other_zero[None, :].to(tl.float64)
+        value -= zero[:, None] * other_sum[None, :].to(tl.float64)
         value = value.to(tl.float32) * step[:, None]
-        if indices is not None:
-            value -= input_sum[:, None] * weight_zero[None, :]
-    if indices is not None:
-        value = add_outliers(value, inputs, weights, indices, count, feature_stride, BLOCK_OUTLIERS, PRECISION)
-    value *= tl.load(weight_scale + column * weight_scale_stride)[None, :]
+        if places is not None:
+            value -= input_sum[:, None] * other_zero[None, :]
+    # What outliers meet has its scales, unless it is codes.
+    if right.dtype.element_ty != tl.int8:
+        value *= tl.load(other_scale + column * other_scale_stride)[None, :]
+    if places is not None:
+        for start in tl.range(0, number, BLOCK_OUTLIERS, num_stages=1):
+            inputs, weights = load_outliers(
+                left, right, places, number, start, feature_stride, other_feature_stride, BLOCK_OUTLIERS
+            )
+            value = tl.dot(inputs, weights.to(tl.float32), value, input_precision=PRECISION)
+    if right.dtype.element_ty == tl.int8:
+        value *= tl.load(other_scale + column * other_scale_stride)[None, :]
     if bias is not None:
         value += tl.load(bias + column).to(tl.float32)[None, :]
-    stored = (tile_row < tokens - first_row)[:, None] & (tile_column < outputs - first_column)[None, :]
-    output += first_row.to(tl.int64) * outputs + first_column
-    output += tile_row[:, None] * outputs + tile_column[None, :]
-    tl.store(output, value.to(output.dtype.element_ty), mask=stored)
+    stored = (tile_row < rows - first_row)[:, None] & (tile_column < columns - first_column)[None, :]
+    result += first_row.to(tl.int64) * columns + first_column
+    result += tile_row[:, None] * columns + tile_column[None, :]
+    tl.store(result, value.to(result.dtype.element_ty), mask=stored)
 
 
 @triton.jit
-def multiply_codes(codes, weights, padded, BLOCK_DEPTH: tl.constexpr, WHOLE: tl.constexpr):
-    """Exact int32 sums; codes: pointers (rows, 1), weights: pointers (1, columns), both with `padded` features."""
+def sum_codes(codes, other_codes, padded, BLOCK_DEPTH: tl.constexpr, WHOLE: tl.constexpr):
+    """Exact int32 sums; codes: pointers (rows, 1), other_codes: pointers (1, columns), with `padded` features."""
     feature = tl.arange(0, BLOCK_DEPTH)
     codes += feature[None, :]
-    weights += feature[:, None]
-    sums = tl.zeros((codes.shape[0], weights.shape[1]), tl.int32)
+    other_codes += feature[:, None]
+    sums = tl.zeros((codes.shape[0], other_codes.shape[1]), tl.int32)
     for start in range(0, padded, BLOCK_DEPTH):
         if WHOLE:
-            sums = tl.dot(tl.load(codes), tl.load(weights), sums, out_dtype=tl.int32)
+            sums = tl.dot(tl.load(codes), tl.load(other_codes), sums, out_dtype=tl.int32)
         else:
             inside = feature < padded - start
-            left = tl.load(codes, mask=inside[None, :], other=0)
-            right = tl.load(weights, mask=inside[:, None], other=0)
-            sums = tl.dot(left, right, sums, out_dtype=tl.int32)
+            of_left = tl.load(codes, mask=inside[None, :], other=0)
+            of_right = tl.load(other_codes, mask=inside[:, None], other=0)
+            sums = tl.dot(of_left, of_right, sums, out_dtype=tl.int32)
         codes += BLOCK_DEPTH
-        weights += BLOCK_DEPTH
+        other_codes += BLOCK_DEPTH
     return sums
 
 
 @triton.jit
-def sum_outliers(inputs, weights, indices, count, feature_stride, BLOCK_OUTLIERS: tl.constexpr):
-    """Sums over the outlier features of the weights' codes, int32 (columns,), and of the inputs, float32 (rows,)."""
-    weight_sum = tl.zeros((weights.shape[1],), tl.int32)
-    input_sum = tl.zeros((inputs.shape[0],), tl.float32)
-    for start in tl.range(0, tl.load(count), BLOCK_OUTLIERS, num_stages=1):
-        left, right = load_outliers(inputs, weights, indices, count, start, feature_stride, BLOCK_OUTLIERS)
-        input_sum += tl.sum(left, axis=1)
-        weight_sum += tl.sum(right.to(tl.int32), axis=0)
-    return weight_sum, input_sum
+def sum_outliers(left, right, places, number, feature_stride, other_feature_stride, BLOCK_OUTLIERS: tl.constexpr):
+    """Sums over the outlier features of the codes that they meet, int32 (columns,), and of the inputs, float32
+    (rows,)."""
+    other_sum = tl.zeros((right.shape[1],), tl.int32)
+    input_sum = tl.zeros((left.shape[0],), tl.float32)
+    for start in tl.range(0, number, BLOCK_OUTLIERS, num_stages=1):
+        inputs, weights = load_outliers(
+            left, right, places, number, start, feature_stride, other_feature_stride, BLOCK_OUTLIERS
+        )
+        input_sum += tl.sum(inputs, axis=1)
+        other_sum += tl.sum(weights.to(tl.int32), axis=0)
+    return other_sum, input_sum
 
 
 @triton.jit
-def add_outliers(
-    value, inputs, weights, indices, count, feature_stride, BLOCK_OUTLIERS: tl.constexpr, PRECISION: tl.constexpr
+def load_outliers(
+    left, right, places, number, start, feature_stride, other_feature_stride, BLOCK_OUTLIERS: tl.constexpr
 ):
-    """`value` plus the product of the inputs and the weights' codes over the outlier features."""
-    for start in tl.range(0, tl.load(count), BLOCK_OUTLIERS, num_stages=1):
-        left, right = load_outliers(inputs, weights, indices, count, start, feature_stride, BLOCK_OUTLIERS)
-        value = tl.dot(left, right.to(tl.float32), value, input_precision=PRECISION)
-    return value
-
-
-@triton.jit
-def load_outliers(inputs, weights, indices, count, start, feature_stride, BLOCK_OUTLIERS: tl.constexpr):
-    """Inputs, float32 (rows, outliers), and the weights' codes, int8 (outliers, columns), of some outlier features."""
+    """Inputs, float32 (rows, outliers), and what they meet, (outliers, columns), of some outlier features."""
     position = start + tl.arange(0, BLOCK_OUTLIERS)
-    listed = position < tl.load(count)
-    feature = tl.load(indices + position, mask=listed, other=0)
-    offset = feature.to(tl.int64) * feature_stride
-    left = tl.load(inputs + offset[None, :], mask=listed[None, :], other=0).to(tl.float32)
-    return left, tl.load(weights + feature[:, None], mask=listed[:, None], other=0)
+    place = tl.load(places + position, mask=position < number, other=-1)
+    is_place = place >= 0
+    inputs = tl.load(left + place[None, :].to(tl.int64) * feature_stride, mask=is_place[None, :], other=0)
+    weights = tl.load(right + place[:, None] * other_feature_stride, mask=is_place[:, None], other=0)
+    return inputs.to(tl.float32), weights

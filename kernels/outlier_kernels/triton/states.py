@@ -6,9 +6,9 @@ import triton.language as tl
 
 from outlier_kernels import reference_states
 from outlier_kernels.reference_states import add_residual, values_of_hits
-from outlier_kernels.states import Statistics
+from outlier_kernels.states import Statistics, serves
 
-__all__ = ["add", "add_residual", "values_of_hits"]
+__all__ = ["add", "add_residual", "serves", "values_of_hits"]
 TILE = {"TOKENS": 16, "FEATURES": 128}
 NOTHING, MAGNITUDES, HITS = range(3)  # what is kept of each entry
 
@@ -16,9 +16,7 @@ NOTHING, MAGNITUDES, HITS = range(3)  # what is kept of each entry
 def add(
     statistics: Statistics, x: torch.Tensor, ids: torch.Tensor, alpha: float, kept: torch.Tensor | None
 ) -> torch.Tensor:
-    """See `states.add`."""
-    if not x.numel() or (kept is not None and kept.device != x.device):
-        return reference_states.add(statistics, x, ids, alpha, kept)
+    """See `dispatch.add_state`."""
     low, high, hits, sums, squares, powers, rest = shares(x, alpha, kept)
     reference_states.check_finite(squares)  # float32 has no squares as large, and the extremes pass over NaN
     torch.minimum(statistics["min"], low, out=statistics["min"])

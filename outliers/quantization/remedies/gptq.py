@@ -1,8 +1,8 @@
 """GPTQ (Frantar et al., 2022): what rounding changes in one weight is made up for by those not yet rounded."""
 
 import torch
-from outlier_kernels.formats import FORMATS, Quantizer, find
-from outlier_kernels.reference import Quantized
+from outlier_kernels.formats import FORMATS, Quantizer
+from outlier_kernels.reference import Quantized, function_of
 
 from outliers.quantization.magnitudes import Magnitudes
 
@@ -31,7 +31,7 @@ def compensated(
     width, scale, zero_point = weight.shape[1], *nearest[1:3]
     scale, zero_point = (_spread(part, width)[:, order] if part is not None else None for part in (scale, zero_point))
     format = FORMATS[quantizer.format]
-    rounding, left = find(format.rounding), weight[:, order].double()
+    rounding, left = function_of(format.rounding), weight[:, order].double()
     codes = torch.empty_like(left)
     for start in range(0, width, BLOCK):
         end = min(start + BLOCK, width)
