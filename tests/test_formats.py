@@ -210,6 +210,7 @@ def test_groups_that_have_no_scale(quantizer):
         assert not torch.isfinite(values[3, group]).any(), "nothing of the group is hidden"
         product = reference.linear(x, reference.quantize(torch.ones(2, 128), quantizer), None, quantizer)
         assert not torch.isfinite(product[3]).any()
+        assert torch.isfinite(product[:3]).all() == (quantizer.per_row and not FORMATS[quantizer.format].tensor_bits)
     if quantizer.per_row and not FORMATS[quantizer.format].tensor_bits:
         assert reference.quantize(x[:0], quantizer).dequantize().shape == (0, 2 * FEATURES)
     assert dispatch.linear(x[:0], reference.quantize(x, quantizer), None, quantizer).shape == (0, 4)

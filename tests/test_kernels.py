@@ -179,17 +179,6 @@ def test_matmul_is_the_product_of_what_the_codes_stand_for(symmetric, per_row, o
     torch.testing.assert_close(reference.matmul(a, b), want, rtol=1e-10, atol=1e-8)
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
-def test_nan_and_inf_are_not_hidden(symmetric, poison):
-    a = torch.randn(4, 16)
-    a[2, 5] = poison
-    a, b = (reference.quantize(matrix, int8(symmetric, True)) for matrix in (a, torch.randn(3, 16)))
-    product = reference.matmul(a, b)
-    assert not torch.isfinite(product[2]).any()
-    assert torch.isfinite(product[[0, 1, 3]]).all()
-
-
 def test_outlier_columns_include_the_threshold():
     x = torch.zeros(3, 5)
     x[0, 1], x[2, 2], x[1, 4] = 6.0, -6.0, 5.9999
@@ -275,18 +264,6 @@ def test_a_layer_in_one_pass_hides_no_nan():
             found, expected = (packed.linear(tokens, one, *given) for one in (weight, weight._replace(address=0)))
             assert torch.equal(found.isnan(), expected.isnan())
             assert torch.equal(found.nan_to_num(), expected.nan_to_num())
-
-
-@needs_int8_units
-def test_many_tokens_are_left_to_amx_units(monkeypatch):
-    _, weight, _ = small_layer(1, 8, 3)
-    weight, in_one_pass, tokens = packed.pack(reference.quantize(weight, int8())), packed._in_one_pass, []
-    monkeypatch.setattr(packed, "_in_one_pass", lambda x, *rest: tokens.append(len(x)) or in_one_pass(x, *rest))
-    for amx in (True, False):
-        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: amx)
-        for count in (packed.FEW_TOKENS, packed.FEW_TOKENS + 1):
-            packed.linear(torch.randn(count, 8), weight)
-    assert tokens == [packed.FEW_TOKENS, packed.FEW_TOKENS, packed.FEW_TOKENS + 1]
 
 
 def test_what_the_int8_units_cannot_multiply():

@@ -149,23 +149,16 @@ def test_all_finite_numbers(data, rows, features, activations, weights, transpos
         assert_same(numbers(plain.linear(*given)), numbers(reference.linear(*given)))
 
 
-@given(st.data(), SIDES, SIDES, quantizers("column"))
-@settings(deadline=None, max_examples=150)
-def test_quantize_weight(data, outputs, features, quantizer):
-    weight = data.draw(matrices(outputs, features))
-    assume(codes.serves(weight, quantizer))
-    found, expected = codes.quantize(weight, quantizer), reference.quantize(weight, quantizer)
-    assert [part is None for part in found] == [part is None for part in expected]
-    assert_same_codes(found, expected)
-
-
 @given(st.data(), SIDES, SIDES, SIDES, quantizers("row"), quantizers("column"), THRESHOLDS)
 @settings(deadline=None, max_examples=150)
 def test_linear(data, tokens, features, outputs, activations, weights, threshold):
     x, exact = data.draw(matrices(tokens, features)), data.draw(matrices(outputs, features))
     bias = data.draw(st.none() | matrices(1, outputs).map(lambda row: row[0].resolve_neg()))
+    weight, made = reference.quantize(exact, weights), codes.quantize(exact, weights)
+    assert [part is None for part in made] == [part is None for part in weight]
+    assert_same_codes(made, weight)
     for of_exact in (None, Exact(exact, weights)):
-        given = x, reference.quantize(exact, weights), bias, activations, threshold, of_exact
+        given = x, weight, bias, activations, threshold, of_exact
         assert_same(numbers(plain.linear(*given)), numbers(reference.linear(*given)))
 
 

@@ -21,7 +21,6 @@ triton = pytest.importorskip("triton", reason="Triton is not installed")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from outlier_kernels import reference, reference_products, states  # noqa: E402
-from outlier_kernels.formats import Quantizer  # noqa: E402
 from outlier_kernels.reference import Quantized  # noqa: E402
 from outlier_kernels.triton import layer, outlier_features, product, quantization, tiles  # noqa: E402
 from outlier_kernels.triton import states as triton_states  # noqa: E402
@@ -121,40 +120,30 @@ MATRICES = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("per_row", [True, False])
-@pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("name", MATRICES)
-def test_quantize_is_the_reference_bit_for_bit(name, symmetric, per_row, dtype):
+# Whether absmax, whether each row has a scale, and the seed of rounding by chance.
+CODES = [(symmetric, per_row, None) for symmetric in (True, False) for per_row in (True, False)] + [(True, True, 3)]
+
+
+def assert_codes(matrix: torch.Tensor, symmetric: bool, per_row: bool, seed: int | None) -> None:
+    """Of a matrix, the reference's bit for bit."""
+    if seed is None:
+        want = reference.quantize(matrix, int8(symmetric, per_row))
+    else:
+        want = reference_products.quantize_rows(matrix, seed=seed)
+    assert_same_codes(quantization.quantize_rows(matrix.to(DEVICE), symmetric, per_row, seed=seed), want)
+
+
+@pairwise("name scheme dtype", MATRICES, CODES, DTYPES)
+def test_codes_are_those_of_the_reference(name, scheme, dtype):
     if name == "subnormal" and dtype == torch.bfloat16 and not HAS_GPU:
         pytest.skip("the interpreter reads subnormal bfloat16 numbers as zeros")
-    matrix = MATRICES[name].to(dtype)
-    want = reference.quantize(matrix, int8(symmetric, per_row))
-    assert_same_codes(quantization.quantize_rows(matrix.to(DEVICE), symmetric, per_row), want)
+    assert_codes(MATRICES[name].to(dtype), *scheme)
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
-@given(matrix=of_finite_floats(2, 5), per_row=st.booleans())
-@settings(deadline=None, max_examples=50)
-def test_quantize_is_the_reference_for_all_floats(symmetric, matrix, per_row):
-    want = reference.quantize(matrix, int8(symmetric, per_row))
-    assert want.scale.isfinite().all()
-    assert_same_codes(quantization.quantize_rows(matrix.to(DEVICE), symmetric, per_row), want)
-
-
-def assert_same_rows(matrices: torch.Tensor, outliers: torch.Tensor | None, seed: int | None) -> None:
-    """Codes and scales of products, bit for bit."""
-    flags = None if outliers is None else reference_products.flags_of(outliers, matrices.shape[-1]).to(torch.int8)
-    found = quantization.quantize_rows(*on_device(matrices, True, True, flags, seed))
-    wanted = reference_products.quantize_rows(matrices, outliers, seed)
-    assert torch.equal(found.codes.cpu(), wanted.codes)
-    assert torch.equal(found.scale.cpu(), wanted.scale)
-
-
-@given(matrix=of_finite_floats(2, 5), seed=st.sampled_from([None, 3]))
-@settings(deadline=None, max_examples=30)
-def test_codes_of_all_floats(matrix, seed):
-    assert_same_rows(matrix, None, seed)
+@given(matrix=of_finite_floats(2, 5), scheme=st.sampled_from(CODES))
+@settings(deadline=None, max_examples=150)
+def test_codes_of_all_floats(matrix, scheme):
+    assert_codes(matrix, *scheme)
 
 
 @pairwise("shape threshold dtype symmetric per_row", SHAPES, [None, 2.0, 6.0], DTYPES, [True, False], [True, False])
@@ -168,11 +157,6 @@ def test_linear_is_the_reference(shape, symmetric, per_row, threshold, dtype):
     assert_same_output(got, want)
     if dtype == torch.float32 and threshold is None:
         assert torch.equal(got, want)  # all is exact up to the scales
-
-
-def test_no_tokens():
-    weight = reference.quantize(random(3, 8), int8(True, True))
-    assert run(torch.empty(0, 8), weight, threshold=6.0).shape == (0, 3)
 
 
 def test_the_largest_sum_is_exact():
@@ -248,12 +232,10 @@ def test_zero_points_that_outgrow_int32(threshold):
     assert_same_output(run(x, weight, activations=int8(False), threshold=threshold), want)
 
 
-def test_what_the_kernels_do_not_serve():
-    weight, wide = reference.quantize(random(3, 8), int8()), torch.zeros(1, reference.LARGEST_K + 1, dtype=torch.int8)
-    assert layer.serves(weight, int8(), torch.float32)
-    assert not layer.serves(weight, int8(), torch.float64)
-    assert not layer.serves(weight._replace(codes=wide), int8(), torch.float32), "whose sums could overflow"
-    assert not any(layer.serves(weight, one, torch.float32) for one in (None, int8(False), Quantizer("int4", "row")))
+def test_sums_that_could_overflow_are_not_served():
+    for features in (reference.LARGEST_K, reference.LARGEST_K + 1):
+        weight = Quantized(torch.zeros(1, features, dtype=torch.int8), torch.ones(1, 1))
+        assert layer.serves(weight, int8(), torch.float32) == (features == reference.LARGEST_K)
 
 
 BATCHES = [(1, 1, 1), (130, 20, 18), (2, 3, 19, 40, 21), (3, 4, 17, 66), (2, 1, 2, 6, 5, 4)]
@@ -273,14 +255,12 @@ def on_device(*given: torch.Tensor | int | None) -> list[torch.Tensor | int | No
 def test_codes_of_batches_are_the_reference_bit_for_bit(layout, shape, dtype, parts):
     torch.manual_seed(0)
     share, seed = parts
-    matrices = laid_out(*shape)[layout].to(dtype)
-    assert_same_rows(matrices, places(share, *shape[:-2], shape[-1]), seed)
-
-
-@pytest.mark.parametrize("name", MATRICES)
-@pytest.mark.parametrize("seed", [None, 3])
-def test_codes_of_hostile_matrices(name, seed):
-    assert_same_rows(MATRICES[name], None, seed)
+    matrices, outliers = laid_out(*shape)[layout].to(dtype), places(share, *shape[:-2], shape[-1])
+    flags = None if outliers is None else reference_products.flags_of(outliers, shape[-1]).to(torch.int8)
+    found = quantization.quantize_rows(*on_device(matrices, True, True, flags, seed))
+    wanted = reference_products.quantize_rows(matrices, outliers, seed)
+    assert torch.equal(found.codes.cpu(), wanted.codes)
+    assert torch.equal(found.scale.cpu(), wanted.scale)
 
 
 # Layout, share of outliers, share of exact columns, and seed.
