@@ -1,13 +1,10 @@
 """What is chosen from a calibration: codes by GPTQ, scales by AWQ, numbers of remedies by a search."""
 
 import itertools
-import pickle
 from functools import cache
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from outlier_kernels.formats import FORMATS, Format, Quantizer
 from outlier_kernels.reference import Quantized as Codes
 from outlier_kernels.reference import quantize as quantize_matrix
@@ -16,22 +13,19 @@ from torch import nn
 from outliers.errors import UserError
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
-from outliers.quantization import convert
 from outliers.quantization.calibration import calibrate, observed
 from outliers.quantization.convert import quantize
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, operand_of, stored_weight
 from outliers.quantization.magnitudes import Magnitudes
 from outliers.quantization.remedies import REMEDIES, Transform, awq, clip, gptq, smoothing
-from outliers.quantization.schemes import SCHEMES, Scheme, get_scheme, read_scheme, write_scheme
-from outliers.quantization.store import load_int8, load_quantized, save_quantized
+from outliers.quantization.schemes import SCHEMES, Scheme, get_scheme
+from outliers.quantization.store import load_quantized, save_quantized
 from outliers.runs.run import sweep
 from outliers.specification.kinds import Experiment
 from outliers.subjects import bench
 from outliers.text.blocks import load_text
-from outliers.variants.quantized import Quantized
 from tests.conftest import C4, make_model, needs_shared, needs_smollm2
-from tests.test_commands import call
 
 MODEL = "pocket/gpt2-0.1m"
 GRID = REMEDIES["smoothing"].number.grid
@@ -319,26 +313,6 @@ def test_what_must_not_follow_a_rotation(pair):
         get_scheme(f"w4a8+{pair}")
 
 
-FIRST = st.lists(
-    st.sampled_from(["smoothing=search", "smoothing", "awq", "awq=0.25", "reorder"]),
-    max_size=2,
-    unique_by=lambda one: one[:3],
-)
-
-
-@settings(max_examples=60)
-@given(FIRST, st.sampled_from([[], ["hadamard"]]), st.sampled_from([[], ["clip=search"]]), st.booleans())
-def test_names_are_read_back(first, mixing, last, compensates):
-    remedies = [*first, *mixing, *last, *(["gptq"] if compensates else [])]
-    name = "+".join(["w4a8-g64", *remedies])
-    scheme = get_scheme(name)
-    assert scheme.name == name
-    assert read_scheme(write_scheme(scheme)) == scheme == pickle.loads(pickle.dumps(scheme))
-    assert Quantized.read(name.split("+")).name == name
-    assert ("gptq=0.01" in scheme.parts) == compensates
-    assert ("clip=search" in scheme.parts) == bool(last)
-
-
 def test_codes_of_gptq_and_of_searches_are_their_own(blocks):
     model = make_model("gpt2")
     found = calibrate(model, blocks, ALL)
@@ -370,15 +344,10 @@ def test_a_saved_model_needs_no_calibration(tmp_path, blocks):
     found = calibrate(model, blocks, ALL)
     small = quantize(model, EVERYTHING, keep="int8", calibration=found)
     assert all(one.module.magnitudes is None for one in projections(small)), "XᵀX is not kept with the codes"
-    expected, codes = small(blocks).logits, small.state_dict()
-    whole = quantize(model, EVERYTHING, calibration=found)
+    codes, whole = small.state_dict(), quantize(model, EVERYTHING, calibration=found)
     assert all(torch.equal(one.module.quantized_weight.codes, codes[f"{one.path}.codes"]) for one in projections(whole))
-    flips, error = (whole(blocks).logits - expected).norm(), (model(blocks).logits - expected).norm()
-    assert flips < 0.2 * error, "rounding flips codes of inputs: a fifteenth of the error where it was seen"
-    save_quantized(small, tmp_path / "small")
-    assert torch.equal(load_quantized(tmp_path / "small")(blocks).logits, expected)
-    model.save_pretrained(tmp_path / "exact")
-    assert torch.equal(load_int8(str(tmp_path / "exact"), EVERYTHING, calibration=found)(blocks).logits, expected)
+    save_quantized(small, tmp_path)
+    assert torch.equal(load_quantized(tmp_path)(blocks).logits, small(blocks).logits)
 
 
 def test_a_sweep_calibrates_what_it_needs(tmp_path, monkeypatch):
@@ -402,16 +371,6 @@ def test_a_calibration_that_does_not_know_enough(blocks):
         quantize(model, "w4+gptq")
     with pytest.raises(UserError, match=r"lacks 48 features of 'model.layers.0.mlp.down_proj'"):
         quantize(llama, "w4+gptq", calibration=calibrate(model, blocks, ["w4+gptq"]))
-
-
-def test_mistakes_in_a_command(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(convert, "quantize", lambda *_, **__: pytest.fail("loaded"))
-    arguments = ["--model", MODEL, "--block", "32", "--blocks", "2", "--out", tmp_path / "out"]
-    for scheme in ("llm.int8+gptq", "w4+gptq+hadamard", "w4a8+clip"):
-        code, _, err = call(monkeypatch, capsys, *arguments, "--scheme", scheme)
-        assert code == 2
-        assert err.count("\n") == 1
-    assert not (tmp_path / "out").exists()
 
 
 # Trained models

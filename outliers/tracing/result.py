@@ -1,6 +1,7 @@
 """A trace: statistics of bounded size that add up, and the tables made of them."""
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,17 @@ import numpy as np
 import pandas as pd
 import torch
 
-from outliers.criterion import DEAD, LAYERS, POSITIONS, RESIDUAL, ROLES, check_share, in_nnsight, in_transformerlens
+from outliers.criterion import (
+    DEAD,
+    LAYERS,
+    POSITIONS,
+    RESIDUAL,
+    ROLES,
+    check_share,
+    check_threshold,
+    in_nnsight,
+    in_transformerlens,
+)
 from outliers.errors import UserError, first_of, shown
 from outliers.tracing import store, tokens
 from outliers.tracing.frame import Frame
@@ -20,7 +31,10 @@ from outliers.tracing.statistics import BY_POSITION, ON_STREAM, STREAM, combine,
 
 PLACE = ["feature", "position", "token"]
 NAMED = 8  # outlier features, in the printed form of a trace
+UNKNOWN = "unknown"  # the text of a trace that does not say it
+PLACES = 8  # hidden states with features that never fire, in a message
 QUARTILES = {"q1": 0.25, "median": 0.5, "q3": 0.75}
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -203,9 +217,29 @@ class Trace:
             UserError: llama.cpp does not know the architecture, none of the projections was traced, the trace is of an
                 earlier version, the floor is negative, or the file cannot be written.
         """
-        from outliers.tracing.imatrix import write_imatrix  # which imports gguf
+        from outliers.tracing.imatrix import by_weight, write_imatrix  # which imports gguf
 
-        write_imatrix(Path(path), self, floor)
+        path, least = Path(path), self.positions * (check_threshold("floor", floor, DEAD) if floor else 0)
+        read = [
+            (module, squares.numpy().clip(least))
+            for role, of_layers in self.modules.items()
+            if role != RESIDUAL
+            for modules, squares in zip(of_layers, self.statistics[f"{role}.squares"], strict=True)
+            for module in modules
+        ]
+        sums, text = by_weight(self.architecture, read), str(self.about.get("text", UNKNOWN))
+        write_imatrix(path, sums, self.positions, text, self.sequences, self.block)
+        dead = self.dead_features().groupby(["role", "layer"], sort=False)["feature"].agg(list)
+        if len(dead):
+            width = sum(squares.numel() for name, squares in self.statistics.items() if name.endswith(".squares"))
+            where = [f"{role} of layer {layer}: {first_of(features)}" for (role, layer), features in dead.items()]
+            logger.warning(
+                f"{dead.str.len().sum():,} of {width:,} inputs of projections never fire on this text; their importance"
+                f" in '{path.name}' is {floor:g} ({'; '.join(where[:PLACES])}{'; …' * (len(where) > PLACES)}); a "
+                "longer text may reach them"
+            )
+        if self.experts:
+            logger.warning(f"'{path.name}' has no entry for the experts of this model, each of which reads some tokens")
 
     def dead_features(self) -> Frame:
         """One row a `layer`, `role` and `feature` that never fires: its mean square over the text is below 1e-12."""
