@@ -1,6 +1,7 @@
 """A linear projection whose product runs in 8 bits."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -239,18 +240,23 @@ def _ties(weight: torch.Tensor, codes: Quantized, scheme: Scheme) -> torch.Tenso
 def searched_numbers(weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes) -> Scheme:
     """A scheme with a number for each remedy whose number is searched, in the order in which they act: the one of its
     grid with the least ‖Y' − Y‖², Y the product of the exact weight (outputs, features) with the calibration's rows,
-    and Y' the layer's without the remedies whose numbers are not yet found."""
+    and Y' the layer's without the remedies whose numbers are not yet found, weights rounded to nearest."""
     projection = nn.Linear(1, 1, bias=False)
     projection.weight = nn.Parameter(in_float32(weight), requires_grad=False)
     rows = magnitudes.rows.to(projection.weight)
     exact, magnitudes = projection(rows), magnitudes._replace(gram=None, rows=None)
 
     def error(candidate: Scheme) -> float:
-        product = QuantizedLinear(projection, candidate.without_searches, None, magnitudes)(rows)
+        known = [remedy for remedy in candidate.remedies if remedy.number != SEARCH and not remedy.kind.codes]
+        product = QuantizedLinear(projection, replace(candidate, remedies=known), None, magnitudes)(rows)
         return float((product - exact).double().square().sum())
 
-    while candidates := scheme.candidates:
-        scheme = candidates[0] if weight.is_meta else min(candidates, key=error)
+    for place, remedy in enumerate(scheme.remedies):
+        if remedy.number == SEARCH:
+            before, after = scheme.remedies[:place], scheme.remedies[place + 1 :]
+            tried = [remedy._replace(number=number) for number in remedy.kind.number.grid]
+            candidates = [replace(scheme, remedies=(*before, each, *after)) for each in tried]
+            scheme = candidates[0] if weight.is_meta else min(candidates, key=error)
     return scheme
 
 

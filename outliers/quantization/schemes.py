@@ -165,22 +165,6 @@ class Scheme:
         return any(remedy.number == SEARCH for remedy in self.remedies)
 
     @property
-    def candidates(self) -> "list[Scheme]":
-        """It with each number that the first of its remedies may have whose number is searched; none where none is."""
-        for place, remedy in enumerate(self.remedies):
-            if remedy.number == SEARCH:
-                before, after = self.remedies[:place], self.remedies[place + 1 :]
-                tried = [remedy._replace(number=number) for number in remedy.kind.number.grid]
-                return [replace(self, remedies=(*before, each, *after)) for each in tried]
-        return []
-
-    @property
-    def without_searches(self) -> "Scheme":
-        """It as a search measures it: without remedies whose numbers are not yet found, weights rounded to nearest."""
-        left = [remedy for remedy in self.remedies if remedy.number != SEARCH and not remedy.kind.codes]
-        return replace(self, remedies=left)
-
-    @property
     def learns(self) -> bool:
         """Whether a transform is learned with the whole model."""
         return bool(self.doing("learns"))
@@ -236,7 +220,7 @@ def _place(remedy: Remedy) -> int:
 
 
 _TENSOR, _ROW, _COLUMN = (Quantizer("int8", granularity) for granularity in ("tensor", "row", "column"))
-_ZEROPOINT = Quantizer("int8", "tensor", False)
+_ZEROPOINT, _LARGE = Quantizer("int8", "tensor", False), "group-128"
 _ZEROPOINT_VECTOR = Quantizer("int8", "row", False), Quantizer("int8", "column", False)
 
 _OWN = [
@@ -278,22 +262,10 @@ _OF_FORMATS = [
     *_alike(BLOCK, "mxfp8-e4m3", "mxfp8-e5m2", "mxfp6-e2m3", "mxfp6-e3m2", "mxfp4", "mxint8", "nvfp4"),
     *_alike("group-32", "bfp8", "bfp6", "bfp4"),
     # Of serving systems, in groups as they have them.
-    Scheme("qserve", Quantizer("int8", "row"), Quantizer("int4-in-int8", "group-128"), None, "QServe"),
-    Scheme("fireq", Quantizer("fp8-e4m3", "row"), Quantizer("int4-e4m3", "group-128"), None, "FireQ"),
-    Scheme(
-        "comet",
-        Quantizer("int4-int8", "group-128"),
-        Quantizer("int4", "group-128"),
-        label="COMET",
-        remedies=["reorder"],
-    ),
-    Scheme(
-        "flexq",
-        Quantizer("int6", "group-128"),
-        Quantizer("int6", "group-128"),
-        label="FlexQ",
-        remedies=["activations=8@ffn_out"],
-    ),
+    Scheme("qserve", Quantizer("int8", "row"), Quantizer("int4-in-int8", _LARGE), None, "QServe"),
+    Scheme("fireq", Quantizer("fp8-e4m3", "row"), Quantizer("int4-e4m3", _LARGE), None, "FireQ"),
+    Scheme("comet", Quantizer("int4-int8", _LARGE), Quantizer("int4", _LARGE), None, "COMET", remedies=["reorder"]),
+    Scheme("flexq", *2 * [Quantizer("int6", _LARGE)], None, "FlexQ", remedies=["activations=8@ffn_out"]),
 ]
 #: Every scheme by its name; a user may add to it.
 SCHEMES = {scheme.name: scheme for scheme in _OWN + _OF_FORMATS}
