@@ -361,6 +361,16 @@ def sketch(change):
     return tensors(lambda found: found.update(zip(names, change(*map(found.get, names)), strict=True)))
 
 
+def twice(keys: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same hits, those of a bucket in two entries."""
+    most = int(counts.argmax())
+    entries = torch.ones_like(keys).index_fill_(0, torch.tensor([most]), 2)
+    keys, counts = (values.repeat_interleave(entries) for values in (keys, counts))
+    counts[most + 1] = 1
+    counts[most] -= 1
+    return keys, counts
+
+
 DAMAGES = {
     "cut": content(lambda value: value[:-8]),
     "cut in the header": content(lambda value: value[:50]),
@@ -392,7 +402,7 @@ DAMAGES = {
     "a lost key": sketch(lambda keys, counts: (keys[1:], counts)),
     "a lost count": sketch(lambda keys, counts: (keys[1:], counts[1:])),
     "more counts": sketch(lambda keys, counts: (keys, counts * 9)),
-    "a key twice": sketch(lambda keys, counts: (keys.repeat(2), counts.repeat(2))),
+    "a key twice": sketch(twice),
     "a layer that is not there": sketch(lambda keys, counts: (keys + (99 << 46), counts)),
     "a feature that is not there": sketch(lambda keys, counts: (keys + (1 << 33), counts)),
     "keys below none": sketch(lambda keys, counts: (keys - (1 << 60), counts)),
