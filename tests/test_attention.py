@@ -158,6 +158,13 @@ def test_one_product_alone(blocks):
     assert outliers.perplexity(both, blocks) == found["fp32+attention"]
 
 
+def test_a_cache_before_it_is_met_too(blocks):
+    names = ("kv=int2", "fp32+attention")
+    orders = [outliers.Together(tuple(map(outliers.variant, order))) for order in (names, names[::-1])]
+    first, second = outliers.perplexities(make_model("llama"), blocks, orders)
+    assert first == second
+
+
 def test_attention_that_is_skipped(blocks):
     model = make_model("llama")
     first = outliers.quantize(model, "fp32+attention", skip=["model.layers.1"])
