@@ -518,6 +518,8 @@ def test_a_transform_of_ones_own(tmp_path, monkeypatch, as_they_are):
 
 def test_a_remedy_of_ones_own_that_is_no_transform():
     """Inputs that are all zero, in the place where `clip` acts."""
+    negated = Scheme("mine", ROW, COLUMN, remedies=[Transform(torch.neg, torch.mul, torch.mul, name="negated")])
+    assert pickle.loads(pickle.dumps(negated)) == negated
     silent = Kind(clips=lambda hidden_states, _number, _scheme: 0 * hidden_states, name="silent")
     scheme, projection = Scheme("mine", ROW, COLUMN, remedies=[silent, "tokens=3"]), nn.Linear(4, 2)
     assert scheme.parts.endswith("exact, tokens=3, silent")

@@ -1,7 +1,7 @@
 """Remedies that lower the cost of quantization: a row of `REMEDIES` and a file each."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from numbers import Real
@@ -37,7 +37,7 @@ class Number(NamedTuple):
 _NO_PROJECTION = (("where no operand is quantized", lambda scheme: not scheme.quantizes_projections),)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class Kind:
     """A row of the table of remedies.
 
@@ -60,7 +60,7 @@ class Kind:
     places: tuple[str, ...] = ROLES
     needs: tuple[str, ...] = ()
     calibrated: bool = False
-    refuses: Sequence[tuple[str, Callable]] = _NO_PROJECTION
+    refuses: tuple[tuple[str, Callable], ...] = _NO_PROJECTION
     learns: bool = False
     name: str = ""
     around: Callable | str | None = None
@@ -69,7 +69,7 @@ class Kind:
     scheme: Callable | str | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Transform(Kind):
     """A function-preserving change of a layer's features, (X T)(T⁻¹ W) = X W, made before anything is quantized
     (SmoothQuant: Xiao et al., 2023; QuaRot).
@@ -153,18 +153,18 @@ REMEDIES: dict[str, Kind] = {
             f"a quantile above 0, at most 1, or '{SEARCH}'", lambda share: 0 < share <= 1, None, _QUANTILES, 0.999
         ),
         stage="clip",
-        refuses=[("where no input is quantized", lambda scheme: not scheme.activations)],
+        refuses=(("where no input is quantized", lambda scheme: not scheme.activations),),
         clips=_IN + "clip:clipped",
     ),
     "activations": Kind(
         numbered="activations in {:g} bits",
         number=Number(f"{' or '.join(map(str, INTEGERS))} bits", INTEGERS.__contains__, example=8),
-        refuses=[
+        refuses=(
             (
                 "where activations are no integers",
                 lambda scheme: not scheme.activations or scheme.activations.format not in INTEGERS.values(),
-            )
-        ],
+            ),
+        ),
         scheme=_IN + "activations:in_bits",
     ),
     "gptq": Kind(
@@ -173,7 +173,7 @@ REMEDIES: dict[str, Kind] = {
         number=Number("a damping above 0, at most 1, such as 0.01", lambda damping: 0 < damping <= 1, 0.01),
         stage="gptq",
         needs=("gram",),
-        refuses=[
+        refuses=(
             ("where no weight is quantized", lambda scheme: not scheme.weights),
             ("with weights in {weights.format}", lambda scheme: FORMATS[scheme.weights.format].rounding is None),
             ("with arithmetic '{arithmetic}'", lambda scheme: scheme.arithmetic != "exact"),
@@ -181,7 +181,7 @@ REMEDIES: dict[str, Kind] = {
                 "with outlier features, without which weights are rounded anew",
                 lambda scheme: scheme.outlier_threshold is not None,
             ),
-        ],
+        ),
         codes=_IN + "gptq:compensated",
     ),
     "attention": Kind(
@@ -191,7 +191,7 @@ REMEDIES: dict[str, Kind] = {
             "the share of its products that stays in 16 bits, from 0 on and below 1", lambda share: 0 <= share < 1, 0.0
         ),
         places=PRODUCTS,
-        refuses=[],
+        refuses=(),
     ),
 }
 _find = cache(find)
