@@ -33,8 +33,8 @@ from outliers.metrics.range.measure import BLOCK
 from outliers.metrics.token_losses.measure import LISTED
 from outliers.models.config_file import DEQUANTIZED
 from outliers.models.gguf.header import LONGEST as LONGEST_HEADER
-from outliers.models.load import LARGEST_SIDE, MANY
-from outliers.models.names import POCKET, find_config, pocket_models
+from outliers.models.load import LARGEST_SIDE, MANY, find_config
+from outliers.models.names import POCKET, pocket_models
 from outliers.models.pocket.ladder import CHECKPOINTS, CONTEXT, LADDER, STEPS, VOCABULARY
 from outliers.plot.origins import READ, parts_of
 from outliers.plot.published import TABLE7

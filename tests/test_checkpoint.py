@@ -8,8 +8,7 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
 
 from outliers.metrics.perplexity.measure import perplexity
-from outliers.models.load import load_config, load_model, stored_as
-from outliers.models.names import find_config
+from outliers.models.load import find_config, load_config, load_model, stored_as
 from outliers.models.stream import stream_model
 from outliers.quantization.convert import quantize
 from outliers.quantization.store import load_int8

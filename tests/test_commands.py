@@ -258,7 +258,7 @@ def test_models_of_a_report(monkeypatch, capsys, typed, name, models):
 def test_models_to_get(monkeypatch, capsys, typed):
     packaged = dict.fromkeys("ab", SimpleNamespace(licence="MIT", source="here"))
     monkeypatch.setattr("outliers.models.names.PACKAGED", packaged)
-    monkeypatch.setattr("outliers.models.download.get_packaged", lambda name: f"file of {name}")
+    monkeypatch.setattr("outliers.get.download.get_packaged", lambda name: f"file of {name}")
     said = "a (MIT, here): file of a\nb (MIT, here): file of b\n"
     assert call(monkeypatch, capsys, *typed.split(), command="get") == (0, said, "")
     assert call(monkeypatch, capsys, command="get")[1] == said.splitlines(keepends=True)[0]

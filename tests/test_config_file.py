@@ -17,8 +17,8 @@ from outliers.errors import UserError
 from outliers.models import config_file, source
 from outliers.models.anatomy import ANATOMIES, part_config
 from outliers.models.config_file import check_fields, least_weights
-from outliers.models.load import load_config, load_model, load_tokenizer, read_config
-from outliers.models.names import POCKET, find_config, known_configs
+from outliers.models.load import find_config, load_config, load_model, load_tokenizer, read_config
+from outliers.models.names import POCKET, known_configs
 from outliers.models.skeleton import skeleton
 from outliers.models.source import ask_hub, find_model
 from outliers.models.stream import stream_model

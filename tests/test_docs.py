@@ -17,8 +17,8 @@ import typer
 
 from outliers.errors import UserError
 from outliers.metrics.measurement import Keeps, each_alone
-from outliers.models.load import load_model, weights_hash
-from outliers.models.names import POCKET, find_config, pocket_models
+from outliers.models.load import find_config, load_model, weights_hash
+from outliers.models.names import POCKET, pocket_models
 from outliers.plot.training import trained
 from outliers.quantization.schemes import get_scheme
 from outliers.report.paper.table7 import table9_section

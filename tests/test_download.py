@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from outliers.errors import UserError
+from outliers.get.download import get_packaged
 from outliers.models import names
-from outliers.models.download import get_packaged
 from outliers.models.names import PACKAGED, Packaged, cached_file, packaged_file, packaged_models
 from outliers.models.source import find_model
 from outliers.specification import files

@@ -10,7 +10,7 @@ from transformers import PretrainedConfig
 
 from outliers.errors import UserError
 from outliers.metrics.measurement import Keeps, each_alone
-from outliers.models.names import find_config
+from outliers.models.load import find_config
 from outliers.presets.latency import latency_plans
 from outliers.quantization.schemes import get_scheme
 from outliers.runs import forecast as module

@@ -24,7 +24,7 @@ from outliers.metrics import states
 from outliers.metrics.measurement import Keeps
 from outliers.metrics.perplexity.measure import perplexity
 from outliers.models.anatomy import ANATOMIES, FAMILIES
-from outliers.models.gguf.header import read_header, read_tensor
+from outliers.models.gguf.header import read_header
 from outliers.models.load import load_config, load_model, load_tokenizer, quantized_from, weights_hash
 from outliers.models.names import packaged_file
 from outliers.models.stream import Stream, stream_model
@@ -183,7 +183,7 @@ def test_types_that_only_llama_cpp_writes(code, tmp_path):
     stored = {"blk.0.ffn_up.weight": (codes.reshape(3, -1), kind)}
     file = write_stored(tmp_path / "one.gguf", "llama", {"block_count": 1}, stored)
     header = read_header(file)
-    values = read_tensor(file, header.tensors[0])
+    values = header.read(header.tensors[0])
     assert values.shape == (3, 2 * gguf.GGML_QUANT_SIZES[kind][0])
     expected = dequantize(torch.from_numpy(codes), code)
     torch.testing.assert_close(torch.from_numpy(values).flatten(), expected, rtol=1e-6, atol=1e-6)
@@ -548,8 +548,8 @@ DAMAGE = {  # what was done, and what is said
     "no heads": (at("llama.attention.head_count", 4, "<i", 0), "is damaged: its 'attention.head_count' is 0"),
     "no key heads": (at("llama.attention.head_count_kv", 4, "<i", -1), "its 'attention.head_count_kv' is -1"),
     "width": (at("llama.embedding_length", 4, "<i", 2**31 - 1), "cannot read|has other sizes"),
-    "vocabulary": (at("llama.vocab_size", 4, "<i", 2**31 - 1), "has other sizes"),
-    "inner width": (at("llama.feed_forward_length", 4, "<i", 2**31 - 1), "has other sizes"),
+    "vocabulary": (at("llama.vocab_size", 4, "<i", 2**31 - 1), "asks for vocab_size"),
+    "inner width": (at("llama.feed_forward_length", 4, "<i", 2**31 - 1), "asks for intermediate_size"),
     "size of a head": (at("llama.rope.dimension_count", 4, "<i", 2**30), "1073741824 of 16 features a head"),
     "no base": (at("llama.rope.freq_base", 0, "<I", 9), "cannot read"),
     "type of a tensor": (at(UP, 20, "<I", 999), "cannot read .*999 is not a valid"),

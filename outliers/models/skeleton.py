@@ -12,6 +12,7 @@ from transformers.utils import logging
 
 from outliers.errors import UserError, reason_of
 from outliers.models.anatomy import family_of
+from outliers.models.internals import compute_buffers
 from outliers.models.source import Source, out_of_reach
 
 
@@ -26,6 +27,8 @@ def skeleton(config: PretrainedConfig, dtype: torch.dtype = torch.bfloat16, buff
     """
     with quiet(), init_empty_weights(include_buffers=not buffers):
         model = family_of(config).made_by.from_config(copy.deepcopy(config), dtype=dtype).eval()
+    if buffers:
+        compute_buffers(model)
     model.tie_weights()  # anew, for accelerate makes a parameter of each
     return model
 

@@ -6,7 +6,9 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple, TypeVar
 
 from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
@@ -24,6 +26,8 @@ from outliers.models.config_file import FILE
 from outliers.models.names import PACKAGED, POCKET, not_here, packaged_file, packaged_models, pocket_models
 from outliers.models.weight_files import INDEX, WEIGHTS, is_there, listed_shards, weight_files
 
+# Formats of files that are a whole model, by the suffix: the module beside this one that reads them.
+FORMATS = {".gguf": "gguf"}
 SECONDS_FOR_THE_HUB = 3  # until it counts as not there
 SECONDS_OF_SILENCE = 60  # for which it is then not asked again
 
@@ -32,18 +36,23 @@ _silent_since = -float("inf")
 
 
 class Source(NamedTuple):
-    """Arguments of transformers' `from_pretrained` for one model."""
+    """The place of a model. file: in the folder `path`, of a format that is a whole model."""
 
     path: str
     revision: str | None
     local_files_only: bool
-    gguf_file: str | None = None
+    file: str | None = None
+
+    @property
+    def format(self) -> ModuleType | None:
+        """The module that reads the file; None of a folder or repository with a config.json."""
+        return import_module(f"outliers.models.{FORMATS[Path(self.file).suffix.lower()]}") if self.file else None
 
     @property
     def files(self) -> list[Path]:
         """The files of its weights on this machine, outside the hub's cache."""
-        if self.gguf_file:
-            return [Path(self.path) / self.gguf_file]
+        if self.file:
+            return [Path(self.path) / self.file]
         return weight_files(Path(self.path)) if Path(self.path).is_dir() else []
 
 
@@ -60,7 +69,7 @@ def local_place(name: str) -> Path | None:
             raise not_here(name)
         return file
     place = Path(name)
-    if place.is_dir() or place.suffix.lower() != ".gguf":
+    if place.is_dir() or place.suffix.lower() not in FORMATS:
         return place if place.is_dir() else None
     if not place.is_file():
         raise UserError(f"model file '{name}' does not exist, or is not a file; expected a GGUF file")
@@ -209,7 +218,7 @@ def local_files(name: str, revision: str | None = None) -> list[Path]:
 
 def _in_folder(folder: Path) -> Source:
     """A model folder, in which safetensors files come first; hidden files are no models (macOS has some of its own)."""
-    files = [file for file in sorted(folder.glob("*.gguf")) if not file.name.startswith(".")]
+    files = [file for file in sorted(folder.glob("*")) if file.suffix in FORMATS and not file.name.startswith(".")]
     if not files or any(folder.glob("*.safetensors")):
         return Source(str(folder), None, True)
     if len(files) > 1:

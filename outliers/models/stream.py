@@ -26,8 +26,9 @@ from transformers.cache_utils import Cache
 from outliers.errors import UserError
 from outliers.models.anatomy import Anatomy, decoder_layers, ids_of, inputs_of, layers_of, run_stack, stacks_of
 from outliers.models.anatomy.examples import Block
-from outliers.models.checkpoint import Checkpoint, dtype_of
-from outliers.models.load import HASHING, check_finite, find_device, hash_of, line_of, open_model
+from outliers.models.checkpoint import Checkpoint
+from outliers.models.internals import dtype_of
+from outliers.models.load import HASHING, fill, find_device, hash_of, line_of, open_model, put, read_weight
 from outliers.models.variant import Variant
 from outliers.terminal.progress import over
 
@@ -158,10 +159,8 @@ def stream_model(
         UserError: as `load_model`.
     """
     check_one_device(device)
-    device = find_device(device)
-    model, checkpoint = open_model(name, dtype, revision, buffers=True)
-    model.ignored_tensors, model.zero_points = checkpoint.ignored, checkpoint.zero_points
-    model.stream = Stream(name, model, checkpoint, device, memory)
+    model, checkpoint = open_model(name, dtype, device, revision)
+    model.requires_grad_(False).stream = Stream(name, model, checkpoint, find_device(device), memory)
     model.stream.load_what_is_not_in_layers(model)
     return model
 
@@ -183,7 +182,7 @@ class Stream:
     ):
         self.name, self.device, self.dtype, self.memory = name, device, model.dtype, memory
         self.numbers = {layer.path: layer.number for layer in layers_of(model)}
-        self.checkpoint, self.stored = checkpoint, checkpoint.tensors
+        self.stored, self.absent = checkpoint.tensors, checkpoint.absent(model)
         self.dtypes = {name: dtype_of(model, name) for name in self.stored}
         # Of states between layers: T5's are float32 behind the first layer of a float16 model, because its wo is.
         self.widest = functools.reduce(torch.promote_types, self.dtypes.values(), self.dtype)
@@ -198,38 +197,11 @@ class Stream:
 
     def load_what_is_not_in_layers(self, model: PreTrainedModel) -> None:
         """Embeddings, final norm and head; they stay."""
-        for name in self.stored:
-            if self._number(name) is None:
-                _assign(model, name, self._read(name))
-        model.tie_weights(missing_keys=self.checkpoint.absent(model), recompute_mapping=False)
-        self._compute_what_is_not_stored(model)
-        outside = [(name, tensor) for name, tensor in model.named_parameters() if self._number(name) is None]
-        with self._hashing(outside):
+        outside = {name: lazy for name, lazy in self.stored.items() if self._number(name) is None}
+        fill(model, outside, self.absent, self.name, self.device)
+        self.bytes_read += sum(lazy.size for lazy in outside.values())
+        with self._hashing([pair for pair in model.named_parameters() if self._number(pair[0]) is None]):
             pass
-        for module in model.modules():
-            buffers = {part: buffer for part, buffer in module._buffers.items() if buffer is not None}
-            module._buffers.update({part: buffer.to(self.device) for part, buffer in buffers.items()})
-
-    def _compute_what_is_not_stored(self, model: PreTrainedModel) -> None:
-        """Fill the parameters that the architecture computes by itself, such as the positions of Marian."""
-        outside = [
-            (name, parameter)
-            for name, parameter in model.named_parameters()
-            if self._number(name) is None and parameter.is_meta
-        ]
-        for name, parameter in outside:
-            _assign(model, name, torch.empty_like(parameter, device="cpu"))
-            module = model.get_submodule(name.rpartition(".")[0])
-            model._init_weights(module)
-            module.to(self.device)
-
-    def _read(self, name: str) -> torch.Tensor:
-        stored = self.stored[name]
-        self.bytes_read += sum(end - start for _, start, end in stored.spans)
-        # copied, for a tensor that shares the memory of the file would keep all of it in memory
-        tensor = stored.read().to(self.device, self.dtypes[name], copy=True)
-        check_finite(tensor, name, self.name, stored)
-        return tensor
 
     @contextmanager
     def layer(self, model: PreTrainedModel, number: int) -> Iterator[nn.Module]:
@@ -237,8 +209,11 @@ class Stream:
         layer, names = decoder_layers(model)[number], self._names(number)
         try:
             for name in names:
-                _assign(model, name, self._read(name))
-            self._read_ahead(number + 1)
+                put(model, name, read_weight(self.stored[name], name, self.name, self.device, self.dtypes[name]))
+                self.bytes_read += self.stored[name].size
+            for name in self._names(number + 1):
+                for file, start, end in self.stored[name].spans:
+                    file.will_need(start, end)
             with self._hashing([(name, model.get_parameter(name)) for name in names if name in self.to_hash]):
                 yield layer
             self.to_hash -= set(names)
@@ -249,14 +224,6 @@ class Stream:
 
     def _names(self, number: int) -> list[str]:
         return [name for name in self.stored if self._number(name) == number]
-
-    def _read_ahead(self, number: int) -> None:
-        """Let the system read the files of a layer into its cache while something else is computed."""
-        if not hasattr(os, "posix_fadvise"):  # not on macOS, which reads when asked
-            return
-        for path, start, end in (span for name in self._names(number) for span in self.stored[name].spans):
-            with open(path, "rb", buffering=0) as file:
-                os.posix_fadvise(file.fileno(), start, end - start, os.POSIX_FADV_WILLNEED)
 
     @contextmanager
     def _hashing(self, tensors: list[tuple[str, torch.Tensor]]) -> Iterator[None]:
@@ -271,7 +238,7 @@ class Stream:
         for _, names in groupby(sorted(self.to_hash), key=self._number):
             names = list(names)
             with self._hashing([(name, self.stored[name].read().to(self.dtypes[name])) for name in names]):
-                self.bytes_read += sum(end - start for name in names for _, start, end in self.stored[name].spans)
+                self.bytes_read += sum(self.stored[name].size for name in names)
             self.to_hash -= set(names)
         return hash_of(self.lines)
 
@@ -502,12 +469,3 @@ def _in_the_place_of_layers(model: PreTrainedModel, stack: Anatomy) -> Iterator[
             yield list(gates.values())
         finally:
             layers._modules.update(originals)
-
-
-def _assign(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> None:
-    path, _, part = name.rpartition(".")
-    module = model.get_submodule(path)
-    if part in module._parameters:
-        module._parameters[part] = nn.Parameter(tensor, requires_grad=False)
-    else:
-        module._buffers[part] = tensor

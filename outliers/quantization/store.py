@@ -3,33 +3,23 @@
 import copy
 import json
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 
 import torch
-from accelerate import dispatch_model
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
-from torch import nn
+from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from outliers.errors import UserError, reason_of, unknown_name
+from outliers.errors import UserError, reason_of
 from outliers.files import writing
 from outliers.models.anatomy import projections
 from outliers.models.attention import attentions
-from outliers.models.checkpoint import check_complete, check_shape, dtype_of, printable
+from outliers.models.checkpoint import check_complete, check_shape, missing_tensors, readable
 from outliers.models.config_file import check_weights
-from outliers.models.load import (
-    DTYPES,
-    check_finite,
-    config_of,
-    device_map,
-    find_device,
-    load_config,
-    open_checkpoint,
-    refusals,
-)
+from outliers.models.load import config_of, fill, find_device, open_model, refusals, tensor_of
 from outliers.models.skeleton import skeleton
-from outliers.models.source import Source, find_model
+from outliers.models.source import Source
+from outliers.models.stored.tensors import READ, Lazy, printable, read_safetensors
 from outliers.models.weight_files import INT8, is_there, regular_file
 from outliers.quantization.attention import int8_attentions
 from outliers.quantization.calibration import neutral
@@ -97,45 +87,46 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
     path, source = Path(folder) / FILE, Source(str(folder), None, True)
     if is_there(path):
         regular_file(path)
+    name = str(folder)
     try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata()
+        metadata, stored = read_safetensors(path, partial(readable, name))
         scheme, skip = read_scheme(metadata["scheme"]), json.loads(metadata["skip"])
         shared = json.loads(metadata.get("shared", "{}"))
         instead = json.loads(metadata.get("instead", "{}"))
         instead = {read_scheme(other): paths for other, paths in instead.items()}
-        tensors = load_file(path)  # each is read where it is brought to its device
-        tensors |= {alias: tensors[first] for alias, first in shared.items()}
-    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError, SafetensorError) as error:
+        tensors = {lazy.name: lazy for lazy in stored}
+        firsts = {alias: tensors[first] for alias, first in shared.items()}
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
         raise UserError(f"cannot read an int8 model from '{folder}' ({reason_of(error, 200)})") from None
-    config, name = config_of(source, str(folder)), str(folder)
+    config = config_of(source, name)
     check_weights(config.to_dict(), name, [path])
     with refusals(name):
         exact = skeleton(config, config.dtype, buffers=True)
         anything = neutral(exact, scheme)  # for what it leads to is replaced by what was saved
         model = quantize(exact, scheme, keep="int8", skip=skip, calibration=anything, instead=instead)
+        # Read when those that they share are in their places.
+        tensors |= {
+            alias: first._replace(read=partial(tensor_of, model, first.name)) for alias, first in firsts.items()
+        }
         _check(tensors, model, name)
-        places, absent = _places(model, name, device), set(model.state_dict()) - set(tensors)
-        # Copied, for where a tensor begins in the mapped file changes how some processors round products with it.
-        tensors = {key: tensors[key].to(_place(key, places), copy=True) for key in tensors if key not in shared}
-        tensors |= {alias: tensors[first].to(_place(alias, places)) for alias, first in shared.items()}
-        model.load_state_dict(tensors, strict=False, assign=True)
-        return _finished(model, absent, name, places)
+        return fill(model, tensors, set(model.state_dict()) - set(tensors), name, device, cast=False)
 
 
-def _check(tensors: dict[str, torch.Tensor], model: PreTrainedModel, name: str) -> None:
+def _check(tensors: dict[str, Lazy], model: PreTrainedModel, name: str) -> None:
     """See that tensors are those of an int8 model: codes and scales of their types, all others of any float dtype."""
     expected = model.state_dict()
     parameters = {key for key, _ in model.named_parameters(remove_duplicate=False)}
-    for key, tensor in tensors.items():
+    for key, lazy in tensors.items():
         if key not in expected:
             raise UserError(f"'{name}' holds tensors that its architecture does not have ({printable(key)}, …)")
-        check_shape(tuple(tensor.shape), expected[key].shape, key, name)
-        same = tensor.is_floating_point() if key in parameters else tensor.dtype == expected[key].dtype
+        check_shape(lazy, expected[key].shape, name)
+        dtype = READ.get(lazy.dtype)
+        same = dtype is not None and (dtype.is_floating_point if key in parameters else dtype == expected[key].dtype)
         if not same:
-            raise UserError(f"the int8 model '{name}' holds '{key}' as {tensor.dtype}; expected {expected[key].dtype}")
-        if tensor.is_floating_point():
-            check_finite(tensor if tensor.itemsize > 1 else tensor.float(), key, name)  # torch has no limits of 8 bits
+            raise UserError(
+                f"the int8 model '{name}' holds '{key}' as {dtype or lazy.dtype}; expected {expected[key].dtype}"
+            )
+    check_complete(missing_tensors(tensors, model), name)
 
 
 def load_int8(
@@ -169,54 +160,6 @@ def load_int8(
     scheme = get_scheme(scheme)
     if not scheme.quantizes_projections:
         raise UserError(f"scheme '{scheme.name}' quantizes no projections; use load_model")
-    if dtype not in DTYPES:
-        raise unknown_name("dtype", dtype, DTYPES)
-    find_device(device)
-    config = load_config(name, revision)
-    with refusals(name):
-        exact = skeleton(config, DTYPES[dtype], buffers=True)
-    checkpoint = open_checkpoint(find_model(name, revision), name, revision, exact)
-    model = quantize(exact, scheme, keep="int8", skip=skip, calibration=calibration)
-    places = _places(model, name, device)
-    for tensor_name, stored in checkpoint.tensors.items():
-        tensor = stored.read().to(_place(tensor_name, places))
-        # copied, for a tensor that shares the memory of the file would keep all of it in memory
-        tensor = tensor.to(dtype_of(model, tensor_name), copy=True)
-        check_finite(tensor, tensor_name, name, stored)
-        _assign(model, tensor_name, tensor)
-    model.ignored_tensors, model.zero_points = checkpoint.ignored, checkpoint.zero_points
-    return _finished(model, checkpoint.absent(exact), name, places)
-
-
-def _places(model: PreTrainedModel, name: str, device: str | torch.device) -> dict:
-    """Path of a module, "" for the whole model, to its device."""
-    return device_map(model, name) if device == "auto" else {"": find_device(device)}
-
-
-def _place(name: str, places: dict) -> int | str | torch.device:
-    """The device of a tensor."""
-    return next(place for part, place in places.items() if f"{name}.".startswith(f"{part}." if part else ""))
-
-
-def _assign(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> None:
-    """Put a tensor of a checkpoint in its place, quantized where it is a projection's weight."""
-    path, _, part = name.rpartition(".")
-    module = model.get_submodule(path)
-    if isinstance(module, Int8Linear) and part == "weight":
-        module.set_weight(tensor)
-    elif part in module._parameters:
-        module._parameters[part] = nn.Parameter(tensor, requires_grad=False)
-    else:
-        module._buffers[part] = tensor
-
-
-def _finished(model: PreTrainedModel, absent: set[str], name: str, places: dict) -> PreTrainedModel:
-    """Tie what is tied, as transformers does where some tensors are absent; see that nothing is missing, and let hidden
-    states follow the layers from device to device."""
-    model.tie_weights(missing_keys=absent, recompute_mapping=False)
-    missing = [key for key, tensor in model.state_dict().items() if tensor.is_meta]
-    check_complete(missing, name)
-    # As transformers loads a model. Torch takes a weight that has no gradient for one to copy for each sequence of a
-    # batch, where the input is not in one piece: the head's, of which only the last positions are wanted.
-    model.requires_grad_()
-    return dispatch_model(model, places, skip_keys=model._skip_keys_device_placement)
+    model, checkpoint = open_model(name, dtype, device, revision)
+    small = quantize(model, scheme, keep="int8", skip=skip, calibration=calibration)
+    return fill(small, checkpoint.tensors, checkpoint.absent(model), name, device)

@@ -110,7 +110,7 @@ def check_training(spec: Training) -> None:
 
 def _check_model(name: str, revision: str | None, with_weights: bool) -> None:
     source = find_model(name, revision)
-    file = None if source.gguf_file else config_path(source)  # the header of a GGUF file is read with transformers
+    file = None if source.file else config_path(source)  # the header of a GGUF file is read with transformers
     if file:
         fields = read_config_file(file)
         if with_weights:

@@ -13,7 +13,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from outliers.errors import BadWeights, BrokenModel, UserError
 from outliers.models.anatomy import anatomy_of, weights_of_experts
 from outliers.models.anatomy.examples import Examples, read_ids
-from outliers.models.checkpoint import dtype_of
+from outliers.models.internals import dtype_of
 from outliers.models.load import (
     find_device,
     first_names,

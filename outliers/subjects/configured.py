@@ -30,7 +30,7 @@ class Configured(Subject):
     @functools.cached_property
     def config(self) -> "PretrainedConfig":
         """Its configuration, of a file or known."""
-        from outliers.models.names import find_config  # which imports transformers
+        from outliers.models.load import find_config  # which imports transformers
 
         return find_config(self.name)
 

@@ -13,15 +13,18 @@ from typing import NamedTuple
 
 import gguf
 import numpy as np
+import torch
 
 from outliers.errors import UserError, reason_of
-from outliers.files import start_of
+from outliers.models.internals import _read_metadata, _read_tensor_table
+from outliers.models.stored.tensors import WeightFile
 from outliers.models.weight_files import state_of
 
 # No more of a file than this is parsed, however long it claims to be; a vocabulary of 262,144 tokens takes 15 MB.
 LONGEST = 24 << 20
 MOST_ENTRIES = 1 << 16  # fields, or tensors
 SIZES = ("context_length", "embedding_length", "feed_forward_length", "attention.head_count", "attention.head_count_kv")
+BLOCKS_AT_ONCE = 1 << 14  # that are dequantized, whose numbers stay in the processor's cache
 PLAIN = {"F32", "F16", "BF16"}  # types that hold numbers, not codes
 
 
@@ -38,6 +41,7 @@ class Tensor(NamedTuple):
 class Header(NamedTuple):
     """The metadata of a file. fields: without lists of strings; of these, how many they are."""
 
+    file: WeightFile
     fields: dict
     tensors: tuple[Tensor, ...]
 
@@ -49,6 +53,15 @@ class Header(NamedTuple):
     def of_model(self, field: str, default=None):
         """A field of the architecture, such as "context_length"."""
         return self.fields.get(f"{self.architecture}.{field}", default)
+
+    def read(self, tensor: Tensor) -> np.ndarray:
+        """The numbers of a tensor, float32."""
+        codes, numbers = self.file.read(tensor.start, tensor.end).numpy(), torch.empty(tensor.shape).numpy()
+        block, size = gguf.GGML_QUANT_SIZES[tensor.type]
+        for first in range(0, len(codes) // size, BLOCKS_AT_ONCE):
+            some = codes[first * size : (first + BLOCKS_AT_ONCE) * size]
+            numbers.reshape(-1)[first * block :][: len(some) // size * block] = gguf.dequantize(some, tensor.type)
+        return numbers
 
     @property
     def type(self) -> str | None:
@@ -89,15 +102,12 @@ def refusals(file: Path) -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=4)
-def _read_header(file: Path, _state: tuple | None) -> Header:
+def _read_header(path: Path, _state: tuple | None) -> Header:
     # Not by the reader of the package gguf, which maps the file and makes objects of each token: that takes seconds and
     # whatever memory the header claims to need. And not by the public reader of transformers, which knows fewer types.
-    try:
-        from transformers.integrations.gguf.reader import _read_metadata, _read_tensor_table
-    except ImportError:
-        raise UserError(
-            "this transformers reads GGUF files in another way; expected 5.23, see constraints.txt"
-        ) from None
+    if not path.is_file():  # opening a pipe would wait for its other end
+        raise UserError(f"'{path}' is not a readable file; expected a GGUF file")
+    file = WeightFile(path)
     start = _start_of(file)
     fields, count, position = _read_metadata(start, "it")
     entries, end = _read_tensor_table(start, count, position)
@@ -105,23 +115,24 @@ def _read_header(file: Path, _state: tuple | None) -> Header:
     if alignment < 1 or any(offset % alignment for *_, offset in entries):
         raise ValueError(f"tensors do not begin at multiples of {alignment}")
     tensors = tuple(_tensor(*entry, -(-end // alignment) * alignment) for entry in entries)
-    header = Header(fields, tensors)
-    _check_places(header, file)
-    _check_sizes(header, file)
+    header = Header(file, fields, tensors)
+    _check_places(header)
+    _check_sizes(header, path)
     return header
 
 
-def _start_of(file: Path) -> np.ndarray:
+def _start_of(file: WeightFile) -> np.ndarray:
     """So many bytes of a file that its header is among them."""
-    content = start_of(file, LONGEST)
-    if content is None:
-        raise UserError(f"'{file}' is not a readable file; expected a GGUF file")
+    start = file.read(0, min(file.size, LONGEST)).numpy()
+    content = start[:24].tobytes()
     if not content.startswith(b"GGUF"):
-        raise UserError(f"'{file}' is not in GGUF format; expected a GGUF file")
+        raise UserError(f"'{file.path}' is not in GGUF format; expected a GGUF file")
     tensors, fields = struct.unpack_from("<QQ", content, 8)
     if max(tensors, fields) > MOST_ENTRIES:
-        raise UserError(f"'{file}' is damaged: it claims {tensors:,} tensors and {fields:,} fields; download it again")
-    return np.frombuffer(content, np.uint8)
+        raise UserError(
+            f"'{file.path}' is damaged: it claims {tensors:,} tensors and {fields:,} fields; download it again"
+        )
+    return start
 
 
 def _tensor(name: str, shape: tuple[int, ...], code: int, offset: int, data: int) -> Tensor:
@@ -134,9 +145,9 @@ def _tensor(name: str, shape: tuple[int, ...], code: int, offset: int, data: int
     return Tensor(name, kind, shape, start, start + prod(shape) // block * size)
 
 
-def _check_places(header: Header, file: Path) -> None:
+def _check_places(header: Header) -> None:
     """Every tensor has a name and bytes of its own within the file."""
-    size = file.stat().st_size
+    file, size = header.file.path, header.file.size
     for tensor in header.tensors:
         if tensor.end > size:
             raise UserError(
@@ -171,12 +182,3 @@ def _check_sizes(header: Header, file: Path) -> None:
     for size in SIZES:
         if isinstance(header.of_model(size), int) and header.of_model(size) < 1:
             raise UserError(f"'{file}' is damaged: its '{size}' is {header.of_model(size)}; download it again")
-
-
-def read_tensor(file: Path, tensor: Tensor) -> np.ndarray:
-    """The numbers of a tensor, float32; read, not mapped, for who shortens a mapped file kills its readers."""
-    size = tensor.end - tensor.start
-    codes = np.fromfile(file, np.uint8, size, offset=tensor.start)
-    if len(codes) < size:
-        raise UserError(f"'{file}' is cut short: tensor '{tensor.name}' ends after it; download it again")
-    return gguf.dequantize(codes, tensor.type).reshape(tensor.shape)

@@ -9,7 +9,6 @@ import functools
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -21,9 +20,17 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrain
 
 from outliers.errors import UserError, first_of
 from outliers.models.anatomy import ANATOMIES
-from outliers.models.gguf.header import Header, Tensor, read_header, read_tensor, refusals
+from outliers.models.gguf.header import Header, Tensor, read_header, refusals
 from outliers.models.gguf.rotary import FREQUENCIES, say_rotary_parameters
+from outliers.models.internals import (
+    TENSOR_PROCESSORS,
+    TensorProcessor,
+    convert_gguf_tokenizer,
+    get_gguf_hf_weights_map,
+    get_gguf_tokenizer,
+)
 from outliers.models.skeleton import skeleton
+from outliers.models.stored.tensors import Lazy
 from outliers.models.weight_files import state_of
 
 # Fields of a file that transformers leaves out for some architectures, and the configuration's names of them.
@@ -36,6 +43,7 @@ ALSO_SAID = {
     "expert_feed_forward_length": "moe_intermediate_size",
     "final_logit_softcapping": "final_logit_softcapping",
 }
+ALIGNED = 64  # bytes, of which tensors of torch begin at multiples
 KINDS = {  # types of a field, as Python has it
     bool: gguf.GGUFValueType.BOOL,
     int: gguf.GGUFValueType.INT64,
@@ -44,75 +52,40 @@ KINDS = {  # types of a field, as Python has it
 }
 
 
-@dataclass(frozen=True)
-class Made:
-    """A tensor of a model, and the tensors of a file of which it is made."""
-
-    file: Path
-    tensor_name: str
-    shape: tuple[int, ...]
-    parts: tuple[Tensor, ...]
-    processor: Callable  # of transformers: undoes what llama.cpp did to a tensor
-
-    @property
-    def spans(self) -> list[tuple[Path, int, int]]:
-        """The bytes of which it is made: file, from where, to where."""
-        return [(self.file, part.start, part.end) for part in self.parts]
-
-    def read(self) -> torch.Tensor:
-        """The tensor, dequantized to float32."""
-        with refusals(self.file):
-            parsed = {"tensors": {}}  # where processors put what they make of several parts
-            mapping = {name: self.tensor_name for part in self.parts for name in _names(part)}
-            for part in self.parts:
-                made = self.processor(
-                    read_tensor(self.file, part), part.name, tensor_key_mapping=mapping, parsed_parameters=parsed
-                )
-            if made.name is None:
-                tensor = parsed["tensors"][self.tensor_name]
-            else:
-                tensor = torch.from_numpy(np.require(made.weights, requirements=["C", "W"]))
-            if tensor.shape != self.shape:
-                raise ValueError(
-                    f"'{self.tensor_name}' has the shape {tuple(tensor.shape)}, expected {tuple(self.shape)}"
-                )
-            return tensor
-
-    def __getitem__(self, _everything) -> torch.Tensor:
-        """The tensor: so transformers asks for one that is read when its turn comes."""
-        return self.read()
-
-
-class Content(NamedTuple):
-    """The contents of a file: a model's configuration, and its tensors by the model's own names."""
-
-    config: PretrainedConfig
-    tensors: dict[str, Made]
-
-
-def read_gguf(file: Path) -> Content:
-    """The contents of a file, whose weights are read when they are wanted.
-
-    Of an architecture that is in no row of the anatomy table, there are no tensors.
-    """
+def read_config(file: Path) -> PretrainedConfig:
+    """The configuration of a file's model."""
     with refusals(file):
-        content = _read(file, state_of(file))
-    return Content(copy.deepcopy(content.config), content.tensors)
+        return copy.deepcopy(_config(file, state_of(file)))
 
 
 @functools.lru_cache(maxsize=4)
-def _read(file: Path, _state: tuple | None) -> Content:
+def _config(file: Path, _state: tuple | None) -> PretrainedConfig:
     header = read_header(file)
-    config = _config(header)
+    config = _as_transformers_has_it(header)
     config._name_or_path = str(file)
     _check_scale(config, file)
-    if config.model_type not in ANATOMIES:
-        return Content(config, {})
-    say_rotary_parameters(config, header, file)
-    return Content(config, _made(header, config, file))
+    if config.model_type in ANATOMIES:
+        say_rotary_parameters(config, header, file)
+    return config
 
 
-def _config(header: Header) -> PretrainedConfig:
+def check_tensors(file: Path) -> None:
+    """Compare a file's tensors with those that its configuration asks for, as `read_tensors` does."""
+    with refusals(file):
+        _check_tensors(file, state_of(file))
+
+
+@functools.lru_cache(maxsize=4)
+def _check_tensors(file: Path, _state: tuple | None) -> None:
+    read_tensors(file, skeleton(read_config(file), torch.float32))
+
+
+def stored_type(file: Path) -> str | None:
+    """See `Header.type`."""
+    return read_header(file).type
+
+
+def _as_transformers_has_it(header: Header) -> PretrainedConfig:
     """The configuration.
 
     transformers takes seconds to read a vocabulary, and believes what a header claims. So it reads a file that has the
@@ -169,30 +142,56 @@ def _copy(writer: gguf.GGUFWriter, name: str, value) -> None:
         writer.add_key_value(name, value, KINDS[type(value)])
 
 
-def _made(header: Header, config: PretrainedConfig, file: Path) -> dict[str, Made]:
-    """Of what each tensor of a model is made; see that the file holds all of it, and nothing beside it."""
-    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+def read_tensors(file: Path, model: PreTrainedModel) -> dict[str, Lazy]:
+    """The tensors of a model by its own names, each dequantized to float32 when it is read.
 
-    model = skeleton(config, torch.float32)
-    expected = model.state_dict()
-    processor = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=config.to_dict())
-    # Of all modules below, transformers would make a table of all tensors each; those of the base model are enough,
-    # from which some architectures are converted without its prefix.
-    prefix = f"{model.base_model_prefix}."
-    inside = {name.removeprefix(prefix): None for name in expected if name.startswith(prefix)}
-    base = _Names(config, inside, {})
-    own_names = get_gguf_hf_weights_map(_Names(config, expected, {model.base_model_prefix: base}), processor)
-    parts = defaultdict(list)
-    for tensor in header.tensors:
-        tensor_name = next((own_names[name] for name in _names(tensor) if name in own_names), None)
-        parts[tensor_name].append(tensor)
-    others = [tensor_name for tensor_name in parts if tensor_name not in expected]
-    unused = [tensor.name for tensor_name in others for tensor in parts.pop(tensor_name) if tensor.name != FREQUENCIES]
-    _check_complete(model, parts, unused, file)
-    return {
-        tensor_name: Made(file, tensor_name, expected[tensor_name].shape, tuple(parts[tensor_name]), processor.process)
-        for tensor_name in parts
-    }
+    model: of the file's configuration, without values.
+
+    Raises:
+        UserError: the file does not hold all of the model, or something beside it.
+    """
+    with refusals(file):
+        header, expected = read_header(file), model.state_dict()
+        processor = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=model.config.to_dict())
+        # Of all modules below, transformers would make a table of all tensors each; those of the base model are enough,
+        # from which some architectures are converted without its prefix.
+        prefix = f"{model.base_model_prefix}."
+        inside = {name.removeprefix(prefix): None for name in expected if name.startswith(prefix)}
+        base = _Names(model.config, inside, {})
+        names = _Names(model.config, expected, {model.base_model_prefix: base})
+        own_names = get_gguf_hf_weights_map(names, processor)
+        parts = defaultdict(list)
+        for tensor in header.tensors:
+            parts[next((own_names[name] for name in _names(tensor) if name in own_names), None)].append(tensor)
+        others = [own_name for own_name in parts if own_name not in expected]
+        unused = [tensor.name for own_name in others for tensor in parts.pop(own_name) if tensor.name != FREQUENCIES]
+        _check_complete(model, parts, unused, file)
+        return {
+            own_name: _lazy(header, own_name, tuple(expected[own_name].shape), of_it, processor.process)
+            for own_name, of_it in parts.items()
+        }
+
+
+def _lazy(header: Header, own_name: str, shape: tuple[int, ...], parts: list[Tensor], process: Callable) -> Lazy:
+    """A tensor of a model; process: of transformers, undoes what llama.cpp did to a tensor."""
+
+    def read() -> torch.Tensor:
+        with refusals(header.file.path):
+            parsed = {"tensors": {}}  # where processors put what they make of several parts
+            mapping = {name: own_name for part in parts for name in _names(part)}
+            for part in parts:
+                made = process(header.read(part), part.name, tensor_key_mapping=mapping, parsed_parameters=parsed)
+            if made.name is None:
+                tensor = parsed["tensors"][own_name]
+            else:
+                tensor = torch.from_numpy(np.require(made.weights, requirements=["C", "W"]))
+            if tensor.data_ptr() % ALIGNED:  # where a tensor begins changes how some processors round products with it
+                tensor = tensor.clone()
+            if tensor.shape != shape:
+                raise ValueError(f"'{own_name}' has the shape {tuple(tensor.shape)}, expected {shape}")
+            return tensor
+
+    return Lazy(own_name, shape, "F32", [(header.file, part.start, part.end) for part in parts], read)
 
 
 def _check_complete(model: PreTrainedModel, parts: dict[str, list[Tensor]], unused: list[str], file: Path) -> None:
@@ -236,8 +235,6 @@ def _names(tensor: Tensor) -> tuple[str, str]:
 def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
     """The tokenizer in a file, as transformers makes it."""
     with refusals(file):
-        from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
-
         header = read_header(file)
         if "tokenizer.ggml.tokens" not in header.fields:
             raise UserError(f"'{file}' holds no tokenizer; expected a GGUF file with the vocabulary of its model")

@@ -4,11 +4,10 @@ import copy
 from pathlib import Path
 
 import torch
-from transformers import PretrainedConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers import ROPE_INIT_FUNCTIONS, PretrainedConfig
 
 from outliers.errors import UserError
-from outliers.models.gguf.header import Header, read_tensor
+from outliers.models.gguf.header import Header
 
 # Llama 3.1 and 3.2: a file has the factors of all frequencies, of which the largest is `factor`.
 LLAMA3 = {
@@ -58,7 +57,7 @@ def _say_frequencies(parameters: dict, config: PretrainedConfig, header: Header,
     tensor = next((tensor for tensor in header.tensors if tensor.name == FREQUENCIES), None)
     if tensor is None:
         return
-    factors = torch.from_numpy(read_tensor(file, tensor))
+    factors = torch.from_numpy(header.read(tensor))
     parameters |= LLAMA3 | {"factor": float(factors.max())}
     frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](copy.deepcopy(config))
     plain = parameters["rope_theta"] ** -(torch.arange(0, 2 * len(frequencies), 2) / (2 * len(frequencies)))

@@ -6,8 +6,6 @@ checkpoint: what a library quantizes of them while it computes is not there.
 
 import re
 from collections.abc import Collection
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -16,10 +14,8 @@ from outliers.models.skeleton import refusals
 from outliers.models.stored.bitsandbytes import EIGHT_BITS, FOUR_BITS
 from outliers.models.stored.compressed import CODES, PACKED
 from outliers.models.stored.format import Contradiction, Format, Sizes
+from outliers.models.stored.tensors import Lazy, twice
 from outliers.models.stored.words import AWQ, GPTQ
-
-if TYPE_CHECKING:
-    from outliers.models.checkpoint import Stored
 
 METHODS = {
     "bitsandbytes": (EIGHT_BITS, FOUR_BITS),
@@ -33,64 +29,23 @@ PACKED_ENDS = tuple(
 )
 
 
-class Packed(NamedTuple):
-    """A weight that is made of several tensors of files of model `name`; it stands for one that is stored as float32.
+def unpacked(stored: dict[str, Lazy], fields: dict, name: str, transposed: Collection[str]) -> dict[str, Lazy]:
+    """The tensors of files of model `name` by their keys; a weight, float32, in the place of those that make it.
 
-    key: its name, had it been stored as it is. parts: its tensors by the ends of their names. transposed: whether the
-    module in whose place it goes has it as (features, outputs). note: what a row says of how it was read.
-    """
-
-    name: str
-    file: Path
-    key: str
-    parts: "dict[str, Stored]"
-    format: Format
-    sizes: Sizes
-    transposed: bool
-    note: str
-    dtype: str = "F32"
-
-    @property
-    def spans(self) -> list[tuple[Path, int, int]]:
-        """The bytes of which it is made: file, from where, to where."""
-        return [span for part in self.parts.values() for span in part.spans]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape that it will have."""
-        shape = self.sizes.outputs, self.sizes.features
-        return shape[::-1] if self.transposed else shape
-
-    def read(self) -> torch.Tensor:
-        """The weight in float32."""
-        with refusals(self.name, part=f"'{self.key}' of "):
-            weight = self.format.unpack({end: part.read() for end, part in self.parts.items()}, self.sizes)
-        return weight.T.contiguous() if self.transposed else weight
-
-    def without_values(self) -> torch.Tensor:
-        """A tensor on the meta device like this one."""
-        return torch.empty(self.shape, device="meta")
-
-    def __getitem__(self, _everything) -> torch.Tensor:
-        """The weight: so transformers asks for one that is read when its turn comes."""
-        return self.read()
-
-
-def unpacked(
-    stored: "dict[str, Stored]", method: str | None, fields: dict, name: str, transposed: Collection[str]
-) -> "dict[str, Stored | Packed]":
-    """The tensors of files by their keys, those in the place of which a weight stands joined in it.
-
-    method, fields: of `quantization_config`. transposed: paths of modules that have their weight (features, outputs).
+    fields: `quantization_config`. transposed: paths of modules that have their weight as (features, outputs).
 
     Raises:
         UserError: a tensor of a weight has other sizes or values than the others and the fields ask for; or codes are
-            left of which the fields do not say how they are packed.
+            left of which the fields do not say how they are packed; or there are none where the fields say so.
     """
-    tensors: dict = dict(stored)
+    for key, packed in stored.items():
+        path, _, end = key.rpartition(".")
+        if end in PACKED_ENDS and (plain := stored.get(f"{path}.weight")):
+            raise twice(name, packed, plain)
+    method, tensors = fields.get("quant_method"), dict(stored)
     for format in METHODS.get(method, ()):
         ends = re.compile(rf"(.*\.)({'|'.join(part.end for part in format.parts)})")
-        by_path: dict[str, dict] = {}
+        by_path: dict[str, dict[str, Lazy]] = {}
         for match in filter(None, map(ends.fullmatch, tensors)):
             by_path.setdefault(match[1], {})[match[2]] = tensors[match[0]]
         for path, parts in by_path.items():
@@ -98,18 +53,35 @@ def unpacked(
                 for end in parts:
                     del tensors[path + end]
                 turned = any(module == path[:-1] or module.endswith(f".{path[:-1]}") for module in transposed)
-                sizes, note = _settled(format, parts, fields, name, path)
-                key = f"{path}weight"
-                tensors[key] = Packed(name, parts[format.codes].file, key, parts, format, sizes, turned, note)
+                tensors[f"{path}weight"] = _weight(format, parts, fields, name, path, turned)
     if left := next((key for key in tensors if key.rpartition(".")[2] in PACKED_ENDS), None):
         raise UserError(
             f"the checkpoint of '{name}' holds packed codes '{left}', and 'quantization_config' of its configuration "
             f"says {f'{method!r}' if method else 'nothing'} of them; expected the method that packed them"
         )
+    if method in ALWAYS_PACKED and tensors == stored:
+        raise UserError(
+            f"the configuration of '{name}' says that its weights are stored quantized by '{method}', and its files "
+            "hold none so; download the model again, or take 'quantization_config' out of its configuration"
+        )
     return tensors
 
 
-def _settled(format: Format, parts: "dict[str, Stored]", fields: dict, name: str, path: str) -> tuple[Sizes, str]:
+def _weight(format: Format, parts: dict[str, Lazy], fields: dict, name: str, path: str, turned: bool) -> Lazy:
+    """The weight that tensors make, by the ends of their names; turned: it has the features first."""
+    sizes, note = _settled(format, parts, fields, name, path)
+    key, shape = f"{path}weight", (sizes.outputs, sizes.features)
+
+    def read() -> torch.Tensor:
+        with refusals(name, part=f"'{key}' of "):
+            weight = format.unpack({end: part.read() for end, part in parts.items()}, sizes)
+        return weight.T.contiguous() if turned else weight
+
+    spans = [span for part in parts.values() for span in part.spans]
+    return Lazy(key, shape[::-1] if turned else shape, "F32", spans, read, note)
+
+
+def _settled(format: Format, parts: dict[str, Lazy], fields: dict, name: str, path: str) -> tuple[Sizes, str]:
     try:
         with refusals(name, part=f"'{path}{format.codes}' of "):
             return format.settled(parts, fields)

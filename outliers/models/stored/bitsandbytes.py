@@ -3,14 +3,11 @@
 import json
 from collections.abc import Iterator
 from math import prod
-from typing import TYPE_CHECKING
 
 import torch
 
 from outliers.models.stored.format import Contradiction, Format, Part, Sizes
-
-if TYPE_CHECKING:
-    from outliers.models.checkpoint import Stored
+from outliers.models.stored.tensors import Lazy
 
 LARGEST = 127  # code of int8, that of a row's largest weight
 LAYOUTS = ("row", "col32", "col_turing", "col_ampere")  # by their numbers; of old versions, for their kernels
@@ -20,12 +17,12 @@ STATE = r"weight\.quant_state\.bitsandbytes__(nf4|fp4)"
 # 8 bits: codes (outputs, features) times the largest |weight| of their row, over 127
 
 
-def _sizes_of_8_bits(stored: "dict[str, Stored]", fields: dict) -> Iterator[Sizes]:
+def _sizes_of_8_bits(stored: dict[str, Lazy], fields: dict) -> Iterator[Sizes]:
     outputs, features = stored["weight"].shape
     yield Sizes(outputs, features, 8, fields, ("load_in_8bit", "load_in_4bit"))
 
 
-def _note_on_8_bits(stored: "dict[str, Stored]", _sizes: Sizes) -> str:
+def _note_on_8_bits(stored: dict[str, Lazy], _sizes: Sizes) -> str:
     number = int(stored["weight_format"].read()) if "weight_format" in stored else 0
     if number:
         layout = LAYOUTS[number] if number < len(LAYOUTS) else f"layout {number}"
@@ -60,7 +57,7 @@ def _state(values: torch.Tensor) -> dict:
     return json.loads(bytes(values.tolist()))
 
 
-def _sizes_of_4_bits(stored: "dict[str, Stored]", fields: dict) -> Iterator[Sizes]:
+def _sizes_of_4_bits(stored: dict[str, Lazy], fields: dict) -> Iterator[Sizes]:
     end = next((end for end in stored if ".quant_state." in end), None)
     if end is None:
         raise Contradiction("weight.quant_state.bitsandbytes__nf4", None, "one")
@@ -74,7 +71,7 @@ def _nested(sizes: Sizes) -> bool:
     return "nested_blocksize" in sizes.fields
 
 
-def _note_on_4_bits(stored: "dict[str, Stored]", sizes: Sizes) -> str:
+def _note_on_4_bits(stored: dict[str, Lazy], sizes: Sizes) -> str:
     for end in stored:
         kind = end.partition("bitsandbytes__")[2]
         if kind and sizes.fields.get("bnb_4bit_quant_type", kind) != kind:

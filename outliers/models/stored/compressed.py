@@ -1,15 +1,12 @@
 """Weights as compressed-tensors stores them, which llm-compressor writes (compressed-tensors 0.20, `compressors`)."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 
 from outliers.models.stored.format import FLOATS, INT32, Contradiction, Format, Part, Sizes
+from outliers.models.stored.tensors import Lazy
 from outliers.models.stored.words import check_groups, unpack_words
-
-if TYPE_CHECKING:
-    from outliers.models.checkpoint import Stored
 
 SAID = ("num_bits", "type", "strategy", "group_size", "block_structure", "symmetric", "actorder")
 
@@ -33,11 +30,11 @@ def _sizes(shape: tuple[int, ...], fields: dict) -> Iterator[Sizes]:
         yield Sizes(outputs, features, weights.get("num_bits", 8), weights, SAID, groups, scales[strategy])
 
 
-def _sizes_of_codes(stored: "dict[str, Stored]", fields: dict) -> Iterator[Sizes]:
+def _sizes_of_codes(stored: dict[str, Lazy], fields: dict) -> Iterator[Sizes]:
     return _sizes(stored["weight"].shape, fields)
 
 
-def _sizes_of_packed(stored: "dict[str, Stored]", fields: dict) -> Iterator[Sizes]:
+def _sizes_of_packed(stored: dict[str, Lazy], fields: dict) -> Iterator[Sizes]:
     if "weight_shape" not in stored:
         raise Contradiction("weight_shape", None, "the outputs and features of the weight")
     return _sizes(tuple(stored["weight_shape"].read().tolist()), fields)
@@ -56,7 +53,7 @@ def _is_ordered(sizes: Sizes) -> bool:
     return sizes.fields.get("actorder") in ("group", "dynamic")
 
 
-def _note(stored: "dict[str, Stored]", sizes: Sizes) -> str:
+def _note(stored: dict[str, Lazy], sizes: Sizes) -> str:
     zero_points = stored.get("weight_zero_point")
     if _is_symmetric(sizes) and zero_points and zero_points.dtype != "I32" and zero_points.read().float().any():
         raise Contradiction("weight_zero_point", "with zero points that are not 0", "0 everywhere")

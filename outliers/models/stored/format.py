@@ -2,14 +2,12 @@
 
 import re
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from outliers.errors import UserError
-
-if TYPE_CHECKING:
-    from outliers.models.checkpoint import Stored
+from outliers.models.stored.tensors import Lazy
 
 FLOATS = ("F16", "BF16", "F32")
 INT32 = ("I32",)
@@ -74,13 +72,13 @@ class Format(NamedTuple):
     """
 
     codes: str
-    sizes: Callable[["dict[str, Stored]", dict], Iterator[Sizes]]
+    sizes: Callable[[dict[str, Lazy], dict], Iterator[Sizes]]
     parts: tuple[Part, ...]
     unpack: Callable[[dict[str, torch.Tensor], Sizes], torch.Tensor]
     needs: str
-    note: Callable[["dict[str, Stored]", Sizes], str] = lambda _parts, _sizes: ""
+    note: Callable[[dict[str, Lazy], Sizes], str] = lambda _parts, _sizes: ""
 
-    def settled(self, stored: "dict[str, Stored]", fields: dict) -> tuple[Sizes, str]:
+    def settled(self, stored: dict[str, Lazy], fields: dict) -> tuple[Sizes, str]:
         """The sizes of a weight whose tensors all have them, and the note on it.
 
         Raises:
@@ -98,7 +96,7 @@ class Format(NamedTuple):
         raise first or Contradiction(self.codes, "", "a 'quantization_config' that says how its weights are stored")
 
 
-def _compare(part: Part, sizes: Sizes, stored: "dict[str, Stored]") -> None:
+def _compare(part: Part, sizes: Sizes, stored: dict[str, Lazy]) -> None:
     end, there = next((end for end in stored if re.fullmatch(part.end, end)), None), part.there(sizes)
     if end is None and not there:
         return

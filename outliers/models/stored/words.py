@@ -3,14 +3,11 @@ groups of features."""
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 
 from outliers.models.stored.format import FLOATS, INT32, WORD, Contradiction, Format, Part, Sizes
-
-if TYPE_CHECKING:
-    from outliers.models.checkpoint import Stored
+from outliers.models.stored.tensors import Lazy
 
 BITS, GROUP_SIZE = 4, 128  # where a configuration does not say them, as the libraries have it
 # AutoAWQ stores the columns of a word in this order (Lin et al., 2023; `awq/utils/packing_utils.py`).
@@ -53,7 +50,7 @@ def _dequantized(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor,
 # GPTQ: words go down the features
 
 
-def _gptq_sizes(stored: "dict[str, Stored]", fields: dict) -> Iterator[Sizes]:
+def _gptq_sizes(stored: dict[str, Lazy], fields: dict) -> Iterator[Sizes]:
     rows, outputs = stored["qweight"].shape
     bits = int(fields.get("bits", BITS))
     return _sizes(rows * WORD // bits, outputs, bits, fields, (*BITS_AND_GROUPS, "sym", "desc_act", "static_groups"))
@@ -65,7 +62,7 @@ def _needs_g_idx(sizes: Sizes) -> bool | None:
     return True if ordered and sizes.groups > 1 else None
 
 
-def _gptq_note(stored: "dict[str, Stored]", sizes: Sizes) -> str:
+def _gptq_note(stored: dict[str, Lazy], sizes: Sizes) -> str:
     if "g_idx" in stored:
         check_groups("g_idx", stored["g_idx"].read(), sizes, sizes.fields.get("desc_act") is False)
     return _zero_points(stored["qzeros"].read(), sizes)[1]
@@ -136,7 +133,7 @@ GPTQ = Format(
 # AWQ: words go along the outputs
 
 
-def _awq_sizes(stored: "dict[str, Stored]", fields: dict) -> Iterator[Sizes]:
+def _awq_sizes(stored: dict[str, Lazy], fields: dict) -> Iterator[Sizes]:
     features, words = stored["qweight"].shape
     return _sizes(features, words * WORD // BITS, BITS, fields, (*BITS_AND_GROUPS, "zero_point"))
 
@@ -145,7 +142,7 @@ def _awq_codes(words: torch.Tensor) -> torch.Tensor:
     return unpack_words(words, BITS).unflatten(-1, (-1, len(AWQ_ORDER)))[..., AWQ_ORDER].flatten(-2)
 
 
-def _awq_note(stored: "dict[str, Stored]", sizes: Sizes) -> str:
+def _awq_note(stored: dict[str, Lazy], sizes: Sizes) -> str:
     zeros, middle = _awq_codes(stored["qzeros"].read()), 1 << BITS - 1
     if sizes.fields.get("zero_point") is False and (zeros != middle).any():
         raise Contradiction("qzeros", f"with zero points from {zeros.min()} to {zeros.max()}", f"{middle} everywhere")

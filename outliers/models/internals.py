@@ -1,0 +1,54 @@
+"""All that loading uses of transformers beyond what it promises to keep; tests/test_internals.py names each of them."""
+
+# ruff: noqa: F401
+
+from collections.abc import Collection
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, dot_natural_key, rename_source_key
+from transformers.quantizers import AutoHfQuantizer
+from transformers.safetensors_conversion import auto_conversion
+from transformers.utils.import_utils import is_env_variable_true
+
+from outliers.errors import UserError
+
+try:
+    from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
+    from transformers.integrations.gguf.reader import _read_metadata, _read_tensor_table
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+except ImportError:  # its place in other versions of transformers
+
+    def _read_metadata(*_):
+        raise UserError("this transformers reads GGUF files in another way; expected 5.23, see constraints.txt")
+
+    _read_tensor_table = convert_gguf_tokenizer = get_gguf_tokenizer = _read_metadata
+
+
+def dtype_of(model: PreTrainedModel, tensor_name: str) -> torch.dtype:
+    """The dtype that a tensor is cast to: the model's dtype, but float32 for GPT-OSS's norms in a float16 model."""
+    others = model._get_dtype_plan(model.dtype)
+    return next((dtype for part, dtype in others.items() if part in tensor_name), model.dtype)
+
+
+def complete(model: PreTrainedModel, absent: Collection[str]) -> None:
+    """Tie what is tied, as transformers does where some tensors are absent, and fill the parameters among these that
+    the architecture computes by itself, such as the positions of Marian."""
+    model.tie_weights(missing_keys=set(absent), recompute_mapping=False)
+    for name in absent:
+        path, _, part = name.rpartition(".")
+        module = model.get_submodule(path)
+        parameter = module._parameters.get(part)
+        if parameter is not None and parameter.is_meta:
+            module._parameters[part] = nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad)
+            model._init_weights(module)
+
+
+def compute_buffers(model: PreTrainedModel) -> None:
+    """Fill the buffers that no file holds of a model without other values, as transformers does after loading: GPT-J's
+    positions have other values where they are made in 16 bits."""
+    for module in model.modules():
+        if module._non_persistent_buffers_set:
+            model._init_weights(module)
