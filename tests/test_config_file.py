@@ -10,11 +10,9 @@ import pytest
 import torch
 from huggingface_hub import HfApi
 from transformers import AutoConfig
-from transformers.activations import ACT2CLS
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from outliers.errors import UserError
-from outliers.models import config_file, source
+from outliers.models import source
 from outliers.models.anatomy import ANATOMIES, part_config
 from outliers.models.config_file import check_fields, least_weights
 from outliers.models.load import find_config, load_config, load_model, load_tokenizer, read_config
@@ -87,57 +85,11 @@ def test_what_published_models_have_passes(fields):
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields", "named"),
-    [
-        ("llama", {"num_key_value_heads": 3, "num_attention_heads": 4}, "num_key_value_heads"),
-        ("falcon", {"num_kv_heads": 0}, "num_kv_heads"),
-        ("mixtral", {"num_local_experts": 10**6}, "num_local_experts"),
-        ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok"),
-        ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 0}, "num_experts_per_tok"),
-        ("mistral", {"sliding_window": -1}, "sliding_window"),
-        ("mistral", {"sliding_window": 0}, "sliding_window"),
-        ("gpt_oss", {"sliding_window": None, "layer_types": ["sliding_attention"]}, "sliding_window"),
-        ("gpt_neo", {"max_position_embeddings": 10**6}, "max_position_embeddings"),
-        ("gptj", {"n_positions": 10**6}, "n_positions"),
-        ("gptj", {"rotary_dim": 3}, "rotary_dim"),
-        ("xglm", {"d_model": 10**8}, "d_model"),
-        ("xglm", {"attention_heads": 0}, "attention_heads"),
-        ("mpt", {"n_heads": "4"}, "n_heads"),
-        ("mpt", {"expansion_ratio": 10**6}, "expansion_ratio"),
-        ("mpt", {"attn_config": []}, "attn_config"),
-        ("mpt", {"d_model": 32, "n_heads": 3}, "n_heads"),
-        ("mpt", {"d_model": 32, "n_heads": 3, "head_dim": 16}, "head_dim"),
-        ("bloom", {"n_head": 0}, "n_head"),
-        ("opt", {"ffn_dim": 0}, "ffn_dim"),
-        ("opt", {"word_embed_proj_dim": 2.0}, "word_embed_proj_dim"),
-        ("bart", {"encoder_layers": 10**9}, "encoder_layers"),
-        ("mbart", {"d_model": 32, "decoder_attention_heads": 0}, "decoder_attention_heads"),
-        ("pegasus", {"decoder_ffn_dim": 10**9}, "decoder_ffn_dim"),
-        ("smollm3", {"no_rope_layers": [1], "num_hidden_layers": 2}, "no_rope_layers"),
-        ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval"),
-        ("granite", {"logits_scaling": 0}, "logits_scaling"),
-        ("gemma2", {"final_logit_softcapping": "30"}, "final_logit_softcapping"),
-        ("gemma3", {"text_config": {"num_hidden_layers": 10**9}}, "num_hidden_layers"),
-        ("gemma3", {"vision_config": {"num_labels": 10**9}}, "num_labels"),
-        ("llama", {"rms_norm_eps": "1e-5"}, "rms_norm_eps"),
-        ("llama", {"rope_theta": float("inf")}, "rope_theta"),
-        ("llama", {"rope_parameters": {"rope_theta": {"__float__": "NaN"}}}, "rope_parameters"),
-        ("llama", {"hidden_act": ["silu"]}, "hidden_act"),
-    ],
-)
-def test_what_no_model_can_be(kind, fields, named):
-    with pytest.raises(UserError, match=rf"'here.* asks for {named} .*; expected ") as refused:
-        check_fields({"model_type": kind, **fields}, "here")
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
     ("kind", "fields"),
     [
         ("qwen2_moe", {"sliding_window": None}),
         ("swin", {"num_heads": [3, 6, 12, 24]}),
         ("glm4_moe", {}),
-        ("deepseek_v3", {"hidden_size": 0}),
     ],
 )
 @pytest.mark.parametrize("how", ["resident", "streamed", "int8"])
@@ -151,14 +103,6 @@ def test_what_transformers_computed_is_not_blamed_on_the_file(folder):
     for fields in ({"sliding_window": None}, {"sliding_window": 0, "use_sliding_window": False}, {}):
         (folder / "config.json").write_text(json.dumps({"model_type": "qwen2_moe", **fields}))
         assert read_config(str(folder)).sliding_window == 0
-    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 100}))
-    with pytest.raises(UserError, match=r"leaves n_head to transformers, which takes 12; expected .* the 100 features"):
-        load_config(str(folder))
-
-
-def test_names_are_those_of_transformers():
-    assert set(ACT2CLS) == config_file.ACTIVATIONS
-    assert set(ROPE_INIT_FUNCTIONS) < config_file.ROTARY_KINDS
 
 
 LOADERS = {"resident": load_model, "streamed": stream_model, "int8": load_int8}
@@ -168,8 +112,8 @@ LOADERS = {"resident": load_model, "streamed": stream_model, "int8": load_int8}
 def test_how_a_model_computes_is_not_the_files_to_say(folder, how):
     """Attention and what a model puts out; the numbers are those without these fields."""
     plain = LOADERS[how](str(folder))
-    change(folder, attn_implementation="flash_attention_2", return_dict=False, output_hidden_states=True)
-    change(folder, auto_map={"AutoModelForCausalLM": "evil.Model"}, experts_implementation="eager")
+    change(folder, attn_implementation="kernels-community/flash-attn", return_dict=False, output_hidden_states=True)
+    change(folder, auto_map={"AutoModelForCausalLM": "evil.Model"}, experts_implementation="sonicmoe")
     ours = LOADERS[how](str(folder))
     assert ours.config._attn_implementation == plain.config._attn_implementation == "sdpa"
     if how != "streamed":

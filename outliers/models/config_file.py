@@ -1,13 +1,10 @@
-"""`config.json` as plain JSON: what no model can be is refused before anything is imported, or built, because of it.
-
-What passes here may still be no model; then transformers says so, of an object that holds no weights.
-"""
+"""`config.json` as plain JSON: sizes that no model can have are refused before anything is imported, or built, because
+of them. What passes here may still be no model; then transformers says so, of an object that holds no weights."""
 
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from outliers.errors import UserError, reason_of, shown
 from outliers.files import start_of
@@ -64,9 +61,6 @@ DEQUANTIZED: dict[str, dict[str, tuple]] = {
     },
 }
 LEAST_BYTES = 0.25  # of a weight in any of the formats that are read
-LEAST = 5e-324  # above zero
-MOST_LAYERS = 1 << 9
-MOST_LABELS = 1 << 15
 LIGHT = 1 << 26  # bytes of weights that are read to see what is wrong with them
 
 LAYERS = (
@@ -87,228 +81,50 @@ INNER = (
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "original_max_position_embeddings")
 EXPERTS = ("num_local_experts", "num_experts")
 NORM_EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
-DROPOUTS = (
-    *("attn_pdrop", "activation_dropout", "dropout", "dropout_rate", "emb_pdrop", "embd_pdrop", "embed_dropout"),
-    *("embedding_dropout", "hidden_dropout", "layerdrop", "resid_dropout", "resid_pdrop", "residual_dropout"),
-)
-UNUSED_DROPOUTS = ("attention_dropout", "classifier_dropout", "summary_first_dropout")  # which may say nothing
-SCALES = ("rope_theta", "rotary_emb_base", "query_pre_attn_scalar", "final_logit_softcapping", "attn_logit_softcapping")
-ROTARY = ("rope_parameters", "rope_scaling")
-PARTS = ("text_config", "vision_config", "attn_config")  # configurations inside of a configuration
+USED_EXPERTS = ("num_experts_per_tok",)
 WEIGHED = ("vision_config", "decoder")  # of parts that have their own: those whose weights every checkpoint holds
 
-ACTIVATIONS = {  # that transformers knows
-    *("gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_python_tanh"),
-    *("gelu_pytorch_tanh", "hardswish", "laplace", "leaky_relu", "linear", "mish", "prelu", "quick_gelu", "relu"),
-    *("relu2", "relu6", "sigmoid", "silu", "sqrtsoftplus", "swish", "tanh", "xielu"),
+# From and to how much fields go, for more would take all memory before a weight is looked at. Generous enough for every
+# model that there is: trained ones have 128 layers and 20,480 features at most, and ones that were put together of
+# several 315 layers.
+LIMITS = {
+    (*LAYERS, "attention_types"): (1, 1 << 9),
+    (*HEADS, *KEY_HEADS): (1, 1 << 10),
+    (*WIDTH, "word_embed_proj_dim", "embedding_size"): (1, 1 << 17),
+    (*HEAD_WIDTH, "rotary_dim"): (1, 1 << 14),
+    INNER: (1, 1 << 20),
+    ("vocab_size",): (1, 1 << 22),
+    POSITIONS: (1, 1 << 24),
+    (*EXPERTS, *USED_EXPERTS): (0, 1 << 12),
+    ("sliding_window", "window_size"): (0, 1 << 30),
+    ("num_labels",): (0, 1 << 15),
+    NORM_EPSILONS: (0, 1),
 }
-DTYPES = {"float64", "double", "float32", "float", "float16", "half", "bfloat16"}
-# What transformers has of its own. Any other name is that of code on the hub.
-ATTENTIONS = {"eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention"}
-EXPERT_PRODUCTS = {"eager", "batched_mm", "grouped_mm"}
-ROTARY_KINDS = {"default", "linear", "dynamic", "yarn", "longrope", "su", "llama3", "proportional", "mrope"}
 # Kinds that make or hold something for each position; the others compute it of the position.
 MOST_POSITIONS = {"gpt_neo": 1 << 13, "gptj": 1 << 15, "xglm": 1 << 15, "gpt2": 1 << 16, "opt": 1 << 16, "mpt": 1 << 16}
 
 
-class Rule(NamedTuple):
-    """A condition on the values of some fields, in words and as a test; null: whether they may be missing as null."""
+class Relation(NamedTuple):
+    """A field and another one with which it has to fit, where both are there, in words and as a test."""
 
+    field: tuple[str, ...]
+    other: tuple[str, ...]
+    fits: Callable[[int, int], bool]
     expected: str
-    holds: Callable[[Any], bool]
-    fields: Iterable[str]
-    null: bool = False
 
 
-def _count(most: int, *fields: str, least: int = 1, null: bool = False) -> Rule:
-    return Rule(f"a whole number from {least} to {most:,}", lambda value: _is_count(value, least, most), fields, null)
-
-
-def _number(least: float, most: float, expected: str, *fields: str, null: bool = False) -> Rule:
-    return Rule(expected, lambda value: _is_number(value) and least <= value <= most, fields, null)
-
-
-def _one_of(names: set[str], *fields: str) -> Rule:
-    return Rule(
-        f"one of {', '.join(sorted(names))}", lambda value: isinstance(value, str) and value in names, fields, True
-    )
-
-
-def _is_count(value, least: int, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-
-
-def _is_number(value) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_token(value) -> bool:
-    return _is_count(value, -1, 1 << 40)
-
-
-# Generous enough for every model that there is: trained ones have 128 layers and 20,480 features at most, and ones that
-# were put together of several 315 layers.
-RULES = (
-    Rule("the name of an architecture", lambda value: isinstance(value, str), ("model_type",)),
-    _count(MOST_LAYERS, *LAYERS[:-1]),
-    _count(MOST_LAYERS, LAYERS[-1], null=True),
-    _count(1 << 10, *HEADS),
-    _count(1 << 10, *KEY_HEADS, null=True),
-    _count(1 << 17, *WIDTH),
-    _count(1 << 17, "word_embed_proj_dim", null=True),
-    _count(1 << 14, *HEAD_WIDTH, null=True),
-    _count(1 << 20, *INNER, null=True),
-    _count(1 << 14, "rotary_dim", null=True),
-    _count(1 << 22, "vocab_size"),
-    _count(1 << 24, *POSITIONS),
-    _count(1 << 12, *EXPERTS, "num_experts_per_tok", least=0),
-    _count(1 << 30, "sliding_window", least=0, null=True),
-    _count(1 << 30, "window_size", "sliding_window_pattern", null=True),
-    _count(1 << 10, "no_rope_layer_interval", "decoder_sparse_step", "expansion_ratio", null=True),
-    _count(MOST_LABELS, "num_labels", least=0),
-    Rule("the id of a token", _is_token, ("pad_token_id", "bos_token_id"), null=True),
-    Rule(
-        "the id of a token, or a list of some",
-        lambda value: all(map(_is_token, value if isinstance(value, list) else [value])),
-        ("eos_token_id",),
-        null=True,
-    ),
-    _number(0, 1, "a number from 0 to 1", *NORM_EPSILONS, *DROPOUTS),
-    _number(0, 1, "a number from 0 to 1", *UNUSED_DROPOUTS, null=True),
-    _number(0, math.inf, "a finite number from 0 on", "initializer_range", "init_std", null=True),
-    _number(LEAST, math.inf, "a finite number above 0", *SCALES, null=True),
-    _number(LEAST, math.inf, "a finite number above 0", "logits_scaling"),
-    _number(
-        -math.inf,
-        math.inf,
-        "a finite number",
-        *("embedding_multiplier", "residual_multiplier", "attention_multiplier", "swiglu_alpha", "swiglu_limit"),
-        null=True,
-    ),
-    _number(LEAST, 1, "a number above 0, at most 1", "partial_rotary_factor", "rotary_pct", null=True),
-    _one_of(ACTIVATIONS, "hidden_act", "activation_function", "hidden_activation", "activation"),
-    _one_of(DTYPES, "dtype", "torch_dtype"),
-    _one_of(ATTENTIONS, "attn_implementation", "_attn_implementation", "_attn_implementation_internal"),
-    _one_of(EXPERT_PRODUCTS, "experts_implementation", "_experts_implementation", "_experts_implementation_internal"),
-    Rule("true or false", lambda value: isinstance(value, bool), ("tie_word_embeddings",), null=True),
-    Rule("an object", lambda value: isinstance(value, dict), PARTS, null=True),
-    Rule("rotary embeddings as transformers has them", lambda value: _is_rotary(value), ROTARY, null=True),
+# What transformers does not look at before it computes.
+RELATIONS = (
+    Relation(KEY_HEADS, HEADS, lambda count, heads: heads % count == 0, "a number that divides the {} heads"),
+    Relation(HEADS, WIDTH, lambda count, width: width % count == 0, "a number that divides the {} features"),
+    Relation(USED_EXPERTS, EXPERTS, lambda count, experts: not experts or 1 <= count <= experts, "from 1 to {}"),
+    Relation(("pad_token_id",), ("vocab_size",), lambda token, size: token < size, "an id in the vocabulary of {}"),
 )
-# The same of each kind of layers, or of all.
-OF_ROTARY = (
-    _one_of(ROTARY_KINDS, "rope_type", "type"),
-    _number(LEAST, math.inf, "", "rope_theta", "factor", "low_freq_factor", "high_freq_factor", null=True),
-    _number(LEAST, math.inf, "", "attention_factor", "beta_fast", "beta_slow", null=True),
-    _number(LEAST, 1, "", "partial_rotary_factor", null=True),
-    _count(1 << 24, "original_max_position_embeddings", null=True),
-    Rule(
-        "",
-        lambda value: isinstance(value, list) and all(_is_number(entry) and entry > 0 for entry in value),
-        ("long_factor", "short_factor"),
-        null=True,
-    ),
-)
-
-
-def _is_rotary(value) -> bool:
-    if not isinstance(value, dict):
-        return False
-    if value and all(name.endswith("_attention") for name in value):  # of each kind of layers
-        return all(map(_is_rotary, value.values()))
-    return not any(_broken(value, OF_ROTARY))
-
-
-def _broken(fields: dict, rules: Iterable[Rule]) -> Iterator[tuple[str, str]]:
-    """The fields whose values break a rule, and what was expected of each."""
-    for rule in rules:
-        for field in rule.fields:
-            if field in fields and not (rule.null and fields[field] is None) and not rule.holds(fields[field]):
-                yield field, rule.expected
 
 
 def _first(fields: dict, names: Iterable[str], default=None):
-    """The value of the first of some fields that is there and not null."""
-    return next((fields[name] for name in names if fields.get(name) is not None), default)
-
-
-# Of fields that are right each by itself: what does not fit together, with what was expected of it.
-
-
-def _heads(fields: dict) -> Iterator[tuple[str, str]]:
-    width, heads, key_heads = (_first(fields, names) for names in (WIDTH, HEADS, KEY_HEADS))
-    if heads and key_heads and heads % key_heads:
-        yield _name(fields, KEY_HEADS), f"a number that divides the {heads} heads"
-    head_width = _first(fields, HEAD_WIDTH)
-    if width and heads and head_width is None and width % heads:
-        yield _name(fields, HEADS), f"a number that divides the {width} features"
-    if width and heads and fields.get("head_dim") and not fields.get("hidden_size") and head_width * heads != width:
-        yield "head_dim", f"none, for who says '{_name(fields, WIDTH)}' has heads of all {width} features"
-    rotary = fields.get("rotary_dim")
-    if rotary and (rotary % 2 or rotary > (head_width or (width // heads if width and heads else math.inf))):
-        yield "rotary_dim", "an even number, at most the features of a head"
-
-
-def _positions(fields: dict) -> Iterator[tuple[str, str]]:
-    most = MOST_POSITIONS.get(fields.get("model_type"), math.inf)
-    for name in POSITIONS:
-        if (_first(fields, [name]) or 0) > most:
-            yield name, f"at most {most:,} for {fields['model_type']}, which keeps a table of them"
-
-
-def _window(fields: dict) -> Iterator[tuple[str, str]]:
-    """Qwen's configurations have a window of 0 where they use none."""
-    if fields.get("sliding_window") == 0 and fields.get("use_sliding_window") is not False:
-        yield "sliding_window", "a whole number from 1 on, or null"
-
-
-def _padding(fields: dict) -> Iterator[tuple[str, str]]:
-    """Ids of other tokens are not looked up; many published configurations have some that are too large."""
-    vocabulary = fields.get("vocab_size")
-    if vocabulary and (fields.get("pad_token_id") or 0) >= vocabulary:
-        yield "pad_token_id", f"an id in the vocabulary of {vocabulary}"
-
-
-def _experts(fields: dict) -> Iterator[tuple[str, str]]:
-    experts, used = _first(fields, EXPERTS), fields.get("num_experts_per_tok")
-    if experts and used is not None and not 1 <= used <= experts:
-        yield "num_experts_per_tok", f"a number from 1 to that of the experts, {experts}"
-
-
-def _layers(fields: dict) -> Iterator[tuple[str, str]]:
-    """Lists with an entry a layer."""
-    layers = _first(fields, LAYERS)
-    for name, holds in (("layer_types", str), ("no_rope_layers", int)):
-        entries = fields.get(name)
-        if entries and not _is_list_of(entries, holds, layers):
-            yield name, f"a list with {f'{layers} entries' if layers else 'an entry a layer'}"
-        if entries and "sliding_attention" in entries and fields.get("sliding_window", 1) is None:
-            yield "sliding_window", "a whole number, for layers of 'sliding_attention'"
-    chosen = fields.get("mlp_only_layers")
-    if chosen is not None and not _is_list_of(chosen, int):
-        yield "mlp_only_layers", "a list of numbers of layers"
-    kinds = fields.get("attention_types")  # [[kinds], how many times] of GPT-Neo
-    if kinds is not None and _repeated(kinds) not in (layers or 0, 0):
-        yield "attention_types", f"[[kinds], times] for {layers} layers"
-
-
-def _is_list_of(entries, kind: type, count: int | None = None) -> bool:
-    right = isinstance(entries, (list, tuple)) and len(entries) == (count or len(entries))
-    return right and all(isinstance(entry, kind) for entry in entries)
-
-
-def _repeated(kinds) -> int | None:
-    """The number of layers that `attention_types` makes; None if that cannot be said. No names are repeated too."""
-    try:
-        return sum(max(1, len(names)) * times for names, times in kinds)
-    except (TypeError, ValueError):
-        return None
-
-
-RELATIONS = (_heads, _positions, _window, _padding, _experts, _layers)
-
-
-def _name(fields: dict, names: Iterable[str]) -> str:
-    return next(name for name in names if fields.get(name) is not None)
+    """The first of some fields that is a whole number."""
+    return next((fields[name] for name in names if type(fields.get(name)) is int), default)
 
 
 def read_config_file(file: Path) -> dict:
@@ -330,21 +146,10 @@ def read_config_file(file: Path) -> dict:
         raise UserError(f"'{file}' is not valid JSON ({reason}); download the model again") from None
     if not isinstance(fields, dict):
         raise UserError(f"'{file}' holds no JSON object; expected a model's configuration")
-    if "model_type" not in fields:  # which transformers would guess of the folder's name
+    if not isinstance(fields.get("model_type"), str):  # which transformers would guess of the folder's name
         raise UserError(f"'{file}' has no 'model_type'; expected the name of an architecture, such as gpt2")
     check_fields(fields, file)
     return fields
-
-
-def _check_architecture(kind) -> None:
-    """Raise UserError for an architecture that is in no table."""
-    from outliers.models.names import known_configs
-
-    if isinstance(kind, str) and all(known["model_type"] != kind for known in known_configs().values()):
-        from outliers.models.anatomy import TEXT_PARTS, check_known  # torch is imported only for what is less known
-
-        if kind not in TEXT_PARTS:
-            check_known(kind)
 
 
 def _without_contradiction(pairs: list[tuple[str, Any]]) -> dict:
@@ -355,42 +160,39 @@ def _without_contradiction(pairs: list[tuple[str, Any]]) -> dict:
     return fields
 
 
-def check_fields(fields: dict, where: str | Path, written: dict | None = None) -> None:
-    """Refuse what no model can be, in a configuration and in those inside of it.
+def check_fields(fields: dict, where: str | Path) -> None:
+    """Refuse sizes that no model can have, in a configuration and in those inside of it.
 
-    written: the fields of the file of which transformers made these; None where these are the file's. A value that
-    transformers computed is its own, and refused only where it does not fit the file's.
-
-    Raises:
-        UserError: also of an unknown architecture, before all else: its fields may mean something else.
+    Values of other types are left to transformers, whose configurations are strict.
     """
-    try:
-        _check_fields(fields, where, written)
-    except UserError:
-        _check_architecture(fields.get("model_type"))
-        raise
-
-
-def _check_fields(fields: dict, where: str | Path, written: dict | None) -> None:
-    for find in (lambda all_fields: _broken(all_fields, RULES), *RELATIONS):
-        for field, expected in find(fields):
-            value = shown(fields[field], json.dumps)
-            if written is None or _says(written, field, fields[field]):
-                raise UserError(f"'{where}' asks for {field} {value}; expected {expected}")
-            if find in RELATIONS:
-                raise UserError(
-                    f"'{where}' leaves {field} to transformers, which takes {value}; expected {expected}: say it there"
-                )
+    for names, (least, most) in LIMITS.items():
+        most = MOST_POSITIONS.get(fields.get("model_type"), most) if names is POSITIONS else most
+        for name in names:
+            if not all(least <= number <= most for number in _numbers(fields.get(name))):
+                kind = "number" if names is NORM_EPSILONS else "whole number"
+                _refuse(fields, name, where, f"a {kind} from {least} to {most:,}")
+    for relation in RELATIONS:
+        one, other = _first(fields, relation.field), _first(fields, relation.other)
+        own_width = relation.field is HEADS and _first(fields, HEAD_WIDTH)
+        if one is not None and other is not None and not own_width and not relation.fits(one, other):
+            name = next(name for name in relation.field if fields.get(name) == one)
+            _refuse(fields, name, where, relation.expected.format(other))
     for name, part in fields.items():
         if name.endswith("_config") and isinstance(part, dict):
-            part = {"model_type": "", **part} if part.get("model_type") is None else part
-            _check_fields(part, f"{where}, {name}", written)
+            check_fields(part, f"{where}, {name}")
 
 
-def _says(written: dict, field: str, value) -> bool:
-    """Whether a configuration, or one inside of it, has a field with a value."""
-    parts = (part for part in written.values() if isinstance(part, dict))
-    return (field in written and written[field] == value) or any(_says(part, field, value) for part in parts)
+def _refuse(fields: dict, name: str, where: str | Path, expected: str) -> NoReturn:
+    raise UserError(f"'{where}' asks for {name} {shown(fields[name], json.dumps)}; expected {expected}")
+
+
+def _numbers(value) -> Iterator[float]:
+    """The numbers in a value, and in lists of it."""
+    if isinstance(value, list):
+        for entry in value:
+            yield from _numbers(entry)
+    elif isinstance(value, int | float):
+        yield value
 
 
 def check_weights(fields: dict, name: str, files: Iterable[Path]) -> None:
@@ -446,10 +248,13 @@ def least_weights(fields: dict) -> int:
     experts = _first(fields, EXPERTS, 0)
     if experts:
         inner = _first(fields, ("moe_intermediate_size", "intermediate_size"), 0)
-        sparse = layers // (fields.get("decoder_sparse_step") or 1) - len(fields.get("mlp_only_layers") or ())
+        dense = fields.get("mlp_only_layers")
+        sparse = layers // (_first(fields, ["decoder_sparse_step"]) or 1)
+        sparse -= len(dense) if isinstance(dense, list) else 0
         feed_forward = 3 * max(0, sparse) * experts * width * inner
     else:
-        inner = _first(fields, INNER) or (fields.get("expansion_ratio") or 4) * width
+        inner = _first(fields, INNER) or (_first(fields, ["expansion_ratio"]) or 4) * width
         feed_forward = 2 * layers * width * inner
-    embeddings = fields.get("vocab_size", 0) * (_first(fields, ("word_embed_proj_dim", "embedding_size")) or width)
+    embedded = _first(fields, ("word_embed_proj_dim", "embedding_size")) or width
+    embeddings = _first(fields, ["vocab_size"], 0) * embedded
     return embeddings + 2 * layers * width * heads * head_width + feed_forward

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 
 import torch
 from accelerate import dispatch_model, infer_auto_device_map
@@ -27,7 +26,7 @@ from transformers import (
 from outliers.errors import BadWeights, UserError, unknown_name
 from outliers.models.anatomy import anatomy_of, family_of, part_config
 from outliers.models.checkpoint import Checkpoint, read_checkpoint
-from outliers.models.config_file import FILE, check_fields, check_weights, read_config_file
+from outliers.models.config_file import check_fields, check_weights, read_config_file
 from outliers.models.internals import complete, dtype_of
 from outliers.models.names import known_configs
 from outliers.models.skeleton import refusals, skeleton
@@ -77,15 +76,14 @@ def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
 
 def config_of(source: Source, name: str) -> PretrainedConfig:
     """The configuration of model `name`, checked before transformers makes anything of it, and with what it makes."""
-    written = None
     if source.format:
         config = source.format.read_config(*source.files)
+        check_fields(config.to_dict(), *source.files)
     else:
         if file := config_path(source):
-            written = read_config_file(file)
+            read_config_file(file)
         with refusals(name, source):
             config = part_config(AutoConfig.from_pretrained(source.path, **_keywords(source)))
-    check_fields(config.to_dict(), source.files[0] if source.file else Path(source.path) / FILE, written)
     for field, value in OURS.items():
         setattr(config, field, value)
     vars(config).pop("auto_map", None)  # of a kind that transformers has: no code beside it is asked for
@@ -217,8 +215,7 @@ def open_model(
     find_device(device)
     source = find_model(name, revision)
     config = _config_of_ours(source, name)
-    with refusals(name, source):
-        model = skeleton(config, DTYPES[dtype], buffers=True)
+    model = skeleton(config, DTYPES[dtype], buffers=True)
     if (explicit := getattr(config, "transformers_weights", None)) is not None:
         raise UserError(
             f"the configuration of '{name}' names {str(explicit)[:100]!a} as its weights; expected none but "

@@ -23,9 +23,9 @@ def skeleton(config: PretrainedConfig, dtype: torch.dtype = torch.bfloat16, buff
     architecture computes of its configuration, such as rotary frequencies, has values, on the CPU.
 
     Raises:
-        ValueError: transformers has no such language model; of what cannot be built, whatever its code raises.
+        UserError: transformers has no such model, or cannot build it.
     """
-    with quiet(), init_empty_weights(include_buffers=not buffers):
+    with refusals(config.name_or_path or config.model_type), init_empty_weights(include_buffers=not buffers):
         model = family_of(config).made_by.from_config(copy.deepcopy(config), dtype=dtype).eval()
     if buffers:
         compute_buffers(model)
@@ -48,6 +48,8 @@ def refusals(name: str, source: Source | None = None, part: str = "") -> Iterato
         if source and source.local_files_only and not Path(source.path).is_dir():
             raise out_of_reach(name) from None
         reason = reason_of(error, 300)
+        if isinstance(error, KeyError):
+            reason = f"transformers knows no {reason}"
         if "safetensors" in reason:
             reason = "it has no safetensors weights, and pickled ones are not read because they can run code"
         raise UserError(f"cannot load {part}'{name}': {reason}") from None
