@@ -28,10 +28,8 @@ from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Damage, Experiment, FieldError, Latency
 from tests.conftest import make_model, make_tokenizer
 from tests.test_commands import call
-from tests.test_masked import CONFIGS as MASKED
-from tests.test_seq2seq import CONFIGS as SEQ2SEQ
+from tests.test_families import MASKED, SEQ2SEQ, VISION
 from tests.test_training import by_definition, largest
-from tests.test_vision import CONFIGS as VISION
 
 POCKET = {"models": ["pocket/gpt2-0.5m"], "block": 64, "blocks": 2}
 BY_HAND = {"fp32+attention": Products(), "fp32+attention=0.1": Products(0.1)}

@@ -37,8 +37,8 @@ from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Memory
 from tests.conftest import CONFIGS, slow_but
 from tests.test_commands import call
+from tests.test_families import VISION as PICTURES
 from tests.test_vision import BEFORE
-from tests.test_vision import CONFIGS as PICTURES
 
 PARAMETERS = {  # by the model cards, but for OPT's and GPT-2's: as their published weights count
     "facebook/opt-125m": 125_239_296,

@@ -24,7 +24,8 @@ from outliers.report.agreement import AGREES, DIFFERS, NOT_MEASURED, NOT_RUN, ve
 from outliers.report.paper.facts import Published, facts_of, read_sources
 from outliers.terminal.command import run
 from tests.conftest import CONFIGS, needs_smollm2
-from tests.test_masked import SHAPE, tokenizer
+from tests.test_families import BERT
+from tests.test_masked import tokenizer
 
 SOURCE = {"name": "mine", "source": "Somebody, 2026", "where": "nowhere", "licence": "MIT", "protocol": "any"}
 FEATURE, UNIT, LARGE = 5, 7, 3000.0
@@ -84,7 +85,7 @@ def plant_position(model) -> None:
 def plant_norms(folder: Path) -> Path:
     """A BERT whose layers end in norms with an outlier weight and, in all but one layer, an outlier bias."""
     torch.manual_seed(0)
-    model = AutoModelForMaskedLM.from_config(BertConfig(**SHAPE | {"num_hidden_layers": 5}, intermediate_size=64))
+    model = AutoModelForMaskedLM.from_config(BertConfig(**BERT | {"num_hidden_layers": 5}))
     for number, layer in enumerate(model.bert.encoder.layer):
         layer.output.LayerNorm.weight.data[FEATURE] = 20
         layer.output.LayerNorm.bias.data[UNIT] = -20 if number else 0
