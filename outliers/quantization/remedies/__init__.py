@@ -34,7 +34,8 @@ class Number(NamedTuple):
     example: float | None = None
 
 
-_NO_PROJECTION = (("where no operand is quantized", lambda scheme: not scheme.quantizes_projections),)
+def _no_projection(scheme: object) -> bool:  # which can be pickled, as one's own remedies are
+    return not scheme.quantizes_projections
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ class Kind:
     places: tuple[str, ...] = ROLES
     needs: tuple[str, ...] = ()
     calibrated: bool = False
-    refuses: tuple[tuple[str, Callable], ...] = _NO_PROJECTION
+    refuses: tuple[tuple[str, Callable], ...] = (("where no operand is quantized", _no_projection),)
     learns: bool = False
     name: str = ""
     around: Callable | str | None = None
