@@ -46,9 +46,12 @@ def main() -> None:
         runpy.run_module(f"outliers.{name}", run_name="__main__")
         return
     with answering():
-        if name != "--help":
+        if name == "--version":
+            print(f"outliers {outliers.__version__}")
+        elif name == "--help":
+            overview()
+        else:
             raise unknown_name("command", name, COMMANDS)
-        overview()
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 
 LONGEST = 900  # characters of a message
 LONGEST_VALUE = 80  # characters of a value in one
+FEW = 16  # names that a message lists
 
 
 class UserError(Exception):
@@ -18,7 +19,7 @@ class UserError(Exception):
         >>> outliers.quantize(model, "absmx")
         Traceback (most recent call last):
             ...
-        outliers.errors.UserError: unknown scheme 'absmx'; did you mean absmax...?
+        outliers.errors.UserError: unknown scheme 'absmx'; did you mean absmax...
     """
 
     code = 2  # with which a command exits
@@ -56,15 +57,19 @@ def not_finite(where: str) -> BrokenModel:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> UserError:
-    """Build the error for a name that is in no table, with the nearest names that are."""
+    """Build the error for a name that is in no table, with the nearest names that are, or all of a few."""
     known = list(known)
-    expected = meant(name, known) or f"known: {', '.join(known)}"
+    few = known if len(known) <= FEW else difflib.get_close_matches(name, known, n=3, cutoff=0)
+    expected = meant(name, known) or f"{'known' if few == known else 'nearest'}: {', '.join(few)}"
     return UserError(f"unknown {kind} '{name}'; {expected}{' ' + hint if hint else ''}")
 
 
-def meant(name: str, known: Iterable[str]) -> str:
-    """The question whether the nearest names that are known were meant; empty where none is near."""
-    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+def meant(name: str, known: Iterable[str], least: float = 0.5) -> str:
+    """The question whether the nearest names that are known were meant; empty where none is near.
+
+    least: of difflib's similarity, from 0 to 1.
+    """
+    near = difflib.get_close_matches(name, list(known), n=3, cutoff=least)
     return f"did you mean {' or '.join(near)}?" if near else ""
 
 

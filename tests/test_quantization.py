@@ -77,7 +77,7 @@ def product_under(
     ("name", "alpha", "message"),
     [
         ("llm.int9", 6, r"unknown scheme 'llm.int9'; did you mean llm.int8"),
-        ("bogus", 6, "known: fp32, absmax"),
+        ("bogus", 6, "docs/schemes.md lists all"),
         (None, None, "unknown scheme 'None'"),
         (["absmax"], None, "unknown scheme"),
         ("llm.int8", float("inf"), "alpha is inf; expected a positive number"),

@@ -72,24 +72,26 @@ def want(one_thread, tmp_path_factory) -> list[dict]:
 # Ctrl-C
 
 
-def interrupting(monkeypatch, at: int, times: int) -> None:
-    """Press Ctrl-C so many times in the middle of a row of a sweep."""
+def interrupting(monkeypatch, at: int, times: int, number: int = signal.SIGINT) -> None:
+    """Press Ctrl-C so many times in the middle of a row of a sweep, or send another signal."""
     measured = []
 
     def press(*arguments):
         measured.append(arguments)
         for _ in range(times if len(measured) == at else 0):
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
         return usual(*arguments)
 
     usual = states._resident
     monkeypatch.setattr(states, "_resident", press)
 
 
-@pytest.mark.parametrize(("times", "finished"), [(1, 3), (2, 2)])
-def test_ctrl_c_finishes_the_row_and_says_how_to_go_on(monkeypatch, capsys, tmp_path, want, times, finished):
+@pytest.mark.parametrize(
+    ("times", "number", "finished"), [(1, signal.SIGINT, 3), (2, signal.SIGINT, 2), (1, signal.SIGTERM, 3)]
+)
+def test_ctrl_c_finishes_the_row_and_says_how_to_go_on(monkeypatch, capsys, tmp_path, want, times, number, finished):
     with monkeypatch.context() as patch:
-        interrupting(patch, at=3, times=times)
+        interrupting(patch, at=3, times=times, number=number)
         code, out, err = call(patch, capsys, *ARGUMENTS, "--out", tmp_path)
     assert (code, out) == (130, "")
     said = f"interrupted: {finished} finished rows in '{tmp_path}'; run the same command again to go on\n"

@@ -350,7 +350,7 @@ def find_device(name: str | torch.device) -> torch.device:
     except RuntimeError:
         raise UserError(f"unknown device '{name}'; expected cpu, cuda, cuda:N or auto") from None
     if device.type not in ("cpu", "cuda"):
-        raise UserError(f"device '{name}' has no int8 product here; expected cpu, cuda, cuda:N or auto")
+        raise UserError(f"device '{name}' is not supported; expected cpu, cuda, cuda:N or auto")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
         raise UserError(f"device '{name}' is not there: torch {torch.__version__} sees {count} GPUs; use cpu")

@@ -21,7 +21,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from outliers.errors import UserError, unknown_name
+from outliers.errors import UserError, meant, unknown_name
 from outliers.models.config_file import FILE
 from outliers.models.names import PACKAGED, POCKET, not_here, packaged_file, packaged_models, pocket_models
 from outliers.models.weight_files import INDEX, WEIGHTS, is_there, listed_shards, weight_files
@@ -29,6 +29,7 @@ from outliers.models.weight_files import INDEX, WEIGHTS, is_there, listed_shards
 # Formats of files that are a whole model, by the suffix: the module beside this one that reads them.
 FORMATS = {".gguf": "gguf"}
 SECONDS_FOR_THE_HUB = 3  # until it counts as not there
+ALIKE = 0.75  # of names, from which one was meant that is here
 SECONDS_OF_SILENCE = 60  # for which it is then not asked again
 
 Answer = TypeVar("Answer")
@@ -128,6 +129,8 @@ def find_model(name: str, revision: str | None = None) -> Source:
 
 def out_of_reach(name: str) -> UserError:
     """The error for a model of the hub that cannot be asked for, and is not in its cache."""
+    if near := meant(name, here(), ALIKE):
+        return UserError(f"no model '{name}' is on this machine; {near} The hub, which may have it, cannot be reached")
     return UserError(
         f"cannot reach the hub to load '{name}', and it is not in the local cache; check the network or use "
         f"a local folder or one of {', '.join(here())}"

@@ -276,6 +276,35 @@ TABLE1 = [  # the paper's rows
 ]
 
 
+# Names of other libraries and of papers for what a scheme is here, and where none is, for what comes nearest: of
+# llama.cpp the blocks have minima of their own.
+SAME = {
+    "int8": "llm.int8",
+    "llm_int8": "llm.int8",
+    "load_in_8bit": "llm.int8",
+    "smoothquant": "w8a8+smoothing=0.5",
+    "gptq": "w4-g128+gptq",
+    "awq": "w4-g128+awq",
+    "quarot": "w4a4+hadamard",
+    "spinquant": "w4a4+rotation",
+    "int8wo": "w8",
+    "int8dq": "w8a8",
+    "int8_weight_only": "w8",
+    "int8_dynamic_activation_int8_weight": "w8a8",
+    "int4_weight_only": "w4-g128",
+    "w8a16": "w8",
+    "w4a16": "w4-g128",
+    "fp8": "fp8-e4m3",
+    "float8": "fp8-e4m3",
+    "fp8_dynamic": "fp8-e4m3-row",
+}
+NEAREST = {"nf4": "w4-g64", "fp4": "w4-g64", "load_in_4bit": "w4-g64"}
+NEAREST |= {f"q4_{kind}": "w4-g32" for kind in ("0", "1", "k", "k_s", "k_m")}
+NEAREST |= {f"q5_{kind}": "w6-g32" for kind in ("0", "1", "k", "k_s", "k_m")}
+NEAREST |= {"q6_k": "w6-g16", "q8_0": "w8-g32"}
+DTYPES = {"fp16": "float16", "bf16": "bfloat16", "float16": "float16", "bfloat16": "bfloat16"}
+
+
 def get_scheme(scheme: str | Scheme, alpha: float | None = None) -> Scheme:
     """Look a scheme up by name, in the table and then among those of installed plugins; a scheme stands for itself.
 
@@ -318,8 +347,20 @@ def _scheme_named(name: str) -> Scheme:
         return scheme
     known = SCHEMES | plugin_schemes(Scheme, SCHEMES)
     if written not in known:
-        raise unknown_name("scheme", written, known)
+        raise _unknown(written, known)
     return known[written]
+
+
+def _unknown(name: str, known: Iterable[str]) -> UserError:
+    """The error for a scheme of no such name, with what another library's is here."""
+    plain = name.lower()
+    if plain in SAME:
+        return UserError(f"unknown scheme '{name}'; here it is {SAME[plain]}")
+    if plain in NEAREST:
+        return UserError(f"unknown scheme '{name}', which is not implemented; the nearest is {NEAREST[plain]}")
+    if plain in DTYPES:
+        return UserError(f"unknown scheme '{name}', which is a dtype; expected fp32, with --dtype {DTYPES[plain]}")
+    return unknown_name("scheme", name, known, "(docs/schemes.md lists all)")
 
 
 def in_groups(name: str) -> Scheme | None:

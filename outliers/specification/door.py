@@ -1,6 +1,7 @@
 """Checks before a command imports torch or transformers, which takes seconds."""
 
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -10,7 +11,7 @@ from outliers.models.config_file import check_weights, read_config_file
 from outliers.models.names import known_configs
 from outliers.models.source import config_path, find_model
 from outliers.models.weight_files import INT8
-from outliers.quantization.schemes import Scheme, get_scheme
+from outliers.quantization.schemes import REMEDIES, SCHEMES, Scheme, get_scheme
 from outliers.specification.kinds import Experiment, Latency, Memory, Named, ZeroShot
 from outliers.specification.recipe import Training
 from outliers.text.documents import check_hub
@@ -72,6 +73,7 @@ def checked(spec: Kind) -> Kind:
     models = [spec.model] if hasattr(spec, "model") else getattr(spec, "models", [])
     revisions = getattr(spec, "revisions", None) if len(models) == 1 else None
     for name in models:
+        _check_no_scheme(name)
         if name not in known:
             for revision in revisions or [getattr(spec, "revision", None)]:
                 _check_model(name, revision, with_weights)
@@ -87,6 +89,15 @@ def checked(spec: Kind) -> Kind:
     for task in getattr(spec, "tasks", []):
         check_task(task)
     return spec
+
+
+def _check_no_scheme(name: str) -> None:
+    """Raise UserError for a scheme or a remedy that stands where a model does."""
+    base = re.split("[=@+]", name)[0]
+    if base in REMEDIES:
+        raise UserError(f"'{name}' stands where a model does; a remedy stands behind its scheme: absmax+{name}")
+    if base in SCHEMES:
+        raise UserError(f"'{name}' stands where a model does; schemes are one option: --scheme fp32,{name}")
 
 
 def check_training(spec: Training) -> None:

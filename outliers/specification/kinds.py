@@ -85,6 +85,13 @@ def _number(value):
     return value
 
 
+def _feature(value):
+    """A number of a feature; not a word, which pydantic calls no valid integer."""
+    if isinstance(value, str) and not re.fullmatch(r"-?[0-9]{1,40}", value):
+        raise ValueError("expected the numbers of features, such as 3,17; without them, those of a trace are taken")
+    return _number(value)
+
+
 def _by(check: Callable[[str, Any], float], value: Any) -> float:
     """A value as a check of another room leaves it, whose message is that of the field."""
     try:
@@ -201,7 +208,7 @@ Repeats = _whole(10**4)
 Seed = _whole(2**32 - 1, ge=0)
 Batch = _whole(10**5)
 Batches = Annotated[list[Batch], Split, Field(min_length=1), Once]
-Features = Annotated[list[Annotated[int, BeforeValidator(_number)]], Split, Field(min_length=1), Once]
+Features = Annotated[list[Annotated[int, BeforeValidator(_feature)]], Split, Field(min_length=1), Once]
 Positions = Annotated[list[_whole(10**7, ge=0)], Split, Once]
 Finite = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Share = BeforeValidator(partial(_by, check_share), json_schema_input_type=str)

@@ -17,6 +17,7 @@ import typer
 from typer import BadParameter, Option
 
 from outliers.errors import UserError
+from outliers.terminal.interrupt import ending_alike
 from outliers.terminal.options import signed
 from outliers.terminal.printing import is_line, printing, say
 
@@ -94,7 +95,8 @@ def _answered(command):
     @functools.wraps(command)
     def answered(*arguments, debug: bool, **options):
         try:
-            return command(*arguments, **options)
+            with ending_alike():
+                return command(*arguments, **options)
         except UserError as error:
             if debug:
                 _show_all(error)

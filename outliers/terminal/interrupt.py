@@ -1,4 +1,4 @@
-"""Ctrl-C during a run: the first one lets what is being measured finish, the second one stops at once."""
+"""Ctrl-C, or SIGTERM, during a run: the first one lets what is being measured finish, the second one stops at once."""
 
 import contextlib
 import os
@@ -12,6 +12,7 @@ class Interrupted(KeyboardInterrupt):
     """A run was asked to stop, and has; the message says what it has finished."""
 
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _stop_requested = False  # of the whole process, as its signals are
 
 
@@ -27,6 +28,20 @@ def stop_if_asked() -> None:
 
 
 @contextlib.contextmanager
+def ending_alike() -> Iterator[None]:
+    """Let SIGTERM, with which schedulers end a process, do within this context what Ctrl-C does."""
+    usual = signal.getsignal(signal.SIGTERM)
+    changes = usual is signal.SIG_DFL and threading.current_thread() is threading.main_thread()
+    if changes:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if changes:
+            signal.signal(signal.SIGTERM, usual)
+
+
+@contextlib.contextmanager
 def finishing() -> Iterator[None]:
     """Let the first Ctrl-C only be noted, for `stop_if_asked`; the second one raises KeyboardInterrupt where it comes.
 
@@ -35,21 +50,22 @@ def finishing() -> Iterator[None]:
     """
     global _stop_requested
     _stop_requested = False
-    usual = signal.getsignal(signal.SIGINT)
-    if usual is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signal.SIGINT, _note)
+    noted = [number for number in SIGNALS if signal.getsignal(number) is signal.default_int_handler]
+    if threading.current_thread() is not threading.main_thread():
+        noted = []
+    for number in noted:
+        signal.signal(number, _note)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, usual)
+        for number in noted:
+            signal.signal(number, signal.default_int_handler)
 
 
-def _note(*_signal) -> None:
+def _note(number: int, _frame) -> None:
     global _stop_requested
     _stop_requested = True
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(number, signal.default_int_handler)
     if sys.stderr.isatty():
         # not through sys.stderr, which may be in the middle of a write
         os.write(sys.stderr.fileno(), b"\nstopping after what is being measured; Ctrl-C again stops at once\n")
