@@ -24,6 +24,8 @@ TESTS = {
     "outliers/tracing/compare": "variants tracing",
     "outliers/tracing": "tracing evaluation streaming results",
     "outliers/models/attention": "attention caches keys",
+    "outliers/models/stored/tensors": "weight_files",
+    "outliers/models/skeleton": "checkpoint",
     "outliers/quantization/store": "quantization weight_files remedies",
     "outliers/quantization/products": "training rooms products",
     "outliers/quantization/attention": "attention quantization remedies",
@@ -60,6 +62,11 @@ TESTS = {
 }
 
 MUTATIONS = {
+    "outliers/models/stored/tensors.py": [
+        ("return file.read(start, end).view", "return WeightFile(path).read(start, end).view"),
+        ("position != file.size", "False"),
+    ],
+    "outliers/models/skeleton.py": [("compute_buffers(model)\n", "pass\n")],
     "outliers/tracing/sketch.py": [
         ("(1 + RELATIVE_ERROR) / (1", "(1 + 2 * RELATIVE_ERROR) / (1"),
         ("fraction * (totals - 1)", "fraction * totals"),

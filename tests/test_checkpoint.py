@@ -45,6 +45,15 @@ def decoded(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return (values * 2.0 ** (scales[..., None].float() - 127)).flatten(-2)
 
 
+@pytest.mark.parametrize("load", [load_model, load_int8, stream_model])
+def test_what_no_file_holds_is_computed_as_transformers_does(load, tmp_path):
+    """Positions of GPT-J, in float32 also where the model has 16 bits."""
+    make_model("gptj").save_pretrained(tmp_path)
+    theirs = dict(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float16).named_buffers())
+    own = dict(load(str(tmp_path), dtype="float16").named_buffers())
+    assert [name for name, buffer in theirs.items() if not torch.equal(own[name], buffer)] == []
+
+
 def test_experts_stored_in_four_bits(tmp_path, blocks):
     """As the published GPT-OSS checkpoints are."""
     model_type, fields = CONFIGS["gpt-oss"]
