@@ -301,6 +301,12 @@ def test_more_entries_than_int32_counts():
         )
 
 
+def test_outputs_between_two_numbers_of_bfloat16_become_the_even_one():
+    weight = Quantized(torch.ones(1, 3, dtype=torch.int8), torch.ones(1, 1))
+    x = torch.tensor([[127.0, 127, 3], [127, 127, 5]], dtype=torch.bfloat16)  # sums of 257 and 259
+    assert plain.linear(x, weight).tolist() == [[256], [260]]
+
+
 @pytest.mark.parametrize("threshold", [None, 1e-3])
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_no_tokens_and_no_inliers(threshold, symmetric):
