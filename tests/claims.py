@@ -56,7 +56,8 @@ from outliers.report.views.super_weights import WORTH as CARRIES
 from outliers.runs.callback import EVERY
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Memory
-from outliers.specification.recipe import Recipe, Training
+from outliers.specification.recipe import Recipe
+from outliers.specification.training import Training
 from outliers.subjects.provenance import code_hash
 from outliers.subjects.vision import LARGEST_FILE
 from outliers.text.digits import HELD_OUT

@@ -25,7 +25,7 @@ from outliers.plot.training import PANELS
 from outliers.report.section import Drawing, drawn
 from outliers.report.views.ablation import ablation_summary
 from outliers.specification.files import make_experiment, read_experiment
-from outliers.specification.recipe import Training
+from outliers.specification.training import Training
 from tests.conftest import STORIES, needs_shared, needs_smollm2
 from tests.kept import KEPT, kept
 from tests.training_rows import rows_of_runs

@@ -34,7 +34,8 @@ from outliers.report.report import experiments, report
 from outliers.report.views.causes import causes_findings, causes_section, causes_table, ends
 from outliers.runs.rows import Row, read
 from outliers.runs.run import plans_of, rows_of
-from outliers.specification.recipe import Recipe, Training
+from outliers.specification.recipe import Recipe
+from outliers.specification.training import Training
 from outliers.terminal import progress
 from outliers.text.documents import sample
 from tests.conftest import SHARED

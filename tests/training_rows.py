@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from outliers.criterion import OF_EVERY_STACK
-from outliers.specification.recipe import Training
+from outliers.specification.training import Training
 
 TABLE7 = {
     "16 bits": {},

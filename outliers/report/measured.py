@@ -5,19 +5,18 @@ from pathlib import Path
 
 import pandas as pd
 
-from outliers.presets.cells import Cells
 from outliers.report.section import Failures, Section, failures, part_of, together
 from outliers.report.tables import values_table
 from outliers.runs.rows import read
 from outliers.runs.run import rows_of
-from outliers.specification.kinds import resolved
+from outliers.specification.kinds import Named, resolved
 
 
 @failures(Failures.SHOWN)
-def measured_section(spec: Cells, folder: str | Path, rows: list[dict]) -> Section:
+def measured_section(spec: Named, folder: str | Path, rows: list[dict]) -> Section:
     """A row each value, with its standard deviation where there were draws; then the views of metrics that have one.
 
-    A view takes the rows of its metric, as if the variant were a scheme.
+    spec: an `outliers.presets.cells.Cells`. A view takes the rows of its metric, as if the variant were a scheme.
     """
     by_metric: dict[str, list[dict]] = defaultdict(list)
     for row in rows_of(spec, read(Path(folder))):

@@ -13,7 +13,7 @@ from outliers.models.source import config_path, find_model
 from outliers.models.weight_files import INT8
 from outliers.quantization.schemes import REMEDIES, SCHEMES, Scheme, get_scheme
 from outliers.specification.kinds import Experiment, Latency, Memory, Named, ZeroShot
-from outliers.specification.recipe import Training
+from outliers.specification.training import Training
 from outliers.text.documents import check_hub
 from outliers.text.task_data import check_task
 from outliers.variants.peer import PEER

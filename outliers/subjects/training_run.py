@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outliers.specification.kinds import text_label
-from outliers.specification.recipe import Recipe, Training
+from outliers.specification.recipe import Recipe
+from outliers.specification.training import Training
 from outliers.subjects.cell import Cell, Subject, unusual
 
 if TYPE_CHECKING:

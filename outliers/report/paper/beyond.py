@@ -7,7 +7,7 @@ from outliers.report.views.attention import attention_section
 from outliers.report.views.causes import causes_section
 from outliers.report.views.remedies import remedies_section
 from outliers.specification.kinds import Ablation, Account, Damage, Emergence, Experiment, OneModel
-from outliers.specification.recipe import Training
+from outliers.specification.training import Training
 
 ARTEFACTS = {
     "trace": Artefact("Outlier features", OneModel),

@@ -9,7 +9,7 @@ from outliers.plot.training import trained
 from outliers.report.paper.published import Artefact, Key, Published, grid
 from outliers.report.section import Section, printed
 from outliers.report.tables import MISSING, Table, seeds_note
-from outliers.specification.recipe import Training
+from outliers.specification.training import Training
 
 # RoBERTa-large, fine-tuned on each task of GLUE.
 TASKS = ["MNLI", "QNLI", "QQP", "RTE", "SST-2", "MRPC", "CoLA", "STS-B", "mean"]
