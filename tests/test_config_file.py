@@ -89,7 +89,9 @@ def test_what_published_models_have_passes(fields):
     [
         ("qwen2_moe", {"sliding_window": None}),
         ("swin", {"num_heads": [3, 6, 12, 24]}),
+        ("swin", {"num_attention_heads": 5, "hidden_size": 32}),
         ("glm4_moe", {}),
+        ("deepseek_v3", {"hidden_size": 0}),
     ],
 )
 @pytest.mark.parametrize("how", ["resident", "streamed", "int8"])
@@ -97,6 +99,12 @@ def test_an_unknown_architecture_is_said_before_its_fields(how, kind, fields, fo
     (folder / "config.json").write_text(json.dumps({"model_type": kind, **fields}))
     with pytest.raises(UserError, match=f"^unknown architecture '{kind}'"):
         LOADERS[how](str(folder))
+
+
+def test_a_window_of_no_position(folder):
+    change(folder, model_type="mistral", sliding_window=0)
+    with pytest.raises(UserError, match="asks for sliding_window 0; expected a whole number from 1 on, or null"):
+        load_config(str(folder))
 
 
 def test_what_transformers_computed_is_not_blamed_on_the_file(folder):

@@ -3,11 +3,13 @@ of them. What passes here may still be no model; then transformers says so, of a
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from outliers.errors import UserError, reason_of, shown
 from outliers.files import start_of
+from outliers.models.names import known_configs
 
 FILE = "config.json"
 LARGEST_FILE = 4 << 20  # bytes; names of 20,000 classes take one million
@@ -148,8 +150,26 @@ def read_config_file(file: Path) -> dict:
         raise UserError(f"'{file}' holds no JSON object; expected a model's configuration")
     if not isinstance(fields.get("model_type"), str):  # which transformers would guess of the folder's name
         raise UserError(f"'{file}' has no 'model_type'; expected the name of an architecture, such as gpt2")
-    check_fields(fields, file)
+    with architecture_first(fields["model_type"]):
+        check_fields(fields, file)
+        if fields.get("sliding_window") == 0 and fields.get("use_sliding_window") is not False:
+            _refuse(fields, "sliding_window", file, "a whole number from 1 on, or null")
     return fields
+
+
+@contextmanager
+def architecture_first(kind: str) -> Iterator[None]:
+    """Let an unknown architecture be said before what else is wrong with a configuration, which may mean another
+    thing."""
+    try:
+        yield
+    except UserError:
+        if kind and all(known["model_type"] != kind for known in known_configs().values()):
+            from outliers.models.anatomy import TEXT_PARTS, check_known  # torch is imported only for what is less known
+
+            if kind not in TEXT_PARTS:
+                check_known(kind)
+        raise
 
 
 def _without_contradiction(pairs: list[tuple[str, Any]]) -> dict:

@@ -26,7 +26,7 @@ from transformers import (
 from outliers.errors import BadWeights, UserError, unknown_name
 from outliers.models.anatomy import anatomy_of, family_of, part_config
 from outliers.models.checkpoint import Checkpoint, read_checkpoint
-from outliers.models.config_file import check_fields, check_weights, read_config_file
+from outliers.models.config_file import architecture_first, check_fields, check_weights, read_config_file
 from outliers.models.internals import complete, dtype_of
 from outliers.models.names import known_configs
 from outliers.models.skeleton import refusals, skeleton
@@ -80,9 +80,9 @@ def config_of(source: Source, name: str) -> PretrainedConfig:
         config = source.format.read_config(*source.files)
         check_fields(config.to_dict(), *source.files)
     else:
-        if file := config_path(source):
-            read_config_file(file)
-        with refusals(name, source):
+        file = config_path(source)
+        kind = read_config_file(file)["model_type"] if file else ""
+        with architecture_first(kind), refusals(name, source):
             config = part_config(AutoConfig.from_pretrained(source.path, **_keywords(source)))
     for field, value in OURS.items():
         setattr(config, field, value)
