@@ -176,9 +176,17 @@ def test_sequences_of_documents(bos):
     assert [ids.tolist() for ids in outliers.load_text(packed, tokenizer, 6, documents=True)] == starts
 
 
+@pytest.mark.parametrize("texts", [[[11, 12], [], [13, 14], []], [[], [11, 12], [13, 14]]])
+def test_documents_without_tokens(texts):
+    tokenizer, ids = outliers.load_tokenizer(MODEL), [torch.tensor(ids, dtype=torch.int64) for ids in texts]
+    assert outliers.load_text(ids, tokenizer, 2).tolist() == [[11, 12], [13, 14]]
+    assert [one.tolist() for one in outliers.load_text(ids, tokenizer, 4, documents=True)] == [[11, 12], [13, 14]]
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
+        ({"text": torch.zeros(99, dtype=torch.int64)}, "no document in 3 blocks has two tokens"),
         ({"models": ["pocket/bert-1.4m"]}, "'pocket/bert-1.4m' reads no documents by themselves"),
         ({"models": ["pocket/t5-1.9m"]}, "'pocket/t5-1.9m' reads no documents by themselves"),
         ({"text": torch.arange(5, 500)}, "none of 3 blocks of 32 tokens holds two documents"),

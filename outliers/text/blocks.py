@@ -75,8 +75,11 @@ class Cut(NamedTuple):
             first, text = block.tensor_split([before], 1)
             starts = 1 + begins[before + 1 :].nonzero()[:, 0]
             parts += [torch.cat([first, part], 1) for part in text.tensor_split(starts, 1)]
-        ids, sizes = zip(*(part for part in parts if part.shape[1] > 1), strict=True)
-        return list(ids), None if self.sizes is None else torch.stack([of_part[1:].sum() for of_part in sizes])
+        parts = [part for part in parts if part.shape[1] > 1]
+        if not parts:
+            raise UserError(f"no document in {len(self.ids)} blocks has two tokens; run without --documents")
+        sizes = None if self.sizes is None else torch.stack([of_text[1:].sum() for _, of_text in parts])
+        return [ids for ids, _ in parts], sizes
 
 
 class NamedText(NamedTuple):
@@ -239,7 +242,8 @@ def cut_text(
             f"{blocks or 1}; ask for fewer or shorter blocks, or give a longer text"
         )
     shape, none = (blocks or whole, text_tokens), [0] * len(first)
-    begins = torch.zeros(len(ids), dtype=torch.int64).index_fill(0, torch.tensor(starts), 1)
+    begins = torch.zeros(len(ids) + 1, dtype=torch.int64)  # and of a last document without tokens
+    begins[starts] = 1
     sizes = None if sizes is None else _in_blocks(sizes, shape, none)
     return Cut(_in_blocks(ids, shape, first), sizes, _in_blocks(begins, shape, none).bool(), first)
 
