@@ -50,11 +50,7 @@ DEQUANTIZED: dict[str, dict[str, tuple]] = {
         "format": _COMPRESSED,
         "config_groups.*.format": _COMPRESSED,
         "config_groups.*.weights.type": ("int", "float"),
-        "config_groups.*.weights.num_bits": (
-            2,
-            4,
-            8,
-        ),  # others straddle words, as some versions of the library pack them
+        "config_groups.*.weights.num_bits": (2, 4, 8),  # others straddle words in some versions of the library
         "config_groups.*.weights.strategy": ("tensor", "channel", "group", "block"),
         "config_groups.*.weights.symmetric": _SWITCH,
         "quantization_status": ("compressed", "frozen"),
