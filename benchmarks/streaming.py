@@ -108,21 +108,21 @@ def read_files(folder: Path) -> float:
 @contextmanager
 def computing():
     """Seconds that layers spend on hidden states, hooks included."""
-    from outliers.models.stream import Call
+    from outliers.models.stream import Once
 
-    spent, original = [0.0], Call.on
+    spent, original = [0.0], Once.forward
 
-    def timed(self, *inputs):
+    def timed(self, *inputs, **keywords):
         start = time.perf_counter()
-        output = original(self, *inputs)
+        output = original(self, *inputs, **keywords)
         spent[0] += time.perf_counter() - start
         return output
 
-    Call.on = timed
+    Once.forward = timed
     try:
         yield spent
     finally:
-        Call.on = original
+        Once.forward = original
 
 
 def trace(folder: Path, dtype: str) -> dict:

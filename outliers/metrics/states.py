@@ -1,6 +1,6 @@
 """Metrics of the last hidden states: all that are asked of one variant ride on one pass over the text."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
 import torch
@@ -11,7 +11,7 @@ from outliers.metrics.measurement import Keeps, Measurement, Read, Seen, by_seed
 from outliers.metrics.perplexity.measure import read_logits
 from outliers.models.anatomy import decoder_layers, family_of
 from outliers.models.anatomy.examples import Block
-from outliers.models.decoder import AT_ONCE, Flow, inference, map_blocks, run_decoder, run_from
+from outliers.models.decoder import AT_ONCE, inference, map_blocks, run_decoder, run_from
 from outliers.models.load import find_device
 from outliers.models.stream import Variant, is_streamed
 from outliers.quantization.convert import coded
@@ -111,8 +111,8 @@ def _pass(model: PreTrainedModel, bench: Bench, blocks: torch.Tensor, first: int
     if not 0 < first < len(decoder_layers(model)):
         return lambda _number, block: run_decoder(model, [block])
     inputs = bench.inputs.setdefault(key, [{} for _ in blocks])
-    flows: Iterator[Flow] = (flow for of_key in bench.inputs.values() for known in of_key for flow in known.values())
-    if _nbytes(flow.state for flow in flows) > MOST_KEPT:
+    outputs = (output for of_key in bench.inputs.values() for known in of_key for output in known.values())
+    if _nbytes(output[0] for output in outputs) > MOST_KEPT:  # a state is alone, or first of a tuple
         inputs = [dict(known) for known in inputs]  # what is added is not kept
     return lambda number, block: run_from(model, [block], first, [inputs[number]])
 

@@ -2,32 +2,31 @@
 
 import functools
 import threading
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from itertools import accumulate, chain, count, islice
-from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from itertools import chain, count, groupby, islice
+from typing import TypeVar
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.models.anatomy import check_block, decoder_layers, family_of, ids_of, inputs_of, run_stack, stacks_of
-from outliers.models.anatomy.examples import Block, Example
-from outliers.models.stream import (
-    AS_IT_IS,
-    LAYERS_IN_PLACE,
-    Call,
-    Variant,
-    into_layers,
-    is_streamed,
-    out_of_layers,
+from outliers.models.anatomy import (
+    check_block,
+    decoder_layers,
+    family_of,
+    ids_of,
+    inputs_of,
+    layers_of,
+    run_stack,
+    stacks_of,
 )
+from outliers.models.anatomy.examples import Block, Example
+from outliers.models.stream import AS_IT_IS, Once, Variant, exchanged, is_streamed
 
 _observed: dict[nn.Module, list] = {}  # models: by how many at once, and their modules that were in training mode
 _MODES = threading.Lock()
@@ -85,8 +84,7 @@ def map_blocks(
 
     Args:
         model: resident.
-        see: called with the number of a block and the block, in two threads: it changes nothing that both see, and runs
-            the model by `run_decoder`, or by `run_from` and `run_exchanged`, which take layers out of their places.
+        see: called with the number of a block and the block, in two threads: it changes nothing that both see.
         blocks: as for `run_decoder`; read as far as they are computed, and two further.
     """
     threads = torch.get_num_threads()
@@ -167,84 +165,53 @@ def run_decoder(
         passed = model.stream.run(model, map(partial(checked, model), blocks), [variant], lambda _, *turn: begin(*turn))
         yield from ((number, ids, state) for number, (_, ids, state) in enumerate(passed))
         return
-    stacks = stacks_of(model.config)
     for number, block in enumerate(blocks):
         block = checked(model, block).to(model.device)
-        inputs, state = inputs_of(model, block), None
         begin(number, ids_of(model, block))
-        for stack, read in zip(stacks, inputs, strict=True):
-            state = run_stack(model, stack, read, None if state is None else state[None])
-        yield number, block, state
+        yield number, block, _run(model, block)
 
 
-class Flow(NamedTuple):
-    """A block between two layers.
+def _run(model: PreTrainedModel, block: Block) -> torch.Tensor:
+    """The last hidden states (T, features) of a block."""
+    state = None
+    for stack, read in zip(stacks_of(model.config), inputs_of(model, block), strict=True):
+        state = run_stack(model, stack, read, None if state is None else state[None])
+    return state
 
-    layer: the number of the next one. state: hidden states (1, T, features). memory: what the stack before has put out,
-    (1, T, features), if there is one. carried: what the last layer puts out for the next one beside them.
+
+def _run_from(
+    model: PreTrainedModel, block: Block, first: int, known: Mapping[int, object], others: Mapping[int, nn.Module]
+) -> tuple[torch.Tensor, dict[int, object]]:
+    """The last hidden states (T, features) of a block, and what its last layers before one, of each stack, put out.
+
+    known: see `run_from`. others: what is in the place of some layers, by their numbers.
     """
-
-    layer: int
-    state: torch.Tensor
-    memory: torch.Tensor | None = None
-    carried: Mapping[int, object] = MappingProxyType({})
-
-
-class _Way:
-    """A block on its way through the layers of a resident model, which may be exchanged one by one."""
-
-    def __init__(self, model: PreTrainedModel, block: Block):
-        self.block = checked(model, block).to(model.device)
-        self.model, self.inputs, self.stacks = model, inputs_of(model, self.block), stacks_of(model.config)
-        with LAYERS_IN_PLACE:
-            self.layers = decoder_layers(model)
-        self.ends = list(accumulate(len(model.get_submodule(stack.layers)) for stack in self.stacks))
-        self.calls: dict[int, list[Call]] = {}  # by the place of the stack among all
-
-    def start(self) -> Flow:
-        """Before the first layer."""
-        return self._into(0, None)
-
-    def _into(self, place: int, memory: torch.Tensor | None) -> Flow:
-        state, self.calls[place] = into_layers(self.model, self.stacks[place], self.inputs[place], memory)
-        return Flow(self.ends[place - 1] if place else 0, state[None], memory)
-
-    def step(self, flow: Flow, layer: nn.Module) -> Flow:
-        """Behind a layer in the place of the next one; behind the last of all, the last hidden states (1, T, features).
-
-        Behind the last layer of another stack, before the first of the one that follows.
-        """
-        place = bisect_right(self.ends, flow.layer)
-        if place not in self.calls:
-            self._into(place, flow.memory)
-        call = self.calls[place][flow.layer - self.ends[place]]  # counted from the end
-        output = call.on(layer, flow.state, flow.memory, flow.carried)
-        if flow.layer + 1 < self.ends[place]:
-            return Flow(flow.layer + 1, output.state, flow.memory, output.carried)
-        whole = self.stacks[place], self.inputs[place], output.state[0], output.in_tuple, flow.memory
-        last = out_of_layers(self.model, *whole)[None]
-        return self._into(place + 1, last) if place + 1 < len(self.stacks) else Flow(flow.layer + 1, last)
+    layers, modules, last = layers_of(model), dict(others), {}
+    for _, of_stack in groupby(layers[:first], lambda layer: layer.stack):
+        numbers = [layer.number for layer in of_stack]
+        done = max(known.keys() & numbers, default=-1)
+        modules |= {number: Once(layers[number].module, known[done]) for number in numbers if number <= done}
+        last[numbers[-1]] = modules.setdefault(numbers[-1], Once(layers[numbers[-1]].module))
+    states = _run(exchanged(model, {layers[number].path: module for number, module in modules.items()}), block)
+    return states, {number: once.output for number, once in last.items()}
 
 
 def run_from(
-    model: PreTrainedModel, blocks: Iterable[Block], first: int, known: list[dict[int, Flow]]
+    model: PreTrainedModel, blocks: Iterable[Block], first: int, known: list[dict[int, object]]
 ) -> Iterator[tuple[int, Block, torch.Tensor]]:
     """As `run_decoder`, of a resident model whose layers before one may have read the blocks already.
 
     Args:
         model, blocks: as `run_decoder`.
-        first: the layer, from 1 on, before which all is as it was when what is known came to be.
-        known: of each block what layers read, by the number of the layer; that of `first` is added.
+        first: the layer before which all is as it was when what is known came to be.
+        known: of each block what layers put out, by the number of the layer; that of the last one before `first` is
+            added, of each stack.
     """
-    for block, (number, flows) in zip(blocks, enumerate(known), strict=True):
-        way = _Way(model, block)
-        start = max((layer for layer in flows if layer <= first), default=0)
-        flow = flows[start] if start else way.start()
-        for layer in range(flow.layer, len(way.layers)):
-            if layer == first:
-                flows[layer] = flow
-            flow = way.step(flow, way.layers[layer])
-        yield number, way.block, flow.state[0]
+    for block, (number, outputs) in zip(blocks, enumerate(known), strict=True):
+        block = checked(model, block).to(model.device)
+        states, last = _run_from(model, block, first, outputs, {})
+        outputs |= last
+        yield number, block, states
 
 
 def checked(model: PreTrainedModel, block: Block) -> Block:
@@ -277,13 +244,7 @@ def run_exchanged(
     the layers are computed on average. Yields the number of each exchanged layer, and as `run_decoder` the block
     and its last hidden states (T, features).
     """
-    way, exchanged = _Way(model, block), decoder_layers(other)
-    flow, last = way.start(), max(layers, default=-1)
-    for number in range(last + 1):
-        if number in layers:
-            changed = way.step(flow, exchanged[number])
-            for layer in way.layers[number + 1 :]:
-                changed = way.step(changed, layer)
-            yield number, way.block, changed.state[0]
-        if number < last:
-            flow = way.step(flow, way.layers[number])
+    block, modules, known = checked(model, block).to(model.device), decoder_layers(other), {}
+    for number in sorted(layers):
+        states, known = _run_from(model, block, number, known, {number: modules[number]})
+        yield number, block, states

@@ -1,5 +1,6 @@
 """Models larger than memory: a decoder layer is read when its turn comes, applied to all blocks, and dropped."""
 
+import copy
 import ctypes
 import errno
 import functools
@@ -8,25 +9,22 @@ import mmap
 import os
 import sys
 import tempfile
-import threading
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, groupby, product
-from types import MappingProxyType
-from typing import NamedTuple
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache
 
 from outliers.errors import UserError
-from outliers.models.anatomy import Anatomy, decoder_layers, ids_of, inputs_of, layers_of, run_stack, stacks_of
+from outliers.models.anatomy import decoder_layers, ids_of, inputs_of, layers_of, run_stack, stacks_of, width_of
 from outliers.models.anatomy.examples import Block
 from outliers.models.checkpoint import Checkpoint
+from outliers.models.hooks import hand_over_hooks
 from outliers.models.internals import dtype_of
 from outliers.models.load import HASHING, fill, find_device, hash_of, line_of, open_model, put, read_weight
 from outliers.models.variant import Variant
@@ -88,53 +86,6 @@ class Watched(Variant):
 def is_streamed(model: PreTrainedModel) -> bool:
     """Whether a model's decoder layers are read when their turn comes."""
     return getattr(model, "stream", None) is not None
-
-
-class Call(NamedTuple):
-    """The arguments of a layer beside the hidden states.
-
-    memory: what of it the stack before has put out. carries: see `Anatomy`.
-    """
-
-    arguments: tuple
-    keywords: dict
-    memory: torch.Tensor | None
-    carries: dict[int, int]
-
-    def on(
-        self,
-        layer: nn.Module,
-        hidden_states: torch.Tensor,
-        memory: torch.Tensor | None = None,
-        carried: Mapping[int, object] = MappingProxyType({}),
-    ) -> "Output":
-        """The output of a layer for hidden states (1, T, features).
-
-        memory: what takes the place of the call's. carried: what the layer before carries.
-        """
-
-        def present(value: object) -> object:
-            return memory if value is self.memory is not None else value
-
-        arguments = [carried.get(place, present(value)) for place, value in enumerate(self.arguments)]
-        output = layer(
-            hidden_states, *arguments, **{name: present(argument) for name, argument in self.keywords.items()}
-        )
-        if not isinstance(output, tuple):  # as some architectures return it
-            return Output(output, False, {})
-        return Output(output[0], True, {place: output[number] for number, place in self.carries.items()})
-
-
-class Output(NamedTuple):
-    """The output of a layer.
-
-    state: hidden states (1, T, features). in_tuple: whether they came in one. carried: what the next layer takes as
-    arguments, by their places behind the hidden states.
-    """
-
-    state: torch.Tensor
-    in_tuple: bool
-    carried: dict[int, object]
 
 
 def stream_model(
@@ -267,16 +218,11 @@ class Stream:
         inputs = [inputs_of(model, example) for example in examples]
         ids = [ids_of(model, example) for example in examples]
         turns = list(product(range(len(variants)), range(len(examples))))
-        *stacks, last = stacks_of(model.config)
-        memory = dict.fromkeys(turns)
-
-        def begin_turn(variant_number: int, block_number: int) -> None:
-            begin(variant_number, block_number, ids[block_number])
-
-        for place, stack in enumerate(stacks):
-            ends = self._through(model, stack, place, inputs, variants, memory, begin_turn)
+        last, memory = len(inputs[0]) - 1, dict.fromkeys(turns)
+        for place in range(last):
+            ends = self._through(model, place, inputs, ids, variants, memory, begin)
             memory = {turn: self._kept(next(ends)) for turn in turns}
-        ends = self._through(model, last, len(stacks), inputs, variants, memory, begin_turn)
+        ends = self._through(model, last, inputs, ids, variants, memory, begin)
         yield from ((variant_number, examples[block_number], next(ends)) for variant_number, block_number in turns)
 
     def _kept(self, state: torch.Tensor) -> torch.Tensor:
@@ -286,53 +232,55 @@ class Stream:
     def _through(
         self,
         model: PreTrainedModel,
-        stack: Anatomy,
         place: int,
         inputs: list[tuple[torch.Tensor, ...]],
+        ids: list[tuple[torch.Tensor, ...]],
         variants: Sequence[Variant],
         memory: dict[tuple[int, int], torch.Tensor | None],
-        begin: Callable,
+        begin: Callable[[int, int, tuple[torch.Tensor, ...]], None],
     ) -> Iterator[torch.Tensor]:
         """Pass blocks through a stack, the one at a place among all: the last hidden states (T, features), variant by
         variant and block by block.
 
-        inputs: what each stack reads of each block. memory: of each variant and block what the stack before puts out.
+        inputs, ids: what each stack reads of each block, and what stands at the positions of it. memory: of each
+            variant and block what the stack before puts out.
         """
-        read = [block_inputs[place] for block_inputs in inputs]
-        # What layers are called with, and what they carry, by the lengths of what goes through them.
-        keys, calls, carried = [], {}, defaultdict(dict)
-        for number, ids in enumerate(read):
-            state, block_calls = into_layers(model, stack, ids, self._there(memory[0, number]))
-            if not number:
-                shape = len(variants), len(read), max(len(state), *map(len, read)), state.shape[1]
-                states, dtype = self.storage(shape, self.widest, self.device), state.dtype
-            states[:, number, : len(state)] = state
-            keys.append((len(state), *map(len, inputs[number])))
-            calls.setdefault(keys[-1], block_calls)
-        first, count = self.numbers[f"{stack.layers}.0"], len(next(iter(calls.values())))
-        for number in over(range(count), "layer", f"{self.name}, layers"):
-            with self.layer(model, first + number):
-                outputs = {}
-                for variant_number, variant in enumerate(variants):
-                    with variant.on(model, first + number) as changed:
-                        layer = decoder_layers(changed)[first + number]
-                        for block_number, key in enumerate(keys):
-                            begin(variant_number, block_number)
-                            state = states[variant_number, block_number, : key[0]]
-                            beside = self._there(memory[variant_number, block_number]), carried[key]
-                            outputs[key] = calls[key][number].on(layer, state[None].to(self.device, dtype), *beside)
-                            state.copy_(outputs[key].state[0])
-                            give_memory_back()
-                carried.update((key, output.carried) for key, output in outputs.items())
-                dtype = next(iter(outputs.values())).state.dtype
-        for variant_number, (block_number, key) in product(range(len(variants)), enumerate(keys)):
-            state = states[variant_number, block_number, : key[0]].to(self.device, dtype)
-            beside = outputs[key].in_tuple, self._there(memory[variant_number, block_number])
-            self.last = variants[variant_number]
-            yield out_of_layers(model, stack, read[block_number], state, *beside)
+        stack, layers = stacks_of(model.config)[place], [layer for layer in layers_of(model) if layer.stack == place]
+        paths = [layer.path for layer in layers]
+        keys = [tuple(map(len, of_block)) for of_block in ids]  # on which alone depends what is beside the states
+        shape = len(variants), len(keys), max(key[place] for key in keys), width_of(model.config)
+        states = self.storage(shape, self.widest, self.device)
+        outputs: dict[tuple[int, ...], object] = {}  # of the layer before, the last one of each key
 
-    def _there(self, memory: torch.Tensor | None) -> torch.Tensor | None:
-        return None if memory is None else memory.to(self.device)
+        def run(turn: tuple[int, int], modules: dict[str, nn.Module]) -> torch.Tensor:
+            there = None if memory[turn] is None else memory[turn].to(self.device)
+            return run_stack(exchanged(model, modules), stack, inputs[turn[1]][place], there)
+
+        def known(variant_number: int, block_number: int) -> object:
+            """The output of the layer before."""
+            key = keys[block_number]
+            state, *beside = parts_of(outputs[key])
+            state = states[variant_number, block_number, None, : key[place]].to(self.device, state.dtype)
+            return (state, *beside) if isinstance(outputs[key], tuple) else state
+
+        for number, layer in enumerate(over(layers, "layer", f"{self.name}, layers")):
+            with self.layer(model, layer.number):
+                now = {}
+                for variant_number, variant in enumerate(variants):
+                    with variant.on(model, layer.number) as changed:
+                        module = decoder_layers(changed)[layer.number]
+                        for block_number, key in enumerate(keys):
+                            turn, once = (variant_number, block_number), Once(module)
+                            before = dict.fromkeys(paths[:number], Once(module, known(*turn))) if number else {}
+                            begin(*turn, ids[block_number])
+                            run(turn, before | dict.fromkeys(paths[number:], once))
+                            states[turn][: key[place]] = parts_of(once.output)[0][0]
+                            now[key] = once.output
+                            give_memory_back()
+                outputs = now
+        for turn in product(range(len(variants)), range(len(keys))):
+            self.last = variants[turn[0]]
+            yield run(turn, dict.fromkeys(paths, Once(layers[0].module, known(*turn))))
 
     def storage(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Zeros, for what is kept of all blocks while they pass: on the GPU, which computes with them, if they leave
@@ -349,37 +297,47 @@ class Stream:
         return torch.frombuffer(_mapped_file(size), dtype=dtype, count=count).view(shape)
 
 
-LAYERS_IN_PLACE = threading.Lock()  # held while they are not, and by who looks for them beside other threads
+def parts_of(output: torch.Tensor | tuple) -> tuple:
+    """The hidden states (1, T, features) that a layer puts out, and what is beside them in some architectures."""
+    return output if isinstance(output, tuple) else (output,)
 
 
-def into_layers(
-    model: PreTrainedModel, stack: Anatomy, inputs: torch.Tensor, memory: torch.Tensor | None = None
-) -> tuple[torch.Tensor, list[Call]]:
-    """The input (T, features) of the first layer of a stack for its part of a block, and what each layer is
-    called with beside it; memory: what the stack before puts out, (1, T, features)."""
-    with _in_the_place_of_layers(model, stack) as gates:
-        run_stack(model, stack, inputs, memory)
-    arguments, keywords = gates[0].call
-    if any(isinstance(argument, Cache) for argument in (*arguments, *keywords.values())):
-        raise UserError(
-            "the layers of this model are called with a cache of keys and values, which all blocks would share; "
-            "expected a Family with keywords={'use_cache': False}"
-        )
-    return gates[0].seen[0], [Call(*gate.call, memory, stack.carries) for gate in gates]
+class Once(nn.Module):
+    """Stands for a layer, in its place or several: computes it once, and puts out the same whenever it is called.
+
+    output: what it puts out, if that is known and nothing is computed.
+    """
+
+    def __init__(self, layer: nn.Module, output: object = None):
+        super().__init__()
+        self.layer, self.output = layer, output
+
+    def __getattr__(self, name: str):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("layer"), name)  # such as the kind of its attention
+
+    def forward(self, *arguments, **keywords):
+        if self.output is None:
+            self.output = self.layer(*arguments, **keywords)
+        return self.output
 
 
-def out_of_layers(
-    model: PreTrainedModel,
-    stack: Anatomy,
-    inputs: torch.Tensor,
-    state: torch.Tensor,
-    in_tuple: bool,
-    memory: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """The output of a stack whose last layer puts out a state (T, features), in a tuple or not."""
-    with _in_the_place_of_layers(model, stack) as gates:
-        gates[-1].output = state[None], in_tuple
-        return run_stack(model, stack, inputs, memory)
+def exchanged(module: nn.Module, others: Mapping[str, nn.Module]) -> nn.Module:
+    """A copy of a module with other modules in some paths of it; it shares all else, and the module stays as it is."""
+    if "" in others:
+        return others[""]
+    copied = copy.copy(module)
+    copied._modules = dict(module._modules)
+    if "_hf_hook" in vars(module):  # of accelerate, which runs the module that it hangs on
+        for name in ("forward", "_old_forward", "_hf_hook"):
+            vars(copied).pop(name)
+        hand_over_hooks(module, copied)
+    for head, paths in groupby(sorted(others), lambda path: path.partition(".")[0]):
+        inner = {path.partition(".")[2]: others[path] for path in paths}
+        copied._modules[head] = exchanged(module._modules[head], inner)
+    return copied
 
 
 def _mapped_file(size: int) -> mmap.mmap:
@@ -422,50 +380,3 @@ def give_memory_back() -> None:
     """
     if _TRIM:
         _TRIM(0)
-
-
-class _Gate(nn.Module):
-    """Stands for a layer: notes what it is called with, and puts out what it is told to, or what it was given.
-
-    Some models take a layer's output as it is, others the first of a tuple; `_Either` serves both.
-    """
-
-    def __init__(self, layer: nn.Module, carries: dict[int, int]):
-        super().__init__()
-        self.__dict__["layer"] = layer  # no submodule of it
-        self.beside = (None,) * max(carries, default=0)
-        self.output, self.seen, self.call = None, None, None
-
-    def __getattr__(self, name: str):
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(self.__dict__["layer"], name)  # such as the kind of its attention
-
-    def forward(self, hidden_states, *arguments, **keywords):
-        self.seen = hidden_states.as_subclass(torch.Tensor)
-        self.call = arguments, keywords
-        if self.output is not None:
-            state, in_tuple = self.output
-            return (state, *self.beside) if in_tuple else state
-        return (self.seen, *self.beside) if self.beside else self.seen.as_subclass(_Either)
-
-
-class _Either(torch.Tensor):
-    """A tensor (1, T, features) whose first entry is itself: a layer's output, in a tuple or not."""
-
-    def __getitem__(self, index):
-        return self.as_subclass(torch.Tensor) if index == 0 else super().__getitem__(index)
-
-
-@contextmanager
-def _in_the_place_of_layers(model: PreTrainedModel, stack: Anatomy) -> Iterator[list[_Gate]]:
-    with LAYERS_IN_PLACE:
-        layers = model.get_submodule(stack.layers)
-        originals = dict(layers._modules)
-        gates = {name: _Gate(layer, stack.carries) for name, layer in originals.items()}
-        layers._modules.update(gates)
-        try:
-            yield list(gates.values())
-        finally:
-            layers._modules.update(originals)

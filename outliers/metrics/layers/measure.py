@@ -11,7 +11,7 @@ from outliers.metrics.agreement.measure import Agreeing, AgreementReader, values
 from outliers.metrics.measurement import Measurement, by_seed
 from outliers.metrics.perplexity.measure import Loss, LossReader, perplexity_value, read_logits
 from outliers.models.anatomy import count_layers
-from outliers.models.decoder import inference, map_blocks, run_exchanged, run_from
+from outliers.models.decoder import inference, map_blocks, run_decoder, run_exchanged
 from outliers.models.variant import Variant
 from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell
@@ -30,8 +30,7 @@ def layer_by_layer(
     with EXACT.on(model) as exact, variant.on(model) as changed, drawn(exact, draw), untied(changed, draw):
 
         def see(_number: int, block: torch.Tensor) -> list[Seen]:
-            # layer by layer, for exchanges of another block take layers out of their places
-            ((_, ids, states),) = run_from(exact, [block], 0, [{}])
+            ((_, ids, states),) = run_decoder(exact, [block])
             under = [(exact, after) for _, _, after in run_exchanged(exact, changed, block, layers)]
             return [tuple(of_layer) for of_layer in read_logits(ids, under, readers, (exact, states))]
 

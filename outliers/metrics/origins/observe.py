@@ -26,7 +26,7 @@ from outliers.models.anatomy import (
 from outliers.models.anatomy.examples import Block
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import residual_hooks
-from outliers.models.stream import AS_IT_IS, Variant, Watched, into_layers
+from outliers.models.stream import AS_IT_IS, Variant, Watched
 from outliers.quantization.linear import stored_weight
 from outliers.text.blocks import sequences
 from outliers.text.tokens import visible_token
@@ -124,7 +124,7 @@ class _Observer:
         self.gains: dict[tuple[int, str], Gains] = {}
 
     def begin(self, number: int, inputs: tuple[torch.Tensor]) -> None:
-        """Tell the hooks that this sequence comes next; each comes first to what is before the layers."""
+        """Tell the hooks that this sequence comes next."""
         (ids,) = inputs
         if len(ids) < 2:
             raise UserError(f"sequence {number} has {len(ids)} tokens; expected at least 2")
@@ -135,39 +135,39 @@ class _Observer:
         if number == self.sequences:
             self.sequences += 1
             self.counts += self.masks.sum(1).cpu()
-            self._embed(ids)
-
-    def _embed(self, ids: torch.Tensor) -> None:
-        """Add what goes into the first layer: of the embedding all but positions, and the bias of its norm."""
-        terms_by_kind, positions, norm = {}, self.anatomy.positions, self.anatomy.embedding_norm
-
-        def keep(_module, _inputs, output: torch.Tensor) -> None:
-            terms_by_kind["positions"] = output.expand(1, len(ids), -1)[0][:, self.columns].float()
-
-        with ExitStack() as stack:
-            if positions:
-                hook = self.model.get_submodule(positions).register_forward_hook(keep)
-                stack.callback(hook.remove)
-            state = into_layers(self.model, self.anatomy, ids)[0][:, self.columns].float()
-        if norm:
-            bias = self.model.get_submodule(norm).bias[self.columns].float()
-            terms_by_kind["embedding norm"] = bias.expand_as(state)
-        terms_by_kind["embedding"] = state - sum(terms_by_kind.values())
-        for kind, terms in terms_by_kind.items():
-            self.add((None, kind), terms)
-        self.add((0, "state"), state)
 
     @contextmanager
     def hooks(self, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
-        """Those that see all layers of a model, or one."""
+        """Those that see all layers of a model, or one; with the first one, what is before the layers."""
         with ExitStack() as stack:
             for decoder_layer in layers_of(model):
                 if layer in (None, decoder_layer.number):
+                    if not decoder_layer.number:
+                        self._hook_embedding(stack, model, decoder_layer)
                     self._hook_norms(stack, decoder_layer)
                     for role in ("attn_out", "ffn_out"):
                         stack.enter_context(_SubLayer(self, decoder_layer, role).hooks())
             stack.enter_context(residual_hooks(model, self.see_state, layer))
             yield
+
+    def _hook_embedding(self, stack: ExitStack, model: PreTrainedModel, first: Layer) -> None:
+        """Add what goes into the first layer: of the embedding all but positions, and the bias of its norm."""
+        terms, positions, norm = {}, self.anatomy.positions, self.anatomy.embedding_norm
+
+        def see_positions(_module, _inputs, output: torch.Tensor) -> None:
+            terms["positions"] = output.expand(1, len(self.ids), -1)[0][:, self.columns].float()
+
+        def see_state(_module, inputs: tuple) -> None:
+            state = inputs[0][0][:, self.columns].float()
+            if norm:
+                terms["embedding norm"] = model.get_submodule(norm).bias[self.columns].float().expand_as(state)
+            for kind, of_kind in {**terms, "embedding": state - sum(terms.values())}.items():
+                self.add((None, kind), of_kind)
+            self.add((0, "state"), state)
+
+        if positions:
+            stack.callback(model.get_submodule(positions).register_forward_hook(see_positions).remove)
+        stack.callback(first.module.register_forward_pre_hook(see_state).remove)
 
     def see_state(self, layer: int, x: torch.Tensor) -> None:
         self.add((layer + 1, "state"), x[:, self.columns].float())

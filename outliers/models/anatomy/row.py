@@ -72,13 +72,12 @@ class Anatomy:
     others: other kinds of layers that there may be; a layer is of the first kind of which it has all parts. mixture:
     what layers have that lack ffn_in and ffn_out. norm_offset: what norms add to their weight before they multiply with
     it. alibi: the argument of the attention in which its position biases are, if the attention mask may hold them too.
-    carries: what a layer puts out beside the hidden states for the next one: the place of each among its outputs, and
-    among the arguments behind the hidden states. window: the buffer of the attention that says beside the mask which
-    keys each query sees, bool (1, 1, context, context). head: what the output embedding reads, of the last hidden
-    states. output: its weight (vocabulary, features) and its bias, if it has one. logits: what becomes of its outputs,
-    each by itself. logits_bias: the buffer that is added to them. padded_positions: whether the first position has the
-    number after that of padding. norms_of_sums: the norms of the residual stream with what a sub-layer adds, one behind
-    each sub-layer, where the projections read the residual stream itself.
+    window: the buffer of the attention that says beside the mask which keys each query sees, bool (1, 1, context,
+    context). head: what the output embedding reads, of the last hidden states. output: its weight (vocabulary,
+    features) and its bias, if it has one. logits: what becomes of its outputs, each by itself. logits_bias: the buffer
+    that is added to them. padded_positions: whether the first position has the number after that of padding.
+    norms_of_sums: the norms of the residual stream with what a sub-layer adds, one behind each sub-layer, where the
+    projections read the residual stream itself.
 
     Of pictures: embedding: the convolution that makes patches of pixels. special: what stands before the patches, and
     of what kind it is. any_size: whether pictures may be smaller than the configuration says.
@@ -109,7 +108,6 @@ class Anatomy:
     mixture: Mixture | None = None
     norm_offset: float = 0.0
     alibi: str | None = None
-    carries: dict[int, int] = field(default_factory=dict)
     window: str | None = None
     bidirectional: bool = False
     head: Callable[[PreTrainedModel, torch.Tensor], torch.Tensor] = read_as_they_are

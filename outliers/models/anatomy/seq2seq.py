@@ -40,7 +40,6 @@ _T5_ENCODER = Anatomy(
     attn_out=("layer.0.SelfAttention.o",),
     ffn_in=_names("wi", of=_T5_FEED_FORWARD),
     ffn_out=_names("wo", of=_T5_FEED_FORWARD),
-    carries={1: 1, 2: 4},
 )
 _T5_DECODER = replace(
     _T5_ENCODER,
@@ -124,7 +123,7 @@ _T5GEMMA = replace(
 _ROWS = {
     "t5": _t5(head=_scaled_by("scale_decoder_outputs")),
     "mt5": _t5(),
-    "umt5": _t5(carries={}, head=_scaled_by("tie_word_embeddings")),
+    "umt5": _t5(head=_scaled_by("tie_word_embeddings")),
     "bart": _fairseq(True),
     "mbart": _fairseq(False),
     "marian": _fairseq(True),
