@@ -20,6 +20,7 @@ from transformers import (
     Dinov2WithRegistersConfig,
     DistilBertConfig,
     ElectraConfig,
+    GenerationConfig,
     MarianConfig,
     MBartConfig,
     ModernBertConfig,
@@ -266,7 +267,9 @@ def test_sinks_are_those_of_attention(case):
 @pytest.mark.parametrize("case", ["bert", "vit", "t5", "t5-gated", "bart"])
 def test_int8_models_on_disk(case, tmp_path):
     made(case).save_pretrained(tmp_path / "model")
+    GenerationConfig(max_new_tokens=7).save_pretrained(tmp_path / "model")
     small = load_int8(str(tmp_path / "model"), "absmax-vector")
+    assert small.generation_config.max_new_tokens == 7
     save_quantized(small, tmp_path / "int8")
     found = [outliers.perplexity(one, examples(case)) for one in (small, load_quantized(tmp_path / "int8"))]
     under, exact = (

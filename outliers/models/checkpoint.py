@@ -162,7 +162,7 @@ def _by_own_names(
         else:
             tensors[tensor_name] = of_it[0][1]
             torn.append(f"a part of {tensor_name}")
-    check_complete([*missing_tensors(tensors, model), *torn], name)
+    check_complete(tensors, model, name, torn)
     return tensors, ignored
 
 
@@ -244,20 +244,14 @@ def _misshapen(found: str, key: str, expected: torch.Size, name: str) -> UserErr
     )
 
 
-def missing_tensors(stored: Iterable[str], model: PreTrainedModel) -> list[str]:
-    """The model's own names of tensors that are not stored; of those that are tied, one has to be.
-
-    None that the architecture computes by itself, such as the positions of Marian.
-    """
+def check_complete(stored: Iterable[str], model: PreTrainedModel, name: str, torn: Iterable[str] = ()) -> None:
+    """Raise UserError if tensors of a model are not stored, or torn. Of those that are tied one has to be there, and
+    none that the architecture computes by itself, such as the positions of Marian."""
     tied, computed = model.all_tied_weights_keys, model._keys_to_ignore_on_load_missing or ()
     there = {tied.get(tensor_name, tensor_name) for tensor_name in stored}
     missing = [tensor_name for tensor_name in model.state_dict() if tied.get(tensor_name, tensor_name) not in there]
-    return [tensor_name for tensor_name in missing if not any(re.search(pattern, tensor_name) for pattern in computed)]
-
-
-def check_complete(missing: list[str], name: str) -> None:
-    """Raise UserError if tensors of a model are missing in its checkpoint."""
-    if missing:
+    missing = [tensor_name for tensor_name in missing if not any(re.search(one, tensor_name) for one in computed)]
+    if missing := [*missing, *torn]:
         raise UserError(f"the checkpoint of '{name}' lacks {len(missing)} tensors ({first_of(missing)})")
 
 

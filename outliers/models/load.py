@@ -195,10 +195,6 @@ def load_model(
         torch.float32
     """
     model, checkpoint = open_model(name, dtype, device, revision)
-    source = find_model(name, revision)
-    with suppress(UserError), refusals(source.path):  # many folders have none, and nothing is measured with it
-        if not source.file:
-            model.generation_config = GenerationConfig.from_pretrained(source.path, **_keywords(source))
     return fill(model, checkpoint.tensors, checkpoint.absent(model), name, device)
 
 
@@ -222,6 +218,9 @@ def open_model(
             "model.safetensors or what its index lists"
         )
     checkpoint = read_checkpoint(source, name, revision, model)
+    with suppress(UserError), refusals(source.path):  # many folders have none, and nothing is measured with it
+        if not source.file:
+            model.generation_config = GenerationConfig.from_pretrained(source.path, **_keywords(source))
     vars(model.config).pop("quantization_config", None)  # for its weights are no longer stored so
     model.ignored_tensors, model.zero_points = checkpoint.ignored, checkpoint.zero_points
     if checkpoint.zero_points:

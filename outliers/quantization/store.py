@@ -14,7 +14,7 @@ from outliers.errors import UserError, reason_of
 from outliers.files import writing
 from outliers.models.anatomy import projections
 from outliers.models.attention import attentions
-from outliers.models.checkpoint import check_complete, check_shape, missing_tensors, readable
+from outliers.models.checkpoint import check_complete, check_shape, readable
 from outliers.models.config_file import check_weights
 from outliers.models.load import config_of, fill, find_device, open_model, refusals, tensor_of
 from outliers.models.skeleton import skeleton
@@ -126,7 +126,7 @@ def _check(tensors: dict[str, Lazy], model: PreTrainedModel, name: str) -> None:
             raise UserError(
                 f"the int8 model '{name}' holds '{key}' as {dtype or lazy.dtype}; expected {expected[key].dtype}"
             )
-    check_complete(missing_tensors(tensors, model), name)
+    check_complete(tensors, model, name)
 
 
 def load_int8(
