@@ -232,16 +232,17 @@ def test_layers_run_one_by_one(case):
     model, last = made(case), max(next(reversed(views_of(made(case)).values())).layers)
     quantized = outliers.quantize(model, "absmax-vector", only=[f"layers.{last}"])
     known = [{} for _ in examples(case)]
-    exact, under, second, ends = (
+    exact, under, second, ends, again = (
         [state for *_, state in run]
         for run in (
             run_decoder(model, examples(case)),
             run_decoder(quantized, examples(case)),
             run_from(model, examples(case), 1, known),
             run_from(quantized, examples(case), last, known),
+            run_from(quantized, examples(case), last, known),
         )
     )
-    assert all(map(torch.equal, exact, second)) and all(map(torch.equal, under, ends))
+    assert all(map(torch.equal, exact, second)) and all(map(torch.equal, under * 2, ends + again))
     other = outliers.quantize(model, "absmax-vector")
     ((*_, exchanged),) = run_exchanged(model, other, examples(case)[0], [last])
     assert torch.equal(exchanged, under[0]) and not torch.equal(under[0], exact[0])
