@@ -24,9 +24,6 @@ from outlier_kernels.reference_systems import PROTECTIVE
 from outliers import criterion
 from outliers.metrics.ablations import CONTROLS, RESAMPLES
 from outliers.metrics.damages import damages_of
-from outliers.metrics.keys.view import CONSTANT
-from outliers.metrics.memory.view import GIB, footprints
-from outliers.metrics.origins.view import HIDDEN, beside_each_other
 from outliers.metrics.perplexity.measure import LARGEST_LOSS
 from outliers.metrics.range import LIMITS
 from outliers.metrics.range.measure import BLOCK
@@ -64,6 +61,9 @@ from outliers.text.digits import HELD_OUT
 from outliers.text.documents import LONGEST_LINE
 from outliers.text.pieces import LONGEST
 from outliers.tracing.sketch import RELATIVE_ERROR
+from outliers.views.keys import CONSTANT
+from outliers.views.memory import GIB, footprints
+from outliers.views.origins import HIDDEN, beside_each_other
 from tests.kept import CACHED_DAMAGE, COMPARED, DAMAGED, kept, plan_at
 
 ROOT = Path(__file__).parent.parent

@@ -5,13 +5,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from outliers.metrics.keys.view import keys_section
-from outliers.metrics.latency.view import latency_section
-from outliers.metrics.linear_layer.view import speed_section
-from outliers.metrics.memory.view import memory_section
-from outliers.metrics.origins.view import beside_each_other, origins_section
-from outliers.metrics.perplexity.view import sweep_section
-from outliers.metrics.zeroshot.view import zeroshot_section
 from outliers.presets.plan import plan_of
 from outliers.quantization.plans.plan import Plan
 from outliers.report.paper.table4 import families_section, table4_section
@@ -25,6 +18,13 @@ from outliers.report.views.damage import damage_section
 from outliers.report.views.plan import FILE, plan_section
 from outliers.report.views.remedies import remedies_section
 from outliers.runs.frame import records_in
+from outliers.views.keys import keys_section
+from outliers.views.latency import latency_section
+from outliers.views.linear_layer import speed_section
+from outliers.views.memory import memory_section
+from outliers.views.origins import beside_each_other, origins_section
+from outliers.views.perplexity import sweep_section
+from outliers.views.zeroshot import zeroshot_section
 
 KEPT = Path(__file__).parent.parent / "results" / "kept"
 PLANS = {"plans/absmax": 0.05, "plans/w8a8": 0.02, "plans/w4a8-g64": 0.2}  # their costs

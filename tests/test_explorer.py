@@ -13,9 +13,7 @@ import pytest
 import torch
 
 from outliers.errors import UserError
-from outliers.metrics.origins.view import origins_section
 from outliers.metrics.trace.kept import EXCERPT
-from outliers.metrics.trace.view import kept_trace_section
 from outliers.models.load import load_model
 from outliers.report.explorer.embedding import packed, plotly
 from outliers.report.explorer.origins import WRITERS, origins_explorer
@@ -29,6 +27,8 @@ from outliers.specification.kinds import Account, Damage, OneModel
 from outliers.tracing.excerpt import FEATURES, VALUES, Excerpt, excerpt, telling_features
 from outliers.tracing.result import Trace
 from outliers.tracing.trace import trace
+from outliers.views.origins import origins_section
+from outliers.views.trace import kept_trace_section
 from tests import test_page
 from tests.conftest import make_model, needs_chromium
 from tests.kept import kept

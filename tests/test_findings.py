@@ -9,12 +9,6 @@ import pytest
 import torch
 
 from outliers.metrics.damages import damages_of
-from outliers.metrics.latency.view import latency_section
-from outliers.metrics.linear_layer.view import speed_findings
-from outliers.metrics.memory.view import memory_findings
-from outliers.metrics.perplexity.view import sweep_findings
-from outliers.metrics.trace.view import trace_findings, trace_section
-from outliers.metrics.zeroshot.view import zeroshot_findings
 from outliers.plot.emergence import Fit
 from outliers.plot.remedies import Point
 from outliers.report.analysis import Value
@@ -25,6 +19,12 @@ from outliers.report.views.damage import damage_findings
 from outliers.report.views.remedies import NONE, remedies_findings
 from outliers.report.words import count, features, listed, percent, ranges
 from outliers.specification.kinds import OneModel
+from outliers.views.latency import latency_section
+from outliers.views.linear_layer import speed_findings
+from outliers.views.memory import memory_findings
+from outliers.views.perplexity import sweep_findings
+from outliers.views.trace import trace_findings, trace_section
+from outliers.views.zeroshot import zeroshot_findings
 from tests.conftest import STORIES, needs_shared, needs_smollm2, trace_model
 from tests.kept import DAMAGED, SECTIONS, kept, section_of
 

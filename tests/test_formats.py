@@ -19,7 +19,6 @@ from torch import nn
 
 from outliers.errors import UserError
 from outliers.metrics.perplexity.measure import perplexity
-from outliers.metrics.perplexity.view import perplexity_table
 from outliers.models.load import load_model, load_tokenizer
 from outliers.quantization.convert import quantize
 from outliers.quantization.fields import row_fields
@@ -29,6 +28,7 @@ from outliers.quantization.store import load_quantized, save_quantized
 from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Experiment, Latency
 from outliers.text.blocks import load_text
+from outliers.views.perplexity import perplexity_table
 from tests.conftest import make_model
 from tests.test_kernels import of_finite_floats
 

@@ -17,7 +17,6 @@ from outliers.errors import BrokenModel
 from outliers.metrics.keys import AFTER, BEFORE
 from outliers.metrics.keys.channels import Channels, Sums
 from outliers.metrics.keys.observe import observed_channels
-from outliers.metrics.keys.view import features_of, keys_section
 from outliers.metrics.perplexity.measure import perplexity
 from outliers.models.anatomy import decoder_layers
 from outliers.models.anatomy.examples import Examples
@@ -29,6 +28,7 @@ from outliers.report.explorer.keys import keys_explorer
 from outliers.report.views.account import account_section
 from outliers.runs.run import run
 from outliers.specification.kinds import Account
+from outliers.views.keys import features_of, keys_section
 from tests.conftest import lasting, make_model, make_tokenizer, slow_but
 from tests.test_commands import refused
 

@@ -13,9 +13,7 @@ from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outliers.errors import UserError
-from outliers.metrics.latency import view as table6
 from outliers.metrics.latency.measure import Timings, latency, quartiles
-from outliers.metrics.linear_layer import view as table5
 from outliers.metrics.linear_layer.measure import LEAST_ROUNDS, OUTLIERS, milliseconds, rows_of, ways
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model
@@ -28,6 +26,8 @@ from outliers.runs.frame import records_in as read_rows
 from outliers.runs.run import run
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Latency, LinearLayers
+from outliers.views import latency as table6
+from outliers.views import linear_layer as table5
 from tests.conftest import SHARED, make_model, needs_shared
 
 CPU = torch.device("cpu")

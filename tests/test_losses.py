@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM
 
 import outliers
 from outliers.errors import UserError
-from outliers.metrics.perplexity.view import bits_table, sweep_section
 from outliers.presets.cells import Cells
 from outliers.report.paper.table4 import emergence_table
 from outliers.runs.run import run
@@ -19,6 +18,7 @@ from outliers.specification.kinds import Experiment
 from outliers.subjects.masked import each_masked, masked_text
 from outliers.subjects.seq2seq import prefixed, span_corrupted
 from outliers.text.blocks import cut_text
+from outliers.views.perplexity import bits_table, sweep_section
 from tests.conftest import STORIES, needs_shared, needs_smollm2
 
 MODEL = "pocket/gpt2-0.1m"

@@ -19,7 +19,6 @@ from transformers import (
 import outliers
 from outliers.errors import UserError
 from outliers.metrics.latency.measure import encoding
-from outliers.metrics.latency.view import latency_table
 from outliers.metrics.memory.footprint import measure_footprint
 from outliers.models.anatomy import projections
 from outliers.models.anatomy.examples import IGNORED
@@ -29,6 +28,7 @@ from outliers.runs.run import run
 from outliers.specification.kinds import Ablation, Damage, Experiment, Latency, Settings, ZeroShot
 from outliers.subjects.causal import Causal
 from outliers.subjects.masked import masked_text
+from outliers.views.latency import latency_table
 from tests.gguf_files import write_gguf
 from tests.test_commands import refused
 from tests.test_families import MASKED, make

@@ -26,7 +26,6 @@ from outliers.metrics.memory.footprint import (
     measure_pass,
     prompt,
 )
-from outliers.metrics.memory.view import footprints, largest, memory_section
 from outliers.models.load import find_config, load_config
 from outliers.models.names import known_configs
 from outliers.models.skeleton import skeleton
@@ -35,6 +34,7 @@ from outliers.report.paper.table3 import PUBLISHED, measured
 from outliers.runs.run import run
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Memory
+from outliers.views.memory import footprints, largest, memory_section
 from tests.conftest import CONFIGS, slow_but
 from tests.test_commands import call
 from tests.test_families import VISION as PICTURES

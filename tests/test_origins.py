@@ -14,7 +14,6 @@ import outliers
 from outliers.errors import UserError
 from outliers.metrics.origins import PART_OF
 from outliers.metrics.origins.account import Account
-from outliers.metrics.origins.view import account_of, origins_section
 from outliers.models.anatomy import anatomy_of, decoder_layers
 from outliers.models.load import load_model
 from outliers.models.stream import stream_model
@@ -23,6 +22,7 @@ from outliers.quantization.linear import stored_weight
 from outliers.runs.run import run
 from outliers.specification import kinds
 from outliers.variants.written import variant
+from outliers.views.origins import account_of, origins_section
 from tests.conftest import C4, CONFIGS, VARIANTS, make_model, make_tokenizer, needs_shared, needs_smollm2, slow_but
 from tests.kept import kept
 from tests.test_commands import refused

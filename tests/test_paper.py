@@ -200,7 +200,7 @@ def test_another_scheme_of_the_table_breaks_no_published_table():
         "schemes.TABLE1.append('mine')\n"
         "from outliers.report.report import ARTEFACTS\n"
         "assert len(ARTEFACTS['table1'].published.values) == 45\n"
-        "from outliers.metrics.perplexity.view import perplexity_table\n"
+        "from outliers.views.perplexity import perplexity_table\n"
         "row = {'model': 'a', 'scheme': 'mine', 'metric': 'perplexity', 'value': 1.0, 'dtype': 'float32'}\n"
         "assert perplexity_table([row]).cells == [['Mine', '1.00']]"
     )

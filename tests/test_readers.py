@@ -11,7 +11,6 @@ import torch
 import outliers
 from outliers.errors import UserError
 from outliers.metrics import attention
-from outliers.metrics.origins.view import origins_section
 from outliers.metrics.sinks.measure import SINKS
 from outliers.metrics.top1.measure import TOP1, top1_softmax
 from outliers.models.load import load_model
@@ -24,6 +23,7 @@ from outliers.specification import kinds
 from outliers.variants.ablated import Ablated, Intervention
 from outliers.variants.plant import plant
 from outliers.variants.written import variant
+from outliers.views.origins import origins_section
 from tests.conftest import C4, make_model, needs_shared, needs_smollm2
 from tests.test_commands import call
 

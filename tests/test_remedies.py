@@ -18,7 +18,6 @@ from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import BrokenModel, UserError
 from outliers.metrics.perplexity.measure import perplexities, perplexity
-from outliers.metrics.perplexity.view import perplexity_table
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model
@@ -47,6 +46,7 @@ from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Ablation, Experiment, Latency, ZeroShot
 from outliers.text.blocks import load_text, tokens_hash
 from outliers.variants.quantized import Quantized
+from outliers.views.perplexity import perplexity_table
 from tests.conftest import C4, make_model, needs_shared, needs_smollm2
 from tests.test_commands import call
 

@@ -13,10 +13,6 @@ import torch
 from outliers.criterion import OF_EVERY_STACK
 from outliers.errors import UserError
 from outliers.metrics.ablations import plan
-from outliers.metrics.latency.view import latencies, latency_table
-from outliers.metrics.perplexity.view import cost_table, perplexity_table, sweep_section, table1, terminal
-from outliers.metrics.trace.view import trace_section
-from outliers.metrics.zeroshot.view import accuracy_table
 from outliers.plot.ablation import ablation_bars
 from outliers.plot.attention import points as attention_points
 from outliers.plot.emergence import by_model, distinct_models, exponential_fit, figure3, figure4, fits_of
@@ -35,6 +31,10 @@ from outliers.report.views.remedies import remedies_section
 from outliers.report.write import write
 from outliers.tracing.trace import trace
 from outliers.variants.plant import plant
+from outliers.views.latency import latencies, latency_table
+from outliers.views.perplexity import cost_table, perplexity_table, sweep_section, table1, terminal
+from outliers.views.trace import trace_section
+from outliers.views.zeroshot import accuracy_table
 from tests.conftest import SHARED, make_model, make_tokenizer
 from tests.test_plot import check_words, ticks_of
 

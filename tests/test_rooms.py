@@ -16,7 +16,8 @@ ROOMS = (
     *("analysis", "plot", "report", "plugins"),
 )
 # What numbers say is of reports, and of the figures in them, which are drawn in a room on its left.
-SHARED = {"report.analysis": "analysis"}
+# Views of metrics are part of reports.
+SHARED = {"report.analysis": "analysis", "views": "report"}
 COMMANDS = "commands"  # programs, which may use all, and what they have in common
 MOST_FILES = 15
 FILES = sorted(file.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py"))
@@ -25,9 +26,8 @@ FILES = sorted(file.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py"))
 def room_of(module: str) -> int:
     """The place of a module's room, from the left."""
     parts = [part for part in module.split(".") if part != "outliers"]
-    if parts[:1] == ["metrics"] and parts[2:3] == ["view"]:  # the part of a metric that shows it
-        return ROOMS.index("report")
-    name = SHARED.get(".".join(parts[:2]), next(iter(parts), COMMANDS))
+    first = next(iter(parts), COMMANDS)
+    name = SHARED.get(".".join(parts[:2]), SHARED.get(first, first))
     return ROOMS.index(name) if name in ROOMS else len(ROOMS)
 
 

@@ -17,10 +17,8 @@ import outliers
 from outliers.errors import UserError
 from outliers.metrics.attention import attended
 from outliers.metrics.latency.measure import encoding, latency
-from outliers.metrics.latency.view import latency_section
 from outliers.metrics.sinks.measure import SINKS
 from outliers.metrics.top1.measure import TOP1
-from outliers.metrics.trace.view import kept_trace_section
 from outliers.models.anatomy import projections
 from outliers.models.anatomy.examples import Examples
 from outliers.models.anatomy.views import views_of
@@ -36,6 +34,8 @@ from outliers.subjects.causal import Causal
 from outliers.text.blocks import tokens_hash
 from outliers.tracing.result import Trace
 from outliers.variants.ablated import Ablated, Intervention
+from outliers.views.latency import latency_section
+from outliers.views.trace import kept_trace_section
 from tests.gguf_files import fields_of, same_weights, tensors_of, vocabulary, write_gguf
 from tests.test_families import T5, examples, made
 from tests.test_seq2seq_text import tokenizer

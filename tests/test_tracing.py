@@ -17,7 +17,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from outliers.criterion import OF_EVERY_STACK, PAPER
 from outliers.errors import UserError
-from outliers.metrics.trace.view import trace_findings
 from outliers.models.anatomy import anatomy_of, decoder_layers, projections, readers
 from outliers.models.hooks import attention_hooks
 from outliers.models.load import load_model, load_tokenizer
@@ -34,6 +33,7 @@ from outliers.tracing.trace import trace
 from outliers.variants.plant import plant
 from outliers.variants.quantized import Quantized
 from outliers.variants.written import variant
+from outliers.views.trace import trace_findings
 from tests.conftest import (
     C4,
     CONFIGS,

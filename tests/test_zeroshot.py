@@ -18,13 +18,13 @@ from outliers.metrics.zeroshot import ZeroShot as Metric
 from outliers.metrics.zeroshot import harness as module
 from outliers.metrics.zeroshot.harness import FOLDER, STANDARD_ERRORS, documents_hash, load_tasks, zeroshot
 from outliers.metrics.zeroshot.measure import _task
-from outliers.metrics.zeroshot.view import accuracies, accuracy_table, zeroshot_section
 from outliers.models.load import load_model, load_tokenizer
 from outliers.plot.zeroshot import accuracy_by_size, mean_accuracy, mean_chance
 from outliers.quantization.convert import quantize
 from outliers.report.paper.figure1 import measured
 from outliers.runs.run import run
 from outliers.specification.kinds import ZeroShot
+from outliers.views.zeroshot import accuracies, accuracy_table, zeroshot_section
 from tests.conftest import C4, SHARED, needs_shared
 from tests.test_commands import call
 

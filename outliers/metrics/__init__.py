@@ -1,4 +1,4 @@
-"""Metrics of a subject: a folder each, with its record, its measurement and its view."""
+"""Metrics of a subject: a folder each, with its record and its measurement."""
 
 import pkgutil
 from importlib import import_module

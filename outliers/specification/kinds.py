@@ -427,7 +427,7 @@ class OneModel(OfOneModel):
     """A trace of one model."""
 
     plans, experiment = "outliers.presets.emergence:trace_plans", "trace"
-    section, of_folder = "outliers.metrics.trace.view:kept_trace_section", True
+    section, of_folder = "outliers.views.trace:kept_trace_section", True
 
     name: Name = "trace"
     by_token: bool = Field(

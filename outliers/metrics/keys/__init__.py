@@ -14,6 +14,6 @@ class Keys(Metric):
 
     name = "keys"
     measured_by = "outliers.metrics.keys.measure:KEYS"
-    view = "outliers.metrics.keys.view:keys_section"
+    view = "outliers.views.keys:keys_section"
 
     channels: Count = Field(3, description="Channels listed per layer, those with the largest queries, keys or values.")

@@ -8,4 +8,4 @@ class Perplexity(StatesMetric):
 
     name = "perplexity"
     seen_by = "outliers.metrics.perplexity.measure:SEEN"
-    view = "outliers.metrics.perplexity.view:sweep_section"
+    view = "outliers.views.perplexity:sweep_section"

@@ -11,4 +11,4 @@ class Range(Metric):
 
     name = "range"
     measured_by = "outliers.metrics.range.measure:RANGE"
-    view = "outliers.metrics.range.view:range_section"
+    view = "outliers.views.range:range_section"

@@ -11,7 +11,7 @@ class ZeroShot(Metric):
 
     name = "zeroshot"
     measured_by = "outliers.metrics.zeroshot.measure:ZEROSHOT"
-    view = "outliers.metrics.zeroshot.view:zeroshot_section"
+    view = "outliers.views.zeroshot:zeroshot_section"
     subject = "outliers.subjects.causal:Pretrained"
     needs = ("standard_error", "examples", "task", "lm_eval")
 

@@ -1,8 +1,8 @@
 """Table 3 of the paper: the largest model that some hardware holds, and what models need."""
 
-from outliers.metrics.memory.view import BITS, largest
 from outliers.report.paper.published import Artefact, Key, Published, grid
 from outliers.specification.kinds import Memory
+from outliers.views.memory import BITS, largest
 
 PUBLISHED = Published(
     "LLM.int8(), Table 3",

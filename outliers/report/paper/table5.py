@@ -1,8 +1,8 @@
 """Table 5 of the paper: how many times faster than 16 bits a linear layer is, in many ways."""
 
-from outliers.metrics.linear_layer.view import times_of
 from outliers.report.paper.published import Artefact, Key, Published, grid
 from outliers.specification.kinds import LinearLayers
+from outliers.views.linear_layer import times_of
 
 PUBLISHED = Published(
     "LLM.int8(), Table 5",

@@ -2,7 +2,6 @@
 
 import pandas as pd
 
-from outliers.metrics.training.view import HEADERS, int8_findings, int8_table, perplexities, settings, signed, unrounded
 from outliers.plot.axes import count_label
 from outliers.plot.published import TABLE7
 from outliers.plot.training import trained
@@ -10,6 +9,7 @@ from outliers.report.paper.published import Artefact, Key, Published, grid
 from outliers.report.section import Section, printed
 from outliers.report.tables import MISSING, Table, seeds_note
 from outliers.specification.training import Training
+from outliers.views.training import HEADERS, int8_findings, int8_table, perplexities, settings, signed, unrounded
 
 # RoBERTa-large, fine-tuned on each task of GLUE.
 TASKS = ["MNLI", "QNLI", "QQP", "RTE", "SST-2", "MRPC", "CoLA", "STS-B", "mean"]

@@ -1,1 +1,1 @@
-"""Sections of rows of several metrics; those of one metric are in its folder, as `view.py`."""
+"""Sections of rows of several metrics; those of one metric are in `outliers.views`."""

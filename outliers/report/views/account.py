@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from outliers.metrics.keys.view import features_of, is_of_keys, keys_section
-from outliers.metrics.origins.view import account_of, origins_section
 from outliers.presets.readers import readings
 from outliers.report.analysis import is_beyond
 from outliers.report.section import FINDINGS, Failures, Finding, Section, failures, together
@@ -16,6 +14,8 @@ from outliers.report.views.massive import massive_section
 from outliers.report.views.massive import sentences as massive
 from outliers.report.views.readers import read_by, readers_section
 from outliers.report.views.super_weights import carried_by, super_weights_section
+from outliers.views.keys import features_of, is_of_keys, keys_section
+from outliers.views.origins import account_of, origins_section
 
 Sentence = tuple[int, str, str]  # feature, text, and the name of the table that it is from
 

@@ -9,7 +9,6 @@ import pandas as pd
 from outliers.criterion import CROSS, FEW, LAYERS, MASSIVE, MASSIVE_RATIO, POSITIONS, RESIDUAL, SINK
 from outliers.errors import first_of
 from outliers.metrics.range import LIMITS
-from outliers.metrics.range.view import beyond_float16, place_of
 from outliers.models.names import short_name
 from outliers.plot.emergence import metric_of
 from outliers.plot.trace import (
@@ -27,6 +26,7 @@ from outliers.report.section import Drawing, Failures, Finding, Section, by_stac
 from outliers.report.tables import Table, wrapped
 from outliers.report.words import Names, amount, count, part, ranges
 from outliers.specification.kinds import OneModel
+from outliers.views.range import beyond_float16, place_of
 
 if TYPE_CHECKING:
     from outliers.tracing.excerpt import Excerpt
