@@ -47,11 +47,12 @@ def names(folder: Path) -> set[str]:
 
 @pytest.fixture(autouse=True)
 def usual_interrupt():
-    """Ctrl-C as on a terminal, also where the tests run in the background, which ignores it; no run may change it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Ctrl-C as on a terminal, also where the tests run in the background, which ignores it, and SIGTERM as in a new
+    process, also where Ray began in this one; no run may change them."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
     yield
-    after = signal.signal(signal.SIGINT, before)
-    assert after is signal.default_int_handler
+    assert {number: signal.signal(number, handler) for number, handler in before.items()} == usual
 
 
 @pytest.fixture(scope="module", autouse=True)

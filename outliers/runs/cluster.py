@@ -5,6 +5,7 @@ import itertools
 import logging
 import math
 import os
+import signal
 import socket
 import uuid
 from collections import deque
@@ -80,7 +81,10 @@ class Cluster:
                     "start it, unset "
                     "RAY_ADDRESS for one of this machine alone, or set RAY_AUTH_MODE=token if it asks for its token"
                 ) from None
+            usual = signal.getsignal(signal.SIGTERM)
             self.ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE, **quiet)
+            if signal.getsignal(signal.SIGTERM) is not usual:  # Ray's own ends the process in the middle of a row
+                signal.signal(signal.SIGTERM, usual)
             self.alone = True
 
     def forecast(self, requests: list[Request]) -> dict[str, str]:
