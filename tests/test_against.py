@@ -22,9 +22,8 @@ from outliers.presets.damage import damage
 from outliers.quantization.convert import quantize
 from outliers.quantization.peers import weight_of
 from outliers.quantization.schemes import get_scheme
-from outliers.runs.forecast import need_of, request_of
+from outliers.runs.forecast import Room, need_of, request_of
 from outliers.runs.frame import records_in
-from outliers.runs.room import Room
 from outliers.runs.run import run
 from outliers.specification.kinds import Damage
 from outliers.subjects.causal import Causal

@@ -15,9 +15,8 @@ from outliers.errors import UserError
 from outliers.runs import cluster
 from outliers.runs.cluster import Cluster
 from outliers.runs.engine import Here
-from outliers.runs.forecast import PROCESS, Need
+from outliers.runs.forecast import PROCESS, Need, Room
 from outliers.runs.frame import records_in as read_rows
-from outliers.runs.room import Room
 from outliers.runs.rows import Rows
 from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment, OneModel, Settings

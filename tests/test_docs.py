@@ -16,14 +16,13 @@ import pytest
 import typer
 
 from outliers.errors import UserError
-from outliers.metrics.measurement import Keeps, each_alone
+from outliers.metrics.measurement import Keeps, held
 from outliers.models.load import find_config, load_model, weights_hash
 from outliers.models.names import POCKET, pocket_models
 from outliers.plot.training import trained
 from outliers.quantization.schemes import get_scheme
 from outliers.report.paper.table7 import table9_section
-from outliers.runs.forecast import Request, forecast, shape_of
-from outliers.runs.room import Room
+from outliers.runs.forecast import Request, Room, forecast, shape_of
 from outliers.specification.kinds import Experiment
 from tests.claims import (
     CHECKPOINTS_OF,
@@ -212,7 +211,7 @@ def test_the_example_of_a_refusal():
     """The command sweep with OPT-6.7B where 23.5 GB are free."""
     spec = Experiment(models=["facebook/opt-6.7b"])
     sizes = shape_of(find_config("facebook/opt-6.7b"))
-    keeps = Keeps(each_alone(map(get_scheme, spec.schemes)), variants=len(spec.schemes))
+    keeps = Keeps(*max(held([get_scheme(name)]) for name in spec.schemes), variants=len(spec.schemes))
     run = Request("opt-6.7b", sizes, 0, keeps, "float32", "cpu", False, None, spec.block, spec.blocks)
     room = Room(23_500_000_000, 23_500_000_000, 10**12, 10**12)
     with pytest.raises(UserError) as refused:

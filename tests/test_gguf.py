@@ -30,8 +30,7 @@ from outliers.models.names import packaged_file
 from outliers.models.stream import Stream, stream_model
 from outliers.quantization.convert import quantize
 from outliers.quantization.store import load_int8
-from outliers.runs.forecast import need_of, request_of
-from outliers.runs.room import Room
+from outliers.runs.forecast import Room, need_of, request_of
 from outliers.runs.run import run, sweep
 from outliers.specification.kinds import Ablation, Experiment, Latency, OneModel, Settings
 from outliers.subjects.causal import Pretrained

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from outlier_kernels.formats import FORMATS
 from transformers import PreTrainedModel
 
 from outliers.quantization.schemes import Scheme
@@ -15,26 +16,27 @@ from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell, Stages, following
 from outliers.variants.together import others_of, schemes_of
 
+FLOAT = 4  # bytes of a number in float32
 ALL_OPTIONS = frozenset(("dtype", "device", "block", "blocks", "stream", "memory"))
 
 
 class Keeps(NamedTuple):
     """The memory of a measurement beside a model's weights, by which its need is forecast.
 
-    schemes: sets of schemes of which one set at a time has its codes there. int8: whether codes stand in the place of
-    the weights. attention, logits: matrices (heads, T, T) of a layer and (T, vocabulary) that are there at once.
-    variants, roles: under how many variants each block passes a streamed model, and which of its hidden states are kept
-    until its last layer. block: tokens of a block, where not those of the settings; batch: how many pass at once.
-    cached: tokens whose keys and values are kept. others: how many models of others are there beside ours. options:
-    what the user may be told to change.
+    codes, copies: bytes, and numbers in the model's dtype, that stand beside each weight of a projection, or in its
+    place. attention, logits: matrices (heads, T, T) of a layer and (T, vocabulary) that are there at once. variants,
+    roles: under how many variants each block passes a streamed model, and how many of its hidden states are kept until
+    its last layer. block: tokens of a block, where not those of the settings; batch: how many pass at once. cached:
+    tokens whose keys and values are kept. others: how many models of others are there beside ours. options: what the
+    user may be told to change.
     """
 
-    schemes: tuple[tuple[Scheme, ...], ...] = ()
-    int8: bool = False
+    codes: int = 0
+    copies: int = 0
     attention: int = 0
     logits: int = 0
     variants: int = 1
-    roles: tuple[str, ...] = ()
+    roles: int = 0
     block: int | None = None
     batch: int = 1
     cached: int = 0
@@ -42,9 +44,11 @@ class Keeps(NamedTuple):
     options: frozenset[str] = ALL_OPTIONS
 
 
-def each_alone(schemes: Iterable[Scheme]) -> tuple[tuple[Scheme, ...], ...]:
-    """Sets of one scheme, for `Keeps`: a resident model is under one after the other."""
-    return tuple((scheme,) for scheme in schemes)
+def held(schemes: Iterable[Scheme]) -> tuple[int, int]:
+    """The codes and copies of `Keeps` that some schemes hold together; under transforms there is another weight too."""
+    kinds = dict.fromkeys(scheme.weight_operand for scheme in schemes if scheme.weights or scheme.transforms)
+    codes = sum(1 if weights and FORMATS[weights.format].integers else FLOAT for weights, *_ in kinds)
+    return codes, sum(bool(transforms) for _, _, transforms, *_ in kinds)
 
 
 class Measurement(ABC):
@@ -80,8 +84,10 @@ class Measurement(ABC):
         """The memory beside the model of these cells' subject: one variant's codes at a time; None where no model
         is."""
         variants = {cell.variant.name: cell.variant for cell in cells}.values()
-        schemes = tuple(tuple(quantized.scheme for quantized in schemes_of(variant)) for variant in variants)
-        return Keeps(schemes, variants=len(variants), others=max(len(others_of(variant)) for variant in variants))
+        beside = [held(quantized.scheme for quantized in schemes_of(variant)) for variant in variants]
+        codes, copies = max(beside, key=lambda kind: kind[0] + FLOAT * kind[1])
+        others = max(len(others_of(variant)) for variant in variants)
+        return Keeps(codes, copies, variants=len(variants), others=others)
 
     @abstractmethod
     def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[Any]:

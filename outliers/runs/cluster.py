@@ -17,8 +17,7 @@ import torch
 
 from outliers.errors import UserError, reason_of
 from outliers.runs.failures import tried
-from outliers.runs.forecast import PROCESS, Need, Request, forecast
-from outliers.runs.room import Room, room_of
+from outliers.runs.forecast import PROCESS, Need, Request, Room, forecast, room_of
 from outliers.specification.kinds import Spread
 from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Failed, Task

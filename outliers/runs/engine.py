@@ -6,8 +6,7 @@ from typing import Any
 
 from outliers.runs.cluster import Cluster
 from outliers.runs.failures import tried
-from outliers.runs.forecast import Request, forecast
-from outliers.runs.room import room_of
+from outliers.runs.forecast import Request, forecast, room_of
 from outliers.specification.kinds import Named
 from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Task

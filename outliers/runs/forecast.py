@@ -1,71 +1,62 @@
-"""The memory and disk that a run needs, by the sizes of its models alone, beside what is free.
+"""The memory and disk that a run needs, by the sizes of its models alone, beside what is free on this machine.
 
 A run that cannot fit is refused, and the message says with which options it would. How long a run takes it finds out
 itself, see `outliers.terminal.progress`.
 """
 
-import bisect
 import logging
 import math
+import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import torch
 from huggingface_hub.constants import HF_HUB_CACHE
-from outlier_kernels.formats import FORMATS
 from transformers import PretrainedConfig
 
 from outliers.errors import UserError
-from outliers.metrics.measurement import Keeps
+from outliers.metrics.measurement import FLOAT, Keeps
 from outliers.models.anatomy import anatomy_of, config_of_stack, decoder_layers, family_of, projections, width_of
-from outliers.models.load import DTYPES
+from outliers.models.load import DTYPES, find_device
 from outliers.models.skeleton import skeleton
 from outliers.models.source import missing_download
 from outliers.models.stream import STATES_ON_GPU
 from outliers.quantization.linear import stored_weight
-from outliers.quantization.schemes import Scheme
-from outliers.runs.room import Room
-from outliers.terminal.amounts import parse_bytes, size
-from outliers.tracing.result import STREAM
+from outliers.terminal.amounts import size
 
 PROCESS = 750_000_000  # bytes of a process with torch, transformers and compiled kernels, and of their files
 WORKSPACES = 50_000_000  # bytes that a GPU's libraries compute in
 LEFT = 250_000_000  # bytes at most that reading weights leaves of the heap; of small models it is half of the weights
-FLOAT = 4  # bytes of the numbers that are made while a block passes: norms and products are in float32
-SLACK = 2  # times these, for what allocators keep between tensors that come and go
+SLACK = 2  # times what is made while a block passes, in float32, for what allocators keep of tensors that went
 SHARE = 0.25  # of what is free, from which on a need is worth a line
 SHORTEST = 32  # tokens: no shorter block is proposed
-BFLOAT16 = ("--dtype bfloat16", {"dtype": "bfloat16"})
+
+CGROUPS = Path("/sys/fs/cgroup")
+# By what /proc/self/cgroup calls the controller: its folder, the limit, what is used, and how the names of what of that
+# are files begin, which the system drops when it needs their memory. Version 2 has one without a name.
+GROUP_FILES = {
+    "": (".", "memory.max", "memory.current", ""),
+    "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+}
 
 logger = logging.getLogger(__name__)
 
 
-class Shape(NamedTuple):
-    """Counts of numbers in a model.
+class Room(NamedTuple):
+    """Free bytes: memory of the device and of the host, and on the disks of temporary files and of the hub's cache.
 
-    outside, layer: weights outside of the layers, and of the largest layer. layers: how many there are. projections,
-    largest: in that layer, weights of all projections and of the largest one. features: what its projections read and
-    make of a token. read: what the first projection of each role reads. hidden, heads, keys, vocabulary: of the
-    residual stream, of attention, of keys and values of a token and layer, and of tokens.
+    gpus: memory of all GPUs together, 0 where a CPU computes.
     """
 
-    outside: int
-    layer: int
-    layers: int
-    projections: int
-    largest: int
-    features: int
-    read: dict[str, int]
-    hidden: int
-    heads: int
-    keys: int
-    vocabulary: int
-
-    @property
-    def weights(self) -> int:
-        """All of them."""
-        return self.outside + self.layers * self.layer
+    memory: int = 0
+    host: int = 0
+    temporary: int = 0
+    cache: int = 0
+    gpus: int = 0
 
 
 class Need(NamedTuple):
@@ -81,6 +72,32 @@ class Need(NamedTuple):
     host: int
     disk: int
     download: int | None
+
+
+class Shape(NamedTuple):
+    """Counts of numbers in a model.
+
+    outside, layer: weights outside of the layers, and of the largest layer. layers: how many there are. projections,
+    largest: in that layer, weights of all projections and of the largest one. features: what its projections read and
+    make of a token. hidden, heads, keys, vocabulary: of the residual stream, of attention, of keys and values of a
+    token and layer, and of tokens.
+    """
+
+    outside: int
+    layer: int
+    layers: int
+    projections: int
+    largest: int
+    features: int
+    hidden: int
+    heads: int
+    keys: int
+    vocabulary: int
+
+    @property
+    def weights(self) -> int:
+        """All of them."""
+        return self.outside + self.layers * self.layer
 
 
 class Request(NamedTuple):
@@ -107,23 +124,24 @@ def forecast(requests: list[Request], room: Room) -> tuple[list[Need], dict[str,
     Returns:
         The needs, and by the names of models that cannot fit such a message.
     """
-    needs = [need_of(request, room) for request in requests]
-    refused: dict[str, str] = {}
-    for request, needed in zip(requests, needs, strict=True):
+    needs, refused, lines = [], {}, []
+    for request in requests:
+        needed = need_of(request, room)
         if lack := _lack(request, needed, room, 1):
-            refused.setdefault(request.name, f"{lack}; {_remedy(request, needed, room)}")
+            refused.setdefault(request.name, f"{lack}; {_advice(request, needed, room)}")
+        else:
+            needs.append(needed)
+            lines.append(_lack(request, needed, room, SHARE))
     if len(refused) == len({request.name for request in requests}):
         raise UserError(next(iter(refused.values())))
     needs = [needed for needed in needs if needed.model not in refused]
-    requests = [request for request in requests if request.name not in refused]
     downloads = sum({needed.model: needed.download or 0 for needed in needs}.values())
     if downloads > room.cache:
         raise UserError(
             f"the models need {size(downloads)} for downloads and {size(room.cache)} are free in '{HF_HUB_CACHE}'; set "
             "HF_HOME to a folder with more room, or give fewer models"
         )
-    lacks = (_lack(request, needed, room, SHARE) for request, needed in zip(requests, needs, strict=True))
-    for line in dict.fromkeys(filter(None, lacks)):
+    for line in dict.fromkeys(filter(None, lines)):
         logger.info(line)
     return needs, refused
 
@@ -159,17 +177,16 @@ def _shape(config: PretrainedConfig) -> Shape:
     model, stack = skeleton(config), config_of_stack(config, anatomy_of(config))
     layers = [sum(map(torch.numel, (*layer.parameters(), *layer.buffers()))) for layer in decoder_layers(model)]
     number = layers.index(max(layers))
-    weights = [(part.role, stored_weight(part.module)) for part in projections(model) if part.layer == number]
+    weights = [stored_weight(part.module) for part in projections(model) if part.layer == number]
     hidden, heads = width_of(config), stack.num_attention_heads
     key_heads = getattr(stack, "num_key_value_heads", None) or heads
     return Shape(
         sum(map(torch.numel, (*model.parameters(), *model.buffers()))) - sum(layers),
         max(layers),
         len(layers),
-        sum(weight.numel() for _, weight in weights),
-        max(weight.numel() for _, weight in weights),
-        sum(sum(weight.shape) for _, weight in weights),
-        {role: weight.shape[1] for role, weight in reversed(weights)},
+        sum(map(torch.numel, weights)),
+        max(map(torch.numel, weights)),
+        sum(sum(weight.shape) for weight in weights),
         hidden,
         heads,
         2 * key_heads * (getattr(stack, "head_dim", None) or hidden // heads),
@@ -180,51 +197,24 @@ def _shape(config: PretrainedConfig) -> Shape:
 def need_of(request: Request, room: Room) -> Need:
     """The needs of a run where so much is free."""
     shape, keeps, itemsize = request.shape, request.keeps, DTYPES[request.dtype].itemsize
-    at_once = 1 if request.stream else shape.layers
-    weights = itemsize * (shape.outside + at_once * shape.layer)
-    if keeps.int8:
-        weights -= (itemsize - 1) * at_once * shape.projections
-    weights += keeps.others * itemsize * shape.weights
-    codes = max((_codes(schemes, itemsize) for schemes in keeps.schemes), default=0)
-    quantizing = 2 * FLOAT * shape.largest if codes or keeps.int8 else 0
-    cache = itemsize * shape.layers * shape.keys * keeps.cached
-    memory = weights + at_once * shape.projections * codes + cache + SLACK * (_passing(request) + quantizing)
-    states = list(_of_blocks(request, itemsize)) if request.stream else []
-    limit, on_host = math.inf if request.memory is None else request.memory, 0
-    on_gpu = room.gpus and sum(states) <= STATES_ON_GPU * (room.memory - itemsize * shape.outside)
-    for count in () if on_gpu else states:
-        on_host += count if on_host + count <= limit else 0
-    in_file = 0 if on_gpu else sum(states) - on_host
+    layers, outside = 1 if request.stream else shape.layers, itemsize * shape.outside
+    weights = outside + itemsize * (layers * shape.layer + keeps.others * shape.weights)
+    codes = layers * shape.projections * (keeps.codes + keeps.copies * itemsize)
+    tokens = keeps.batch * request.block
+    passing = tokens * (shape.features + 2 * shape.hidden + keeps.attention * shape.heads * request.block)
+    passing = max(passing, keeps.logits * tokens * shape.vocabulary) + 2 * shape.largest * bool(keeps.codes)
+    memory = weights + codes + itemsize * shape.layers * shape.keys * keeps.cached + SLACK * FLOAT * passing
+    kept = request.block * request.blocks * shape.hidden * (keeps.variants * itemsize + keeps.roles * FLOAT)
+    states = kept * request.stream
+    if room.gpus and states <= STATES_ON_GPU * (room.memory - outside):
+        on_gpu, on_host, disk = states, 0, 0
+    else:
+        on_gpu, on_host, disk = (0, states, 0) if states <= (request.memory or math.inf) else (0, 0, states)
     if not room.gpus:
-        memory += PROCESS + min(weights // 2, LEFT)
-        return Need(request.name, memory + on_host, 0, in_file, request.download)
+        return Need(request.name, PROCESS + min(weights // 2, LEFT) + memory + on_host, 0, disk, request.download)
     # For one GPU all weights are on the host first, for several each tensor goes to its place.
     host = PROCESS + on_host + (0 if request.stream or request.device == "auto" else itemsize * shape.weights)
-    return Need(request.name, WORKSPACES + memory + (sum(states) if on_gpu else 0), host, in_file, request.download)
-
-
-def _codes(schemes: tuple[Scheme, ...], itemsize: int) -> int:
-    """Bytes that schemes hold together of a weight beside itself; under transforms that is another one too."""
-    kinds = dict.fromkeys(scheme.weight_operand for scheme in schemes if scheme.weights or scheme.transforms)
-    return sum(
-        (1 if weights and FORMATS[weights.format].integers else FLOAT) + (itemsize if transforms else 0)
-        for weights, _, transforms, *_ in kinds
-    )
-
-
-def _passing(request: Request) -> int:
-    """Bytes that are made while what is measured at once passes a layer, and the head."""
-    shape, keeps = request.shape, request.keeps
-    tokens, square = keeps.batch * request.block, keeps.batch * request.block**2
-    layer = tokens * (shape.features + 2 * shape.hidden) + keeps.attention * shape.heads * square
-    return FLOAT * max(layer, keeps.logits * tokens * shape.vocabulary)
-
-
-def _of_blocks(request: Request, itemsize: int) -> Iterator[int]:
-    """Bytes that are kept of all blocks of a streamed model between two layers: hidden states, and what is traced."""
-    shape, keeps, tokens = request.shape, request.keeps, request.block * request.blocks
-    yield keeps.variants * tokens * shape.hidden * itemsize
-    yield tokens * sum(shape.read.get(role, shape.hidden) * (itemsize if role in STREAM else 1) for role in keeps.roles)
+    return Need(request.name, WORKSPACES + memory + on_gpu, host, disk, request.download)
 
 
 def _lack(request: Request, needed: Need, room: Room, share: float) -> str | None:
@@ -242,78 +232,75 @@ def _lack(request: Request, needed: Need, room: Room, share: float) -> str | Non
     return lack and f"'{needed.model}' needs {lack}"
 
 
-def _remedy(request: Request, needed: Need, room: Room) -> str:
-    """The options that would make a run fit, each computed."""
+def _advice(request: Request, needed: Need, room: Room) -> str:
+    """The options that would make a run fit: each that does so alone, or else some of a streamed run; with its need."""
     if (needed.download or 0) > room.cache:
         return "set HF_HOME to a folder with more room"
-    options = _that_fit(request, room, _single_options) or _that_fit(request, room, _further_options)
+    on_one = {"device": "cuda" if room.gpus else "cpu"} if request.device == "auto" else {}
+    stream = {} if request.stream else {"stream": True} | on_one
+    bfloat16 = {"dtype": "bfloat16"} if request.dtype == "float32" else {}
+    several = request.device.startswith("cuda") and room.gpus > room.memory and not request.stream
+    half = (room.host if room.gpus else room.memory) // (2 * 10**6) * 10**6
+    fewer = [{"blocks": request.blocks >> halvings} for halvings in range(1, request.blocks.bit_length())]
+    fewer += [{"block": block} for halvings in range(1, 9) if (block := request.block >> halvings) >= SHORTEST]
+    advice = list(_that_fit(request, room, [stream, bfloat16, {"device": "auto"} if several else {}]))
+    for options in () if advice else ([bfloat16], [{"memory": half}], fewer):
+        advice += islice(_that_fit(request, room, [stream | option for option in options]), 1)
     if needed.disk > room.temporary:
-        options.insert(0, "set TMPDIR to a folder with more room")
-    return ", ".join(options) or "no option makes it fit on this machine"
+        advice.insert(0, "set TMPDIR to a folder with more room")
+    return ", ".join(advice) or "no option makes it fit on this machine"
 
 
-Options = Iterator[tuple[str, dict]]  # and what they change in a request
-
-
-def _that_fit(request: Request, room: Room, options: Callable[[Request, Room], Options]) -> list[str]:
-    """Of the options that the user has, those with which a run fits, and what it then needs."""
-    fitting = []
-    for option, changes in options(request, room):
-        if set(changes) <= request.keeps.options and (needed := _fits(request._replace(**changes), room)):
+def _that_fit(request: Request, room: Room, options: Iterable[dict]) -> Iterator[str]:
+    """Of options that the user has, those with which a run fits, and what it then needs."""
+    for changes in options:
+        changed = request._replace(**changes)
+        needed = need_of(changed, room)
+        if changes and set(changes) <= request.keeps.options and not _lack(changed, needed, room, 1):
+            said = {"stream": "--stream", "memory": f"--memory {changes.get('memory', 0) // 10**6}MB"}
+            option = " ".join(said.get(name, f"--{name} {value}") for name, value in changes.items())
             disk = f" and {size(needed.disk)} of disk" if needed.disk else ""
-            fitting.append(f"with {option} it needs {size(needed.memory)}{disk}")
-    return fitting
+            yield f"with {option} it needs {size(needed.memory)}{disk}"
 
 
-def _fits(request: Request, room: Room) -> Need | None:
-    """The needs of a run, if that much is free."""
-    needed = need_of(request, room)
-    return None if _lack(request, needed, room, 1) else needed
+def room_of(device: str) -> Room:
+    """The room that is free for a run on a device, as its option names it."""
+    host, home = free_memory(), find_device(device)
+    disks = [shutil.disk_usage(_existing(Path(folder))).free for folder in (tempfile.gettempdir(), HF_HUB_CACHE)]
+    if home.type == "cpu":
+        return Room(host, host, *disks)
+    return Room(_free_on_gpu(home), host, *disks, sum(map(_free_on_gpu, range(torch.cuda.device_count()))))
 
 
-def _single_options(request: Request, room: Room) -> Options:
-    if not request.stream:
-        yield _streamed(request, room)
-    if request.dtype == "float32":
-        yield BFLOAT16
-    if request.device.startswith("cuda") and room.gpus > room.memory and not request.stream:
-        yield "--device auto", {"device": "auto"}
+def free_memory() -> int:
+    """The memory of the host that this process can take, which its control groups may limit, with what it has taken."""
+    groups_file = Path("/proc/self/cgroup")
+    lines = groups_file.read_text().splitlines() if groups_file.exists() else []
+    taken = psutil.Process().memory_info()
+    files = getattr(taken, "shared", 0)  # which count as available
+    return taken.rss - files + min([psutil.virtual_memory().available, *free_in_groups(CGROUPS, lines)])
 
 
-def _further_options(request: Request, room: Room) -> Options:
-    """Advice where no single option is enough: the options of a streamed run, each as large as fits."""
-    option, streamed = ("", {}) if request.stream else _streamed(request, room)
-    if not set(streamed) <= request.keeps.options:
-        return
-    run, options = request._replace(**streamed), []
-    if request.dtype == "float32" and not request.stream:
-        options.append(BFLOAT16)
-    if limit := _limit(run, room):
-        options.append((f"--memory {limit}", {"memory": parse_bytes(limit)}))
-    counts = range(1, run.blocks)
-    blocks = bisect.bisect_left(counts, True, key=lambda count: not _fits(run._replace(blocks=count), room))
-    if blocks:
-        options.append((f"--blocks {blocks}", {"blocks": blocks}))
-    else:
-        halves = (run.block >> halvings for halvings in range(1, run.block.bit_length()))
-        block = next((tokens for tokens in halves if tokens < SHORTEST or _fits(run._replace(block=tokens), room)), 0)
-        options += [(f"--block {block}", {"block": block})] * (block >= SHORTEST)
-    yield from ((f"{option} {more}".lstrip(), streamed | changes) for more, changes in options)
+def free_in_groups(root: Path, lines: list[str]) -> Iterator[int]:
+    """The memory that is free in each control group that has a limit. lines: of /proc/self/cgroup, below `root`."""
+    for _, controller, path in (line.split(":", 2) for line in lines):
+        if controller not in GROUP_FILES:
+            continue
+        folder, limit, used, total = GROUP_FILES[controller]
+        group = Path(path.lstrip("/"))
+        for place in (root / folder / path_of_group for path_of_group in (group, *group.parents)):
+            # "max" is none. In a container the group's own path may not be there, but its root is.
+            if (place / limit).exists() and (place / limit).read_text().strip().isdigit():
+                numbers = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
+                dropped = sum(int(numbers[f"{total}{kind}_file"]) for kind in ("active", "inactive"))
+                yield int((place / limit).read_text()) - int((place / used).read_text()) + dropped
 
 
-def _streamed(request: Request, room: Room) -> tuple[str, dict]:
-    """The option to stream, and what it changes; a streamed model computes on one device."""
-    if request.device == "auto":
-        device = "cuda" if room.gpus else "cpu"
-        return f"--stream --device {device}", {"stream": True, "device": device}
-    return "--stream", {"stream": True}
+def _free_on_gpu(gpu: int | torch.device) -> int:
+    """The memory that the driver has free, with what torch keeps in this process without using it."""
+    return torch.cuda.mem_get_info(gpu)[0] + torch.cuda.memory_reserved(gpu) - torch.cuda.memory_allocated(gpu)
 
 
-def _limit(run: Request, room: Room) -> str | None:
-    """The memory that a streamed run can take for hidden states, others being in a file: whole GB or MB."""
-    needed = need_of(run._replace(memory=1), room)
-    free = room.host - needed.host if room.gpus else room.memory - needed.memory
-    free = min(free, needed.disk - 1)  # less than all of them
-    if run.memory is not None or free < 1e6:
-        return None
-    return f"{free // 10**9}GB" if free >= 1e9 else f"{free // 10**6}MB"
+def _existing(folder: Path) -> Path:
+    """A folder, or the one in which it will be."""
+    return next(place for place in (folder, *folder.absolute().parents) if place.exists())

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from outliers.errors import BrokenModel, UserError
 from outliers.metrics.inputs import Inputs
-from outliers.metrics.measurement import Keeps, Measurement
+from outliers.metrics.measurement import Keeps, Measurement, held
 from outliers.models.anatomy import Projection, projections
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import input_hooks
@@ -170,9 +170,8 @@ class OfProjections(Measurement):
         return list(bundles.values())
 
     def keeps(self, cells: Sequence[Cell]) -> Keeps:
-        schemes = [quantized for cell in cells for quantized in schemes_of(cell.variant)]
-        others = [other for cell in cells for other in others_of(cell.variant)]
-        return Keeps((tuple(quantized.scheme for quantized in schemes),), others=len(others))
+        schemes = (quantized.scheme for cell in cells for quantized in schemes_of(cell.variant))
+        return Keeps(*held(schemes), others=sum(len(others_of(cell.variant)) for cell in cells))
 
     def steps(self, cells: Sequence[Cell]) -> int:
         return len(cells) * len(cells[0].subject.blocks)

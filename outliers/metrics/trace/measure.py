@@ -33,8 +33,8 @@ class OfText(Measurement):
 
     def keeps(self, cells: Sequence[Cell]) -> Keeps:
         attention = any(cell.metric.attention for cell in cells)
-        roles = dict.fromkeys(role for cell in cells for role in (*cell.metric.roles, *[RESIDUAL] * _has_tokens(cell)))
-        return super().keeps(cells)._replace(attention=PROBABILITIES * attention, roles=tuple(roles))
+        roles = {role for cell in cells for role in (*cell.metric.roles, *[RESIDUAL] * _has_tokens(cell))}
+        return super().keeps(cells)._replace(attention=PROBABILITIES * attention, roles=len(roles))
 
     def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[list[Trace]]:
         (cell,) = cells
