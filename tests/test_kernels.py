@@ -319,7 +319,9 @@ SERVED = {
 }
 
 
-@pytest.mark.parametrize("forced", ["triton", "packed", "plain", "cpu", "reference"])
+@pytest.mark.parametrize(
+    "forced", ["triton", pytest.param("packed", marks=needs_int8_units), "plain", "cpu", "reference"]
+)
 @pytest.mark.parametrize("case", SERVED)
 def test_the_first_backend_that_serves_a_layer_runs(monkeypatch, forced, case):
     """Of those that OUTLIERS_KERNELS asks for; Triton's interpreter stands for a GPU."""
