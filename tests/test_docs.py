@@ -211,7 +211,7 @@ def test_the_example_of_a_refusal():
     """The command sweep with OPT-6.7B where 23.5 GB are free."""
     spec = Experiment(models=["facebook/opt-6.7b"])
     sizes = shape_of(find_config("facebook/opt-6.7b"))
-    keeps = Keeps(*max(held([get_scheme(name)]) for name in spec.schemes), variants=len(spec.schemes))
+    keeps = Keeps(tuple(held([get_scheme(name)]) for name in spec.schemes), variants=len(spec.schemes))
     run = Request("opt-6.7b", sizes, 0, keeps, "float32", "cpu", False, None, spec.block, spec.blocks)
     room = Room(23_500_000_000, 23_500_000_000, 10**12, 10**12)
     with pytest.raises(UserError) as refused:

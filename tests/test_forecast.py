@@ -75,8 +75,8 @@ def need(config: PretrainedConfig, keeps: Keeps = NOTHING, room: Room = MUCH, **
     return need_of(asked(config, keeps, **settings), room)
 
 
-def under(*names: str) -> Keeps:
-    return Keeps(*held(map(get_scheme, names)))
+def together(*names: str) -> tuple[int, int]:
+    return held(map(get_scheme, names))
 
 
 def refusal(requests: list[Request], room: Room) -> str:
@@ -120,8 +120,14 @@ def test_what_a_run_needs_is_counted(opt):
     whole = PROCESS + LEFT + 4 * PARAMETERS + PASSING
     assert need(opt, blocks=8) == Need("my-opt", whole, 0, 0, 0)
     quantizing = 2 * 2 * 4 * 4 * 4096**2
-    for schemes, beside in {("absmax",): 1, ("absmax+hadamard",): 5, ("absmax", "llm.int8"): 2}.items():
-        assert need(opt, under(*schemes), blocks=8).memory == whole + quantizing + 32 * PROJECTIONS * beside
+    int8, doubled, two = together("absmax"), together("absmax+hadamard"), together("absmax", "llm.int8")
+    in_turn = (together("fp32"), int8, together("absmax-row"))
+    for beside, count in {(int8,): 1, in_turn: 1, (doubled,): 5, (two,): 2}.items():
+        assert need(opt, Keeps(beside), blocks=8).memory == whole + quantizing + 32 * PROJECTIONS * count
+    wide, copied = together("fp8-e4m3"), doubled  # in float32, and codes with a copy
+    assert (wide, copied) == ((4, 0), (1, 1))
+    in_bfloat16 = [need(opt, Keeps(of), blocks=8, dtype="bfloat16") for of in [(wide,), (wide, copied)]]
+    assert in_bfloat16[0] == in_bfloat16[1]
     assert need(opt, Keeps(attention=3), blocks=8).memory == whole + 2 * 4 * 3 * 32 * 256**2
     logits = need(opt, Keeps(logits=2), blocks=8).memory
     assert logits == whole - PASSING + 2 * 4 * 2 * 256 * 50272
@@ -135,6 +141,8 @@ def test_a_streamed_run_has_one_layer_and_what_is_kept_of_all_blocks(opt):
     on_disk = need(opt, Keeps(variants=3), **streamed, memory=3 * 8 * STATES - 1)
     assert (on_disk.memory, on_disk.disk) == (least, 3 * 8 * STATES)
     assert need(opt, Keeps(roles=2), **streamed).memory == least + (1 + 2) * 8 * STATES
+    in_part = need(opt, Keeps(roles=2), **streamed, memory=8 * STATES)
+    assert (in_part.memory, in_part.disk) == (least + 8 * STATES, 2 * 8 * STATES)
     assert pickle.loads(pickle.dumps(on_disk)) == on_disk
 
 
@@ -189,12 +197,12 @@ def test_hidden_states_too_large_are_refused_with_how_many_fit(opt, monkeypatch)
     room = MUCH._replace(memory=int(3.6e9))
     assert refusal([asked(opt, **streamed)], room) == (
         "'my-opt' needs 6.2 GB of memory in bfloat16 and 3.6 GB are free; "
-        "with --memory 1800MB it needs 2.0 GB and 4.2 GB of disk, with --blocks 500 it needs 3.0 GB"
+        "with --memory 1GB it needs 2.0 GB and 4.2 GB of disk, with --blocks 763 it needs 3.6 GB"
     )
     monkeypatch.setattr(module.tempfile, "gettempdir", lambda: "/tmp")
     assert refusal([asked(opt, **streamed, memory=10**9)], room._replace(temporary=10**9)) == (
         "'my-opt' needs 4.2 GB of disk for hidden states and 1.0 GB are free in '/tmp'; set TMPDIR to a folder with "
-        "more room, with --blocks 250 it needs 2.5 GB"
+        "more room, with --blocks 476 it needs 3.0 GB"
     )
     assert "with --stream --block " in refusal([asked(opt, block=2048, blocks=1)], room._replace(memory=int(2.9e9)))
 

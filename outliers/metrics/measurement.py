@@ -23,16 +23,15 @@ ALL_OPTIONS = frozenset(("dtype", "device", "block", "blocks", "stream", "memory
 class Keeps(NamedTuple):
     """The memory of a measurement beside a model's weights, by which its need is forecast.
 
-    codes, copies: bytes, and numbers in the model's dtype, that stand beside each weight of a projection, or in its
-    place. attention, logits: matrices (heads, T, T) of a layer and (T, vocabulary) that are there at once. variants,
+    beside: what stands beside each weight of a projection, or in its place, of which one at a time is there; see
+    `held`. attention, logits: matrices (heads, T, T) of a layer and (T, vocabulary) that are there at once. variants,
     roles: under how many variants each block passes a streamed model, and how many of its hidden states are kept until
     its last layer. block: tokens of a block, where not those of the settings; batch: how many pass at once. cached:
     tokens whose keys and values are kept. others: how many models of others are there beside ours. options: what the
     user may be told to change.
     """
 
-    codes: int = 0
-    copies: int = 0
+    beside: tuple[tuple[int, int], ...] = ()
     attention: int = 0
     logits: int = 0
     variants: int = 1
@@ -45,7 +44,7 @@ class Keeps(NamedTuple):
 
 
 def held(schemes: Iterable[Scheme]) -> tuple[int, int]:
-    """The codes and copies of `Keeps` that some schemes hold together; under transforms there is another weight too."""
+    """Bytes that some schemes hold together beside a weight, and copies of it, transformed, in the model's dtype."""
     kinds = dict.fromkeys(scheme.weight_operand for scheme in schemes if scheme.weights or scheme.transforms)
     codes = sum(1 if weights and FORMATS[weights.format].integers else FLOAT for weights, *_ in kinds)
     return codes, sum(bool(transforms) for _, _, transforms, *_ in kinds)
@@ -84,10 +83,8 @@ class Measurement(ABC):
         """The memory beside the model of these cells' subject: one variant's codes at a time; None where no model
         is."""
         variants = {cell.variant.name: cell.variant for cell in cells}.values()
-        beside = [held(quantized.scheme for quantized in schemes_of(variant)) for variant in variants]
-        codes, copies = max(beside, key=lambda kind: kind[0] + FLOAT * kind[1])
-        others = max(len(others_of(variant)) for variant in variants)
-        return Keeps(codes, copies, variants=len(variants), others=others)
+        beside = tuple(held(quantized.scheme for quantized in schemes_of(variant)) for variant in variants)
+        return Keeps(beside, variants=len(variants), others=max(len(others_of(variant)) for variant in variants))
 
     @abstractmethod
     def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[Any]:

@@ -9,7 +9,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -199,17 +199,19 @@ def need_of(request: Request, room: Room) -> Need:
     shape, keeps, itemsize = request.shape, request.keeps, DTYPES[request.dtype].itemsize
     layers, outside = 1 if request.stream else shape.layers, itemsize * shape.outside
     weights = outside + itemsize * (layers * shape.layer + keeps.others * shape.weights)
-    codes = layers * shape.projections * (keeps.codes + keeps.copies * itemsize)
+    beside = layers * shape.projections * max((codes + copies * itemsize for codes, copies in keeps.beside), default=0)
     tokens = keeps.batch * request.block
     passing = tokens * (shape.features + 2 * shape.hidden + keeps.attention * shape.heads * request.block)
-    passing = max(passing, keeps.logits * tokens * shape.vocabulary) + 2 * shape.largest * bool(keeps.codes)
-    memory = weights + codes + itemsize * shape.layers * shape.keys * keeps.cached + SLACK * FLOAT * passing
-    kept = request.block * request.blocks * shape.hidden * (keeps.variants * itemsize + keeps.roles * FLOAT)
-    states = kept * request.stream
-    if room.gpus and states <= STATES_ON_GPU * (room.memory - outside):
-        on_gpu, on_host, disk = states, 0, 0
-    else:
-        on_gpu, on_host, disk = (0, states, 0) if states <= (request.memory or math.inf) else (0, 0, states)
+    passing = max(passing, keeps.logits * tokens * shape.vocabulary) + 2 * shape.largest * any(map(any, keeps.beside))
+    memory = weights + beside + itemsize * shape.layers * shape.keys * keeps.cached + SLACK * FLOAT * passing
+    # Hidden states, and what is traced, of all blocks: each in one place as a whole.
+    numbers = request.stream * request.block * request.blocks * shape.hidden
+    states = [numbers * keeps.variants * itemsize, numbers * keeps.roles * FLOAT]
+    on_gpu = sum(states) if room.gpus and sum(states) <= STATES_ON_GPU * (room.memory - outside) else 0
+    on_host, limit = 0, math.inf if request.memory is None else request.memory
+    for kept in () if on_gpu else states:
+        on_host += kept if on_host + kept <= limit else 0
+    disk = sum(states) - on_gpu - on_host
     if not room.gpus:
         return Need(request.name, PROCESS + min(weights // 2, LEFT) + memory + on_host, 0, disk, request.download)
     # For one GPU all weights are on the host first, for several each tensor goes to its place.
@@ -240,11 +242,11 @@ def _advice(request: Request, needed: Need, room: Room) -> str:
     stream = {} if request.stream else {"stream": True} | on_one
     bfloat16 = {"dtype": "bfloat16"} if request.dtype == "float32" else {}
     several = request.device.startswith("cuda") and room.gpus > room.memory and not request.stream
-    half = (room.host if room.gpus else room.memory) // (2 * 10**6) * 10**6
-    fewer = [{"blocks": request.blocks >> halvings} for halvings in range(1, request.blocks.bit_length())]
-    fewer += [{"block": block} for halvings in range(1, 9) if (block := request.block >> halvings) >= SHORTEST]
+    fewer: Iterable[dict] = ({"blocks": blocks} for blocks in range(request.blocks - 1, 0, -1))
+    halves = [{"block": block} for halvings in range(1, 9) if (block := request.block >> halvings) >= SHORTEST]
+    limit = _limit(request._replace(**stream), room)
     advice = list(_that_fit(request, room, [stream, bfloat16, {"device": "auto"} if several else {}]))
-    for options in () if advice else ([bfloat16], [{"memory": half}], fewer):
+    for options in () if advice else ([bfloat16], [limit], chain(fewer, halves)):
         advice += islice(_that_fit(request, room, [stream | option for option in options]), 1)
     if needed.disk > room.temporary:
         advice.insert(0, "set TMPDIR to a folder with more room")
@@ -257,10 +259,20 @@ def _that_fit(request: Request, room: Room, options: Iterable[dict]) -> Iterator
         changed = request._replace(**changes)
         needed = need_of(changed, room)
         if changes and set(changes) <= request.keeps.options and not _lack(changed, needed, room, 1):
-            said = {"stream": "--stream", "memory": f"--memory {changes.get('memory', 0) // 10**6}MB"}
+            memory = changes.get("memory", 0)
+            amount = f"{memory // 10**9}GB" if memory >= 10**9 else f"{memory // 10**6}MB"
+            said = {"stream": "--stream", "memory": f"--memory {amount}"}
             option = " ".join(said.get(name, f"--{name} {value}") for name, value in changes.items())
             disk = f" and {size(needed.disk)} of disk" if needed.disk else ""
             yield f"with {option} it needs {size(needed.memory)}{disk}"
+
+
+def _limit(run: Request, room: Room) -> dict:
+    """The memory that a streamed run can take for hidden states, others being in a file: whole GB or MB."""
+    least = need_of(run._replace(memory=1), room)
+    free = min(room.host - least.host if room.gpus else room.memory - least.memory, least.disk - 1)  # not all of them
+    unit = 10**9 if free >= 10**9 else 10**6
+    return {"memory": free // unit * unit} if run.memory is None and free >= unit else {}
 
 
 def room_of(device: str) -> Room:

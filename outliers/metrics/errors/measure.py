@@ -171,7 +171,7 @@ class OfProjections(Measurement):
 
     def keeps(self, cells: Sequence[Cell]) -> Keeps:
         schemes = (quantized.scheme for cell in cells for quantized in schemes_of(cell.variant))
-        return Keeps(*held(schemes), others=sum(len(others_of(cell.variant)) for cell in cells))
+        return Keeps((held(schemes),), others=sum(len(others_of(cell.variant)) for cell in cells))
 
     def steps(self, cells: Sequence[Cell]) -> int:
         return len(cells) * len(cells[0].subject.blocks)

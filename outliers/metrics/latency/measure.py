@@ -96,7 +96,7 @@ class OfServed(Measurement):
             for part in parts_of(cell.variant)
         )
         return Keeps(
-            *((1, -1) if quantizes else (0, 0)),
+            ((1, -1),) if quantizes else (),  # codes in the place of weights
             block=max(cell.metric.prompt for cell in cells),
             batch=max(cell.metric.batch for cell in cells),
             cached=max(cell.metric.batch * (cell.metric.prompt + cell.metric.tokens) for cell in cells),
