@@ -282,7 +282,9 @@ def test_a_cluster_that_is_there_is_used_and_else_one_is_made(monkeypatch):
         asked.append((address, options.get("object_store_memory")))
         if address:
             raise ConnectionError("nobody answers")
+        signal.signal(signal.SIGTERM, lambda *_: None)  # as Ray takes it where it begins
 
+    usual = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(cluster, "_check_answers", lambda address: None)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
@@ -290,6 +292,7 @@ def test_a_cluster_that_is_there_is_used_and_else_one_is_made(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with Progress(0) as bar, Cluster(Settings(name="alone"), bar) as engine:
         assert engine.alone
+        assert signal.getsignal(signal.SIGTERM) is usual
     assert asked == [("auto", None), (None, cluster.OBJECT_STORE), "shutdown"]
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     with pytest.raises(

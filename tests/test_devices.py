@@ -13,6 +13,7 @@ from outliers.metrics.perplexity.measure import perplexity
 from outliers.metrics.top1.measure import top1_softmax
 from outliers.models import load
 from outliers.models.anatomy import anatomy_of, projections
+from outliers.models.decoder import run_exchanged
 from outliers.models.load import device_map, find_device, load_model, weights_hash
 from outliers.models.stream import stream_model
 from outliers.quantization.convert import quantize
@@ -113,6 +114,19 @@ def test_spread_models_give_the_same_numbers(model, case, blocks, devices):
     assert same_trace(found, expected)
     assert found_others == others
     assert len(set(others[0])) == len(set(others[1])) == 4, "every method changes it"
+
+
+def test_an_exchanged_layer_over_devices(blocks, devices):
+    def exchanged(model) -> torch.Tensor:
+        other = quantize(model, "absmax")
+        with torch.inference_mode():
+            ((_, _, states),) = run_exchanged(model, other, blocks[0], [1])
+        return states.cpu()
+
+    expected = exchanged(make_model("llama").eval())
+    with devices:
+        over_two = dispatch_model(make_model("llama").eval(), {"model": "maia:0", "lm_head": "maia:1"})
+        assert torch.equal(exchanged(over_two), expected), "the hook of all layers runs them with the exchanged one"
 
 
 def test_an_ablation_over_devices(blocks, devices):

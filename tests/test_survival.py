@@ -52,7 +52,8 @@ def usual_interrupt():
     usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     before = {number: signal.signal(number, handler) for number, handler in usual.items()}
     yield
-    assert {number: signal.signal(number, handler) for number, handler in before.items()} == usual
+    after = {number: signal.signal(number, handler) for number, handler in before.items()}
+    assert after == usual
 
 
 @pytest.fixture(scope="module", autouse=True)
