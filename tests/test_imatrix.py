@@ -38,6 +38,7 @@ def weights_of(tensors: dict) -> set[str]:
 def sums(model, blocks) -> dict[str, torch.Tensor]:
     """The sums of squares of what each projection is called with, float64, by its path."""
     found = defaultdict(float)
+    model.set_attn_implementation("eager")  # as a trace attends: another order of sums is 1e-6 away
 
     def hook_of(path):
         def hook(_module, inputs):
