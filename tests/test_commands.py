@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import warnings
 from inspect import Parameter
 from pathlib import Path
 from types import SimpleNamespace
@@ -287,12 +288,29 @@ def test_a_path_with_a_comma(specified, tmp_path, monkeypatch, typed):
     assert specified(["latency", *typed]).models[:2] == ["m", "n"]
 
 
-def test_a_report_of_other_models(monkeypatch):
-    assert artefacts.experiments("paper/table4", models=["a", "b"])[0].models == ["a", "b"]
-    for spec in artefacts.experiments("paper", "cpu", ["a"]):
-        assert getattr(spec, "models", ["a"]) == ["a"]
-        assert getattr(spec, "candidates", ["a"]) == ["a"]
+def test_a_report_of_other_models(tmp_path):
+    a, b = (shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / name) for name in "ab")
+    models = [str(a), str(b)]
+    assert artefacts.experiments("paper/table4", models=models)[0].models == models
+    for spec in artefacts.experiments("paper", "cpu", models[:1]):
+        assert getattr(spec, "models", models[:1]) == models[:1]
+        assert getattr(spec, "candidates", models[:1]) == models[:1]
         assert getattr(spec, "device", "cpu") == "cpu"
+
+
+def test_a_report_of_a_model_that_is_not_there(monkeypatch, capsys, tmp_path):
+    said = refused(monkeypatch, capsys, tmp_path, "--out", tmp_path / "out", command="report")
+    assert said.startswith(f"cannot load '{tmp_path}': it has no config.json")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_warning_is_a_line(monkeypatch, capsys):
+    def warn():
+        warnings.warn("the kettle\nis hot", stacklevel=1)
+
+    monkeypatch.setattr(sys, "argv", ["warn"])
+    run(warn)
+    assert capsys.readouterr().err == "warning: the kettle\nis hot\n"
 
 
 class Fruit(BaseModel):

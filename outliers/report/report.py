@@ -86,10 +86,7 @@ def _shortened(spec: Named, models: Sequence[str]) -> Named:
 
     parts = [part for variant in getattr(spec, "variants", []) for part in parts_of(variant)]
     prefix = max((len(getattr(part, "tokens", None) or ()) for part in parts), default=0)
-    try:
-        contexts = {model: (context_length(load_config(model)) or spec.block + prefix) - prefix for model in models}
-    except UserError:  # a model that is not there has a line of its own, where it is measured
-        return spec
+    contexts = {model: (context_length(load_config(model)) or spec.block + prefix) - prefix for model in models}
     shortest = min(contexts, key=contexts.get)
     if contexts[shortest] >= spec.block:
         return spec

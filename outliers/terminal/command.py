@@ -9,6 +9,7 @@ import logging
 import shlex
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -43,6 +44,7 @@ def run(command) -> None:
         logger.setLevel(logging.INFO)
         for name in NOISY:
             logging.getLogger(name).setLevel(logging.ERROR)
+        warnings.showwarning = lambda message, *_place: logger.warning(f"warning: {message}")
         _check_text(sys.argv[1:])
         app(prog_name=program, standalone_mode=False)
 
