@@ -172,10 +172,10 @@ def _measure(name: str, spec: Named, out: Path | None, force: bool) -> None:
 
     checked(spec)
 
-    import_for_good("outliers.runs.engine", "outliers.report.write")
-    from outliers.report.write import write
+    import_for_good("outliers.runs.engine", "outliers.show.write")
     from outliers.runs.place import place_of
     from outliers.runs.run import check_all_measured, run
+    from outliers.show.write import write
 
     folder = place_of(spec, out) if isinstance(spec, OfOneModel) else out or spec.folder
     rows = run(spec, folder, force)
@@ -185,10 +185,10 @@ def _measure(name: str, spec: Named, out: Path | None, force: bool) -> None:
 
 def _redraw(name: str, kind: type[Named], folder: Path, out: Path | None, others: list) -> None:
     """Print and write what the finished rows in a folder show, into the same folder by default."""
-    from outliers.report.section import section_of
-    from outliers.report.write import write
     from outliers.runs.rows import read
     from outliers.runs.run import records
+    from outliers.show.section import section_of
+    from outliers.show.write import write
 
     if any(value not in (None, False) for value in others):
         raise UserError(f"--redraw '{folder}' with models or options of a measurement; expected --out alone beside it")

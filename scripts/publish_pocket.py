@@ -25,7 +25,7 @@ from outliers.models.load import load_model
 from outliers.models.names import POCKET
 from outliers.models.pocket.ladder import CONTEXT, LADDER, STEPS, VOCABULARY
 from outliers.plot.emergence import along_training
-from outliers.report.section import drawn
+from outliers.show.section import drawn
 from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Causal
 from outliers.text.digits import HELD_OUT

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
-from outliers.report.write import write_files  # noqa: E402
+from outliers.show.write import write_files  # noqa: E402
 from tests.kept import KEPT, SECTIONS, section_of  # noqa: E402
 
 ROWS = {"rows.parquet", "rows.jsonl", "README.md"}

@@ -19,8 +19,7 @@ PACKAGES = (outliers, outliers.plot)
 
 def stub(package: ModuleType) -> str:
     """The stub of a package: its public names, imported from their homes."""
-    homes = {name: home if "." in home else f"outliers.plot.{home}" for name, home in package._HOME.items()}
-    homes |= dict.fromkeys(getattr(package, "_ROOMS", ()), "outliers")
+    homes = package._HOME | dict.fromkeys(getattr(package, "_ROOMS", ()), "outliers")
     lines = sorted(f"from {home} import {name} as {name}\n" for name, home in homes.items())
     ours = ["".join(some) for _, some in groupby(lines, lambda line: line.startswith("from outliers"))]
     return "\n".join([HEAD, *ours, *VERSION.get(package, [])])

@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from outliers.report.analysis import Value, costs, exact, mean, ratio, reach, records, unrounded, value_of
-from outliers.report.tables import Table, cell, scattered, with_interval
+from outliers.show.tables import Table, cell, scattered, with_interval
+from outliers.show.value import Value, exact, mean, ratio, reach, records, value_of
+from outliers.views.perplexity import costs, unrounded
 
 
 def test_a_cost_is_relative_to_the_model_without_quantization():

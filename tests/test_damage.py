@@ -36,10 +36,10 @@ from outliers.quantization.calibration import calibrate
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import SCHEMES, TABLE1
 from outliers.report.views.damage import damage_section
-from outliers.report.write import write
 from outliers.runs.frame import records_in
 from outliers.runs.rows import FILE
 from outliers.runs.run import run
+from outliers.show.write import write
 from outliers.specification.kinds import Damage
 from outliers.subjects.cell import Cell
 from outliers.subjects.given import Given

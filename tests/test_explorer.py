@@ -15,14 +15,14 @@ import torch
 from outliers.errors import UserError
 from outliers.metrics.trace.kept import EXCERPT
 from outliers.models.load import load_model
-from outliers.report.explorer.embedding import packed, plotly
 from outliers.report.explorer.origins import WRITERS, origins_explorer
 from outliers.report.explorer.trace import CELLS, _map
-from outliers.report.page import page
 from outliers.report.report import experiments, report
-from outliers.report.section import Finding, Section
 from outliers.report.views.damage import kept_damage_section
 from outliers.runs.run import run
+from outliers.show.explorer import packed, plotly
+from outliers.show.page import page
+from outliers.show.section import Finding, Section
 from outliers.specification.kinds import Account, Damage, OneModel
 from outliers.tracing.excerpt import FEATURES, VALUES, Excerpt, excerpt, telling_features
 from outliers.tracing.result import Trace

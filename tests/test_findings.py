@@ -11,13 +11,13 @@ import torch
 from outliers.metrics.damages import damages_of
 from outliers.plot.emergence import Fit
 from outliers.plot.remedies import Point
-from outliers.report.analysis import Value
 from outliers.report.paper.table4 import emergence_findings, panel_section
-from outliers.report.section import Finding, Section
 from outliers.report.views.ablation import ablation_findings
 from outliers.report.views.damage import damage_findings
 from outliers.report.views.remedies import NONE, remedies_findings
-from outliers.report.words import count, features, listed, percent, ranges
+from outliers.show.section import Finding, Section
+from outliers.show.value import Value
+from outliers.show.words import count, features, listed, percent, ranges
 from outliers.specification.kinds import OneModel
 from outliers.views.latency import latency_section
 from outliers.views.linear_layer import speed_findings

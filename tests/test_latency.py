@@ -21,9 +21,9 @@ from outliers.quantization.convert import quantize
 from outliers.quantization.linear import stored_weight
 from outliers.quantization.peers import has_bitsandbytes, with_bitsandbytes
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
-from outliers.report.write import write
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.run import run
+from outliers.show.write import write
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Latency, LinearLayers
 from outliers.views import latency as table6

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from outliers.models.names import short_name
-from outliers.report.page import about, models, page, provenance
 from outliers.report.paper.published import comparison
 from outliers.report.paper.table1 import PUBLISHED
-from outliers.report.section import Finding
+from outliers.show.page import about, models, page, provenance
+from outliers.show.section import Finding
 from outliers.views.perplexity import sweep_section
 from tests.conftest import needs_chromium
 from tests.kept import kept

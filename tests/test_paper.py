@@ -162,7 +162,7 @@ def test_values_published_elsewhere_stand_beside_table4():
 
 NEW = """
 from outliers.report.paper.published import Artefact, Published, grid
-from outliers.report.section import Section
+from outliers.show.section import Section
 from outliers.specification.kinds import Experiment
 
 ARTEFACTS = {

@@ -16,7 +16,6 @@ from outliers.metrics.perplexity.measure import perplexity
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model
-from outliers.plot.sweep import plan_curve, plan_points
 from outliers.presets.plan import (
     CONFIRM,
     SINGLE,
@@ -32,13 +31,13 @@ from outliers.presets.plan import (
 )
 from outliers.quantization.linear import stored_weight
 from outliers.quantization.schemes import SCHEMES
-from outliers.report.page import about
-from outliers.report.views.plan import kept_plan_section
 from outliers.runs.run import run
+from outliers.show.page import about
 from outliers.specification.kinds import FieldError, Planning
 from outliers.subjects.cell import Cell
 from outliers.subjects.given import Given
 from outliers.variants.quantized import Quantized
+from outliers.views.plan import kept_plan_section, plan_curve, plan_points
 
 MODEL = "pocket/gpt2-0.1m"
 BROKEN = ["transformer.h.1.mlp.c_proj"]  # the last one, whose output nothing quantized reads

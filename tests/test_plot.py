@@ -19,11 +19,11 @@ from outliers import UserError, plot
 from outliers.criterion import OF_EVERY_STACK
 from outliers.metrics.ablations import summary
 from outliers.metrics.damages import damages_of
-from outliers.plot import style
-from outliers.plot.legends import SCATTER
 from outliers.plot.training import PANELS
-from outliers.report.section import Drawing, drawn
 from outliers.report.views.ablation import ablation_summary
+from outliers.show import style
+from outliers.show.legends import SCATTER
+from outliers.show.section import Drawing, drawn
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.training import Training
 from tests.conftest import STORIES, needs_shared, needs_smollm2
@@ -371,7 +371,7 @@ def test_a_figure_is_pyplots_where_that_is_imported():
         "assert set(outliers.plot.__all__) <= set(dir(outliers.plot)) and 'plot' in dir(outliers)\n"
         "assert 'matplotlib' not in sys.modules, 'an import draws nothing'\n"
         "import pandas as pd\n"
-        "from outliers.report.section import Drawing\n"
+        "from outliers.show.section import Drawing\n"
         f"rows = pd.read_csv({str(KEPT / 'training' / 'table4.csv')!r})\n"
         f"found = pd.read_csv({str(Path(outliers.__file__).parent / 'models/pocket/emergence.csv')!r})\n"
         "outliers.plot.along_training(found)\n"

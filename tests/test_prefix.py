@@ -8,7 +8,7 @@ import outliers
 from outliers.errors import UserError
 from outliers.metrics.perplexity.measure import perplexity
 from outliers.quantization.calibration import Calibration, calibrate
-from outliers.report.analysis import Value
+from outliers.show.value import Value
 from outliers.subjects.bench import Bench
 from outliers.subjects.given import Given
 from outliers.variants.draw import drawn, scattered

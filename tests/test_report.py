@@ -16,23 +16,22 @@ from outliers.metrics.ablations import plan
 from outliers.plot.ablation import ablation_bars
 from outliers.plot.attention import points as attention_points
 from outliers.plot.emergence import by_model, distinct_models, exponential_fit, figure3, figure4, fits_of
-from outliers.plot.legends import OTHERS, STYLES, scheme_styles
 from outliers.plot.remedies import frontier, frontier_of, remedy_costs
 from outliers.plot.remedies import points as remedy_points
-from outliers.plot.style import COLORS, GREY, look
-from outliers.plot.sweep import sweep_costs
 from outliers.plot.trace import heat_map, magnitude_by_position, pooled, sorted_profile
 from outliers.plot.zeroshot import accuracy_by_size
 from outliers.quantization.schemes import SCHEMES
-from outliers.report.page import page
 from outliers.report.paper.table4 import emergence_section, emergence_table
 from outliers.report.views.ablation import ablation_section, ablation_summary
 from outliers.report.views.remedies import remedies_section
-from outliers.report.write import write
+from outliers.show.legends import OTHERS, STYLES, scheme_styles
+from outliers.show.page import page
+from outliers.show.style import COLORS, GREY, look
+from outliers.show.write import write
 from outliers.tracing.trace import trace
 from outliers.variants.plant import plant
 from outliers.views.latency import latencies, latency_table
-from outliers.views.perplexity import cost_table, perplexity_table, sweep_section, table1, terminal
+from outliers.views.perplexity import cost_table, perplexity_table, sweep_costs, sweep_section, table1, terminal
 from outliers.views.trace import trace_section
 from outliers.views.zeroshot import accuracy_table
 from tests.conftest import SHARED, make_model, make_tokenizer

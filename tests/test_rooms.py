@@ -12,12 +12,10 @@ PACKAGE = Path(outliers.__file__).parent
 # From left to right; `terminal`, `errors`, `criterion` and `files` are for all.
 ROOMS = (
     *("errors", "criterion", "terminal", "files", "outlier_kernels", "models", "text", "tracing"),
-    *("quantization", "variants", "specification", "training", "subjects", "metrics", "runs", "presets"),
-    *("analysis", "plot", "report", "plugins"),
+    *("quantization", "show", "variants", "specification", "training", "subjects", "metrics", "runs", "presets"),
+    *("report", "plugins"),
 )
-# What numbers say is of reports, and of the figures in them, which are drawn in a room on its left.
-# Views of metrics are part of reports.
-SHARED = {"report.analysis": "analysis", "views": "report"}
+SHARED = {"plot": "report", "views": "report"}
 COMMANDS = "commands"  # programs, which may use all, and what they have in common
 MOST_FILES = 15
 FILES = sorted(file.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py"))
@@ -27,7 +25,7 @@ def room_of(module: str) -> int:
     """The place of a module's room, from the left."""
     parts = [part for part in module.split(".") if part != "outliers"]
     first = next(iter(parts), COMMANDS)
-    name = SHARED.get(".".join(parts[:2]), SHARED.get(first, first))
+    name = SHARED.get(first, first)
     return ROOMS.index(name) if name in ROOMS else len(ROOMS)
 
 

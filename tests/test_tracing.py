@@ -21,7 +21,7 @@ from outliers.models.anatomy import anatomy_of, decoder_layers, projections, rea
 from outliers.models.hooks import attention_hooks
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model
-from outliers.report.words import ranges
+from outliers.show.words import ranges
 from outliers.text.blocks import load_text
 from outliers.text.tokens import named_tokens
 from outliers.tracing import sketch

@@ -17,10 +17,7 @@ from hypothesis import strategies as st
 from scipy.stats import ttest_1samp
 
 from outliers.errors import UserError
-from outliers.plot.style import GREY
 from outliers.plot.training import causes, checkpoints, trained
-from outliers.report.analysis import mean, ratio
-from outliers.report.page import page
 from outliers.report.paper.table7 import (
     OF_TABLE9,
     OF_TABLE10,
@@ -34,6 +31,9 @@ from outliers.report.report import experiments, report
 from outliers.report.views.causes import causes_findings, causes_section, causes_table, ends
 from outliers.runs.rows import Row, read
 from outliers.runs.run import plans_of, rows_of
+from outliers.show.page import page
+from outliers.show.style import GREY
+from outliers.show.value import mean, ratio
 from outliers.specification.recipe import Recipe
 from outliers.specification.training import Training
 from outliers.terminal import progress

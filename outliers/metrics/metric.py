@@ -19,7 +19,7 @@ class Metric(Checked):
     something is measured. subject: the class of what it is asked of, by its place, made of model, revision and
     settings; None where it is asked of something else than a model. timed: whether it measures time, so that the
     machine is a fact of its rows. needs: facts, and fields of each value, that its tables and figures take. view: what
-    shows its flat rows as an `outliers.report.section.Section`, or its place; the field `scheme` of rows is their
+    shows its flat rows as an `outliers.show.section.Section`, or its place; the field `scheme` of rows is their
     variant then.
     """
 

@@ -3,30 +3,30 @@
 import importlib
 
 _HOME = {
-    "heat_map": "trace",
-    "sorted_profile": "trace",
-    "magnitude_by_position": "trace",
-    "patch_map": "trace",
-    "key_map": "trace",
-    "ablation_bars": "ablation",
-    "life_line": "origins",
-    "weight_costs": "ablation",
-    "damage_map": "damage",
-    "damage_bars": "damage",
-    "damage_heads": "damage",
-    "sweep_costs": "sweep",
-    "plan_curve": "sweep",
-    "remedy_costs": "remedies",
-    "frontier": "remedies",
-    "attention_costs": "attention",
-    "accuracy_by_size": "zeroshot",
-    "figure3": "emergence",
-    "figure4": "emergence",
-    "along_training": "emergence",
-    "causes": "training",
-    "growth": "training",
-    "your_style": "style",
-    "LOOK": "style",
+    "heat_map": "outliers.plot.trace",
+    "sorted_profile": "outliers.plot.trace",
+    "magnitude_by_position": "outliers.plot.trace",
+    "patch_map": "outliers.plot.trace",
+    "key_map": "outliers.plot.trace",
+    "ablation_bars": "outliers.plot.ablation",
+    "life_line": "outliers.plot.origins",
+    "weight_costs": "outliers.plot.ablation",
+    "damage_map": "outliers.plot.damage",
+    "damage_bars": "outliers.plot.damage",
+    "damage_heads": "outliers.plot.damage",
+    "sweep_costs": "outliers.views.perplexity",
+    "plan_curve": "outliers.views.plan",
+    "remedy_costs": "outliers.plot.remedies",
+    "frontier": "outliers.plot.remedies",
+    "attention_costs": "outliers.plot.attention",
+    "accuracy_by_size": "outliers.plot.zeroshot",
+    "figure3": "outliers.plot.emergence",
+    "figure4": "outliers.plot.emergence",
+    "along_training": "outliers.plot.emergence",
+    "causes": "outliers.plot.training",
+    "growth": "outliers.plot.training",
+    "your_style": "outliers.show.style",
+    "LOOK": "outliers.show.style",
 }
 __all__ = list(_HOME)
 
@@ -35,7 +35,7 @@ def __getattr__(name: str):
     """Import a figure when it is first used, so that a command imports what it draws alone."""
     if name not in _HOME:
         raise AttributeError(f"module 'outliers.plot' has no attribute '{name}'")
-    return getattr(importlib.import_module(f"outliers.plot.{_HOME[name]}"), name)
+    return getattr(importlib.import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -12,10 +12,6 @@ from outliers.plot.emergence import figure4 as figure4
 from outliers.plot.origins import life_line as life_line
 from outliers.plot.remedies import frontier as frontier
 from outliers.plot.remedies import remedy_costs as remedy_costs
-from outliers.plot.style import LOOK as LOOK
-from outliers.plot.style import your_style as your_style
-from outliers.plot.sweep import plan_curve as plan_curve
-from outliers.plot.sweep import sweep_costs as sweep_costs
 from outliers.plot.trace import heat_map as heat_map
 from outliers.plot.trace import key_map as key_map
 from outliers.plot.trace import magnitude_by_position as magnitude_by_position
@@ -24,3 +20,7 @@ from outliers.plot.trace import sorted_profile as sorted_profile
 from outliers.plot.training import causes as causes
 from outliers.plot.training import growth as growth
 from outliers.plot.zeroshot import accuracy_by_size as accuracy_by_size
+from outliers.show.style import LOOK as LOOK
+from outliers.show.style import your_style as your_style
+from outliers.views.perplexity import sweep_costs as sweep_costs
+from outliers.views.plan import plan_curve as plan_curve

@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from outliers.plot.axes import cost_axis, name_places
-from outliers.plot.legends import legend
-from outliers.plot.style import chosen, color_of, figure_function, panels_of
+from outliers.show.axes import cost_axis, name_places
+from outliers.show.legends import legend
+from outliers.show.style import chosen, color_of, figure_function, panels_of
 
 # Subject: what the legend says, colour, hatch (which tells them apart in grey).
 SUBJECTS = {

@@ -6,12 +6,13 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from outliers.models.names import distinct_names
-from outliers.plot.axes import cost_axis, name_places, plot_costs
-from outliers.plot.legends import SCATTER, explained, scheme_legend, scheme_styles
 from outliers.plot.published import TABLE7
-from outliers.plot.style import GREY, chosen, figure_function, panels_of
 from outliers.quantization.schemes import BASELINE, Scheme, get_scheme
-from outliers.report.analysis import Rows, Value, costs, records, value_of
+from outliers.show.axes import cost_axis, name_places, plot_costs
+from outliers.show.legends import SCATTER, explained, scheme_legend, scheme_styles
+from outliers.show.style import GREY, chosen, figure_function, panels_of
+from outliers.show.value import Rows, Value, records, value_of
+from outliers.views.perplexity import costs
 
 NOT_QUANTIZED = "16-bit"
 PAPER = "the paper, 209M, in training"

@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator
 
-from outliers.plot.legends import SCATTER, explained, legend, scheme_styles
-from outliers.plot.style import brief, chosen, color_of, figure_function, panels_of
-from outliers.report.analysis import Rows, records
+from outliers.show.legends import SCATTER, explained, legend, scheme_styles
+from outliers.show.style import brief, chosen, color_of, figure_function, panels_of
+from outliers.show.value import Rows, records
 
 if TYPE_CHECKING:
     from outliers.metrics.damages import Damages

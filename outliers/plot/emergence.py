@@ -12,11 +12,11 @@ from scipy.optimize import curve_fit
 
 from outliers.criterion import ALPHA
 from outliers.models.names import distinct_names, short_name
-from outliers.plot.axes import parameters_axis, perplexity_axis, threshold
-from outliers.plot.legends import entry, legend
 from outliers.plot.published import TABLE4_COLUMNS, published_models
-from outliers.plot.style import COLORS, GREY, MARKERS, brief, chosen, color_of, figure_function, panels_of
-from outliers.report.analysis import Rows, reach, records
+from outliers.show.axes import parameters_axis, perplexity_axis, threshold
+from outliers.show.legends import entry, legend
+from outliers.show.style import COLORS, GREY, MARKERS, brief, chosen, color_of, figure_function, panels_of
+from outliers.show.value import Rows, reach, records
 
 # Of the most common outlier feature: what it affects, colour, line, and how marks are filled.
 AFFECTED = {"layers": ("layers", "blue", "-", "full"), "positions": ("sequence positions", "vermilion", "--", "none")}

@@ -14,16 +14,16 @@ from matplotlib.patches import Patch
 from matplotlib.text import Annotation
 
 from outliers.metrics.origins import PART_OF, SINGLE
-from outliers.plot.axes import log_axis
-from outliers.plot.legends import legend
-from outliers.plot.style import SEQUENTIAL, chosen, color_of, figure_function, panels_of
 from outliers.presets.readers import readings
-from outliers.report.analysis import Value, exact, records
+from outliers.show.axes import log_axis
+from outliers.show.legends import legend
+from outliers.show.style import SEQUENTIAL, chosen, color_of, figure_function, panels_of
+from outliers.show.value import Value, exact, records
 from outliers.variants.edges import ROLES, Place
 
 if TYPE_CHECKING:
     from outliers.metrics.origins.account import Account
-    from outliers.report.analysis import Rows
+    from outliers.show.value import Rows
 
 AT = {"mean": ("value", "mean after the first position"), "first": ("first", "first position")}
 # Part: colour, hatch (which tells them apart in grey), place beside its layer.

@@ -18,14 +18,15 @@ from outlier_kernels.formats import FORMATS, OPERANDS
 
 from outliers.errors import UserError
 from outliers.models.names import distinct_names
-from outliers.plot.axes import beside, cost_axis, increase_axis, name_places, plot_costs
-from outliers.plot.legends import SCATTER, entry, explained, legend
 from outliers.plot.published import REMEDIES
-from outliers.plot.style import COLORS, GREY, MARKERS, chosen, color_of, figure_function, panels_of
 from outliers.quantization.cache_formats import CacheFormat
 from outliers.quantization.schemes import BASELINE, Scheme, get_scheme
-from outliers.report.analysis import Rows, Value, costs, records, value_of
+from outliers.show.axes import beside, cost_axis, increase_axis, name_places, plot_costs
+from outliers.show.legends import SCATTER, entry, explained, legend
+from outliers.show.style import COLORS, GREY, MARKERS, chosen, color_of, figure_function, panels_of
+from outliers.show.value import Rows, Value, records, value_of
 from outliers.variants.cached import PREFIX
+from outliers.views.perplexity import costs
 
 NONE = "none"
 FEATURES = "features={:g}"  # the paper's decomposition, as a remedy

@@ -16,10 +16,10 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.ticker import MaxNLocator
 
 from outliers.metrics.keys import AFTER, BEFORE
-from outliers.plot.axes import log_axis, threshold
-from outliers.plot.legends import legend
-from outliers.plot.style import GREY, SEQUENTIAL, chosen, color_of, figure_function, panels_of
-from outliers.report.analysis import Rows, records
+from outliers.show.axes import log_axis, threshold
+from outliers.show.legends import legend
+from outliers.show.style import GREY, SEQUENTIAL, chosen, color_of, figure_function, panels_of
+from outliers.show.value import Rows, records
 
 if TYPE_CHECKING:
     import torch

@@ -10,11 +10,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from outliers.errors import UserError
-from outliers.plot.axes import count_label, log_axis, threshold
 from outliers.plot.emergence import AFFECTED
-from outliers.plot.legends import entry, legend
-from outliers.plot.style import GREY, brief, chosen, color_of, figure_function, panels_of
-from outliers.report.analysis import Rows, records
+from outliers.show.axes import count_label, log_axis, threshold
+from outliers.show.legends import entry, legend
+from outliers.show.style import GREY, brief, chosen, color_of, figure_function, panels_of
+from outliers.show.value import Rows, records
 
 ABOUT = ("run", "seed", "steps", "model", "parameters", "int8", "decomposition")  # fields of rows
 COLUMNS = 4  # of panels
@@ -55,6 +55,14 @@ def checkpoints(rows: Rows, about: Iterable[str] = ABOUT) -> pd.DataFrame:
 def trained(rows: Rows) -> pd.DataFrame:
     """Of `checkpoints` those of models that are trained: one row a run and seed."""
     return checkpoints(rows).query("step == steps").reset_index(drop=True)
+
+
+def of_runs(trained: pd.DataFrame, column: str) -> dict[str, dict[int, float]]:
+    """A column of `trained` by run and seed, where it is known."""
+    known = trained[trained[column].notna()]
+    return {
+        run: dict(zip(group["seed"], group[column], strict=True)) for run, group in known.groupby("run", sort=False)
+    }
 
 
 def rows_of_watched(rows: Rows) -> dict[str, list[dict]]:

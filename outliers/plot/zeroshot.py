@@ -5,11 +5,11 @@ import math
 from matplotlib.axes import Axes
 
 from outliers.models.names import distinct_names
-from outliers.plot.axes import beside, parameters_axis
-from outliers.plot.legends import explained, scheme_legend, scheme_styles
-from outliers.plot.style import GREY, figure_function, panels_of
 from outliers.quantization.schemes import BASELINE
-from outliers.report.analysis import Rows, records
+from outliers.show.axes import beside, parameters_axis
+from outliers.show.legends import explained, scheme_legend, scheme_styles
+from outliers.show.style import GREY, figure_function, panels_of
+from outliers.show.value import Rows, records
 
 # Accuracy of a guess; a task that is not here has none that is known.
 CHANCE = {

@@ -22,10 +22,10 @@ from outliers.models.names import packaged_models, short_name
 from outliers.models.source import is_cached
 from outliers.report.paper.facts import Fact, Published, Sink, Source, facts_of, read_sources
 from outliers.report.paper.published import key_of
-from outliers.report.section import FINDINGS, Finding, Section
-from outliers.report.tables import MISSING, Table
-from outliers.report.words import NAMED, listed
-from outliers.report.write import write
+from outliers.show.section import FINDINGS, Finding, Section
+from outliers.show.tables import MISSING, Table
+from outliers.show.words import NAMED, listed
+from outliers.show.write import write
 from outliers.specification.files import ENDINGS, PUBLISHED
 from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Causal

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from outliers.report.section import Failures, Section, failures, part_of, together
-from outliers.report.tables import values_table
 from outliers.runs.rows import read
 from outliers.runs.run import rows_of
+from outliers.show.section import Failures, Section, failures, part_of, together
+from outliers.show.tables import values_table
 from outliers.specification.kinds import Named, resolved
 
 

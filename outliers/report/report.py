@@ -14,11 +14,11 @@ from outliers.errors import UserError, unknown_name
 from outliers.files import write_whole
 from outliers.models.names import short_name
 from outliers.report import paper
-from outliers.report.analysis import records
-from outliers.report.page import page
 from outliers.report.paper.published import Artefact, comparison
-from outliers.report.section import Section, section_of
-from outliers.report.write import write_files
+from outliers.show.page import page
+from outliers.show.section import Section, section_of
+from outliers.show.value import records
+from outliers.show.write import write_files
 from outliers.specification.files import experiment_files, make_experiment, read_experiment
 from outliers.specification.kinds import Named, OneModel
 

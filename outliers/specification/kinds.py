@@ -302,9 +302,9 @@ class Named(Checked):
         return Path("results") / self.name
 
     def show(self, folder: Path, rows: list[dict]) -> Any:
-        """The `outliers.report.section.Section` that its rows in a folder make."""
+        """The `outliers.show.section.Section` that its rows in a folder make."""
         before = (self, folder) if self.of_folder else ()
-        return resolved("outliers.report.section:section_of")(resolved(type(self).section), *before, rows)
+        return resolved("outliers.show.section:section_of")(resolved(type(self).section), *before, rows)
 
 
 class Machine(Named):
@@ -506,7 +506,7 @@ class Planning(OfOneModel, Calibrated):
     """The projections of one model that stay exact under a scheme, so that it costs at most so much."""
 
     plans, experiment = "outliers.presets.plan:planning_plans", "plan"
-    section, of_folder = "outliers.report.views.plan:kept_plan_section", True
+    section, of_folder = "outliers.views.plan:kept_plan_section", True
 
     name: Name = "plan"
     scheme: OneScheme = Field(default="absmax", description="Scheme of all other projections.")

@@ -11,9 +11,9 @@ from outliers.models.names import short_name
 from outliers.plot.trace import KEYS, STANDS_OUT, key_map, key_ratios
 from outliers.quantization.schemes import BASELINE
 from outliers.report.explorer.keys import keys_explorer
-from outliers.report.section import Drawing, Finding, Section, printed, together
-from outliers.report.tables import MISSING, Table
-from outliers.report.words import amount, count, part, ranges
+from outliers.show.section import Drawing, Finding, Section, printed, together
+from outliers.show.tables import MISSING, Table
+from outliers.show.words import amount, count, part, ranges
 
 TITLE = "Queries, keys and values of "
 SHOWN = 4  # channels of a role and side in the table

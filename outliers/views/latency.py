@@ -6,9 +6,9 @@ import pandas as pd
 
 from outliers.models.names import distinct_names
 from outliers.quantization.schemes import BASELINE
-from outliers.report.section import Finding, Section
-from outliers.report.tables import MISSING, Table, with_interval
-from outliers.report.words import amount, threads
+from outliers.show.section import Finding, Section
+from outliers.show.tables import MISSING, Table, with_interval
+from outliers.show.words import amount, threads
 from outliers.specification.kinds import PICTURES
 
 FASTER = {"decode": "times_faster", "prefill": "prefill_times_faster", "encode": "encode_times_faster"}

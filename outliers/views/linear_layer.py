@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from outliers.report.section import Finding, Section
-from outliers.report.tables import Table, cell
-from outliers.report.words import threads
+from outliers.show.section import Finding, Section
+from outliers.show.tables import Table, cell
+from outliers.show.words import threads
 from outliers.specification.kinds import layer_shape
 
 

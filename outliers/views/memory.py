@@ -5,10 +5,10 @@ from functools import partial
 import pandas as pd
 
 from outliers.models.names import known_configs, short_name
-from outliers.plot.axes import count_label
-from outliers.report.section import Finding, Section, printed
-from outliers.report.tables import Table, scattered
-from outliers.report.words import count, part
+from outliers.show.axes import count_label
+from outliers.show.section import Finding, Section, printed
+from outliers.show.tables import Table, scattered
+from outliers.show.words import count, part
 
 # As in outliers.metrics.memory.footprint, which imports torch: drawing again needs none of it.
 GIB = 2**30

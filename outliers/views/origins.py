@@ -9,9 +9,9 @@ from outliers.models.names import short_name
 from outliers.plot.origins import BEFORE, GATES, largest_of, life_line, name_of, parts_of, readers_of
 from outliers.quantization.schemes import BASELINE
 from outliers.report.explorer.origins import origins_explorer
-from outliers.report.section import FINDINGS, Drawing, Finding, Section, printed, together
-from outliers.report.tables import MISSING, Form, Table
-from outliers.report.words import amount, listed, ranges
+from outliers.show.section import FINDINGS, Drawing, Finding, Section, printed, together
+from outliers.show.tables import MISSING, Form, Table
+from outliers.show.words import amount, listed, ranges
 
 SHOWN = 6  # writers of a feature with the largest mean, and as many with the largest term at the first position
 ORDINARY = 6  # times the median of random features is what stands out

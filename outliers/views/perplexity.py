@@ -1,18 +1,128 @@
-"""Table 1 of the paper: schemes down, models across, perplexity in the cells; and the figure of what schemes cost."""
+"""Cost of schemes: perplexity by scheme and model, drawn beside Table 1 of the paper; of pictures, their classes."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import pandas as pd
+from matplotlib.axes import Axes
 
 from outliers.criterion import LOG_PERPLEXITY
-from outliers.plot.legends import in_order
-from outliers.plot.sweep import costs_of_schemes, names_of, sweep_costs
+from outliers.models.names import distinct_names
+from outliers.plot.published import FAIRSEQ, published_rows
 from outliers.quantization.schemes import BASELINE, label_of
-from outliers.report.analysis import exact, is_beyond, records, scattered_by, value_of
-from outliers.report.section import FINDINGS, Drawing, Failures, Finding, Section, failures, together
-from outliers.report.tables import FAILED, MISSING, Table, cell, measured_cell, scatter_note
-from outliers.report.words import count, listed, percent, rise
+from outliers.show.axes import cost_axis, log_axis, name_places, parameters_axis, plot_costs
+from outliers.show.legends import SCATTER, explained, in_order, legend_columns, scheme_legend, scheme_styles
+from outliers.show.section import FINDINGS, Drawing, Failures, Finding, Section, failures, together
+from outliers.show.style import GREY, figure_function, panels_of
+from outliers.show.tables import FAILED, MISSING, Table, cell, measured_cell, scatter_note
+from outliers.show.value import Rows, exact, is_beyond, records, scattered_by, value_of
+from outliers.show.words import count, listed, percent, rise
+from outliers.variants.quantized import IN_SCHEME
+from outliers.variants.term import PLUS
+
+
+def beside_scheme(row: Mapping) -> list[str]:
+    """The terms of a row's variant beside its scheme, such as prefix or kv=int4; options of the scheme are none."""
+    before, _, behind = row.get("variant", row["scheme"]).partition(row["scheme"])
+    terms = [*PLUS.split(before), *PLUS.split(behind)]
+    return [term for term in terms if term and term.partition("=")[0] not in IN_SCHEME]
+
+
+def costs(rows: list[dict]) -> list[dict]:
+    """Rows of perplexities, each with its `cost`: what it adds to the perplexity of its model, as a share.
+
+    Of models whose perplexity without quantization is there.
+    """
+    unquantized = [row for row in rows if row["scheme"] == BASELINE and not beside_scheme(row)]
+    baseline = {row["model"]: row["value"] for row in unquantized}
+    measured = [row for row in rows if row["model"] in baseline]
+    return [row | {"cost": value_of(row).beside(baseline[row["model"]])} for row in measured]
+
+
+def unrounded(point: NamedTuple) -> dict:
+    """A point of a figure of costs with columns for its perplexity and its ratio to that without quantization."""
+    fields = point._asdict()
+    (perplexity, deviation), cost = fields.pop("perplexity"), fields.pop("cost")
+    return {**fields, "perplexity": perplexity, "deviation": deviation, "ratio": 1 + cost.mean}
+
+
+def costs_of_schemes(rows: list[dict]) -> list[dict]:
+    """Of rows with their costs, as `costs` has them, those of what quantizes."""
+    return [row for row in costs(rows) if row["scheme"] != BASELINE]
+
+
+def names_of(models: Iterable[str]) -> list[str]:
+    """The short names of models, whole ones where two share theirs."""
+    return list(distinct_names((model, None) for model in models).values())
+
+
+@figure_function
+def sweep_costs(rows: Rows, *, paper: bool = True, ax: Axes | None = None) -> Axes:
+    """Increase of each model's perplexity under each scheme, in per cent; where nothing was measured without
+    quantization, perplexity against parameters.
+
+    Bars are one standard deviation by rounding, of rows of several draws.
+
+    Example:
+        >>> rows = outliers.sweep(models=["pocket/gpt2-0.1m"], schemes=["fp32", "absmax"], block=64, blocks=2)
+        >>> axes = outliers.plot.sweep_costs(rows)
+
+    Args:
+        rows: of a sweep.
+        paper: whether the models of the paper stand beside, in grey.
+    """
+    rows = records(rows)
+    measured = costs_of_schemes(rows)
+    rows_shown = measured or rows
+    styles = scheme_styles(rows_shown)
+    models = len({row["model"] for row in measured}) + (len(FAIRSEQ) if paper else 0)
+    size = (0.6 + 0.46 * models + 2.6 * legend_columns(styles), 4.2) if measured else (6.4, 3.4)
+    axes = panels_of(ax, 1, 1, size).item()
+    if measured:
+        _plot_costs(axes, measured, styles, paper)
+    else:
+        _plot_against_size(axes, rows, styles)
+    drawn = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
+    bars = SCATTER if any("standard_deviation" in row for row in rows_shown) else ""
+    grey = "grey: the paper, Table 1" if measured and paper else ""
+    explanations = explained((row.get("alpha") for row in rows_shown), bars, grey)
+    scheme_legend(ax, axes, {scheme: drawn[scheme] for scheme in styles}, explanations)
+    return axes
+
+
+def _plot_against_size(axes: Axes, rows: list[dict], styles: dict[str, dict]) -> None:
+    """Models of one architecture are joined by a line."""
+    order = list(styles)
+    for place, architecture in sorted({(order.index(row["scheme"]), row["architecture"]) for row in rows}):
+        group = [row for row in rows if (row["scheme"], row["architecture"]) == (order[place], architecture)]
+        points = sorted((row["parameters"], row["value"], row.get("standard_deviation", 0)) for row in group)
+        axes.errorbar(*zip(*points, strict=True), **styles[order[place]])
+    parameters_axis(axes)
+    axes.set(yscale="log", ylabel="perplexity")
+    log_axis(axes.yaxis, *axes.get_ylim())
+
+
+def _plot_costs(axes: Axes, rows: list[dict], styles: dict[str, dict], paper: bool) -> None:
+    """Points of one model side by side; models from small to large, then those of the paper in grey."""
+    published, theirs = (costs_of_schemes(published_rows()), FAIRSEQ) if paper else ([], [])
+    ours = [model for _, model in sorted({(row["parameters"], row["model"]) for row in rows})]
+    for models, first, points, grey in (
+        (ours, 0, rows, {}),
+        (theirs, len(ours), published, {"color": GREY, "label": None}),
+    ):
+        lines = {scheme: [] for scheme in styles}
+        for row in points:
+            if row["scheme"] in lines:
+                lines[row["scheme"]].append((first + models.index(row["model"]), row["cost"]))
+        plot_costs(axes, lines, {scheme: style | {"linestyle": "none"} | grey for scheme, style in styles.items()}, 0.7)
+    name_places(axes, [*names_of(ours), *(name.replace("fairseq-dense-", "paper, ") for name in theirs)])
+    for boundary in range(1, len(ours) + len(theirs)):
+        edge = {"color": "0.4", "linewidth": 1} if boundary == len(ours) else {"color": "0.85", "linewidth": 0.6}
+        axes.axvline(boundary - 0.5, **edge)
+    axes.grid(axis="y")
+    cost_axis(axes, [100 * row["cost"].mean for row in (*rows, *published)])
+
 
 PERPLEXITIES = ("perplexity", LOG_PERPLEXITY)
 # Of pictures: metric to what its column is called, and its form.
@@ -161,7 +271,7 @@ def sweep_findings(rows: Sequence[dict], names: dict[str, str], whole: bool = Tr
 
     Nothing of a single draw.
 
-    rows: of schemes, with their costs as `outliers.report.analysis.costs` has them. names: what models are called.
+    rows: of schemes, with their costs as `costs` has them. names: what models are called.
     whole: whether all were measured, without which nothing is said of all schemes.
     """
     if not rows or any(row["cost"].deviation is None for row in rows):

@@ -9,9 +9,9 @@ from outliers.errors import first_of
 from outliers.metrics.range import LIMITS
 from outliers.models.names import short_name
 from outliers.quantization.schemes import BASELINE
-from outliers.report.section import Finding, Section, together
-from outliers.report.tables import Table
-from outliers.report.words import amount
+from outliers.show.section import Finding, Section, together
+from outliers.show.tables import Table
+from outliers.show.words import amount
 
 WHAT = {
     "range.input": "input",

@@ -7,10 +7,10 @@ import pandas as pd
 
 from outliers.models.names import short_name
 from outliers.plot.damage import loss_by_position
-from outliers.report.analysis import exact, value_of
-from outliers.report.section import Drawing, Finding, Section, printed, together
-from outliers.report.tables import MISSING, Table, cell
-from outliers.report.words import part
+from outliers.show.section import Drawing, Finding, Section, printed, together
+from outliers.show.tables import MISSING, Table, cell
+from outliers.show.value import exact, value_of
+from outliers.show.words import part
 
 TITLE = "Loss by token"
 HALF = 0.5

@@ -22,9 +22,9 @@ from outliers.plot.trace import (
 )
 from outliers.report.explorer.trace import trace_explorer
 from outliers.report.paper.table4 import emergence_table
-from outliers.report.section import Drawing, Failures, Finding, Section, by_stack, failures
-from outliers.report.tables import Table, wrapped
-from outliers.report.words import Names, amount, count, part, ranges
+from outliers.show.section import Drawing, Failures, Finding, Section, by_stack, failures
+from outliers.show.tables import Table, wrapped
+from outliers.show.words import Names, amount, count, part, ranges
 from outliers.specification.kinds import OneModel
 from outliers.views.range import beyond_float16, place_of
 

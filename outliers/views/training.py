@@ -6,13 +6,13 @@ from typing import NamedTuple
 import pandas as pd
 
 from outliers.models.names import short_name
-from outliers.plot.training import trained
+from outliers.plot.training import of_runs, trained
 from outliers.quantization.schemes import BASELINE
-from outliers.report.analysis import Mean, mean, of_runs, ratio
 from outliers.report.paper.published import Key
-from outliers.report.section import Finding
-from outliers.report.tables import MISSING, Table, cell, with_interval
-from outliers.report.words import listed, percent
+from outliers.show.section import Finding
+from outliers.show.tables import MISSING, Table, cell, with_interval
+from outliers.show.value import Mean, mean, ratio
+from outliers.show.words import listed, percent
 
 PARTS = {"ffn": "FFN", "linear": "linear", "attention": "attention"}  # of a recipe: as keys and sentences have them
 EXACT = f"perplexity.{BASELINE}"

@@ -6,10 +6,10 @@ import pandas as pd
 
 from outliers.plot.zeroshot import PREFIX, accuracy_by_size, label_of_weights, mean_accuracy, mean_chance, placed
 from outliers.quantization.schemes import BASELINE
-from outliers.report.analysis import Value, exact
-from outliers.report.section import Drawing, Finding, Section
-from outliers.report.tables import Table, cell
-from outliers.report.words import count, listed
+from outliers.show.section import Drawing, Finding, Section
+from outliers.show.tables import Table, cell
+from outliers.show.value import Value, exact
+from outliers.show.words import count, listed
 
 MEAN = ("mean", "acc")
 CAPTION = (

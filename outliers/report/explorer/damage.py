@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from outliers.report.explorer.maps import map_of, of_tables
-from outliers.report.section import Explorer
+from outliers.show.explorer import Explorer, map_of, of_tables
 
 if TYPE_CHECKING:
     from outliers.metrics.damages import Damages

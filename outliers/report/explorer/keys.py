@@ -3,8 +3,7 @@
 import pandas as pd
 
 from outliers.plot.trace import COLUMNS, KEYS, SIDES, TINY, key_ratios, pooled
-from outliers.report.explorer.maps import map_of, of_tables
-from outliers.report.section import Explorer
+from outliers.show.explorer import Explorer, map_of, of_tables
 
 
 def keys_explorer(rows: list[dict], of: str) -> Explorer:

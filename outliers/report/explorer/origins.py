@@ -6,8 +6,8 @@ import pandas as pd
 
 from outliers.metrics.origins import PARTS, SINGLE
 from outliers.plot.origins import AT, BARS, BEFORE, GATES, name_of, parts_of
-from outliers.plot.style import COLORS
-from outliers.report.section import Explorer
+from outliers.show.explorer import Explorer
+from outliers.show.style import COLORS
 from outliers.variants.edges import Place
 
 FEATURES = 8  # at most

@@ -6,10 +6,10 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
-from outliers.plot.style import HEAT
 from outliers.plot.trace import magnitudes, pooled, stream_roles
-from outliers.report.section import Explorer
-from outliers.report.words import Names
+from outliers.show.explorer import Explorer
+from outliers.show.style import HEAT
+from outliers.show.words import Names
 
 if TYPE_CHECKING:
     from outliers.tracing.excerpt import Excerpt

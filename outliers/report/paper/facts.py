@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from outliers.criterion import SPIKE
 from outliers.report.paper.published import key_of
-from outliers.report.tables import Table
-from outliers.report.words import amount, listed, part, ranges
+from outliers.show.tables import Table
+from outliers.show.words import amount, listed, part, ranges
 from outliers.specification.files import make_experiment, published_files, read_experiment
 from outliers.specification.kinds import Named
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import pandas as pd
 
 from outliers.models.names import short_name
-from outliers.report.section import Section
-from outliers.report.tables import MISSING, Table
+from outliers.show.section import Section
+from outliers.show.tables import MISSING, Table
 from outliers.specification.kinds import Named
 
 Key = tuple[str, ...]

@@ -2,12 +2,12 @@
 
 import pandas as pd
 
-from outliers.plot.axes import count_label
 from outliers.plot.published import TABLE7
 from outliers.plot.training import trained
 from outliers.report.paper.published import Artefact, Key, Published, grid
-from outliers.report.section import Section, printed
-from outliers.report.tables import MISSING, Table, seeds_note
+from outliers.show.axes import count_label
+from outliers.show.section import Section, printed
+from outliers.show.tables import MISSING, Table, seeds_note
 from outliers.specification.training import Training
 from outliers.views.training import HEADERS, int8_findings, int8_table, perplexities, settings, signed, unrounded
 

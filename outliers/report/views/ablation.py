@@ -7,10 +7,10 @@ import pandas as pd
 from outliers.models.names import short_name
 from outliers.plot.ablation import ablation_bars
 from outliers.quantization.schemes import BASELINE
-from outliers.report.analysis import Value, exact
-from outliers.report.section import Drawing, Failures, Finding, Section, by_stack, failures
-from outliers.report.tables import MISSING, Table, with_interval
-from outliers.report.words import count, features, percent, times
+from outliers.show.section import Drawing, Failures, Finding, Section, by_stack, failures
+from outliers.show.tables import MISSING, Table, with_interval
+from outliers.show.value import Value, exact
+from outliers.show.words import count, features, percent, times
 
 CAPTION = (
     "Removal of features: mean top-1 softmax probability of the attention, perplexity, and its increase. Brackets: "

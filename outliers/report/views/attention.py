@@ -5,12 +5,13 @@ from collections.abc import Sequence
 import pandas as pd
 
 from outliers.plot.attention import NOT_QUANTIZED, Point, attention_costs, points
-from outliers.plot.legends import in_order
 from outliers.quantization.schemes import BASELINE
-from outliers.report.analysis import scattered_by, unrounded
-from outliers.report.section import Drawing, Finding, Section, printed
-from outliers.report.tables import MISSING, Table, cell, scatter_note
-from outliers.report.words import percent, rise
+from outliers.show.legends import in_order
+from outliers.show.section import Drawing, Finding, Section, printed
+from outliers.show.tables import MISSING, Table, cell, scatter_note
+from outliers.show.value import scattered_by
+from outliers.show.words import percent, rise
+from outliers.views.perplexity import unrounded
 
 CAPTION = (
     "Increase of perplexity by scheme of the projections, with attention in 16 bits, in int8, in int8 with a share of "

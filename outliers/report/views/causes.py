@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from outliers.plot.training import causes, trained
+from outliers.plot.training import causes, of_runs, trained
 from outliers.quantization.schemes import BASELINE
-from outliers.report.analysis import Value, exact, mean, of_runs, ratio, value_of
-from outliers.report.section import Drawing, Finding, Section, printed
-from outliers.report.tables import Table, cell, seeds_note, with_interval
-from outliers.report.words import NAMED, amount, count, listed, rise
+from outliers.show.section import Drawing, Finding, Section, printed
+from outliers.show.tables import Table, cell, seeds_note, with_interval
+from outliers.show.value import Value, exact, mean, ratio, value_of
+from outliers.show.words import NAMED, amount, count, listed, rise
 
 UNDER = "perplexity."  # before the scheme under which a trained model was measured
 COST = "cost."  # before a scheme: what it adds to the perplexity, in per cent
@@ -61,7 +61,7 @@ def causes_section(rows: list[dict]) -> Section:
 
 
 def ends(rows: list[dict]) -> pd.DataFrame:
-    """`outliers.plot.training.trained` with what its columns say together.
+    """`trained` with what its columns say together.
 
     Those are `max.inputs`, over all roles, `kurtosis`, and `COST` with each scheme, its scatter by rounding beside it.
     """

@@ -9,11 +9,11 @@ import pandas as pd
 from outliers.metrics.damages import Damages, damages_of
 from outliers.models.names import short_name
 from outliers.plot.damage import ByScheme, damage_bars, damage_heads, damage_map
-from outliers.report.analysis import exact, scattered_by, value_of
 from outliers.report.explorer.damage import damage_explorer
-from outliers.report.section import FINDINGS, Drawing, Finding, Section, printed
-from outliers.report.tables import Table, scatter_note, scattered
-from outliers.report.words import Names, amount, listed, percent
+from outliers.show.section import FINDINGS, Drawing, Finding, Section, printed
+from outliers.show.tables import Table, scatter_note, scattered
+from outliers.show.value import exact, scattered_by, value_of
+from outliers.show.words import Names, amount, listed, percent
 from outliers.specification.kinds import Damage
 from outliers.variants.peer import is_against
 

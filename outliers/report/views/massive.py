@@ -8,9 +8,9 @@ from outliers.criterion import MASSIVE
 from outliers.models.names import short_name
 from outliers.presets.super_weights import removals
 from outliers.quantization.schemes import BASELINE
-from outliers.report.section import Finding, Section, printed
-from outliers.report.tables import MISSING, Table
-from outliers.report.words import amount, changed, part, percent
+from outliers.show.section import Finding, Section, printed
+from outliers.show.tables import MISSING, Table
+from outliers.show.words import amount, changed, part, percent
 
 HEADS = 8  # with the largest attention to the first position
 CAPTION = (

@@ -9,10 +9,10 @@ import pandas as pd
 from outliers.models.names import short_name
 from outliers.plot.origins import reads
 from outliers.presets.readers import readings
-from outliers.report.analysis import Value, exact, value_of
-from outliers.report.section import FINDINGS, Finding, Section, printed
-from outliers.report.tables import MISSING, Form, Table, cell, scattered
-from outliers.report.words import amount, listed, part, percent
+from outliers.show.section import FINDINGS, Finding, Section, printed
+from outliers.show.tables import MISSING, Form, Table, cell, scattered
+from outliers.show.value import Value, exact, value_of
+from outliers.show.words import amount, listed, part, percent
 
 MEASURES = ("cost", "top1_softmax", "share", "margin")  # of which random features have a mean and a deviation
 NAMED = 4  # places in a sentence

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 import pandas as pd
 
 from outliers.plot.remedies import HELD, KINDS, NONE, Point, frontier, frontier_of, points, remedy_costs
-from outliers.report.analysis import Value, exact, scattered_by, unrounded
-from outliers.report.section import Drawing, Finding, Section, printed
-from outliers.report.tables import MISSING, Table, cell, scatter_note
-from outliers.report.words import listed, percent
+from outliers.show.section import Drawing, Finding, Section, printed
+from outliers.show.tables import MISSING, Table, cell, scatter_note
+from outliers.show.value import Value, exact, scattered_by
+from outliers.show.words import listed, percent
+from outliers.views.perplexity import unrounded
 
 CAPTION = (
     "Increase of perplexity of {} by number format, with and without remedies; beside each format its bits per value, "

@@ -8,10 +8,10 @@ import pandas as pd
 from outliers.models.names import short_name
 from outliers.plot.ablation import called, weight_costs
 from outliers.presets.super_weights import BESIDE, compared
-from outliers.report.analysis import Value
-from outliers.report.section import FINDINGS, Drawing, Finding, Section, printed
-from outliers.report.tables import MISSING, Table
-from outliers.report.words import changed, count, listed, percent
+from outliers.show.section import FINDINGS, Drawing, Finding, Section, printed
+from outliers.show.tables import MISSING, Table
+from outliers.show.value import Value
+from outliers.show.words import changed, count, listed, percent
 
 WORTH = 0.05  # of the perplexity: what a single weight has to carry to be called one that does
 CAPTION = (

@@ -15,10 +15,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from outliers.plot.style import look
 from outliers.quantization.schemes import BASELINE
-from outliers.report.analysis import is_beyond
-from outliers.report.tables import Table, failed_notes, values_table, wrapped
+from outliers.show.explorer import Explorer
+from outliers.show.style import look
+from outliers.show.tables import Table, failed_notes, values_table, wrapped
+from outliers.show.value import is_beyond
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,6 @@ class Finding(NamedTuple):
 
     text: str
     at: str
-
-
-class Explorer(NamedTuple):
-    """An interactive part of a page; content: as `outliers.report.explorer` describes it."""
-
-    title: str
-    content: dict
 
 
 class Section(NamedTuple):

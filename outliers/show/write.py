@@ -5,8 +5,8 @@ from pathlib import Path
 import pandas as pd
 
 from outliers.files import write_whole
-from outliers.report.page import page
-from outliers.report.section import Section, drawn
+from outliers.show.page import page
+from outliers.show.section import Section, drawn
 
 FORMATS = {"md": "github", "tex": "latex_booktabs"}
 

@@ -1,7 +1,4 @@
-"""Analysis of numbers: costs against a baseline, scatter, intervals, and whether two values are apart.
-
-Tables, findings and figures share it, so that it imports nothing of theirs.
-"""
+"""Analysis of numbers: scatter, intervals, and whether two values are apart."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,9 +8,6 @@ import numpy as np
 import pandas as pd
 
 from outliers.criterion import LOG_PERPLEXITY
-from outliers.quantization.schemes import BASELINE
-from outliers.variants.quantized import IN_SCHEME
-from outliers.variants.term import PLUS
 
 Rows = list[dict] | pd.DataFrame  # as `outliers.sweep` and the others return them, or read from rows.parquet
 CONFIDENCE = 0.95
@@ -76,29 +70,7 @@ def value_of(row: Mapping, name: str = "value") -> Value:
     return Value(row.get(name), None if pd.isna(deviation) else deviation)
 
 
-def beside_scheme(row: Mapping) -> list[str]:
-    """The terms of a row's variant beside its scheme, such as prefix or kv=int4; options of the scheme are none."""
-    before, _, behind = row.get("variant", row["scheme"]).partition(row["scheme"])
-    terms = [*PLUS.split(before), *PLUS.split(behind)]
-    return [term for term in terms if term and term.partition("=")[0] not in IN_SCHEME]
 
-
-def costs(rows: list[dict]) -> list[dict]:
-    """Rows of perplexities, each with its `cost`: what it adds to the perplexity of its model, as a share.
-
-    Of models whose perplexity without quantization is there.
-    """
-    unquantized = [row for row in rows if row["scheme"] == BASELINE and not beside_scheme(row)]
-    baseline = {row["model"]: row["value"] for row in unquantized}
-    measured = [row for row in rows if row["model"] in baseline]
-    return [row | {"cost": value_of(row).beside(baseline[row["model"]])} for row in measured]
-
-
-def unrounded(point: NamedTuple) -> dict:
-    """A point of a figure of costs with columns for its perplexity and its ratio to that without quantization."""
-    fields = point._asdict()
-    (perplexity, deviation), cost = fields.pop("perplexity"), fields.pop("cost")
-    return {**fields, "perplexity": perplexity, "deviation": deviation, "ratio": 1 + cost.mean}
 
 
 class Mean(NamedTuple):
@@ -145,11 +117,3 @@ def ratio(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Mean | None
         return None
     value, interval, seeds = mean([math.log(first / second) for first, second in pairs])
     return Mean(math.exp(value), interval and tuple(map(math.exp, interval)), seeds)
-
-
-def of_runs(trained: pd.DataFrame, column: str) -> dict[str, dict[int, float]]:
-    """A column of `outliers.plot.training.trained` by run and seed, where it is known."""
-    known = trained[trained[column].notna()]
-    return {
-        run: dict(zip(group["seed"], group[column], strict=True)) for run, group in known.groupby("run", sort=False)
-    }

@@ -1,20 +1,111 @@
 """The view of a plan: the projections that stay exact, and the cost of the model with them and with fewer."""
 
+import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from outliers.models.names import short_name
-from outliers.plot.sweep import plan_curve, plan_points
-from outliers.presets.plan import CANDIDATES, CONFIRM, exports_of, plan_of, singles_of
+from outliers.presets.plan import CANDIDATES, CONFIRM, Alone, exports_of, plan_of, singles_of
 from outliers.quantization.plans.plan import Plan
-from outliers.report.analysis import Value, exact
-from outliers.report.section import Drawing, Failures, Finding, Section, failures, printed
-from outliers.report.tables import Table, scatter_note, scattered
 from outliers.report.views.damage import decibels
-from outliers.report.words import listed, percent
+from outliers.show.axes import cost_axis
+from outliers.show.section import Drawing, Failures, Finding, Section, failures, printed
+from outliers.show.style import color_of, figure_function, panels_of
+from outliers.show.tables import Table, scatter_note, scattered
+from outliers.show.value import Rows, Value, exact, records, value_of
+from outliers.show.words import listed, percent
 from outliers.specification.kinds import Planning
+
+STAGES = {  # of a plan: what the legend says, colour, marker, and whether it is filled
+    "search": ("on the blocks of the search", "blue", "o", "none"),
+    "confirm": ("on other blocks", "vermilion", "s", "full"),
+}
+
+
+def plan_points(rows: Iterable[Mapping]) -> pd.DataFrame:
+    """Cost of each measured set of a plan: a row a set, with `stage` ("search", or "confirm" on other blocks), `chosen`
+    (how many projections are better), `price` (what that takes), `perplexity`, `cost` and, as a share of the perplexity
+    without quantization, its `cost_deviation`; and the `variant`.
+    """
+    rows = [row for row in rows if row.get("stage") in STAGES]
+    exact = {row["stage"]: row["value"] for row in rows if "chosen" not in row}
+    points = []
+    for row in rows:
+        if "chosen" in row:
+            measured, cost = value_of(row), value_of(row).beside(exact[row["stage"]])
+            point = {name: row[name] for name in ("stage", "chosen", "price", "variant")}
+            point |= {"perplexity": measured.mean, "perplexity_deviation": measured.deviation}
+            points.append(point | {"cost": cost.mean, "cost_deviation": cost.deviation})
+    return pd.DataFrame(points).drop_duplicates(["stage", "variant"], ignore_index=True)
+
+
+def expected_costs(rows: Iterable[Mapping], tokens: int) -> list[float]:
+    """Expected cost of a scheme with no projection exact, with the first one, and so on, as shares: by what each costs
+    alone, the rest being as with all of them; tokens: on which that was measured."""
+    rows = [row for row in rows if row["metric"] in ("perplexity", "damage.kl")]
+    searched = [row for row in rows if row.get("stage") == "search"]
+    exact, most = (
+        next(row for row in searched if "chosen" not in row),
+        max(searched, key=lambda row: row.get("chosen", 0)),
+    )
+    alone = [row for row in rows if "alone" in row and row["variant"].endswith(f"+only={row['alone']}")]
+    under = alone[0]["variant"].partition("+only=")[0] if alone else ""
+    by_projection: dict[str, dict] = {}
+    for row in alone:
+        if row["variant"].startswith(f"{under}+only="):
+            by_projection.setdefault(row["alone"], {})[row["metric"]] = row["value"]
+    gains = sorted(
+        (
+            Alone.of(math.log(costs["perplexity"] / exact["value"]), costs["damage.kl"], tokens).loss
+            for costs in by_projection.values()
+        ),
+        reverse=True,
+    )
+    left = math.log(most["value"] / exact["value"])
+    return [math.expm1(left + math.fsum(gains[count:])) for count in range(len(gains) + 1)]
+
+
+@figure_function
+def plan_curve(rows: Rows, *, tokens: int | None = None, allowed: float | None = None, ax: Axes | None = None) -> Axes:
+    """Increase of perplexity under a scheme against the number of improved projections, in per cent, for each set that
+    the search of a plan measured, and those that were confirmed. Bars are one standard deviation by rounding.
+
+    Example:
+        >>> axes = outliers.plot.plan_curve(outliers.frame("results/kept/plans/absmax"))
+
+    Args:
+        rows: of a plan.
+        tokens: on which the search measured; with them a line shows what projections that cost most alone should save.
+        allowed: what it may cost, as a share, a line.
+    """
+    points = plan_points(records(rows))
+    axes = panels_of(ax, 1, 1, (4.8, 3.4)).item()
+    for stage, (label, color, marker, fill) in STAGES.items():
+        sets = points[points["stage"] == stage].sort_values("chosen")
+        style = {"color": color_of(color), "marker": marker, "fillstyle": fill, "linestyle": "none", "label": label}
+        bars = 100 * sets["cost_deviation"].astype(float)
+        axes.errorbar(sets["chosen"], 100 * sets["cost"], yerr=bars, **style)
+    costs_of_all = (100 * points["cost"]).tolist()
+    if tokens is not None:
+        expected = [100 * cost for cost in expected_costs(records(rows), tokens)]
+        axes.plot(expected, color="0.4", label="expected from costs alone, costliest first", zorder=1)
+        costs_of_all += expected
+    if allowed is not None:
+        axes.axhline(100 * allowed, color="0.4", linewidth=0.8, linestyle="--", label="allowed")
+    cost_axis(axes, costs_of_all)
+    if min(costs_of_all) > 0:
+        axes.set_ylim(bottom=min(costs_of_all) / 2)
+        axes.set_ylabel("increase of perplexity (%)")
+    axes.set_xlabel("improved projections (exact, or under a better scheme)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend()
+    return axes
+
 
 FILE = "plan.yaml"
 CHOSEN = (

@@ -14,7 +14,7 @@ from tabulate import tabulate
 
 from outliers.criterion import LOG_PERPLEXITY
 from outliers.models.names import short_name
-from outliers.report.analysis import value_of
+from outliers.show.value import value_of
 
 ONCE = "Each perplexity was measured once; --draws 4 measures its scatter by rounding."
 DRAWN = (

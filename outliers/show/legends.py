@@ -7,8 +7,8 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from outliers.plot.style import COLORS, GREY, brief, color_of
 from outliers.quantization.schemes import SCHEMES
+from outliers.show.style import COLORS, GREY, brief, color_of
 
 SCATTER = "± 1 standard deviation"
 HOLLOW = "hollow: outlier features\n(α = {}) in 16 bits"

@@ -9,11 +9,11 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from outliers.models.names import distinct_names
-from outliers.plot.axes import count_label
-from outliers.report.explorer.embedding import packed, plotly
-from outliers.report.section import FINDINGS, Finding, Section
-from outliers.report.tables import Table
-from outliers.report.words import listed
+from outliers.show.axes import count_label
+from outliers.show.explorer import packed, plotly
+from outliers.show.section import FINDINGS, Finding, Section
+from outliers.show.tables import Table
+from outliers.show.words import listed
 
 HERE = Path(__file__).parent
 ABOUT = {  # what a section says of its rows: field and form, in this order
@@ -85,7 +85,7 @@ def page(title: str, sections: list[Section], command: str) -> str:
         ],
         explorers=[explorer._asdict() | {"data": packed(explorer.content)} for explorer in explorers],
         plotly=plotly() if explorers else None,
-        **{f"explorer_{end}": Markup((HERE / f"explorer/explorer.{end}").read_text("utf-8")) for end in ("css", "js")},
+        **{f"explorer_{end}": Markup((HERE / f"explorer.{end}").read_text("utf-8")) for end in ("css", "js")},
         command=command,
         provenance=[_html(table) for table in (provenance(rows), models(rows)) if table],
     )
