@@ -40,7 +40,7 @@ def test_what_is_left_follows_from_what_finished_steps_took(clock):
         assert bar.line() == "m, fp32: 0 of 10 blocks, 0%, since 2 min"
         clock.now += 10
         bar.update(2)
-        assert bar.left() == 400
+        assert bar.left() == (400, 400)
         assert bar.line() == "m, fp32: 2 of 10 blocks, 20%, about 7 min left"
 
 
@@ -50,18 +50,18 @@ def test_what_is_left_follows_the_later_half(clock):
         for _ in range(4):
             clock.now += 1
             bar.update()
-        assert bar.left() == 4
+        assert bar.left() == (4, 4)
         for left in ((1 + 9) / 2 * 3, (1 + 9 + 9) / 3 * 2):
             clock.now += 9
             bar.update()
-            assert bar.left() == pytest.approx(left)
+            assert bar.left() == pytest.approx((left, left))
         clock.now += 9
         bar.update()
-        assert bar.left() == 9
+        assert bar.left() == (9, 9)
         clock.now += 4
-        assert bar.left() == 5
+        assert bar.left() == (5, 5)
         clock.now += 100
-        assert bar.left() == 0
+        assert bar.left() == (0, 0)
 
 
 def test_workers_finish_several_steps_at_once(clock):
@@ -71,11 +71,11 @@ def test_workers_finish_several_steps_at_once(clock):
         clock.now += 30
         for left in (11 * 10, 10 * 10, 9 * 10):
             bar.update()
-            assert bar.left() == pytest.approx(left)
+            assert bar.left() == pytest.approx((left, left))
         clock.now += 6
         for _ in range(3):
             bar.update()
-        assert bar.left() == pytest.approx(6 * 2)
+        assert bar.left() == pytest.approx((6 * 2, 6 * 2))
 
 
 def test_a_run_says_once_how_long_it_takes(clock, caplog, monkeypatch):
@@ -98,13 +98,49 @@ def test_a_run_says_once_how_long_it_takes(clock, caplog, monkeypatch):
     assert len(caplog.messages) == 1, "none of less than two seconds"
 
 
+def test_steps_of_a_larger_model_take_longer(clock):
+    """By the square root of its weights at least."""
+    with Progress(0, clock=clock) as bar:
+        bar.expect(4, 10**6)
+        bar.expect(4, 10**8)
+        bar.size = 10**6
+        for _ in range(4):
+            clock.now += 1
+            bar.update()
+        assert bar.left() == pytest.approx((4 * 100**0.5, 4 * 100**0.75))
+        assert bar.line() == "4 of 8 blocks, 50%, about 40 s to 2 min left"
+        bar.size = 10**8
+        clock.now += 150
+        bar.see(0.5)
+        clock.now += 150
+        bar.update()
+        for _ in range(2):
+            clock.now += 300
+            bar.update()
+        assert bar.left() == pytest.approx((300, 300)), "by its own steps"
+
+
+def test_a_stage_after_which_values_decide(clock, caplog, monkeypatch):
+    monkeypatch.setattr(module, "SHORT", 2)
+    with caplog.at_level(logging.INFO, "outliers"), Progress(0, clock=clock) as bar:
+        bar.further = True
+        bar.expect(4)
+        for steps in (4, 8):
+            for _ in range(4):
+                clock.now += 10
+                bar.update()
+            if steps == 4:
+                bar.expect(8)
+    assert caplog.messages == ["about 20 s left of this stage", "about 70 s left of this stage"]
+
+
 def test_steps_of_an_earlier_run_took_no_time(clock):
     with Progress(10, clock=clock) as bar:
         bar.skip(6)
         assert bar.left() is None
         clock.now += 20
         bar.update(2)
-        assert bar.left() == pytest.approx(20)
+        assert bar.left() == pytest.approx((20, 20))
         assert "8 of 10 blocks, 80%" in bar.line()
 
 
@@ -112,7 +148,7 @@ def test_a_long_step_is_seen_from_inside(clock):
     with Progress(2, "task", clock=clock) as bar:
         clock.now += 30
         bar.see(0.5)
-        assert bar.left() == pytest.approx(90)
+        assert bar.left() == pytest.approx((90, 90))
         assert bar.line() == "0 of 2 tasks, 25%, about 2 min left"
         clock.now += 30
         bar.update()
@@ -136,9 +172,9 @@ def test_a_total_that_grows_and_one_of_nothing(clock):
     with Progress(0, clock=clock) as bar:
         clock.now += 10
         assert bar.line() == "0 of 0 blocks, 0%, since 10 s"
-        bar.total += 4
+        bar.expect(4)
         bar.update()
-        assert bar.left() == 30
+        assert bar.left() == (30, 30)
 
 
 def test_lines_come_also_while_no_step_ends(monkeypatch, caplog):

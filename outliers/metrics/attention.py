@@ -137,7 +137,9 @@ class OfAttention(Measurement):
         return super().keeps(cells)._replace(attention=PROBABILITIES, variants=1)
 
     def steps(self, cells: Sequence[Cell]) -> int:
-        return len(cells[0].subject.blocks)
+        """Of a block as many as it takes blocks without an ablation; an ablation takes about half of one."""
+        ablations = {_parted(cell.variant)[1].name for cell in cells}
+        return len(cells[0].subject.blocks) * (1 + len(ablations) // 2)
 
     def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list:
         subject = cells[0].subject
@@ -148,7 +150,8 @@ class OfAttention(Measurement):
         for cell, (_, ablated) in zip(cells, parted, strict=True):
             questions.setdefault(ablated.name, (ablated, []))[1].append(_look(cell))
         with naming_under(subject, variant):
-            attended_views = attended(model, bench.counted(blocks), list(questions.values()), variant)
+            counted = bench.counted(blocks, 1 + len(questions) // 2)
+            attended_views = attended(model, counted, list(questions.values()), variant)
         answers = {name: iter(views) for name, views in zip(questions, attended_views, strict=True)}
         return [next(answers[ablated.name]) for _, ablated in parted]
 

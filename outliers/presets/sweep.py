@@ -16,7 +16,7 @@ def sweep_plans(spec: Experiment) -> list[Plan]:
     """Of each model its perplexity under each scheme; those that share weight codes are side by side."""
     subjects = [MaybeUnlabelled(name, spec.revision, spec) for name in spec.models]
     variants = [Quantized(scheme, tuple(spec.skip)) for scheme in schemes_of(spec)]
-    return [Plan(subject, _stages(subject, variants, spec.draws)) for subject in subjects]
+    return [Plan(subject, _stages(subject, variants, spec.draws), further=False) for subject in subjects]
 
 
 def _stages(subject: Subject, variants: list[Quantized], draws: int) -> Stages:

@@ -149,6 +149,7 @@ class Cluster:
                     logger.warning(warning)
             self.warned |= set(warnings)
             self.bar.set_description(task.name)
+            self.bar.size = task.size
             self.bar.update(task.steps)
             yield task, result
 

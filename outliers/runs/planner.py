@@ -41,6 +41,7 @@ class Planner:
         self.rows, self.engine, self.bar, self.experiment, self.force = rows, engine, bar, experiment, force
         self.subjects: dict[tuple, Subject] = {}  # the first of those that may have the same weights
         self.refused: dict[str, str] = {}  # models that do not fit in memory, and why
+        self.sizes: dict[str, int] = {}  # of models, in weights
         self.known: dict[str, Row] = {}  # of this run, by what other names of the same weights have in common
 
     def run(self, plans: Sequence[Plan]) -> list[Row]:
@@ -55,12 +56,15 @@ class Planner:
             plan.subject.check(cells)
             for cell in cells:
                 cell.metric.measurement.check(cell)
-        self.bar.total += sum(map(_steps, stages))
         self.bar.unit = next((cell.metric.measurement.unit for cells in stages for cell in cells), self.bar.unit)
         needs = [(plan.subject, keeps) for plan, cells in zip(plans, stages, strict=True) for keeps in keeps_of(cells)]
         requests = [request_of(subject, keeps) for subject, keeps in needs if keeps]
         if requests:
             self.refused = self.engine.forecast(requests)
+            self.sizes = {request.name: request.shape.weights for request in requests}
+        self.bar.further = any(plan.further for plan in plans)
+        for cells in stages:
+            self._expect(cells)
         rows_of_plans: list[list[Row]] = [[] for _ in plans]
         for group in self.engine.groups(range(len(plans))):
             waiting = {number: stages[number] for number in group}
@@ -70,7 +74,7 @@ class Planner:
                     new_rows = [rows[cell] for cell in cells]
                     rows_of_plans[number] += new_rows
                     waiting[number] = _following(plans[number], new_rows)
-                    self.bar.total += _steps(waiting[number])
+                    self._expect(waiting[number])
                 waiting = {number: cells for number, cells in waiting.items() if cells}
         return list(chain.from_iterable(rows_of_plans))
 
@@ -100,7 +104,8 @@ class Planner:
                 self.known[_common(cell, cell_facts)] = row
             else:
                 missing[_common(cell, cell_facts)].append(cell)
-        self.bar.skip(_steps(skipped))
+        for cells in bundles_of(skipped):
+            self.bar.skip(_steps(cells), self.size_of(cells[0]))
         new = [alike[0] for key, alike in missing.items() if key not in self.known]
         answered = self._answered(list(bundles_of(new)), facts)
         failures |= {cell: result for cell, result in answered.items() if isinstance(result, Failed)}
@@ -206,16 +211,26 @@ class Planner:
             self._write(new)
             results |= new
         if again:
-            self.bar.total += sum(map(_steps, again))
+            self._expect(list(chain.from_iterable(again)))
             results |= self._answered(again, facts)
         return results
 
     def tasks(self, bundle: list[Cell], parts: list[slice], facts: dict, number: int = 0) -> list[Task]:
         """Tasks that answer cells of a subject, in parts of its text. number: of all cells that are answered now."""
+        size = self.size_of(bundle[0])
         return [
-            Task(_name(bundle, part), answer, bundle[0].subject, (bundle, part, facts), steps, number)
+            Task(_name(bundle, part), answer, bundle[0].subject, (bundle, part, facts), steps, number, size)
             for part, steps in zip(parts, _shares(bundle, parts), strict=True)
         ]
+
+    def size_of(self, cell: Cell) -> int:
+        """The weights of the model of a cell; 1 where there is none."""
+        return self.sizes.get(cell.subject.name, 1)
+
+    def _expect(self, cells: list[Cell]) -> None:
+        """Let the bar expect the steps of some cells."""
+        for bundle in bundles_of(cells):
+            self.bar.expect(_steps(bundle), self.size_of(bundle[0]))
 
     def results(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Any]]:
         """Each task with what it returned; raise MeasurementFailed where one failed."""
@@ -263,7 +278,7 @@ class Planner:
 
     def _under_its_name(self, cell: Cell, twin: Row) -> Row:
         """The row of a cell that asks for the same of the same weights under another name."""
-        self.bar.skip(_steps([cell]))
+        self.bar.skip(_steps([cell]), self.size_of(cell))
         if twin.asked == cell.asked:
             return twin
         other = full_name(twin.asked["subject"]["model"], twin.asked["subject"].get("checkpoint"))

@@ -127,17 +127,19 @@ Stages = Generator[list[Cell], list[Row], None]  # cells, whose rows may decide 
 class Plan(NamedTuple):
     """The cells of a subject, stage by stage.
 
-    package: a library that it compares with; where it is not installed, a run leaves the plan out and says so.
+    package: a library that it compares with; where it is not installed, a run leaves the plan out and says so. further:
+    whether stages follow that take longer than the first one.
     """
 
     subject: Subject
     stages: Stages
     package: str | None = None
+    further: bool = True
 
     @classmethod
     def of(cls, subject: Subject, cells: Iterable[Cell], package: str | None = None) -> "Plan":
         """All cells in one stage."""
-        return cls(subject, (stage for stage in [list(cells)]), package)
+        return cls(subject, (stage for stage in [list(cells)]), package, further=False)
 
 
 def following(stages: Stages, rows: list[Row]) -> list[Cell]:
@@ -156,8 +158,8 @@ class Task(NamedTuple):
     """A piece of an experiment.
 
     what: what to call it in messages, beside its subject. function: called with a `Bench`, the subject and the
-    arguments; it, they and what it returns travel between machines. steps: how far it moves the bar. number: of those
-    that belong together, such as parts of a text.
+    arguments; it, they and what it returns travel between machines. steps: how far it moves the bar, each by a model of
+    so many weights (size). number: of those that belong together, such as parts of a text.
     """
 
     what: str
@@ -166,6 +168,7 @@ class Task(NamedTuple):
     arguments: tuple
     steps: int
     number: int = 0
+    size: int = 1
 
     @property
     def name(self) -> str:

@@ -24,3 +24,9 @@ def duration(seconds: float) -> str:
     """Seconds for people: 8 s, 3 min, 2.5 h."""
     unit, factor = next(((unit, factor) for unit, factor in TIMES if seconds >= 1.5 * factor), TIMES[-1])
     return f"{max(seconds / factor, 1):.{1 if factor >= 3600 and seconds < 10 * factor else 0}f} {unit}"
+
+
+def durations(least: float, most: float) -> str:
+    """A range of seconds for people: 3 to 8 min, 50 s to 2 min; 3 min where both ends are."""
+    low, high = duration(least), duration(most)
+    return high if low == high else f"{low.removesuffix(high[high.index(' '):])} to {high}"

@@ -78,7 +78,7 @@ def _going_on(
 ) -> Iterator[tuple[list[Trace], dict]]:
     """The traces of the first blocks, as they grow from what is found, each time with what that has cost."""
     done = traces_so_far[0].sequences if traces_so_far else 0
-    planner.bar.skip(done)
+    planner.bar.skip(done, planner.size_of(cell))
     arrived = {}
     tasks = planner.tasks([cell], _parts(cell.subject, planner.engine, done), facts)
     for task, ((part,), weights, spent) in planner.results(tasks):
