@@ -14,7 +14,7 @@ from typer import Argument, Option
 from outliers.errors import UserError, unknown_name
 from outliers.files import writing
 from outliers.specification.files import experiment_files, is_experiment, specify
-from outliers.specification.kinds import MODEL, Named, OfOneModel, resolved
+from outliers.specification.kinds import MODEL, Named, OfOneModel
 from outliers.terminal.command import Force, Out, called, import_for_good, typed
 from outliers.terminal.options import options, signed
 
@@ -79,10 +79,10 @@ def of_experiments(name: str, kind: type[Named], doc: str, without: Iterable[str
             raise UserError(f"no experiment is named; expected one, such as `{' '.join([*called(name), example])}`")
         spec = specify(experiment, _fields(given), None, kind)
 
-        from outliers.report.report import check_shown
+        from outliers.paper.report import check_shown, shown_section
 
         check_shown(spec)
-        _measure(name, spec, out, force)
+        _measure(name, spec, out, force, shown_section)
 
     help_text = f"The name of one that comes along, such as {example}, or a file."
     place = Annotated[str | None, Argument(metavar="EXPERIMENT", help=help_text, show_default=False)]
@@ -166,25 +166,30 @@ def is_meant_as_experiment(name: str) -> bool:
     )
 
 
-def _measure(name: str, spec: Named, out: Path | None, force: bool) -> None:
-    """Print and write what a specification measures; what needs torch is imported after a look at the models."""
+def _measure(name: str, spec: Named, out: Path | None, force: bool, shown: Callable | None = None) -> None:
+    """Print and write what a specification measures; what needs torch is imported after a look at the models.
+
+    shown: what makes a section of the specification, the folder and the rows, by default the view of its kind.
+    """
     from outliers.specification.door import checked
 
     checked(spec)
 
     import_for_good("outliers.runs.engine", "outliers.show.write")
+    from outliers.paper.shown import show
     from outliers.runs.place import place_of
     from outliers.runs.run import check_all_measured, run
     from outliers.show.write import write
 
     folder = place_of(spec, out) if isinstance(spec, OfOneModel) else out or spec.folder
     rows = run(spec, folder, force)
-    print(write(spec.show(folder, rows), folder, typed(name)))
+    print(write((shown or show)(spec, folder, rows), folder, typed(name)))
     check_all_measured(rows)
 
 
 def _redraw(name: str, kind: type[Named], folder: Path, out: Path | None, others: list) -> None:
     """Print and write what the finished rows in a folder show, into the same folder by default."""
+    from outliers.paper.shown import view_of
     from outliers.runs.rows import read
     from outliers.runs.run import records
     from outliers.show.section import section_of
@@ -201,4 +206,4 @@ def _redraw(name: str, kind: type[Named], folder: Path, out: Path | None, others
     place = out or folder
     with writing(place):
         place.mkdir(parents=True, exist_ok=True)
-    print(write(section_of(resolved(kind.section), rows), place, typed(name)))
+    print(write(section_of(view_of(kind), rows), place, typed(name)))

@@ -21,12 +21,12 @@ import pandas as pd
 from tabulate import tabulate
 
 from outliers.models.anatomy import ANATOMIES
+from outliers.paper import table1
+from outliers.paper.facts import read_sources
 from outliers.plot.emergence import fits_of
 from outliers.plot.published import published_models
 from outliers.quantization.plans.plan import read_plan
 from outliers.quantization.schemes import BASELINE, SCHEMES
-from outliers.report.paper import table1
-from outliers.report.paper.facts import read_sources
 from outliers.runs.frame import records_in as read_rows
 from outliers.show.tables import cell
 from outliers.views.perplexity import costs_of_schemes

@@ -266,7 +266,7 @@ def show_rows(*names: str) -> Callable[[Path, random.Random], None]:
     def read(folder: Path, choose: random.Random) -> None:
         import matplotlib.pyplot as plt
 
-        from outliers.report.report import drawn_again, experiments, shown_section
+        from outliers.paper.report import drawn_again, experiments, shown_section
 
         (spec,) = experiments(f"pocket/{choose.choice(names)}")
         if rows := drawn_again(spec, folder):

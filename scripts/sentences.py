@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 LIST = ROOT / "tests" / "sentences.txt"
-VIEWS = ("outliers/show/*.py", "outliers/views/*.py", "outliers/report/**/*.py", "outliers/plot/*.py")
+VIEWS = [f"outliers/{room}/**/*.py" for room in ("show", "views", "paper", "report", "plot")]
 ERRORS = ("UserError", "BrokenModel", "BadWeights", "CellsFailed", "FieldError", "ValueError", "NotFinite")
 SAID = (*ERRORS, "info", "warning", "warn")
 PIECE = 20  # characters of a sentence in the source that are looked for in the sentences with examples

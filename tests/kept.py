@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from outliers.paper.table4 import families_section, table4_section
+from outliers.paper.table7 import table7_section, table10_section
 from outliers.presets.plan import plan_of
 from outliers.quantization.plans.plan import Plan
-from outliers.report.paper.table4 import families_section, table4_section
-from outliers.report.paper.table7 import table7_section, table10_section
 from outliers.report.views.ablation import ablation_section
 from outliers.report.views.account import account_section
 from outliers.report.views.attention import attention_section

@@ -218,7 +218,7 @@ def test_lines_that_need_nothing_run(block, place, small_model, monkeypatch, cap
     if not ours:
         pytest.skip("every line needs what is not here, and says so")
     known = {name: place / "experiments" / f"{name}.yaml" for name in files.experiment_files()}
-    for module in ("outliers.specification.files", "outliers.commands", "outliers.report.report"):
+    for module in ("outliers.specification.files", "outliers.commands", "outliers.paper.report"):
         monkeypatch.setattr(f"{module}.experiment_files", lambda: known)
     monkeypatch.chdir(place)
     for line in ours:

@@ -25,10 +25,9 @@ from outliers.metrics.zeroshot.harness import zeroshot
 from outliers.models import plugins
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET
+from outliers.paper.report import drawn_again
 from outliers.presets.cells import METRICS, Cells
 from outliers.quantization.schemes import Scheme
-from outliers.report.measured import measured_section
-from outliers.report.report import drawn_again
 from outliers.runs.rows import COLUMNS, Row, Rows, line_of, read
 from outliers.runs.run import run
 from outliers.specification.kinds import Experiment, Latency, Memory, Settings
@@ -39,6 +38,7 @@ from outliers.subjects.configured import Configured
 from outliers.terminal.progress import Progress
 from outliers.text.blocks import load_text
 from outliers.variants.quantized import EXACT
+from outliers.views.measured import measured_section
 from tests.test_commands import call
 from tests.test_docs import read as page
 

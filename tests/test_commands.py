@@ -23,7 +23,7 @@ from outliers.__main__ import COMMANDS
 from outliers.errors import UserError
 from outliers.models.load import load_tokenizer
 from outliers.models.names import POCKET
-from outliers.report import report as artefacts
+from outliers.paper import report as artefacts
 from outliers.specification.kinds import (
     Ablation,
     Account,

@@ -19,9 +19,9 @@ from outliers.errors import UserError
 from outliers.metrics.measurement import Keeps, held
 from outliers.models.load import find_config, load_model, weights_hash
 from outliers.models.names import POCKET, pocket_models
+from outliers.paper.table7 import table9_section
 from outliers.plot.training import trained
 from outliers.quantization.schemes import get_scheme
-from outliers.report.paper.table7 import table9_section
 from outliers.runs.forecast import Request, Room, forecast, shape_of
 from outliers.specification.kinds import Experiment
 from tests.claims import (

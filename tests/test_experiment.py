@@ -13,9 +13,10 @@ from outliers.metrics import states
 from outliers.metrics.perplexity.measure import Loss, perplexity
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import PACKAGED, POCKET, pocket_models
+from outliers.paper.report import drawn_again
+from outliers.paper.shown import show
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import TABLE1
-from outliers.report.report import drawn_again
 from outliers.runs.engine import Here
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.run import run, sweep
@@ -72,13 +73,13 @@ def test_what_a_broken_model_loses_is_said_and_what_is_finished_stays(tmp_path):
     assert (fine["metric"], beyond["metric"], beyond["unit"]) == ("perplexity", "log_perplexity", "nats")
     assert beyond["value"] == pytest.approx(loss, rel=1e-5)
     assert sweep(spec, tmp_path / "out") == rows, "it is finished"
-    shown = spec.show(tmp_path / "out", rows)
+    shown = show(spec, tmp_path / "out", rows)
     assert f"> 1e308 ({beyond['value']:.2f} nats)" in shown.printed
     assert f"is larger than any number: the loss is {loss:,.0f} nats a token." in shown.findings[0].text
     ablation = Ablation(model=models[1], features=[3], block=32, blocks=1)
     rows = run(ablation, tmp_path / "ablated")
     assert {"top1_softmax", "log_perplexity"} <= {row["metric"] for row in rows} and "failed" not in rows[0]
-    assert "> 1e308" in ablation.show(tmp_path / "ablated", rows).printed
+    assert "> 1e308" in show(ablation, tmp_path / "ablated", rows).printed
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ import torch
 from outliers.errors import UserError
 from outliers.metrics.trace.kept import EXCERPT
 from outliers.models.load import load_model
+from outliers.paper.report import experiments, report
 from outliers.report.explorer.origins import WRITERS, origins_explorer
 from outliers.report.explorer.trace import CELLS, _map
-from outliers.report.report import experiments, report
 from outliers.report.views.damage import kept_damage_section
 from outliers.runs.run import run
 from outliers.show.explorer import packed, plotly

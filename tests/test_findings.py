@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from outliers.metrics.damages import damages_of
+from outliers.paper.table4 import emergence_findings, panel_section
 from outliers.plot.emergence import Fit
 from outliers.plot.remedies import Point
-from outliers.report.paper.table4 import emergence_findings, panel_section
 from outliers.report.views.ablation import ablation_findings
 from outliers.report.views.damage import damage_findings
 from outliers.report.views.remedies import NONE, remedies_findings

@@ -21,6 +21,7 @@ from outliers.metrics.perplexity.measure import perplexity
 from outliers.models.anatomy import decoder_layers
 from outliers.models.anatomy.examples import Examples
 from outliers.models.stream import stream_model
+from outliers.paper.shown import show
 from outliers.presets.origins import PARTS, ToAccount
 from outliers.quantization.cache_formats import CacheFormat
 from outliers.quantization.caches import through
@@ -319,7 +320,7 @@ def test_streamed_and_spread_over_machines(tmp_path):
 def test_parameters_and_variants_of_the_command(tmp_path):
     fields = {"models": ["pocket/gpt2-0.1m"], "variants": ["fp32", "kv=int4"], "block": 32, "blocks": 1}
     spec = outliers.Cells(**fields, metrics="keys", channels=1)
-    section = spec.show(tmp_path, run(spec, tmp_path))
+    section = show(spec, tmp_path, run(spec, tmp_path))
     assert {one.name for one in section.tables} >= {"keys", "keys_2", "biases", "biases_2"}
     assert [one.name for one in section.drawings] == ["key_map", "key_map_2"]
     assert {one.text.partition(": ")[0] for one in section.findings} == {"gpt2-0.1m", "gpt2-0.1m under kv=int4"}

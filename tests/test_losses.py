@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM
 
 import outliers
 from outliers.errors import UserError
+from outliers.paper.shown import show
+from outliers.paper.table4 import emergence_table
 from outliers.presets.cells import Cells
-from outliers.report.paper.table4 import emergence_table
 from outliers.runs.run import run
 from outliers.specification.kinds import Experiment
 from outliers.subjects.masked import each_masked, masked_text
@@ -297,7 +298,7 @@ def test_a_page_of_losses_of_tokens(tmp_path):
         Cells(models=[MODEL], block=64, blocks=2, variants=["fp32", "w4a4"], metrics="token_losses", draws=draws)
         for draws in (1, 3)
     )
-    sections = [spec.show(tmp_path, run(spec, tmp_path)) for spec in (single, drawn)]
+    sections = [show(spec, tmp_path, run(spec, tmp_path)) for spec in (single, drawn)]
     assert not sections[0].findings and "carry half" in sections[0].printed
     rows = run(drawn, tmp_path)
     (half,) = (row["value"] for row in parts_of(rows, "carriers") if row["share"] == 0.5)

@@ -22,6 +22,7 @@ from outliers.metrics.latency.measure import encoding
 from outliers.metrics.memory.footprint import measure_footprint
 from outliers.models.anatomy import projections
 from outliers.models.anatomy.examples import IGNORED
+from outliers.paper.shown import show
 from outliers.presets.zeroshot import zeroshot_plans
 from outliers.runs.frame import records_in
 from outliers.runs.run import run
@@ -129,11 +130,11 @@ def test_seeds_of_masks(folder):
 
 def test_what_is_said_of_seeds_of_masks(folder):
     spec = settings(folder, Experiment, mask_seeds=3, schemes=["fp32", "absmax"])
-    section = spec.show(folder / "said", run(spec, folder / "said"))
+    section = show(spec, folder / "said", run(spec, folder / "said"))
     assert section.drawings[0].caption.endswith("Bars: one standard deviation by masks.")
     assert [one.text.partition("beyond ")[2] for one in section.findings] == ["the scatter of masks."]
     spec = settings(folder, Damage, mask_seeds=3, schemes=["absmax"], by=["model"])
-    findings = spec.show(folder / "damage", run(spec, folder / "damage")).findings
+    findings = show(spec, folder / "damage", run(spec, folder / "damage")).findings
     assert findings[0].text.endswith(", within the scatter of masks.")
 
 

@@ -29,8 +29,8 @@ from outliers.metrics.memory.footprint import (
 from outliers.models.load import find_config, load_config
 from outliers.models.names import known_configs
 from outliers.models.skeleton import skeleton
+from outliers.paper.table3 import PUBLISHED, measured
 from outliers.quantization.convert import quantize
-from outliers.report.paper.table3 import PUBLISHED, measured
 from outliers.runs.run import run
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.specification.kinds import Memory

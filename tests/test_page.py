@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from outliers.models.names import short_name
-from outliers.report.paper.published import comparison
-from outliers.report.paper.table1 import PUBLISHED
+from outliers.paper.published import comparison
+from outliers.paper.table1 import PUBLISHED
 from outliers.show.page import about, models, page, provenance
 from outliers.show.section import Finding
 from outliers.views.perplexity import sweep_section

@@ -9,24 +9,25 @@ from pathlib import Path
 
 import pytest
 
+from outliers import paper
 from outliers.errors import UserError
 from outliers.metrics import metrics
 from outliers.models.load import load_model
+from outliers.paper import beyond
+from outliers.paper import report as module
+from outliers.paper.facts import elsewhere
+from outliers.paper.published import comparison
+from outliers.paper.report import ARTEFACTS, experiments, report
+from outliers.paper.shown import OF_KINDS
+from outliers.paper.table4 import table4_section
 from outliers.plot.published import published_models
-from outliers.presets.cells import Cells
 from outliers.quantization.schemes import SCHEMES, TABLE1
-from outliers.report import paper
-from outliers.report import report as module
-from outliers.report.paper import beyond
-from outliers.report.paper.facts import elsewhere
-from outliers.report.paper.published import comparison
-from outliers.report.paper.table4 import table4_section
-from outliers.report.report import ARTEFACTS, experiments, report
 from outliers.runs.rows import Row
 from outliers.runs.run import rows_of
 from outliers.specification.files import experiment_files
 from outliers.specification.kinds import Experiment, resolved
 from outliers.subjects import bench
+from outliers.views import OF_METRICS
 from tests.conftest import SHARED
 
 KEPT = Path(__file__).parent.parent / "results" / "kept" / "pocket"
@@ -161,7 +162,7 @@ def test_values_published_elsewhere_stand_beside_table4():
 
 
 NEW = """
-from outliers.report.paper.published import Artefact, Published, grid
+from outliers.paper.published import Artefact, Published, grid
 from outliers.show.section import Section
 from outliers.specification.kinds import Experiment
 
@@ -189,7 +190,7 @@ def test_a_new_table_is_one_file_its_experiments_and_its_values(tmp_path, monkey
     said = report(str(tmp_path / "table2.yaml"), tmp_path / "out")[0]
     assert "Table 2: one more" in said
     assert re.search(r"gpt2-0.1m +fp32 +\d+\.?\d* +1 ", said)
-    monkeypatch.delitem(sys.modules, "outliers.report.paper.table2")
+    monkeypatch.delitem(sys.modules, "outliers.paper.table2")
 
 
 def test_another_scheme_of_the_table_breaks_no_published_table():
@@ -198,7 +199,7 @@ def test_another_scheme_of_the_table_breaks_no_published_table():
         "from outliers.quantization import schemes\n"
         "schemes.SCHEMES['mine'] = replace(schemes.SCHEMES['absmax'], name='mine', label='Mine')\n"
         "schemes.TABLE1.append('mine')\n"
-        "from outliers.report.report import ARTEFACTS\n"
+        "from outliers.paper.report import ARTEFACTS\n"
         "assert len(ARTEFACTS['table1'].published.values) == 45\n"
         "from outliers.views.perplexity import perplexity_table\n"
         "row = {'model': 'a', 'scheme': 'mine', 'metric': 'perplexity', 'value': 1.0, 'dtype': 'float32'}\n"
@@ -221,11 +222,12 @@ def test_every_table_and_figure_has_an_experiment_of_each_set():
 
 
 def test_a_view_is_named_in_one_place():
-    kinds = {artefact.kind for artefact in ARTEFACTS.values()} | {Cells}
-    places = [one.view for one in metrics().values()] + [artefact.section for artefact in ARTEFACTS.values()]
-    places += [kind.section for kind in kinds if not kind.section.endswith(".view")]  # not by that of a metric
-    named = [resolved(place) for place in places if place]
+    of_metrics = [*OF_METRICS.values(), *(one.view for one in metrics().values() if one.view)]
+    of_kinds = [place for place in OF_KINDS.values() if place not in of_metrics]  # not by that of a metric
+    named = [resolved(place) for place in of_metrics + of_kinds]
+    named += [artefact.section for artefact in ARTEFACTS.values() if artefact.section]
     assert len(named) == len(set(named)) > 20
+    assert OF_METRICS.keys() <= metrics().keys()
 
 
 def test_a_device_replaces_that_of_the_files():
@@ -364,7 +366,7 @@ def test_redrawing_needs_no_model_and_gives_the_same_tables(tmp_path):
     program = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from outliers.report.report import report\n"
+        "from outliers.paper.report import report\n"
         f"report('pocket', Path({str(folder)!r}), force=False, redraw=True)\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )

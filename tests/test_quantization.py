@@ -26,13 +26,13 @@ from outliers.errors import UserError
 from outliers.metrics.perplexity.measure import perplexity
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
+from outliers.paper.report import drawn_again
 from outliers.quantization.convert import quantize
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, quantize_weight, stored_weight
 from outliers.quantization.peers import bitsandbytes_layer, with_bitsandbytes
 from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, get_scheme, write_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
-from outliers.report.report import drawn_again
 from outliers.runs.run import sweep
 from outliers.specification.kinds import Experiment, schemes_of
 from outliers.text.blocks import load_text

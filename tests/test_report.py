@@ -13,6 +13,7 @@ import torch
 from outliers.criterion import OF_EVERY_STACK
 from outliers.errors import UserError
 from outliers.metrics.ablations import plan
+from outliers.paper.table4 import emergence_section, emergence_table
 from outliers.plot.ablation import ablation_bars
 from outliers.plot.attention import points as attention_points
 from outliers.plot.emergence import by_model, distinct_models, exponential_fit, figure3, figure4, fits_of
@@ -21,7 +22,6 @@ from outliers.plot.remedies import points as remedy_points
 from outliers.plot.trace import heat_map, magnitude_by_position, pooled, sorted_profile
 from outliers.plot.zeroshot import accuracy_by_size
 from outliers.quantization.schemes import SCHEMES
-from outliers.report.paper.table4 import emergence_section, emergence_table
 from outliers.report.views.ablation import ablation_section, ablation_summary
 from outliers.report.views.remedies import remedies_section
 from outliers.show.legends import OTHERS, STYLES, scheme_styles

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from outliers.errors import UserError
 from outliers.files import LOCK, write_whole
 from outliers.models.names import POCKET
-from outliers.report.report import drawn_again
+from outliers.paper.report import drawn_again
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.place import check_alone, place_of
 from outliers.runs.rows import Row, Rows, read

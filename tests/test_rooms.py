@@ -15,7 +15,7 @@ ROOMS = (
     *("quantization", "show", "variants", "specification", "training", "subjects", "metrics", "runs", "presets"),
     *("report", "plugins"),
 )
-SHARED = {"plot": "report", "views": "report"}
+SHARED = {"plot": "report", "views": "report", "paper": "report"}
 COMMANDS = "commands"  # programs, which may use all, and what they have in common
 MOST_FILES = 15
 FILES = sorted(file.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py"))

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import outliers
-from outliers.report.report import drawn_again, experiments
+from outliers.paper.report import drawn_again, experiments
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.rows import Row, read
 from outliers.runs.run import rows_of, run

@@ -23,9 +23,10 @@ from outliers.models.anatomy import projections
 from outliers.models.anatomy.examples import Examples
 from outliers.models.anatomy.views import views_of
 from outliers.models.stream import stream_model
+from outliers.paper.shown import show
+from outliers.paper.table4 import emergence_section
 from outliers.plot.training import watched
 from outliers.quantization.linear import QuantizedLinear
-from outliers.report.paper.table4 import emergence_section
 from outliers.runs.frame import records_in
 from outliers.runs.run import run
 from outliers.specification.kinds import Ablation, Account, Latency, OneModel, Settings
@@ -203,7 +204,7 @@ def test_features_of_a_stack_are_taken_out_in_its_layers(planted, tmp_path):
     rows = run(spec, tmp_path)
     nothing = [row for row in rows if row.get("subject") == "none"]
     assert [row.get("stack") for row in nothing] == ["encoder", "decoder", "cross", None], "measured once"
-    printed = spec.show(tmp_path, rows).printed
+    printed = show(spec, tmp_path, rows).printed
     assert printed.count("nothing") == 2, "and shown with each stack"
     rows = [row for row in rows if row.get("subject") == "outliers"]
     where = {row["ablated"]: row["where"] for row in rows}

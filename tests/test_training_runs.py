@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from scipy.stats import ttest_1samp
 
 from outliers.errors import UserError
-from outliers.plot.training import causes, checkpoints, trained
-from outliers.report.paper.table7 import (
+from outliers.paper.report import experiments, report
+from outliers.paper.table7 import (
     OF_TABLE9,
     OF_TABLE10,
     PUBLISHED,
@@ -27,7 +27,7 @@ from outliers.report.paper.table7 import (
     table7_section,
     table9_section,
 )
-from outliers.report.report import experiments, report
+from outliers.plot.training import causes, checkpoints, trained
 from outliers.report.views.causes import causes_findings, causes_section, causes_table, ends
 from outliers.runs.rows import Row, read
 from outliers.runs.run import plans_of, rows_of

@@ -25,6 +25,7 @@ import outliers
 from outliers.errors import UserError
 from outliers.models.anatomy.examples import IGNORED, Examples
 from outliers.models.load import load_config, load_processor
+from outliers.paper.shown import show
 from outliers.presets.cells import Cells
 from outliers.runs.rows import read
 from outliers.runs.run import run
@@ -295,7 +296,7 @@ def test_sweep_with_and_without_classes(saved):
         rows = run(spec, out=saved / f"sweep-{text}")
         found[text] = {(row["metric"], row["scheme"]): row["value"] for row in rows}
         assert all(row["protocol"] == "pictures" for row in rows)
-        assert re.search("top-1", spec.show(saved / f"sweep-{text}", rows).printed)
+        assert re.search("top-1", show(spec, saved / f"sweep-{text}", rows).printed)
     by_class, without = found["pictures"], found["flat"]
     assert by_class["accuracy.loss", "absmax"] == pytest.approx(math.log(by_class["perplexity", "absmax"]))
     model, config = outliers.load_model(name), load_config(name)

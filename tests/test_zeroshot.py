@@ -19,9 +19,9 @@ from outliers.metrics.zeroshot import harness as module
 from outliers.metrics.zeroshot.harness import FOLDER, STANDARD_ERRORS, documents_hash, load_tasks, zeroshot
 from outliers.metrics.zeroshot.measure import _task
 from outliers.models.load import load_model, load_tokenizer
+from outliers.paper.figure1 import measured
 from outliers.plot.zeroshot import accuracy_by_size, mean_accuracy, mean_chance
 from outliers.quantization.convert import quantize
-from outliers.report.paper.figure1 import measured
 from outliers.runs.run import run
 from outliers.specification.kinds import ZeroShot
 from outliers.views.zeroshot import accuracies, accuracy_table, zeroshot_section

@@ -31,7 +31,7 @@ from scipy.stats import gmean
 from tabulate import tabulate
 
 from outliers.metrics.linear_layer.measure import BASELINE, milliseconds, rows_of, ways
-from outliers.report.paper.table5 import PUBLISHED
+from outliers.paper.table5 import PUBLISHED
 from outliers.subjects.provenance import environment
 
 # Tokens, features, outputs: the layers of the paper's Table 5, then others from prefill to decoding.

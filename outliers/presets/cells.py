@@ -68,7 +68,7 @@ class _Cells(Calibrated):
     """The cells of models, variants and metrics; further fields are parameters of the metrics that have them."""
 
     plans = "outliers.presets.cells:measure_plans"
-    section, of_folder = "outliers.report.measured:measured_section", True
+    of_folder = True
 
     name: Name = "measure"
     models: Names = Field(description=MODEL)

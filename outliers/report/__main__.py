@@ -47,7 +47,7 @@ def report(
 
     `python -m outliers.report published smollm2-135m`
     """
-    from outliers.report.report import report as make
+    from outliers.paper.report import report as make
     from outliers.runs.run import check_all_measured
 
     places, models = places or [], models or []

@@ -20,8 +20,8 @@ from outliers.models.hooks import residual_hooks
 from outliers.models.load import load_model, load_reader, weights_hash
 from outliers.models.names import packaged_models, short_name
 from outliers.models.source import is_cached
-from outliers.report.paper.facts import Fact, Published, Sink, Source, facts_of, read_sources
-from outliers.report.paper.published import key_of
+from outliers.paper.facts import Fact, Published, Sink, Source, facts_of, read_sources
+from outliers.paper.published import key_of
 from outliers.show.section import FINDINGS, Finding, Section
 from outliers.show.tables import MISSING, Table
 from outliers.show.words import NAMED, listed

@@ -72,7 +72,7 @@ def experiment_files() -> dict[str, Path]:
 
 
 def published_files() -> list[Path]:
-    """The files of what others published, see `outliers.report.paper.facts`."""
+    """The files of what others published, see `outliers.paper.facts`."""
     return [file for name, file in _files().items() if name.startswith(f"{PUBLISHED}/")]
 
 

@@ -281,8 +281,8 @@ class Named(Checked):
     # `module:function`, or a method, that says which cells it asks for, as a list of `outliers.subjects.cell.Plan`.
     plans: ClassVar[str | Callable | None] = None
     experiment: ClassVar[str | None] = None  # what its rows say that they are of, where that is not its name
-    # What shows its rows, as `plans`; imported when a command has run. of_folder: whether it takes the specification
-    # and the folder before the rows, because the folder holds more, or the tokenizer of the model is needed.
+    # What shows its rows, as `plans`, where no table says so; imported when a command has run. of_folder: whether it
+    # takes the specification and the folder before the rows, because the folder holds more, or the tokenizer is needed.
     section: ClassVar[str | Callable | None] = None
     of_folder: ClassVar[bool] = False
 
@@ -300,11 +300,6 @@ class Named(Checked):
     def folder(self) -> Path:
         """The folder of its results unless the user says otherwise."""
         return Path("results") / self.name
-
-    def show(self, folder: Path, rows: list[dict]) -> Any:
-        """The `outliers.show.section.Section` that its rows in a folder make."""
-        before = (self, folder) if self.of_folder else ()
-        return resolved("outliers.show.section:section_of")(resolved(type(self).section), *before, rows)
 
 
 class Machine(Named):
@@ -397,7 +392,6 @@ class Experiment(OfSchemes, Calibrated):
     """
 
     plans = "outliers.presets.sweep:sweep_plans"
-    section = "outliers.metrics.perplexity:Perplexity.view"
 
     name: Name = "sweep"
     models: Names = Field(description=MODEL)
@@ -427,7 +421,7 @@ class OneModel(OfOneModel):
     """A trace of one model."""
 
     plans, experiment = "outliers.presets.emergence:trace_plans", "trace"
-    section, of_folder = "outliers.views.trace:kept_trace_section", True
+    of_folder = True
 
     name: Name = "trace"
     by_token: bool = Field(
@@ -443,7 +437,6 @@ class Ablation(OfOneModel):
     """An ablation of one model, by the arguments of `outliers.ablate`."""
 
     plans, experiment = "outliers.presets.ablate:ablation_plans", "ablate"
-    section = "outliers.report.views.ablation:ablation_section"
 
     name: Name = "ablate"
     scheme: OneScheme = Field(default=BASELINE, description="Scheme of the model.")
@@ -463,7 +456,6 @@ class Account(OfOneModel):
     """The writers and readers of features of one model, by the arguments of `outliers.origins` and `readers`."""
 
     plans, experiment = "outliers.presets.origins:origins_plans", "origins"
-    section = "outliers.report.views.account:account_section"
 
     name: Name = "origins"
     features: Features | None = Field(
@@ -488,7 +480,7 @@ class Damage(OfSchemes, OfOneModel, Calibrated):
     """The damage of schemes to one model, by the arguments of `outliers.damage`."""
 
     plans = "outliers.presets.damage:damage_plans"
-    section, of_folder = "outliers.report.views.damage:kept_damage_section", True
+    of_folder = True
 
     name: Name = "damage"
     schemes: Schemes = Field(default=["absmax", "llm.int8"], description="Schemes whose damage is measured.")
@@ -506,7 +498,7 @@ class Planning(OfOneModel, Calibrated):
     """The projections of one model that stay exact under a scheme, so that it costs at most so much."""
 
     plans, experiment = "outliers.presets.plan:planning_plans", "plan"
-    section, of_folder = "outliers.views.plan:kept_plan_section", True
+    of_folder = True
 
     name: Name = "plan"
     scheme: OneScheme = Field(default="absmax", description="Scheme of all other projections.")
@@ -528,7 +520,6 @@ class Emergence(Settings):
     """
 
     plans, experiment = "outliers.presets.emergence:emergence_plans", "emergence"
-    section = "outliers.report.paper.table4:emergence_section"
 
     name: Name = "emergence"
     models: Names = Field(description=MODEL)
@@ -567,7 +558,6 @@ class Memory(Named):
     """
 
     plans = "outliers.presets.memory:memory_plans"
-    section = "outliers.metrics.memory:Memory.view"
 
     name: Name = "memory"
     models: Names = Field(description=MODEL)
@@ -589,7 +579,6 @@ class LinearLayers(Machine):
     """
 
     plans = "outliers.presets.linear_layers:linear_layer_plans"
-    section = "outliers.metrics.linear_layer:LinearLayer.view"
 
     name: Name = "linear-layers"
     dtype: Literal["float16", "bfloat16"] = "bfloat16"
@@ -602,7 +591,6 @@ class Latency(OfSchemes, Machine):
     """Time a generated token with a KV cache; prompts are the first tokens of a text."""
 
     plans = "outliers.presets.latency:latency_plans"
-    section = "outliers.metrics.latency:Latency.view"
 
     name: Name = "latency"
     dtype: Literal["float32", "float16", "bfloat16"] = Field(
@@ -626,7 +614,6 @@ class ZeroShot(OfSchemes, Spread):
     """Zero-shot accuracy by the language model evaluation harness (Figure 1)."""
 
     plans = "outliers.presets.zeroshot:zeroshot_plans"
-    section = "outliers.metrics.zeroshot:ZeroShot.view"
 
     name: Name = "zeroshot"
     models: Names = Field(description=MODEL)

@@ -31,7 +31,6 @@ class Training(Spread):
     """Training runs that differ in one thing each: rungs of the pocket ladder on its text, or a model on WikiText-2."""
 
     plans, experiment = "outliers.presets.training:training_plans", "training"
-    section, of_folder = "outliers.report.report:shown_section", True
 
     name: Name = "training"
     shows: Line | None = "causes"

@@ -1,1 +1,14 @@
-"""The views of single metrics, a file each: rows to tables, figures and findings."""
+"""The views, a file a topic: rows to frames, figures, tables, findings and explorers."""
+
+# What shows the rows of a metric; one of a user's own says so itself, as its `view`.
+OF_METRICS = {
+    "perplexity": "outliers.views.perplexity:sweep_section",
+    "token_losses": "outliers.views.token_losses:token_losses_section",
+    "zeroshot": "outliers.views.zeroshot:zeroshot_section",
+    "latency": "outliers.views.latency:latency_section",
+    "memory": "outliers.views.memory:memory_section",
+    "linear_layer": "outliers.views.linear_layer:speed_section",
+    "keys": "outliers.views.keys:keys_section",
+    "origins": "outliers.views.origins:origins_section",
+    "range": "outliers.views.range:range_section",
+}

@@ -10,6 +10,7 @@ from outliers.criterion import CROSS, FEW, LAYERS, MASSIVE, MASSIVE_RATIO, POSIT
 from outliers.errors import first_of
 from outliers.metrics.range import LIMITS
 from outliers.models.names import short_name
+from outliers.paper.table4 import emergence_table
 from outliers.plot.emergence import metric_of
 from outliers.plot.trace import (
     READERS,
@@ -21,7 +22,6 @@ from outliers.plot.trace import (
     stream_roles,
 )
 from outliers.report.explorer.trace import trace_explorer
-from outliers.report.paper.table4 import emergence_table
 from outliers.show.section import Drawing, Failures, Finding, Section, by_stack, failures
 from outliers.show.tables import Table, wrapped
 from outliers.show.words import Names, amount, count, part, ranges

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import pandas as pd
 
 from outliers.models.names import short_name
+from outliers.paper.published import Key
 from outliers.plot.training import of_runs, trained
 from outliers.quantization.schemes import BASELINE
-from outliers.report.paper.published import Key
 from outliers.show.section import Finding
 from outliers.show.tables import MISSING, Table, cell, with_interval
 from outliers.show.value import Mean, mean, ratio

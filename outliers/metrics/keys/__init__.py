@@ -14,6 +14,5 @@ class Keys(Metric):
 
     name = "keys"
     measured_by = "outliers.metrics.keys.measure:KEYS"
-    view = "outliers.views.keys:keys_section"
 
     channels: Count = Field(3, description="Channels listed per layer, those with the largest queries, keys or values.")

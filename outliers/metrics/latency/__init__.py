@@ -17,7 +17,6 @@ class Latency(Metric):
 
     name = "latency"
     measured_by = "outliers.metrics.latency.measure:LATENCY"
-    view = "outliers.views.latency:latency_section"
     subject = "outliers.subjects.served:Served"
     needs = ("q1", "q3", "batch", "prompt", "tokens", "repeats", "device_name", "threads")
     timed = True

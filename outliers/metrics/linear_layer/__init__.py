@@ -17,7 +17,6 @@ class LinearLayer(Metric):
 
     name = "linear_layer"
     measured_by = "outliers.metrics.linear_layer.measure:LINEAR_LAYER"
-    view = "outliers.views.linear_layer:speed_section"
     subject = None
     needs = ("way", "q1", "q3", "tokens", "device_name", "threads")
     timed = True

@@ -13,7 +13,6 @@ class Memory(Metric):
 
     name = "memory"
     measured_by = "outliers.metrics.memory.measure:MEMORY"
-    view = "outliers.views.memory:memory_section"
     subject = "outliers.subjects.configured:Configured"
     needs = ("parameters", "context_used", "context", "batch")
 

@@ -19,7 +19,6 @@ class Origins(Metric):
 
     name = "origins"
     measured_by = "outliers.metrics.origins.measure:ORIGINS"
-    view = "outliers.views.origins:origins_section"
 
     features: Features | None = Field(None, description="Features of the residual stream, such as 3,17.")
     positions: Positions = Field([], description=POSITIONS)

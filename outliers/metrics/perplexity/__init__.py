@@ -8,4 +8,3 @@ class Perplexity(StatesMetric):
 
     name = "perplexity"
     seen_by = "outliers.metrics.perplexity.measure:SEEN"
-    view = "outliers.views.perplexity:sweep_section"

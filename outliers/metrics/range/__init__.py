@@ -11,4 +11,3 @@ class Range(Metric):
 
     name = "range"
     measured_by = "outliers.metrics.range.measure:RANGE"
-    view = "outliers.views.range:range_section"

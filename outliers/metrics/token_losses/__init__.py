@@ -9,4 +9,3 @@ class TokenLosses(StatesMetric):
     name = "token_losses"
     of_text = True
     seen_by = "outliers.metrics.token_losses.measure:SEEN"
-    view = "outliers.views.token_losses:token_losses_section"

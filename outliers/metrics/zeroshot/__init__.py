@@ -11,7 +11,6 @@ class ZeroShot(Metric):
 
     name = "zeroshot"
     measured_by = "outliers.metrics.zeroshot.measure:ZEROSHOT"
-    view = "outliers.views.zeroshot:zeroshot_section"
     subject = "outliers.subjects.causal:Pretrained"
     needs = ("standard_error", "examples", "task", "lm_eval")
 

@@ -10,6 +10,7 @@ from outliers.runs.run import rows_of
 from outliers.show.section import Failures, Section, failures, part_of, together
 from outliers.show.tables import values_table
 from outliers.specification.kinds import Named, resolved
+from outliers.views import OF_METRICS
 
 
 @failures(Failures.SHOWN)
@@ -21,8 +22,8 @@ def measured_section(spec: Named, folder: str | Path, rows: list[dict]) -> Secti
     by_metric: dict[str, list[dict]] = defaultdict(list)
     for row in rows_of(spec, read(Path(folder))):
         by_metric[row.asked["metric"]["name"]] += [record | {"scheme": record["variant"]} for record in row.records()]
-    views = {metric.name: resolved(type(metric).view) for metric in spec.parametrized_metrics if metric.view}
-    sections = [part_of(views[name], records) for name, records in by_metric.items() if name in views]
+    views = OF_METRICS | {metric.name: metric.view for metric in map(type, spec.parametrized_metrics) if metric.view}
+    sections = [part_of(resolved(views[name]), records) for name, records in by_metric.items() if name in views]
     table = values_table(rows, parts=["stack"])
     values = Section("Measurements", rows, table.printed, [table], further={"values": pd.DataFrame(rows)})
     return together("Measurements", [values, *sections])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 from outliers.criterion import SPIKE
-from outliers.report.paper.published import key_of
+from outliers.paper.published import key_of
 from outliers.show.tables import Table
 from outliers.show.words import amount, listed, part, ranges
 from outliers.specification.files import make_experiment, published_files, read_experiment

@@ -2,9 +2,9 @@
 
 import pandas as pd
 
+from outliers.paper.published import Artefact, Key, Published, grid
 from outliers.plot.published import TABLE7
 from outliers.plot.training import trained
-from outliers.report.paper.published import Artefact, Key, Published, grid
 from outliers.show.axes import count_label
 from outliers.show.section import Section, printed
 from outliers.show.tables import MISSING, Table, seeds_note

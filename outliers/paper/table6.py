@@ -1,6 +1,6 @@
 """Table 6 of the paper: milliseconds a generated token, of models under schemes."""
 
-from outliers.report.paper.published import BLOG, Artefact, Key, Published, grid, key_of
+from outliers.paper.published import BLOG, Artefact, Key, Published, grid, key_of
 from outliers.specification.kinds import Latency
 
 PUBLISHED = Published(

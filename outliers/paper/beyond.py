@@ -1,8 +1,8 @@
 """Artefacts without a number in the paper, in the order of a page."""
 
+from outliers.paper.published import Artefact
+from outliers.paper.table4 import families_section
 from outliers.presets.cells import Cells
-from outliers.report.paper.published import Artefact
-from outliers.report.paper.table4 import families_section
 from outliers.report.views.attention import attention_section
 from outliers.report.views.causes import causes_section
 from outliers.report.views.remedies import remedies_section

@@ -10,17 +10,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from outliers import paper
 from outliers.errors import UserError, unknown_name
 from outliers.files import write_whole
 from outliers.models.names import short_name
-from outliers.report import paper
-from outliers.report.paper.published import Artefact, comparison
+from outliers.paper.published import Artefact, comparison
+from outliers.paper.shown import show
 from outliers.show.page import page
 from outliers.show.section import Section, section_of
 from outliers.show.value import records
 from outliers.show.write import write_files
 from outliers.specification.files import experiment_files, make_experiment, read_experiment
 from outliers.specification.kinds import Named, OneModel
+from outliers.terminal.command import called
 
 if TYPE_CHECKING:
     from outliers.subjects.bench import Bench
@@ -33,7 +35,8 @@ def _gathered() -> dict[str, Artefact]:
 
     A file with several is where its first one is.
     """
-    files = [importlib.import_module(f"{paper.__name__}.{file.name}") for file in pkgutil.iter_modules(paper.__path__)]
+    names = [file.name for file in pkgutil.iter_modules(paper.__path__) if not __name__.endswith(f".{file.name}")]
+    files = [importlib.import_module(f"{paper.__name__}.{name}") for name in names]
     groups = [file.ARTEFACTS for file in files if hasattr(file, "ARTEFACTS")]
     groups.sort(key=lambda group: _place(next(iter(group.values())).label))
     return {name: artefact for group in groups for name, artefact in group.items()}
@@ -126,7 +129,7 @@ def report(
         sections.append(_without_repeats(_section(spec, place, *known[measurement]), sections))
     if not any(rows for rows, _ in known.values()):
         raise UserError(next(reasons[0] for _, reasons in known.values()))
-    command = ["python", "-m", "outliers.report", name, *models, *(["--device", device] if device else [])]
+    command = [*called("report"), name, *models, *(["--device", device] if device else [])]
     for section, place in zip(sections, places, strict=True):
         if section.rows:
             write_files(section, place)
@@ -196,7 +199,7 @@ def _section(spec: Named, folder: Path, rows: list[dict], reasons: list[str]) ->
     artefact = ARTEFACTS[spec.shows]
     section, beside = Section("", []), []
     if rows:
-        section = section_of(artefact.section, rows) if artefact.section else spec.show(folder, rows)
+        section = section_of(artefact.section, rows) if artefact.section else show(spec, folder, rows)
     if artefact.published:
         ours = artefact.measured(records(rows)) if rows and artefact.measured else {}
         beside.append(comparison(spec.shows, artefact.published, ours))

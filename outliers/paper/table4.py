@@ -6,11 +6,11 @@ from collections.abc import Mapping
 import pandas as pd
 
 from outliers.models.names import short_name
+from outliers.paper.facts import elsewhere
+from outliers.paper.published import Artefact, Key, Published, grid, key_of
 from outliers.plot.emergence import BITS, WHOLE, Fit, by_model, distinct_models, figure3, figure4, fits_of
 from outliers.plot.published import TABLE4, TABLE4_COLUMNS
 from outliers.plot.training import growth, rows_of_watched
-from outliers.report.paper.facts import elsewhere
-from outliers.report.paper.published import Artefact, Key, Published, grid, key_of
 from outliers.show.axes import count_label
 from outliers.show.section import Drawing, Failures, Finding, Section, failures
 from outliers.show.tables import Table, with_interval

@@ -1,0 +1,33 @@
+"""The table of views: what shows the rows of which specification."""
+
+from pathlib import Path
+
+from outliers.show.section import Section, View, section_of
+from outliers.specification.kinds import Named, resolved
+from outliers.views import OF_METRICS
+
+OF_KINDS = {
+    "Experiment": OF_METRICS["perplexity"],
+    "OneModel": "outliers.views.trace:kept_trace_section",
+    "Ablation": "outliers.report.views.ablation:ablation_section",
+    "Account": "outliers.report.views.account:account_section",
+    "Damage": "outliers.report.views.damage:kept_damage_section",
+    "Planning": "outliers.views.plan:kept_plan_section",
+    "Emergence": "outliers.paper.table4:emergence_section",
+    "Memory": OF_METRICS["memory"],
+    "LinearLayers": OF_METRICS["linear_layer"],
+    "Latency": OF_METRICS["latency"],
+    "ZeroShot": OF_METRICS["zeroshot"],
+    "Cells": "outliers.views.measured:measured_section",
+}
+
+
+def view_of(kind: type[Named]) -> View:
+    """The view of a kind of specification: its own `section`, or that of the table."""
+    return resolved(kind.section or next(OF_KINDS[one.__name__] for one in kind.__mro__ if one.__name__ in OF_KINDS))
+
+
+def show(spec: Named, folder: str | Path, rows: list[dict]) -> Section:
+    """The section that the rows of a specification in a folder make."""
+    before = (spec, folder) if spec.of_folder else ()
+    return section_of(view_of(type(spec)), *before, rows)
