@@ -14,7 +14,7 @@ from typer import Argument, Option
 from outliers.errors import UserError, unknown_name
 from outliers.files import writing
 from outliers.specification.files import experiment_files, is_experiment, specify
-from outliers.specification.kinds import MODEL, Named, OfOneModel
+from outliers.specification.kinds import MODEL, Named
 from outliers.terminal.command import Force, Out, called, import_for_good, typed
 from outliers.terminal.options import options, signed
 
@@ -177,11 +177,10 @@ def _measure(name: str, spec: Named, out: Path | None, force: bool, shown: Calla
 
     import_for_good("outliers.runs.engine", "outliers.show.write")
     from outliers.paper.shown import show
-    from outliers.runs.place import place_of
     from outliers.runs.run import check_all_measured, run
     from outliers.show.write import write
 
-    folder = place_of(spec, out) if isinstance(spec, OfOneModel) else out or spec.folder
+    folder = out or spec.folder
     rows = run(spec, folder, force)
     print(write((shown or show)(spec, folder, rows), folder, typed(name)))
     check_all_measured(rows)

@@ -5,8 +5,6 @@ nothing outside of the folder changes.
 """
 
 import contextlib
-import errno
-import fcntl
 import itertools
 import math
 import os
@@ -20,9 +18,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from outliers.errors import UserError
 
-LOCK = ".lock"
+LOCK, OWNER = ".lock", ".owner"
+TIME = "%Y-%m-%d %H:%M:%S"
 KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFLNK: "a link",
@@ -93,44 +94,20 @@ def _in_the_way(path: Path, mode: int) -> UserError:
 
 @contextlib.contextmanager
 def new_part(path: Path) -> Iterator[Path]:
-    """A new empty file beside another, for its new content, of this writer alone; what fails is removed.
-
-    It is locked while its writer lives, so that the next one can tell and remove what a killed one left.
-    """
-    remove_left(path.parent)
-    part, descriptor = _new_part(path)
+    """A new empty file beside another, for its new content, of this writer alone; it goes unless it takes its place."""
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
+        part.touch(exist_ok=False)  # which follows no link
         yield part
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
     finally:
-        os.close(descriptor)  # and free the lock, not before the file is in its place or gone
-
-
-def _new_part(path: Path) -> tuple[Path, int]:
-    """A part that is locked, with its descriptor."""
-    while True:
-        part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # follows no link
-        with contextlib.suppress(OSError):  # the file system has no locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if _is_at(descriptor, part):
-            return part, descriptor
-        os.close(descriptor)  # another one took it for what a killed one left, before it was locked
+        part.unlink(missing_ok=True)
 
 
 def remove_left(folder: Path) -> None:
-    """Remove the parts that killed writers left in a folder, but none whose writer lives, or may live."""
+    """Remove the parts that killed writers left in a folder, which this process alone writes."""
     for part in (folder / name for name in os.listdir(folder) if LEFT.fullmatch(name)):
-        with contextlib.suppress(OSError):  # it is gone, a link, locked, or cannot be
-            descriptor = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if stat.S_ISREG(os.fstat(descriptor).st_mode) and _is_at(descriptor, part):
-                    part.unlink()
-            finally:
-                os.close(descriptor)
+        with contextlib.suppress(OSError):  # it is a folder, or cannot be
+            part.unlink()
 
 
 @contextlib.contextmanager
@@ -147,86 +124,50 @@ def writing(folder: Path):
 def locked(folder: Path) -> Iterator[None]:
     """Keep a folder, made if it is not there, to this process; leave no folder where nothing was written.
 
-    Its file `.lock` says who has it. The system frees the lock when its owner ends, however it ends: a file that is
-    left by a kill blocks nobody. A file system without locks (some network ones) has the file itself as the lock, and
-    after a kill a person must delete it.
+    A lock that is left by a kill blocks nobody; beside it `.owner` says who has the folder.
 
     Raises:
-        UserError: the folder cannot be written, another run has it, or its lock is no file of its own.
+        UserError: the folder cannot be written, or another run has it.
     """
-    path = folder / LOCK
+    lock, owner = FileLock(folder / LOCK, is_singleton=False), folder / OWNER
     with writing(folder):
         made = [folder, *itertools.takewhile(lambda parent: not parent.exists(), folder.parents)]
     try:
         with writing(folder):
-            descriptor = _take(path)
+            _take(lock, folder)
         try:
+            write_whole(owner, _owner())
             yield
         finally:
             with contextlib.suppress(OSError):
-                path.unlink()
-            os.close(descriptor)  # not before the file is gone: whoever opened it meanwhile sees that it is no longer
+                owner.unlink(missing_ok=True)
+                (folder / LOCK).unlink(missing_ok=True)  # whoever opened it meanwhile sees that it is no longer
+            lock.release()
     finally:
         with contextlib.suppress(OSError):
             for place in made:
                 place.rmdir()
 
 
-def _take(path: Path) -> int:
-    """The descriptor of a lock file that is locked for this process and names it."""
-    while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-        except FileNotFoundError:  # its last owner has just removed the folder
-            continue
-        except OSError as error:
-            if error.errno in (errno.EISDIR, errno.ELOOP, errno.ENXIO):  # a folder, a link, a socket
-                raise _in_the_way(path, path.lstat().st_mode) from None
-            raise
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:  # its owner would be written into that
+def _take(lock: FileLock, folder: Path) -> None:
+    path = folder / LOCK
+    while not lock.is_locked:
+        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # its last owner has just removed it, or the folder
+            status = path.lstat()
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
                 raise _in_the_way(path, status.st_mode)
-            _claim(descriptor, path)
-            if _is_at(descriptor, path):
-                _sign(descriptor, path)
-                return descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)  # its last owner removed it after it was opened here
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                lock.acquire(blocking=False)
+            except Timeout:
+                owner = folder / OWNER
+                who = owner.read_text(errors="replace").strip() if owner.is_file() else "another run"
+                raise UserError(
+                    f"'{folder}' is in use by {who}; wait until it ends, or choose another folder with --out"
+                ) from None
 
 
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.lstat())
-    except FileNotFoundError:
-        return False
-
-
-def _claim(descriptor: int, path: Path) -> None:
-    what_to_do = "wait until it ends"
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return
-    except BlockingIOError:
-        pass
-    except OSError:  # the file system has no locks
-        if os.fstat(descriptor).st_size == 0:
-            return
-        what_to_do = f"wait until it ends, delete '{path}' if it has ended"
-    owner = os.pread(descriptor, 1000, 0).decode(errors="replace").strip() or "another run"
-    raise UserError(f"'{path.parent}' is in use by {owner}; {what_to_do}, or choose another folder with --out")
-
-
-def _sign(descriptor: int, path: Path) -> None:
-    """Write who has the lock: process, host, since when, command."""
+def _owner() -> str:
     command = " ".join(shlex.join(sys.orig_argv).split())[:300]
-    since = time.strftime("%Y-%m-%d %H:%M:%S")
-    try:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()} since {since} ({command})\n".encode(), 0)
-    except OSError:
-        path.unlink()
-        raise
+    return f"process {os.getpid()} on {platform.node()} since {time.strftime(TIME)} ({command})\n"

@@ -25,7 +25,6 @@ from outlier_kernels.cpu import has_int8_units
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from outliers.models.names import packaged_file
-from outliers.runs.place import place_of
 from outliers.runs.rows import Row
 from outliers.runs.run import run
 from outliers.specification.kinds import OneModel
@@ -222,7 +221,7 @@ def lasting(rows: list[dict]) -> list[dict]:
 def trace_model(spec: OneModel, out: Path | None = None, force: bool = False) -> tuple[Trace, list[dict]]:
     """The trace of a model, as a run keeps it, and its rows."""
     rows = run(spec, out, force)
-    return Trace.load((Path(out) if out else place_of(spec)) / "trace"), rows
+    return Trace.load((Path(out) if out else spec.folder) / "trace"), rows
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses

@@ -5,9 +5,6 @@ import multiprocessing
 import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,14 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outliers.errors import UserError
-from outliers.files import LOCK, write_whole
+from outliers.files import write_whole
 from outliers.models.names import POCKET
 from outliers.paper.report import drawn_again
 from outliers.runs.frame import records_in as read_rows
-from outliers.runs.place import check_alone, place_of
 from outliers.runs.rows import Row, Rows, read
 from outliers.runs.run import run, sweep
-from outliers.specification.kinds import Emergence, Experiment, OneModel
+from outliers.specification.kinds import Ablation, Emergence, Experiment, OneModel
 from outliers.tracing.result import Trace
 from tests.conftest import a_row, lasting, trace_model
 from tests.test_commands import call
@@ -100,37 +96,11 @@ def test_several_processes_write_the_same_file(tmp_path):
     assert names(tmp_path) == {"table1.md"}
 
 
-WRITER = """
-import os, sys, time
-from pathlib import Path
-from outliers import files
-def wait(*_):
-    print("writing", flush=True)
-    time.sleep(60)
-os.replace = wait
-files.write_whole(Path(sys.argv[1]), "of the other")
-"""
-
-
-def test_what_killed_writers_left_is_removed_and_what_others_write_is_not(tmp_path):
-    path = tmp_path / "table1.md"
-    writers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) for _ in range(3)
-    ]
-    assert [writer.stdout.readline() for writer in writers] == ["writing\n"] * 3
-    parts = names(tmp_path)
-    assert len(parts) == 3
-    write_whole(path, "ours")
-    with Rows(tmp_path):
-        assert names(tmp_path) == {*parts, "table1.md", LOCK}, "their writers live"
-    for writer in writers:
-        writer.send_signal(signal.SIGKILL)
-        writer.communicate()
-    with Rows(tmp_path):
-        pass
-    write_whole(path, "ours")
-    assert names(tmp_path) == {"table1.md"}
-    assert path.read_text() == "ours"
+def test_what_killed_writers_left_is_removed(tmp_path):
+    (tmp_path / ".table1.md.0123abcd.part").write_text("half")
+    with Rows(tmp_path) as rows:
+        rows.add(a_row(MODEL))
+    assert names(tmp_path) == {"rows.jsonl"}
 
 
 @pytest.mark.parametrize(
@@ -450,90 +420,48 @@ def test_a_trace_of_more_blocks_is_not_that_of_fewer(traced, tmp_path):
 
 
 @pytest.fixture
-def models(monkeypatch, tmp_path) -> list[str]:
-    """Models of one name in several places, from which the tests run."""
-    places = ["a/hf", "b/hf", "c/b/hf"]
-    for place in places:
-        (tmp_path / place).mkdir(parents=True)
+def two(monkeypatch, tmp_path) -> tuple[Ablation, Ablation]:
+    """What is asked of two models of one name."""
+    for place in "ab":
+        shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / place / "hf")
     monkeypatch.chdir(tmp_path)
-    return places
+    return tuple(Ablation(model=f"{place}/hf", features=[3], block=32, blocks=1) for place in "ab")
 
 
-def say_whose(folder: Path, model: str, experiment: str = "trace", **fields) -> None:
-    """A row of a model in a folder."""
-    with Rows(folder) as rows:
-        rows.add(a_row(model, experiment, **fields))
+def test_results_of_another_model_of_this_name_stay(two):
+    first, second = two
+    run(first)
+    assert first.folder == second.folder == Path("results/ablate/hf")
+    before = {path: path.read_bytes() for path in first.folder.iterdir()}
+    said = "'results/ablate/hf' holds results of 'a/hf', whose tables and page those of 'b/hf' would replace; choose "
+    with pytest.raises(UserError, match=said):
+        run(second)
+    assert {path: path.read_bytes() for path in first.folder.iterdir()} == before
+    for spelling in ("./a/hf/", str(Path("a/hf").absolute()), "b/../a/hf"):
+        assert run(first.model_copy(update={"model": spelling}), first.folder)
+    assert run(second, "elsewhere")
+    with Rows(Path("revision")) as rows:
+        rows.add(a_row("a/hf", "ablate", checkpoint="step8"))
+    with pytest.raises(UserError, match="'revision' holds results of 'a/hf@step8'"):
+        run(first, "revision")
 
 
-def test_models_of_one_name_have_folders_of_their_own(models, caplog):
-    caplog.set_level("INFO", logger="outliers")
-    results = Path("results/trace")
-    for model, folder in zip(models, ["hf", "b-hf", "c-b-hf"], strict=True):
-        assert place_of(OneModel(model=model)) == results / folder
-        assert place_of(OneModel(model=model, revision="r/1")) == results / "hf@r-1"
-        say_whose(results / folder, model)
-    assert "'results/trace/hf' holds results of 'a/hf'; those of 'b/hf' are in 'results/trace/b-hf'" in caplog.text
-    for model, folder in zip(models, ["hf", "b-hf", "c-b-hf"], strict=True):
-        for spelling in (model, f"./{model}/", str(Path(model).absolute()), f"a/../{model}"):
-            assert place_of(OneModel(model=spelling)) == results / folder, spelling
-    assert place_of(OneModel(model="elsewhere/hf")) == results / "elsewhere-hf"
-    assert place_of(OneModel(model="hf")) == results / "hf-2", "of the hub, or of this folder"
-    say_whose(results / "hf-2", "another")
-    assert place_of(OneModel(model="hf.gguf")) == results / "hf-3"
-    long = OneModel(model=f"{'d' * 250}/hf")
-    assert place_of(long) == results / "hf-3", "no longer name than systems take"
+def test_rows_of_other_experiments_are_of_any_model(two):
+    sweep(models=["a/hf"], schemes=["fp32"], block=32, blocks=1, out="out")
+    assert run(two[1], "out")
 
 
-def test_a_revision_is_a_model_of_its_own(models):
-    say_whose(Path("out"), "a/hf", checkpoint="step8")
-    assert place_of(OneModel(model="a/hf", revision="step8"), "out") == Path("out")
-    for spec in (OneModel(model="a/hf"), OneModel(model="a/hf", revision="step9"), OneModel(model="b/hf")):
-        with pytest.raises(UserError, match=r"'out' holds results of 'a/hf@step8', whose tables and page .* --out"):
-            place_of(spec, "out")
-
-
-def test_rows_of_other_experiments_are_of_any_model(models):
-    say_whose(Path("out"), "a/hf", experiment="sweep")
-    assert place_of(OneModel(model="b/hf"), "out") == Path("out")
-
-
-def test_a_folder_is_named_by_where_it_is(models, monkeypatch):
+def test_a_folder_is_named_by_where_it_is(two, monkeypatch):
     monkeypatch.chdir("a/hf")
     for spelling in (".", "./", "../hf/."):
         assert OneModel(model=spelling).folder == Path("results/trace/hf")
     assert OneModel(model="..").folder == Path("results/trace/a")
 
 
-def test_results_of_models_of_one_name_stay(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    for place in ("a", "b"):
-        shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / place / "hf")
-    arguments = ["--features", 3, "--block", 32, "--blocks", 1]
-    assert call(monkeypatch, capsys, "a/hf", *arguments, command="ablate")[0] == 0
-    results = Path("results/ablate")
-    before = {path: path.read_bytes() for path in (results / "hf").iterdir()}
-    code, out, err = call(monkeypatch, capsys, "b/hf", *arguments, command="ablate")
-    assert code == 0
-    assert err == f"'{results}/hf' holds results of 'a/hf'; those of 'b/hf' are in '{results}/b-hf'\n"
-    assert out.endswith(f"Rows, tables, figures and page: {results}/b-hf/\n")
-    assert {path: path.read_bytes() for path in (results / "hf").iterdir()} == before
-
-
-def test_a_trace_without_rows_says_whose_it_is(monkeypatch, traced, tmp_path):
+def test_a_trace_without_rows_is_of_its_model(traced, tmp_path):
     """As Ctrl-C leaves it."""
-    monkeypatch.chdir(tmp_path)
-    folder = Path("results/trace/gpt2-0.1m")
-    folder.mkdir(parents=True)
-    shutil.copy(traced / "trace.safetensors", folder)
-    assert place_of(OneModel(model=MODEL)) == folder
-    assert place_of(OneModel(model="my/gpt2-0.1m")) == folder.with_name("my-gpt2-0.1m")
-
-
-def test_two_runs_of_models_of_one_name_at_once(models):
-    """Both have found the folder free; the second one that gets it sees whose it is then."""
-    first, second = (OneModel(model=model) for model in models[:2])
-    folders = place_of(first), place_of(second)
-    assert folders[0] == folders[1]
-    say_whose(folders[0], first.model)
-    with pytest.raises(UserError, match="holds results of 'a/hf'"):
-        check_alone(second, folders[1])
+    other = shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "other")
+    (tmp_path / "out").mkdir()
+    shutil.copy(traced / "trace.safetensors", tmp_path / "out")
+    with pytest.raises(UserError, match=f"holds results of '{MODEL}'"):
+        trace_model(TRACED.model_copy(update={"model": str(other)}), tmp_path / "out")

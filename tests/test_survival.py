@@ -19,9 +19,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outliers import files
 from outliers.errors import UserError
-from outliers.files import LEFT, LOCK, locked, write_whole
+from outliers.files import LEFT, LOCK, OWNER, locked, write_whole
 from outliers.metrics import states
 from outliers.metrics.trace import measure as traces
 from outliers.models.load import load_model, weights_hash
@@ -253,7 +252,7 @@ def test_killed_at_any_moment(tmp_path, want):
     for name in (*moments, *writes):
         folder = tmp_path / name
         left = names(folder) if folder.exists() else set()
-        assert {name for name in left if not LEFT.fullmatch(name)} <= {"rows.jsonl", LOCK}
+        assert {name for name in left if not LEFT.fullmatch(name)} <= {"rows.jsonl", LOCK, OWNER}
         finished = lasting(read_rows(folder))
         assert finished == want[: len(finished)]
         survived[name] = len(finished)
@@ -314,9 +313,9 @@ def test_the_lock_ends_with_its_owner_however_that_ends(tmp_path):
         pass
     owner.kill()
     owner.communicate()
-    assert names(tmp_path / "out") == {LOCK}
+    assert names(tmp_path / "out") == {LOCK, OWNER}
     with locked(tmp_path / "out"):
-        assert f"process {os.getpid()} " in (tmp_path / "out" / LOCK).read_text()
+        assert f"process {os.getpid()} " in (tmp_path / "out" / OWNER).read_text()
     assert not (tmp_path / "out").exists()
 
 
@@ -341,31 +340,6 @@ def test_many_that_want_the_same_folder_have_it_one_after_the_other(tmp_path):
         thread.join()
     assert max(most) == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_a_lock_file_that_its_last_owner_removes_meanwhile(monkeypatch, tmp_path):
-    claim, claimed = files._claim, []
-
-    def removed_before(descriptor, path):
-        claimed.append(path)
-        if len(claimed) == 1:
-            path.unlink()
-        claim(descriptor, path)
-
-    monkeypatch.setattr(files, "_claim", removed_before)
-    with locked(tmp_path):
-        assert names(tmp_path) == {LOCK}, "the lock is that of a file which others see"
-    assert len(claimed) == 2
-
-
-def test_a_file_system_without_locks(monkeypatch, tmp_path):
-    def unsupported(*_):
-        raise OSError(38, "Function not implemented")
-
-    monkeypatch.setattr("fcntl.flock", unsupported)
-    with locked(tmp_path), pytest.raises(UserError, match=rf"process {os.getpid()} .*; wait .*, delete '.*\.lock'"):
-        locked(tmp_path).__enter__()
-    assert not tmp_path.exists()
 
 
 # A full disk

@@ -59,6 +59,17 @@ def full_name(model: str, revision: str | None) -> str:
     return short_name(model) if revision is None else f"{short_name(model)}@{revision}"
 
 
+def check_alone(folder: Path, there: tuple[str, str | None], ours: tuple[str, str | None]) -> None:
+    """Raise UserError where results of a model and revision are in a folder that is to have those of one other; names
+    that lead to the same folder or file are one model."""
+    if there[1] != ours[1] or Path(there[0]).resolve() != Path(ours[0]).resolve():
+        names = ["@".join(filter(None, place)) for place in (there, ours)]
+        raise UserError(
+            f"'{folder}' holds results of '{names[0]}', whose tables and page those of '{names[1]}' would replace; "
+            "choose another folder with --out"
+        )
+
+
 def distinct_names(places: Iterable[tuple[str, str | None]]) -> dict[tuple[str, str | None], str]:
     """The full names of models with their revisions; of those that share one, what they are asked for by."""
     places = list(dict.fromkeys(places))

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outliers.errors import CellsFailed, UserError
-from outliers.runs.rows import Row, Rows, key_of
+from outliers.models.names import check_alone
+from outliers.runs.rows import Row, Rows, key_of, read
 from outliers.specification.kinds import Experiment, Named, OfOneModel, resolved
 from outliers.subjects.cell import Cell, Plan, following
 
 if TYPE_CHECKING:
     from outliers.subjects.bench import Bench
 
+OF_ONE_MODEL = ("trace", "ablate", "origins", "damage")  # experiments of which a folder holds those of one model
 logger = logging.getLogger(__name__)
 
 
@@ -27,8 +29,7 @@ def run(spec: Named, out: str | Path | None = None, force: bool = False, bench: 
 
     Args:
         spec: what to run.
-        out: folder for `rows.jsonl`, and for a trace that is kept; by default that of the specification, see
-            `outliers.runs.place.place_of`.
+        out: folder for `rows.jsonl`, and for a trace that is kept; by default that of the specification.
         force: measure again what is finished.
         bench: what an earlier run in this process has left, such as its model, of which this one takes what it can.
 
@@ -44,7 +45,6 @@ def run(spec: Named, out: str | Path | None = None, force: bool = False, bench: 
         >>> rows = outliers.run(outliers.Cells(models=["pocket/gpt2-0.1m"], metrics=["top1"], block=64, blocks=2))
     """
     from outliers.runs.engine import engine_of  # late, for it brings torch, which redrawing does without
-    from outliers.runs.place import check_alone, place_of
     from outliers.runs.planner import Planner
     from outliers.subjects.bench import Bench
     from outliers.terminal.progress import Progress
@@ -52,11 +52,10 @@ def run(spec: Named, out: str | Path | None = None, force: bool = False, bench: 
     plans = [plan for plan in plans_of(spec) if _is_possible(plan)]
     for plan in plans:
         plan.subject.prepare()  # mistakes show before a folder is made
-    alone = isinstance(spec, OfOneModel)
-    rows = Rows(place_of(spec, out) if alone else Path(out or spec.folder))
+    rows = Rows(Path(out or spec.folder))
     with rows, Progress(0) as bar, engine_of(spec, bar, bench or Bench(bar)) as engine:
-        if alone:
-            check_alone(spec, rows.folder)  # another run may have ended there
+        if isinstance(spec, OfOneModel):
+            _check_alone(spec, rows.folder)
         return records(Planner(rows, engine, bar, spec.experiment or spec.name, force).run(plans))
 
 
@@ -89,6 +88,14 @@ def sweep(
 def plans_of(spec: Named) -> list[Plan]:
     """The plans of a specification; nothing of their subjects is read."""
     return resolved(type(spec).plans)(spec)
+
+
+def _check_alone(spec: OfOneModel, folder: Path) -> None:
+    """Raise UserError if a folder holds rows of another model that an experiment of one model made."""
+    for row in read(folder):
+        subject = row.asked["subject"]
+        if "model" in subject and row.made.get("experiment") in (spec.name, *OF_ONE_MODEL):
+            check_alone(folder, (subject["model"], subject.get("checkpoint")), (spec.model, spec.revision))
 
 
 def _is_possible(plan: Plan) -> bool:

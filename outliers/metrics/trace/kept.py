@@ -10,6 +10,7 @@ from typing import Any
 from outliers.errors import UserError
 from outliers.files import check_replaceable
 from outliers.models.anatomy.views import view_names
+from outliers.models.names import check_alone
 from outliers.subjects.bench import Bench, check_same_weights
 from outliers.subjects.cell import Cell, Subject, Task
 from outliers.subjects.provenance import joined, measuring
@@ -116,8 +117,8 @@ def saved_traces(stems: list[Path], about: dict, tokens: bool, most: int) -> lis
 def _saved_trace(stem: Path, about: dict, tokens: bool, most: int) -> Trace | None:
     """The saved trace, as far as it is known of a streamed model to be the same.
 
-    None where there is nothing of it, or where tokens are asked for that it has not. Raises UserError where something
-    else than a file stands where it is to be saved.
+    None where there is nothing of it, or where tokens are asked for that it has not. Raises UserError where that of
+    another model, or something else than a file, stands where it is to be saved.
     """
     file = stem.with_name(f"{stem.name}.safetensors")
     check_replaceable(file)
@@ -128,6 +129,8 @@ def _saved_trace(stem: Path, about: dict, tokens: bool, most: int) -> Trace | No
     except UserError as error:
         logger.info(f"{error}; this run does")
         return None
+    theirs, ours = ((one.get("model", ""), one.get("checkpoint")) for one in (about | trace.about, about))
+    check_alone(stem.parent, theirs, ours)
     unknown = {"weights_hash"} - about.keys()
     same = {field: trace.about[field] for field in trace.about.keys() - unknown} == about
     whole = trace.names or not tokens
