@@ -23,14 +23,14 @@ from tabulate import tabulate
 from outliers.models.anatomy import ANATOMIES
 from outliers.paper import table1
 from outliers.paper.facts import read_sources
-from outliers.plot.emergence import fits_of
-from outliers.plot.published import published_models
 from outliers.quantization.plans.plan import read_plan
 from outliers.quantization.schemes import BASELINE, SCHEMES
 from outliers.runs.frame import records_in as read_rows
 from outliers.show.tables import cell
+from outliers.views.emergence import fits_of
 from outliers.views.perplexity import costs_of_schemes
 from outliers.views.plan import plan_points
+from outliers.views.published import published_models
 
 ROOT = Path(__file__).parent.parent
 sys.path += [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "kernels" / "benchmarks")]

@@ -24,7 +24,6 @@ from outliers.models.anatomy.views import CROSS, views_of
 from outliers.models.load import load_model
 from outliers.models.names import POCKET
 from outliers.models.pocket.ladder import CONTEXT, LADDER, STEPS, VOCABULARY
-from outliers.plot.emergence import along_training
 from outliers.show.section import drawn
 from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Causal
@@ -32,6 +31,7 @@ from outliers.text.digits import HELD_OUT
 from outliers.tracing.result import STREAM
 from outliers.tracing.trace import trace
 from outliers.training.corpus import C4_TRAINING_ROWS, Corpus
+from outliers.views.emergence import along_training
 
 BLOCKS = 64
 CAUSAL = "next tokens"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 LIST = ROOT / "tests" / "sentences.txt"
-VIEWS = [f"outliers/{room}/**/*.py" for room in ("show", "views", "paper", "report", "plot")]
+VIEWS = [f"outliers/{room}/*.py" for room in ("show", "views", "plot", "paper", "report")]
 ERRORS = ("UserError", "BrokenModel", "BadWeights", "CellsFailed", "FieldError", "ValueError", "NotFinite")
 SAID = (*ERRORS, "info", "warning", "warn")
 PIECE = 20  # characters of a sentence in the source that are looked for in the sentences with examples

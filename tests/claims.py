@@ -33,10 +33,6 @@ from outliers.models.gguf.header import LONGEST as LONGEST_HEADER
 from outliers.models.load import LARGEST_SIDE, MANY, find_config
 from outliers.models.names import POCKET, pocket_models
 from outliers.models.pocket.ladder import CHECKPOINTS, CONTEXT, LADDER, STEPS, VOCABULARY
-from outliers.plot.origins import READ, parts_of
-from outliers.plot.published import TABLE7
-from outliers.plot.trace import STANDS_OUT, key_ratios
-from outliers.plot.training import checkpoints, of_runs, trained, watched
 from outliers.presets.plan import CANDIDATES
 from outliers.presets.readers import readings
 from outliers.presets.super_weights import FACTORS, compared
@@ -44,10 +40,6 @@ from outliers.quantization.caches import Codes
 from outliers.quantization.calibration import OUTLIER_TOKEN
 from outliers.quantization.plans.plan import read_plan
 from outliers.quantization.schemes import BASELINE, get_scheme
-from outliers.report.views.causes import ends
-from outliers.report.views.massive import becomes_of
-from outliers.report.views.readers import NATS, heads_of, summary_of
-from outliers.report.views.super_weights import WORTH as CARRIES
 from outliers.runs.callback import EVERY
 from outliers.show.value import CONFIDENCE, Value, ratio
 from outliers.specification.files import make_experiment, read_experiment
@@ -60,11 +52,17 @@ from outliers.text.digits import HELD_OUT
 from outliers.text.documents import LONGEST_LINE
 from outliers.text.pieces import LONGEST
 from outliers.tracing.sketch import RELATIVE_ERROR
-from outliers.views.keys import CONSTANT
+from outliers.views.causes import checkpoints, ends, of_runs, trained
+from outliers.views.growth import watched
+from outliers.views.keys import CONSTANT, STANDS_OUT, key_ratios
+from outliers.views.massive import becomes_of
 from outliers.views.memory import GIB, footprints
-from outliers.views.origins import HIDDEN, beside_each_other
+from outliers.views.origins import HIDDEN, READ, beside_each_other, parts_of
 from outliers.views.perplexity import costs
 from outliers.views.plan import expected_costs, plan_points
+from outliers.views.published import TABLE7
+from outliers.views.readers import NATS, heads_of, summary_of
+from outliers.views.super_weights import WORTH as CARRIES
 from tests.kept import CACHED_DAMAGE, COMPARED, DAMAGED, kept, plan_at
 
 ROOT = Path(__file__).parent.parent

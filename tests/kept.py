@@ -9,14 +9,13 @@ from outliers.paper.table4 import families_section, table4_section
 from outliers.paper.table7 import table7_section, table10_section
 from outliers.presets.plan import plan_of
 from outliers.quantization.plans.plan import Plan
-from outliers.report.views.ablation import ablation_section
-from outliers.report.views.account import account_section
-from outliers.report.views.attention import attention_section
-from outliers.report.views.causes import causes_section
-from outliers.report.views.damage import damage_section
-from outliers.report.views.remedies import remedies_section
 from outliers.runs.frame import records_in
 from outliers.show.section import Section
+from outliers.views.ablation import ablation_section
+from outliers.views.account import account_section
+from outliers.views.attention import attention_section
+from outliers.views.causes import causes_section
+from outliers.views.damage import damage_section
 from outliers.views.keys import keys_section
 from outliers.views.latency import latency_section
 from outliers.views.linear_layer import speed_section
@@ -24,6 +23,7 @@ from outliers.views.memory import memory_section
 from outliers.views.origins import beside_each_other, origins_section
 from outliers.views.perplexity import sweep_section
 from outliers.views.plan import FILE, plan_section
+from outliers.views.remedies import remedies_section
 from outliers.views.zeroshot import zeroshot_section
 
 KEPT = Path(__file__).parent.parent / "results" / "kept"

@@ -101,7 +101,7 @@ def test_columns_of_a_table():
 
 
 def test_a_point_has_its_numbers_in_columns_of_their_own():
-    from outliers.plot.attention import Point
+    from outliers.views.attention import Point
 
     point = Point("gpt2", "absmax", "int8", Value(30.0, 1.0), Value(0.5, 0.05), None)
     assert unrounded(point) == {

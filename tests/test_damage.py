@@ -30,12 +30,10 @@ from outliers.models.anatomy import projections
 from outliers.models.decoder import run_decoder
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model
-from outliers.plot.damage import damage_bars, damage_map
 from outliers.presets.damage import damage, damage_plans
 from outliers.quantization.calibration import calibrate
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import SCHEMES, TABLE1
-from outliers.report.views.damage import damage_section
 from outliers.runs.frame import records_in
 from outliers.runs.rows import FILE
 from outliers.runs.run import run
@@ -49,6 +47,7 @@ from outliers.variants.draw import drawn
 from outliers.variants.plant import plant
 from outliers.variants.quantized import Quantized
 from outliers.variants.together import Together
+from outliers.views.damage import damage_bars, damage_map, damage_section
 from tests.conftest import C4, make_model, needs_shared, needs_smollm2, padded
 from tests.test_tracing import hooks
 

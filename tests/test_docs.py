@@ -20,10 +20,10 @@ from outliers.metrics.measurement import Keeps, held
 from outliers.models.load import find_config, load_model, weights_hash
 from outliers.models.names import POCKET, pocket_models
 from outliers.paper.table7 import table9_section
-from outliers.plot.training import trained
 from outliers.quantization.schemes import get_scheme
 from outliers.runs.forecast import Request, Room, forecast, shape_of
 from outliers.specification.kinds import Experiment
+from outliers.views.causes import trained
 from tests.claims import (
     CHECKPOINTS_OF,
     CLAIMS,

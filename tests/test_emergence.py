@@ -16,7 +16,6 @@ from outliers.metrics.perplexity.measure import perplexity
 from outliers.metrics.top1.measure import top1_softmax
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET
-from outliers.plot.emergence import metric_of
 from outliers.presets.cells import Cells
 from outliers.quantization.schemes import SCHEMES
 from outliers.runs.engine import Here
@@ -32,6 +31,7 @@ from outliers.tracing.table4 import table4_row, trace_row
 from outliers.tracing.trace import trace, traces
 from outliers.variants.ablated import Intervention
 from outliers.variants.quantized import Quantized
+from outliers.views.emergence import metric_of
 from tests.conftest import TIMES, lasting, trace_model
 
 TRACED = {"model": "pocket/gpt2-0.1m", "block": 64, "blocks": 6, "alpha": 3}

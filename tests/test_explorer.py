@@ -16,9 +16,6 @@ from outliers.errors import UserError
 from outliers.metrics.trace.kept import EXCERPT
 from outliers.models.load import load_model
 from outliers.paper.report import experiments, report
-from outliers.report.explorer.origins import WRITERS, origins_explorer
-from outliers.report.explorer.trace import CELLS, _map
-from outliers.report.views.damage import kept_damage_section
 from outliers.runs.run import run
 from outliers.show.explorer import packed, plotly
 from outliers.show.page import page
@@ -27,8 +24,9 @@ from outliers.specification.kinds import Account, Damage, OneModel
 from outliers.tracing.excerpt import FEATURES, VALUES, Excerpt, excerpt, telling_features
 from outliers.tracing.result import Trace
 from outliers.tracing.trace import trace
-from outliers.views.origins import origins_section
-from outliers.views.trace import kept_trace_section
+from outliers.views.damage import kept_damage_section
+from outliers.views.origins import WRITERS, origins_explorer, origins_section
+from outliers.views.trace import CELLS, _map, kept_trace_section
 from tests import test_page
 from tests.conftest import make_model, needs_chromium
 from tests.kept import kept

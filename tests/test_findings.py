@@ -9,20 +9,19 @@ import pytest
 import torch
 
 from outliers.metrics.damages import damages_of
-from outliers.paper.table4 import emergence_findings, panel_section
-from outliers.plot.emergence import Fit
-from outliers.plot.remedies import Point
-from outliers.report.views.ablation import ablation_findings
-from outliers.report.views.damage import damage_findings
-from outliers.report.views.remedies import NONE, remedies_findings
+from outliers.paper.table4 import panel_section
 from outliers.show.section import Finding, Section
 from outliers.show.value import Value
 from outliers.show.words import count, features, listed, percent, ranges
 from outliers.specification.kinds import OneModel
+from outliers.views.ablation import ablation_findings
+from outliers.views.damage import damage_findings
+from outliers.views.emergence import Fit, emergence_findings
 from outliers.views.latency import latency_section
 from outliers.views.linear_layer import speed_findings
 from outliers.views.memory import memory_findings
 from outliers.views.perplexity import sweep_findings
+from outliers.views.remedies import NONE, Point, remedies_findings
 from outliers.views.trace import trace_findings, trace_section
 from outliers.views.zeroshot import zeroshot_findings
 from tests.conftest import STORIES, needs_shared, needs_smollm2, trace_model

@@ -25,11 +25,10 @@ from outliers.paper.shown import show
 from outliers.presets.origins import PARTS, ToAccount
 from outliers.quantization.cache_formats import CacheFormat
 from outliers.quantization.caches import through
-from outliers.report.explorer.keys import keys_explorer
-from outliers.report.views.account import account_section
 from outliers.runs.run import run
 from outliers.specification.kinds import Account
-from outliers.views.keys import features_of, keys_section
+from outliers.views.account import account_section
+from outliers.views.keys import features_of, keys_explorer, keys_section
 from tests.conftest import lasting, make_model, make_tokenizer, slow_but
 from tests.test_commands import refused
 

@@ -12,13 +12,13 @@ from transformers import AutoModelForCausalLM
 import outliers
 from outliers.errors import UserError
 from outliers.paper.shown import show
-from outliers.paper.table4 import emergence_table
 from outliers.presets.cells import Cells
 from outliers.runs.run import run
 from outliers.specification.kinds import Experiment
 from outliers.subjects.masked import each_masked, masked_text
 from outliers.subjects.seq2seq import prefixed, span_corrupted
 from outliers.text.blocks import cut_text
+from outliers.views.emergence import emergence_table
 from outliers.views.perplexity import bits_table, sweep_section
 from tests.conftest import STORIES, needs_shared, needs_smollm2
 

@@ -17,12 +17,11 @@ from outliers.metrics.origins.account import Account
 from outliers.models.anatomy import anatomy_of, decoder_layers
 from outliers.models.load import load_model
 from outliers.models.stream import stream_model
-from outliers.plot.origins import AT, parts_of, readers_of
 from outliers.quantization.linear import stored_weight
 from outliers.runs.run import run
 from outliers.specification import kinds
 from outliers.variants.written import variant
-from outliers.views.origins import account_of, origins_section
+from outliers.views.origins import AT, account_of, origins_section, parts_of, readers_of
 from tests.conftest import C4, CONFIGS, VARIANTS, make_model, make_tokenizer, needs_shared, needs_smollm2, slow_but
 from tests.kept import kept
 from tests.test_commands import refused

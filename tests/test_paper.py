@@ -20,7 +20,6 @@ from outliers.paper.published import comparison
 from outliers.paper.report import ARTEFACTS, experiments, report
 from outliers.paper.shown import OF_KINDS
 from outliers.paper.table4 import table4_section
-from outliers.plot.published import published_models
 from outliers.quantization.schemes import SCHEMES, TABLE1
 from outliers.runs.rows import Row
 from outliers.runs.run import rows_of
@@ -28,6 +27,7 @@ from outliers.specification.files import experiment_files
 from outliers.specification.kinds import Experiment, resolved
 from outliers.subjects import bench
 from outliers.views import OF_METRICS
+from outliers.views.published import published_models
 from tests.conftest import SHARED
 
 KEPT = Path(__file__).parent.parent / "results" / "kept" / "pocket"

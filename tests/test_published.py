@@ -18,10 +18,10 @@ from transformers import (
 import outliers
 from outliers.errors import UserError
 from outliers.models.names import POCKET, short_name
+from outliers.paper import agreement
+from outliers.paper.agreement import AGREES, DIFFERS, NOT_MEASURED, NOT_RUN, verdicts
 from outliers.paper.facts import Published, facts_of, read_sources
-from outliers.report import agreement
 from outliers.report.__main__ import report as command
-from outliers.report.agreement import AGREES, DIFFERS, NOT_MEASURED, NOT_RUN, verdicts
 from outliers.terminal.command import run
 from tests.conftest import CONFIGS, needs_smollm2
 from tests.test_families import BERT

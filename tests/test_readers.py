@@ -16,14 +16,14 @@ from outliers.metrics.top1.measure import TOP1, top1_softmax
 from outliers.models.load import load_model
 from outliers.models.stream import stream_model
 from outliers.presets import readers as preset
-from outliers.report.views.account import account_section
-from outliers.report.views.readers import readers_section
 from outliers.runs.run import run
 from outliers.specification import kinds
 from outliers.variants.ablated import Ablated, Intervention
 from outliers.variants.plant import plant
 from outliers.variants.written import variant
+from outliers.views.account import account_section
 from outliers.views.origins import origins_section
+from outliers.views.readers import readers_section
 from tests.conftest import C4, make_model, needs_shared, needs_smollm2
 from tests.test_commands import call
 

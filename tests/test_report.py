@@ -13,27 +13,32 @@ import torch
 from outliers.criterion import OF_EVERY_STACK
 from outliers.errors import UserError
 from outliers.metrics.ablations import plan
-from outliers.paper.table4 import emergence_section, emergence_table
-from outliers.plot.ablation import ablation_bars
-from outliers.plot.attention import points as attention_points
-from outliers.plot.emergence import by_model, distinct_models, exponential_fit, figure3, figure4, fits_of
-from outliers.plot.remedies import frontier, frontier_of, remedy_costs
-from outliers.plot.remedies import points as remedy_points
-from outliers.plot.trace import heat_map, magnitude_by_position, pooled, sorted_profile
-from outliers.plot.zeroshot import accuracy_by_size
+from outliers.paper.table4 import emergence_section
 from outliers.quantization.schemes import SCHEMES
-from outliers.report.views.ablation import ablation_section, ablation_summary
-from outliers.report.views.remedies import remedies_section
 from outliers.show.legends import OTHERS, STYLES, scheme_styles
+from outliers.show.maps import pooled
 from outliers.show.page import page
 from outliers.show.style import COLORS, GREY, look
 from outliers.show.write import write
 from outliers.tracing.trace import trace
 from outliers.variants.plant import plant
+from outliers.views.ablation import ablation_bars, ablation_section, ablation_summary
+from outliers.views.attention import points as attention_points
+from outliers.views.emergence import (
+    by_model,
+    distinct_models,
+    emergence_table,
+    exponential_fit,
+    figure3,
+    figure4,
+    fits_of,
+)
 from outliers.views.latency import latencies, latency_table
 from outliers.views.perplexity import cost_table, perplexity_table, sweep_costs, sweep_section, table1, terminal
-from outliers.views.trace import trace_section
-from outliers.views.zeroshot import accuracy_table
+from outliers.views.remedies import frontier, frontier_of, remedies_section, remedy_costs
+from outliers.views.remedies import points as remedy_points
+from outliers.views.trace import heat_map, magnitude_by_position, sorted_profile, trace_section
+from outliers.views.zeroshot import accuracy_by_size, accuracy_table
 from tests.conftest import SHARED, make_model, make_tokenizer
 from tests.test_plot import check_words, ticks_of
 

@@ -25,7 +25,6 @@ from outliers.models.anatomy.views import views_of
 from outliers.models.stream import stream_model
 from outliers.paper.shown import show
 from outliers.paper.table4 import emergence_section
-from outliers.plot.training import watched
 from outliers.quantization.linear import QuantizedLinear
 from outliers.runs.frame import records_in
 from outliers.runs.run import run
@@ -35,6 +34,7 @@ from outliers.subjects.causal import Causal
 from outliers.text.blocks import tokens_hash
 from outliers.tracing.result import Trace
 from outliers.variants.ablated import Ablated, Intervention
+from outliers.views.growth import watched
 from outliers.views.latency import latency_section
 from outliers.views.trace import kept_trace_section
 from tests.gguf_files import fields_of, same_weights, tensors_of, vocabulary, write_gguf

@@ -19,15 +19,15 @@ from outliers.models.stream import stream_model
 from outliers.presets.origins import ToAccount
 from outliers.presets.super_weights import CONTROLLED, compared, scalings, search_stages, treatments
 from outliers.quantization.linear import stored_weight
-from outliers.report.views.account import account_section
-from outliers.report.views.massive import becomes_of
-from outliers.report.views.super_weights import super_weights_section
 from outliers.runs.run import run
 from outliers.specification.kinds import Account
 from outliers.subjects.given import Given
 from outliers.variants.massive import Massive
 from outliers.variants.term import Weight
 from outliers.variants.written import variant
+from outliers.views.account import account_section
+from outliers.views.massive import becomes_of
+from outliers.views.super_weights import super_weights_section
 from tests.conftest import make_model, make_tokenizer
 
 LAYER, OUTPUT, INPUT = 1, 5, 7

@@ -27,8 +27,6 @@ from outliers.paper.table7 import (
     table7_section,
     table9_section,
 )
-from outliers.plot.training import causes, checkpoints, trained
-from outliers.report.views.causes import causes_findings, causes_section, causes_table, ends
 from outliers.runs.rows import Row, read
 from outliers.runs.run import plans_of, rows_of
 from outliers.show.page import page
@@ -38,6 +36,7 @@ from outliers.specification.recipe import Recipe
 from outliers.specification.training import Training
 from outliers.terminal import progress
 from outliers.text.documents import sample
+from outliers.views.causes import causes, causes_findings, causes_section, causes_table, checkpoints, ends, trained
 from tests.conftest import SHARED
 from tests.test_commands import call
 from tests.training_rows import TABLE7, rows_of_runs

@@ -20,11 +20,17 @@ from outliers.metrics.zeroshot.harness import FOLDER, STANDARD_ERRORS, documents
 from outliers.metrics.zeroshot.measure import _task
 from outliers.models.load import load_model, load_tokenizer
 from outliers.paper.figure1 import measured
-from outliers.plot.zeroshot import accuracy_by_size, mean_accuracy, mean_chance
 from outliers.quantization.convert import quantize
 from outliers.runs.run import run
 from outliers.specification.kinds import ZeroShot
-from outliers.views.zeroshot import accuracies, accuracy_table, zeroshot_section
+from outliers.views.zeroshot import (
+    accuracies,
+    accuracy_by_size,
+    accuracy_table,
+    mean_accuracy,
+    mean_chance,
+    zeroshot_section,
+)
 from tests.conftest import C4, SHARED, needs_shared
 from tests.test_commands import call
 

@@ -3,11 +3,11 @@
 from outliers.paper.published import Artefact
 from outliers.paper.table4 import families_section
 from outliers.presets.cells import Cells
-from outliers.report.views.attention import attention_section
-from outliers.report.views.causes import causes_section
-from outliers.report.views.remedies import remedies_section
 from outliers.specification.kinds import Ablation, Account, Damage, Emergence, Experiment, OneModel
 from outliers.specification.training import Training
+from outliers.views.attention import attention_section
+from outliers.views.causes import causes_section
+from outliers.views.remedies import remedies_section
 
 ARTEFACTS = {
     "trace": Artefact("Outlier features", OneModel),

@@ -1,7 +1,7 @@
 """Published facts about public models by kind, with their sources, and whether a model agrees.
 
 The facts are data, a file a source in `experiments/published`. Here are their kinds: how each is written, how it is
-said, and how a model that was looked at (`outliers.report.agreement`) is compared with it. Nothing here imports torch.
+said, and how a model that was looked at (`outliers.paper.agreement`) is compared with it. Nothing here imports torch.
 """
 
 from abc import ABC, abstractmethod
@@ -20,7 +20,7 @@ from outliers.specification.files import make_experiment, published_files, read_
 from outliers.specification.kinds import Named
 
 if TYPE_CHECKING:
-    from outliers.report.agreement import Seen
+    from outliers.paper.agreement import Seen
 
 SIGMAS, LAYERS = 3.0, 4  # of an outlier weight of a norm, and in how many layers it is one: Puccetti et al., 2022
 # How far a measured value may be from a published one, for texts, dtypes and tokenizers differ.

@@ -1,8 +1,8 @@
 """Figure 1 of the paper: zero-shot accuracy by task, and its mean over the tasks by model size."""
 
 from outliers.paper.published import BLOG, Artefact, Key, Published, grid, key_of
-from outliers.plot.zeroshot import PREFIX
 from outliers.specification.kinds import ZeroShot
+from outliers.views.zeroshot import PREFIX
 
 PUBLISHED = Published(
     f"{BLOG} (the paper's figure prints no numbers)",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from outliers.subjects.bench import Bench
 
 logger = logging.getLogger(__name__)
+FILES = ("table", "figure", "beyond")  # beginnings of the names of files with artefacts
 
 
 def _gathered() -> dict[str, Artefact]:
@@ -35,9 +36,8 @@ def _gathered() -> dict[str, Artefact]:
 
     A file with several is where its first one is.
     """
-    names = [file.name for file in pkgutil.iter_modules(paper.__path__) if not __name__.endswith(f".{file.name}")]
-    files = [importlib.import_module(f"{paper.__name__}.{name}") for name in names]
-    groups = [file.ARTEFACTS for file in files if hasattr(file, "ARTEFACTS")]
+    names = [file.name for file in pkgutil.iter_modules(paper.__path__) if file.name.startswith(FILES)]
+    groups = [importlib.import_module(f"{paper.__name__}.{name}").ARTEFACTS for name in names]
     groups.sort(key=lambda group: _place(next(iter(group.values())).label))
     return {name: artefact for group in groups for name, artefact in group.items()}
 

@@ -9,9 +9,9 @@ from outliers.views import OF_METRICS
 OF_KINDS = {
     "Experiment": OF_METRICS["perplexity"],
     "OneModel": "outliers.views.trace:kept_trace_section",
-    "Ablation": "outliers.report.views.ablation:ablation_section",
-    "Account": "outliers.report.views.account:account_section",
-    "Damage": "outliers.report.views.damage:kept_damage_section",
+    "Ablation": "outliers.views.ablation:ablation_section",
+    "Account": "outliers.views.account:account_section",
+    "Damage": "outliers.views.damage:kept_damage_section",
     "Planning": "outliers.views.plan:kept_plan_section",
     "Emergence": "outliers.paper.table4:emergence_section",
     "Memory": OF_METRICS["memory"],

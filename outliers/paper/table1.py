@@ -1,8 +1,8 @@
 """Table 1 of the paper: schemes down, models across, perplexity in the cells."""
 
 from outliers.paper.published import Artefact, Key, Published, grid, key_of
-from outliers.plot.published import FAIRSEQ, TABLE1
 from outliers.specification.kinds import Experiment
+from outliers.views.published import FAIRSEQ, TABLE1
 
 PUBLISHED = Published(
     "LLM.int8(), Table 1",

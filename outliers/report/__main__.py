@@ -52,7 +52,7 @@ def report(
 
     places, models = places or [], models or []
     if places and places[0] == PUBLISHED:
-        from outliers.report.agreement import report as compare
+        from outliers.paper.agreement import report as compare
 
         print(compare([*places[1:], *models_of(models)], device or "cpu", out, redraw))
         return

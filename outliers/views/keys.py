@@ -1,19 +1,99 @@
-"""The largest channels of queries, keys and values as a table, a map, an explorer and sentences."""
+"""The largest channels of queries, keys and values as a map, a table, an explorer and sentences."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.ticker import MaxNLocator
 
 from outliers.metrics.keys import AFTER, BEFORE
 from outliers.models.names import short_name
-from outliers.plot.trace import KEYS, STANDS_OUT, key_map, key_ratios
 from outliers.quantization.schemes import BASELINE
-from outliers.report.explorer.keys import keys_explorer
+from outliers.show.axes import log_axis
+from outliers.show.explorer import Explorer, map_of, of_tables
+from outliers.show.maps import MOST_COLUMNS, map_on, number_above, pooled
 from outliers.show.section import Drawing, Finding, Section, printed, together
+from outliers.show.style import chosen, figure_function, panels_of
 from outliers.show.tables import MISSING, Table
+from outliers.show.value import Rows, records
 from outliers.show.words import amount, count, part, ranges
+
+SIDES = {BEFORE: "as projections put them out", AFTER: "as attention multiplies them"}
+KEYS = {  # panels of a map of channels
+    "keys before": ("keys", BEFORE),
+    "keys": ("keys", AFTER),
+    "values before": ("values", BEFORE),
+    "values": ("values", AFTER),
+}
+HEADS_NUMBERED = 16  # at most
+TINY = 1e-30  # in the place of a median of 0
+STANDS_OUT, OFTEN = 3, 0.1  # times the median channel of its head: a channel; of the layers: one that is numbered
+LEAST = 0.5  # of a map of channels: times the median, below which all have the darkest colour
+
+
+@figure_function
+def key_map(rows: Rows, *, role: str | None = None, ax: Axes | None = None) -> Axes | np.ndarray:
+    """Layer × channel of the concatenated heads: the largest |key| and |value| beside the median channel of the head.
+
+    Channels that exceed three times the median in a tenth of the layers are numbered above, within their head. All
+    panels are on one logarithmic scale, which begins at half the median; what is below has the darkest colour. Lines
+    are between up to 16 heads. Where there are more than 1,024 channels, neighbours share a column that shows their
+    largest.
+
+    Example:
+        >>> panels = outliers.plot.key_map(outliers.frame("results/kept/keys"))
+
+    Args:
+        rows: of the metric `keys`, of one model under one variant.
+        role: the one panel to draw, "keys before", "keys", "values before" or "values"; by default one for each that
+            was measured: before is there where attention multiplies something else than projections put out.
+    """
+    maps = {name: ratios for name, place in KEYS.items() if len(ratios := key_ratios(rows, *place))}
+    roles = chosen("role", role, maps, ax)
+    layers = len(next(iter(maps.values())))
+    panels = panels_of(ax, len(roles), 1, (7.2, max(2, 0.6 + (0.9 + 0.025 * layers) * len(roles))), sharex=True)
+    norm = LogNorm(LEAST, max(2, *(maps[name].to_numpy().max() for name in roles)), clip=True)
+    for axes, name in zip(panels.flat, roles, strict=True):
+        values, heads = maps[name].to_numpy(), maps[name].columns.get_level_values("head")
+        image = map_on(axes, values, norm=norm)
+        axes.set_title(f"{KEYS[name][0]}, {SIDES[KEYS[name][1]]}", loc="left")
+        axes.set_ylabel("layer")
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+        _number_heads(axes, heads)
+        often = ((values > STANDS_OUT).mean(0) >= OFTEN).nonzero()[0]
+        ranked = often[np.argsort(-values.sum(0)[often], kind="stable")].tolist()
+        number_above(axes, {place: maps[name].columns[place][1] for place in ranked}, values.shape[1])
+    axes.set_xlabel("head, channel by channel", labelpad=1)
+    bar = axes.figure.colorbar(image, ax=list(panels.flat), aspect=10 * len(roles), extend="min")
+    bar.set_label("largest |x| over the median\nchannel's of the head, logarithmic")
+    log_axis(bar.ax.yaxis, norm.vmin, norm.vmax)
+    return panels[:, 0]
+
+
+def key_ratios(rows: Rows, role: str, side: str) -> pd.DataFrame:
+    """The largest |x| of each channel over the median channel's of its head, layers down, (head, channel) across."""
+    by_layer: dict[int, dict] = {}
+    for row in records(rows):
+        if row["metric"] == "keys.head" and (row["role"], row["side"]) == (role, side):
+            ratios = enumerate(np.array(row["magnitudes"]) / max(row["median"], TINY))
+            by_layer.setdefault(row["layer"], {}).update({(row["head"], number): ratio for number, ratio in ratios})
+    table = pd.DataFrame.from_dict(by_layer, orient="index").sort_index()
+    return table.rename_axis(columns=["head", "channel"]) if len(table) else table
+
+
+def _number_heads(axes: Axes, heads: pd.Index) -> None:
+    """The numbers of heads along x, and lines between them where they are few."""
+    starts = [place for place in range(len(heads)) if place == 0 or heads[place] != heads[place - 1]]
+    for start in starts[1:] if len(starts) <= HEADS_NUMBERED else ():
+        axes.axvline(start - 0.5, color="white", linewidth=0.4)
+    step = -(-len(starts) // HEADS_NUMBERED)
+    middles = [(start + end - 1) / 2 for start, end in pairwise([*starts, len(heads)])]
+    axes.set_xticks(middles[::step], [heads[start] for start in starts[::step]])
+
 
 TITLE = "Queries, keys and values of "
 SHOWN = 4  # channels of a role and side in the table
@@ -220,3 +300,30 @@ def features_of(rows: list[dict]) -> Iterator[tuple[int, str, str]]:
         led[row["features"][0]].append(row)
     for feature, channels_led in sorted(led.items(), key=lambda pair: -len(pair[1])):
         yield feature, _written_by(feature, channels_led), "keys"
+
+
+def keys_explorer(rows: list[dict], of: str) -> Explorer:
+    """Maps of the largest |x| beside the median channel of the head: of keys and values by channel, and of queries,
+    keys and values by head.
+
+    rows: of the metric `keys`, of one model under one variant; of: what it is called.
+    """
+    maps = [
+        map_of(f"{role} {SIDES[side]}, by channel", "head:channel", _with_names(ratios), f"{role} by channel")
+        for role, side in KEYS.values()
+        if len(ratios := key_ratios(rows, role, side))
+    ]
+    frame = pd.DataFrame(row for row in rows if row["metric"] == "keys.head")
+    frame["times"] = frame["value"] / frame["median"].clip(TINY)
+    for (role, side), states in frame.groupby(["role", "side"], sort=False):
+        table = states.pivot_table(index="layer", columns="head", values="times").rename(columns="head {}".format)
+        maps.append(map_of(f"{role} {SIDES[side]}, by head", "head", table, f"{role} by head"))
+    title, value = f"Explore queries, keys and values of {of}", "largest |x| / median"
+    return of_tables(title, maps, row="layer", value=value, choice="states")
+
+
+def _with_names(table: pd.DataFrame) -> pd.DataFrame:
+    """A table whose columns (head, channel) have names; of many neighbours share one, which shows their largest."""
+    share = -(-table.shape[1] // MOST_COLUMNS)
+    names = [f"{head}:{channel}" for head, channel in table.columns[::share]]
+    return pd.DataFrame(pooled(table.to_numpy(), share), table.index, names)

@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 
 from outliers.criterion import LOG_PERPLEXITY
 from outliers.models.names import distinct_names
-from outliers.plot.published import FAIRSEQ, published_rows
 from outliers.quantization.schemes import BASELINE, label_of
 from outliers.show.axes import cost_axis, log_axis, name_places, parameters_axis, plot_costs
 from outliers.show.legends import SCATTER, explained, in_order, legend_columns, scheme_legend, scheme_styles
@@ -20,6 +19,7 @@ from outliers.show.value import Rows, exact, is_beyond, records, scattered_by, v
 from outliers.show.words import count, listed, percent, rise
 from outliers.variants.quantized import IN_SCHEME
 from outliers.variants.term import PLUS
+from outliers.views.published import FAIRSEQ, published_rows
 
 
 def beside_scheme(row: Mapping) -> list[str]:

@@ -1,16 +1,42 @@
-"""The tokens that carry the increase of the loss, as tables, a figure and sentences."""
+"""The tokens that carry the increase of the loss, as a figure, tables and sentences."""
 
 from collections import defaultdict
 from collections.abc import Mapping
 
 import pandas as pd
+from matplotlib.axes import Axes
 
 from outliers.models.names import short_name
-from outliers.plot.damage import loss_by_position
+from outliers.show.legends import legend, scheme_styles
 from outliers.show.section import Drawing, Finding, Section, printed, together
+from outliers.show.style import figure_function, panels_of
 from outliers.show.tables import MISSING, Table, cell
-from outliers.show.value import exact, value_of
+from outliers.show.value import Rows, exact, records, value_of
 from outliers.show.words import part
+
+
+@figure_function
+def loss_by_position(rows: Rows, *, ax: Axes | None = None) -> Axes:
+    """Increase of the loss of a predicted token, in nats, by its position, a line a variant.
+
+    Positions are in groups, each twice as many as the one before, and a point is their mean.
+
+    Args:
+        rows: of the metric token_losses, of one model.
+    """
+    rows = [row for row in records(rows) if row["metric"] == "token_losses.position"]
+    axes = panels_of(ax, 1, 1, (5.6, 2.8)).item()
+    for scheme, style in scheme_styles(rows).items():
+        line = [row for row in rows if row["scheme"] == scheme]
+        middles = [(row["first"] + row["last"]) / 2 for row in line]
+        axes.plot(middles, [row["value"] / row["tokens"] for row in line], **style)
+    axes.axhline(0, color="black", linewidth=0.6, zorder=0)
+    axes.set_xscale("symlog", base=2, linthresh=1)
+    axes.set(xlabel="position", ylabel="increase of the loss (nats)")
+    axes.xaxis.set_major_formatter("{x:g}")
+    legend(ax, axes, axes.lines[:-1], "right upper")
+    return axes
+
 
 TITLE = "Loss by token"
 HALF = 0.5

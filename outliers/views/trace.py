@@ -1,36 +1,232 @@
-"""The view of a trace."""
+"""A trace: its outlier features, massive activations, sinks and largest values, drawn, in tables and in sentences."""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import matplotlib
+import numpy as np
 import pandas as pd
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import ListedColormap, LogNorm, Normalize, to_hex
+from matplotlib.ticker import MaxNLocator
 
 from outliers.criterion import CROSS, FEW, LAYERS, MASSIVE, MASSIVE_RATIO, POSITIONS, RESIDUAL, SINK
 from outliers.errors import first_of
 from outliers.metrics.range import LIMITS
 from outliers.models.names import short_name
-from outliers.paper.table4 import emergence_table
-from outliers.plot.emergence import metric_of
-from outliers.plot.trace import (
-    READERS,
-    heat_map,
-    magnitude_by_position,
-    outliers_of,
-    patch_map,
-    sorted_profile,
-    stream_roles,
-)
-from outliers.report.explorer.trace import trace_explorer
+from outliers.show.axes import log_axis, threshold
+from outliers.show.explorer import Explorer
+from outliers.show.legends import legend
+from outliers.show.maps import map_on, number_above, pooled
 from outliers.show.section import Drawing, Failures, Finding, Section, by_stack, failures
+from outliers.show.style import GREY, HEAT, SEQUENTIAL, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import Table, wrapped
 from outliers.show.words import Names, amount, count, part, ranges
 from outliers.specification.kinds import OneModel
+from outliers.views.emergence import emergence_table, metric_of
 from outliers.views.range import beyond_float16, place_of
 
 if TYPE_CHECKING:
+    import torch
+
     from outliers.tracing.excerpt import Excerpt
     from outliers.tracing.result import Trace
+
+READERS = {
+    "attn_in": "q, k, v",
+    "attn_out": "the attention output",
+    "ffn_in": "the feed-forward layer",
+    "ffn_out": "the feed-forward output",
+    "cross_in": "the queries of cross-attention",
+    "cross_kv": "keys and values of cross-attention",
+    "cross_out": "the output of cross-attention",
+}
+HEADS = "feature of the concatenated heads"
+FEATURE_AXIS = {"attn_out": HEADS, "cross_out": HEADS, "ffn_out": "feed-forward unit"}  # others: "feature"
+FAINTEST = 0.01  # share of the values that have the darkest colour, or lie below a logarithmic axis
+COLORS = 1024
+STEP = (0.5, 0.75)  # shades of the largest value below the threshold and of the threshold
+LINES = 4
+BESIDE = 2  # positions before the patches in a line of a title
+
+
+@figure_function
+def heat_map(trace: "Trace", *, role: str | None = None, ax: Axes | None = None) -> Axes | np.ndarray:
+    """Layer × feature: the largest |x|, on one logarithmic scale with a step at α, so that hits stand out.
+
+    Outlier features are numbered above the roles of the residual stream. The hundredth part of the values that is
+    smallest, such as zeros, has the darkest colour; where there are more than 1,024 features, neighbours share a column
+    that shows their largest.
+
+    Example:
+        >>> panels = outliers.plot.heat_map(outliers.trace(model, blocks, alpha=3))
+
+    Args:
+        trace: as `outliers.trace` returns it.
+        role: the one panel to draw, "attn_in", "attn_out", "ffn_in" or "ffn_out"; by default one for each that was
+            traced.
+    """
+    roles = chosen("role", role, trace.roles, ax)
+    panels = panels_of(ax, len(roles), 1, (7.2, max(2, 0.6 + (1.15 + 0.01 * trace.layers) * len(roles))))
+    largest = {role: trace.largest(role).numpy() for role in roles}
+    norm = LogNorm(*_bounds(trace, largest.values()), clip=True)
+    colors = _lighter_from(norm(trace.alpha))
+    outliers, stream = outliers_of(trace), stream_roles(trace)
+    places = {place["role"]: place for place in trace.largest_values().to_dict("records")}
+    for axes, (role, values) in zip(panels.flat, largest.items(), strict=True):
+        image = map_on(axes, values, trace.first_layer, cmap=colors, norm=norm)
+        title = f"{role}: into {READERS[role]}"
+        most = "at most {max:,.1f}: layer {layer}, feature {feature}".format(**places[role])
+        if ax is None:
+            axes.set_title(title, loc="left")
+            axes.set_title(most, loc="right", fontsize="small")
+        else:  # which may be narrow
+            axes.set_title(f"{title}\n{most}", loc="left", fontsize="medium")
+        axes.set_xlabel(FEATURE_AXIS.get(role, "feature"), labelpad=1)
+        axes.set_ylabel("layer")
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+        if role in stream and outliers:
+            number_above(axes, dict(zip(outliers, outliers, strict=True)), values.shape[1])
+    style = {"aspect": 10 * len(roles), "extend": "min", "extendfrac": 0.1 / len(roles)}
+    bar = axes.figure.colorbar(image, ax=list(panels.flat), **style)
+    bar.set_label(f"largest |x|, logarithmic;\nbelow {norm.vmin:.2g} darkest")
+    log_axis(bar.ax.yaxis, norm.vmin, norm.vmax)
+    style = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "center", "fontsize": "small"}
+    bar.ax.annotate(f"α = {trace.alpha:g}", (-0.2, trace.alpha), **style)
+    return panels[:, 0]
+
+
+def _bounds(trace: "Trace", largest: Iterable[np.ndarray]) -> tuple[float, float]:
+    """Between which a logarithmic scale shows values and the threshold: without the faintest ones, such as zeros."""
+    values = np.concatenate([values.ravel() for values in largest])
+    high = max(trace.alpha, values.max())
+    low = np.quantile(values[values > 0], FAINTEST) if values.any() else high
+    return min(low, trace.alpha / 2), high
+
+
+def _lighter_from(share: float) -> ListedColormap:
+    """Colours with a step where this share of a scale is passed: hits stand out, whatever the scale spans."""
+    count = round(share * COLORS)
+    shades = np.concatenate([np.linspace(0, STEP[0], count), np.linspace(STEP[1], 1, COLORS - count)])
+    return ListedColormap(colormaps[matplotlib.rcParams["image.cmap"]](shades))
+
+
+
+
+def stream_roles(trace: "Trace") -> list[str]:
+    """Of the roles that were traced those on the features of the residual stream."""
+    from outliers.tracing.statistics import ON_STREAM
+
+    return [role for role in ON_STREAM if role in trace.roles]
+
+
+def outliers_of(trace: "Trace") -> list[int]:
+    """The outlier features, the most common first."""
+    return trace.outlier_features()["feature"].tolist() if stream_roles(trace) else []
+
+
+def magnitudes(trace: "Trace") -> "torch.Tensor":
+    """Largest |x| over the layers (positions, features), averaged over sequences."""
+    by_role = [trace.statistics[f"{role}.magnitude"] for role in stream_roles(trace)]
+    sequences = trace.statistics["text.sequences"][:, None]  # that reach each position
+    return functools.reduce(lambda first, second: first.maximum(second), by_role) / sequences
+
+
+@figure_function
+def magnitude_by_position(trace: "Trace", *, ax: Axes | None = None) -> Axes:
+    """Largest |x| over the layers at each position, averaged over sequences, of the most common outlier features
+    (without one, of the feature that comes nearest) beside the median feature.
+
+    Example:
+        >>> axes = outliers.plot.magnitude_by_position(outliers.trace(model, blocks, alpha=3))
+
+    Args:
+        trace: as `outliers.trace` returns it, with roles of the residual stream.
+    """
+    means = magnitudes(trace)
+    features = outliers_of(trace)[:LINES] or trace.features()["feature"].tolist()[:1]
+    axes = panels_of(ax, 1, 1, (5.2, 3.0)).item()
+    styles = zip(features, ("black", "blue", "orange", "green"), ("-", "--", "-.", ":"), strict=False)
+    for feature, color, line in styles:
+        axes.plot(means[:, feature], color=color_of(color), linestyle=line, label=f"feature {feature}")
+    axes.plot(means.median(1).values, color=GREY, label="median feature")
+    threshold(axes, trace.alpha)
+    axes.set(xlabel="position in the sequence (tokens)", ylabel="largest |x| over the layers", ylim=(0, None))
+    legend(ax, axes, axes.get_legend_handles_labels()[0], "upper center", 3)
+    return axes
+
+
+@figure_function
+def patch_map(trace: "Trace", *, ax: Axes | None = None) -> Axes | np.ndarray:
+    """Largest |x| over the layers at each patch, averaged over pictures, as a map over the picture: of the most common
+    outlier features (without one, of the feature that comes nearest), with what stands before the patches beside it.
+
+    Args:
+        trace: as `outliers.trace` returns it of a vision model with `tokens`, with roles of the residual stream.
+    """
+    from outliers.tracing.tokens import before_patches, patch_grid
+
+    means, (rows, columns) = magnitudes(trace), patch_grid(trace.names)
+    features = outliers_of(trace)[:LINES] or trace.features()["feature"].tolist()[:1]
+    if ax is not None:
+        features = features[:1]
+    names = before_patches(trace.names)
+    panels = panels_of(ax, 1, len(features), (2.6 * len(features), 2.9)).ravel()
+    high = means[:, features].max().item()
+    for axes, feature in zip(panels, features, strict=True):
+        means_of_patches = means[len(means) - rows * columns :, feature].reshape(rows, columns)
+        image = axes.imshow(means_of_patches, cmap=SEQUENTIAL, vmin=0, vmax=high)
+        axes.set(xlabel="column of patches", ylabel="row of patches" if axes is panels[0] else "")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+        beside = [f"{name} {value:.1f}" for name, value in zip(names, means[:, feature], strict=False)]
+        lines = [", ".join(beside[start : start + BESIDE]) for start in range(0, len(beside), BESIDE)]
+        axes.set_title("\n".join([f"feature {feature}", *lines]), loc="left", fontsize="small")
+    panels[0].figure.colorbar(image, ax=list(panels), label="largest |x| over the layers", shrink=0.7)
+    return panels if ax is None else panels.item()
+
+
+@figure_function
+def sorted_profile(trace: "Trace", *, role: str | None = None, ax: Axes | None = None) -> Axes | np.ndarray:
+    """Largest |x| of each feature, sorted, one line a layer: outliers stand above the rest at the left.
+
+    The axes are logarithmic; the hundredth part of the values that is smallest lies below them.
+
+    Example:
+        >>> panels = outliers.plot.sorted_profile(outliers.trace(model, blocks, alpha=3))
+
+    Args:
+        trace, role: as for `heat_map`.
+    """
+    roles = chosen("role", role, trace.roles, ax)
+    largest = {role: trace.largest(role).sort(1, descending=True).values.numpy() for role in roles}
+    low, high = _bounds(trace, largest.values())
+    columns = min(2, len(roles))
+    rows = -(-len(roles) // columns)
+    panels = panels_of(ax, rows, columns, (3.6 * columns, 0.4 + 2.2 * rows)).ravel()
+    for axes in panels[len(roles) :]:
+        axes.remove()
+    panels = panels[: len(roles)]
+    first = trace.first_layer
+    shades = ScalarMappable(Normalize(first, first + max(trace.layers - 1, 1)), SEQUENTIAL)
+    for axes, (role, profiles) in zip(panels, largest.items(), strict=True):
+        ranks = range(1, profiles.shape[1] + 1)
+        for layer, profile in enumerate(profiles, first):
+            axes.plot(ranks, profile, color=shades.to_rgba(layer))
+        threshold(axes, trace.alpha)
+        axes.set(xscale="log", yscale="log", ylim=(low, 1.5 * high))
+        axes.set(xlabel="rank of the feature", ylabel="largest |x| of the feature")
+        axes.set_title(f"{role}: into {READERS[role]}", loc="left")
+        log_axis(axes.xaxis, 1, profiles.shape[1])
+        log_axis(axes.yaxis, low, high)
+    style = {"ticks": MaxNLocator(integer=True), "aspect": 20 * rows}
+    axes.figure.colorbar(shades, ax=list(panels), label="layer", **style)
+    return panels
+
 
 SHOWN = 5  # rows of tables that would be long
 FEATURES_SHOWN = 20
@@ -411,3 +607,85 @@ def _expert(trace: "Trace") -> list[Finding]:
     of_layers = [f"{_unused(of_layer)} in layer {layer}" for layer, of_layer in unused.groupby("layer")]
     none = f"no token chose expert{'s' * (len(unused) > 1)} {first_of(of_layers)}" if of_layers else "none is idle"
     return [Finding(f"{text}; {none}.", "experts")]
+
+
+CELLS = 150_000  # of a map at most: features of wider models share columns
+SHADES = 16
+OF_STACK = {
+    "": "",
+    "encoder": " of the encoder",
+    "decoder": " of the decoder",
+    "cross": " of the encoder as cross-attention reads them",
+}
+TWO_SHADES = (0.4, 0.65)  # shades of the largest value below the threshold and of the threshold
+
+
+def trace_explorer(trace: "Trace", excerpt: "Excerpt | None", readers: dict[str, str], names: Names) -> Explorer:
+    """Maps of the largest |x| by layer and feature, a role each; the text at telling features, where it was kept.
+
+    readers: where each role goes. names: what a token id is called.
+    """
+    from outliers.tracing.excerpt import telling_features  # which imports torch
+
+    telling = (
+        {role: places.tolist() for role, places in excerpt.features.items()} if excerpt else telling_features(trace)
+    )
+    stream = stream_roles(trace)
+    positions = _positions(trace, stream, telling)
+    maps = [
+        {
+            "name": role,
+            "said": f"into {readers[role]}",
+            "group": "stream" if role in stream else role,
+            "column": "feature" if role in stream else f"feature of {role}",
+            **_map(trace.largest(role).numpy()),
+            "columns": None,
+            "marked": telling[role],
+            "positions": positions if role in stream else None,
+            "text": _text(excerpt, role),
+        }
+        for role in trace.roles
+    ]
+    content = {
+        "row": "layer",
+        "first": trace.first_layer,
+        "value": "largest |x|",
+        "unit": "",
+        "scales": ["log", "linear", "clipped"],
+        "threshold": trace.alpha,
+        "colors": [_shades(0, TWO_SHADES[0]), _shades(TWO_SHADES[1], 1)],
+        "choice": "role",
+        "maps": maps,
+        "tokens": [_bare(names(token)) for token in excerpt.tokens.tolist()] if excerpt else None,
+    }
+    return Explorer(f"Explore the hidden states{OF_STACK[trace.stack]}", content)
+
+
+def _shades(start: float, end: float) -> list[str]:
+    return [to_hex(color) for color in colormaps[HEAT](np.linspace(start, end, SHADES))]
+
+
+def _map(values: np.ndarray) -> dict:
+    """Values (layers, features) as at most `CELLS` cells, each the largest of neighbours."""
+    share = -(-values.size // CELLS)
+    return {"values": pooled(values, share), "share": share, "features": values.shape[1]}
+
+
+def _positions(trace: "Trace", stream: list[str], telling: dict[str, list[int]]) -> dict | None:
+    """The largest |x| over the layers at each position, averaged over sequences; of wide models at telling features."""
+    if not stream:
+        return None
+    means = magnitudes(trace).numpy()
+    features = None if means.size <= CELLS else telling[stream[0]]
+    return {"features": features, "values": means if features is None else means[:, features]}
+
+
+def _text(excerpt: "Excerpt | None", role: str) -> dict | None:
+    if excerpt is None:
+        return None
+    return {"features": excerpt.features[role].tolist(), "values": excerpt.values[role].float().numpy()}
+
+
+def _bare(name: str) -> str:
+    """A token's name without its quotes."""
+    return name[1:-1] if len(name) > 2 and name[0] == name[-1] and name[0] in "'\"" else name

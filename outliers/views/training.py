@@ -6,13 +6,12 @@ from typing import NamedTuple
 import pandas as pd
 
 from outliers.models.names import short_name
-from outliers.paper.published import Key
-from outliers.plot.training import of_runs, trained
 from outliers.quantization.schemes import BASELINE
 from outliers.show.section import Finding
 from outliers.show.tables import MISSING, Table, cell, with_interval
 from outliers.show.value import Mean, mean, ratio
 from outliers.show.words import listed, percent
+from outliers.views.causes import of_runs, trained
 
 PARTS = {"ffn": "FFN", "linear": "linear", "attention": "attention"}  # of a recipe: as keys and sentences have them
 EXACT = f"perplexity.{BASELINE}"
@@ -38,7 +37,7 @@ class Setting(NamedTuple):
     exact_increase: Mean | None
 
     @property
-    def key(self) -> Key:
+    def key(self) -> tuple[str, str]:
         """As tables name it."""
         return self.int8, self.decomposition
 
@@ -71,7 +70,7 @@ def settings(rows: list[dict]) -> list[Setting]:
     ]
 
 
-def int8_table(name: str, caption: str, ends: Sequence[Setting], published: dict[str, dict[Key, str]]) -> Table:
+def int8_table(name: str, caption: str, ends: Sequence[Setting], published: dict[str, dict]) -> Table:
     """A row a setting, with the paper's columns and ours; published: further columns, by the keys of settings."""
     cells = [
         [

@@ -1,17 +1,70 @@
-"""The view of a search for super weights: single weights that carry a model, beside their controls."""
+"""Super weights: single weights that carry a model, beside their controls."""
 
 import math
 from collections.abc import Iterator
 
 import pandas as pd
+from matplotlib.axes import Axes
 
 from outliers.models.names import short_name
-from outliers.plot.ablation import called, weight_costs
 from outliers.presets.super_weights import BESIDE, compared
+from outliers.show.axes import cost_axis, name_places
+from outliers.show.legends import legend
 from outliers.show.section import FINDINGS, Drawing, Finding, Section, printed
+from outliers.show.style import color_of, figure_function, panels_of
 from outliers.show.tables import MISSING, Table
 from outliers.show.value import Value
 from outliers.show.words import changed, count, listed, percent
+
+# Treatment: what the legend says, colour, marker, and how far beside the middle of its candidate.
+TREATMENTS = {
+    "weight": ("the weight", "vermilion", "o", -0.35),
+    "nearest": ("the weights nearest in magnitude", "grey", "x", -0.21),
+    "random": ("random weights of equal magnitude", "grey", "x", -0.21),
+    "largest": ("the largest weight of its matrix", "black", "^", -0.07),
+    "neuron": ("its whole neuron", "blue", "s", 0.07),
+    "row": ("its whole row", "green", "D", 0.21),
+    "massive": ("massive activation at its mean", "orange", "*", 0.35),
+}
+
+
+@figure_function
+def weight_costs(found: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Increase of perplexity with each candidate super weight set to zero, in per cent, beside its controls.
+
+    Example:
+        >>> axes = outliers.plot.weight_costs(outliers.super_weights(model, blocks, controls=2))
+
+    Args:
+        found: as `outliers.super_weights` returns it.
+    """
+    rows = controlled(found)
+    names = list(dict.fromkeys(rows["candidate"]))
+    ((axes,),) = panels_of(ax, 1, 1, (3.4 + 1.1 * len(names), 4.2))
+    for treatment, (label, color, marker, beside) in TREATMENTS.items():
+        treated = rows[rows["treatment"] == treatment]
+        places = [names.index(name) + beside for name in treated["candidate"]]
+        style = {"color": color_of(color), "marker": marker, "linestyle": "none", "label": label}
+        if places:
+            axes.plot(places, 100 * treated["cost"], **style)
+    name_places(axes, [called(*place) for place in rows.groupby("candidate", sort=False)["layer"].first().items()])
+    for between in range(1, len(names)):
+        axes.axvline(between - 0.5, color="0.9", linewidth=0.6)
+    cost_axis(axes, list(100 * rows["cost"]))
+    legend(ax, axes, axes.get_legend_handles_labels()[0], "right upper")
+    return axes
+
+
+def controlled(costs: pd.DataFrame) -> pd.DataFrame:
+    """The rows of candidates that are compared with controls, without what multiplies them."""
+    compared = costs.loc[costs["treatment"] == "neuron", "candidate"]
+    return costs[costs["candidate"].isin(compared) & costs["treatment"].isin(list(TREATMENTS))]
+
+
+def called(candidate: str, layer: int) -> str:
+    """A weight by its layer and its place: layer 11 [507, 1229]."""
+    return f"layer {layer:.0f} {candidate[candidate.rindex('[') :].replace(',', ', ')}"
+
 
 WORTH = 0.05  # of the perplexity: what a single weight has to carry to be called one that does
 CAPTION = (

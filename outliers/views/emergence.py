@@ -1,7 +1,7 @@
-"""Figures 3 and 4 of the paper, the exponential of Figure 3b, and outlier features along a training."""
+"""Emergence of outlier features along a family of models, as in Table 4 and Figures 3 and 4 of the paper."""
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -12,11 +12,14 @@ from scipy.optimize import curve_fit
 
 from outliers.criterion import ALPHA
 from outliers.models.names import distinct_names, short_name
-from outliers.plot.published import TABLE4_COLUMNS, published_models
-from outliers.show.axes import parameters_axis, perplexity_axis, threshold
+from outliers.show.axes import count_label, parameters_axis, perplexity_axis, threshold
 from outliers.show.legends import entry, legend
+from outliers.show.section import Finding
 from outliers.show.style import COLORS, GREY, MARKERS, brief, chosen, color_of, figure_function, panels_of
+from outliers.show.tables import Table, with_interval
 from outliers.show.value import Rows, reach, records
+from outliers.show.words import amount, count, part
+from outliers.views.published import TABLE4_COLUMNS, published_models
 
 # Of the most common outlier feature: what it affects, colour, line, and how marks are filled.
 AFFECTED = {"layers": ("layers", "blue", "-", "full"), "positions": ("sequence positions", "vermilion", "--", "none")}
@@ -218,8 +221,8 @@ def _magnitude(axes: Axes, models: pd.DataFrame, published: pd.DataFrame) -> lis
     handles = _publish(axes, published.abs(), "perplexity", 1, "median")
     style = {"color": color_of("blue"), "linestyle": "none"}
     for marker, group in _by_marker(models):
-        for fill, part in (("full", group[group["count"] > 0]), ("none", group[group["count"] == 0])):
-            _plot(axes, part, "perplexity", part["median"].abs(), {**style, "marker": marker, "fillstyle": fill})
+        for fill, some in (("full", group[group["count"] > 0]), ("none", group[group["count"] == 0])):
+            _plot(axes, some, "perplexity", some["median"].abs(), {**style, "marker": marker, "fillstyle": fill})
     for alpha in models["alpha"].dropna().unique():
         threshold(axes, alpha)
     axes.set_ylabel("median |x|, most common outlier")
@@ -324,3 +327,99 @@ def along_training(
     threshold(panels[-1], alpha)
     legend(ax, axes, axes.get_legend_handles_labels()[0], "right upper")
     return panels
+
+
+OF_THE_MOST_COMMON = ["layers", "positions", "q1", "median", "q3"]
+COLUMNS = (
+    ("Model", "{model}"),
+    ("PPL", "{perplexity:.1f}"),
+    ("Params", lambda row: count_label(row["parameters"])),
+    ("Count", "{count:.0f}"),
+    ("1-sided", "{one_sided:.0f}"),
+    ("Layers", "{layers:.0%}"),
+    ("SDims", "{positions:.1%}"),
+    ("Quartiles", "({q1:.1f}, {median:.1f}, {q3:.1f})"),
+    ("Top-1 p", "{top1_softmax:.1%}"),
+    ("w/o outliers", "{top1_softmax_without:.1%}"),
+)
+OF_BITS = ("Bits/byte", f"{{{BITS}:.3f}}")  # behind perplexity, which does not compare across vocabularies
+
+
+def table4(rows: list[dict]) -> pd.DataFrame:
+    """One row a model with the columns of the paper's Table 4; fractions and probabilities as such.
+
+    Without an outlier feature there is no most common one: its columns are empty.
+    """
+    table = by_model(rows)[TABLE4_COLUMNS]
+    table.loc[table["count"] == 0, OF_THE_MOST_COMMON] = float("nan")
+    return table
+
+
+def emergence_table(rows: list[dict]) -> Table:
+    """The table with the paper's headers and roundings."""
+    caption = (
+        "Number of outlier features (all; of one sign), layers and sequence positions (SDims) affected by the most "
+        "common one, quartiles of its values, and mean top-1 softmax probability of the attention with and without "
+        "outlier features."
+    )
+    data = by_model(rows).drop(columns=["alpha", WHOLE])
+    bits = [BITS] if BITS in data else []
+    columns = [*COLUMNS[:2], *((OF_BITS,) if bits else ()), *COLUMNS[2:]]
+    return Table.of("table4", caption, columns, data.reset_index(), table4(rows).join(data[bits]).reset_index())
+
+
+def fit_line(name: str, fit: Fit | None) -> str:
+    if fit is None:
+        return (
+            f"{name}: no exponential fit (it requires three models, two with hits at different perplexities, and "
+            "growth)"
+        )
+    pairs = ((fit.full, *fit.full_interval), (fit.scale, *fit.scale_interval))
+    full, scale = (with_interval(amount, *pair) for pair in pairs)
+    return f"{name} = exp((a − perplexity) / b): a = {full}, b = {scale} (95 % intervals, {fit.points} models)"
+
+APART = 1.5  # sizes of models are told apart from this factor on
+
+
+def emergence_findings(models: pd.DataFrame, fits: Mapping[str, Fit | None], at: str) -> list[Finding]:
+    """Number of models with outlier features, the most common one of all, and their growth as perplexity falls.
+
+    models: one row a model, as `distinct_models` of Table 4 makes it. at: the table or figure that shows it.
+    """
+    having = models[models["count"] > 0]
+    sentences = [_having(len(having), len(models))]
+    if not having.empty:
+        sentences += [_most_common(having), *_onset(models, having)]
+    sentences += [
+        f"The fraction of affected {name} grows e-fold as the perplexity falls by "
+        f"{with_interval(amount, fit.scale, *fit.scale_interval)} (95 % interval, {fit.points} models)."
+        for name, fit in fits.items()
+        if fit and fit.is_significant
+    ]
+    return [Finding(sentence, at) for sentence in sentences]
+
+
+def _having(number: int, every: int) -> str:
+    if every == 1:
+        return f"The model has {'an outlier feature' if number else 'no outlier feature'} by the criterion."
+    verb = "has an outlier feature" if number < 2 else "have outlier features"
+    return f"{count(number).capitalize()} of {count(every)} models {verb} by the criterion."
+
+
+def _most_common(having: pd.DataFrame) -> str:
+    most = having.loc[having["positions"].idxmax()]
+    of = f"one of {count(int(most['count']))} in" if most["count"] > 1 else "that of"
+    return (
+        f"The most common outlier feature, {of} {most.name}, affects {part(most['layers'])} of layers and "
+        f"{part(most['positions'])} of positions, with a median of {amount(most['median'])}."
+    )
+
+
+def _onset(models: pd.DataFrame, having: pd.DataFrame) -> list[str]:
+    """The size from which on all models have outlier features and below which none has, if there is such a size."""
+    without = models[models["count"] == 0]
+    if without.empty or having["parameters"].min() < APART * without["parameters"].max():
+        return []
+    smallest, largest = having["parameters"].min(), without["parameters"].max()
+    sizes = f"All models of at least {count_label(smallest)} parameters have outlier features"
+    return [f"{sizes}, and none of at most {count_label(largest)}."]

@@ -7,12 +7,12 @@ import numpy as np
 import pandas as pd
 
 from outliers.models.names import short_name
-from outliers.plot.origins import reads
 from outliers.presets.readers import readings
 from outliers.show.section import FINDINGS, Finding, Section, printed
 from outliers.show.tables import MISSING, Form, Table, cell, scattered
 from outliers.show.value import Value, exact, value_of
 from outliers.show.words import amount, listed, part, percent
+from outliers.views.origins import reads
 
 MEASURES = ("cost", "top1_softmax", "share", "margin")  # of which random features have a mean and a deviation
 NAMED = 4  # places in a sentence

@@ -7,15 +7,15 @@ from typing import NamedTuple
 import pandas as pd
 
 from outliers.presets.readers import readings
-from outliers.report.views.massive import massive_section
-from outliers.report.views.massive import sentences as massive
-from outliers.report.views.readers import read_by, readers_section
-from outliers.report.views.super_weights import carried_by, super_weights_section
 from outliers.show.section import FINDINGS, Failures, Finding, Section, failures, together
 from outliers.show.tables import values_table
 from outliers.show.value import is_beyond
 from outliers.views.keys import features_of, is_of_keys, keys_section
+from outliers.views.massive import massive_section
+from outliers.views.massive import sentences as massive
 from outliers.views.origins import account_of, origins_section
+from outliers.views.readers import read_by, readers_section
+from outliers.views.super_weights import carried_by, super_weights_section
 
 Sentence = tuple[int, str, str]  # feature, text, and the name of the table that it is from
 

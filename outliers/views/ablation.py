@@ -1,16 +1,84 @@
-"""The view of an ablation: section 4.2 of the paper."""
+"""Ablation: the loss of a model without its outlier features (section 4.2 of the paper)."""
 
 import math
 
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
 from outliers.models.names import short_name
-from outliers.plot.ablation import ablation_bars
 from outliers.quantization.schemes import BASELINE
+from outliers.show.legends import legend
 from outliers.show.section import Drawing, Failures, Finding, Section, by_stack, failures
+from outliers.show.style import chosen, color_of, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, with_interval
 from outliers.show.value import Value, exact
 from outliers.show.words import count, features, percent, times
+
+# Subject: what the legend says, colour, hatch (which tells them apart in grey).
+SUBJECTS = {
+    "outliers": ("outlier features", "blue", ""),
+    "control": ("random features (mean, 95 % interval)", "orange", "//"),
+}
+METRICS = {  # of a panel: what its axis says, and in which unit
+    "top1_softmax": ("mean top-1 softmax probability", 1),
+    "damage": ("increase of perplexity (%)", 100),
+}
+WIDTH = 0.38
+
+
+@figure_function
+def ablation_bars(
+    measurements: pd.DataFrame, *, metric: str | None = None, ax: Axes | None = None
+) -> Axes | np.ndarray:
+    """Top-1 softmax probability and perplexity damage without the outliers and without random features, by method.
+
+    Example:
+        >>> panels = outliers.plot.ablation_bars(outliers.ablate(model, blocks, features=[3]))
+
+    Args:
+        measurements: as `outliers.ablate` returns them, or their `summary`, which has the intervals already.
+        metric: the one panel to draw, "top1_softmax" or "damage"; by default both.
+    """
+    metrics = chosen("metric", metric, METRICS, ax)
+    summary = _summed_up(measurements)
+    methods = [method for method in summary["method"].unique() if method]
+    panels = panels_of(ax, 1, len(metrics), (3.6 * len(metrics), 3.2))[0]
+    as_it_is = summary.loc[summary["subject"] == "none"].iloc[0]
+    for axes, metric in zip(panels, metrics, strict=True):
+        label, unit = METRICS[metric]
+        _bars(axes, summary, methods, metric, unit)
+        line = {"color": "black", "linestyle": "--", "label": "unmodified model"}
+        axes.axhline(unit * as_it_is[metric], **line)
+        axes.set(xlabel="replacement of the features' values", ylabel=label)
+        axes.set_xticks(range(len(methods)), methods)
+    legend(ax, axes, panels[0].get_legend_handles_labels()[0], "upper center", 3 if len(metrics) > 1 else 1)
+    return panels
+
+
+def _summed_up(measurements: pd.DataFrame) -> pd.DataFrame:
+    """The summary of measurements, of which each control draw is one."""
+    from outliers.metrics.ablations import summary  # which imports torch
+
+    return measurements if "damage_low" in measurements else summary(measurements)
+
+
+def _bars(axes: Axes, summary: pd.DataFrame, methods: list[str], metric: str, unit: float) -> None:
+    for side, (subject, (label, color, hatch)) in enumerate(SUBJECTS.items()):
+        rows = summary[summary["subject"] == subject].set_index("method").loc[methods]
+        places = [number + (side - 0.5) * WIDTH for number in range(len(methods))]
+        values = rows[metric] * unit
+        axes.bar(places, values, WIDTH, color=color_of(color), hatch=hatch, edgecolor="white", label=label)
+        tops = values
+        if subject == "control":
+            low, tops = (rows[f"{metric}_{end}"] * unit for end in ("low", "high"))
+            axes.errorbar(places, values, [values - low, tops - values], fmt="none", ecolor="black", capsize=3)
+        for place, top, value in zip(places, tops.clip(lower=0), values, strict=True):
+            axes.annotate(
+                f"{value:.3g}", (place, top), (0, 4), textcoords="offset points", fontsize="small", ha="center"
+            )
+    axes.margins(y=0.12)
+
 
 CAPTION = (
     "Removal of features: mean top-1 softmax probability of the attention, perplexity, and its increase. Brackets: "

@@ -1,16 +1,138 @@
 """Causes of outlier features: training runs that differ in one thing each; an experiment beyond the paper."""
 
 import math
+import textwrap
+from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
-from outliers.plot.training import causes, of_runs, trained
 from outliers.quantization.schemes import BASELINE
+from outliers.show.axes import count_label, log_axis
+from outliers.show.legends import entry, legend
 from outliers.show.section import Drawing, Finding, Section, printed
+from outliers.show.style import GREY, brief, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import Table, cell, seeds_note, with_interval
-from outliers.show.value import Value, exact, mean, ratio, value_of
+from outliers.show.value import Rows, Value, exact, mean, ratio, records, value_of
 from outliers.show.words import NAMED, amount, count, listed, rise
+
+ABOUT = ("run", "seed", "steps", "model", "parameters", "int8", "decomposition")  # fields of rows
+ABREAST = 4  # panels
+ALONG, LARGEST = "training step", "largest |x|"
+# What is drawn of a run, by its name in the legend: metrics of which the largest counts, colour, line.
+LINES = {
+    "residual stream": (("max.residual",), "blue", "-"),
+    "inputs of projections": (("max.attn_in", "max.attn_out", "max.ffn_in", "max.ffn_out"), "vermilion", "--"),
+}
+
+
+def checkpoints(rows: Rows, about: Iterable[str] = ABOUT) -> pd.DataFrame:
+    """One row a run, seed and step at which it was looked at, in the order of the rows.
+
+    Columns: fields of rows, `about`; `step`, every metric, and `METRIC_deviation` of those that were measured several
+    times.
+    """
+    wide: dict[tuple, dict] = {}
+    for row in records(rows):
+        step = int(row["checkpoint"].rpartition("-")[2])
+        key = row.get("run"), row.get("seed"), step
+        checkpoint = wide.setdefault(key, {**dict.fromkeys(about), "step": step})
+        checkpoint |= {name: row[name] for name in about if name in row} | {row["metric"]: row["value"]}
+        if "standard_deviation" in row:
+            checkpoint[f"{row['metric']}_deviation"] = row["standard_deviation"]
+    return pd.DataFrame(wide.values())
+
+
+def trained(rows: Rows) -> pd.DataFrame:
+    """Of `checkpoints` those of models that are trained: one row a run and seed."""
+    return checkpoints(rows).query("step == steps").reset_index(drop=True)
+
+
+def of_runs(trained: pd.DataFrame, column: str) -> dict[str, dict[int, float]]:
+    """A column of `trained` by run and seed, where it is known."""
+    known = trained[trained[column].notna()]
+    return {
+        run: dict(zip(group["seed"], group[column], strict=True)) for run, group in known.groupby("run", sort=False)
+    }
+
+
+@figure_function
+def causes(rows: Rows, *, run: str | None = None, ax: Axes | None = None) -> Axes | np.ndarray:
+    """The largest |x| along training runs that differ in one thing each, a panel a run, with its perplexity at the end.
+
+    A line a seed. The first run, from which the others differ, stands behind each of them in grey.
+
+    Example:
+        >>> panels = outliers.plot.causes(outliers.frame("results/kept/training-runs/causes"))
+
+    Args:
+        rows: of training runs.
+        run: the one to draw, by its name; by default all.
+    """
+    points = checkpoints(rows)
+    names = list(dict.fromkeys(points["run"]))
+    chosen_runs, first = chosen("run", run, names, ax), points[points["run"] == names[0]]
+    panels = _panels(ax, len(chosen_runs))
+    for axes, name in zip(panels, chosen_runs, strict=True):
+        points_of_run = points[points["run"] == name]
+        _plot_lines(axes, first, {"color": GREY, "linewidth": 0.8, "zorder": 1})
+        _plot_lines(axes, points_of_run, {})
+        axes.set_title(_title(name, points_of_run), fontsize="small")
+    _scale(panels, points)
+    handles = [entry(label, color=color_of(color), linestyle=line) for label, (_, color, line) in LINES.items()]
+    if set(chosen_runs) - {names[0]}:
+        handles.append(entry(f"grey: {brief(names[:1])[0]}", color=GREY, linestyle="-"))
+    if len(panels) == 1:
+        panels[0].set(xlabel=ALONG, ylabel=LARGEST)
+        legend(ax, panels[0], handles, "right upper")
+    else:
+        panels[0].figure.supxlabel(ALONG, fontsize="medium")
+        panels[0].figure.supylabel(LARGEST, fontsize="medium")
+        legend(ax, panels[0], handles, "upper center", min(len(panels), len(handles)))
+    return panels
+
+
+def _panels(ax: Axes | None, count: int) -> np.ndarray:
+    """So many panels in rows of `ABREAST`."""
+    columns = min(ABREAST, count)
+    lines = -(-count // columns)
+    size = (5.2, 2.6) if count == 1 else (0.6 + 1.6 * columns, 0.9 + 1.45 * lines)
+    panels = panels_of(ax, lines, columns, size, sharex=True, sharey=True)
+    for axes in panels.flat[count:]:
+        axes.remove()
+    return panels.ravel()[:count]
+
+
+def _plot_lines(axes: Axes, points_of_run: pd.DataFrame, style: dict) -> None:
+    """Each seed of a run."""
+    for metrics, color, line in LINES.values():
+        metrics = points_of_run.columns.intersection(metrics)
+        for _, points_of_seed in points_of_run.groupby("seed", sort=False):
+            ordered = points_of_seed.sort_values("step")
+            look = {"color": color_of(color), "linestyle": line} | style
+            axes.plot(ordered["step"], ordered[metrics].max(axis=1), **look)
+
+
+def _title(name: str, points_of_run: pd.DataFrame) -> str:
+    perplexity = points_of_run.loc[points_of_run["step"] == points_of_run["steps"], "perplexity"].mean()
+    return f"{textwrap.fill(brief([name])[0], 24)}\nperplexity {perplexity:.1f}"
+
+
+def _scale(panels: np.ndarray, points: pd.DataFrame) -> None:
+    """Logarithmic scales, with numbers along x below the last panel of each column."""
+    metrics = points.columns.intersection([metric for metrics, *_ in LINES.values() for metric in metrics])
+    low, high = points[metrics].min(axis=None), points[metrics].max(axis=None)
+    for axes in panels:
+        axes.set(xscale="log", yscale="log")
+        axes.grid(axis="y")
+        log_axis(axes.xaxis, points["step"].min(), points["step"].max())
+        axes.xaxis.set_major_formatter(count_label)
+        log_axis(axes.yaxis, low, high)
+    for axes in panels[-ABREAST:]:
+        axes.xaxis.set_tick_params(labelbottom=True)
+
 
 UNDER = "perplexity."  # before the scheme under which a trained model was measured
 COST = "cost."  # before a scheme: what it adds to the perplexity, in per cent

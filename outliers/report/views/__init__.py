@@ -1,1 +1,0 @@
-"""Sections of rows of several metrics; those of one metric are in `outliers.views`."""

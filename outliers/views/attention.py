@@ -1,0 +1,209 @@
+"""Cost of attention in int8 at evaluation, beside the scheme of the projections; an experiment beyond the paper."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from outliers.models.names import distinct_names
+from outliers.quantization.schemes import BASELINE, Scheme, get_scheme
+from outliers.show.axes import cost_axis, name_places, plot_costs
+from outliers.show.legends import SCATTER, explained, in_order, scheme_legend, scheme_styles
+from outliers.show.section import Drawing, Finding, Section, printed
+from outliers.show.style import GREY, chosen, figure_function, panels_of
+from outliers.show.tables import MISSING, Table, cell, scatter_note
+from outliers.show.value import Rows, Value, records, scattered_by, value_of
+from outliers.show.words import percent, rise
+from outliers.views.perplexity import costs, unrounded
+from outliers.views.published import TABLE7
+
+NOT_QUANTIZED = "16-bit"
+PAPER = "the paper, 209M, in training"
+TRAINED = {  # with the projections in int8 too, and of their features the same share in 16 bits
+    "16-bit": ("FFN, linear", "2 %"),
+    **{f"int8+{share}%": ("FFN, linear, attention", f"{share} %") for share in (2, 5, 10)},
+}
+
+
+class Point(NamedTuple):
+    """A row of the table and a column: what a scheme of the projections with an attention was measured at.
+
+    scheme: what the variant does beside its attention. attention: as `attention_of` has it. cost: beside no
+    quantization. alpha: of the scheme.
+    """
+
+    model: str
+    scheme: str
+    attention: str
+    perplexity: Value
+    cost: Value
+    alpha: float | None
+
+
+def points(rows: list[dict]) -> list[Point]:
+    """The measurements of each scheme with each attention, of models whose perplexity without quantization is there;
+    attentions in the order of their shares in 16 bits."""
+    short = distinct_names((row["model"], None) for row in rows)
+    measured = []
+    for row in sorted(costs(rows), key=lambda row: _order(get_scheme(row["scheme"]))):
+        terms = row.get("variant", row["scheme"]).split("+")
+        others = [term for term in terms if term != BASELINE and not term.startswith("attention")]
+        about = short[row["model"], None], "+".join(others) or BASELINE, attention_of(get_scheme(row["scheme"]))
+        measured.append(Point(*about, value_of(row), row["cost"], row.get("alpha")))
+    return measured
+
+
+def _order(scheme: Scheme) -> tuple:
+    """16 bits, then both products, then single ones; from small shares in 16 bits to large ones."""
+    remedy = scheme.attention
+    return (False,) if remedy is None else (True, remedy.roles, remedy.number)
+
+
+def attention_of(scheme: Scheme) -> str:
+    """The writing of a scheme's attention: 16-bit; int8+2%; int8, scores alone."""
+    if scheme.attention is None:
+        return NOT_QUANTIZED
+    number, roles = scheme.attention.number, scheme.attention.roles
+    share = f"+{100 * number:g}%" if number else ""
+    alone = f", {roles[0]} alone" if len(roles) == 1 else ""
+    return f"int8{share}{alone}"
+
+
+@figure_function
+def attention_costs(
+    rows: Rows, *, model: str | None = None, paper: bool = True, ax: Axes | None = None
+) -> Axes | np.ndarray:
+    """Increase of a model's perplexity by scheme, in per cent, with attention in 16 bits and in int8.
+
+    A panel a model; then the paper's Table 7, of a model that was trained so. Bars are one standard deviation by
+    rounding.
+
+    Example:
+        >>> panels = outliers.plot.attention_costs(outliers.frame("results/kept/attention/smollm2-135m"))
+
+    Args:
+        rows: of a sweep of schemes with attention in 16 bits and in int8.
+        model: the one to draw, by its short name; by default all, and the paper's.
+        paper: whether the published values stand beside.
+    """
+    measured = points(records(rows))
+    models = list(dict.fromkeys(point.model for point in measured))
+    panels_shown = chosen("model", model, [*models, *([PAPER] if paper else [])], ax)
+    columns = list(dict.fromkeys(point.attention for point in measured))
+    styles = scheme_styles([{"scheme": point.scheme, "alpha": point.alpha} for point in measured])
+    panels = panels_of(ax, 1, len(panels_shown), (1.6 + 2.3 * len(panels_shown), 4.2), sharey=True)[0]
+    for axes, panel in zip(panels, panels_shown, strict=True):
+        lines: dict[str, list] = {}
+        for point in measured:
+            if point.model == panel:
+                lines.setdefault(point.scheme, []).append((columns.index(point.attention), point.cost))
+        if lines:
+            plot_costs(axes, lines, {scheme: style | {"linestyle": "none"} for scheme, style in styles.items()})
+        else:
+            axes.plot(range(len(TRAINED)), _published(), "o", color=GREY)
+        name_places(axes, columns if lines else list(TRAINED))
+        axes.set_title(panel)
+        axes.grid(axis="y")
+    has_paper = PAPER in panels_shown
+    cost_axis(panels[0], [*(100 * point.cost.mean for point in measured), *(_published() if has_paper else ())])
+    handles = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    entries = {scheme: handles[scheme] for scheme in styles if scheme in handles}
+    bars = SCATTER if any(point.perplexity.deviation is not None for point in measured) else ""
+    grey = "grey: the paper, Table 7" if has_paper else ""
+    scheme_legend(ax, panels[-1], entries, explained((point.alpha for point in measured), bars, grey))
+    return panels
+
+
+def _published() -> list[float]:
+    """The paper's increases, in per cent."""
+    unquantized = TABLE7["209M", "16 bits", "0 %"]
+    return [100 * (TABLE7["209M", *key] / unquantized - 1) for key in TRAINED.values()]
+
+
+CAPTION = (
+    "Increase of perplexity by scheme of the projections, with attention in 16 bits, in int8, in int8 with a share of "
+    "the inner dimension of its products in 16 bits, or with one of its two products in int8. Right: a model of 209 "
+    "million parameters trained with projections and attention in int8 (LLM.int8(), Table 7). Bars: one standard "
+    "deviation by {}."
+)
+
+DATA = ["model", "scheme", "attention", "perplexity", "deviation", "ratio", "alpha", "increase"]  # of the CSV file
+
+
+def attention_section(rows: list[dict]) -> Section:
+    """The section of a sweep of schemes with attention in 16 bits and in int8."""
+    note, measured = scatter_note(rows), points(rows)
+    tables = [attention_table(model, measured) for model in dict.fromkeys(point.model for point in measured)]
+    drawings = [Drawing.of("attention", CAPTION.format(scattered_by(rows)), attention_costs(rows))]
+    findings = attention_findings(measured)
+    return Section("Attention in int8", rows, printed(tables, [note]), tables, drawings, [note], findings=findings)
+
+
+def attention_table(model: str, points: list[Point]) -> Table:
+    """Schemes of the projections down, attention across; in the cells perplexity with its scatter."""
+    measured = [point for point in points if point.model == model]
+    columns = list(dict.fromkeys(point.attention for point in measured))
+    cells = {(point.scheme, point.attention): cell(".2f", *point.perplexity) for point in measured}
+    lines = [
+        [scheme, *(cells.get((scheme, column), MISSING) for column in columns)]
+        for scheme in in_order(point.scheme for point in measured)
+    ]
+    caption = f"Perplexity of {model} by scheme of the projections and by attention."
+    data = pd.DataFrame([{**unrounded(point), "increase": 100 * point.cost.mean} for point in measured], columns=DATA)
+    return Table(f"attention_{model}", caption, ["scheme", *columns], lines, data)
+
+
+PRODUCTS = {"scores": "queries and keys", "values": "probabilities and values"}
+
+
+def attention_findings(points: Sequence[Point]) -> list[Finding]:
+    """Of each model, with projections that are not quantized: what attention in int8 costs, which of its products costs
+    it, and what is left with the smallest share of it in 16 bits. Nothing of a single draw."""
+    points = [point for point in points if point.scheme == BASELINE and point.perplexity.deviation is not None]
+    models = dict.fromkeys(point.model for point in points)
+    attentions = {model: {point.attention: point for point in points if point.model == model} for model in models}
+    return [
+        Finding(sentence, f"attention_{model}")
+        for model, by_attention in attentions.items()
+        for sentence in _of_model(by_attention, model)
+    ]
+
+
+def _of_model(by_attention: dict[str, Point], model: str) -> list[str]:
+    if "int8" not in by_attention:
+        return []
+    if not _is_cost(by_attention["int8"], by_attention):
+        return [f"Attention in int8 has no measurable cost for {model}."]
+    cost = f"Attention in int8, with projections in 16 bits, raises the perplexity of {model} by "
+    cost += f"{rise(*by_attention['int8'].cost)}."
+    return [cost, *_products(by_attention), *_decomposed(by_attention)]
+
+
+def _is_cost(point: Point, by_attention: dict[str, Point]) -> bool:
+    """Whether it costs perplexity beyond the scatter of rounding."""
+    return point.perplexity.is_above(by_attention[NOT_QUANTIZED].perplexity)
+
+
+def _products(by_attention: dict[str, Point]) -> list[str]:
+    """The one of the two products that costs more alone."""
+    alone = {name: by_attention[f"int8, {name} alone"] for name in PRODUCTS if f"int8, {name} alone" in by_attention}
+    if len(alone) < len(PRODUCTS):
+        return []
+    (less, cheaper), (more, costlier) = sorted(alone.items(), key=lambda pair: pair[1].perplexity.mean)
+    if not costlier.perplexity.is_above(cheaper.perplexity):
+        return []
+    most = f"Alone in int8, the product of {PRODUCTS[more]} raises it by {rise(*costlier.cost)}"
+    return [f"{most}; the product of {PRODUCTS[less]} adds {percent(*cheaper.cost)}."]
+
+
+def _decomposed(by_attention: dict[str, Point]) -> list[str]:
+    """Remaining cost with the smallest share in 16 bits, where there is a cost to save."""
+    shares = [name for name in by_attention if name.startswith("int8+") and "alone" not in name]
+    if not shares:
+        return []
+    left, share = by_attention[shares[0]], shares[0].removeprefix("int8+").replace("%", " %")
+    if not _is_cost(left, by_attention):
+        return [f"With {share} of its products in 16 bits, attention in int8 has no measurable cost."]
+    return [f"With {share} of its products in 16 bits, {percent(*left.cost)} remains."]

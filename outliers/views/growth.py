@@ -1,0 +1,124 @@
+"""Growth of outlier features in a model while it trains."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from outliers.errors import UserError
+from outliers.show.axes import log_axis, threshold
+from outliers.show.legends import legend
+from outliers.show.style import chosen, color_of, figure_function, panels_of
+from outliers.show.value import Rows, records
+from outliers.views.causes import ALONG, LARGEST, checkpoints
+from outliers.views.emergence import AFFECTED
+
+# Where values are: what a line is called, its colour and mark.
+STATES = {
+    "residual": ("residual stream", "black", "o"),
+    "attn_in": ("attn_in", "blue", "s"),
+    "attn_out": ("attn_out", "green", "^"),
+    "ffn_in": ("ffn_in", "vermilion", "v"),
+    "ffn_out": ("ffn_out", "orange", "D"),
+}
+MARKED = 20  # points of a line that have a mark, about
+
+
+def rows_of_watched(rows: Rows) -> dict[str, list[dict]]:
+    """The rows of each model that was watched while it trained; of an encoder-decoder those of each view."""
+    rows = records(rows)
+    places = dict.fromkeys((row["model"], row.get("stack", "")) for row in rows if row["metric"] == "max.residual")
+    return {
+        f"{model} ({stack})" if stack else model: [
+            row for row in rows if row["model"] == model and row.get("stack", stack) == stack
+        ]
+        for model, stack in places
+    }
+
+
+def watched(rows: Rows) -> dict[str, pd.DataFrame]:
+    """Of each of `rows_of_watched` a row a step: `step`, `alpha`, metrics of `outliers.watch`."""
+    tables = {name: checkpoints(rows_of_model, ["alpha"]) for name, rows_of_model in rows_of_watched(rows).items()}
+    return {name: table.sort_values("step", ignore_index=True) for name, table in tables.items()}
+
+
+@figure_function
+def growth(rows: Rows, *, panel: str | None = None, ax: Axes | None = None) -> Axes | np.ndarray:
+    """Growth of outlier features in a model while it trains, by step.
+
+    Largest values of each hidden state; number of outlier features; layers and positions that the most common one
+    affects, or without one the feature that comes nearest; perplexity.
+
+    Example:
+        >>> panels = outliers.plot.growth(outliers.frame("results/kept/growth"))
+
+    Args:
+        rows: of one model, as `outliers.OutlierCallback` writes them; those of several are refused.
+        panel: the one to draw, "values", "count", "affected" or "perplexity"; by default all.
+    """
+    tables = watched(rows)
+    if len(tables) != 1:
+        names = ", ".join(tables) or "none"
+        raise UserError(f"rows of {len(tables)} trained models ({names}); expected those of one")
+    (steps,), drawn = tables.values(), chosen("panel", panel, PANELS, ax)
+    shape, size = ((1, 1), (5.6, 2.9)) if len(drawn) == 1 else ((2, 2), (8.4, 5.0))
+    panels = panels_of(ax, *shape, size, sharex=True)
+    handles = [handle for axes, name in zip(panels.flat, drawn, strict=True) for handle in PANELS[name](axes, steps)]
+    for axes in panels[-1]:
+        axes.set_xlabel(ALONG)
+    if handles:
+        legend(ax, axes, handles, "right upper")
+    return panels
+
+
+def _plot(axes: Axes, steps: pd.DataFrame, column: str, unit: float = 1, **style) -> list[Line2D]:
+    every = max(1, round(len(steps) / MARKED))
+    return axes.plot(steps["step"], unit * steps[column], markevery=every, **{"markersize": 4, "marker": "o", **style})
+
+
+def _values(axes: Axes, steps: pd.DataFrame) -> list[Line2D]:
+    states = [state for state in STATES if f"max.{state}" in steps]
+    handles = []
+    for state in states:
+        label, color, marker = STATES[state]
+        style = {"label": f"largest |x|, {label}", "color": color_of(color), "marker": marker}
+        handles += _plot(axes, steps, f"max.{state}", **style)
+    for alpha in steps["alpha"].unique():
+        threshold(axes, alpha)
+    axes.set(ylabel=LARGEST, yscale="log")
+    values = steps[[f"max.{state}" for state in states]].to_numpy()
+    log_axis(axes.yaxis, values.min(), values.max())
+    return handles
+
+
+def _count(axes: Axes, steps: pd.DataFrame) -> list[Line2D]:
+    _plot(axes, steps, "count", color=color_of("blue"))
+    axes.set(ylabel="outlier features", ylim=(-0.2, max(1.2, 1.1 * steps["count"].max())))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    return []
+
+
+def _affected(axes: Axes, steps: pd.DataFrame) -> list[Line2D]:
+    handles = []
+    for name, (label, color, line, fill) in AFFECTED.items():
+        style = {"color": color_of(color), "linestyle": line, "fillstyle": fill}
+        handles += _plot(axes, steps, name, 100, label=f"affected {label}", **style)
+    axes.set(ylim=(-3, 103), ylabel="affected (%)")
+    return handles
+
+
+def _perplexity(axes: Axes, steps: pd.DataFrame) -> list[Line2D]:
+    _plot(axes, steps, "perplexity", color=color_of("blue"))
+    axes.set(ylabel="perplexity", yscale="log")
+    log_axis(axes.yaxis, steps["perplexity"].min(), steps["perplexity"].max())
+    return []
+
+PANELS: dict[str, Callable[[Axes, pd.DataFrame], list[Line2D]]] = {
+    "values": _values,
+    "count": _count,
+    "affected": _affected,
+    "perplexity": _perplexity,
+}
