@@ -71,13 +71,16 @@ def find_config(name: str) -> PretrainedConfig:
 
 def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
     """Load a model's configuration alone, of any architecture; of one that takes pictures too, its text part's."""
-    return config_of(find_model(name, revision), name)
+    return config_of(find_model(name, revision), name, any_kind=True)
 
 
-def config_of(source: Source, name: str) -> PretrainedConfig:
-    """The configuration of model `name`, checked before transformers makes anything of it, and with what it makes."""
+def config_of(source: Source, name: str, any_kind: bool = False) -> PretrainedConfig:
+    """The configuration of model `name`, checked before transformers makes anything of it, and with what it makes.
+
+    any_kind: whether its architecture may be unknown, and its weights may be absent or too few.
+    """
     if source.format:
-        config = source.format.read_config(*source.files)
+        config = copy.deepcopy(source.format.read_config(*source.files))
         check_fields(config.to_dict(), *source.files)
     else:
         file = config_path(source)
@@ -87,24 +90,19 @@ def config_of(source: Source, name: str) -> PretrainedConfig:
     for field, value in OURS.items():
         setattr(config, field, value)
     vars(config).pop("auto_map", None)  # of a kind that transformers has: no code beside it is asked for
+    if not any_kind:
+        anatomy_of(config)
+        if not source.format:  # which compares all tensors, and has formats of less than half a byte a weight
+            check_weights(config.to_dict(), name, source.files)
     return config
 
 
 def load_config(name: str, revision: str | None = None) -> PretrainedConfig:
     """Load a model's configuration alone, which its files can have."""
     source = find_model(name, revision)
-    config = _config_of_ours(source, name)
+    config = config_of(source, name)
     if source.format:
         source.format.check_tensors(*source.files)
-    return config
-
-
-def _config_of_ours(source: Source, name: str) -> PretrainedConfig:
-    """The configuration of a model of a known architecture, with as many weights as its files may hold."""
-    config = config_of(source, name)
-    anatomy_of(config)
-    if not source.format:  # which compares all tensors, and has formats of less than half a byte a weight
-        check_weights(config.to_dict(), name, source.files)
     return config
 
 
@@ -210,7 +208,7 @@ def open_model(
         raise unknown_name("dtype", dtype, DTYPES)
     find_device(device)
     source = find_model(name, revision)
-    config = _config_of_ours(source, name)
+    config = config_of(source, name)
     model = skeleton(config, DTYPES[dtype], buffers=True)
     if (explicit := getattr(config, "transformers_weights", None)) is not None:
         raise UserError(
@@ -253,7 +251,7 @@ def fill(
     for tensor_name, lazy in tensors.items():
         place = next(place for part, place in places.items() if f"{tensor_name}.".startswith(part and f"{part}."))
         dtype = dtype_of(model, tensor_name) if cast else None
-        put(model, tensor_name, read_weight(lazy, tensor_name, name, place, dtype))
+        put(model, tensor_name, lazy, name, place, dtype)
     complete(model, absent)
     if device == "auto":
         return dispatch_model(model, places, skip_keys=model._skip_keys_device_placement)
@@ -263,18 +261,20 @@ def fill(
     return model
 
 
-def read_weight(
-    lazy: Lazy, tensor_name: str, name: str, place: int | str | torch.device, dtype: torch.dtype | None
-) -> torch.Tensor:
-    """A tensor of model `name` on its device, all of it finite."""
+def put(
+    model: PreTrainedModel,
+    tensor_name: str,
+    lazy: Lazy,
+    name: str,
+    place: int | str | torch.device,
+    dtype: torch.dtype | None,
+) -> None:
+    """Read the parameter or buffer `tensor_name` of model `name` onto its device; a layer that keeps codes makes them
+    of it."""
     tensor = lazy.read().to(device=place, dtype=dtype)
     _check_finite(tensor, tensor_name, name, lazy)
-    return tensor
-
-
-def put(model: PreTrainedModel, tensor_name: str, tensor: torch.Tensor) -> None:
-    """Let a tensor be a model's parameter or buffer of a name; a layer that keeps codes makes them of it."""
-    module, part = _holder(model, tensor_name)
+    path, _, part = tensor_name.rpartition(".")
+    module = model.get_submodule(path)
     if part in module._parameters:
         module._parameters[part] = nn.Parameter(tensor, module._parameters[part].requires_grad)
     elif part in module._buffers:
@@ -285,13 +285,8 @@ def put(model: PreTrainedModel, tensor_name: str, tensor: torch.Tensor) -> None:
 
 def tensor_of(model: PreTrainedModel, tensor_name: str) -> torch.Tensor:
     """A model's parameter or buffer of a name."""
-    module, part = _holder(model, tensor_name)
-    return (module._parameters | module._buffers)[part]
-
-
-def _holder(model: PreTrainedModel, tensor_name: str) -> tuple[nn.Module, str]:
     path, _, part = tensor_name.rpartition(".")
-    return model.get_submodule(path), part
+    return getattr(model.get_submodule(path), part)
 
 
 def first_names(names: list[str]) -> list[str]:

@@ -101,7 +101,10 @@ def find_model(name: str, revision: str | None = None) -> Source:
             if not checkpoints:
                 raise UserError(f"'{name}' is a local model and has no revision '{revision}'; leave the revision out")
             raise unknown_name(f"revision (a folder in '{name}')", revision, checkpoints)
-        return _in_file(place) if place.is_file() else _in_folder(place / (revision or ""))
+        if place.is_dir():
+            place /= revision or ""
+            place = _gguf_in(place) or place
+        return Source(str(place), None, True) if place.is_dir() else Source(str(place.parent), None, True, place.name)
     if (file := Path(name)).is_file():
         expected = f"its folder, '{file.parent}'" if (file.parent / FILE).is_file() else "a model folder or a GGUF file"
         raise UserError(f"'{name}' is a file; expected {expected}")
@@ -219,19 +222,16 @@ def local_files(name: str, revision: str | None = None) -> list[Path]:
     return find_model(name, revision).files if local_place(name) else []
 
 
-def _in_folder(folder: Path) -> Source:
-    """A model folder, in which safetensors files come first; hidden files are no models (macOS has some of its own)."""
+def _gguf_in(folder: Path) -> Path | None:
+    """The GGUF file that is the model of a folder; None where there are safetensors files, or none. Hidden files are no
+    models (macOS has some of its own)."""
     files = [file for file in sorted(folder.glob("*")) if file.suffix in FORMATS and not file.name.startswith(".")]
     if not files or any(folder.glob("*.safetensors")):
-        return Source(str(folder), None, True)
+        return None
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
         raise UserError(f"'{folder}' holds {len(files)} GGUF files ({names}); name one of them as the model")
-    return _in_file(files[0])
-
-
-def _in_file(file: Path) -> Source:
-    return Source(str(file.parent), None, True, file.name)
+    return files[0]
 
 
 def missing_download(model: str, revision: str | None) -> int | None:

@@ -26,7 +26,7 @@ from outliers.models.anatomy.examples import Block
 from outliers.models.checkpoint import Checkpoint
 from outliers.models.hooks import hand_over_hooks
 from outliers.models.internals import dtype_of
-from outliers.models.load import HASHING, fill, find_device, hash_of, line_of, open_model, put, read_weight
+from outliers.models.load import HASHING, fill, find_device, hash_of, line_of, open_model, put
 from outliers.models.variant import Variant
 from outliers.terminal.progress import over
 
@@ -160,7 +160,7 @@ class Stream:
         layer, names = decoder_layers(model)[number], self._names(number)
         try:
             for name in names:
-                put(model, name, read_weight(self.stored[name], name, self.name, self.device, self.dtypes[name]))
+                put(model, name, self.stored[name], self.name, self.device, self.dtypes[name])
                 self.bytes_read += self.stored[name].size
             for name in self._names(number + 1):
                 for file, start, end in self.stored[name].spans:

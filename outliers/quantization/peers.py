@@ -92,7 +92,7 @@ def _int8_file(name: str) -> Path | None:
 
 def _config(name: str) -> PretrainedConfig:
     """The configuration of somebody's model."""
-    return config_of(Source(name, None, True), name) if _int8_file(name) else load_config(name)
+    return config_of(Source(name, None, True), name, any_kind=True) if _int8_file(name) else load_config(name)
 
 
 def _place(name: str, model: PreTrainedModel) -> tuple[str, str, str, tuple]:

@@ -98,7 +98,7 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
         firsts = {alias: tensors[first] for alias, first in shared.items()}
     except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
         raise UserError(f"cannot read an int8 model from '{folder}' ({reason_of(error, 200)})") from None
-    config = config_of(source, name)
+    config = config_of(source, name, any_kind=True)
     check_weights(config.to_dict(), name, [path])
     with refusals(name):
         exact = skeleton(config, config.dtype, buffers=True)

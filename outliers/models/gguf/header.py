@@ -4,12 +4,12 @@ import functools
 import re
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import gguf
 import numpy as np
@@ -26,6 +26,7 @@ MOST_ENTRIES = 1 << 16  # fields, or tensors
 SIZES = ("context_length", "embedding_length", "feed_forward_length", "attention.head_count", "attention.head_count_kv")
 BLOCKS_AT_ONCE = 1 << 14  # that are dequantized, whose numbers stay in the processor's cache
 PLAIN = {"F32", "F16", "BF16"}  # types that hold numbers, not codes
+Made = TypeVar("Made")
 
 
 class Tensor(NamedTuple):
@@ -79,12 +80,6 @@ class Header(NamedTuple):
         return quantized[0] if quantized else None
 
 
-def read_header(file: Path) -> Header:
-    """Look at a file without reading its weights."""
-    with refusals(file):
-        return _read_header(file, state_of(file))
-
-
 @contextmanager
 def refusals(file: Path) -> Iterator[None]:
     """Turn what the readers raise for a file that is not as it should be into one line."""
@@ -101,8 +96,21 @@ def refusals(file: Path) -> Iterator[None]:
         ) from None
 
 
-@functools.lru_cache(maxsize=4)
-def _read_header(path: Path, _state: tuple | None) -> Header:
+def remembered(read: Callable[[Path], Made]) -> Callable[[Path], Made]:
+    """Let what is made of a file be made anew when the file changes, and see `refusals`."""
+    of_state = functools.lru_cache(maxsize=4)(lambda file, _state: read(file))
+
+    @functools.wraps(read)
+    def made_of(file: Path) -> Made:
+        with refusals(file):
+            return of_state(file, state_of(file))
+
+    return made_of
+
+
+@remembered
+def read_header(path: Path) -> Header:
+    """Look at a file without reading its weights."""
     # Not by the reader of the package gguf, which maps the file and makes objects of each token: that takes seconds and
     # whatever memory the header claims to need. And not by the public reader of transformers, which knows fewer types.
     if not path.is_file():  # opening a pipe would wait for its other end

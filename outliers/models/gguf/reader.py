@@ -4,8 +4,6 @@ The file is read by transformers and by the package `gguf`. From transformers co
 tokenizer are, and what undoes the changes that llama.cpp makes to tensors; the package dequantizes them.
 """
 
-import copy
-import functools
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable
@@ -20,7 +18,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrain
 
 from outliers.errors import UserError, first_of
 from outliers.models.anatomy import ANATOMIES
-from outliers.models.gguf.header import Header, Tensor, read_header, refusals
+from outliers.models.gguf.header import Header, Tensor, read_header, refusals, remembered
 from outliers.models.gguf.rotary import FREQUENCIES, say_rotary_parameters
 from outliers.models.internals import (
     TENSOR_PROCESSORS,
@@ -31,7 +29,6 @@ from outliers.models.internals import (
 )
 from outliers.models.skeleton import skeleton
 from outliers.models.stored.tensors import Lazy
-from outliers.models.weight_files import state_of
 
 # Fields of a file that transformers leaves out for some architectures, and the configuration's names of them.
 ALSO_SAID = {
@@ -52,14 +49,9 @@ KINDS = {  # types of a field, as Python has it
 }
 
 
+@remembered
 def read_config(file: Path) -> PretrainedConfig:
-    """The configuration of a file's model."""
-    with refusals(file):
-        return copy.deepcopy(_config(file, state_of(file)))
-
-
-@functools.lru_cache(maxsize=4)
-def _config(file: Path, _state: tuple | None) -> PretrainedConfig:
+    """The configuration of a file's model; copy it before you change it."""
     header = read_header(file)
     config = _as_transformers_has_it(header)
     config._name_or_path = str(file)
@@ -69,14 +61,9 @@ def _config(file: Path, _state: tuple | None) -> PretrainedConfig:
     return config
 
 
+@remembered
 def check_tensors(file: Path) -> None:
     """Compare a file's tensors with those that its configuration asks for, as `read_tensors` does."""
-    with refusals(file):
-        _check_tensors(file, state_of(file))
-
-
-@functools.lru_cache(maxsize=4)
-def _check_tensors(file: Path, _state: tuple | None) -> None:
     read_tensors(file, skeleton(read_config(file), torch.float32))
 
 

@@ -13,7 +13,7 @@ from outliers.errors import UserError
 from outliers.models.skeleton import refusals
 from outliers.models.stored.bitsandbytes import EIGHT_BITS, FOUR_BITS
 from outliers.models.stored.compressed import CODES, PACKED
-from outliers.models.stored.format import Contradiction, Format, Sizes
+from outliers.models.stored.format import Contradiction, Format
 from outliers.models.stored.tensors import Lazy, twice
 from outliers.models.stored.words import AWQ, GPTQ
 
@@ -69,7 +69,12 @@ def unpacked(stored: dict[str, Lazy], fields: dict, name: str, transposed: Colle
 
 def _weight(format: Format, parts: dict[str, Lazy], fields: dict, name: str, path: str, turned: bool) -> Lazy:
     """The weight that tensors make, by the ends of their names; turned: it has the features first."""
-    sizes, note = _settled(format, parts, fields, name, path)
+    try:
+        with refusals(name, part=f"'{path}{format.codes}' of "):
+            sizes, note = format.settled(parts, fields)
+    except Contradiction as wrong:
+        found = f"lacks '{path}{wrong.end}'" if wrong.found is None else f"holds '{path}{wrong.end}' {wrong.found}"
+        raise UserError(f"the checkpoint of '{name}' {found.strip()}; expected {wrong.expected}") from None
     key, shape = f"{path}weight", (sizes.outputs, sizes.features)
 
     def read() -> torch.Tensor:
@@ -79,12 +84,3 @@ def _weight(format: Format, parts: dict[str, Lazy], fields: dict, name: str, pat
 
     spans = [span for part in parts.values() for span in part.spans]
     return Lazy(key, shape[::-1] if turned else shape, "F32", spans, read, note)
-
-
-def _settled(format: Format, parts: dict[str, Lazy], fields: dict, name: str, path: str) -> tuple[Sizes, str]:
-    try:
-        with refusals(name, part=f"'{path}{format.codes}' of "):
-            return format.settled(parts, fields)
-    except Contradiction as wrong:
-        found = f"lacks '{path}{wrong.end}'" if wrong.found is None else f"holds '{path}{wrong.end}' {wrong.found}"
-        raise UserError(f"the checkpoint of '{name}' {found.strip()}; expected {wrong.expected}") from None
