@@ -1,13 +1,14 @@
 """Axes: their scales and ticks, names along x, lines at a height, and what costs are drawn on."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FixedLocator, Formatter, FuncFormatter, NullFormatter, NullLocator
 
 from outliers.show.style import brief
-from outliers.show.value import Value
+from outliers.show.value import Value, grouped
 
 LINEAR = 0.1  # per cent: within it the scale of costs is linear, beyond it logarithmic
 TICKS = (0.001, 0.01, 0.1, 1, 10, 100, 1000, 10_000, 10**5, 10**6, 10**7)
@@ -90,18 +91,17 @@ def _signed(tick: float) -> str:
 
 
 def plot_costs(
-    axes: Axes, lines: Mapping[str, Sequence[tuple[float, Value]]], styles: Mapping[str, dict], width: float = 0.5
+    axes: Axes, points: Iterable[tuple[str, float, Value]], styles: Mapping[str, dict], width: float = 0.5
 ) -> None:
-    """Costs in per cent with their scatter, a line a name: (place, cost); those of one place stand side by side."""
+    """Costs in per cent with their scatter, (name, place, cost), a line a name; those of one place stand side by side,
+    and names without a style are left out."""
+    lines = grouped(points, itemgetter(0))
     for number, (name, style) in enumerate(styles.items()):
         if name in lines:
+            _, places, costs = zip(*lines[name], strict=True)
+            means, deviations = ([100 * (part or 0) for part in parts] for parts in zip(*costs, strict=True))
             offset = width * ((number + 0.5) / len(styles) - 0.5)
-            axes.errorbar(
-                [place + offset for place, _ in lines[name]],
-                [100 * cost.mean for _, cost in lines[name]],
-                [100 * (cost.deviation or 0) for _, cost in lines[name]],
-                **style,
-            )
+            axes.errorbar([place + offset for place in places], means, deviations, **style)
 
 
 def name_places(axes: Axes, names: Sequence[str]) -> None:

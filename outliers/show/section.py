@@ -3,7 +3,7 @@
 import io
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -15,11 +15,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from outliers.models.names import short_name
 from outliers.quantization.schemes import BASELINE
 from outliers.show.explorer import Explorer
 from outliers.show.style import look
 from outliers.show.tables import Table, failed_notes, values_table, wrapped
-from outliers.show.value import is_beyond
+from outliers.show.value import grouped, is_beyond
 
 
 @dataclass(frozen=True)
@@ -140,18 +141,33 @@ def printed(tables: Sequence[Table], notes: Sequence[str] = ()) -> str:
     return "\n\n".join([*(table.printed for table in tables if not table.folded), *map(wrapped, notes)])
 
 
+def subject_of(row: Mapping) -> str:
+    """The model of a row, and what it is under."""
+    variant = row.get("variant", BASELINE)
+    return short_name(row["model"]) + ("" if variant == BASELINE else f" under {variant}")
+
+
+def of_subjects(rows: Iterable[dict], section: Callable[[list[dict], str], Section]) -> list[Section]:
+    """The section of each model under each variant, made of its rows and an ending for the names of its files."""
+    groups = grouped(rows, lambda row: (row["model"], row.get("variant", BASELINE))).values()
+    return [section(group, f"_{number}" if number > 1 else "") for number, group in enumerate(groups, 1)]
+
+
 STACKS = {"encoder": "Encoder", "decoder": "Decoder", "cross": "Cross-attention"}  # views of a model in sentences
 
 
-def by_stack(sections: Mapping[str, Section], rows: list[dict]) -> Section:
+def by_stack(rows: list[dict], field: str, section: Callable[[str, list[dict]], Section]) -> Section:
     """The sections of the views of a model as one, of all rows; what is in them says of which it is.
 
-    sections: by the names of the views, "" of the only one.
+    field: of rows, the names of the views. section: makes that of a view, of its name ("" of the only one) and rows.
     """
-    if len(sections) == 1:
-        return next(iter(sections.values()))
-    sections_of_stacks = [_of_stack(section, stack, FINDINGS // len(sections)) for stack, section in sections.items()]
-    return together(sections_of_stacks[0].title, sections_of_stacks)._replace(rows=rows)
+    stacks = list(dict.fromkeys(row[field] for row in rows if field in row)) or [""]
+    of_each = [[row for row in rows if {row.get("stack", one), row.get("ablated", one)} == {one}] for one in stacks]
+    sections = list(map(section, stacks, of_each))
+    if len(stacks) == 1:
+        return sections[0]
+    named = [_of_stack(*pair, FINDINGS // len(stacks)) for pair in zip(sections, stacks, strict=True)]
+    return together(named[0].title, named)._replace(rows=rows)
 
 
 def _of_stack(section: Section, stack: str, findings: int) -> Section:

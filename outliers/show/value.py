@@ -1,8 +1,9 @@
 """Analysis of numbers: scatter, intervals, and whether two values are apart."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -28,6 +29,14 @@ def records(rows: Rows) -> list[dict]:
 def is_beyond(row: Mapping) -> bool:
     """Whether a row has no number that compares with others: it failed, or its perplexity is larger than any number."""
     return "failed" in row or LOG_PERPLEXITY in row.get("metric", "")
+
+
+def grouped(things: Iterable, key: Callable[[Any], Hashable]) -> dict[Any, list]:
+    """Things by what a key says of each, both in the order in which they come."""
+    groups = defaultdict(list)
+    for thing in things:
+        groups[key(thing)].append(thing)
+    return groups
 
 
 class Value(NamedTuple):

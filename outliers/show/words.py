@@ -70,6 +70,11 @@ def amount(value: float) -> str:
     return f"{value:{form}}".replace("-", "−")
 
 
+def signed(value: float) -> str:
+    """A magnitude with its sign: +31.4; −1.40."""
+    return f"{'+' if value > 0 else ''}{amount(value)}"
+
+
 def threads(number: int) -> str:
     """A number of threads: 1 thread, 2 threads."""
     return f"{number} thread{'s' if number > 1 else ''}"

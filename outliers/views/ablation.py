@@ -97,15 +97,10 @@ REMOVED = {  # subject of a row: what is taken out
 def ablation_section(rows: list[dict]) -> Section:
     """The summary of an ablation as a table and as bars, without the trace that has found its features; of several
     stacks, whose features are taken out one stack at a time, that of each."""
-    rows = [row for row in rows if "subject" in row]
-    by_stack_name = {
-        stack: [row for row in rows if {row.get("ablated", stack), row.get("stack", stack)} == {stack}]
-        for stack in dict.fromkeys(row["ablated"] for row in rows if "ablated" in row) or [""]
-    }
-    return by_stack({stack: _of_stack(rows_of_stack) for stack, rows_of_stack in by_stack_name.items()}, rows)
+    return by_stack([row for row in rows if "subject" in row], "ablated", _of_stack)
 
 
-def _of_stack(rows: list[dict]) -> Section:
+def _of_stack(_stack: str, rows: list[dict]) -> Section:
     summary = ablation_summary(rows)
     table = ablation_table(summary)
     drawings = [Drawing.of("ablation", FIGURE, ablation_bars(summary))]

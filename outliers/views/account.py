@@ -13,7 +13,7 @@ from outliers.show.value import is_beyond
 from outliers.views.keys import features_of, is_of_keys, keys_section
 from outliers.views.massive import massive_section
 from outliers.views.massive import sentences as massive
-from outliers.views.origins import account_of, origins_section
+from outliers.views.origins import account_of, is_of_writers, origins_section
 from outliers.views.readers import read_by, readers_section
 from outliers.views.super_weights import carried_by, super_weights_section
 
@@ -33,19 +33,15 @@ class Part(NamedTuple):
     compares: bool = True
 
 
-def _is_of_writers(row: dict) -> bool:
-    return row["metric"].startswith("origins.")
-
-
 def _of_writers(rows: list[dict]) -> Iterator[Sentence]:
-    frame = pd.DataFrame(filter(_is_of_writers, rows))
+    frame = pd.DataFrame(filter(is_of_writers, rows))
     for feature in frame["feature"].dropna().unique():
         terms = frame[(frame["feature"] == feature) | frame["feature"].isna()]
         yield from ((int(feature), text, at) for text, at in account_of(terms))
 
 
 PARTS = (
-    Part(_is_of_writers, origins_section, _of_writers, compares=False),
+    Part(is_of_writers, origins_section, _of_writers, compares=False),
     Part(lambda row: "subject" in row, readers_section, lambda rows: read_by(readings(rows))),
     Part(lambda row: row["metric"] == "damage.kl", super_weights_section, carried_by),
     Part(lambda row: "unattended" in row, massive_section, massive),

@@ -1,6 +1,7 @@
 """Cost of attention in int8 at evaluation, beside the scheme of the projections; an experiment beyond the paper."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from outliers.show.legends import SCATTER, explained, in_order, scheme_legend, s
 from outliers.show.section import Drawing, Finding, Section, printed
 from outliers.show.style import GREY, chosen, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, cell, scatter_note
-from outliers.show.value import Rows, Value, records, scattered_by, value_of
+from outliers.show.value import Rows, Value, grouped, records, scattered_by, value_of
 from outliers.show.words import percent, rise
 from outliers.views.perplexity import costs, unrounded
 from outliers.views.published import TABLE7
@@ -89,21 +90,18 @@ def attention_costs(
         paper: whether the published values stand beside.
     """
     measured = points(records(rows))
-    models = list(dict.fromkeys(point.model for point in measured))
-    panels_shown = chosen("model", model, [*models, *([PAPER] if paper else [])], ax)
+    by_model = grouped(measured, attrgetter("model"))
+    panels_shown = chosen("model", model, [*by_model, *([PAPER] if paper else [])], ax)
     columns = list(dict.fromkeys(point.attention for point in measured))
     styles = scheme_styles([{"scheme": point.scheme, "alpha": point.alpha} for point in measured])
     panels = panels_of(ax, 1, len(panels_shown), (1.6 + 2.3 * len(panels_shown), 4.2), sharey=True)[0]
     for axes, panel in zip(panels, panels_shown, strict=True):
-        lines: dict[str, list] = {}
-        for point in measured:
-            if point.model == panel:
-                lines.setdefault(point.scheme, []).append((columns.index(point.attention), point.cost))
-        if lines:
-            plot_costs(axes, lines, {scheme: style | {"linestyle": "none"} for scheme, style in styles.items()})
-        else:
+        if panel == PAPER:
             axes.plot(range(len(TRAINED)), _published(), "o", color=GREY)
-        name_places(axes, columns if lines else list(TRAINED))
+        else:
+            ours = ((point.scheme, columns.index(point.attention), point.cost) for point in by_model[panel])
+            plot_costs(axes, ours, {scheme: style | {"linestyle": "none"} for scheme, style in styles.items()})
+        name_places(axes, list(TRAINED) if panel == PAPER else columns)
         axes.set_title(panel)
         axes.grid(axis="y")
     has_paper = PAPER in panels_shown
@@ -135,7 +133,7 @@ DATA = ["model", "scheme", "attention", "perplexity", "deviation", "ratio", "alp
 def attention_section(rows: list[dict]) -> Section:
     """The section of a sweep of schemes with attention in 16 bits and in int8."""
     note, measured = scatter_note(rows), points(rows)
-    tables = [attention_table(model, measured) for model in dict.fromkeys(point.model for point in measured)]
+    tables = [attention_table(*pair) for pair in grouped(measured, attrgetter("model")).items()]
     drawings = [Drawing.of("attention", CAPTION.format(scattered_by(rows)), attention_costs(rows))]
     findings = attention_findings(measured)
     return Section("Attention in int8", rows, printed(tables, [note]), tables, drawings, [note], findings=findings)
@@ -143,15 +141,14 @@ def attention_section(rows: list[dict]) -> Section:
 
 def attention_table(model: str, points: list[Point]) -> Table:
     """Schemes of the projections down, attention across; in the cells perplexity with its scatter."""
-    measured = [point for point in points if point.model == model]
-    columns = list(dict.fromkeys(point.attention for point in measured))
-    cells = {(point.scheme, point.attention): cell(".2f", *point.perplexity) for point in measured}
+    columns = list(dict.fromkeys(point.attention for point in points))
+    cells = {(point.scheme, point.attention): cell(".2f", *point.perplexity) for point in points}
     lines = [
         [scheme, *(cells.get((scheme, column), MISSING) for column in columns)]
-        for scheme in in_order(point.scheme for point in measured)
+        for scheme in in_order(point.scheme for point in points)
     ]
     caption = f"Perplexity of {model} by scheme of the projections and by attention."
-    data = pd.DataFrame([{**unrounded(point), "increase": 100 * point.cost.mean} for point in measured], columns=DATA)
+    data = pd.DataFrame([{**unrounded(point), "increase": 100 * point.cost.mean} for point in points], columns=DATA)
     return Table(f"attention_{model}", caption, ["scheme", *columns], lines, data)
 
 
@@ -162,12 +159,10 @@ def attention_findings(points: Sequence[Point]) -> list[Finding]:
     """Of each model, with projections that are not quantized: what attention in int8 costs, which of its products costs
     it, and what is left with the smallest share of it in 16 bits. Nothing of a single draw."""
     points = [point for point in points if point.scheme == BASELINE and point.perplexity.deviation is not None]
-    models = dict.fromkeys(point.model for point in points)
-    attentions = {model: {point.attention: point for point in points if point.model == model} for model in models}
     return [
         Finding(sentence, f"attention_{model}")
-        for model, by_attention in attentions.items()
-        for sentence in _of_model(by_attention, model)
+        for model, ours in grouped(points, attrgetter("model")).items()
+        for sentence in _of_model({point.attention: point for point in ours}, model)
     ]
 
 

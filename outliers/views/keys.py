@@ -11,16 +11,14 @@ from matplotlib.colors import LogNorm
 from matplotlib.ticker import MaxNLocator
 
 from outliers.metrics.keys import AFTER, BEFORE
-from outliers.models.names import short_name
-from outliers.quantization.schemes import BASELINE
 from outliers.show.axes import log_axis
 from outliers.show.explorer import Explorer, map_of, of_tables
 from outliers.show.maps import MOST_COLUMNS, map_on, number_above, pooled
-from outliers.show.section import Drawing, Finding, Section, printed, together
+from outliers.show.section import Drawing, Finding, Section, of_subjects, printed, subject_of, together
 from outliers.show.style import chosen, figure_function, panels_of
 from outliers.show.tables import MISSING, Table
 from outliers.show.value import Rows, records
-from outliers.show.words import amount, count, part, ranges
+from outliers.show.words import amount, count, part, ranges, signed
 
 SIDES = {BEFORE: "as projections put them out", AFTER: "as attention multiplies them"}
 KEYS = {  # panels of a map of channels
@@ -120,10 +118,6 @@ MAP_CAPTION = (
 )
 
 
-def _signed(value: float) -> str:
-    return f"{'+' if value > 0 else ''}{amount(value)}"
-
-
 def _share(field: str):
     return lambda row: MISSING if pd.isna(row[field]) else f"{100 * row[field]:.1f}"
 
@@ -135,7 +129,7 @@ def _states(row: Mapping) -> str:
 def _written(row: Mapping) -> str:
     if not isinstance(row["features"], list):
         return MISSING
-    return ", ".join(f"{feature} {_signed(term)}" for feature, term in _terms(row)[:NAMED])
+    return ", ".join(f"{feature} {signed(term)}" for feature, term in _terms(row)[:NAMED])
 
 
 def _terms(row: Mapping) -> list[tuple[int, float]]:
@@ -149,7 +143,7 @@ COLUMNS = (
     ("channel", "{channel:.0f}"),
     ("largest", "{value:.1f}"),
     ("median", "{median:.2f}"),
-    ("mean", lambda row: _signed(row["mean"])),
+    ("mean", lambda row: signed(row["mean"])),
     ("constant (%)", _share("constant")),
     ("bias (%)", _share("bias_share")),
     ("main writers", _written),
@@ -163,12 +157,7 @@ OWN = (
 
 def keys_section(rows: list[dict]) -> Section:
     """The channels of each model under each variant; rows of other metrics are left out."""
-    groups: dict[tuple, list[dict]] = defaultdict(list)
-    for row in rows:
-        if is_of_keys(row):
-            groups[row["model"], row.get("variant", BASELINE)].append(row)
-    endings = ["", *(f"_{number}" for number in range(2, len(groups) + 1))]
-    sections = [_section(group, ending) for group, ending in zip(groups.values(), endings, strict=True)]
+    sections = of_subjects(filter(is_of_keys, rows), _section)
     return sections[0] if len(sections) == 1 else together("Queries, keys and values", list(map(_labelled, sections)))
 
 
@@ -184,8 +173,7 @@ def is_of_keys(row: dict) -> bool:
 
 
 def _section(rows: list[dict], ending: str) -> Section:
-    variant = rows[0].get("variant", BASELINE)
-    subject = f"{short_name(rows[0]['model'])}{'' if variant == BASELINE else f' under {variant}'}"
+    subject = subject_of(rows[0])
     channels, layers = _of(rows, "channel"), _of(rows, "layer")
     biased = layers[layers["bias"].notna()]
     columns = [column for column in COLUMNS if len(biased) or column[0] != "bias (%)"]
@@ -276,7 +264,7 @@ def _written_by(feature: int, rows: list[dict]) -> str:
     most = max(rows, key=lambda row: row["value"])
     layers = ranges(sorted(row["layer"] for row in rows))
     text = f"Feature {feature} contributes most of the largest key channel of layer{'s' * (len(rows) > 1)} {layers}: "
-    text += f"{_signed(most['terms'][0])} of a mean of {_signed(most['mean'])} in channel {most['channel']} "
+    text += f"{signed(most['terms'][0])} of a mean of {signed(most['mean'])} in channel {most['channel']} "
     return f"{text}of head {most['head']} of layer {most['layer']}."
 
 

@@ -1,11 +1,13 @@
 """Table 5 of the paper: how many times faster than 16 bits a linear layer is, in many ways."""
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 import pandas as pd
 
 from outliers.show.section import Finding, Section
 from outliers.show.tables import Table, cell
+from outliers.show.value import grouped
 from outliers.show.words import threads
 from outliers.specification.kinds import layer_shape
 
@@ -44,8 +46,7 @@ def speed_findings(rows: Sequence[dict]) -> list[Finding]:
 
     rows: `linear_layer.times_16_bits`. A way is faster, or slower, where its quartiles leave out 1.
     """
-    ways = dict.fromkeys(row["way"] for row in rows)
-    by_way = {way: [row for row in rows if row["way"] == way] for way in ways}
+    by_way = grouped(rows, itemgetter("way"))
     faster = {way: [row for row in timed if row["q1"] > 1] for way, timed in by_way.items()}
     slower = [way for way, timed in by_way.items() if all(row["q3"] < 1 for row in timed)]
     best = sorted((row for timed in faster.values() for row in timed), key=lambda row: -row["value"])[:1]

@@ -1,7 +1,7 @@
 """The writers of features: what writes each along the layers, its state and the norms that read it."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,11 +21,11 @@ from outliers.quantization.schemes import BASELINE
 from outliers.show.axes import log_axis
 from outliers.show.explorer import Explorer
 from outliers.show.legends import legend
-from outliers.show.section import FINDINGS, Drawing, Finding, Section, printed, together
+from outliers.show.section import FINDINGS, Drawing, Finding, Section, of_subjects, printed, subject_of, together
 from outliers.show.style import COLORS, SEQUENTIAL, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import MISSING, Form, Table
-from outliers.show.value import Value, exact, records
-from outliers.show.words import amount, listed, ranges
+from outliers.show.value import Value, exact, grouped, records
+from outliers.show.words import amount, listed, ranges, signed
 from outliers.variants.edges import ROLES, Place
 
 if TYPE_CHECKING:
@@ -331,9 +331,7 @@ WORDS = (  # columns of text
 def origins_section(rows: list[dict]) -> Section:
     """The account of features of each model under each variant; rows of other metrics, such as the trace that has found
     the features, are left out."""
-    accounts = list(_accounts(rows))
-    endings = ["", *(f"_{number}" for number in range(2, len(accounts) + 1))]
-    sections = [_section(account, ending, rows) for account, ending in zip(accounts, endings, strict=True)]
+    sections = of_subjects(filter(is_of_writers, rows), partial(_section, every=rows))
     if len(sections) == 1:
         return sections[0]
     table = beside_each_other(rows)
@@ -341,18 +339,15 @@ def origins_section(rows: list[dict]) -> Section:
     return together("Origins of features", [several, *(other._replace(printed="", findings=()) for other in sections)])
 
 
-def _accounts(rows: list[dict]) -> Iterable[list[dict]]:
-    """The rows of each model under each variant."""
-    accounts: dict[tuple, list[dict]] = defaultdict(list)
-    for row in rows:
-        if row["metric"].startswith("origins."):
-            accounts[row["model"], row.get("variant", BASELINE)].append(row)
-    return accounts.values()
+def is_of_writers(row: dict) -> bool:
+    """Whether a row is of this metric."""
+    return row["metric"].startswith("origins.")
 
 
 def beside_each_other(rows: list[dict]) -> Table:
     """The features of several accounts."""
-    features = pd.DataFrame(record for account in _accounts(rows) for record in _summed_up(account))
+    accounts = grouped(filter(is_of_writers, rows), lambda row: (row["model"], row.get("variant", BASELINE))).values()
+    features = pd.DataFrame(record for account in accounts for record in _summed_up(account))
     return Table.of("accounts", ACCOUNTS_CAPTION, ACCOUNT_COLUMNS, features, names=WORDS)
 
 
@@ -395,8 +390,7 @@ def _section(rows: list[dict], ending: str, every: list[dict]) -> Section:
     readers = ablations if rows[0].get("variant", BASELINE) == BASELINE else []
     drawings = [Drawing.of(f"life_line{ending}", LIFE_LINE_CAPTION, life_line([*rows, *readers]))]
     findings = [Finding(text, f"{at}{ending}") for text, at in account_of(frame)][:FINDINGS]
-    variant = rows[0].get("variant", BASELINE)
-    subject = f"{short_name(rows[0]['model'])}{'' if variant == BASELINE else f' under {variant}'}"
+    subject = subject_of(rows[0])
     further = {f"states{ending}": _columns(states)}
     explorers = [origins_explorer(frame, subject, readers_of([*rows, *readers]))]
     title, text = f"Origins of features of {subject}", printed(tables)
@@ -484,17 +478,13 @@ def _before(layer: float, layers: int) -> str:
 
 def _contribution(rows: pd.DataFrame, part: Mapping, column: str) -> str:
     """A block of a layer with its contribution, and the single writer that makes most of it."""
-    value, largest = _signed(part[column]), largest_of(rows, part, column)
+    value, largest = signed(part[column]), largest_of(rows, part, column)
     if part["layer"] == BEFORE:
         return f"the embedding ({value})"
     text = f"{BLOCKS[part['part']]} of layer {part['layer']} ({value}"
     if largest is not None and largest[column] / part[column] >= SHARE:
-        text += f", of which {name_of(largest)} {_signed(largest[column])}"
+        text += f", of which {name_of(largest)} {signed(largest[column])}"
     return f"{text})"
-
-
-def _signed(value: float) -> str:
-    return f"{'+' if value > 0 else ''}{amount(value)}"
 
 
 def _hidden(feature: str, rows: pd.DataFrame) -> Iterator[str]:

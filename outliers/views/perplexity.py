@@ -111,11 +111,9 @@ def _plot_costs(axes: Axes, rows: list[dict], styles: dict[str, dict], paper: bo
         (ours, 0, rows, {}),
         (theirs, len(ours), published, {"color": GREY, "label": None}),
     ):
-        lines = {scheme: [] for scheme in styles}
-        for row in points:
-            if row["scheme"] in lines:
-                lines[row["scheme"]].append((first + models.index(row["model"]), row["cost"]))
-        plot_costs(axes, lines, {scheme: style | {"linestyle": "none"} | grey for scheme, style in styles.items()}, 0.7)
+        placed = ((row["scheme"], first + models.index(row["model"]), row["cost"]) for row in points)
+        look = {scheme: style | {"linestyle": "none"} | grey for scheme, style in styles.items()}
+        plot_costs(axes, placed, look, 0.7)
     name_places(axes, [*names_of(ours), *(name.replace("fairseq-dense-", "paper, ") for name in theirs)])
     for boundary in range(1, len(ours) + len(theirs)):
         edge = {"color": "0.4", "linewidth": 1} if boundary == len(ours) else {"color": "0.85", "linewidth": 0.6}

@@ -1,15 +1,12 @@
 """The largest numbers of each model and variant as a table and sentences."""
 
-from collections import defaultdict
 from collections.abc import Mapping
 
 import pandas as pd
 
 from outliers.errors import first_of
 from outliers.metrics.range import LIMITS
-from outliers.models.names import short_name
-from outliers.quantization.schemes import BASELINE
-from outliers.show.section import Finding, Section, together
+from outliers.show.section import Finding, Section, of_subjects, subject_of, together
 from outliers.show.tables import Table
 from outliers.show.words import amount
 
@@ -42,21 +39,16 @@ COLUMNS = (
 
 def range_section(rows: list[dict]) -> Section:
     """The largest numbers of each model under each variant; rows of other metrics are left out."""
-    groups: dict[tuple, list[dict]] = defaultdict(list)
-    for row in rows:
-        if row["metric"].startswith("range."):
-            groups[row["model"], row.get("variant", BASELINE)].append(row)
-    endings = ["", *(f"_{number}" for number in range(2, len(groups) + 1))]
-    sections = [_section(*key, group, ending) for (key, group), ending in zip(groups.items(), endings, strict=True)]
+    sections = of_subjects([row for row in rows if row["metric"].startswith("range.")], _section)
     return sections[0] if len(sections) == 1 else together("Ranges", sections)
 
 
-def _section(model: str, variant: str, rows: list[dict], ending: str) -> Section:
+def _section(rows: list[dict], ending: str) -> Section:
     data = pd.DataFrame(rows).reindex(columns=["metric", "role", "layer", "projection", "value"])
     data = data.fillna({"role": "", "projection": ""})
     largest = data.loc[data.groupby(["metric", "role"], sort=False)["value"].idxmax()]
     table = Table.of(f"range{ending}", CAPTION, COLUMNS, data, largest, names=("", "role", "beyond"))
-    subject = f"{short_name(model)}{'' if variant == BASELINE else f' under {variant}'}"
+    subject = subject_of(rows[0])
     findings = [Finding(f"{subject}: {said}", table.name) for said in _said(largest)]
     return Section(f"Range of {subject}", rows, table.printed, [table], findings=findings)
 

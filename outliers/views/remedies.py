@@ -7,6 +7,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import NamedTuple
 
 import matplotlib
@@ -27,7 +28,7 @@ from outliers.show.legends import SCATTER, entry, explained, legend
 from outliers.show.section import Drawing, Finding, Section, printed
 from outliers.show.style import COLORS, GREY, MARKERS, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, cell, scatter_note
-from outliers.show.value import Rows, Value, exact, records, scattered_by, value_of
+from outliers.show.value import Rows, Value, exact, grouped, records, scattered_by, value_of
 from outliers.show.words import listed, percent
 from outliers.variants.cached import PREFIX
 from outliers.views.perplexity import costs, unrounded
@@ -359,10 +360,9 @@ def _formats(points: list[Point], panel: str) -> dict[str, float]:
 
 
 def _plot_panel(axes: Axes, formats: dict[str, float], points: list[Point], styles: dict[str, dict]) -> None:
-    places, lines = list(formats), {}
-    for point in sorted(points, key=lambda point: places.index(point.format)):
-        lines.setdefault(point.remedy, []).append((places.index(point.format), point.cost))
-    plot_costs(axes, lines, styles)
+    places = list(formats)
+    ours = sorted(points, key=lambda point: places.index(point.format))
+    plot_costs(axes, ((point.remedy, places.index(point.format), point.cost) for point in ours), styles)
     name_places(axes, [f"{name}, {bits:.1f}" for name, bits in formats.items()])
 
 
@@ -424,15 +424,14 @@ ON_GRID = (
 def remedies_section(rows: list[dict]) -> Section:
     """The section of a measurement of formats and caches with remedies."""
     note, measured = scatter_note(rows), points(rows)
-    models = list(dict.fromkeys(point.model for point in measured))
+    by_model = grouped(measured, attrgetter("model"))
     tables, drawings = [], []
-    for model in models:
-        ours = [point for point in measured if point.model == model]
+    for model, ours in by_model.items():
         tables += [
             remedies_table(model, [point for point in ours if point.kind != "cache"]),
             frontier_table(model, ours),
         ]
-        ending = f"_{model}" if len(models) > 1 else ""
+        ending = f"_{model}" if len(by_model) > 1 else ""
         caption = FRONTIER.format(model, scattered_by(rows)) + _of_grid(ours, rows)
         drawings += [
             Drawing.of(f"frontier{ending}", caption, frontier(rows, model=model)),
@@ -454,13 +453,11 @@ COLUMN = 0.25  # a remedy of this share of the formats has a column of its own
 def remedies_table(model: str, points: list[Point]) -> Table:
     """Formats down, remedies across, those of few formats in the last column; in the cells perplexity with its
     scatter."""
-    by_format: dict[str, dict[str, Point]] = {}
-    for point in points:
-        by_format.setdefault(point.format, {})[point.remedy] = point
+    by_format = grouped(points, attrgetter("format"))
     counts = Counter(point.remedy for point in points)
     remedies = [remedy for remedy, count in counts.items() if count >= COLUMN * len(by_format)]
     headers = ["format", "bits", *remedies, *(["others"] if len(remedies) < len(counts) else [])]
-    cells = [_row(format, by_remedy, remedies)[: len(headers)] for format, by_remedy in by_format.items()]
+    cells = [_row(format, ours, remedies)[: len(headers)] for format, ours in by_format.items()]
     caption = (
         f"Perplexity of {model} by number format, with the bits of its weights and inputs, and by remedy; * marks the "
         "lowest of each format."
@@ -469,11 +466,10 @@ def remedies_table(model: str, points: list[Point]) -> Table:
     return Table(f"remedies_{model}", caption, headers, cells, pd.DataFrame(map(unrounded, points)), names=names)
 
 
-def _row(format: str, by_remedy: dict[str, Point], remedies: Sequence[str]) -> list[str]:
-    least = min(point.perplexity.mean for point in by_remedy.values())
-    values = {remedy: _cell(point.perplexity, least) for remedy, point in by_remedy.items()}
-    first = next(iter(by_remedy.values()))
-    bits = ("-" if count is None else f"{count:.2f}" for count in (first.weight_bits, first.activation_bits))
+def _row(format: str, points: Sequence[Point], remedies: Sequence[str]) -> list[str]:
+    least = min(point.perplexity.mean for point in points)
+    values = {point.remedy: _cell(point.perplexity, least) for point in points}
+    bits = ("-" if count is None else f"{count:.2f}" for count in (points[0].weight_bits, points[0].activation_bits))
     others = ", ".join(f"{remedy} {value}" for remedy, value in values.items() if remedy not in remedies)
     return [format, ", ".join(bits), *(values.get(remedy, MISSING) for remedy in remedies), others or MISSING]
 
@@ -505,18 +501,17 @@ def _cell(perplexity: Value, least: float) -> str:
 def remedies_findings(points: Sequence[Point]) -> list[Finding]:
     """Of each model: the fewest bits that hold it, for each of `KINDS`; the format that a remedy saves most; the
     formats that nothing saves. Nothing of a single draw."""
-    models = dict.fromkeys(point.model for point in points if point.cost.deviation is not None)
-    return [finding for model in models for finding in _of_model(model, points)]
+    return [
+        finding
+        for model, ours in grouped(points, attrgetter("model")).items()
+        if any(point.cost.deviation is not None for point in ours)
+        for finding in _of_model(model, ours)
+    ]
 
 
 def _of_model(model: str, points: Sequence[Point]) -> list[Finding]:
-    ours = [point for point in points if point.model == model]
-    uncached = [point for point in ours if point.kind != "cache"]
-    formats = {
-        name: [point for point in uncached if point.format == name]
-        for name in dict.fromkeys(point.format for point in uncached)
-    }
-    sentences = [(sentence, "frontier") for kind in KINDS for sentence in _fewest(ours, kind, model)]
+    formats = grouped((point for point in points if point.kind != "cache"), attrgetter("format"))
+    sentences = [(sentence, "frontier") for kind in KINDS for sentence in _fewest(points, kind, model)]
     sentences += [(sentence, "remedies") for sentence in (*_saved(formats.values()), *_lost(formats, model))]
     return [Finding(sentence, f"{table}_{model}") for sentence, table in sentences]
 

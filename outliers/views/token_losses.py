@@ -1,7 +1,7 @@
 """The tokens that carry the increase of the loss, as a figure, tables and sentences."""
 
-from collections import defaultdict
 from collections.abc import Mapping
+from operator import itemgetter
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -11,7 +11,7 @@ from outliers.show.legends import legend, scheme_styles
 from outliers.show.section import Drawing, Finding, Section, printed, together
 from outliers.show.style import figure_function, panels_of
 from outliers.show.tables import MISSING, Table, cell
-from outliers.show.value import Rows, exact, records, value_of
+from outliers.show.value import Rows, exact, grouped, records, value_of
 from outliers.show.words import part
 
 
@@ -73,19 +73,12 @@ WORDS = ("type", "positions", "token", "context")
 
 def token_losses_section(rows: list[dict]) -> Section:
     """The increase of each model under each variant; the field `scheme` of rows is the variant."""
-    sections = [_of_model(model, group) for model, group in _groups(rows, "model").items()]
+    sections = [_of_model(model, group) for model, group in grouped(rows, itemgetter("model")).items()]
     return together(TITLE, sections)._replace(rows=rows)
 
 
-def _groups(rows: list[dict], field: str) -> dict[str, list[dict]]:
-    groups: dict[str, list[dict]] = defaultdict(list)
-    for row in rows:
-        groups[row[field]].append(row)
-    return groups
-
-
 def _of_model(model: str, rows: list[dict]) -> Section:
-    name, by_variant = short_name(model), _groups(rows, "scheme")
+    name, by_variant = short_name(model), grouped(rows, itemgetter("scheme"))
     ending = name.replace("/", "-")
     totals = {variant: _summary(variant, group) for variant, group in by_variant.items()}
     tables = [_summary_table(f"token_losses_{ending}", f"{name}: {SUMMARY}", list(totals.values()))]
@@ -101,7 +94,7 @@ def _of_model(model: str, rows: list[dict]) -> Section:
 
 def _summary(variant: str, rows: list[dict]) -> dict:
     """The row of a variant in the first table. rises: whether the loss does, beyond its scatter."""
-    by_metric = _groups(rows, "metric")
+    by_metric = grouped(rows, itemgetter("metric"))
     (total,) = by_metric["token_losses.total"]
     half = next((row for row in by_metric["token_losses.carriers"] if row["share"] == HALF), {})
     value = value_of(total)

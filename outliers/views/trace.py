@@ -244,12 +244,12 @@ def kept_trace_section(spec: OneModel, folder: Path, rows: list[dict]) -> Sectio
     if not any(row["metric"] == "count" for row in rows):  # the trace failed
         return Section(f"Outlier features of {short_name(spec.model)}", rows)
     names = namer_of(spec.model, spec.revision)
-    sections = {}
-    for stack in dict.fromkeys(row["stack"] for row in rows if "stack" in row) or [""]:
+
+    def of_stack(stack: str, rows: list[dict]) -> Section:
         trace = Trace.load(folder / of_view(STEM, stack))
-        view_rows = [row for row in rows if {row.get("stack", stack), row.get("ablated", stack)} == {stack}]
-        sections[stack] = trace_section(trace, view_rows, names, saved_excerpt(folder / of_view(EXCERPT, stack), trace))
-    return by_stack(sections, rows)
+        return trace_section(trace, rows, names, saved_excerpt(folder / of_view(EXCERPT, stack), trace))
+
+    return by_stack(rows, "stack", of_stack)
 
 
 def trace_section(trace: "Trace", rows: list[dict], names: Names, excerpt: "Excerpt | None" = None) -> Section:
@@ -289,7 +289,7 @@ def trace_section(trace: "Trace", rows: list[dict], names: Names, excerpt: "Exce
         notes,
         further,
         findings,
-        [trace_explorer(trace, excerpt, READERS, names)],
+        [trace_explorer(trace, excerpt, names)],
     )
 
 
@@ -620,10 +620,10 @@ OF_STACK = {
 TWO_SHADES = (0.4, 0.65)  # shades of the largest value below the threshold and of the threshold
 
 
-def trace_explorer(trace: "Trace", excerpt: "Excerpt | None", readers: dict[str, str], names: Names) -> Explorer:
+def trace_explorer(trace: "Trace", excerpt: "Excerpt | None", names: Names) -> Explorer:
     """Maps of the largest |x| by layer and feature, a role each; the text at telling features, where it was kept.
 
-    readers: where each role goes. names: what a token id is called.
+    names: what a token id is called.
     """
     from outliers.tracing.excerpt import telling_features  # which imports torch
 
@@ -635,7 +635,7 @@ def trace_explorer(trace: "Trace", excerpt: "Excerpt | None", readers: dict[str,
     maps = [
         {
             "name": role,
-            "said": f"into {readers[role]}",
+            "said": f"into {READERS[role]}",
             "group": "stream" if role in stream else role,
             "column": "feature" if role in stream else f"feature of {role}",
             **_map(trace.largest(role).numpy()),

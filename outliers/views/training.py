@@ -1,6 +1,7 @@
 """Cost of training in int8: models by recipe, beside the one in 16 bits."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 import pandas as pd
@@ -9,7 +10,7 @@ from outliers.models.names import short_name
 from outliers.quantization.schemes import BASELINE
 from outliers.show.section import Finding
 from outliers.show.tables import MISSING, Table, cell, with_interval
-from outliers.show.value import Mean, mean, ratio
+from outliers.show.value import Mean, grouped, mean, ratio
 from outliers.show.words import listed, percent
 from outliers.views.causes import of_runs, trained
 
@@ -122,12 +123,14 @@ PLAIN = "0 %"
 
 def int8_findings(settings: Sequence[Setting], at: str) -> list[Finding]:
     """Of each model: what all projections cost, what the feed-forward ones do, what decomposition saves; attention."""
-    models = dict.fromkeys(run.model for run in settings)
-    compared = {
-        model: {run.key: run for run in settings if run.model == model and run.increase is not None} for model in models
-    }
+    compared = grouped((run for run in settings if run.increase is not None), attrgetter("model")).values()
     parts = (_held, _feed_forward, _decomposed, _attention, _exact)
-    return [Finding(sentence, at) for by_key in compared.values() for part in parts for sentence in part(by_key)]
+    return [
+        Finding(sentence, at)
+        for runs in compared
+        for part in parts
+        for sentence in part({run.key: run for run in runs})
+    ]
 
 
 def _percent(increase: Mean) -> str:
