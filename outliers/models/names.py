@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -76,6 +76,13 @@ def distinct_names(places: Iterable[tuple[str, str | None]]) -> dict[tuple[str, 
     names = Counter(full_name(*place) for place in places)
     typed = {place: place[0] if place[1] is None else "@".join(place) for place in places}
     return {place: typed[place] if names[full_name(*place)] > 1 else full_name(*place) for place in places}
+
+
+def names_by_row(rows: Iterable[Mapping]) -> list[str]:
+    """The name of the model of each row, as `distinct_names` has it."""
+    places = [(row["model"], row.get("checkpoint")) for row in rows]
+    names = distinct_names(places)
+    return [names[place] for place in places]
 
 
 def pocket_models(objective: str | None = None) -> list[str]:

@@ -1,10 +1,9 @@
 """Table 6 of the paper: milliseconds a generated token, one row a model and scheme."""
 
-import itertools
 
 import pandas as pd
 
-from outliers.models.names import distinct_names
+from outliers.models.names import names_by_row
 from outliers.quantization.schemes import BASELINE
 from outliers.show.section import Finding, Section
 from outliers.show.tables import MISSING, Table, with_interval
@@ -41,24 +40,23 @@ def latencies(rows: list[dict]) -> pd.DataFrame:
     encode, with quartiles: milliseconds of a pass of a model that generates nothing. times_faster, prefill_times_faster
     and encode_times_faster: than the same model without quantization; empty where that was not measured.
     """
-    wide: dict[tuple, dict] = {}
-    names = distinct_names((row["model"], row.get("checkpoint")) for row in rows)
-    for row in rows:
-        values = wide.setdefault((names[row["model"], row.get("checkpoint")], row["scheme"]), {})
-        name = row["metric"].removeprefix("latency.")
-        values[name, row["batch"]] = row["value"]
-        if name in QUARTILES:
-            values |= {(f"{name}_{quartile}", row["batch"]): row[quartile] for quartile in ("q1", "q3")}
-    for (model, _), values in wide.items():
-        for (name, faster), batch in itertools.product(FASTER.items(), {row["batch"] for row in rows}):
-            baseline, value = (times.get((name, batch)) for times in (wide.get((model, BASELINE), {}), values))
-            values[faster, batch] = baseline / value if baseline and value else float("nan")
-    table = pd.DataFrame.from_dict(wide, orient="index")
-    table.index = pd.MultiIndex.from_tuples(wide, names=["model", "scheme"])
-    batches = sorted({row["batch"] for row in rows})
+    frame = pd.DataFrame(rows).assign(model=names_by_row(rows))
+    frame["name"] = frame["metric"].str.removeprefix("latency.")
+    with_quartiles = frame[frame["name"].isin(QUARTILES)]
+    ends = [
+        with_quartiles.assign(name=with_quartiles["name"] + f"_{end}", value=with_quartiles[end])
+        for end in ("q1", "q3")
+        if end in frame
+    ]
+    place, columns = ["model", "scheme"], ["name", "batch"]
+    table = pd.concat([frame, *ends]).pivot_table(index=place, columns=columns, values="value")
+    table = table.reindex(pd.MultiIndex.from_frame(frame[place].drop_duplicates()))
+    unquantized = table[table.index.get_level_values("scheme") == BASELINE].droplevel("scheme")
+    faster = unquantized.reindex(table.index.get_level_values("model")).set_axis(table.index) / table
+    table = table.join(faster[[name for name in FASTER if name in faster]].rename(columns=FASTER, level="name"))
     timed = {row["metric"] == "latency.encode" for row in rows}
-    columns = GENERATION * (False in timed) + ENCODING * (True in timed)
-    return table.reindex(columns=pd.MultiIndex.from_product([columns, batches], names=["value", "batch"]))
+    shown = GENERATION * (False in timed) + ENCODING * (True in timed), sorted(frame["batch"].unique())
+    return table.reindex(columns=pd.MultiIndex.from_product(shown, names=["value", "batch"]))
 
 
 def latency_table(rows: list[dict]) -> Table:

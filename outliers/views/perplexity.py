@@ -175,7 +175,7 @@ def _perplexities(rows: list[dict]) -> Section:
     names = dict(zip(models, names_of(models), strict=True))
     whole = len(drawn) == len(rows)
     findings = [*beyond_findings(rows, names), *sweep_findings(costs_of_schemes(drawn), names, whole)][:FINDINGS]
-    text = f"{terminal(rows)}\n\n{note}"
+    text = f"{terminal(tables[: 1 + len(bits)])}\n\n{note}"
     return Section("Perplexity by scheme", rows, text, tables, drawings, [note], findings=findings)
 
 
@@ -189,10 +189,10 @@ def table1(rows: list[dict], column: str = "value") -> pd.DataFrame:
     return table.loc[in_order(frame["scheme"]), frame["model"].unique()]
 
 
-def terminal(rows: list[dict]) -> str:
+def terminal(tables: Iterable[Table]) -> str:
     """The tables for a terminal: scheme names as a user types them, model names broken at their hyphens."""
     forms = []
-    for table in (perplexity_table(rows), *bits_table(rows)):
+    for table in tables:
         headers = [table.headers[0].lower(), *(name.replace("-", "\n") for name in table.headers[1:])]
         cells = [[scheme, *cells[1:]] for scheme, cells in zip(table.data["scheme"], table.cells, strict=True)]
         forms.append(table._replace(headers=headers, cells=cells).form("simple"))

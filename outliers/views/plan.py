@@ -53,21 +53,21 @@ def expected_costs(rows: Iterable[Mapping], tokens: int) -> list[float]:
         next(row for row in searched if "chosen" not in row),
         max(searched, key=lambda row: row.get("chosen", 0)),
     )
-    alone = [row for row in rows if "alone" in row and row["variant"].endswith(f"+only={row['alone']}")]
-    under = alone[0]["variant"].partition("+only=")[0] if alone else ""
-    by_projection: dict[str, dict] = {}
-    for row in alone:
-        if row["variant"].startswith(f"{under}+only="):
-            by_projection.setdefault(row["alone"], {})[row["metric"]] = row["value"]
-    gains = sorted(
-        (
-            Alone.of(math.log(costs["perplexity"] / exact["value"]), costs["damage.kl"], tokens).loss
-            for costs in by_projection.values()
-        ),
-        reverse=True,
-    )
+    under = next((row["variant"].partition("+only=")[0] for row in rows if "alone" in row), "")
+    alone = [
+        Alone.of(math.log(costs["perplexity"] / exact["value"]), costs["damage.kl"], tokens)
+        for costs in _alone(rows, under).to_dict("records")
+    ]
+    gains = sorted((costs.loss for costs in alone), reverse=True)
     left = math.log(most["value"] / exact["value"])
     return [math.expm1(left + math.fsum(gains[count:])) for count in range(len(gains) + 1)]
+
+
+def _alone(rows: Iterable[Mapping], scheme: str) -> pd.DataFrame:
+    """Perplexity and divergence with each projection (index) alone quantized under a scheme."""
+    alone = [row for row in rows if "alone" in row and row["variant"] == f"{scheme}+only={row['alone']}"]
+    frame = pd.DataFrame(alone, columns=["alone", "metric", "value"])
+    return frame.pivot_table(index="alone", columns="metric", values="value", aggfunc="last")
 
 
 @figure_function
@@ -165,18 +165,12 @@ def _chosen(rows: list[dict], plan: Plan) -> Table:
     better = {path: name for name, paths in plan.instead.items() for path in paths} | dict.fromkeys(plan.exact, "exact")
     unquantized = next(row["value"] for row in rows if row["metric"] == "perplexity" and row["variant"] == "fp32")
     errors = {row["projection"]: row["value"] for row in rows if row["metric"] == "damage.error_by_token"}
-    under = f"{plan.scheme}+only="
-    alone = [row for row in rows if row.get("alone") in better and row["variant"].startswith(under)]
-    costs = {row["alone"]: row["value"] / unquantized - 1 for row in alone if row["metric"] == "perplexity"}
-    kl = {row["alone"]: row["value"] for row in alone if row["metric"] == "damage.kl"}
-    data = pd.DataFrame(
-        [
-            {"projection": path, "scheme": better[path], "cost": costs[path], "kl": kl[path], "error": errors[path]}
-            for path in sorted(better, key=costs.get, reverse=True)
-        ],
-        columns=["projection", "scheme", "cost", "kl", "error"],
-    )
-    data["by_token_db"] = 10 * np.log10(data["error"].astype(float))
+    alone = _alone(rows, plan.scheme).reindex(index=list(better), columns=["perplexity", "damage.kl"])
+    data = pd.DataFrame({"projection": list(better), "scheme": list(better.values())})
+    data[["cost", "kl"]] = alone.assign(perplexity=alone["perplexity"] / unquantized - 1).to_numpy()
+    data["error"] = data["projection"].map(errors).astype(float)
+    data["by_token_db"] = 10 * np.log10(data["error"])
+    data = data.sort_values("cost", ascending=False, kind="stable", ignore_index=True)
     caption = (
         f"The {len(data)} of {plan.projections} projections that the plan improves over {plan.scheme}: increase of "
         "perplexity and KL divergence from the unquantized model with this projection alone quantized, on the blocks "

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.axes import Axes
 
-from outliers.models.names import distinct_names
+from outliers.models.names import names_by_row
 from outliers.quantization.schemes import BASELINE
 from outliers.show.axes import beside, parameters_axis
 from outliers.show.legends import explained, scheme_legend, scheme_styles
@@ -59,8 +59,7 @@ def mean_accuracy(rows: list[dict]) -> list[dict]:
 
 def placed(rows: list[dict]) -> list[tuple[tuple[str, str], dict]]:
     """Each row with what a line of the table and a point of the figure stand for: model and scheme."""
-    names = distinct_names((row["model"], row.get("checkpoint")) for row in rows)
-    return [((names[row["model"], row.get("checkpoint")], row["scheme"]), row) for row in rows]
+    return [((name, row["scheme"]), row) for name, row in zip(names_by_row(rows), rows, strict=True)]
 
 
 def mean_chance(rows: list[dict]) -> float | None:
