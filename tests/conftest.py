@@ -4,6 +4,7 @@ import itertools
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,9 +23,13 @@ if not torch.cuda.is_available():  # Triton, which transformers may import, deci
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from outlier_kernels.cpu import has_int8_units
+from outlier_kernels.formats import FORMATS, Format, Quantizer
+from outlier_kernels.reference import Quantized
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from outliers.models import plugins
 from outliers.models.names import packaged_file
+from outliers.quantization.schemes import SCHEMES, Scheme
 from outliers.runs.rows import Row
 from outliers.runs.run import run
 from outliers.specification.kinds import OneModel
@@ -162,6 +167,13 @@ def pairwise(names: str, *axes: Iterable, ids=str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(names.split(), chosen, ids=ids)
 
 
+def in_turn(names: str, *axes: Iterable, ids=str) -> pytest.MarkDecorator:
+    """Parametrize by fewer: each value of each axis comes up, beside those of the others in turn."""
+    axes = [list(axis) for axis in axes]
+    chosen = zip(*(itertools.islice(itertools.cycle(axis), max(map(len, axes))) for axis in axes), strict=True)
+    return pytest.mark.parametrize(names.split(), list(map(list, chosen)), ids=ids)
+
+
 @pytest.fixture
 def model(case):
     """A small random model of that architecture."""
@@ -172,6 +184,34 @@ def model(case):
 def blocks() -> torch.Tensor:
     """Three blocks of 24 random token ids."""
     return torch.randint(100, (3, 24), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def as_they_are(monkeypatch):
+    """A scheme in whose format every value is its own code, so that nothing is rounded."""
+    monkeypatch.setitem(FORMATS, "same", Format(lambda matrix, _: Quantized(matrix, matrix.new_ones(1, 1))))
+    scheme = Scheme("same", Quantizer("same", "row"), Quantizer("same", "column"))
+    monkeypatch.setitem(SCHEMES, "same", scheme)
+    return scheme
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Install a distribution that declares schemes, or others: its name, its code, and its entry point."""
+
+    def make(name: str, code: str, entry: str, group: str = "outliers.schemes") -> None:
+        about = tmp_path / name / f"{name}-1.0.dist-info"
+        about.mkdir(parents=True)
+        (about.parent / f"{name}.py").write_text(code)
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (about / "entry_points.txt").write_text(f"[{group}]\n{entry}\n")
+        monkeypatch.syspath_prepend(about.parent)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        plugins.plugins.cache_clear()
+
+    plugins.plugins.cache_clear()
+    yield make
+    plugins.plugins.cache_clear()
 
 
 LENGTHS = (24, 7, 2)  # of sequences

@@ -18,7 +18,6 @@ from outliers.metrics.top1.measure import top1_softmax
 from outliers.models.anatomy import anatomy_of, decoder_layers, family_of
 from outliers.models.attention import attends
 from outliers.models.skeleton import skeleton
-from outliers.models.stream import stream_model
 from outliers.quantization.attention import AttentionProducts, int8_attention
 from outliers.quantization.convert import check_attends
 from outliers.quantization.products import Products
@@ -188,14 +187,6 @@ def test_with_a_cache_as_without():
         stepped = model(ids[:, -1:], past_key_values=cache, use_cache=True).logits[0, -1]
     torch.testing.assert_close(stepped, whole, rtol=0, atol=0.05)
     assert not torch.equal(stepped, make_model("llama")(ids).logits[0, -1])
-
-
-@pytest.mark.parametrize("case", ["gpt2", "llama", "mistral"])
-def test_of_a_streamed_model(case, blocks, tmp_path):
-    make_model(case).save_pretrained(tmp_path)
-    resident, streamed = make_model(case), stream_model(str(tmp_path))
-    variants = [outliers.Quantized(get_scheme(name)) for name in ("fp32", "fp32+attention", "llm.int8+attention=0.05")]
-    assert outliers.perplexities(streamed, blocks, variants) == outliers.perplexities(resident, blocks, variants)
 
 
 def test_int8_models_on_disk_keep_it(blocks, tmp_path):

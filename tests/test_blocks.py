@@ -22,7 +22,7 @@ import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import outliers
-from outliers.models import anatomy, plugins
+from outliers.models import anatomy
 from outliers.models.names import POCKET
 from outliers.quantization.schemes import get_scheme
 from outliers.specification import files
@@ -237,7 +237,7 @@ def test_the_experiment_file_is_one_and_says_what_it_needs(tmp_path):
 
 
 @pytest.mark.parametrize("block", blocks_of("toml"))
-def test_an_entry_point_installs_what_it_names(block, tmp_path, monkeypatch):
+def test_an_entry_point_installs_what_it_names(block, install, monkeypatch):
     ((group, entries),) = tomllib.loads(block)["project"]["entry-points"].items()
     ((entry, place),) = entries.items()
     module, name = place.split(":")
@@ -252,21 +252,11 @@ def test_an_entry_point_installs_what_it_names(block, tmp_path, monkeypatch):
             lambda: anatomy.family_of(SimpleNamespace(model_type="of-a-page", is_encoder_decoder=False)).name,
         ),
     }[group]
-    (tmp_path / f"{module}.py").write_text(code)
     for table in (anatomy.FAMILIES, anatomy.ANATOMIES):
         monkeypatch.setitem(table, "of-a-page", None)  # what is added goes with the test
         del table["of-a-page"]
-    about = tmp_path / f"{module}-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(f"[{group}]\n{entry} = {place}\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, module, raising=False)  # both blocks name one package
-    plugins.plugins.cache_clear()
-    try:
-        assert named() == "of-a-page"
-    finally:
-        plugins.plugins.cache_clear()
+    install(module, code, f"{entry} = {place}", group)
+    assert named() == "of-a-page"
 
 
 # Commands elsewhere: in the help of a command, on the card of a model, in the words of a notebook

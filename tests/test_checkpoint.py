@@ -25,14 +25,14 @@ def check_all_ways(folder, blocks, expected) -> None:
     assert torch.equal(load_int8(str(folder))(blocks).logits, small(blocks).logits)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_norms_that_stay_in_32_bits(dtype, tmp_path, blocks):
+def test_norms_that_stay_in_32_bits(tmp_path, blocks):
     """GPT-OSS's are float32 in a float16 model, however it is read."""
     make_model("gpt-oss").save_pretrained(tmp_path)
-    model = load_model(str(tmp_path), dtype)
-    assert perplexity(stream_model(str(tmp_path), dtype), blocks) == perplexity(model, blocks)
+    model = load_model(str(tmp_path), "float16")
+    assert {one.dtype for name, one in model.named_parameters() if "norm" in name} == {torch.float32}
+    assert perplexity(stream_model(str(tmp_path), "float16"), blocks) == perplexity(model, blocks)
     small = quantize(model, "llm.int8", keep="int8")
-    assert torch.equal(load_int8(str(tmp_path), dtype=dtype)(blocks).logits, small(blocks).logits)
+    assert torch.equal(load_int8(str(tmp_path), dtype="float16")(blocks).logits, small(blocks).logits)
 
 
 FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])  # OCP MX: by the lower three bits; the fourth is the sign
@@ -45,12 +45,11 @@ def decoded(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return (values * 2.0 ** (scales[..., None].float() - 127)).flatten(-2)
 
 
-@pytest.mark.parametrize("load", [load_model, load_int8, stream_model])
-def test_what_no_file_holds_is_computed_as_transformers_does(load, tmp_path):
+def test_what_no_file_holds_is_computed_as_transformers_does(tmp_path):
     """Positions of GPT-J, in float32 also where the model has 16 bits."""
     make_model("gptj").save_pretrained(tmp_path)
     theirs = dict(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float16).named_buffers())
-    own = dict(load(str(tmp_path), dtype="float16").named_buffers())
+    own = dict(load_model(str(tmp_path), dtype="float16").named_buffers())
     assert [name for name, buffer in theirs.items() if not torch.equal(own[name], buffer)] == []
 
 

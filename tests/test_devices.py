@@ -8,7 +8,6 @@ from accelerate import dispatch_model
 from accelerate.utils import modeling
 
 from outliers.errors import UserError
-from outliers.metrics.ablations import ablate
 from outliers.metrics.perplexity.measure import perplexity
 from outliers.metrics.top1.measure import top1_softmax
 from outliers.models import load
@@ -21,7 +20,7 @@ from outliers.quantization.schemes import get_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from outliers.subjects import provenance
 from outliers.tracing.result import STREAM
-from outliers.tracing.trace import _Observer, trace
+from outliers.tracing.trace import trace
 from outliers.variants.ablated import METHODS, Intervention
 from tests.conftest import make_model, make_tokenizer
 from tests.pretend_devices import PretendDevices
@@ -129,12 +128,6 @@ def test_an_exchanged_layer_over_devices(blocks, devices):
         assert torch.equal(exchanged(over_two), expected), "the hook of all layers runs them with the exchanged one"
 
 
-def test_an_ablation_over_devices(blocks, devices):
-    expected = ablate(make_model("opt"), blocks[:1], [3, 7])
-    with devices:
-        assert ablate(spread(make_model("opt")), blocks[:1], [3, 7]).equals(expected)
-
-
 @pytest.mark.parametrize(
     ("keep", "schemes"), [("exact", ["zeropoint", "llm.int8", "llm.int8-bnb"]), ("int8", ["llm.int8-zeropoint"])]
 )
@@ -157,15 +150,6 @@ def test_spread_models_under_schemes(model, case, blocks, devices, keep, schemes
         assert found == expected
         assert devices_of(over_three) == places
         assert perplexity(over_three, blocks) == exact, "the original is as it was"
-
-
-def test_a_mistake_in_the_observer_is_caught(blocks, devices, monkeypatch):
-    def add_where_it_is(self, name, value):
-        self.total[name] = self.total[name] + value if name in self.total else value
-
-    monkeypatch.setattr(_Observer, "_add", add_where_it_is)
-    with devices, pytest.raises(RuntimeError, match=r"add.* mixes devices: maia:\d, maia:\d"):
-        trace(spread(make_model("gpt2")), blocks)
 
 
 def test_nan_is_found_over_devices(blocks, devices):

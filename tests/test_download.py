@@ -152,14 +152,6 @@ def test_an_index_out_of_reach(cache, index, monkeypatch, capsys):
     assert said.startswith(f"error: {PIP}") and said.endswith("; check the network and `pip config list`")
 
 
-def test_no_pip(cache, index, tmp_path, monkeypatch):
-    bare = tmp_path / "python"
-    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E "$@"\n')
-    bare.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(bare))
-    assert "No module named pip; check" in refused()
-
-
 @pytest.mark.parametrize(
     ("contents", "message"),
     [
@@ -250,3 +242,5 @@ def test_an_experiment_of_nothing_else_is_refused(cache, shipped, tmp_path, monk
     code, _, err = call(monkeypatch, capsys, "both", "--out", tmp_path / "out")
     assert code == 2
     assert err.splitlines()[-1].startswith("error: model 'tiny' is not on this machine")
+
+

@@ -140,17 +140,6 @@ def test_torchao_has_several_schemes(llama):
     assert kinds == expected | dict.fromkeys(better, "Int8Tensor")
 
 
-@needs("torchao")
-def test_transformers_takes_the_configuration_of_torchao(llama, tmp_path):
-    from transformers import TorchAoConfig
-
-    llama.save_pretrained(tmp_path)
-    plan = plan_of(llama, "w8a8", exact=of_layers(llama, "down_proj"))
-    config = TorchAoConfig(outliers.export(plan, "torchao", llama))
-    made = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=config, dtype=torch.float32)
-    assert sorted(quantized(made)) == sorted(set(paths_of(llama)) - set(plan.exact))
-
-
 @needs_shared
 @NEEDS_LLM_COMPRESSOR
 @pytest.mark.parametrize("scheme", ["w8a8", "w4a8-g4"])

@@ -30,12 +30,15 @@ from transformers import (
     SiglipConfig,
     T5Config,
     T5GemmaConfig,
+    Trainer,
+    TrainingArguments,
     UMT5Config,
     ViTConfig,
     XLMRobertaConfig,
 )
 
 import outliers
+from outliers.metrics.latency.measure import encoding
 from outliers.models.anatomy import input_embeddings, projections, readers
 from outliers.models.anatomy.examples import IGNORED, Example, Examples
 from outliers.models.anatomy.views import views_of
@@ -46,6 +49,7 @@ from outliers.quantization.calibration import calibrate
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.schemes import TABLE1
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
+from outliers.runs.frame import records_in
 from outliers.variants.draw import drawn
 from tests.conftest import slow_but
 from tests.test_quantization import equation
@@ -265,7 +269,7 @@ def test_sinks_are_those_of_attention(case):
     assert count.any() and torch.equal(found.statistics["attention.sinks"], count)
 
 
-@pytest.mark.parametrize("case", ["bert", "vit", "t5", "t5-gated", "bart"])
+@pytest.mark.parametrize("case", ["vit", "t5-gated", "bart"])
 def test_int8_models_on_disk(case, tmp_path):
     made(case).save_pretrained(tmp_path / "model")
     GenerationConfig(max_new_tokens=7).save_pretrained(tmp_path / "model")
@@ -307,3 +311,33 @@ def test_draws_change_what_begins_every_stack(case):
     for exact, first, same, other in zip(*map(begins, (0, 1, 1, 2)), strict=True):
         assert torch.equal(first, same) and not torch.equal(first, other)
         assert 1e-7 < (first / exact - 1).abs().nanmean() < 3e-6
+
+
+@pytest.mark.parametrize("case", ["bert", "vit"])
+def test_callback_of_a_trainer(case, tmp_path):
+    """Of encoder-decoders, which have several views, see test_seq2seq.py."""
+    model, held_out = make(case), examples(case)
+    name, labels = ("pixel_values", held_out.labels[:, 0]) if case in VISION else ("input_ids", held_out.labels)
+    data = [{name: one, "labels": wanted} for one, wanted in zip(held_out.ids, labels, strict=True)]
+    quiet = {"report_to": [], "disable_tqdm": True, "save_strategy": "no", "use_cpu": True, "max_steps": 3}
+    trainer = Trainer(model, TrainingArguments(str(tmp_path), **quiet), train_dataset=data)
+    trainer.add_callback(outliers.OutlierCallback(trainer, held_out, every=2))
+    before = outliers.perplexity(model, held_out)
+    trainer.train()
+    rows = [row for row in records_in(tmp_path / "outliers") if row["metric"] == "perplexity"]
+    assert [row["checkpoint"] for row in rows] == ["step-0", "step-2", "step-3"]
+    expected = [before, outliers.perplexity(model, held_out)]
+    assert [rows[0]["value"], rows[-1]["value"]] == pytest.approx(expected, rel=1e-6)
+    assert expected[0] != expected[1]
+
+
+@pytest.mark.parametrize("case", ["bert", "vit"])
+def test_latency_is_that_of_a_pass(case):
+    """No cache and no token: passes over whole batches."""
+    shapes, model, batch = [], make(case), examples(case).ids
+    handle = model.base_model.register_forward_pre_hook(
+        lambda _module, inputs, named: shapes.append((*inputs, *named.values())[0].shape), with_kwargs=True
+    )
+    timings = encoding(model, batch, 2)
+    handle.remove()
+    assert shapes == [batch.shape] * 3 and len(timings.encodings) == 2

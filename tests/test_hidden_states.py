@@ -5,7 +5,7 @@ import torch
 
 import outliers
 from outliers.errors import UserError
-from outliers.models.anatomy import decoder_layers, projections
+from outliers.models.anatomy import decoder_layers
 from outliers.models.load import load_model
 from outliers.models.stream import stream_model
 from outliers.quantization.convert import quantize
@@ -21,20 +21,6 @@ def test_the_residual_stream_is_that_of_transformers(model, blocks):
     for layer in range(len(decoder_layers(model)) - 1):  # the last of transformers is after the final norm
         found = list(hidden_states(model, blocks, layer))
         assert all(torch.equal(state, of[layer + 1][0]) for state, of in zip(found, expected, strict=True))
-
-
-def test_inputs_of_projections_are_what_modules_are_called_with(model, blocks):
-    for projection in projections(model):
-        seen = []
-        handle = projection.module.register_forward_pre_hook(
-            lambda _, inputs, seen=seen: seen.append(inputs[0].clone())
-        )
-        with torch.no_grad():
-            for block in blocks:
-                model(block[None], use_cache=False)
-        handle.remove()
-        found = hidden_states(model, blocks, projection.layer, projection.role)
-        assert all(torch.equal(state, x.flatten(0, -2)) for state, x in zip(found, seen, strict=True))
 
 
 @pytest.mark.parametrize("role", ["residual", "attn_in", "attn_out", "ffn_in", "ffn_out"])

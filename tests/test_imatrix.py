@@ -10,13 +10,8 @@ import torch
 import outliers
 from outliers.errors import UserError
 from outliers.models.anatomy import projections
-from outliers.models.gguf.header import read_header
-from outliers.models.load import load_model
-from outliers.models.names import packaged_file
-from outliers.models.stream import stream_model
-from outliers.quantization.convert import quantize
 from outliers.specification.kinds import OneModel
-from tests.conftest import few_kinds, make_model, needs_smollm2, trace_model
+from tests.conftest import few_kinds, make_model, trace_model
 from tests.gguf_files import tensors_of
 from tests.test_commands import refused
 
@@ -140,19 +135,6 @@ def test_merged_traces_have_the_sums_of_both(blocks, tmp_path):
     assert all(np.allclose(value, merged[name], rtol=1e-6) for name, value in whole.items())
 
 
-def test_streamed_and_quantized_models_have_one(blocks, tmp_path):
-    make_model("llama").save_pretrained(tmp_path / "model")
-    model = load_model(str(tmp_path / "model"))
-    for name, one in {"resident": model, "streamed": stream_model(str(tmp_path / "model"), memory=0)}.items():
-        outliers.trace(one, blocks).save_imatrix(tmp_path / f"{name}.gguf")
-    outliers.trace(quantize(model, "absmax"), blocks).save_imatrix(tmp_path / "absmax.gguf")
-    (_, resident), (_, streamed), (_, absmax) = (
-        read(tmp_path / f"{name}.gguf") for name in ("resident", "streamed", "absmax")
-    )
-    assert all(np.array_equal(value, streamed[name]) for name, value in resident.items())
-    assert absmax.keys() == resident.keys()
-
-
 def test_roles_that_were_not_traced_have_none(blocks, tmp_path):
     outliers.trace(make_model("llama"), blocks, roles=["ffn_out"]).save_imatrix(tmp_path / "imatrix.gguf")
     assert weights_of(read(tmp_path / "imatrix.gguf")[1]) == {"blk.0.ffn_down.weight", "blk.1.ffn_down.weight"}
@@ -171,20 +153,6 @@ def test_the_weights_of_a_file_have_the_names_of_an_imatrix(blocks, tmp_path):
     outliers.trace(model, blocks).save_imatrix(tmp_path / "imatrix.gguf")
     matrices = {name for name, tensor in tensors_of(model).items() if name.startswith("blk.") and tensor.ndim == 2}
     assert weights_of(read(tmp_path / "imatrix.gguf")[1]) == matrices
-
-
-@needs_smollm2
-def test_the_file_of_smollm2_has_the_names_of_its_imatrix(tmp_path):
-    file = packaged_file("smollm2-135m")
-    header = read_header(file)
-    model = load_model("smollm2-135m")
-    outliers.trace(model, torch.arange(32)[None], attention=False).save_imatrix(tmp_path / "imatrix.gguf")
-    _, tensors = read(tmp_path / "imatrix.gguf")
-    shapes = {one.name: one.shape for one in header.tensors if one.name.startswith("blk.") and len(one.shape) == 2}
-    assert len(shapes) == len(list(projections(model)))
-    assert {name: tensors[f"{name}.in_sum2"].shape[1] for name in weights_of(tensors)} == {
-        name: shape[1] for name, shape in shapes.items()
-    }
 
 
 def test_a_run_writes_one(tmp_path):

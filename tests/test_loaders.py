@@ -18,7 +18,6 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     Trainer,
     TrainingArguments,
-    pipeline,
 )
 
 import outliers
@@ -28,7 +27,7 @@ from outliers.models.anatomy import projections
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.remedies.hadamard import _drawn
 from outliers.quantization.schemes import get_scheme
-from tests.conftest import SIZES, STORIES, make_model, needs_shared, pairwise
+from tests.conftest import SIZES, in_turn, make_model
 from tests.pretend_devices import PretendDevices
 from tests.test_devices import places_of
 from tests.test_zeroshot import needs_harness
@@ -85,7 +84,7 @@ def test_a_model_is_ours_bit_for_bit_and_comes_back_from_disk(case, folder, bloc
     check(folder(case), "llm.int8", blocks, tmp_path, skip=["layers.0"])
 
 
-@pairwise("case scheme", ["gpt2", "llama", "opt"], KEPT_AS)
+@in_turn("case scheme", ["gpt2", "llama", "opt"], KEPT_AS)
 def test_under_every_kind_of_scheme(case, scheme, folder, blocks, tmp_path):
     check(folder(case), scheme, blocks, tmp_path)
 
@@ -98,17 +97,11 @@ def test_what_a_scheme_draws_is_drawn_where_it_is_needed(llama, blocks):
     assert same(ours, theirs, blocks)
 
 
-@pairwise("case dtype", ["gpt2", "llama"], [torch.bfloat16, torch.float16])
+@in_turn("case dtype", ["gpt2", "llama"], [torch.bfloat16, torch.float16])
 def test_in_16_bits_scales_stay_what_they_are(case, dtype, folder, blocks, tmp_path):
     model = check(folder(case), "llm.int8", blocks, tmp_path, dtype=dtype)
     assert model.dtype == dtype
     assert {one.module.scale.dtype for one in projections(model)} == {torch.float32}
-
-
-@pytest.mark.parametrize("name", ["pocket/gpt2-0.1m", pytest.param(str(STORIES), marks=needs_shared)])
-def test_trained_models(name, tmp_path):
-    outliers.load_model(name).save_pretrained(tmp_path / "exact")
-    check(tmp_path / "exact", "llm.int8", torch.arange(1, 65).view(2, 32), tmp_path)
 
 
 @pytest.mark.parametrize("kind", OTHERS)
@@ -169,7 +162,7 @@ def test_shards_are_put_together(folder, blocks, tmp_path):
     assert same(model, again, blocks)
 
 
-@pytest.mark.parametrize("device_map", ["cpu", "auto", {"": "cpu"}])
+@pytest.mark.parametrize("device_map", ["auto", {"": "cpu"}])
 def test_device_maps(device_map, llama, blocks, tmp_path):
     model = load(llama, "llm.int8")
     model.save_pretrained(tmp_path)
@@ -179,8 +172,7 @@ def test_device_maps(device_map, llama, blocks, tmp_path):
     assert same(model, AutoModelForCausalLM.from_pretrained(tmp_path, device_map=device_map), blocks)
 
 
-@pytest.mark.parametrize("case", ["gpt2", "llama"])
-@pytest.mark.parametrize("scheme", ["llm.int8", "fp8-e4m3-row", "zeropoint+attention"])
+@pytest.mark.parametrize(("scheme", "case"), [("llm.int8", "gpt2"), ("zeropoint+attention", "llama")])
 def test_over_several_devices(scheme, case, folder, blocks, monkeypatch, tmp_path):
     monkeypatch.setenv("OUTLIERS_KERNELS", "reference")
     monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # pretend devices are known to one thread
@@ -193,24 +185,6 @@ def test_over_several_devices(scheme, case, folder, blocks, monkeypatch, tmp_pat
         again = AutoModelForCausalLM.from_pretrained(tmp_path, device_map=places)
         assert set(map(str, fresh.hf_device_map.values())) == {"maia:0", "maia:1", "maia:2"}
         assert [perplexity(one, blocks) for one in (fresh, again)] == [expected] * 2
-
-
-def test_it_generates_and_goes_through_a_pipeline(tmp_path):
-    name = "pocket/gpt2-0.1m"
-    tokenizer = outliers.load_tokenizer(name)
-    outliers.load_model(name).save_pretrained(tmp_path / "exact")
-    tokenizer.save_pretrained(tmp_path / "exact")
-    ours = outliers.quantize(outliers.load_model(name), "llm.int8", "int8")
-    prompt, much = "The weather", {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
-    ids = tokenizer(prompt, return_tensors="pt").input_ids
-    theirs = load(tmp_path / "exact", "llm.int8")
-    written = ours.generate(ids, **much)
-    assert torch.equal(written, theirs.generate(ids, **much))
-    theirs.save_pretrained(tmp_path / "saved")
-    tokenizer.save_pretrained(tmp_path / "saved")
-    write = pipeline("text-generation", str(tmp_path / "saved"))
-    (found,) = write(prompt, return_tensors=True, **much)
-    assert found["generated_token_ids"] == written[0].tolist()
 
 
 def test_our_own_file_is_written_of_it_too(llama, blocks, tmp_path):
@@ -371,13 +345,6 @@ def test_gradients_are_those_of_the_weights_that_codes_stand_for(scheme):
         found.append(torch.autograd.grad((module(inputs) * out).sum(), [inputs, module.bias]))
     for ours, theirs in zip(*found, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5)
-
-
-def test_outputs_with_gradients_are_what_they_are_without(llama, blocks):
-    model = load(llama, "llm.int8")
-    with torch.no_grad():
-        expected = model(blocks).logits
-    assert torch.equal(model(blocks).logits, expected)
 
 
 def test_trainers_take_adapters_on_codes_alone(llama, tmp_path):

@@ -9,27 +9,19 @@ import gguf
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import (
-    AutoModelForMaskedLM,
-    PreTrainedTokenizerFast,
-    Trainer,
-    TrainingArguments,
-)
+from transformers import PreTrainedTokenizerFast
 
 import outliers
 from outliers.errors import UserError
-from outliers.metrics.latency.measure import encoding
 from outliers.metrics.memory.footprint import measure_footprint
 from outliers.models.anatomy import projections
 from outliers.models.anatomy.examples import IGNORED
 from outliers.paper.shown import show
 from outliers.presets.zeroshot import zeroshot_plans
-from outliers.runs.frame import records_in
 from outliers.runs.run import run
-from outliers.specification.kinds import Ablation, Damage, Experiment, Latency, Settings, ZeroShot
+from outliers.specification.kinds import Damage, Experiment, Settings, ZeroShot
 from outliers.subjects.causal import Causal
 from outliers.subjects.masked import masked_text
-from outliers.views.latency import latency_table
 from tests.gguf_files import write_gguf
 from tests.test_commands import refused
 from tests.test_families import MASKED, make
@@ -173,75 +165,6 @@ def test_tokens_and_sinks_have_names(folder):
     assert {"[SEP]", "[MASK]"} <= sinks <= {"[CLS]", "[SEP]", "[MASK]", *WORDS}
 
 
-def test_latency_of_encoding(folder, tmp_path):
-    """No cache and no token: passes over whole batches."""
-    shapes = []
-    asked = {"models": [str(folder)], "schemes": ["fp32", "llm.int8"], "batches": [1, 3], "prompt": 22, "repeats": 2}
-    model = outliers.load_model(str(folder))
-    model.base_model.register_forward_pre_hook(lambda _module, inputs: shapes.append(inputs[0].shape))
-    timings = encoding(model, torch.ones(3, 22, dtype=torch.int64), 2)
-    assert shapes == [(3, 22)] * 3 and len(timings.encodings) == 2
-    rows = run(Latency(name="x", text=str(folder / "text.txt"), **asked), tmp_path)
-    assert [(row["metric"], row["scheme"], row["batch"]) for row in rows] == [
-        ("latency.encode", scheme, batch) for scheme in ("fp32", "llm.int8") for batch in (1, 3)
-    ]
-    shown = latency_table(rows)
-    assert shown.headers[2:] == ["encode 1", "encode 3", "encode speedup 1", "encode speedup 3"]
-
-
-def test_damage_by_layer_and_role(folder, tmp_path):
-    rows = run(settings(folder, Damage, schemes=["absmax"], draws=2), tmp_path)
-    of_layers = {row["layer"]: row for row in rows if row["metric"] == "damage.perplexity_only" and "layer" in row}
-    of_roles = {row["role"]: row for row in rows if row["metric"] == "damage.perplexity_only" and "role" in row}
-    assert list(of_layers) == [0, 1, 2] and list(of_roles) == ["attn_in", "attn_out", "ffn_in", "ffn_out"]
-    errors = [row for row in rows if row["metric"] == "damage.error"]
-    assert len(errors) == 3 * 6
-    inputs = [row for row in rows if row["metric"] == "damage.largest_input" and row["role"] in ("attn_in", "ffn_in")]
-    assert {row["feature"] for row in inputs if (row["layer"], row["role"]) != (0, "attn_in")} <= {5, 17} and inputs
-
-
-def test_ablation_with_controls(folder, tmp_path):
-    rows = run(settings(folder, Ablation, methods=["zero", "mean", "shuffle"]), tmp_path)
-    assert {row["method"] for row in rows if row.get("subject") == "control"} == {"zero", "mean", "shuffle"}
-    outlying = {tuple(row["features"]) for row in rows if row.get("subject") == "outliers"}
-    assert outlying == {(5, 17)}
-
-
-def test_streaming_in_a_file(folder, tmp_path):
-    """With nothing held in memory between the layers; draws, remedies and formats too."""
-    schemes = ["fp32", "absmax", "absmax+smoothing=0.5", "absmax+hadamard", "fp8-e4m3", "mxfp4"]
-    found = [
-        {
-            row["scheme"]: row["value"]
-            for row in run(settings(folder, Experiment, schemes=schemes, draws=2, **more), out)
-        }
-        for more, out in (({}, tmp_path / "a"), ({"stream": True, "memory": 1}, tmp_path / "b"))
-    ]
-    assert found[0] == found[1] and len(set(found[0].values())) == len(schemes)
-
-
-@pytest.mark.slow
-def test_two_workers(folder, tmp_path):
-    ray = pytest.importorskip("ray", reason="needs Ray: pip install 'outliers[cluster]'")
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100_000_000, log_to_driver=False)
-    try:
-        here, there = (
-            run(
-                settings(folder, Experiment, schemes=["fp32", "absmax"], mask_seeds=3, engine=engine), tmp_path / engine
-            )
-            for engine in ("local", "ray")
-        )
-    finally:
-        ray.shutdown()
-    values = [[(row["scheme"], row["value"], row["standard_deviation"]) for row in rows] for rows in (here, there)]
-    assert values[0] == values[1]
-
-
-def test_memory_of_a_configuration():
-    found = measure_footprint(copy.deepcopy(MASKED["bert"]), 64)
-    assert found.cache == 0 and len(found.layers[8]) == 3 and found.layers[8][0] < found.layers[16][0]
-
-
 def test_no_gguf_of_bert(tmp_path):
     """transformers reads none, and a file of llama.cpp's BERT has no head for masked tokens."""
     place = write_gguf(
@@ -254,19 +177,6 @@ def test_no_gguf_of_bert(tmp_path):
     assert head not in gguf.MODEL_TENSORS[gguf.MODEL_ARCH.BERT]
 
 
-def test_callback_of_a_trainer(tmp_path):
-    torch.manual_seed(0)
-    model = AutoModelForMaskedLM.from_config(copy.deepcopy(MASKED["bert"]))
-    text = masked_text([" ".join(WORDS)] * 8, tokenizer(), 20)
-    quiet = {"report_to": [], "disable_tqdm": True, "save_strategy": "no", "use_cpu": True, "max_steps": 3}
-    data = [{"input_ids": one.ids, "labels": one.labels} for one in text]
-    trainer = Trainer(model, TrainingArguments(str(tmp_path), **quiet), train_dataset=data)
-    trainer.add_callback(outliers.OutlierCallback(trainer, text[:2], every=2))
-    before = outliers.perplexity(model, text[:2])
-    trainer.train()
-    rows = [row for row in records_in(tmp_path / "outliers") if row["metric"] == "perplexity"]
-    assert [row["checkpoint"] for row in rows] == ["step-0", "step-2", "step-3"]
-    values = [row["value"] for row in rows]
-    after = outliers.perplexity(trainer.model, text[:2])
-    assert values[0] == pytest.approx(before, rel=1e-6) != after and values[-1] == pytest.approx(after, rel=1e-6)
-    assert rows[0]["protocol"] == "given-blocks+masked"
+def test_memory_of_a_configuration():
+    found = measure_footprint(copy.deepcopy(MASKED["bert"]), 64)
+    assert found.cache == 0 and len(found.layers[8]) == 3 and found.layers[8][0] < found.layers[16][0]

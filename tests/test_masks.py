@@ -10,7 +10,6 @@ import outliers
 from outliers.criterion import in_transformerlens
 from outliers.errors import UserError
 from outliers.models.load import load_model, weights_hash
-from outliers.models.stream import stream_model
 from outliers.specification.kinds import OneModel
 from outliers.text.blocks import tokens_hash
 from tests.conftest import make_model, padded, trace_model
@@ -120,14 +119,6 @@ def test_padding_is_never_marked(planted, blocks, side):
     assert not any(
         tokens[row, len(one) :].any() for tokens in found.tokens.values() for row, one in enumerate(sequences)
     )
-
-
-def test_a_streamed_model_has_the_same(planted, blocks, tmp_path):
-    planted.save_pretrained(tmp_path)
-    resident = outliers.masks(load_model(str(tmp_path)), blocks)
-    streamed = outliers.masks(stream_model(str(tmp_path), memory=0), blocks)
-    assert all(torch.equal(streamed.tokens[name], mask) for name, mask in resident.tokens.items())
-    assert all(torch.equal(streamed.features[name], mask) for name, mask in resident.features.items())
 
 
 def test_a_run_writes_them(tmp_path):

@@ -5,7 +5,7 @@ import os
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, T5Config
+from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
@@ -68,14 +68,6 @@ def test_projections_are_the_known_modules(case):
 
 
 @every_kind
-def test_no_linear_of_a_decoder_layer_is_missed(case):
-    model = make_model(case)
-    layers = model.get_submodule(anatomy_of(model.config).layers)
-    linear = {id(m) for m in layers.modules() if isinstance(m, (torch.nn.Linear, Conv1D))}
-    assert linear == {id(p.module) for p in projections(model)}
-
-
-@every_kind
 def test_roles_are_inside_and_outside_the_attention(case):
     model = make_model(case)
     attention = f".{anatomy_of(model.config).attention}."
@@ -118,16 +110,6 @@ def test_unknown_architecture_says_what_its_row_needs():
     assert "\n" not in str(refused.value)
     with pytest.raises(UserError, match=r"unknown architecture 'olmo3' .*similar: olmo2"):
         anatomy_of(Olmo3Config())
-
-
-def test_loading_equals_transformers():
-    ours = load_model("pocket/gpt2-0.5m")
-    theirs = AutoModelForCausalLM.from_pretrained(POCKET / "gpt2-0.5m", dtype=torch.float32).eval()
-    ids = torch.arange(40)[None]
-    assert torch.equal(ours(ids).logits, theirs(ids).logits)
-    assert not ours.training
-    assert ours.dtype == torch.float32
-    assert load_model("pocket/gpt2-0.5m", dtype="bfloat16").dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(
@@ -188,8 +170,7 @@ def test_planting_mistakes(features, factor, message):
         plant(make_model("gpt2"), features, factor)
 
 
-@pytest.mark.parametrize("buffers", [False, True])
-@pytest.mark.parametrize("case", ["gpt2", "gptj", "llama", "gemma3"])
+@pytest.mark.parametrize(("case", "buffers"), [("gpt2", False), ("gptj", True), ("gemma3", True)])
 def test_a_skeleton_is_the_model_without_its_values(case, buffers, tmp_path):
     """As it is loaded: positions of GPT-J are not rounded, as those of a model that is made in 16 bits are."""
     made, verbosity = make_model(case), logging.get_verbosity()
@@ -214,11 +195,6 @@ def test_a_skeleton_leaves_the_configuration():
     before = copy.deepcopy(config.to_dict())
     assert skeleton(config, torch.bfloat16).dtype == torch.bfloat16
     assert config.to_dict() == before
-
-
-def test_a_skeleton_may_have_an_encoder():
-    config = T5Config(d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, vocab_size=100)
-    assert skeleton(config, torch.bfloat16).get_encoder().block[1] is not None
 
 
 def test_what_another_library_says_is_one_line_and_never_nothing():

@@ -1,7 +1,6 @@
 """Tokens of a document in pieces, against those of the whole document."""
 
 import functools
-import gzip
 import itertools
 import random
 
@@ -17,7 +16,7 @@ from outliers.errors import UserError
 from outliers.models.load import load_tokenizer
 from outliers.text import pieces
 from outliers.text.documents import sample
-from tests.conftest import SHARED, STORIES, needs_shared, needs_smollm2
+from tests.conftest import in_turn
 
 SPECIAL = ["<unk>", "<s>", "<mask>"]
 LLAMA3 = (
@@ -193,8 +192,7 @@ def test_what_sentencepiece_splits_is_not_cut(short):
         in_pieces(["words " * 1000], SentencePiece())
 
 
-@pytest.mark.parametrize("run", ["a", "1", "ab"])
-@pytest.mark.parametrize("kind", ["gpt2", "llama3", "llama", "seven characters"])
+@in_turn("kind run", ["gpt2", "llama3", "llama", "seven characters"], ["a", "1", "ab"])
 def test_long_runs_are_joined(short, kind, run):
     """Of one character, or of digits by threes: where an overlap begins decides how all of it is split."""
     text = "So it goes. " + run * 9000
@@ -231,24 +229,6 @@ def test_a_tokenizer_that_fails():
     narrow = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="<unk>")))
     with pytest.raises(UserError, match=r"tokenizer cannot split the text \(WordLevel error: Missing \[UNK\] token"):
         in_pieces(["words"], narrow)
-
-
-@needs_shared
-@pytest.mark.parametrize(
-    "model",
-    [
-        pytest.param("pocket/opt-1.7m", marks=pytest.mark.slow),
-        str(STORIES),
-        pytest.param("smollm2-135m", marks=needs_smollm2),
-    ],
-)
-def test_wikitext(model):
-    with gzip.open(SHARED / "text" / "wikitext2_valid.txt.gz", "rt", encoding="utf-8") as file:
-        text = file.read()
-    tokenizer = load_tokenizer(model)
-    found = [piece.ids for piece in pieces.tokenize([text], tokenizer, "a.txt")]
-    assert len(found) >= 4
-    assert list(itertools.chain(*found)) == whole(text, tokenizer)
 
 
 @pytest.mark.parametrize("parts", [("a" * 420, "\r\n" * 400, "<unk>"), ("a" * 420, "<unk>", " " * 900)])

@@ -8,10 +8,8 @@ import outliers
 from outliers.errors import UserError
 from outliers.metrics.perplexity.measure import perplexity
 from outliers.quantization.calibration import Calibration, calibrate
-from outliers.show.value import Value
 from outliers.subjects.bench import Bench
 from outliers.subjects.given import Given
-from outliers.variants.draw import drawn, scattered
 from tests.conftest import C4, make_model, needs_shared, needs_smollm2
 from tests.test_commands import call
 
@@ -135,26 +133,6 @@ def test_others_are_calibrated_behind_the_prefix(blocks):
         expected = calibrate(behind, blocks)
     for place, magnitudes in known.variants[1].calibration.magnitudes.items():
         assert torch.equal(magnitudes.inputs, expected.magnitudes[place].inputs)
-
-
-@needs_smollm2
-def test_the_rule_beats_the_end_of_text_token():
-    """Chosen on blocks that are not measured, beyond the scatter of rounding."""
-    model, tokenizer = outliers.load_model("smollm2-135m"), outliers.load_tokenizer("smollm2-135m")
-    blocks = outliers.load_text("sample", tokenizer, 512, 6)
-    tokens = calibrate(model, blocks[2:]).prefix()
-    ends = [tokens, (tokenizer.convert_tokens_to_ids("<|endoftext|>"),)]
-    values = []
-    for prefix in ends:
-        with outliers.variant(f"prefix({','.join(map(str, prefix))})+absmax").on(model) as behind:
-            draws = scattered([drawn_perplexity(behind, blocks[:2], draw) for draw in range(3)])
-            values.append(Value(draws["value"], draws["standard_deviation"]))
-    assert values[1].is_above(values[0]), values
-
-
-def drawn_perplexity(model, blocks: torch.Tensor, draw: int) -> float:
-    with drawn(model, draw):
-        return perplexity(model, blocks)
 
 
 @needs_shared

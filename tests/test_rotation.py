@@ -4,8 +4,7 @@ import pickle
 
 import pytest
 import torch
-from outlier_kernels.formats import FORMATS, Format, Quantizer
-from outlier_kernels.reference import Quantized as Codes
+from outlier_kernels.formats import Quantizer
 from outlier_kernels.reference import quantize as codes_of
 from safetensors import safe_open
 
@@ -13,27 +12,21 @@ from outliers.errors import UserError
 from outliers.metrics.perplexity.measure import perplexity
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
+from outliers.models.weight_files import INT8
 from outliers.quantization.calibration import calibrate
 from outliers.quantization.convert import quantize
 from outliers.quantization.remedies.hadamard import drawn, rotate
 from outliers.quantization.remedies.learning import cayley_step, check_learned, rounded
-from outliers.quantization.schemes import SCHEMES, Scheme, get_scheme
-from outliers.quantization.store import FILE, load_quantized, save_quantized
+from outliers.quantization.schemes import get_scheme
+from outliers.quantization.store import load_quantized, save_quantized
 from outliers.runs.run import sweep
 from outliers.specification.kinds import Experiment
 from outliers.text.blocks import load_text
 from outliers.variants.quantized import Quantized
-from tests.conftest import make_model
+from tests.conftest import in_turn, make_model
 
 KINDS = ["gpt2", "llama"]  # transposed weights; fewer heads of keys than of queries
 MODEL = "pocket/gpt2-0.1m"
-
-
-@pytest.fixture
-def as_they_are(monkeypatch):
-    """A scheme in whose format every value is its own code, so that nothing is rounded."""
-    monkeypatch.setitem(FORMATS, "same", Format(lambda matrix, _: Codes(matrix, matrix.new_ones(1, 1))))
-    monkeypatch.setitem(SCHEMES, "same", Scheme("same", Quantizer("same", "row"), Quantizer("same", "column")))
 
 
 def under(model, name: str, blocks: torch.Tensor):
@@ -112,17 +105,16 @@ def test_what_is_learned_is_orthogonal_and_shared(kind, blocks):
     assert all(one.requires_grad for one in model.parameters())
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("remedies", ["rotation=2", "smoothing+rotation=2", "reorder+smoothing@ffn_in+rotation=2"])
+@in_turn("kind remedies", KINDS, ["rotation=2", "smoothing+rotation=2", "reorder+smoothing@ffn_in+rotation=2"])
 def test_the_function_is_kept(as_they_are, kind, remedies, blocks):
     model = make_model(kind)
     exact, got = model(blocks).logits, under(model, f"same+{remedies}", blocks)(blocks).logits
     assert (got - exact).norm() <= 1e-5 * exact.norm()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "name",
+@in_turn(
+    "kind name",
+    KINDS,
     ["w4a4+{}", "w4a8-g8+smoothing+{}+clip=0.99", "llm.int8+tokens=3+{}", "w4+{}", "w4a4+{}@ffn_in"],
 )
 def test_what_learns_computes_what_the_scheme_does(kind, name, blocks, monkeypatch):
@@ -191,7 +183,7 @@ def test_an_int8_model_keeps_a_matrix_once(tmp_path, blocks):
     small = quantize(model, name, keep="int8", calibration=calibrate(model, blocks, [name]))
     save_quantized(small, tmp_path)
     assert torch.equal(load_quantized(tmp_path)(blocks).logits, small(blocks).logits)
-    with safe_open(tmp_path / FILE, "pt") as file:
+    with safe_open(tmp_path / INT8, "pt") as file:
         matrices = [key for key in sorted(file.keys()) if key.endswith("fitted_2") and file.get_tensor(key).ndim == 2]
     assert len(matrices) == 1 + len(model.model.layers), "R1 once, and an R2 a layer"
 

@@ -1,11 +1,12 @@
 """What is chosen from a calibration: codes by GPTQ, scales by AWQ, numbers of remedies by a search."""
 
 import itertools
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
-from outlier_kernels.formats import FORMATS, Format, Quantizer
+from outlier_kernels.formats import FORMATS, Quantizer
 from outlier_kernels.reference import Quantized as Codes
 from outlier_kernels.reference import quantize as quantize_matrix
 from torch import nn
@@ -19,13 +20,13 @@ from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, operand_of, stored_weight
 from outliers.quantization.magnitudes import Magnitudes
 from outliers.quantization.remedies import REMEDIES, Transform, awq, clip, gptq, smoothing
-from outliers.quantization.schemes import SCHEMES, Scheme, get_scheme
+from outliers.quantization.schemes import SCHEMES, get_scheme
 from outliers.quantization.store import load_quantized, save_quantized
 from outliers.runs.run import sweep
 from outliers.specification.kinds import Experiment
 from outliers.subjects import bench
 from outliers.text.blocks import load_text
-from tests.conftest import C4, make_model, needs_shared, needs_smollm2
+from tests.conftest import make_model
 
 MODEL = "pocket/gpt2-0.1m"
 GRID = REMEDIES["smoothing"].number.grid
@@ -293,11 +294,9 @@ MIXED_BEFORE = [
 
 
 @pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair not in MIXED_BEFORE])
-def test_two_transforms_keep_the_function(monkeypatch, pair):
+def test_two_transforms_keep_the_function(as_they_are, pair):
     """X T (T⁻¹ W) = X W on layers of a trained model, in a format in which nothing is rounded."""
-    same = Format(lambda matrix, _quantizer: Codes(matrix, matrix.new_ones(1, 1)))
-    monkeypatch.setitem(FORMATS, "same", same)
-    scheme = Scheme("same", Quantizer("same", "row"), Quantizer("same", "column"), remedies=pair.split("+"))
+    scheme = replace(as_they_are, remedies=pair.split("+"))
     for role in ("attn_in", "attn_out", "ffn_in", "ffn_out"):
         weight, x, found = a_layer(role)
         projection = nn.Linear(*weight.T.shape, bias=False)
@@ -373,32 +372,3 @@ def test_a_calibration_that_does_not_know_enough(blocks):
         quantize(llama, "w4+gptq", calibration=calibrate(model, blocks, ["w4+gptq"]))
 
 
-# Trained models
-
-
-def costs(model: str, text: str, block: int, blocks: int, out, *schemes: str) -> dict[str, tuple[float, float]]:
-    """Log-perplexity beyond the unquantized model's by scheme, and its standard deviation over four draws."""
-    fields = {"text": text, "block": block, "blocks": blocks, "calibration_blocks": 8, "draws": 4}
-    rows = sweep(Experiment(models=[model], schemes=["fp32", *schemes], **fields), out)
-    return {row["scheme"]: (row["value"], row["standard_deviation"]) for row in rows}
-
-
-def apart(lower: tuple[float, float], higher: tuple[float, float]) -> bool:
-    return higher[0] - lower[0] > 2 * (lower[1] ** 2 + higher[1] ** 2) ** 0.5
-
-
-@pytest.mark.slow
-@needs_shared
-def test_gptq_beats_the_nearest_codes_of_a_pocket_model(tmp_path):
-    schemes = "w4", "w4+gptq", "w4-g64", "w4-g64+gptq"
-    found = costs("pocket/gpt2-5.9m", str(C4), 256, 32, tmp_path, *schemes)  # of few blocks the text decides
-    assert apart(found["w4+gptq"], found["w4"])
-    assert apart(found["w4-g64+gptq"], found["w4-g64"])
-
-
-@pytest.mark.slow
-@needs_shared
-@needs_smollm2
-def test_gptq_beats_the_nearest_codes_of_rotated_smollm2(tmp_path):
-    found = costs("smollm2-135m", str(C4), 512, 2, tmp_path, "w4+hadamard", "w4+hadamard+gptq")
-    assert apart(found["w4+hadamard+gptq"], found["w4+hadamard"])

@@ -199,10 +199,9 @@ def test_hash_is_that_of_the_resident_model(folder, blocks):
     assert passed.stream.weights_hash() == expected
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("case", ["gpt-oss", "opt"])
-def test_hash_in_16_bits(folder, dtype):
-    assert stream_model(folder, dtype).stream.weights_hash() == weights_hash(load_model(folder, dtype))
+@pytest.mark.parametrize("case", ["gpt-oss"])
+def test_hash_in_16_bits(folder):
+    assert stream_model(folder, "float16").stream.weights_hash() == weights_hash(load_model(folder, "float16"))
 
 
 def test_hash_sees_every_byte(saved, tmp_path):
@@ -262,7 +261,7 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("case", RUNS)
+@pytest.mark.parametrize("case", ["sweep", "trace"])
 def test_weights_are_read_ahead_only_where_finished_rows_ask_for_their_hash(case, tmp_path, monkeypatch):
     asked, usual = [], Stream.weights_hash
 
@@ -284,7 +283,7 @@ def test_weights_are_read_ahead_only_where_finished_rows_ask_for_their_hash(case
     assert any(asked), "of rows that agree in everything else it is"
 
 
-@pytest.mark.parametrize("case", RUNS)
+@pytest.mark.parametrize("case", ["trace", "damage", "ablation"])
 def test_other_weights_are_measured_again(case, tmp_path):
     """Those of a file that was changed at one place, and has its size and its time."""
     folder = shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "model")

@@ -229,16 +229,6 @@ def test_sizes_out_of_range(tokenizer, block, blocks, expected):
         load_text("sample", tokenizer, block, blocks)
 
 
-@pytest.mark.parametrize("name", ["c4", "wikitext2"])
-def test_hub_texts_without_network(monkeypatch, tokenizer, name):
-    def no_network(*_args, **_keywords):
-        raise ConnectionError("Name or service not known")
-
-    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", no_network)
-    with pytest.raises(UserError, match=r"cannot load '.*' from the hub \(ConnectionError\).*sample"):
-        load_text(name, tokenizer, 8, 1)
-
-
 def test_hub_texts_are_asked_for_as_defined(monkeypatch, tokenizer):
     asked = []
 
@@ -410,13 +400,6 @@ def test_token_ids_of_documents_are_joined_without_an_end(tokenizer):
     assert load_text(ids, tokenizer, 2).tolist() == [[5, 6], [7, 8], [9, 10]]
     assert load_text(ids, tokenizer, 4).tolist() == [[5, 6, 7, 8]], "the tail is dropped"
     assert load_text(torch.arange(12).view(3, 4), tokenizer, 4).tolist() == torch.arange(12).view(3, 4).tolist()
-
-
-def test_all_that_a_text_has(tokenizer):
-    blocks = load_text("sample", tokenizer, 64)
-    assert torch.equal(load_text("sample", tokenizer, 64, len(blocks)), blocks)
-    with pytest.raises(UserError, match=f"make {len(blocks)} blocks of 64, not {len(blocks) + 1}"):
-        load_text("sample", tokenizer, 64, len(blocks) + 1)
 
 
 def test_more_tokens_than_memory_holds_of_a_text_without_end(tokenizer, monkeypatch):

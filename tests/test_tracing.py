@@ -43,7 +43,6 @@ from tests.conftest import (
     make_model,
     make_tokenizer,
     needs_shared,
-    pairwise,
     slow_but,
 )
 
@@ -195,17 +194,6 @@ def test_sinks_are_means_over_the_queries_that_see_a_key(case, tmp_path):
         assert np.array_equal(found.attention_sinks()["share"], shares)
 
 
-def test_sinks_of_windows_with_attention_in_int8():
-    model, seen = with_window("mistral"), []
-    blocks = torch.randint(100, (1, 64), generator=torch.Generator().manual_seed(1))
-    in_int8 = variant("absmax-vector+attention")
-    with in_int8.on(model) as changed, attention_hooks(changed, lambda _, given, *_more: seen.append(given[0])):
-        changed(blocks, use_cache=False)
-    means = torch.stack(seen).double().sum(2) / torch.arange(64, 0, -1).clamp(max=8)
-    found = trace(model, blocks, variant=in_int8).statistics["attention.sinks"]
-    assert found[:, 0].sum() > 0 and torch.equal(found, (means > 0.3).sum(1))
-
-
 def test_positions_of_sinks_begin_behind_a_prefix(blocks):
     """Of which each query sees all; their keys are no positions of the block."""
     model, seen = with_window("qwen2"), []
@@ -320,11 +308,6 @@ def test_experts_that_no_token_chose_are_said():
     assert said.endswith(f"no token chose experts {ranges(unused[0])} in layer 0, {ranges(unused[1])} in layer 1.")
 
 
-def test_only_a_mixture_has_shares_of_experts(gpt2):
-    with pytest.raises(UserError, match="this trace has no experts"):
-        gpt2[-1].expert_shares()
-
-
 def test_layers_that_lack_a_role(blocks):
     """As where a mixture of experts, which is no projection of all tokens, stands in some layers."""
     model = make_model("qwen3-moe-dense-first")
@@ -420,31 +403,6 @@ def test_sketch_is_within_one_per_cent(values, fraction):
     rank = int(np.floor(fraction * (len(values) - 1)))
     want = sorted(values)[rank]
     assert abs(estimate - want) <= 0.010001 * abs(want)
-
-
-def test_size_does_not_depend_on_the_text(gpt2):
-    _, _, (one, *_), six = gpt2
-    assert {k: v.shape for k, v in one.statistics.items()} == {k: v.shape for k, v in six.statistics.items()}
-    twice = six.merge(six)
-    assert twice.sketch.keys() == six.sketch.keys()
-    grows = ["hits", "q1", "median", "q3"]  # a quartile is the value of a rank, which may be the next one
-    assert twice.features().drop(columns=grows).equals(six.features().drop(columns=grows))
-
-
-@pytest.mark.parametrize("cut", [1, 3])
-def test_traces_of_parts_are_merged_to_that_of_the_whole(cut):
-    model, blocks = make_model("gpt2"), torch.randint(100, (4, 24), generator=torch.Generator().manual_seed(3))
-    texts = blocks, blocks[:cut], blocks[cut:]
-    whole, *parts = (trace(model, text, alpha=1.0, tokens=make_tokenizer()) for text in texts)
-    found = reduce(Trace.merge, parts)
-    assert (found.sequences, found.sketch, found.names) == (4, whole.sketch, whole.names)
-    assert found.statistics.keys() == whole.statistics.keys()
-    for name, value in whole.statistics.items():
-        if value.dtype != torch.float64 or name.endswith("largest"):
-            assert torch.equal(found.statistics[name], value), name
-        else:
-            assert torch.allclose(found.statistics[name], value, rtol=1e-12, atol=1e-12 * value.abs().max()), name
-    assert found.features().drop(columns=["max"]).equals(whole.features().drop(columns=["max"]))
 
 
 def test_what_does_not_belong_together_is_not_merged(gpt2):
@@ -556,6 +514,7 @@ def test_mistakes(gpt2):
         "by 'head'": lambda: one.features(by="head"),
         "largest values by 'role'": lambda: one.largest_values("role"),
         "attention=True": lambda: trace(model, blocks, attention=False).attention_sinks(),
+        "this trace has no experts": one.expert_shares,
     }.items():
         with pytest.raises(UserError, match=message):
             ask()
@@ -564,18 +523,13 @@ def test_mistakes(gpt2):
 PLANTABLE = sorted(set(CONFIGS) - {"opt-350m", "olmo2"})
 
 
-@pairwise("planted_case features factor", PLANTABLE, [[5], [0, 13, 31], [1, 2, 3, 20, 21, 30]], [8, 30.5, 1000])
-def test_finds_what_was_planted(planted_case, features, factor, blocks):
-    model = plant(make_model(planted_case), features, factor)
+@pytest.mark.parametrize("planted_case", PLANTABLE)
+def test_finds_what_was_planted(planted_case, blocks):
+    features = [0, 13, 20, 31]
+    model = plant(make_model(planted_case), features, 30.5)
     found = trace(model, blocks, attention=False).outlier_features()
     assert sorted(found["feature"]) == features
     assert (found["layers"] == 1).all()
-
-
-def test_misses_what_is_below_the_threshold(blocks):
-    model = plant(make_model("gpt2"), [5, 20], 1.4)
-    assert trace(model, blocks, attention=False).outlier_features().empty
-    assert set(trace(model, blocks, alpha=0.7, attention=False).outlier_features()["feature"]) >= {5, 20}
 
 
 def test_row_of_table4(blocks):

@@ -16,8 +16,6 @@ from transformers import (
     Dinov2Model,
     SiglipVisionConfig,
     SiglipVisionModel,
-    Trainer,
-    TrainingArguments,
     ViTImageProcessorPil,
 )
 
@@ -27,9 +25,8 @@ from outliers.models.anatomy.examples import IGNORED, Examples
 from outliers.models.load import load_config, load_processor
 from outliers.paper.shown import show
 from outliers.presets.cells import Cells
-from outliers.runs.rows import read
 from outliers.runs.run import run
-from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment, Latency, OneModel, Settings
+from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment, OneModel, Settings
 from outliers.subjects.causal import Causal
 from outliers.subjects.served import Served
 from outliers.subjects.vision import pictures
@@ -69,11 +66,6 @@ def saved(tmp_path, vit):
     for name in ("Tabby cat", "dog", "sea bird", "4"):
         save_pictures(tmp_path / "pictures" / name)
     return tmp_path
-
-
-def test_ablation(vit, shown):
-    found = outliers.ablate(plant(vit, [3], 64.0), shown, [3], controls=10)
-    assert {"zero"} <= {*found["method"]} and found["perplexity"].notna().any()
 
 
 @pytest.mark.parametrize("kind", BEFORE)
@@ -260,32 +252,6 @@ def test_tower_without_a_classifier(saved, make):
     assert len(errors) == 18 and all(0 < error < 0.1 for error in errors)
     rows = run(Experiment(models=[name], text=text, blocks=3, schemes=["absmax"]), out=saved / "sweep")
     assert any(row.get("failed", "").startswith("the model has no classifier") for row in rows)
-
-
-def test_latency_of_a_pass(saved):
-    asked = Latency(
-        models=[str(saved / "vit")], text=str(saved / "pictures"), batches=[1, 2], schemes=["llm.int8"], dtype="float32"
-    )
-    rows = run(asked, out=saved / "latency")
-    assert [row["metric"] for row in rows] == ["latency.encode"] * 2 and all(row["value"] > 0 for row in rows)
-
-
-def test_callback(saved, vit, shown):
-    class Pictures(torch.utils.data.Dataset):
-        def __len__(self):
-            return len(shown)
-
-        def __getitem__(self, number):
-            return {"pixel_values": shown.ids[number], "labels": shown.labels[number, 0]}
-
-    settings = TrainingArguments(str(saved / "run"), max_steps=2, report_to=[], save_strategy="no", use_cpu=True)
-    trainer = Trainer(vit, settings, train_dataset=Pictures())
-    trainer.add_callback(outliers.OutlierCallback(trainer, shown, every=1))
-    trainer.train()
-    rows = list(read(saved / "run" / "outliers"))
-    assert [row.asked["subject"]["checkpoint"] for row in rows] == ["step-0", "step-1", "step-2"]
-    perplexities = [value["value"] for row in rows for value in row.values if value["metric"] == "perplexity"]
-    assert perplexities[-1] == pytest.approx(outliers.perplexity(vit, shown)) != perplexities[0]
 
 
 def test_sweep_with_and_without_classes(saved):
