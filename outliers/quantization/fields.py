@@ -40,18 +40,13 @@ def row_fields(
     if instead:
         fields["instead"] = [f"{other.name}@{'/'.join(sorted(places))}" for other, places in instead.items()]
     if model is not None and scheme.quantizes_projections:
-        fields["kernels"] = kernels_of(scheme, model)
+        layers = [module for module in modules if isinstance(module, Int8Linear | QuantizedLinear)]
+        paths = {layer.path(model.dtype) for layer in layers} or {path_under(scheme, model.device, model.dtype)}
+        fields["kernels"] = ", ".join(sorted(paths))
         fields |= bits_of(scheme, model, skip, only, instead) if says_bits(scheme) else {}
     if scheme.outlier_threshold is not None:
         fields["outlier_weights"] = "exact" if scheme.exact_outliers and not small else "dequantized"
     return fields
-
-
-def kernels_of(scheme: Scheme, model: PreTrainedModel) -> str:
-    """The paths of the kernels that multiply a model's projections, by `outlier_kernels.dispatch.BACKENDS`."""
-    layers = [part.module for part in projections(model) if isinstance(part.module, Int8Linear | QuantizedLinear)]
-    paths = {module.path(model.dtype) for module in layers} or {path_under(scheme, model.device, model.dtype)}
-    return ", ".join(sorted(paths))
 
 
 def bits_of(

@@ -30,12 +30,12 @@ from outliers.models.load import (
 )
 from outliers.models.skeleton import skeleton
 from outliers.models.source import Source, local_files
-from outliers.models.weight_files import check_unchanged, regular_file, state_of, watch
+from outliers.models.weight_files import INT8, check_unchanged, regular_file, state_of, watch
 from outliers.quantization.convert import skipped
 from outliers.quantization.int8 import Int8Linear
-from outliers.quantization.linear import QuantizedLinear, stored_weight
+from outliers.quantization.linear import QuantizedLinear, in_float32, stored_weight
 from outliers.quantization.schemes import BASELINE, SCHEMES
-from outliers.quantization.store import FILE, load_quantized
+from outliers.quantization.store import load_quantized
 
 BITSANDBYTES = "bitsandbytes"
 
@@ -86,7 +86,7 @@ def with_layers(model: PreTrainedModel, make: Callable[[nn.Module], nn.Module]) 
 
 def _int8_file(name: str) -> Path | None:
     """The file of a model that `outliers.save_quantized` wrote into a folder; None where there is no such file."""
-    file = Path(name) / FILE
+    file = Path(name) / INT8
     return regular_file(file) if file.exists() else None
 
 
@@ -194,20 +194,16 @@ def weight_of(module: nn.Module) -> torch.Tensor | None:
     None where the module alone knows how it multiplies.
     """
     if isinstance(module, QuantizedLinear):
-        return _in_float(module.weight)
+        return in_float32(module.weight.detach())
     if isinstance(module, Int8Linear):
         return module.dequantized
     weight = getattr(module, "weight", None)
     if weight is None:
         return None
     if is_traceable_wrapper_subclass(weight) and hasattr(weight, "dequantize"):  # of torchao
-        return _in_float(weight.dequantize())
+        return in_float32(weight.dequantize().detach())
     if getattr(module, "quant_state", None) is not None or hasattr(weight, "SCB"):  # of bitsandbytes
         from transformers.integrations.bitsandbytes import dequantize_bnb_weight
 
-        return _in_float(dequantize_bnb_weight(weight, getattr(module, "state", None)))
-    return _in_float(stored_weight(module)) if weight.is_floating_point() else None
-
-
-def _in_float(weight: torch.Tensor) -> torch.Tensor:
-    return weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
+        return in_float32(dequantize_bnb_weight(weight, getattr(module, "state", None)).detach())
+    return in_float32(stored_weight(module).detach()) if weight.is_floating_point() else None

@@ -29,8 +29,6 @@ from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.magnitudes import Calibration
 from outliers.quantization.schemes import Scheme, get_scheme, read_scheme, write_scheme
 
-FILE = INT8
-
 
 def save_quantized(model: PreTrainedModel, folder: str | Path) -> None:
     """Write an int8 model to a folder: codes, scales and all other weights with the scheme, and the paths of what it
@@ -69,7 +67,7 @@ def save_quantized(model: PreTrainedModel, folder: str | Path) -> None:
         instead = {write_scheme(other): paths for other, paths in schemes.items() if other != scheme}
         lists = {"skip": exact, "shared": shared} | ({"instead": instead} if instead else {})
         metadata = {"scheme": write_scheme(scheme)} | {name: json.dumps(value) for name, value in lists.items()}
-        save_file(tensors, folder / FILE, metadata)
+        save_file(tensors, folder / INT8, metadata)
 
 
 def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> PreTrainedModel:
@@ -84,7 +82,7 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
         >>> int8 = outliers.load_quantized("int8")
     """
     find_device(device)
-    path, source = Path(folder) / FILE, Source(str(folder), None, True)
+    path, source = Path(folder) / INT8, Source(str(folder), None, True)
     if is_there(path):
         regular_file(path)
     name = str(folder)

@@ -83,7 +83,10 @@ def trace(
     """
     roles, alpha = _check_roles(roles), check_threshold("alpha", alpha)
     view = view_of(model, stack)
-    views = [(view, _in_every_layer(model, view, roles))]
+    if not (of_view := _roles_of(model, view, roles)):
+        of_stack = f" in the view '{view.name}'" if view.name else ""
+        raise UserError(f"not every layer of this model has {' or '.join(roles)}{of_stack}; trace other roles")
+    views = [(view, of_view)]
     (trace,) = _trace(model, sequences(blocks, attention_mask), views, alpha, attention, variant, tokens, see_last)
     return trace
 
@@ -196,15 +199,6 @@ def _check_roles(roles: Iterable[str]) -> tuple[str, ...]:
     if not roles:
         raise UserError(f"no roles to trace; expected some of {', '.join(ROLES)}")
     return tuple(role for role in ROLES if role in roles)
-
-
-def _in_every_layer(model: PreTrainedModel, view: View, roles: tuple[str, ...]) -> tuple[str, ...]:
-    """The same; raise UserError where there are none."""
-    in_all = _roles_of(model, view, roles)
-    if not in_all:
-        of_stack = f" in the view '{view.name}'" if view.name else ""
-        raise UserError(f"not every layer of this model has {' or '.join(roles)}{of_stack}; trace other roles")
-    return in_all
 
 
 def _roles_of(model: PreTrainedModel, view: View, roles: Collection[str]) -> tuple[str, ...]:

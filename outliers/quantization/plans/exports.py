@@ -139,10 +139,7 @@ def _words(scheme: Scheme, format: str) -> object:
     Raises UserError where it has nothing: another scheme in its place would be another plan.
     """
     says = EXPORTS[format].says
-    bare = Scheme(
-        scheme.name, scheme.activations, scheme.weights, scheme.outlier_threshold, scheme.label, scheme.arithmetic
-    )
-    words = says(scheme) if scheme == bare else None  # no library knows our remedies
+    words = None if scheme.remedies else says(scheme)  # no library knows our remedies
     if words is None:
         grouped = filter(None, [in_groups(f"{name}-{IN_GROUPS}") for name in SCHEMES])
         known = [other.name for other in [*SCHEMES.values(), *grouped] if other.quantizes and says(other) is not None]
