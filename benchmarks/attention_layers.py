@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import torch
 from kept import keep, parser
 
-from outliers.metrics.perplexity.measure import perplexity_of, variant_losses
+from outliers.metrics.perplexity import perplexity_of, variant_losses
 from outliers.metrics.states import EXACT
 from outliers.models.load import load_model, load_tokenizer
 from outliers.quantization.schemes import get_scheme

@@ -13,7 +13,7 @@ import time
 import ray
 from kept import keep, parser
 
-from outliers.metrics.perplexity.measure import perplexity
+from outliers.metrics.perplexity import perplexity
 from outliers.runs.cluster import Cluster
 from outliers.specification.kinds import Settings
 from outliers.subjects.bench import Bench

@@ -14,9 +14,9 @@ from collections.abc import Callable
 import torch
 from kept import keep, parser
 
-from outliers.metrics.errors.measure import block_errors
-from outliers.metrics.perplexity.measure import perplexity
-from outliers.metrics.places.measure import coded, exchange_losses, exchanges
+from outliers.metrics.errors import block_errors
+from outliers.metrics.perplexity import perplexity
+from outliers.metrics.places import coded, exchange_losses, exchanges
 from outliers.models.load import load_model, load_tokenizer
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import SCHEMES, TABLE1, by_weights

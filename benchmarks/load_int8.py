@@ -15,7 +15,7 @@ from pathlib import Path
 from checkpoints import SHAPES, checkpoint
 from kept import keep, parser
 
-from outliers.metrics.latency.measure import latency, quartiles
+from outliers.metrics.latency import latency, quartiles
 
 PROMPT = 128
 COLUMNS = {

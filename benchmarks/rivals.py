@@ -31,8 +31,8 @@ from rival_layers import OURS, RIVALS, Rival
 from torch import nn
 
 from outliers import load_model, load_tokenizer, perplexity
-from outliers.metrics.latency.measure import latency, timed
-from outliers.metrics.linear_layer.measure import layer_and_inputs
+from outliers.metrics.latency import latency, timed
+from outliers.metrics.linear_layer import layer_and_inputs
 from outliers.quantization.peers import with_layers
 from outliers.subjects.provenance import environment
 from outliers.text.blocks import load_text

@@ -135,7 +135,7 @@ def trace(folder: Path, dtype: str) -> dict:
 
 def sweep(folder: Path, dtype: str) -> dict:
     """Measure perplexity under three schemes, with each layer read once."""
-    from outliers.metrics.perplexity.measure import perplexities
+    from outliers.metrics.perplexity import perplexities
     from outliers.models.stream import stream_model
     from outliers.quantization.schemes import get_scheme
     from outliers.variants.quantized import Quantized

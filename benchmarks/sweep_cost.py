@@ -14,7 +14,7 @@ import torch
 from kept import keep, parser
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from outliers.metrics.perplexity.measure import perplexity
+from outliers.metrics.perplexity import perplexity
 from outliers.models.load import load_model, load_tokenizer
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import SCHEMES, TABLE1, by_weights

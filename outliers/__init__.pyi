@@ -5,11 +5,11 @@ from outlier_kernels.formats import Quantizer as Quantizer
 from outliers import plot as plot
 from outliers.errors import UserError as UserError
 from outliers.metrics.ablations import ablate as ablate
-from outliers.metrics.origins.observe import origins as origins
-from outliers.metrics.perplexity.measure import bits_per_byte as bits_per_byte
-from outliers.metrics.perplexity.measure import perplexities as perplexities
-from outliers.metrics.perplexity.measure import perplexity as perplexity
-from outliers.metrics.training.watch import watch as watch
+from outliers.metrics.origins import origins as origins
+from outliers.metrics.perplexity import bits_per_byte as bits_per_byte
+from outliers.metrics.perplexity import perplexities as perplexities
+from outliers.metrics.perplexity import perplexity as perplexity
+from outliers.metrics.training import watch as watch
 from outliers.models.hooks import hooks as hooks
 from outliers.models.load import load_model as load_model
 from outliers.models.load import load_tokenizer as load_tokenizer

@@ -43,7 +43,7 @@ TESTS = {
     "kernels/outlier_kernels/reference_states": "states triton tracing",
     "kernels/outlier_kernels/cpu/products": "products rooms training",
     "kernels/outlier_kernels": "kernels passes formats compiled states rooms gpu triton",
-    "outliers/metrics/perplexity/measure": "evaluation damage quantization",
+    "outliers/metrics/perplexity": "evaluation damage quantization",
     "outliers/metrics/token_losses": "losses",
     "outliers/text/pieces": "pieces losses",
     "outliers/metrics/errors": "damage",
@@ -154,10 +154,10 @@ MUTATIONS = {
         ("places += matrix * places_stride", "pass"),
     ],
     "kernels/outlier_kernels/triton/states.py": [("(token > 0)[:, None]", "(token >= 0)[:, None]")],
-    "outliers/metrics/perplexity/measure.py": [
+    "outliers/metrics/perplexity.py": [
         ("sum().item(), len(self.targets)", "sum().item(), 1 + len(self.targets)")
     ],
-    "outliers/metrics/token_losses/measure.py": [
+    "outliers/metrics/token_losses.py": [
         ("self.exact.add(start, exact, None)", "self.exact.add(start, logits, None)"),
         ("carried >= share * total", "carried > (1 - share) * total"),
     ],
@@ -169,9 +169,9 @@ MUTATIONS = {
         ("isinstance(before.tokenizer.backend_tokenizer.model, BPE)", "True"),
         ("and before.text[marks[1] : marks[2]].strip()", ""),
     ],
-    "outliers/metrics/agreement/measure.py": [("weighted * scale +", "weighted +")],
-    "outliers/metrics/errors/measure.py": [("there = energies > 0", "there = energies >= 0")],
-    "outliers/metrics/places/measure.py": [
+    "outliers/metrics/agreement.py": [("weighted * scale +", "weighted +")],
+    "outliers/metrics/errors.py": [("there = energies > 0", "there = energies >= 0")],
+    "outliers/metrics/places.py": [
         ('if len(places) > 1 and field != "head":', 'if field != "head":'),
     ],
     "outliers/quantization/remedies/gptq.py": [
@@ -186,11 +186,11 @@ MUTATIONS = {
     "outliers/quantization/caches.py": [("flatten(-2).sqrt()", "flatten(-2)")],
     "outliers/variants/cached.py": [("range(layer + 1, count)", "range(layer, count)")],
     "kernels/outlier_kernels/reference_systems.py": [("round_().clamp_(max=STEPS)", "round_()")],
-    "outliers/metrics/memory/footprint.py": [
+    "outliers/metrics/memory.py": [
         ("tensor.numel() + 4 * _outputs(module)", "tensor.numel()"),
         ("share * (number >= without_cache)", "share"),
     ],
-    "outliers/metrics/top1/measure.py": [
+    "outliers/metrics/top1.py": [
         ("weights = visits.queries / visits.queries.mean()", "weights = torch.ones_like(visits.queries)"),
     ],
     "outliers/metrics/ablations.py": [("np.arange(width), [*features, *outliers])", "np.arange(width), features)")],
@@ -205,20 +205,18 @@ MUTATIONS = {
         ('row.made.get("experiment") == experiment', 'row.made.get("experiment") != experiment'),
         ("if cell.about.items() <= row.facts.items()", "if True"),
     ],
-    "outliers/metrics/candidates/measure.py": [
+    "outliers/metrics/candidates.py": [
         ("min(abs(spikes", "max(abs(spikes"),
         ("distances[place] = torch.inf", "pass"),
         ("torch.minimum(magnitudes.mean(1", "torch.maximum(magnitudes.mean(1"),
         ("sorted(self.found[number] + seen)", "sorted(seen)"),
     ],
-    "outliers/metrics/keys/channels.py": [
+    "outliers/metrics/keys.py": [
         ("larger = other.largest.abs() > self.largest.abs()", "larger = other.largest > self.largest"),
         ("terms = self.weights[channel] * self.inputs[channel[0]] / count", "terms = self.weights[channel]"),
-    ],
-    "outliers/metrics/keys/observe.py": [
         ("by_head[0, :, -len(before) :]", "by_head[0, :, : len(before)]"),
     ],
-    "outliers/metrics/sinks/measure.py": [("else seen[..., 1:, :]", "else seen")],
+    "outliers/metrics/sinks.py": [("else seen[..., 1:, :]", "else seen")],
     "outliers/presets/super_weights.py": [("key=lambda pair: -pair[0]", "key=lambda pair: pair[0]")],
     "outliers/views/super_weights.py": [('_logarithm(candidate, "most", "most_deviation")', "Value(0.0, 0.0)")],
     "outliers/variants/massive.py": [("entries.abs() > self.above", "entries > self.above")],

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from train_pocket import OBJECTIVES, TEXTS
 from transformers import PreTrainedModel
 
-from outliers.metrics.perplexity.measure import perplexity
+from outliers.metrics.perplexity import perplexity
 from outliers.models.anatomy.examples import IGNORED, Examples
 from outliers.models.anatomy.views import CROSS, views_of
 from outliers.models.load import load_model

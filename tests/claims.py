@@ -24,10 +24,10 @@ from outlier_kernels.reference_systems import PROTECTIVE
 from outliers import criterion
 from outliers.metrics.ablations import CONTROLS, RESAMPLES
 from outliers.metrics.damages import damages_of
-from outliers.metrics.perplexity.measure import LARGEST_LOSS
-from outliers.metrics.range import LIMITS
-from outliers.metrics.range.measure import BLOCK
-from outliers.metrics.token_losses.measure import LISTED
+from outliers.metrics.perplexity import LARGEST_LOSS
+from outliers.metrics.range import BLOCK
+from outliers.metrics.records import LIMITS
+from outliers.metrics.token_losses import LISTED
 from outliers.models.config_file import DEQUANTIZED
 from outliers.models.gguf.header import LONGEST as LONGEST_HEADER
 from outliers.models.load import LARGEST_SIDE, MANY, find_config

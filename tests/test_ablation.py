@@ -11,8 +11,8 @@ from scipy.stats import binom
 
 from outliers.errors import UserError
 from outliers.metrics.ablations import ablate, interval_of_mean, summary
-from outliers.metrics.perplexity.measure import perplexity
-from outliers.metrics.top1.measure import top1_softmax
+from outliers.metrics.perplexity import perplexity
+from outliers.metrics.top1 import top1_softmax
 from outliers.models.anatomy import anatomy_of, decoder_layers, projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.text.blocks import load_text

@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 import outliers
 from outliers.errors import UserError
-from outliers.metrics.agreement.measure import AgreementReader
-from outliers.metrics.layers.measure import layer_by_layer
+from outliers.metrics.agreement import AgreementReader
+from outliers.metrics.layers import layer_by_layer
 from outliers.metrics.measurement import Keeps
-from outliers.metrics.perplexity.measure import read_logits
+from outliers.metrics.perplexity import read_logits
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.decoder import run_decoder
 from outliers.presets.damage import damage

@@ -14,7 +14,7 @@ from torch import nn
 import outliers
 from outliers.errors import UserError
 from outliers.metrics.damages import damages_of
-from outliers.metrics.top1.measure import top1_softmax
+from outliers.metrics.top1 import top1_softmax
 from outliers.models.anatomy import anatomy_of, decoder_layers, family_of
 from outliers.models.attention import attends
 from outliers.models.skeleton import skeleton

@@ -12,7 +12,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import outliers
 from outliers.errors import UserError
-from outliers.metrics.perplexity.measure import perplexities, perplexity
+from outliers.metrics.perplexity import perplexities, perplexity
 from outliers.models.stream import AS_IT_IS, stream_model
 from outliers.quantization.cache_formats import CacheFormat, Formats
 from outliers.quantization.caches import Codes, cache_bits, through

@@ -18,10 +18,9 @@ from outliers import __main__ as program
 from outliers import metrics as package
 from outliers.errors import UserError
 from outliers.metrics.measurement import Seen
-from outliers.metrics.memory import Memory as Footprint
-from outliers.metrics.metric import StatesMetric
-from outliers.metrics.perplexity import Perplexity
-from outliers.metrics.zeroshot.harness import zeroshot
+from outliers.metrics.records import Memory as Footprint
+from outliers.metrics.records import Perplexity, StatesMetric
+from outliers.metrics.zeroshot import zeroshot
 from outliers.models import plugins
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET

@@ -15,17 +15,15 @@ from torch.nn import functional
 import outliers
 from outliers.criterion import OF_EVERY_STACK
 from outliers.errors import UserError
-from outliers.metrics.agreement.measure import AgreementReader
+from outliers.metrics import errors as of_projections
+from outliers.metrics import perplexity as losses
+from outliers.metrics.agreement import AgreementReader
 from outliers.metrics.damages import damages_of
-from outliers.metrics.errors import Errors
-from outliers.metrics.errors import measure as of_projections
-from outliers.metrics.errors.measure import block_errors
-from outliers.metrics.inputs import Inputs
+from outliers.metrics.errors import block_errors
 from outliers.metrics.measurement import records_of
-from outliers.metrics.perplexity import measure as losses
-from outliers.metrics.perplexity.measure import perplexity, perplexity_of, read_logits, variant_losses
-from outliers.metrics.places import Places
-from outliers.metrics.places.measure import exchange_losses, exchanges
+from outliers.metrics.perplexity import perplexity, perplexity_of, read_logits, variant_losses
+from outliers.metrics.places import exchange_losses, exchanges
+from outliers.metrics.records import Errors, Inputs, Places
 from outliers.models.anatomy import projections
 from outliers.models.decoder import run_decoder
 from outliers.models.load import load_model, load_tokenizer

@@ -8,8 +8,8 @@ from accelerate import dispatch_model
 from accelerate.utils import modeling
 
 from outliers.errors import UserError
-from outliers.metrics.perplexity.measure import perplexity
-from outliers.metrics.top1.measure import top1_softmax
+from outliers.metrics.perplexity import perplexity
+from outliers.metrics.top1 import top1_softmax
 from outliers.models import load
 from outliers.models.anatomy import anatomy_of, projections
 from outliers.models.decoder import run_exchanged

@@ -8,8 +8,8 @@ import torch
 
 import outliers
 from outliers.errors import UserError
-from outliers.metrics.perplexity.measure import perplexities
-from outliers.metrics.top1.measure import top1_softmax
+from outliers.metrics.perplexity import perplexities
+from outliers.metrics.top1 import top1_softmax
 from outliers.models.anatomy import anatomy_of, decoder_layers, readers
 from outliers.models.anatomy.parts import QKV, parts
 from outliers.models.hooks import attention_hooks, input_hooks

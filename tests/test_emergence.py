@@ -12,8 +12,8 @@ from outliers.criterion import OF_EVERY_STACK, PAPER
 from outliers.errors import UserError
 from outliers.metrics import states
 from outliers.metrics.ablations import ablate
-from outliers.metrics.perplexity.measure import perplexity
-from outliers.metrics.top1.measure import top1_softmax
+from outliers.metrics.perplexity import perplexity
+from outliers.metrics.top1 import top1_softmax
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET
 from outliers.presets.cells import Cells
@@ -104,7 +104,7 @@ def test_emergence_traces_what_the_paper_looks_at(tmp_path, monkeypatch):
         traced.append(tuple(roles))
         return traces(model, blocks, roles, *arguments)
 
-    monkeypatch.setattr("outliers.metrics.trace.measure.traces", spy)
+    monkeypatch.setattr("outliers.metrics.trace.traces", spy)
     rows = run(Emergence(models=[TRACED["model"]], block=64, blocks=6, alpha=3), tmp_path / "family")
     assert traced == [PAPER]
     _, of_one = trace_model(OneModel(**TRACED), tmp_path / "one")
@@ -113,7 +113,7 @@ def test_emergence_traces_what_the_paper_looks_at(tmp_path, monkeypatch):
 
 def test_a_trace_goes_on_where_it_stopped(tmp_path, monkeypatch):
     want = lasting(trace_model(OneModel(**TRACED), tmp_path / "whole")[1])
-    monkeypatch.setattr("outliers.metrics.trace.kept.SECONDS_BETWEEN_SAVES", 0)
+    monkeypatch.setattr("outliers.metrics.trace.SECONDS_BETWEEN_SAVES", 0)
     read = []
 
     def count(model, blocks, *arguments):
@@ -122,7 +122,7 @@ def test_a_trace_goes_on_where_it_stopped(tmp_path, monkeypatch):
         read.append(blocks)
         return traces(model, blocks, *arguments)
 
-    monkeypatch.setattr("outliers.metrics.trace.measure.traces", count)
+    monkeypatch.setattr("outliers.metrics.trace.traces", count)
     with pytest.raises(KeyboardInterrupt):
         trace_model(OneModel(**TRACED), tmp_path / "cut")
     assert Trace.load(tmp_path / "cut" / "trace").sequences == 4
@@ -146,7 +146,7 @@ def test_what_is_saved_of_a_trace_is_its_beginning(tmp_path, monkeypatch):
     want, _ = trace_model(OneModel(**TRACED), tmp_path / "forwards")
     forwards, traced = Here.run, []
     monkeypatch.setattr(Here, "run", lambda engine, cells: forwards(engine, list(cells)[::-1]))
-    monkeypatch.setattr("outliers.metrics.trace.kept.SECONDS_BETWEEN_SAVES", 0)
+    monkeypatch.setattr("outliers.metrics.trace.SECONDS_BETWEEN_SAVES", 0)
     with monkeypatch.context() as patch:
 
         def stop(*arguments, **keywords):
@@ -155,7 +155,7 @@ def test_what_is_saved_of_a_trace_is_its_beginning(tmp_path, monkeypatch):
                 raise KeyboardInterrupt
             return traces(*arguments, **keywords)
 
-        patch.setattr("outliers.metrics.trace.measure.traces", stop)
+        patch.setattr("outliers.metrics.trace.traces", stop)
         with pytest.raises(KeyboardInterrupt):
             trace_model(OneModel(**TRACED), tmp_path / "backwards")
     assert not list(tmp_path.glob("backwards/trace.*")), "without the first block there is no beginning"

@@ -11,17 +11,16 @@ import pytest
 import torch
 
 from outliers.errors import UserError
+from outliers.metrics import perplexity as module
 from outliers.metrics.ablations import ablate
-from outliers.metrics.agreement import Agreement
-from outliers.metrics.latency.measure import latency
-from outliers.metrics.layers.measure import layer_by_layer
+from outliers.metrics.latency import latency
+from outliers.metrics.layers import layer_by_layer
 from outliers.metrics.measurement import records_of
-from outliers.metrics.perplexity import Perplexity
-from outliers.metrics.perplexity import measure as module
-from outliers.metrics.perplexity.measure import perplexities, perplexity
-from outliers.metrics.places.measure import exchange_losses, exchanges
+from outliers.metrics.perplexity import perplexities, perplexity
+from outliers.metrics.places import exchange_losses, exchanges
+from outliers.metrics.records import Agreement, Perplexity
 from outliers.metrics.states import STATES
-from outliers.metrics.top1.measure import top1_softmax
+from outliers.metrics.top1 import top1_softmax
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.decoder import independent, map_blocks
 from outliers.models.load import load_model, load_tokenizer

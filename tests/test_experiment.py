@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from outliers.errors import UserError
 from outliers.metrics import states
-from outliers.metrics.perplexity.measure import Loss, perplexity
+from outliers.metrics.perplexity import Loss, perplexity
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import PACKAGED, POCKET, pocket_models
 from outliers.paper.report import drawn_again

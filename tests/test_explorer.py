@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from outliers.errors import UserError
-from outliers.metrics.trace.kept import EXCERPT
+from outliers.metrics.trace import EXCERPT
 from outliers.models.load import load_model
 from outliers.paper.report import experiments, report
 from outliers.runs.run import run
@@ -85,7 +85,7 @@ def test_a_finished_trace_gets_its_excerpt_and_keeps_it(traced, monkeypatch):
     (folder / EXCERPT).write_bytes(before[:100])
     run(spec, folder)
     assert (folder / EXCERPT).read_bytes() == before, "a damaged one is made again"
-    monkeypatch.setattr("outliers.metrics.trace.kept.excerpt", lambda *_: pytest.fail("it is there"))
+    monkeypatch.setattr("outliers.metrics.trace.excerpt", lambda *_: pytest.fail("it is there"))
     run(spec, folder)
 
 

@@ -38,7 +38,7 @@ from transformers import (
 )
 
 import outliers
-from outliers.metrics.latency.measure import encoding
+from outliers.metrics.latency import encoding
 from outliers.models.anatomy import input_embeddings, projections, readers
 from outliers.models.anatomy.examples import IGNORED, Example, Examples
 from outliers.models.anatomy.views import views_of

@@ -22,7 +22,7 @@ from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURE
 from outliers.errors import UserError
 from outliers.metrics import states
 from outliers.metrics.measurement import Keeps
-from outliers.metrics.perplexity.measure import perplexity
+from outliers.metrics.perplexity import perplexity
 from outliers.models.anatomy import ANATOMIES, FAMILIES
 from outliers.models.gguf.header import read_header
 from outliers.models.load import load_config, load_model, load_tokenizer, quantized_from, weights_hash

@@ -7,7 +7,7 @@ import pytest
 import torch
 from outlier_kernels.cpu import packed
 
-from outliers.metrics.linear_layer.measure import ways
+from outliers.metrics.linear_layer import ways
 from tests.conftest import needs_int8_units
 from tests.test_docs import ROOT
 

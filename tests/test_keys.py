@@ -14,10 +14,9 @@ from transformers.models.qwen2 import modeling_qwen2
 
 import outliers
 from outliers.errors import BrokenModel
-from outliers.metrics.keys import AFTER, BEFORE
-from outliers.metrics.keys.channels import Channels, Sums
-from outliers.metrics.keys.observe import observed_channels
-from outliers.metrics.perplexity.measure import perplexity
+from outliers.metrics.keys import Channels, Sums, observed_channels
+from outliers.metrics.perplexity import perplexity
+from outliers.metrics.records import AFTER, BEFORE
 from outliers.models.anatomy import decoder_layers
 from outliers.models.anatomy.examples import Examples
 from outliers.models.stream import stream_model

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outliers.errors import UserError
-from outliers.metrics.latency.measure import Timings, latency, quartiles
-from outliers.metrics.linear_layer.measure import LEAST_ROUNDS, OUTLIERS, milliseconds, rows_of, ways
+from outliers.metrics.latency import Timings, latency, quartiles
+from outliers.metrics.linear_layer import LEAST_ROUNDS, OUTLIERS, milliseconds, rows_of, ways
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model
 from outliers.quantization.convert import quantize
@@ -143,7 +143,7 @@ def timed_generations(monkeypatch) -> list[tuple]:
         ids = torch.zeros(len(prompts), 1 + tokens, dtype=torch.int64)
         return Timings([100.0 * len(calls) * (1 + n) for n in range(repeats)], steps, ids)
 
-    monkeypatch.setattr("outliers.metrics.latency.measure.latency", take)
+    monkeypatch.setattr("outliers.metrics.latency.latency", take)
     return calls
 
 
@@ -324,7 +324,7 @@ def test_linear_layers(tmp_path, monkeypatch):
 
     timed = []
     monkeypatch.setattr(
-        "outliers.metrics.linear_layer.measure.milliseconds",
+        "outliers.metrics.linear_layer.milliseconds",
         lambda named, *_: timed.append(named) or {name: [1.0, 2.0] for name in named},
     )
     assert run(LinearLayers(**LAYERS), tmp_path) == rows

@@ -21,8 +21,8 @@ from transformers import (
 )
 
 import outliers
-from outliers.metrics.perplexity.measure import perplexity
-from outliers.metrics.zeroshot.harness import FOLDER
+from outliers.metrics.perplexity import perplexity
+from outliers.metrics.zeroshot import FOLDER
 from outliers.models.anatomy import projections
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.remedies.hadamard import _drawn
@@ -409,7 +409,7 @@ TASKS = ["lambada-local", "piqa-local"]
 @pytest.mark.parametrize("scheme", ["absmax+hadamard", "llm.int8+skip=ffn_out"])
 def test_lm_eval_from_its_own_command_line(scheme, tmp_path):
     """The values of `outliers.zeroshot`, digit for digit."""
-    from outliers.metrics.zeroshot.harness import zeroshot
+    from outliers.metrics.zeroshot import zeroshot
     from outliers.variants.quantized import Quantized
 
     name, limit = "pocket/gpt2-1.7m", 12

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 import outliers
 from outliers.errors import UserError
-from outliers.metrics.memory.footprint import measure_footprint
+from outliers.metrics.memory import measure_footprint
 from outliers.models.anatomy import projections
 from outliers.models.anatomy.examples import IGNORED
 from outliers.paper.shown import show

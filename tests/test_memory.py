@@ -16,16 +16,8 @@ from transformers import (
 from transformers.quantizers.base import HfQuantizer
 
 from outliers.errors import UserError
-from outliers.metrics.memory import measure
-from outliers.metrics.memory.footprint import (
-    GIB,
-    Footprint,
-    Storages,
-    fits,
-    measure_footprint,
-    measure_pass,
-    prompt,
-)
+from outliers.metrics import memory as measure
+from outliers.metrics.memory import GIB, Footprint, Storages, fits, measure_footprint, measure_pass, prompt
 from outliers.models.load import find_config, load_config
 from outliers.models.names import known_configs
 from outliers.models.skeleton import skeleton

@@ -12,8 +12,8 @@ import torch
 import outliers
 from outliers.criterion import CROSS, OF_EVERY_STACK, RESIDUAL, in_transformerlens
 from outliers.errors import UserError
-from outliers.metrics.keys import AFTER, BEFORE, PARTS
-from outliers.metrics.keys.observe import observed_channels
+from outliers.metrics.keys import observed_channels
+from outliers.metrics.records import AFTER, ATTENDED, BEFORE
 from outliers.models.anatomy.names import names_of
 from outliers.models.hooks import STATES
 from outliers.runs.run import run
@@ -97,7 +97,7 @@ def test_queries_keys_and_values_are_those_of_transformerlens(kind):
     assert len(values) == (5 if kind == "llama" else 3)
     for name, states in values.items():
         side = AFTER if "rot" in name else BEFORE
-        magnitudes = found[1, PARTS[name[-1]], side].magnitudes
+        magnitudes = found[1, ATTENDED[name[-1]], side].magnitudes
         assert close(magnitudes.float(), torch.tensor(states).abs().amax(0).view(magnitudes.shape))
 
 

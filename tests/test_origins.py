@@ -12,8 +12,8 @@ from torch import nn
 
 import outliers
 from outliers.errors import UserError
-from outliers.metrics.origins import PART_OF
-from outliers.metrics.origins.account import Account
+from outliers.metrics.origins import Account
+from outliers.metrics.records import PART_OF
 from outliers.models.anatomy import anatomy_of, decoder_layers
 from outliers.models.load import load_model
 from outliers.models.stream import stream_model
@@ -261,7 +261,7 @@ def test_by_default_what_stands_out(pocket):
 
 def test_a_finished_account_is_not_made_again(pocket, monkeypatch):
     spec, folder, rows = pocket
-    monkeypatch.setattr("outliers.metrics.origins.measure.origins", lambda *_: pytest.fail("it was"))
+    monkeypatch.setattr("outliers.metrics.origins.origins", lambda *_: pytest.fail("it was"))
     assert run(spec, folder) == rows
 
 

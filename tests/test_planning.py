@@ -11,8 +11,8 @@ import torch
 import outliers
 from outliers.errors import UserError
 from outliers.metrics.measurement import records_of
-from outliers.metrics.perplexity import Perplexity
-from outliers.metrics.perplexity.measure import perplexity
+from outliers.metrics.perplexity import perplexity
+from outliers.metrics.records import Perplexity
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model

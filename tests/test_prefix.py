@@ -6,7 +6,7 @@ from torch.nn import functional
 
 import outliers
 from outliers.errors import UserError
-from outliers.metrics.perplexity.measure import perplexity
+from outliers.metrics.perplexity import perplexity
 from outliers.quantization.calibration import Calibration, calibrate
 from outliers.subjects.bench import Bench
 from outliers.subjects.given import Given

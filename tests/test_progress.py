@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from outliers.metrics import states
-from outliers.metrics.latency.measure import latency
+from outliers.metrics.latency import latency
 from outliers.terminal import progress as module
 from outliers.terminal.progress import Progress, over
 from tests.conftest import make_model

@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, StaticCache
 from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError
-from outliers.metrics.perplexity.measure import perplexity
+from outliers.metrics.perplexity import perplexity
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.paper.report import drawn_again

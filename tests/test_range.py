@@ -5,7 +5,7 @@ import torch
 from transformers import AttentionInterface
 
 import outliers
-from outliers.metrics.range.measure import block_sums, largest_numbers
+from outliers.metrics.range import block_sums, largest_numbers
 from outliers.models.anatomy import decoder_layers, readers
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import AS_IT_IS, stream_model

@@ -11,8 +11,8 @@ import torch
 import outliers
 from outliers.errors import UserError
 from outliers.metrics import attention
-from outliers.metrics.sinks.measure import SINKS
-from outliers.metrics.top1.measure import TOP1, top1_softmax
+from outliers.metrics.sinks import SINKS
+from outliers.metrics.top1 import TOP1, top1_softmax
 from outliers.models.load import load_model
 from outliers.models.stream import stream_model
 from outliers.presets import readers as preset

@@ -16,7 +16,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import BrokenModel, UserError
-from outliers.metrics.perplexity.measure import perplexities, perplexity
+from outliers.metrics.perplexity import perplexities, perplexity
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model

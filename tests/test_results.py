@@ -284,7 +284,7 @@ def test_a_row_that_is_lost_is_measured_again(tmp_path, lost):
 def test_a_row_of_a_trace_that_is_kept_is_made_of_it(folder, monkeypatch):
     want = trace_model(TRACED, folder)[1]
     (folder / "rows.jsonl").unlink()
-    monkeypatch.setattr("outliers.metrics.trace.measure.traces", lambda *_: pytest.fail("it is there"))
+    monkeypatch.setattr("outliers.metrics.trace.traces", lambda *_: pytest.fail("it is there"))
     assert lasting(trace_model(TRACED, folder)[1]) == lasting(want)
 
 

@@ -9,7 +9,7 @@ from outlier_kernels.reference import quantize as codes_of
 from safetensors import safe_open
 
 from outliers.errors import UserError
-from outliers.metrics.perplexity.measure import perplexity
+from outliers.metrics.perplexity import perplexity
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.weight_files import INT8

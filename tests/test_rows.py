@@ -195,7 +195,7 @@ def sources(tmp_path: Path, *changes: tuple[str, str, str]) -> str:
 
 
 def test_words_are_no_code(tmp_path):
-    name = "outliers/metrics/perplexity/measure.py"
+    name = "outliers/metrics/perplexity.py"
     text = (Path(outliers.__file__).parent.parent / name).read_text()
     line = next(line for line in text.splitlines() if line.startswith("import "))
     changes = [(name, '"""', '"""Other words. '), (name, line, f"# a comment\n\n\n{line}  # and one more")]

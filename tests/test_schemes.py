@@ -11,7 +11,7 @@ from outlier_kernels.formats import Quantizer
 from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError
-from outliers.metrics.perplexity.measure import perplexity
+from outliers.metrics.perplexity import perplexity
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model

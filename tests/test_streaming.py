@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from outliers.errors import UserError
 from outliers.metrics.ablations import ablate
-from outliers.metrics.perplexity.measure import perplexities, perplexity
-from outliers.metrics.top1.measure import top1_softmax
+from outliers.metrics.perplexity import perplexities, perplexity
+from outliers.metrics.top1 import top1_softmax
 from outliers.models.anatomy import anatomy_of, decoder_layers
 from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET

@@ -9,10 +9,10 @@ import torch
 import outliers
 from outliers.criterion import SPIKE
 from outliers.errors import BrokenModel, UserError
-from outliers.metrics.candidates import Candidates
-from outliers.metrics.candidates.measure import candidates
+from outliers.metrics.candidates import candidates
 from outliers.metrics.measurement import records_along
-from outliers.metrics.perplexity.measure import perplexities, perplexity
+from outliers.metrics.perplexity import perplexities, perplexity
+from outliers.metrics.records import Candidates
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.load import load_model
 from outliers.models.stream import stream_model

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from outliers.errors import UserError
 from outliers.files import LEFT, LOCK, OWNER, locked, write_whole
 from outliers.metrics import states
-from outliers.metrics.trace import measure as traces
+from outliers.metrics import trace as traces
 from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET
 from outliers.runs.frame import records_in as read_rows

@@ -12,7 +12,7 @@ from torch import nn
 
 import outliers
 from outliers.errors import UserError
-from outliers.metrics.perplexity.measure import perplexities
+from outliers.metrics.perplexity import perplexities
 from outliers.models.stream import stream_model
 from outliers.quantization.calibration import calibrate
 from outliers.quantization.convert import quantize

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import outliers
-from outliers.metrics.perplexity.measure import perplexity
+from outliers.metrics.perplexity import perplexity
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model
 from outliers.quantization.convert import quantize, quantized_layers

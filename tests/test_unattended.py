@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from outliers.metrics.perplexity.measure import perplexities, perplexity
+from outliers.metrics.perplexity import perplexities, perplexity
 from outliers.models.hooks import attention_hooks
 from outliers.models.load import load_model
 from outliers.models.stream import AS_IT_IS, stream_model

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import outliers
 from outliers.criterion import OF_EVERY_STACK
 from outliers.errors import UserError
-from outliers.metrics.perplexity.measure import perplexities, perplexity
-from outliers.metrics.top1.measure import top1_softmax
+from outliers.metrics.perplexity import perplexities, perplexity
+from outliers.metrics.top1 import top1_softmax
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import AS_IT_IS, stream_model

@@ -8,7 +8,7 @@ import torch
 
 import outliers
 from outliers.errors import UserError
-from outliers.metrics.perplexity.measure import perplexities, perplexity
+from outliers.metrics.perplexity import perplexities, perplexity
 from outliers.models.load import load_model
 from outliers.models.stream import AS_IT_IS, stream_model
 from outliers.quantization.convert import quantize

@@ -14,10 +14,9 @@ import torch
 import yaml
 
 from outliers.errors import UserError
-from outliers.metrics.zeroshot import ZeroShot as Metric
-from outliers.metrics.zeroshot import harness as module
-from outliers.metrics.zeroshot.harness import FOLDER, STANDARD_ERRORS, documents_hash, load_tasks, zeroshot
-from outliers.metrics.zeroshot.measure import _task
+from outliers.metrics import zeroshot as module
+from outliers.metrics.records import ZeroShot as Metric
+from outliers.metrics.zeroshot import FOLDER, STANDARD_ERRORS, _task, documents_hash, load_tasks, zeroshot
 from outliers.models.load import load_model, load_tokenizer
 from outliers.paper.figure1 import measured
 from outliers.quantization.convert import quantize
@@ -306,7 +305,7 @@ def test_experiment_goes_on_where_it_stopped(data, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return module.evaluate(model, tokenizer, tasks, limit)
 
-    monkeypatch.setattr("outliers.metrics.zeroshot.measure.evaluate", counted)
+    monkeypatch.setattr("outliers.metrics.zeroshot.evaluate", counted)
     with pytest.raises(KeyboardInterrupt):
         run(spec, tmp_path)
     rows = run(spec, tmp_path)

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 import outliers
 from outliers.metrics.damages import Damages
-from outliers.metrics.origins.account import Account
+from outliers.metrics.origins import Account
 from outliers.models.anatomy.examples import Examples
 from outliers.quantization.caches import QuantizedCache
 

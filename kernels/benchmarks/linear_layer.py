@@ -3,7 +3,7 @@
     python kernels/benchmarks/linear_layer.py
 
 On a GPU (16 bits: float16) if there is one, otherwise on the CPU (bfloat16, for CPUs have no fast float16). The ways
-are `WAYS` of `outliers.metrics.linear_layer.measure`, and each part of LLM.int8() alone: its product, or oneDNN's where
+are `WAYS` of `outliers.metrics.linear_layer`, and each part of LLM.int8() alone: its product, or oneDNN's where
 the layer is one pass, and each pass over memory, whose limit is the memory bandwidth: what a copy of a tensor larger
 than the caches reads and writes in a second. A pass that finds its tensors in a cache may be beyond it. All of one
 shape are timed in turn, several rounds.
@@ -30,7 +30,7 @@ from outlier_kernels.cpu.compiled import Pass
 from scipy.stats import gmean
 from tabulate import tabulate
 
-from outliers.metrics.linear_layer.measure import BASELINE, milliseconds, rows_of, ways
+from outliers.metrics.linear_layer import BASELINE, milliseconds, rows_of, ways
 from outliers.paper.table5 import PUBLISHED
 from outliers.subjects.provenance import environment
 

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from outliers.criterion import ALPHA
 from outliers.errors import UserError, shown, unknown_name
-from outliers.metrics.perplexity.measure import perplexities
-from outliers.metrics.top1.measure import top1_softmax
+from outliers.metrics.perplexity import perplexities
+from outliers.metrics.top1 import top1_softmax
 from outliers.models.anatomy import check_features, width_of
 from outliers.models.anatomy.examples import Block
 from outliers.models.anatomy.views import view_of

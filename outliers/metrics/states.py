@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.metrics.measurement import Keeps, Measurement, Read, Seen, by_seed
-from outliers.metrics.perplexity.measure import read_logits
+from outliers.metrics.perplexity import read_logits
 from outliers.models.anatomy import decoder_layers, family_of
 from outliers.models.anatomy.examples import Block
 from outliers.models.decoder import AT_ONCE, inference, map_blocks, run_decoder, run_from

@@ -14,7 +14,7 @@ from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenize
 
 from outliers.errors import UserError, meant
 from outliers.files import writing
-from outliers.metrics.perplexity.measure import perplexity
+from outliers.metrics.perplexity import perplexity
 from outliers.models.anatomy import anatomy_of, check_block, decoder_layers, family_of, projections
 from outliers.models.hooks import residual_hooks
 from outliers.models.load import load_model, load_reader, weights_hash

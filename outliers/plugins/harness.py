@@ -16,7 +16,7 @@ from lm_eval.models.huggingface import HFLM
 
 import outliers.plugins.loader  # noqa: F401 -- so that `--model hf` reads what was saved with our layers
 from outliers.errors import UserError
-from outliers.metrics.zeroshot.harness import served
+from outliers.metrics.zeroshot import served
 from outliers.models.load import load_model, load_tokenizer
 from outliers.terminal.command import answering
 from outliers.variants.quantized import Quantized

@@ -6,9 +6,7 @@ from itertools import product
 
 from outliers.errors import UserError
 from outliers.metrics.ablations import Treatment, plan
-from outliers.metrics.perplexity import Perplexity
-from outliers.metrics.top1 import Top1
-from outliers.metrics.trace import Trace
+from outliers.metrics.records import Perplexity, Top1, Trace
 from outliers.models.names import short_name
 from outliers.models.variant import Variant
 from outliers.presets.emergence import CROSS, ablated_in, counted, where

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, cr
 
 from outliers.errors import UserError, unknown_name
 from outliers.metrics import metrics
-from outliers.metrics.metric import Metric
+from outliers.metrics.records import Metric
 from outliers.specification.kinds import (
     MODEL,
     REVISION,

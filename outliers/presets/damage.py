@@ -6,15 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outliers.errors import UserError, unknown_name
-from outliers.metrics.agreement import Agreement
 from outliers.metrics.damages import Damages, damages_of
-from outliers.metrics.errors import Errors
-from outliers.metrics.inputs import Inputs
-from outliers.metrics.layers import Layers
-from outliers.metrics.metric import Metric
-from outliers.metrics.perplexity import Perplexity
-from outliers.metrics.places import Places
-from outliers.metrics.weights import Weights
+from outliers.metrics.records import Agreement, Errors, Inputs, Layers, Metric, Perplexity, Places, Weights
 from outliers.quantization.cache_formats import Formats
 from outliers.quantization.schemes import Scheme, get_scheme
 from outliers.specification.kinds import DAMAGE_BY, Damage, schemes_of

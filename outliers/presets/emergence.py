@@ -4,9 +4,7 @@ from collections.abc import Sequence
 
 from outliers.criterion import OF_EVERY_STACK
 from outliers.errors import UserError
-from outliers.metrics.perplexity import Perplexity
-from outliers.metrics.top1 import Top1
-from outliers.metrics.trace import KeptTrace, Trace
+from outliers.metrics.records import KeptTrace, Perplexity, Top1, Trace
 from outliers.runs.rows import Row
 from outliers.specification.kinds import Emergence, OneModel
 from outliers.subjects.causal import Causal, MaybeUnlabelled

@@ -2,7 +2,7 @@
 
 from itertools import product
 
-from outliers.metrics.latency import Latency
+from outliers.metrics.records import Latency
 from outliers.specification import kinds
 from outliers.specification.kinds import Settings, schemes_of
 from outliers.subjects.cell import Cell, Plan

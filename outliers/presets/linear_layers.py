@@ -1,6 +1,6 @@
 """The speed of linear layers of some dimensions in many ways (Table 5)."""
 
-from outliers.metrics.linear_layer import LinearLayer
+from outliers.metrics.records import LinearLayer
 from outliers.specification.kinds import LinearLayers
 from outliers.subjects import layer
 from outliers.subjects.cell import Cell, Plan

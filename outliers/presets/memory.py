@@ -1,7 +1,7 @@
 """The memory that models need at inference, and which of them hardware holds (Table 3)."""
 
 from outliers.errors import unknown_name
-from outliers.metrics.memory import Fits, Memory
+from outliers.metrics.records import Fits, Memory
 from outliers.specification import kinds
 from outliers.subjects.cell import Cell, Plan
 from outliers.subjects.configured import Configured

@@ -4,9 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from outliers.errors import unknown_name
-from outliers.metrics.keys import Keys
-from outliers.metrics.origins import Origins
-from outliers.metrics.trace import Trace
+from outliers.metrics.records import Keys, Origins, Trace
 from outliers.presets.emergence import counted
 from outliers.presets.readers import check_readers, readers_stages
 from outliers.presets.super_weights import check_weights, massive_stages, weights_stages

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from outliers.criterion import LOG_PERPLEXITY, check_share
 from outliers.errors import UserError, unknown_name
-from outliers.metrics.agreement import Agreement
-from outliers.metrics.errors import Errors
-from outliers.metrics.perplexity import Perplexity
+from outliers.metrics.records import Agreement, Errors, Perplexity
 from outliers.quantization.plans.plan import Plan
 from outliers.quantization.schemes import Scheme, get_scheme
 from outliers.runs.rows import Row

@@ -7,9 +7,7 @@ import numpy as np
 import pandas as pd
 
 from outliers.errors import UserError, shown
-from outliers.metrics.perplexity import Perplexity
-from outliers.metrics.sinks import Sinks
-from outliers.metrics.top1 import Top1
+from outliers.metrics.records import Perplexity, Sinks, Top1
 from outliers.quantization.schemes import BASELINE
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, Stages, Subject

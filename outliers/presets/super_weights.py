@@ -7,11 +7,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from outliers.criterion import MASSIVE
-from outliers.metrics.agreement import Agreement
-from outliers.metrics.candidates import Candidates
-from outliers.metrics.perplexity import Perplexity
-from outliers.metrics.sinks import Sinks
-from outliers.metrics.trace import Trace
+from outliers.metrics.records import Agreement, Candidates, Perplexity, Sinks, Trace
 from outliers.runs.rows import Row
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, Stages, Subject

@@ -1,10 +1,7 @@
 """A sweep: the perplexity of models under schemes (Table 1)."""
 
 from outliers.criterion import LOG_PERPLEXITY
-from outliers.metrics.accuracy import Accuracy
-from outliers.metrics.agreement import Agreement
-from outliers.metrics.metric import Metric
-from outliers.metrics.perplexity import Perplexity
+from outliers.metrics.records import Accuracy, Agreement, Metric, Perplexity
 from outliers.runs.rows import Row
 from outliers.specification.kinds import PICTURES, Experiment, schemes_of
 from outliers.subjects.causal import MaybeUnlabelled

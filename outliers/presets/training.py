@@ -1,6 +1,6 @@
 """Training runs that differ in one thing each."""
 
-from outliers.metrics.training import Training
+from outliers.metrics.records import Training
 from outliers.specification import training
 from outliers.subjects.cell import Cell, Plan
 from outliers.subjects.training_run import TrainingRun

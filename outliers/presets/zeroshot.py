@@ -2,7 +2,7 @@
 
 from itertools import product
 
-from outliers.metrics.zeroshot import ZeroShot
+from outliers.metrics.records import ZeroShot
 from outliers.specification import kinds
 from outliers.specification.kinds import schemes_of
 from outliers.subjects.causal import Pretrained

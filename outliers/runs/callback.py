@@ -12,9 +12,9 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from outliers.criterion import ALPHA, check_threshold
 from outliers.errors import BrokenModel, UserError, shown
 from outliers.files import locked, write_whole
-from outliers.metrics.metric import Metric
-from outliers.metrics.trace.measure import tidy
-from outliers.metrics.training.watch import KURTOSES, flat, watch_views
+from outliers.metrics.records import Metric
+from outliers.metrics.trace import tidy
+from outliers.metrics.training import KURTOSES, flat, watch_views
 from outliers.models.anatomy.examples import Examples
 from outliers.models.anatomy.views import of_stack
 from outliers.models.load import weights_hash
@@ -40,7 +40,7 @@ class Watched(Metric):
     """The metrics of `outliers.watch`."""
 
     name: ClassVar[str] = "watch"
-    measured_by: ClassVar[str] = "outliers.metrics.training.watch:watch"
+    measured_by: ClassVar[str] = "outliers.metrics.training:watch"
 
     alpha: float = ALPHA
     attention: bool = True

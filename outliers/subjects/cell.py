@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from outliers.models.variant import Variant
 
-# Of rooms to the right: outliers.subjects.bench, outliers.metrics.metric, outliers.runs.rows.
+# Of rooms to the right: outliers.subjects.bench, outliers.metrics.records, outliers.runs.rows.
 Bench = Metric = Row = Any
 
 

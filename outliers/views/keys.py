@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import MaxNLocator
 
-from outliers.metrics.keys import AFTER, BEFORE
+from outliers.metrics.records import AFTER, BEFORE
 from outliers.show.axes import log_axis
 from outliers.show.explorer import Explorer, map_of, of_tables
 from outliers.show.maps import MOST_COLUMNS, map_on, number_above, pooled

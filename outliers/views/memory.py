@@ -10,7 +10,7 @@ from outliers.show.section import Finding, Section, printed
 from outliers.show.tables import Table, scattered
 from outliers.show.words import count, part
 
-# As in outliers.metrics.memory.footprint, which imports torch: drawing again needs none of it.
+# As in outliers.metrics.memory, which imports torch: drawing again needs none of it.
 GIB = 2**30
 BITS = (16, 8)
 ABOUT_THE_SAME = 0.95  # models of so much of the largest one's parameters stand beside it, as OPT-175B and BLOOM do

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.text import Annotation
 
-from outliers.metrics.origins import PART_OF, PARTS, SINGLE
+from outliers.metrics.records import PART_OF, SINGLE, WRITERS_OF
 from outliers.models.names import short_name
 from outliers.presets.readers import readings
 from outliers.quantization.schemes import BASELINE
@@ -29,7 +29,7 @@ from outliers.show.words import amount, listed, ranges, signed
 from outliers.variants.edges import ROLES, Place
 
 if TYPE_CHECKING:
-    from outliers.metrics.origins.account import Account
+    from outliers.metrics.origins import Account
     from outliers.show.value import Rows
 
 AT = {"mean": ("value", "mean after the first position"), "first": ("first", "first position")}
@@ -556,7 +556,7 @@ def _feature(rows: pd.DataFrame, readers: Mapping[str, Sequence[Place]]) -> dict
 
 def _writers(rows: pd.DataFrame, part: str) -> list[dict]:
     """The writers of a part of a layer that write most, each with the tokens on which it does; last, all others."""
-    rows = rows[rows["writer"].isin(PARTS[part])]
+    rows = rows[rows["writer"].isin(WRITERS_OF[part])]
     known = rows[rows["count"].isna()]
     largest = {index for column, _ in AT.values() for index in known[column].abs().nlargest(WRITERS_SHOWN).index}
     writers = [

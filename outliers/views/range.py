@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from outliers.errors import first_of
-from outliers.metrics.range import LIMITS
+from outliers.metrics.records import LIMITS
 from outliers.show.section import Finding, Section, of_subjects, subject_of, together
 from outliers.show.tables import Table
 from outliers.show.words import amount

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from outliers.criterion import CROSS, FEW, LAYERS, MASSIVE, MASSIVE_RATIO, POSITIONS, RESIDUAL, SINK
 from outliers.errors import first_of
-from outliers.metrics.range import LIMITS
+from outliers.metrics.records import LIMITS
 from outliers.models.names import short_name
 from outliers.show.axes import log_axis, threshold
 from outliers.show.explorer import Explorer
@@ -237,7 +237,7 @@ STRONGEST, WEAKEST = 5, 3  # tokens or contexts of a feature
 @failures(Failures.APART)
 def kept_trace_section(spec: OneModel, folder: Path, rows: list[dict]) -> Section:
     """The section of the trace that a run of a specification keeps in a folder."""
-    from outliers.metrics.trace.kept import EXCERPT, STEM, of_view, saved_excerpt  # these import torch
+    from outliers.metrics.trace import EXCERPT, STEM, of_view, saved_excerpt  # these import torch
     from outliers.text.tokens import namer_of
     from outliers.tracing.result import Trace
 

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.metrics.measurement import Read
-from outliers.metrics.perplexity.measure import broken_at
+from outliers.metrics.perplexity import broken_at
 from outliers.models.anatomy.examples import Block
 from outliers.variants.draw import scattered
 

@@ -1,7 +1,8 @@
-"""Outlier features while a model trains: one pass over held-out blocks, which changes nothing of it."""
+"""Growth of outlier features while a model trains, and its final state (LLM.int8(), appendix E)."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from accelerate.utils import extract_model_from_parallel
@@ -10,13 +11,24 @@ from transformers import PreTrainedModel
 
 from outliers.criterion import ALPHA
 from outliers.errors import UserError
-from outliers.metrics.perplexity.measure import Loss, finite_loss, perplexity_of
+from outliers.metrics.measurement import Measurement
+from outliers.metrics.perplexity import Loss, finite_loss, perplexity, perplexity_of
+from outliers.metrics.records import Training
 from outliers.models.anatomy.examples import Block
 from outliers.models.decoder import inference
+from outliers.models.load import find_device
+from outliers.quantization.convert import quantize
+from outliers.quantization.schemes import BASELINE, get_scheme
+from outliers.subjects.bench import Bench, naming
+from outliers.subjects.cell import Cell
 from outliers.text.blocks import sequences
 from outliers.tracing.result import Trace
 from outliers.tracing.table4 import trace_row
 from outliers.tracing.trace import traces
+from outliers.training.layers import train_int8
+from outliers.training.loop import train
+from outliers.training.start import start
+from outliers.variants.draw import drawn, scattered
 
 KURTOSES = ("kurtosis_tensor", "kurtosis_token", "kurtosis_feature")
 
@@ -111,3 +123,79 @@ def _check_whole(model: nn.Module) -> None:
                 f"the weights of '{name}' are spread over several processes; expected a model that has all of them: "
                 "watch one under DistributedDataParallel, or the checkpoints with python -m outliers.emergence"
             )
+
+
+# What is kept of a model in the middle of its training; of the trained one it is all that `watch` finds.
+ALONG = ("perplexity", "count", "layers", "positions", "attention_sink", "max")  # and those of each role
+
+
+class Answer(NamedTuple):
+    """The outcome of a run: facts of its model, its log, and the perplexity under each scheme."""
+
+    facts: dict
+    logged: list[dict]
+    perplexities: dict[str, dict]
+
+
+class OfRuns(Measurement):
+    """A run at a time, from its start to the schemes at its end."""
+
+    unit = "step"
+    splits = False
+
+    def facts(self, cell: Cell, _bench: Bench) -> dict:
+        """Facts of the metric for tables."""
+        return {"alpha": cell.metric.alpha, "draws": cell.metric.draws}
+
+    def steps(self, cells: Sequence[Cell]) -> int:
+        """Those of the training."""
+        return sum(cell.subject.recipe.steps for cell in cells)
+
+    def keeps(self, _cells: Sequence[Cell]) -> None:
+        """Nothing of which a forecast is made."""
+
+    def answer(self, bench: Bench, cells: Sequence[Cell], _part: slice, _facts: dict) -> list[Answer]:
+        """Train, watch, and quantize what was trained."""
+        run, metric = cells[0].subject, cells[0].metric
+        model = start(run.recipe, run.seed, find_device(run.settings.device))
+        facts = {"architecture": model.config.model_type, "parameters": model.num_parameters()}
+        with naming(run.name):
+            at = {*metric.watched, run.recipe.steps}
+            seen = lambda model, _step: watch(model, run.blocks, metric.alpha)  # noqa: E731
+            logged = train(model, run.recipe, run.training_blocks(), run.folder, seen, at, bench.bar.update)
+            return [Answer(facts, logged, _under_schemes(model, run.blocks, metric))]
+
+    def values(self, cell: Cell, answers: list[Answer]) -> list[dict]:
+        """A value a metric and step, then one a scheme."""
+        facts, logged, perplexities = answers[0]
+        steps = cell.subject.recipe.steps
+        along = [
+            {"checkpoint": f"step-{entry['step']}", "metric": metric, "value": value}
+            for entry in logged
+            if "perplexity" in entry
+            for metric, value in entry.items()
+            if metric in ALONG
+            or metric.startswith("max.")
+            or (entry["step"] == steps and metric not in ("step", "epoch"))
+        ]
+        at_the_end = [
+            {"checkpoint": f"step-{steps}", "metric": f"perplexity.{name}"} | perplexity
+            for name, perplexity in perplexities.items()
+        ]
+        return [facts | value | {"unit": "1"} for value in along + at_the_end]
+
+
+def _under_schemes(model: PreTrainedModel, blocks: torch.Tensor, metric: Training) -> dict[str, dict]:
+    """The perplexity of a trained model under each scheme; that of BASELINE is of its weights in float32."""
+    train_int8(model, ffn=False, linear=False)
+    perplexities = {}
+    for scheme in dict.fromkeys(map(get_scheme, [BASELINE, *metric.schemes])):
+        changed, draws = quantize(model, scheme), []
+        for draw in range(metric.draws):
+            with drawn(changed, draw):
+                draws.append(perplexity(changed, blocks))
+        perplexities[scheme.name] = scattered(draws)
+    return perplexities
+
+
+TRAINING = OfRuns()

@@ -12,8 +12,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.errors import BrokenModel, UserError
-from outliers.metrics.inputs import Inputs
 from outliers.metrics.measurement import Keeps, Measurement, held
+from outliers.metrics.records import Inputs
 from outliers.models.anatomy import Projection, projections
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import input_hooks

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.metrics.measurement import Read, by_seed
-from outliers.metrics.perplexity.measure import LossReader
+from outliers.metrics.perplexity import LossReader
 from outliers.models.anatomy import family_of
 from outliers.models.anatomy.examples import Block
 from outliers.models.load import load_reader

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from outliers.criterion import SPIKE
 from outliers.errors import UserError, not_finite
-from outliers.metrics.candidates import Candidates
 from outliers.metrics.measurement import Measurement
+from outliers.metrics.records import Candidates
 from outliers.models.anatomy import Projection, anatomy_of, check_one_stack, check_plain, projections
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import residual_hooks

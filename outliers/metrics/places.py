@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.metrics.measurement import Keeps, Measurement, by_seed
-from outliers.metrics.perplexity.measure import Loss, finite_loss, perplexity_value, variant_losses
+from outliers.metrics.perplexity import Loss, finite_loss, perplexity_value, variant_losses
 from outliers.models.anatomy import ROLES, count_layers, stacks_of
 from outliers.models.decoder import inference, map_blocks, run_exchanged, run_from
 from outliers.models.stream import is_streamed

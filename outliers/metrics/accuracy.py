@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.metrics.measurement import Read
-from outliers.metrics.perplexity.measure import LossReader
+from outliers.metrics.perplexity import LossReader
 from outliers.models.anatomy.examples import Block
 from outliers.variants.draw import scattered
 

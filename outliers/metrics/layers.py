@@ -7,9 +7,9 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.metrics.agreement.measure import Agreeing, AgreementReader, values_of
+from outliers.metrics.agreement import Agreeing, AgreementReader, values_of
 from outliers.metrics.measurement import Measurement, by_seed
-from outliers.metrics.perplexity.measure import Loss, LossReader, perplexity_value, read_logits
+from outliers.metrics.perplexity import Loss, LossReader, perplexity_value, read_logits
 from outliers.models.anatomy import count_layers
 from outliers.models.decoder import inference, map_blocks, run_decoder, run_exchanged
 from outliers.models.variant import Variant

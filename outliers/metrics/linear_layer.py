@@ -8,7 +8,7 @@ from outlier_kernels import dispatch, reference
 from outlier_kernels.formats import ROWS, Quantizer
 from torch import nn
 
-from outliers.metrics.latency.measure import quartiles, timed
+from outliers.metrics.latency import quartiles, timed
 from outliers.metrics.measurement import Measurement
 from outliers.models.load import DTYPES, find_device
 from outliers.quantization.peers import bitsandbytes_layer, has_bitsandbytes

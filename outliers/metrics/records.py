@@ -1,0 +1,349 @@
+"""The records of metrics: what each is called, its parameters, what its rows have, and where it is measured."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import ConfigDict, Field, PlainSerializer
+
+from outliers.criterion import ALPHA, PAPER
+from outliers.models.pocket.ladder import CHECKPOINTS
+from outliers.specification.kinds import (
+    DATA,
+    DRAWS,
+    LIMIT,
+    NEURONS,
+    OUTLIER,
+    POSITIONS,
+    Batch,
+    Checked,
+    Count,
+    Features,
+    Finite,
+    Line,
+    Names,
+    Positions,
+    Repeats,
+    Schemes,
+    Threshold,
+    Tokens,
+    resolved,
+)
+
+if TYPE_CHECKING:
+    from outliers.metrics.attention import Look
+    from outliers.metrics.measurement import Measurement, Read, Seen
+
+
+
+class Metric(Checked):
+    """A measurement of a subject under a variant; its fields are its parameters, and options of commands.
+
+    name: in rows and on the command line. measured_by: its `Measurement`, or `module:object`, which is imported when
+    something is measured. subject: the class of what it is asked of, by its place, made of model, revision and
+    settings; None where it is asked of something else than a model. timed: whether it measures time, so that the
+    machine is a fact of its rows. needs: facts, and fields of each value, that its tables and figures take. view: what
+    shows its flat rows as an `outliers.show.section.Section`, or its place; the field `scheme` of rows is their
+    variant then.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)  # until one is made, as `Named`
+
+    name: ClassVar[str]
+    measured_by: "ClassVar[str | Measurement]"
+    subject: ClassVar[str | None] = "outliers.subjects.causal:Causal"
+    timed: ClassVar[bool] = False
+    needs: ClassVar[tuple[str, ...]] = ()
+    view: ClassVar[str | Callable | None] = None
+
+    @property
+    def asked(self) -> dict:
+        """Its fields in rows: its name, and its parameters but for defaults, so that a new one keeps old rows."""
+        return {"name": self.name, **self.model_dump(mode="json", exclude_defaults=True)}
+
+    @property
+    def measurement(self) -> "Measurement":
+        """Its measurement."""
+        return resolved(self.measured_by)
+
+
+class StatesMetric(Metric):
+    """A metric of the last hidden states; all that are asked of one variant ride on one pass over the text.
+
+    seen_by: how it is made of them. of_text: whether what is predicted has to be tokens.
+    """
+
+    measured_by = "outliers.metrics.states:STATES"
+    seen_by: "ClassVar[str | Seen | Read]"
+    of_text: ClassVar[bool] = False
+
+    draws: Repeats = Field(1, description=DRAWS)
+
+
+class AttentionMetric(Metric):
+    """A metric of attention probabilities; all that are asked of one variant ride on one pass over the text, in which
+    ablations change the attention of a layer at a time.
+
+    seen_by: how it is made of them.
+    """
+
+    measured_by = "outliers.metrics.attention:ATTENTION"
+    seen_by: "ClassVar[str | Look]"
+
+
+class Accuracy(StatesMetric):
+    """Share of pictures whose most probable class is their own, and the mean cross-entropy, over draws."""
+
+    name = "accuracy"
+    seen_by = "outliers.metrics.accuracy:SEEN"
+
+
+class Agreement(StatesMetric):
+    """Mean KL(p ‖ p_q) over predicted positions, in nats, and the share of them with the same most probable token."""
+
+    name = "agreement"
+    seen_by = "outliers.metrics.agreement:SEEN"
+
+
+class Candidates(Metric):
+    """Candidates for super weights, with the weights that they are compared with."""
+
+    name = "candidates"
+    measured_by = "outliers.metrics.candidates:CANDIDATES"
+
+    count: Count = Field(4, description="Most candidates by activations, and as many by the weights alone.")
+    controls: Repeats = Field(10, description="Weights nearest in magnitude, to compare each with.")
+
+
+class Errors(Metric):
+    """‖Y_q − Y‖² / ‖Y‖² of each projection, over all tokens and for the mean token, from inputs without the scheme."""
+
+    name: ClassVar[str] = "errors"
+    measured_by: ClassVar[str] = "outliers.metrics.errors:ERRORS"
+
+
+class Inputs(Metric):
+    """The largest |x| of each hidden state that projections read, with its feature, position and token."""
+
+    name = "inputs"
+    measured_by = "outliers.metrics.errors:ERRORS"
+
+
+ATTENDED = {"q": "queries", "k": "keys", "v": "values"}  # outputs of projections: their roles
+BEFORE, AFTER = "before", "after"  # as projections put them out; as attention multiplies them
+
+
+class Keys(Metric):
+    """The largest channels of queries, keys and values, before and after the rotation of positions."""
+
+    name = "keys"
+    measured_by = "outliers.metrics.keys:KEYS"
+
+    channels: Count = Field(3, description="Channels listed per layer, those with the largest queries, keys or values.")
+
+
+class Latency(Metric):
+    """Medians with quartiles of what decode steps, the prefill and whole generations take; of a model that generates
+    nothing, what a pass of its encoder over the batch takes, of which `tokens` says nothing.
+
+    The model is alone in memory, and timed in this process: beside others, no time is its own.
+    """
+
+    name = "latency"
+    measured_by = "outliers.metrics.latency:LATENCY"
+    subject = "outliers.subjects.served:Served"
+    needs = ("q1", "q3", "batch", "prompt", "tokens", "repeats", "device_name", "threads")
+    timed = True
+
+    batch: Batch = Field(1, description="Batch size.")
+    prompt: Tokens = Field(128, description="Tokens of the prompt.")
+    tokens: Count = Field(32, description="Timed decode steps of a generation, after the first token.")
+    repeats: Annotated[int, Field(ge=2, le=10**4)] = Field(3, description="Timed generations.")
+
+
+class Layers(Metric):
+    """Perplexity, KL and top-1 agreement of a model of which one layer alone, with its norms, is under a variant."""
+
+    name = "layers"
+    measured_by = "outliers.metrics.layers:LAYERS"
+
+    draws: Repeats = Field(default=1, description=DRAWS)
+
+
+class LinearLayer(Metric):
+    """Milliseconds of each way to multiply, and how many times faster than 16 bits it is: medians with quartiles.
+
+    All ways are timed in turn, in this process: beside others, no time is its own. tokens: rows of the input. seconds:
+    how long a layer is timed at least.
+    """
+
+    name = "linear_layer"
+    measured_by = "outliers.metrics.linear_layer:LINEAR_LAYER"
+    subject = None
+    needs = ("way", "q1", "q3", "tokens", "device_name", "threads")
+    timed = True
+
+    tokens: Count = 512
+    seconds: Annotated[Finite, Field(gt=0, le=86400)] = 3.0
+
+
+class Memory(Metric):
+    """Parameters, and bytes of weights in 16 and in 8 bits, of the cache and of activations."""
+
+    name = "memory"
+    measured_by = "outliers.metrics.memory:MEMORY"
+    subject = "outliers.subjects.configured:Configured"
+    needs = ("parameters", "context_used", "context", "batch")
+
+    context: Tokens = Field(256, description="Tokens per sequence, at most the model's context.")
+    batch: Batch = Field(1, description="Batch size.")
+
+
+class Fits(Memory):
+    """Whether a model fits some equal GPUs in 16 and in 8 bits: 1 or 0.
+
+    gigabytes, headroom: GiB of a GPU, and what it keeps free of them. owner: who has such hardware.
+    """
+
+    name = "fits"
+    needs = (*Memory.needs, "bits", "candidate", "hardware", "gpus", "gigabytes", "headroom")
+
+    hardware: Line
+    owner: Line | None = None
+    gpus: Count = 1
+    gigabytes: Annotated[Finite, Field(gt=0)]
+    headroom: Annotated[Finite, Field(ge=0)] = 0.75
+
+
+WRITERS_OF = {  # of a layer, and what is before all: the writers of each
+    "embedding": ("embedding", "positions", "embedding norm"),
+    "attention": ("head", "attention bias", "attention norm"),
+    "feed-forward": ("neuron", "other neurons", "expert", "feed-forward bias", "feed-forward norm"),
+}
+PART_OF = {writer: part for part, writers in WRITERS_OF.items() for writer in writers}
+SINGLE = ("embedding", "positions", "head", "neuron", "expert")  # writers by themselves, no rest and no constant
+
+
+class Origins(Metric):
+    """The terms of which some features consist, and the gains of the norms that read them."""
+
+    name = "origins"
+    measured_by = "outliers.metrics.origins:ORIGINS"
+
+    features: Features | None = Field(None, description="Features of the residual stream, such as 3,17.")
+    positions: Positions = Field([], description=POSITIONS)
+    neurons: Count = Field(3, description=NEURONS)
+
+
+class Perplexity(StatesMetric):
+    """exp of the mean negative log-likelihood of the predicted tokens, over draws."""
+
+    name = "perplexity"
+    seen_by = "outliers.metrics.perplexity:SEEN"
+
+
+class Places(Metric):
+    """Perplexity with only one role, layer or stack under a scheme, and with all but it; of a cache keys or values,
+    layers and heads."""
+
+    name = "places"
+    measured_by = "outliers.metrics.places:PLACES"
+
+    by: Literal["role", "layer", "stack", "head"] = Field(
+        "role", description="Kind of places: roles (of a cache keys and values), layers, stacks, or heads of a cache."
+    )
+    draws: Repeats = Field(1, description=DRAWS)
+
+
+# The largest finite number of each, by its name; e4m3 without a scale.
+LIMITS = {"e4m3": 448.0, "float16": 65_504.0, "bfloat16": 3.3895313892515355e38}
+
+
+class Range(Metric):
+    """The largest inputs, outputs and block sums of projections, of the residual stream, and of attention logits."""
+
+    name = "range"
+    measured_by = "outliers.metrics.range:RANGE"
+
+
+class Sinks(AttentionMetric):
+    """By layer and head the attention that queries give to the first position, and by how many nats they prefer it."""
+
+    name = "sinks"
+    seen_by = "outliers.metrics.sinks:SINKS"
+
+
+class TokenLosses(StatesMetric):
+    """Loss under the variant minus loss without it: by token, type, position and context, and how few carry half."""
+
+    name = "token_losses"
+    of_text = True
+    seen_by = "outliers.metrics.token_losses:SEEN"
+
+
+class Top1(AttentionMetric):
+    """Mean over layers, heads, queries and sequences of the largest attention probability."""
+
+    name = "top1"
+    seen_by = "outliers.metrics.top1:TOP1"
+
+
+class Trace(Metric):
+    """Outlier features, and what Table 4 says of them, from statistics of hidden states."""
+
+    name = "trace"
+    measured_by = "outliers.metrics.trace:TRACE"
+
+    roles: Names = Field(list(PAPER), description="Hidden states to trace, by the projections that read them.")
+    alpha: Threshold = Field(ALPHA, description=OUTLIER)
+    attention: bool = Field(False, description="Find attention sinks, for which the model attends eagerly.")
+    details: bool = Field(False, description="Also give rows of each feature, layer and position.")
+
+
+class KeptTrace(Trace):
+    """The same with the trace itself in files beside the rows; which tokens carry the features is in these alone.
+
+    An imatrix and masks are further files.
+    """
+
+    measured_by = "outliers.metrics.trace:KEPT"
+
+    tokens: bool = Field(False, exclude=True)
+    imatrix: bool = Field(False, exclude=True)
+    masks: bool = Field(False, exclude=True)
+
+
+AS_NAMES = PlainSerializer(lambda schemes: [getattr(scheme, "name", scheme) for scheme in schemes])
+
+
+class Training(Metric):
+    """All of `outliers.watch` after some steps and at the end; there also perplexity under schemes, over draws."""
+
+    name = "training"
+    measured_by = "outliers.metrics.training:TRAINING"
+    subject = None
+    needs = ("checkpoint", "architecture", "parameters")
+
+    alpha: Threshold = Field(ALPHA, description=OUTLIER)
+    watched: list[Count] = Field(list(CHECKPOINTS))
+    schemes: Annotated[Schemes, AS_NAMES] = Field(["absmax", "llm.int8"])
+    draws: Repeats = Field(3, description=DRAWS)
+
+
+class Weights(Metric):
+    """‖W_other − W‖² / ‖W‖² of each projection; its largest |weight|, and that which is changed most."""
+
+    name = "weights"
+    measured_by = "outliers.metrics.weights:WEIGHTS"
+
+
+class ZeroShot(Metric):
+    """`acc`, `acc_norm` and `perplexity` of a task, as far as it has them, with their standard errors."""
+
+    name = "zeroshot"
+    measured_by = "outliers.metrics.zeroshot:ZEROSHOT"
+    subject = "outliers.subjects.causal:Pretrained"
+    needs = ("standard_error", "examples", "task", "lm_eval")
+
+    task: Line = Field("lambada-local", description="Task of lm-eval, or lambada-local or piqa-local.")
+    data: Line | None = Field(None, description=DATA, exclude=True)
+    limit: Count | None = Field(None, description=LIMIT)
