@@ -23,7 +23,6 @@ from outliers.variants.plant import plant
 from outliers.variants.written import variant
 from outliers.views.account import account_section
 from outliers.views.origins import origins_section
-from outliers.views.readers import readers_section
 from tests.conftest import C4, make_model, needs_shared, needs_smollm2
 from tests.test_commands import call
 
@@ -252,7 +251,7 @@ def made_up(costs: dict[str, float], margins: dict[str, float], controls=(0.0, 0
 
 
 def said(rows: list[dict]) -> list[str]:
-    return [finding.text for finding in readers_section(rows).findings]
+    return [finding.text for finding in account_section(rows).findings]
 
 
 def test_what_reads_a_feature_is_said_beyond_two_deviations():
@@ -272,7 +271,7 @@ def test_what_nothing_reads_is_said_so():
 
 
 def test_tables_of_readers():
-    section = readers_section(made_up({"k": 0.5, "up": 0.0}, {"k": 5.0}))
+    section = account_section(made_up({"k": 0.5, "up": 0.0}, {"k": 5.0}))
     readers, heads = section.tables
     assert [row[:4] for row in readers.cells] == [
         ["-", "nothing removed", "20.000", "-"],

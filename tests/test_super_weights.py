@@ -27,7 +27,6 @@ from outliers.variants.term import Weight
 from outliers.variants.written import variant
 from outliers.views.account import account_section
 from outliers.views.massive import becomes_of
-from outliers.views.super_weights import super_weights_section
 from tests.conftest import make_model, make_tokenizer
 
 LAYER, OUTPUT, INPUT = 1, 5, 7
@@ -62,7 +61,7 @@ def with_super_weight(case: str, seed: int):
 
 def section_of(model, blocks):
     records = records_along(search_stages(Given(model, list(blocks))))
-    return super_weights_section([record | {"model": "a/model"} for record in records])
+    return account_section([record | {"model": "a/model"} for record in records])
 
 
 @pytest.mark.parametrize(
@@ -253,7 +252,7 @@ def searched(costs: list[float], others: list[float], scatter: float = 1e-6, ear
 def test_a_section_says_what_was_compared():
     """Of made-up costs: a weight that carries, by its controls, and one that does not."""
     records = searched([5.0, 0.06], [-0.01, 0.07, 0.01])
-    section = super_weights_section(records)
+    section = account_section(records)
     assert [finding.text for finding in section.findings] == [
         "Weight [5, 0] of the second feed-forward projection of layer 1 is the one super weight: without it the "
         "perplexity is multiplied by 6.0; without any of the three weights nearest in magnitude (1.5 to 2.2) it "
@@ -282,7 +281,7 @@ CALLED = ("a super weight", "the one super weight")
 def test_a_super_weight_costs_more_than_the_other_that_costs_most(costs, scatter, earlier, said):
     """Beyond two standard deviations of rounding; several may be, and the cost of the neuron is beside each."""
     texts = [
-        finding.text for finding in super_weights_section(searched(costs, [0.0, 0.07, 0.0], scatter, earlier)).findings
+        finding.text for finding in account_section(searched(costs, [0.0, 0.07, 0.0], scatter, earlier)).findings
     ]
     told = [text for text in texts if "super weight" in text]
     called = [next((one for one in CALLED if f" is {one}: " in text), "") for text in told]

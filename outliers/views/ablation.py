@@ -6,10 +6,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from outliers.models.names import short_name
 from outliers.quantization.schemes import BASELINE
 from outliers.show.legends import legend
-from outliers.show.section import Drawing, Failures, Finding, Section, by_stack, failures
+from outliers.show.section import Drawing, Failures, Finding, Section, by_stack, failures, subject_of
 from outliers.show.style import chosen, color_of, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, with_interval
 from outliers.show.value import Value, exact
@@ -102,10 +101,9 @@ def ablation_section(rows: list[dict]) -> Section:
 
 def _of_stack(_stack: str, rows: list[dict]) -> Section:
     summary = ablation_summary(rows)
-    table = ablation_table(summary)
+    table = Table.of("ablation", CAPTION, COLUMNS, summary, names=2)
     drawings = [Drawing.of("ablation", FIGURE, ablation_bars(summary))]
-    scheme = rows[0].get("scheme", BASELINE)
-    title = f"Ablation of {short_name(rows[0]['model'])}{'' if scheme == BASELINE else f' under {scheme}'}"
+    title = f"Ablation of {subject_of(rows[0] | {'variant': rows[0].get('scheme', BASELINE)})}"
     return Section(title, rows, table.form("simple"), [table], drawings, findings=ablation_findings(summary))
 
 
@@ -118,11 +116,6 @@ def ablation_summary(rows: list[dict]) -> pd.DataFrame:
         about = {name: row.get(name) for name in ("subject", "method", "draw")} | {"features": tuple(row["features"])}
         measurements.setdefault(tuple(about.values()), about)[row["metric"]] = row["value"]
     return summary(damages(list(measurements.values())), rows[0]["seed"])
-
-
-def ablation_table(summary: pd.DataFrame) -> Table:
-    """The summary as people read it; random features with the 95 % interval of their mean."""
-    return Table.of("ablation", CAPTION, COLUMNS, summary, names=2)
 
 
 def _percent(row: dict, metric: str) -> str:

@@ -8,7 +8,7 @@ from outliers.criterion import MASSIVE
 from outliers.models.names import short_name
 from outliers.presets.super_weights import removals
 from outliers.quantization.schemes import BASELINE
-from outliers.show.section import Finding, Section, printed
+from outliers.show.section import Section, printed
 from outliers.show.tables import MISSING, Table
 from outliers.show.words import amount, changed, part, percent
 
@@ -56,9 +56,8 @@ def massive_section(rows: list[dict]) -> Section:
         Table.of("massive", CAPTION, COLUMNS, becomes, names=1),
         Table.of("sinks", HEADS_CAPTION, HEAD_COLUMNS, heads, heads.head(HEADS), names=0, folded=True),
     ]
-    findings = [Finding(text, "massive") for _, text, _ in sentences(rows)]
     title = f"Massive activations and attention sinks of {short_name(rows[0]['model'])}"
-    return Section(title, rows, printed(tables), tables, findings=findings)
+    return Section(title, rows, printed(tables), tables)
 
 
 def becomes_of(rows: list[dict]) -> pd.DataFrame:

@@ -8,6 +8,7 @@ from outliers.models.names import known_configs, short_name
 from outliers.show.axes import count_label
 from outliers.show.section import Finding, Section, printed
 from outliers.show.tables import Table, scattered
+from outliers.show.value import grouped
 from outliers.show.words import count, part
 
 # As in outliers.metrics.memory, which imports torch: drawing again needs none of it.
@@ -34,10 +35,8 @@ def largest(rows: list[dict]) -> pd.DataFrame:
     " / " with others of about the same size; "8-bit, any" and "16-bit, any", the largest of all models where that is
     larger than any candidate, else None.
     """
-    places: dict[tuple, list[dict]] = {}
-    for row in rows:
-        if row["metric"] == "fits":
-            places.setdefault(tuple(row.get(field) for field in HARDWARE), []).append(row)
+    fits = (row for row in rows if row["metric"] == "fits")
+    places = grouped(fits, lambda row: tuple(row.get(field) for field in HARDWARE))
     table = [dict(zip(HARDWARE, place, strict=True)) | _largest_of_all(fit) for place, fit in places.items()]
     columns = [*HARDWARE, *(f"{bits}-bit{any_}" for any_ in ("", ", any") for bits in sorted(BITS))]
     return pd.DataFrame(table, columns=columns)

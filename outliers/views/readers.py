@@ -8,7 +8,7 @@ import pandas as pd
 
 from outliers.models.names import short_name
 from outliers.presets.readers import readings
-from outliers.show.section import FINDINGS, Finding, Section, printed
+from outliers.show.section import Section, printed
 from outliers.show.tables import MISSING, Form, Table, cell, scattered
 from outliers.show.value import Value, exact, value_of
 from outliers.show.words import amount, listed, part, percent
@@ -79,9 +79,8 @@ def readers_section(rows: list[dict]) -> Section:
     tables = [Table.of("readers", caption, COLUMNS, summary, names=2)]
     if len(heads):
         tables.append(Table.of("heads", HEADS_CAPTION, HEAD_COLUMNS, heads, names=2))
-    findings = [Finding(text, at) for _, text, at in read_by(table)][:FINDINGS]
     title = f"Readers of features of {short_name(rows[0]['model'])}"
-    return Section(title, rows, printed(tables), tables, findings=findings)
+    return Section(title, rows, printed(tables), tables)
 
 
 def summary_of(table: pd.DataFrame) -> pd.DataFrame:

@@ -10,7 +10,7 @@ from outliers.models.names import short_name
 from outliers.presets.super_weights import BESIDE, compared
 from outliers.show.axes import cost_axis, name_places
 from outliers.show.legends import legend
-from outliers.show.section import FINDINGS, Drawing, Finding, Section, printed
+from outliers.show.section import Drawing, Section, printed
 from outliers.show.style import color_of, figure_function, panels_of
 from outliers.show.tables import MISSING, Table
 from outliers.show.value import Value
@@ -106,10 +106,9 @@ def super_weights_section(rows: list[dict]) -> Section:
     if len(scaled):
         tables.append(Table.of("scaled", SCALED_CAPTION, SCALED, scaled, names=1))
     drawings = [Drawing.of("super_weights", DRAWING_CAPTION, weight_costs(costs))]
-    findings = [Finding(text, at) for _, text, at in carried_by(rows)][:FINDINGS]
     title = f"Super weights of {short_name(rows[0]['model'])}"
     further = {"super_weights_costs": costs}
-    return Section(title, rows, printed(tables), tables, drawings, further=further, findings=findings)
+    return Section(title, rows, printed(tables), tables, drawings, further=further)
 
 
 def _each(costs: pd.DataFrame) -> Iterator[pd.DataFrame]:

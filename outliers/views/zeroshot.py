@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from operator import itemgetter
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -13,7 +14,7 @@ from outliers.show.legends import explained, scheme_legend, scheme_styles
 from outliers.show.section import Drawing, Finding, Section
 from outliers.show.style import GREY, figure_function, panels_of
 from outliers.show.tables import Table, cell
-from outliers.show.value import Rows, Value, exact, records
+from outliers.show.value import Rows, Value, exact, grouped, records
 from outliers.show.words import count, listed
 
 # Accuracy of a guess; a task that is not here has none that is known.
@@ -38,28 +39,21 @@ def mean_accuracy(rows: list[dict]) -> list[dict]:
 
     standard_error is that of the mean, of tasks with examples of their own; None where a task has none.
     """
-    accuracies: dict[tuple, dict] = {}
-    for place, row in placed(rows):
-        if row["metric"] == f"{PREFIX}acc":
-            accuracies.setdefault(place, {})[row["task"]] = row
-    tasks = {task for by_task in accuracies.values() for task in by_task}
-    return [
-        {
-            "model": model,
-            "scheme": scheme,
-            **{name: next(iter(by_task.values())).get(name) for name in ("parameters", "architecture", "alpha")},
-            "value": sum(row["value"] for row in by_task.values()) / len(tasks),
-            "standard_error": None if None in errors else math.hypot(*errors) / len(errors),
-        }
-        for (model, scheme), by_task in accuracies.items()
-        for errors in [[row["standard_error"] for row in by_task.values()]]
-        if set(by_task) == tasks
-    ]
+    accuracies = [row for row in named(rows) if row["metric"] == "acc"]
+    tasks, means = {row["task"] for row in accuracies}, []
+    for ours in grouped(accuracies, itemgetter("model", "scheme")).values():
+        errors = [row["standard_error"] for row in ours]
+        if {row["task"] for row in ours} == tasks:
+            about = {name: ours[0].get(name) for name in ("model", "scheme", "parameters", "architecture", "alpha")}
+            error = None if None in errors else math.hypot(*errors) / len(errors)
+            means.append({**about, "value": sum(row["value"] for row in ours) / len(ours), "standard_error": error})
+    return means
 
 
-def placed(rows: list[dict]) -> list[tuple[tuple[str, str], dict]]:
-    """Each row with what a line of the table and a point of the figure stand for: model and scheme."""
-    return [((name, row["scheme"]), row) for name, row in zip(names_by_row(rows), rows, strict=True)]
+def named(rows: list[dict]) -> list[dict]:
+    """Rows with the names that tables have for their models and metrics."""
+    names = zip(names_by_row(rows), rows, strict=True)
+    return [row | {"model": name, "metric": row["metric"].removeprefix(PREFIX)} for name, row in names]
 
 
 def mean_chance(rows: list[dict]) -> float | None:
@@ -116,7 +110,6 @@ def _plot(axes: Axes, means: list[dict], style: dict, shift: float) -> None:
     )
 
 
-MEAN = ("mean", "acc")
 CAPTION = (
     "Mean zero-shot accuracy by model size; bars: one standard error. Hollow markers: outlier features in 16 bits."
 )
@@ -134,15 +127,13 @@ def accuracies(rows: list[dict]) -> pd.DataFrame:
 
     The last column is the mean accuracy over the tasks, empty where one of them was not measured.
     """
-    wide: dict[tuple, dict] = {}
-    for place, row in placed(rows):
-        wide.setdefault(place, {})[row["task"], row["metric"].removeprefix(PREFIX)] = row["value"]
-    for mean in mean_accuracy(rows):
-        wide[mean["model"], mean["scheme"]][MEAN] = mean["value"]
-    table = pd.DataFrame.from_dict(wide, orient="index")
-    table.index = pd.MultiIndex.from_tuples(wide, names=["model", "scheme"])
-    columns = list(dict.fromkeys([column for values in wide.values() for column in values if column != MEAN] + [MEAN]))
-    return table.reindex(columns=pd.MultiIndex.from_tuples(columns, names=["task", "metric"]))
+    means = [mean | {"task": "mean", "metric": "acc"} for mean in mean_accuracy(rows)]
+    frame, place, columns = pd.DataFrame(named(rows) + means), ["model", "scheme"], ["task", "metric"]
+    order = dict.fromkeys([*frame[columns].itertuples(index=False, name=None), ("mean", "acc")])
+    return frame.pivot(index=place, columns=columns, values="value").reindex(
+        index=pd.MultiIndex.from_frame(frame[place].drop_duplicates()),
+        columns=pd.MultiIndex.from_tuples(order, names=columns),
+    )
 
 
 def accuracy_table(rows: list[dict]) -> Table:
