@@ -15,7 +15,7 @@ from outliers.errors import UserError
 from outliers.models import source
 from outliers.models.anatomy import part_config
 from outliers.models.config_file import check_fields, least_weights
-from outliers.models.load import find_config, load_config, load_model, load_tokenizer, read_config
+from outliers.models.load import find_config, load_config, load_model, load_tokenizer
 from outliers.models.names import POCKET, known_configs
 from outliers.models.skeleton import skeleton
 from outliers.models.source import ask_hub, find_model
@@ -104,7 +104,7 @@ def test_a_window_of_no_position(folder):
 def test_what_transformers_computed_is_not_blamed_on_the_file(folder):
     for fields in ({"sliding_window": None}, {"sliding_window": 0, "use_sliding_window": False}, {}):
         (folder / "config.json").write_text(json.dumps({"model_type": "qwen2_moe", **fields}))
-        assert read_config(str(folder)).sliding_window == 0
+        assert find_config(str(folder)).sliding_window == 0
 
 
 def test_how_a_model_computes_is_not_the_files_to_say(folder):

@@ -252,11 +252,6 @@ def test_streamed_hidden_states_are_on_a_gpu_if_they_leave_enough_of_it(tmp_path
         assert (storage.device.type, storage.shape) == (kind, shape)
 
 
-def test_a_streamed_model_computes_on_one_device(saved):
-    with pytest.raises(UserError, match="computes on one device"):
-        stream_model(saved, device="auto")
-
-
 def test_threads_are_those_that_compute():
     usual = torch.get_num_threads()
     try:

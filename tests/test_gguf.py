@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import random
 import re
 import shutil
 import struct
@@ -595,21 +594,6 @@ def test_heads_of_gemma_that_are_scaled_otherwise(tmp_path, monkeypatch):
     model = with_fields(monkeypatch, "gemma2", {"head_dim": 8, "query_pre_attn_scalar": 12})
     with pytest.raises(UserError, match="does not say how its attention is scaled"):
         load_model(str(save_gguf(model, tmp_path / "small.gguf")))
-
-
-def cut_at_random_places(file: Path, copy: Path) -> None:
-    """Cut a file at 20 places, the last one first, and look at what is said of each rest."""
-    shutil.copy(file, copy)
-    for place in sorted(random.Random(0).sample(range(file.stat().st_size), 20), reverse=True):
-        os.truncate(copy, place)
-        start, said = time.perf_counter(), refusals(str(copy))
-        assert time.perf_counter() - start < 5
-        assert len(said) == 5
-        assert len(set(said.values())) == 1
-
-
-def test_cut_at_random_places(file, tmp_path):
-    cut_at_random_places(file, tmp_path / "cut.gguf")
 
 
 def test_on_the_command_line(own, monkeypatch, capsys, tmp_path):

@@ -1,7 +1,6 @@
 """Anatomy, loading, the pocket family."""
 
 import copy
-import os
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
 from outliers.errors import UserError, reason_of
-from outliers.files import start_of
 from outliers.models.anatomy import FAMILIES, anatomy_of, context_length, projections, readers, weights_of_experts
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET, pocket_models
@@ -112,14 +110,6 @@ def test_unknown_architecture_says_what_its_row_needs():
         anatomy_of(Olmo3Config())
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("dtype", "float8"), *(("device", d) for d in ("cuda:99", "tpu", "meta"))]
-)
-def test_unusable_dtype_and_device(field, value):
-    with pytest.raises(UserError, match=value):
-        load_model("pocket/gpt2-0.5m", **{field: value})
-
-
 @pytest.mark.parametrize("name", [name for name in pocket_models() if "vit" not in name])
 def test_pocket_models(name):
     model, tokenizer = load_model(name), load_tokenizer(name)
@@ -202,11 +192,3 @@ def test_what_another_library_says_is_one_line_and_never_nothing():
     assert reason_of(KeyError(), 9) == "KeyError"
 
 
-def test_nothing_but_a_file_is_read(tmp_path):
-    (tmp_path / "file").write_bytes(b"content")
-    (tmp_path / "link").symlink_to("file")
-    (tmp_path / "nowhere").symlink_to("nothing")
-    os.mkfifo(tmp_path / "pipe")
-    assert start_of(tmp_path / "file", 3) == b"con"
-    assert start_of(tmp_path / "link", 99) == b"content"
-    assert [start_of(tmp_path / name, 9) for name in ("pipe", "nowhere", "nothing", ".")] == [None] * 4

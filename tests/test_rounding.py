@@ -306,12 +306,6 @@ def test_two_transforms_keep_the_function(as_they_are, pair):
         assert not torch.equal(got, projection(x)), "and they are applied"
 
 
-@pytest.mark.parametrize("pair", MIXED_BEFORE)
-def test_what_must_not_follow_a_rotation(pair):
-    with pytest.raises(UserError, match=f"comes after '{pair.partition('+')[0]}', whose outputs no"):
-        get_scheme(f"w4a8+{pair}")
-
-
 def test_codes_of_gptq_and_of_searches_are_their_own(blocks):
     model = make_model("gpt2")
     found = calibrate(model, blocks, ALL)

@@ -167,14 +167,6 @@ def test_leaves_the_model_as_it_was_after_an_error(saved, blocks):
         assert perplexity(streamed, blocks) == before
 
 
-def test_blocks_have_to_fit(saved, blocks):
-    streamed = stream_model(saved)
-    with pytest.raises(UserError, match="longer than the model's context"):
-        perplexity(streamed, torch.zeros(1, 100, dtype=torch.int64))
-    with pytest.raises(UserError, match="no blocks to evaluate"):
-        perplexity(streamed, [])
-
-
 def test_weights_that_cannot_be_read_do_not_stay(saved, blocks):
     """Nor is a process killed whose file is cut short while it is read, as one is that maps it."""
     streamed = stream_model(saved)
@@ -202,15 +194,6 @@ def test_hash_is_that_of_the_resident_model(folder, blocks):
 @pytest.mark.parametrize("case", ["gpt-oss"])
 def test_hash_in_16_bits(folder):
     assert stream_model(folder, "float16").stream.weights_hash() == weights_hash(load_model(folder, "float16"))
-
-
-def test_hash_sees_every_byte(saved, tmp_path):
-    one = stream_model(saved).stream.weights_hash()
-    model = load_model(saved)
-    with torch.no_grad():
-        model.model.decoder.layers[1].fc1.weight[-1, -1] += 1e-3
-    model.save_pretrained(tmp_path / "other")
-    assert stream_model(str(tmp_path / "other")).stream.weights_hash() != one
 
 
 SCHEMES = ["fp32", "absmax", "llm.int8"]

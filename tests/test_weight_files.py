@@ -1,6 +1,7 @@
 """Which files are a model, and what is compared before any is read: resident, streamed and int8 loading agree.
 
 `test_generated_folders` writes folders with a seeded generator, each with some accidents; the others are particular.
+Files that are refused for what is in them are in test_door.py, and those that are damaged in test_fuzz.py.
 """
 
 import ctypes
@@ -38,7 +39,7 @@ from tests.conftest import make_model, trace_model
 from tests.gguf_files import save_gguf
 from tests.test_stored import gptq, save_like
 
-SEEDS = 40  # of generated folders
+SEEDS = 30  # of generated folders
 Tensors = dict[str, torch.Tensor]
 
 # Small models that differ in what may go wrong: tied and untied heads, transposed weights, experts in parts.
@@ -63,8 +64,6 @@ class Folder:
                 self.shards[f"model-{number + 1:05d}-of-{count:05d}.safetensors"] = shard
             self.listed = {key: name for name, shard in self.shards.items() for key in shard}
         self.others: dict[str, Tensors] = {}
-        self.links: dict[str, str] = {}
-        self.damaged: list[tuple[str, Callable[[bytes], bytes]]] = []
 
     def any_shard(self) -> str:
         return self.chance.choice(sorted(self.shards))
@@ -78,11 +77,6 @@ class Folder:
             save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, self.path / name, {"format": "pt"})
         if self.listed is not None:
             (self.path / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": self.listed}))
-        for name, target in self.links.items():
-            (self.path / name).rename(self.path / target)
-            (self.path / name).symlink_to(target)
-        for name, damage in self.damaged:
-            (self.path / name).write_bytes(damage((self.path / name).read_bytes()))
 
 
 def other_values(tensors: Tensors) -> Tensors:
@@ -100,19 +94,6 @@ def duplicate(folder: Folder) -> None:
     folder.shards[folder.any_shard()][key] = shard[key] + 1
 
 
-def duplicate_by_another_name(folder: Folder) -> None:
-    shard, key = folder.any_key()
-    prefix, _, rest = key.partition(".")
-    if prefix in ("model", "transformer"):
-        shard[rest] = shard[key] + 1
-
-
-def missing(folder: Folder) -> None:
-    shard, key = folder.any_key()
-    if len(shard) > 1:
-        del shard[key]
-
-
 def swapped_names(folder: Folder) -> None:
     (one, key), (other, further) = folder.any_key(), folder.any_key()
     one[key], other[further] = other[further], one[key]
@@ -120,22 +101,13 @@ def swapped_names(folder: Folder) -> None:
 
 def dtype(folder: Folder) -> None:
     shard, key = folder.any_key()
-    kinds = [torch.float64, torch.float32, torch.float16, torch.bfloat16] * 4
-    kinds += [torch.int8, torch.int32, torch.int64, torch.bool, torch.uint8, torch.complex64, torch.float8_e4m3fn]
-    shard[key] = shard[key].to(folder.chance.choice(kinds))
+    shard[key] = shard[key].to(folder.chance.choice([torch.float64, torch.float16, torch.bfloat16, torch.complex64]))
 
 
 def all_in_another_dtype(folder: Folder) -> None:
     kind = folder.chance.choice([torch.float64, torch.float16, torch.bfloat16])
     for shard in folder.shards.values():
         shard.update({key: tensor.to(kind) for key, tensor in shard.items()})
-
-
-def shape(folder: Folder) -> None:
-    shard, key = folder.any_key()
-    tensor = shard[key]
-    changes = [lambda: tensor.flatten()[:1], lambda: tensor[: len(tensor) // 2], lambda: tensor[None], lambda: tensor.T]
-    shard[key] = folder.chance.choice(changes)().clone()
 
 
 def unexpected(folder: Folder) -> None:
@@ -159,13 +131,6 @@ def head_of_its_own(folder: Folder) -> None:
                 shard["lm_head.weight"] = head
 
 
-def index_lies(folder: Folder) -> None:
-    if folder.listed is not None:
-        key = folder.chance.choice(sorted(folder.listed))
-        lies = ["model-00001-of-00001.safetensors", "pytorch_model.bin", "../x.safetensors", 3, None]
-        folder.listed[key] = folder.chance.choice([folder.any_shard(), *lies])
-
-
 def index_forgets(folder: Folder) -> None:
     if folder.listed is not None and len(folder.listed) > 1:
         del folder.listed[folder.chance.choice(sorted(folder.listed))]
@@ -177,25 +142,9 @@ def index_beside_the_whole(folder: Folder) -> None:
         folder.others["old.safetensors"] = other_values(folder.shards[WEIGHTS])
 
 
-def link(folder: Folder) -> None:
-    folder.links[folder.any_shard()] = folder.chance.choice(["elsewhere", "../outside.safetensors"])
-
-
-def damaged(folder: Folder) -> None:
-    at = folder.chance.randrange(200)
-    damages = [
-        lambda content: content[:-1],
-        lambda content: content + b"\0",
-        lambda content: content[:at] + b"?" + content[at + 1 :],
-        lambda _: b"",
-        lambda content: b"\xff" * 8 + content[8:],
-    ]
-    folder.damaged.append((folder.any_shard(), folder.chance.choice(damages)))
-
-
 ACCIDENTS = [
-    *(another_file, duplicate, duplicate_by_another_name, missing, swapped_names, dtype, all_in_another_dtype, shape),
-    *(unexpected, harmless, head_of_its_own, index_lies, index_forgets, index_beside_the_whole, link, damaged),
+    *(another_file, duplicate, swapped_names, dtype, all_in_another_dtype),
+    *(unexpected, harmless, head_of_its_own, index_forgets, index_beside_the_whole),
 ]
 
 
@@ -281,8 +230,8 @@ def test_generated_folders(models, tmp_path, caplog):
         assert theirs is not None, said
         assert ours.keys() == theirs.keys(), said
         assert all(torch.equal(tensor, theirs[own]) for own, tensor in ours.items()), said
-    assert loaded > SEEDS / 4
-    assert refused > SEEDS / 4
+    assert loaded > SEEDS / 2
+    assert refused > SEEDS / 20
 
 
 class Opened:

@@ -61,17 +61,13 @@ def quantized_from(name: str, revision: str | None = None) -> str | None:
 def find_config(name: str) -> PretrainedConfig:
     """The configuration of a known model, without network; else that of a hub id, a local folder or a pocket model.
 
-    Of any architecture, also one that is in no row of the anatomy table.
+    Of any architecture, also one that is in no row of the anatomy table; of a model that takes pictures too, that of
+    its text part.
     """
     if name not in known_configs():
-        return read_config(name)
+        return config_of(find_model(name), name, any_kind=True)
     fields = {field: value for field, value in known_configs()[name].items() if field != "shown"}
     return AutoConfig.for_model(**fields)
-
-
-def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
-    """Load a model's configuration alone, of any architecture; of one that takes pictures too, its text part's."""
-    return config_of(find_model(name, revision), name, any_kind=True)
 
 
 def config_of(source: Source, name: str, any_kind: bool = False) -> PretrainedConfig:

@@ -51,33 +51,12 @@ KINDS = {  # types of a field, as Python has it
 
 @remembered
 def read_config(file: Path) -> PretrainedConfig:
-    """The configuration of a file's model; copy it before you change it."""
-    header = read_header(file)
-    config = _as_transformers_has_it(header)
-    config._name_or_path = str(file)
-    _check_scale(config, file)
-    if config.model_type in ANATOMIES:
-        say_rotary_parameters(config, header, file)
-    return config
-
-
-@remembered
-def check_tensors(file: Path) -> None:
-    """Compare a file's tensors with those that its configuration asks for, as `read_tensors` does."""
-    read_tensors(file, skeleton(read_config(file), torch.float32))
-
-
-def stored_type(file: Path) -> str | None:
-    """See `Header.type`."""
-    return read_header(file).type
-
-
-def _as_transformers_has_it(header: Header) -> PretrainedConfig:
-    """The configuration.
+    """The configuration of a file's model; copy it before you change it.
 
     transformers takes seconds to read a vocabulary, and believes what a header claims. So it reads a file that has the
     same fields and names of tensors, and nothing else.
     """
+    header = read_header(file)
     with tempfile.TemporaryDirectory() as folder:
         writer = gguf.GGUFWriter(Path(folder) / "header.gguf", header.architecture)
         for name, value in header.fields.items():
@@ -97,7 +76,22 @@ def _as_transformers_has_it(header: Header) -> PretrainedConfig:
         value = header.of_model(field)
         if value is not None and getattr(config, attribute, value) != value:
             setattr(config, attribute, value)
+    config._name_or_path = str(file)
+    _check_scale(config, file)
+    if config.model_type in ANATOMIES:
+        say_rotary_parameters(config, header, file)
     return config
+
+
+@remembered
+def check_tensors(file: Path) -> None:
+    """Compare a file's tensors with those that its configuration asks for, as `read_tensors` does."""
+    read_tensors(file, skeleton(read_config(file), torch.float32))
+
+
+def stored_type(file: Path) -> str | None:
+    """See `Header.type`."""
+    return read_header(file).type
 
 
 def _say_feed_forward(config: PretrainedConfig, names: set[str]) -> None:
