@@ -1,11 +1,18 @@
 """Put into README and docs the tables and the numbers that kept results and the code hold.
 
-    python scripts/fill_docs.py
+    python scripts/fill_docs.py [--check]
 
 A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`. NAME is a Markdown file that a run has kept,
 the JSON file of a benchmark, the CSV file of a machine's kernels, or one of `TABLES`, made of kept numbers or of the
-code. A number is one of a sentence of `tests/claims.py`. Run it after a result changed; a test sees that nothing is
-left to fill in.
+code.
+
+Behind a paragraph with numbers stands `<!-- = EXPRESSION, EXPRESSION -->`: Python, in which `VALUES` are known, for
+every number of the paragraph (or of what follows the marker before) in their order. An expression may give several,
+and a number that nothing here makes stands there as itself. A number keeps the digits, the sign and the commas that it
+has on the page; text stands as it is. Code, links and what `NOT_NUMBERS` matches are left alone.
+
+Run it after a result changed. It names the paragraphs whose numbers and values are not as many, and fails then. With
+`--check` it writes nothing, and fails where something is left to fill in.
 """
 
 import json
@@ -13,11 +20,14 @@ import re
 import sys
 from ast import literal_eval
 from collections.abc import Callable, Collection
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
+import yaml
 from tabulate import tabulate
 
 from outliers.models.anatomy import ANATOMIES
@@ -25,6 +35,7 @@ from outliers.paper import table1
 from outliers.paper.facts import read_sources
 from outliers.quantization.plans.plan import read_plan
 from outliers.quantization.schemes import BASELINE, SCHEMES
+from outliers.runs.frame import frame
 from outliers.runs.frame import records_in as read_rows
 from outliers.show.tables import cell
 from outliers.views.emergence import fits_of
@@ -33,11 +44,9 @@ from outliers.views.plan import plan_points
 from outliers.views.published import published_models
 
 ROOT = Path(__file__).parent.parent
-sys.path += [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "kernels" / "benchmarks")]
+sys.path += [str(ROOT / "benchmarks"), str(ROOT / "kernels" / "benchmarks")]
 from kept import table as benchmark_table  # noqa: E402, the scripts are no packages
 from linear_layer import table as layers_table  # noqa: E402
-
-from tests import claims  # noqa: E402
 
 PLACE = re.compile(r"<!-- table: (?P<name>[^>]+) -->\n(?P<content>((?!<!--).)*)<!-- end of table -->", re.DOTALL)
 NOT_MEASURED = "*Not measured yet"
@@ -54,10 +63,107 @@ def pages() -> list[Path]:
     return [*(ROOT / page for page in beside), *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def filled(text: str) -> str:
-    """A page with its tables and numbers as they are now."""
+def filled(text: str) -> tuple[str, list[str]]:
+    """A page with its tables and numbers as they are now, and what is wrong with its numbers."""
     form = "<!-- table: {name} -->\n\n{table}\n\n<!-- end of table -->"
-    return claims.filled(PLACE.sub(lambda place: form.format(name=place["name"], table=table(place["name"])), text))
+    return with_numbers(PLACE.sub(lambda place: form.format(name=place["name"], table=table(place["name"])), text))
+
+
+# Numbers
+
+MARKER = re.compile(r"<!-- = (.*?) -->", re.DOTALL)
+NOT_NUMBERS = re.compile(  # what is no prose, and names that have digits
+    r"```.*?```|<!-- table: .*?<!-- end of table -->|<!--.*?-->|`[^`]+`|\]\([^)]*\)"
+    r"|(?:Tables?|Figures?|[Ss]ections?|equations?)\s+\d[\w.]*(?:(?:, | and | to )\d[\w.]*)*|et\s+al\.,\s+\d{4}"
+    r"|\b(?:8|16|32)\s+bits?\b|95 %\s+(?=intervals|bootstrap)|Zen\s+4",
+    re.DOTALL,
+)
+NUMBER = re.compile(r"(?:(?<![\w.)\]])[−+])?(?<![\w.#-])\d(?:[\d,]*\d)?(?:\.\d+)*(?![\w⁻-]|\.\d)")
+
+
+def with_numbers(text: str) -> tuple[str, list[str]]:
+    """A page with the numbers of its markers as they are now; and its numbers without one, and wrong markers."""
+    prose = NOT_NUMBERS.sub(lambda found: "\0" * len(found[0]), text)
+    numbers, pieces, problems, last = list(NUMBER.finditer(prose)), [], [], 0
+    for marker in MARKER.finditer(text):
+        start = max(last, prose.rfind("\n\n", 0, len(prose[: marker.start()].rstrip())))
+        problems += [f"no marker: {_around(text, one)}" for one in numbers if last <= one.start() < start]
+        mine = [one for one in numbers if start <= one.start() < marker.start()]
+        try:
+            values = [value for one in eval(f"({marker[1]},)", dict(VALUES)) for value in np.ravel(one).tolist()]
+        except Exception as error:
+            error.add_note(f"in {marker[0]}")
+            raise
+        if len(mine) == len(values):
+            for one, value in zip(mine, values, strict=True):
+                pieces += [text[last : one.start()], as_on_page(value, one[0])]
+                last = one.end()
+        else:
+            problems.append(f"{', '.join(one[0] for one in mine)} are not as many as {values}: {marker[0]}")
+        pieces.append(text[last : marker.end()])
+        last = marker.end()
+    problems += [f"no marker: {_around(text, one)}" for one in numbers if last <= one.start()]
+    return "".join([*pieces, text[last:]]), problems
+
+
+def _around(text: str, found: re.Match) -> str:
+    return " ".join(text[max(0, found.start() - 50) : found.end() + 50].split())
+
+
+def as_on_page(value: float | str, number: str) -> str:
+    """A value in the form that a number has on a page."""
+    if isinstance(value, str):
+        return value
+    sign, comma = "+" if number[0] in "−+" else "", "" if re.match(r"\D?\d{4}", number) else ","
+    return f"{value:{sign}{comma}.{len(number.partition('.')[2])}f}".replace("-", "−")
+
+
+@cache
+def _frame(file: str) -> pd.DataFrame:
+    """A file of numbers, or the rows in a folder."""
+    path = ROOT / "results/kept" / file
+    path = path if path.exists() else ROOT / file
+    if path.is_dir():
+        return frame(path, provenance=True)
+    if path.suffix == ".csv":
+        return pd.read_csv(path)
+    read = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON too
+    return pd.DataFrame(read.get("rows", [read]))
+
+
+def kept(file: str, columns: str | list[str] = "value", **where) -> np.ndarray:
+    """Columns of a file below results/kept (or the repository), CSV, JSON, YAML or the rows in a folder, where others
+    have a value, or one of a list, and then in the order of that."""
+    found = _frame(file)
+    for name, value in where.items():
+        values = list(value) if isinstance(value, (list, range)) else [value]
+        place = found[name].map({one: number for number, one in enumerate(values)})
+        found = found[place.notna()].iloc[place.dropna().argsort(kind="stable")]
+    if found.empty:
+        raise LookupError(f"no row of {file} has {where}")
+    return found[columns].to_numpy()
+
+
+def same(file: str, *fields: str) -> list:
+    """The one value that each field has in all rows of a folder that have it."""
+    return [one for (one,) in (_frame(file)[field].dropna().unique() for field in fields)]
+
+
+def found(file: str, pattern: str) -> list[float | str]:
+    """The numbers of the one place of a file of the repository that a pattern matches; other text as it is."""
+    ((first, *others),) = (one.groups() for one in re.finditer(pattern, (ROOT / file).read_text("utf-8"), re.MULTILINE))
+    return [float(one) if one.count(".") < 2 else one for one in (text.replace(",", "") for text in (first, *others))]
+
+
+def rise(ratios: np.ndarray) -> np.ndarray:
+    """By how many per cent something grows that is multiplied by these."""
+    return 100 * (ratios - 1)
+
+
+VALUES = {"kept": kept, "same": same, "found": found, "rise": rise, "code": resolve_name, "np": np, "ROOT": ROOT}
+
+
+# Tables
 
 
 def table(name: str) -> str:
@@ -202,13 +308,18 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def main() -> None:
-    """Fill every page, and say which ones changed."""
+    """Fill every page, and say which ones changed and what is wrong."""
+    failed = False
     for page in pages():
         before = page.read_text(encoding="utf-8")
-        after = filled(before)
-        if after != before:
+        after, problems = filled(before)
+        changed, name = after != before, page.relative_to(ROOT)
+        for line in [*(f"{name}: {problem}" for problem in problems), *([str(name)] if changed else [])]:
+            print(line)
+        failed = failed or bool(problems) or (changed and "--check" in sys.argv)
+        if changed and "--check" not in sys.argv:
             page.write_text(after, encoding="utf-8")
-            print(page.relative_to(ROOT))
+    sys.exit(failed)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ NOT_PROSE = re.compile(
     r"^```.*?^```$|<!-- table: .*?<!-- end of table -->|<!--.*?-->|^#+ .*?$|^[ ]*\|.*?$|!\[.*?\]\([^)]*\)",
     re.MULTILINE | re.DOTALL,
 )
+MARKER = re.compile(r"\n *<!-- = .*?-->", re.DOTALL)  # where numbers come from, which a reader does not see
 RUN_IN = re.compile(r"^\*\*(?:\S+ ){0,3}\S+\.\*\*")  # a heading in front of a paragraph
 ITEM = re.compile(r"\n\s*\n|^\s*(?:[-*]|\d+\.) ", re.MULTILINE)
 END = re.compile(r"""(?<!\bal\.)(?<!\be\.g\.)(?<!\bi\.e\.)(?<=[.!?])[*"')]*\s+(?=[^a-z])""")
@@ -47,7 +48,7 @@ def problems(name: str, text: str) -> list[str]:
     """The rules that a page breaks."""
     found = sentences(text)
     average = mean(map(words, found)) if found else 0
-    lines, most = len(text.splitlines()), LINES.get(name, LINES_OF_A_PAGE)
+    lines, most = len(MARKER.sub("", text).splitlines()), LINES.get(name, LINES_OF_A_PAGE)
     return [
         *(f"{name}: {words(one)} words: {one}" for one in found if words(one) > LONGEST),
         *([f"{name}: {average:.1f} words a sentence"] if average >= MEAN else []),
