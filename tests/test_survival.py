@@ -536,10 +536,10 @@ TIMED = {"schemes": ["llm.int8"], "dtype": "float32", "batches": [1], "prompt": 
 @pytest.mark.parametrize(
     ("spec", "module", "step"),
     [
-        (lambda name: Emergence(models=[name], alpha=3, **TEXT), "metrics.trace.measure", "traces"),
+        (lambda name: Emergence(models=[name], alpha=3, **TEXT), "metrics.trace", "traces"),
         (lambda name: Ablation(model=name, features=[3], **TEXT), "metrics.attention", "attended"),
-        (lambda name: Damage(model=name, **TEXT), "metrics.errors.measure", "block_errors"),
-        (lambda name: Latency(models=[name], **TIMED), "metrics.latency.measure", "latency"),
+        (lambda name: Damage(model=name, **TEXT), "metrics.errors", "block_errors"),
+        (lambda name: Latency(models=[name], **TIMED), "metrics.latency", "latency"),
     ],
 )
 def test_other_measurements_of_a_checkpoint_that_changes(monkeypatch, tmp_path, spec, module, step):
