@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 from outliers.metrics.measurement import Keeps, Measurement
 from outliers.models.anatomy.views import of_stack, views_of
 from outliers.models.attention import eager
-from outliers.models.decoder import inference, run_decoder, under
+from outliers.models.decoder import inference, watched_pass
 from outliers.models.hooks import attention_hooks
-from outliers.models.stream import AS_IT_IS, Variant, Watched
+from outliers.models.stream import AS_IT_IS, Variant
 from outliers.specification.kinds import resolved
 from outliers.subjects.bench import Bench, naming_under
 from outliers.subjects.cell import Cell
@@ -89,9 +89,8 @@ def attended(
             seen[name][look].append(torch.stack(by_ablation))
         places[name].append((layer, probabilities.shape[-2]))
 
-    with eager(model), under(model, Watched(variant, partial(_hooks, visit))) as (changed, left):
-        for _ in run_decoder(changed, blocks, variant=left):
-            pass
+    with eager(model):
+        watched_pass(model, blocks, partial(_hooks, visit), variant)
     answers = {name: _answers(places[name], view) for name, view in seen.items()}
     return [[{name: next(view[look]) for name, view in answers.items()} for look in looks] for _, looks in questions]
 

@@ -1,8 +1,7 @@
 """Find candidates for super weights: in one pass over a text, and in the weights alone."""
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import NamedTuple
@@ -12,15 +11,15 @@ from transformers import PreTrainedModel
 
 from outliers.criterion import SPIKE
 from outliers.errors import UserError, not_finite
-from outliers.metrics.measurement import Measurement
+from outliers.metrics.measurement import OnePass
 from outliers.metrics.records import Candidates
 from outliers.models.anatomy import Projection, anatomy_of, check_one_stack, check_plain, projections
-from outliers.models.decoder import inference, run_decoder, under
+from outliers.models.decoder import inference, watched_pass
 from outliers.models.hooks import residual_hooks
 from outliers.models.skeleton import skeleton
-from outliers.models.stream import AS_IT_IS, Variant, Watched
+from outliers.models.stream import AS_IT_IS, Variant
 from outliers.quantization.linear import stored_weight
-from outliers.subjects.bench import Bench, naming_under
+from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell
 from outliers.variants.term import Weight
 
@@ -233,16 +232,10 @@ def candidates(
     """
     check_searched(model)
     observer = _Observer(metric)
-    last = _show(model, blocks, variant, observer.hooks)
+    last = [block for _, block, _ in watched_pass(model, blocks, observer.hooks, variant)]
     nearest = _Nearest(observer.chosen(), metric.controls)
-    _show(model, last, variant, nearest.hooks)  # a streamed model reads its layers for some text alone
+    watched_pass(model, last, nearest.hooks, variant)  # a streamed model reads its layers for some text alone
     return [*observer.layers(), *nearest.records()]
-
-
-def _show(model: PreTrainedModel, blocks: Iterable[torch.Tensor], variant: Variant, hooks: Callable) -> list:
-    """Pass blocks through the model, and return the last one."""
-    with under(model, Watched(variant, hooks)) as (changed, left):
-        return [block for _, block, _ in deque(run_decoder(changed, blocks, variant=left), maxlen=1)]
 
 
 def check_searched(model: PreTrainedModel) -> None:
@@ -255,7 +248,7 @@ def check_searched(model: PreTrainedModel) -> None:
         )
 
 
-class OfWeights(Measurement):
+class OfWeights(OnePass):
     """The candidates of each cell; the whole text at once, for where it spikes decides which weights are looked at."""
 
     splits = False
@@ -265,13 +258,10 @@ class OfWeights(Measurement):
         if anatomy_of(cell.subject.config).mixture:
             check_searched(skeleton(cell.subject.config))
 
-    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[list[dict]]:
-        (cell,) = cells
-        subject = cell.subject
-        model, blocks = subject.load(bench, facts), bench.counted(subject.blocks[part])
-        with naming_under(subject, cell.variant):
-            (variant,) = bench.knowing([cell.variant], subject)
-            return [candidates(model, blocks, cell.metric, variant)]
+    def observed(
+        self, _bench: Bench, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
+    ) -> list[dict]:
+        return candidates(model, blocks, cell.metric, variant)
 
     def values(self, cell: Cell, answers: list[list[dict]]) -> list[dict]:
         (candidates,) = answers

@@ -15,9 +15,9 @@ from outliers.errors import BrokenModel, UserError
 from outliers.metrics.measurement import Keeps, Measurement, held
 from outliers.metrics.records import Inputs
 from outliers.models.anatomy import Projection, projections
-from outliers.models.decoder import inference, run_decoder, under
+from outliers.models.decoder import inference, watched_pass
 from outliers.models.hooks import input_hooks
-from outliers.models.stream import Variant, Watched
+from outliers.models.stream import Variant
 from outliers.quantization.linear import QuantizedLinear
 from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell
@@ -84,9 +84,7 @@ def block_errors(
         UserError: a block does not fit the model; as `outliers.quantize`.
     """
     observer = _Observer(variants)
-    with under(model, Watched(without, observer.hooks)) as (changed, left):
-        for _ in run_decoder(changed, blocks, observer.begin, left):
-            pass
+    watched_pass(model, blocks, observer.hooks, without, observer.begin)
     return list(observer.blocks.values())
 
 

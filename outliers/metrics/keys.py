@@ -1,6 +1,6 @@
 """Queries, keys and values by head and channel: how large they are, how constant, what biases make (docs/caches.md)."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial, reduce
@@ -11,15 +11,15 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError, not_finite
-from outliers.metrics.measurement import Measurement
+from outliers.metrics.measurement import OnePass
 from outliers.metrics.records import AFTER, ATTENDED, BEFORE
 from outliers.models.anatomy.parts import Part, parts
 from outliers.models.attention import attentions, is_replaceable, product_hooks
-from outliers.models.decoder import inference, run_decoder, under
+from outliers.models.decoder import inference, watched_pass
 from outliers.models.skeleton import skeleton
-from outliers.models.stream import AS_IT_IS, Variant, Watched
+from outliers.models.stream import AS_IT_IS, Variant
 from outliers.quantization.linear import stored_weight
-from outliers.subjects.bench import Bench, naming_under
+from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell
 
 FEATURES = 3  # that write a channel, at most
@@ -222,9 +222,7 @@ def observed_channels(
     """
     check_shows(model)
     channels = Channels()
-    with under(model, Watched(variant, partial(_hooks, channels, count))) as (changed, left):
-        for _ in run_decoder(changed, blocks, variant=left):
-            pass
+    watched_pass(model, blocks, partial(_hooks, channels, count), variant)
     return channels
 
 
@@ -300,19 +298,16 @@ def _plain(part: Part) -> nn.Module:
     return getattr(part.reader.module, "projection", part.reader.module)
 
 
-class OfChannels(Measurement):
+class OfChannels(OnePass):
     """The channels of each cell."""
 
     def check(self, cell: Cell) -> None:
         check_shows(skeleton(cell.subject.config))
 
-    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[Channels]:
-        (cell,) = cells
-        subject = cell.subject
-        model, blocks = subject.load(bench, facts), bench.counted(subject.blocks[part])
-        with naming_under(subject, cell.variant):
-            (variant,) = bench.knowing([cell.variant], subject)
-            return [observed_channels(model, blocks, cell.metric.channels, variant)]
+    def observed(
+        self, _bench: Bench, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
+    ) -> Channels:
+        return observed_channels(model, blocks, cell.metric.channels, variant)
 
     def values(self, cell: Cell, answers: list[Channels]) -> list[dict]:
         return [value | {"unit": "1"} for value in reduce(Channels.merge, answers).records(cell.metric.channels)]

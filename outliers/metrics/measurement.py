@@ -12,7 +12,7 @@ from outlier_kernels.formats import FORMATS
 from transformers import PreTrainedModel
 
 from outliers.quantization.schemes import Scheme
-from outliers.subjects.bench import Bench
+from outliers.subjects.bench import Bench, naming_under
 from outliers.subjects.cell import Cell, Stages, following
 from outliers.variants.together import others_of, schemes_of
 
@@ -96,6 +96,22 @@ class Measurement(ABC):
     @abstractmethod
     def values(self, cell: Cell, answers: list[Any]) -> list[dict]:
         """The values of a row, from the answers of all parts in their order."""
+
+
+class OnePass(Measurement):
+    """Answers each cell from a pass of its own through the model under the variant."""
+
+    @abstractmethod
+    def observed(self, bench: Bench, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Any) -> Any:
+        """The answer of some blocks; `variant` knows what it needs of the subject."""
+
+    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[Any]:
+        (cell,) = cells
+        subject = cell.subject
+        model, blocks = subject.load(bench, facts), bench.counted(subject.blocks[part])
+        with naming_under(subject, cell.variant):
+            (variant,) = bench.knowing([cell.variant], subject)
+            return [self.observed(bench, cell, model, blocks, variant)]
 
 
 class Reader(Protocol):

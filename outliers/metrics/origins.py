@@ -1,6 +1,6 @@
 """Contributions to a feature of the residual stream, layer by layer, and the gains of norms at it."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial, reduce
@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.errors import UserError
-from outliers.metrics.measurement import Measurement
+from outliers.metrics.measurement import OnePass
 from outliers.metrics.records import PART_OF
 from outliers.models.anatomy import (
     Layer,
@@ -29,11 +29,11 @@ from outliers.models.anatomy import (
     width_of,
 )
 from outliers.models.anatomy.examples import Block
-from outliers.models.decoder import inference, run_decoder, under
+from outliers.models.decoder import inference, watched_pass
 from outliers.models.hooks import residual_hooks
-from outliers.models.stream import AS_IT_IS, Variant, Watched
+from outliers.models.stream import AS_IT_IS, Variant
 from outliers.quantization.linear import stored_weight
-from outliers.subjects.bench import Bench, naming_under
+from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell
 from outliers.text.blocks import sequences
 from outliers.text.tokens import visible_token
@@ -350,9 +350,7 @@ def _observed(
     model: PreTrainedModel, blocks: Iterable[torch.Tensor], features: list[int], chosen: list[int], variant: Variant
 ) -> "_Observer":
     observer = _Observer(model, features, chosen)
-    with under(model, Watched(variant, observer.hooks)) as (changed, left):
-        for _ in run_decoder(changed, blocks, observer.begin, left):
-            pass
+    watched_pass(model, blocks, observer.hooks, variant, observer.begin)
     return observer
 
 
@@ -557,7 +555,7 @@ def gain_of(norm: nn.Module, offset: float, width: int) -> torch.Tensor:
     return torch.ones(width) if weight is None else offset + weight.float()
 
 
-class OfWriters(Measurement):
+class OfWriters(OnePass):
     """The account of each cell."""
 
     def check(self, cell: Cell) -> None:
@@ -572,14 +570,11 @@ class OfWriters(Measurement):
     def facts(self, cell: Cell, _bench: Bench) -> dict:
         return {"controls": controls_of(cell.metric.features, cell.subject.width)}
 
-    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[Account]:
-        (cell,) = cells
-        subject, metric = cell.subject, cell.metric
-        model, blocks = subject.load(bench, facts), bench.counted(subject.blocks[part])
-        with naming_under(subject, cell.variant):
-            (variant,) = bench.knowing([cell.variant], subject)
-            tokenizer = bench.tokenizer(subject)
-            return [origins(model, blocks, metric.features, metric.positions, variant, tokenizer)]
+    def observed(
+        self, bench: Bench, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
+    ) -> Account:
+        metric = cell.metric
+        return origins(model, blocks, metric.features, metric.positions, variant, bench.tokenizer(cell.subject))
 
     def values(self, cell: Cell, answers: list[Account]) -> list[dict]:
         return [value | {"unit": "1"} for value in reduce(Account.merge, answers).records(cell.metric.neurons)]

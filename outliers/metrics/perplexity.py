@@ -16,9 +16,9 @@ from outliers.errors import BrokenModel, UserError, not_finite
 from outliers.metrics.measurement import Read, Reader, by_seed
 from outliers.models.anatomy import config_of_stack, family_of, readers, stacks_of
 from outliers.models.anatomy.examples import IGNORED, Block
-from outliers.models.decoder import inference, map_blocks, run_decoder, under
+from outliers.models.decoder import inference, map_blocks, run_decoder, watched_pass
 from outliers.models.hooks import input_hooks, residual_hooks
-from outliers.models.stream import AS_IT_IS, Variant, Watched, is_streamed
+from outliers.models.stream import AS_IT_IS, Variant, is_streamed
 from outliers.quantization.convert import coded
 from outliers.text.blocks import COLUMN, cut_text, sequences
 from outliers.text.given import Text
@@ -303,8 +303,7 @@ def broken_at(model: PreTrainedModel, block: Block) -> BrokenModel:
             yield
 
     variant = model.stream.last if is_streamed(model) else AS_IT_IS
-    with under(model, Watched(variant, hooks)) as (watched, left):
-        ((_, _, states),) = run_decoder(watched, [block], variant=left)
+    ((_, _, states),) = watched_pass(model, [block], hooks, variant)
     if places:
         return not_finite(f"first in the hidden states of {places[0]}")
     return not_finite("in the logits" if states.isfinite().all() else "in the output of the final norm")

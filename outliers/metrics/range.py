@@ -1,7 +1,7 @@
 """The largest magnitudes of one pass in float32, by layer and place."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
@@ -12,13 +12,13 @@ from transformers import PreTrainedModel
 
 from outliers.criterion import RESIDUAL
 from outliers.errors import not_finite
-from outliers.metrics.measurement import Measurement
+from outliers.metrics.measurement import OnePass
 from outliers.models.anatomy import Layer, layers_of, readers
 from outliers.models.attention import product_hooks
-from outliers.models.decoder import inference, run_decoder, under
+from outliers.models.decoder import inference, watched_pass
 from outliers.models.hooks import input_hooks, residual_hooks
-from outliers.models.stream import Variant, Watched
-from outliers.subjects.bench import Bench, naming_under
+from outliers.models.stream import Variant
+from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell
 
 BLOCK = 32  # consecutive inputs whose sum formats such as Q8_1 keep in float16
@@ -85,22 +85,17 @@ def largest_numbers(model: PreTrainedModel, blocks: Iterable[torch.Tensor], vari
         BrokenModel: one is NaN or inf.
     """
     largest = _Largest()
-    with under(model, Watched(variant, largest.hooks)) as (changed, left):
-        for _ in run_decoder(changed, blocks, variant=left):
-            pass
+    watched_pass(model, blocks, largest.hooks, variant)
     return dict(largest)
 
 
-class OfRange(Measurement):
-    """One pass for each variant."""
+class OfRange(OnePass):
+    """The largest numbers of each cell."""
 
-    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[dict[Place, float]]:
-        (cell,) = cells
-        subject = cell.subject
-        model, blocks = subject.load(bench, facts), bench.counted(subject.blocks[part])
-        with naming_under(subject, cell.variant):
-            (variant,) = bench.knowing([cell.variant], subject)
-            return [largest_numbers(model, blocks, variant)]
+    def observed(
+        self, _bench: Bench, _cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
+    ) -> dict[Place, float]:
+        return largest_numbers(model, blocks, variant)
 
     def values(self, cell: Cell, answers: list[dict[Place, float]]) -> list[dict]:
         places = {place: max(answer[place] for answer in answers) for place in answers[0]}

@@ -2,26 +2,28 @@
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from transformers import PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.files import check_replaceable
 from outliers.metrics.attention import PROBABILITIES
-from outliers.metrics.measurement import Keeps, Measurement
+from outliers.metrics.measurement import Keeps, OnePass
 from outliers.metrics.records import KeptTrace
 from outliers.models.anatomy.names import names_of
 from outliers.models.anatomy.views import of_stack, view_names
 from outliers.models.hooks import RESIDUAL
 from outliers.models.names import check_alone
 from outliers.models.skeleton import skeleton
+from outliers.models.stream import Variant
 from outliers.quantization.schemes import BASELINE
-from outliers.subjects.bench import Bench, check_same_weights, naming_under
+from outliers.subjects.bench import Bench, check_same_weights
 from outliers.subjects.cell import Cell, Subject, Task
 from outliers.subjects.provenance import joined, measuring
 from outliers.terminal.interrupt import asked_to_stop, stop_if_asked
@@ -179,7 +181,7 @@ PLACES = ("feature", "layer", "role", "position", "token")  # columns that say w
 NAME = "token_text"  # of a token, whose id identifies it
 
 
-class OfText(Measurement):
+class OfText(OnePass):
     """The traces of each cell, one each view of its model."""
 
     def facts(self, cell: Cell, _bench: Bench) -> dict:
@@ -190,16 +192,17 @@ class OfText(Measurement):
         roles = {role for cell in cells for role in (*cell.metric.roles, *[RESIDUAL] * _has_tokens(cell))}
         return super().keeps(cells)._replace(attention=PROBABILITIES * attention, roles=len(roles))
 
+    def observed(
+        self, bench: Bench, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
+    ) -> list[Trace]:
+        metric, tokens = cell.metric, bench.tokenizer(cell.subject) if _has_tokens(cell) else None
+        return traces(model, blocks, metric.roles, metric.alpha, metric.attention, variant, tokens)
+
     def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[list[Trace]]:
-        (cell,) = cells
-        subject, metric = cell.subject, cell.metric
-        model, blocks = subject.load(bench, facts), bench.counted(subject.blocks[part])
-        with naming_under(subject, cell.variant):
-            (variant,) = bench.knowing([cell.variant], subject)
-            tokens = bench.tokenizer(subject) if _has_tokens(cell) else None
-            views = traces(model, blocks, metric.roles, metric.alpha, metric.attention, variant, tokens)
-        whole = views[0].sequences == len(subject.blocks)
-        if variant.name == BASELINE and whole and all(set(STREAM) <= set(view.roles) or view.cross for view in views):
+        ((cell,), (views,)) = cells, super().answer(bench, cells, part, facts)
+        whole = views[0].sequences == len(cell.subject.blocks)
+        streams = all(set(STREAM) <= set(view.roles) or view.cross for view in views)
+        if cell.variant.name == BASELINE and whole and streams:
             bench.traces[facts.get("tokens_hash")] = views
         return [views]
 

@@ -5,7 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import chain, count, groupby, islice
 from typing import TypeVar
@@ -26,7 +26,7 @@ from outliers.models.anatomy import (
     stacks_of,
 )
 from outliers.models.anatomy.examples import Block, Example
-from outliers.models.stream import AS_IT_IS, Once, Variant, exchanged, is_streamed
+from outliers.models.stream import AS_IT_IS, Once, Variant, Watched, exchanged, is_streamed
 
 _observed: dict[nn.Module, list] = {}  # models: by how many at once, and their modules that were in training mode
 _MODES = threading.Lock()
@@ -169,6 +169,21 @@ def run_decoder(
         block = checked(model, block).to(model.device)
         begin(number, ids_of(model, block))
         yield number, block, _run(model, block)
+
+
+def watched_pass(
+    model: PreTrainedModel,
+    blocks: Iterable[Block],
+    hooks: Callable[[PreTrainedModel, int | None], AbstractContextManager],
+    variant: Variant = AS_IT_IS,
+    begin: Callable[[int, tuple[torch.Tensor, ...]], None] = lambda number, ids: None,
+) -> list[tuple[int, Block, torch.Tensor]]:
+    """Pass all blocks through a model under a variant, and return what `run_decoder` yields of the last one, if any.
+
+    hooks: a context with hooks on all layers of a model or on one, which see what flows through it under the variant.
+    """
+    with under(model, Watched(variant, hooks)) as (changed, left):
+        return list(deque(run_decoder(changed, blocks, begin, left), maxlen=1))
 
 
 def _run(model: PreTrainedModel, block: Block) -> torch.Tensor:

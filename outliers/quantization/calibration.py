@@ -10,9 +10,8 @@ from transformers import PreTrainedModel
 from outliers.errors import UserError, not_finite
 from outliers.models.anatomy import Projection, family_of, projections
 from outliers.models.anatomy.examples import Block, read_ids
-from outliers.models.decoder import inference, run_decoder, under
+from outliers.models.decoder import inference, watched_pass
 from outliers.models.hooks import input_hooks
-from outliers.models.stream import AS_IT_IS, Watched
 from outliers.quantization.caches import watched_keys
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.magnitudes import STATISTICS, Calibration, Magnitudes, stored_weight
@@ -102,9 +101,7 @@ def observed(model: PreTrainedModel, blocks: Iterable[Block], needed: Collection
             largest = x.abs().amax(1)
             outlier_tokens[layer].append((largest > OUTLIER_TOKEN * largest.median()).cpu())
 
-    with under(model, Watched(AS_IT_IS, hooks)) as (watched, left):
-        for _ in run_decoder(watched, blocks, variant=left):
-            pass
+    watched_pass(model, blocks, hooks)
     read = torch.stack(ids).cpu()
     by_layer = [torch.zeros(0, *read.shape, dtype=torch.bool)]  # none where experts alone have the role
     by_layer += [torch.stack(tokens)[None] for tokens in outlier_tokens.values()]

@@ -16,10 +16,10 @@ from outliers.errors import UserError
 from outliers.files import write_whole
 from outliers.models.anatomy import ids_of, layers_of, width_of
 from outliers.models.anatomy.names import names_of
-from outliers.models.decoder import inference, run_decoder, under
+from outliers.models.decoder import inference, watched_pass
 from outliers.models.hooks import hooks
 from outliers.models.load import weights_hash
-from outliers.models.stream import AS_IT_IS, Watched, is_streamed
+from outliers.models.stream import is_streamed
 from outliers.text.blocks import sequences, tokens_hash
 from outliers.tracing.result import Trace
 from outliers.tracing.statistics import STREAM
@@ -113,9 +113,7 @@ def masks(
     def hooks_on(changed: PreTrainedModel, only: int | None) -> AbstractContextManager:
         return hooks(changed, see, [*roles, RESIDUAL], None if only is None else [only])
 
-    with under(model, Watched(AS_IT_IS, hooks_on)) as (watched, left):
-        for _done in run_decoder(watched, blocks, begin, left):
-            pass
+    watched_pass(model, blocks, hooks_on, begin=begin)
     return Masks(features, tokens, _about(model, ids, trace))
 
 
