@@ -348,7 +348,10 @@ def test_a_file_that_changes_while_it_is_measured(own, tmp_path, monkeypatch, ch
 
 
 def test_a_changed_file_is_read_anew(own):
-    before = weights_hash(load_model(str(own)))
+    """And a configuration that somebody changed is none of the others' who ask for it."""
+    before, config = weights_hash(load_model(str(own))), load_config(str(own))
+    config.vocab_size += 1
+    assert load_config(str(own)).vocab_size == config.vocab_size - 1
     alter(own)
     assert weights_hash(load_model(str(own))) != before
 

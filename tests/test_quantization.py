@@ -639,8 +639,11 @@ def test_copies_and_pickles(keep, blocks):
             assert torch.equal(one(blocks).logits, expected), ran
 
 
-@pytest.mark.parametrize("kind", [QuantizedLinear, Int8Linear])
-@pytest.mark.parametrize("others", [lambda layer: layer, copy.deepcopy, lambda layer: layer.state_dict() and layer])
+@in_turn(
+    "kind others",
+    [QuantizedLinear, Int8Linear],
+    [lambda layer: layer, copy.deepcopy, lambda layer: layer, lambda layer: layer.state_dict() and layer],
+)
 def test_threads_that_come_first(kind, others):
     """Many threads call a layer for the first time at once; one of them copies it first, or asks for its state."""
     projection, x, scheme = nn.Linear(16, 8), torch.randn(3, 16), get_scheme("absmax-vector")
@@ -660,7 +663,7 @@ def test_threads_that_come_first(kind, others):
         sys.setswitchinterval(interval)
 
 
-@pytest.mark.parametrize("keep", ["exact", "int8"])
+@in_turn("case keep", FIVE, ["exact", "int8"])
 def test_a_backward_pass_is_refused(case, keep, blocks):
     """And only that: with gradients enabled the outputs are what they are without."""
     quantized = quantize(make_model(case), "llm.int8", keep)

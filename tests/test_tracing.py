@@ -40,6 +40,7 @@ from tests.conftest import (
     STORIES,
     WINDOWS,
     few_kinds,
+    in_turn,
     make_model,
     make_tokenizer,
     needs_shared,
@@ -278,8 +279,7 @@ def test_an_entry_of_just_alpha_is_a_hit(gpt2, role):
         assert one_sided.tolist() == (signs.sum(0) == 1).tolist()
 
 
-@pytest.mark.parametrize("case", ["mixtral", "qwen3-moe", "qwen3-moe-dense-first", "gpt-oss"])
-@pytest.mark.parametrize("streamed", [False, True])
+@in_turn("case streamed", ["mixtral", "qwen3-moe", "qwen3-moe-dense-first", "gpt-oss"], [False, True])
 def test_shares_of_experts_are_those_of_the_router(case, streamed, blocks, tmp_path):
     """Which experts transformers' own router logits choose, of two parts of a text that are merged and saved."""
     model = make_model(case)
