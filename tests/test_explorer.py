@@ -25,7 +25,7 @@ from outliers.tracing.excerpt import FEATURES, VALUES, Excerpt, excerpt, telling
 from outliers.tracing.result import Trace
 from outliers.tracing.trace import trace
 from outliers.views.damage import kept_damage_section
-from outliers.views.origins import WRITERS, origins_explorer, origins_section
+from outliers.views.origins import WRITERS_SHOWN, origins_explorer, origins_section
 from outliers.views.trace import CELLS, _map, kept_trace_section
 from tests import test_page
 from tests.conftest import make_model, needs_chromium
@@ -169,7 +169,7 @@ def of_smollm2() -> dict:
 def test_writers_of_a_part_add_up_to_it(of_smollm2):
     for part in (part for one in of_smollm2["features"] for part in one["parts"]):
         assert np.sum([one["values"] for one in part["writers"]], 0) == pytest.approx(part["values"], rel=1e-2, abs=0.1)
-        assert len(part["writers"]) <= 2 * WRITERS + 1
+        assert len(part["writers"]) <= 2 * WRITERS_SHOWN + 1
 
 
 def test_the_explorer_of_origins_says_what_rows_say(of_smollm2):
