@@ -32,7 +32,7 @@ from tabulate import tabulate
 
 from outliers.models.anatomy import ANATOMIES
 from outliers.paper import table1
-from outliers.paper.facts import read_sources
+from outliers.paper.facts import read_facts
 from outliers.quantization.plans.plan import read_plan
 from outliers.quantization.schemes import BASELINE, SCHEMES
 from outliers.runs.frame import frame
@@ -220,13 +220,13 @@ SYSTEMS = {
 def systems() -> str:
     """What serving systems cost models of their sources, and what their rules cost SmolLM2-135M."""
     kept = {row["variant"]: row for row in read_rows(ROOT / "results/kept/founding")}
-    sources, rows = {source.name: source for source in read_sources()}, []
+    facts, rows = read_facts(), []
     for name, one in SYSTEMS.items():
         row, published = kept[one.variant], "no value for one model"
         if one.source:
-            source = sources[one.source]
-            values = {fact.under: fact.value for fact in source.facts if fact.model == one.model}
-            cited = "" if source.looked_up else " (as cited)"
+            theirs = [fact for fact in facts if (fact.source.name, fact.model) == (one.source, one.model)]
+            values = {fact.under: float(fact.published) for fact in theirs}
+            cited = "" if theirs[0].source.looked_up else " (as cited)"
             published = f"{one.model.partition('/')[2]}: {values['']:.2f} to {values[one.under]:.2f}{cited}"
         bits = f"{row['weight_bits']:.2f}, {row['activation_bits']:.2f}"
         ours = f"{kept['fp32']['value']:.2f} to {row['value']:.2f}±{row['standard_deviation']:.2f}"

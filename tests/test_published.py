@@ -1,41 +1,34 @@
 """Facts of others beside what models show: files of facts, and models with planted facts, true and false ones."""
 
+import csv
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageClassification,
-    AutoModelForMaskedLM,
-    BertConfig,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
 
 import outliers
 from outliers.errors import UserError
 from outliers.models.names import POCKET, short_name
 from outliers.paper import agreement
-from outliers.paper.agreement import AGREES, DIFFERS, NOT_MEASURED, NOT_RUN, verdicts
-from outliers.paper.facts import Published, facts_of, read_sources
+from outliers.paper.facts import COLUMNS, facts_of, read_facts
 from outliers.report.__main__ import report as command
 from outliers.terminal.command import run
 from tests.conftest import CONFIGS, needs_smollm2
-from tests.test_families import BERT
-from tests.test_masked import tokenizer
 
-SOURCE = {"name": "mine", "source": "Somebody, 2026", "where": "nowhere", "licence": "MIT", "protocol": "any"}
 FEATURE, UNIT, LARGE = 5, 7, 3000.0
 
 
-def write_facts(folder: Path, *facts: dict, **fields) -> Path:
+def write_facts(folder: Path, model: str, *lines: dict) -> Path:
     """A file of facts, of blocks of 32 tokens."""
-    file = folder / "facts.yaml"
-    facts = [{"model": "some/model", "block": 32} | fact for fact in facts]
-    file.write_text(yaml.safe_dump(SOURCE | {"facts": facts} | fields))
+    file = folder / "facts.csv"
+    common = {"source": "Somebody, 2026", "model": model, "block": 32, "text": "sample", "fact": "this"}
+    with file.open("w", newline="") as opened:
+        writer = csv.DictWriter(opened, COLUMNS, restval="")
+        writer.writeheader()
+        writer.writerows(common | line for line in lines)
     return file
 
 
@@ -82,19 +75,6 @@ def plant_position(model) -> None:
         layer.attn.c_attn.weight[FEATURE, width : 2 * width] = 10
 
 
-def plant_norms(folder: Path) -> Path:
-    """A BERT whose layers end in norms with an outlier weight and, in all but one layer, an outlier bias."""
-    torch.manual_seed(0)
-    model = AutoModelForMaskedLM.from_config(BertConfig(**BERT | {"num_hidden_layers": 5}))
-    for number, layer in enumerate(model.bert.encoder.layer):
-        layer.output.LayerNorm.weight.data[FEATURE] = 20
-        layer.output.LayerNorm.bias.data[UNIT] = -20 if number else 0
-        layer.output.LayerNorm.bias.data[UNIT + 1] = -20 if number > 1 else 0
-    model.save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
-    return folder
-
-
 def plant_patch(folder: Path) -> Path:
     """A ViT for which the third of 17 positions has a massive activation."""
     shutil.copytree(POCKET / "vit-0.3m", folder)
@@ -116,136 +96,9 @@ def planted(tmp_path_factory) -> dict[str, Path]:
     position = build("gpt2")
     plant_position(position)
     found["position"] = save(position, folder / "position")
-    found["norms"] = plant_norms(folder / "norms")
     found["patch"] = plant_patch(folder / "patch")
     found["features"] = save(outliers.plant(build("llama"), [3, 17], 64.0), folder / "features")
     return found
-
-
-def verdict(folder: Path, tmp_path: Path, **fact):
-    """What becomes of one fact about a model."""
-    (source,) = read_sources([write_facts(tmp_path, fact)])
-    (found,) = verdicts(str(folder), [Published(source.facts[0], source)])
-    return found
-
-
-SUPER = {"kind": "super_weight"}
-MASSIVE = {"kind": "massive_activation", "layers": [0, 1]}
-OUTLIERS = {"kind": "outlier_features", "criterion": "llm.int8"}
-FIRST = {"kind": "outlier_features", "criterion": "position 0"}
-NORM = {"kind": "outlier_features", "criterion": "layer norm"}
-HIGH = {"kind": "high_norm", "norm": LARGE / 2}
-SINK = {"kind": "sink", "position": 0}
-PICTURES = {"block": None}
-CASES = [
-    *(
-        (f"weight-{case}", SUPER | {"weights": [weight]}, agrees)
-        for case in ("gpt2", "opt", "llama")
-        for weight, agrees in (([1, FEATURE, UNIT], True), ([1, FEATURE], True), ([1, FEATURE, UNIT + 1], False))
-    ),
-    ("weight-opt", SUPER | {"weights": [[0, FEATURE, UNIT]]}, False),
-    ("weight-opt", SUPER | {"weights": [[1, FEATURE + 1, UNIT]]}, False),
-    ("weight-opt", SUPER | {"weights": [[1, FEATURE, UNIT], [1, FEATURE, UNIT + 1]]}, False),
-    ("weight-opt", SUPER | {"weights": [[9, FEATURE, UNIT]]}, False),
-    ("position", MASSIVE | {"features": [FEATURE], "position": 0, "magnitude": [LARGE, LARGE]}, True),
-    ("position", MASSIVE, True),
-    ("position", MASSIVE | {"features": [FEATURE + 1]}, False),
-    ("position", MASSIVE | {"features": [FEATURE, FEATURE + 1]}, False),
-    ("position", MASSIVE | {"position": 1}, False),
-    ("position", MASSIVE | {"magnitude": [LARGE / 2, LARGE / 1.5]}, False),
-    ("position", MASSIVE | {"layers": [0, 2]}, False),
-    ("plain", MASSIVE, False),
-    ("features", OUTLIERS | {"features": [3, 17]}, True),
-    ("features", OUTLIERS | {"features": [3, 4]}, False),
-    ("position", FIRST | {"features": [FEATURE]}, True),
-    ("position", FIRST | {"features": [FEATURE + 1]}, False),
-    ("norms", NORM | {"features": [FEATURE, UNIT]}, True),
-    ("norms", NORM | {"features": [FEATURE, UNIT + 1]}, False),  # an outlier in three layers
-    ("norms", OUTLIERS | {"features": [FEATURE, UNIT]}, True),
-    ("position", HIGH | {"share": 1 / 32}, True),
-    ("position", HIGH | {"share": 1 / 10}, False),
-    ("position", HIGH | {"layer": 0}, True),
-    ("position", HIGH | {"layer": 9}, False),
-    ("position", HIGH | {"norm": 2 * LARGE}, False),
-    ("plain", HIGH, False),
-    ("plain", HIGH | {"share": 0.0}, True),
-    ("patch", PICTURES | HIGH | {"share": 1 / 17}, True),
-    ("patch", PICTURES | HIGH | {"share": 1 / 4}, False),
-    ("patch", PICTURES | MASSIVE | {"features": [FEATURE], "position": 2}, True),
-    ("patch", PICTURES | MASSIVE | {"features": [FEATURE], "position": 1}, False),
-    ("patch", PICTURES | FIRST | {"features": [FEATURE]}, False),
-    ("position", SINK | {"share": 1.0}, True),
-    ("position", SINK | {"share": 0.4}, False),
-    ("position", {"kind": "sink", "position": 40, "share": 0.5}, False),
-    *(("plain", {"kind": "none", "of": of}, True) for of in ("massive_activation", "super_weight")),
-    ("position", {"kind": "none", "of": "massive_activation"}, False),
-    ("weight-opt", {"kind": "none", "of": "super_weight"}, False),
-    ("features", {"kind": "none", "of": "outlier_features"}, False),
-]
-
-
-@pytest.mark.parametrize(("model", "fact", "agrees"), CASES)
-def test_planted_facts(planted, tmp_path, model, fact, agrees):
-    found = verdict(planted[model], tmp_path, **fact)
-    assert found.agreement == (AGREES if agrees else DIFFERS), found
-    assert found.made.get("block") == (None if model == "patch" else 32)
-    assert found.made["weights_hash"]
-
-
-def test_what_is_largest_without_a_spike_is_no_super_weight(planted, tmp_path):
-    model, tokenizer = (load(str(planted["plain"])) for load in (outliers.load_model, outliers.load_tokenizer))
-    seen = agreement.look(model, outliers.load_text("sample", tokenizer, 32, agreement.BLOCKS), tokenizer, False)
-    weight = [1, int(seen.outputs[1].argmax()), int(seen.inputs[1].argmax())]
-    found = verdict(planted["plain"], tmp_path, **SUPER | {"weights": [weight]})
-    assert found.agreement == DIFFERS
-    assert f"output {weight[1]} " in found.measured
-
-
-def test_perplexities(planted, tmp_path):
-    text = tmp_path / "text.jsonl"
-    text.write_text('{"text": "One of my documents, which is not long. It is repeated."}\n' * 20)
-    model, tokenizer = (load(str(planted["plain"])) for load in (outliers.load_model, outliers.load_tokenizer))
-    value = outliers.perplexity(model, outliers.load_text(str(text), tokenizer, block=32))
-    fact = {"kind": "perplexity", "text": str(text), "value": value}
-    assert verdict(planted["plain"], tmp_path, **fact).agreement == AGREES
-    assert verdict(planted["plain"], tmp_path, **fact | {"value": 1.02 * value}).agreement == DIFFERS
-    assert verdict(planted["plain"], tmp_path, **fact | {"under": "int8"}).agreement == NOT_MEASURED
-
-
-@pytest.mark.parametrize(
-    ("model", "fact", "reason"),
-    [
-        ("plain", NORM | {"features": [FEATURE]}, "no norm ends the layers of this model"),
-        ("plain", HIGH | PICTURES, "about pictures (block: null), and the model reads text"),
-        ("patch", HIGH, "about blocks of 32 tokens, and the model reads pictures"),
-        ("patch", PICTURES | NORM | {"features": [FEATURE]}, "no norm ends the layers of this model"),
-        ("patch", PICTURES | {"kind": "perplexity", "text": "sample", "value": 1.0}, "has no perplexity on a text"),
-        ("experts", SUPER | {"weights": [[0, 1, 2]]}, "not every layer of this model has one second feed-forward"),
-        ("plain", MASSIVE | {"block": 512}, "blocks of 512 tokens are longer than the model's context of 64"),
-        ("plain", {"kind": "perplexity", "text": "nothing", "value": 1.0}, "unknown text 'nothing'"),
-        (None, MASSIVE, "unknown model 'pocket/nothing'"),
-    ],
-)
-def test_what_cannot_be_run(planted, tmp_path, model, fact, reason):
-    found = verdict(planted[model] if model else "pocket/nothing", tmp_path, **fact)
-    assert found.agreement == NOT_RUN
-    assert reason in found.reason
-    assert not found.made
-
-
-def test_a_criterion_that_is_not_measured(planted, tmp_path):
-    fact = {"kind": "outlier_features", "criterion": "six sigma", "features": [FEATURE]}
-    assert verdict(planted["norms"], tmp_path, **fact).agreement == NOT_MEASURED
-
-
-def test_facts_that_share_blocks_share_a_trace(planted, tmp_path, monkeypatch):
-    looks, look = [], agreement.look
-    monkeypatch.setattr(agreement, "look", lambda *given: looks.append(given) or look(*given))
-    facts = [MASSIVE, {"kind": "none", "of": "super_weight"}, MASSIVE | {"block": 16}]
-    (source,) = read_sources([write_facts(tmp_path, *facts)])
-    found = verdicts(str(planted["position"]), [Published(fact, source) for fact in source.facts])
-    assert [one.made["block"] for one in found] == [32, 32, 16]
-    assert len(looks) == 2
 
 
 def call(monkeypatch, capsys, *arguments) -> tuple[int, str, str]:
@@ -258,56 +111,139 @@ def call(monkeypatch, capsys, *arguments) -> tuple[int, str, str]:
     return code, *capsys.readouterr()
 
 
+def number(metric: str, column: str, published: object, where: str = "", tolerance: str = "") -> dict:
+    """A line of a fact of a trace."""
+    fields = {"metric": metric, "column": column, "published": published, "where": where, "tolerance": tolerance}
+    return {"cell": "trace"} | fields
+
+
+def weight(layer: int, output: int, input: int) -> list[dict]:
+    """The lines of a super weight."""
+    where = f"layer={layer} value=50.. spike=50.."
+    both = {"output": output, "input": input}
+    return [number("candidates.layer", *place, where) | {"cell": "candidates"} for place in both.items()]
+
+
+BOTH = "layer=0..1"
+MASSIVE, PICTURES = number("residual.massive", "value", "1..", BOTH), {"block": "", "text": ""}
+CASES = {
+    "weight-gpt2": [(weight(1, FEATURE, UNIT), True), (weight(1, FEATURE, UNIT + 1), False)],
+    "weight-llama": [(weight(1, FEATURE, UNIT), True), (weight(1, FEATURE, UNIT + 1), False)],
+    "weight-opt": [
+        (weight(1, FEATURE, UNIT), True),
+        (weight(1, FEATURE, UNIT)[:1], True),  # a whole row
+        (weight(1, FEATURE + 1, UNIT), False),
+        (weight(0, FEATURE, UNIT), False),
+        (weight(9, FEATURE, UNIT), False),
+    ],
+    "position": [
+        ([MASSIVE, number("residual.max", "feature", FEATURE, BOTH)], True),
+        ([MASSIVE, number("residual.max", "position", 0, BOTH)], True),
+        ([number("residual.max", "value", LARGE, BOTH, "10%")], True),
+        ([number("residual.max", "value", f"{LARGE / 2}..{LARGE / 1.5}", BOTH, "10%")], False),
+        ([MASSIVE, number("residual.max", "feature", FEATURE + 1, BOTH)], False),
+        ([number("residual.max", "feature", f"{FEATURE} {FEATURE + 1}", BOTH)], True),
+        ([number("residual.max", "position", 1, BOTH)], False),
+        ([number("residual.massive", "value", 0)], False),
+        ([number("attention_sink.share", "value", 0.97, "position=0", "0.05")], True),
+        ([number("attention_sink.share", "value", 0.4, "position=0", "0.05")], False),
+        ([number("attention_sink.share", "value", 0.5, "position=40", "0.05")], False),
+    ],
+    "plain": [([MASSIVE], False), ([number("residual.massive", "value", 0)], True)],
+    "features": [([number("count", "features", "3 17")], True), ([number("count", "features", "3 4")], False)],
+    "patch": [
+        ([number("residual.max", "position", 2, "layer=0") | PICTURES], True),
+        ([number("residual.max", "position", 1, "layer=0") | PICTURES], False),
+    ],
+}
+
+
+def verdicts(folder: Path, tmp_path: Path, *facts: list[dict], **fields) -> list[agreement.Verdict]:
+    """What becomes of facts about a model."""
+    lines = [line | {"fact": f"fact {at}"} | fields for at, fact in enumerate(facts) for line in fact]
+    read = read_facts(write_facts(tmp_path, folder.name, *lines))
+    return agreement.verdicts_of(folder.name, str(folder), read, tmp_path, bench=agreement.Bench())
+
+
+@pytest.mark.parametrize("model", CASES)
+def test_planted_facts(planted, tmp_path, model):
+    found = verdicts(planted[model], tmp_path, *(lines for lines, _ in CASES[model]))
+    assert [one.agreement for one in found] == ["agrees" if agrees else "differs" for _, agrees in CASES[model]], found
+    assert found[0].row.facts["weights_hash"]
+
+
+def test_what_is_largest_without_a_spike_is_no_super_weight(planted, tmp_path):
+    (found,) = verdicts(planted["plain"], tmp_path, weight(1, 0, 0))
+    assert (found.agreement, found.measured) == ("differs", "output none at layer 1, input none at layer 1")
+
+
+def test_perplexities(planted, tmp_path):
+    text = tmp_path / "text.jsonl"
+    text.write_text('{"text": "One of my documents, which is not long. It is repeated."}\n' * 20)
+    folder = str(planted["plain"])
+    model, tokenizer = outliers.load_model(folder), outliers.load_tokenizer(folder)
+    value = outliers.perplexity(model, outliers.load_text(str(text), tokenizer, block=32))
+    facts = [[number("perplexity", "value", x, "", "1%") | {"cell": "perplexity"}] for x in (value, 1.02 * value)]
+    found = verdicts(planted["plain"], tmp_path, *facts, [{"published": value, "under": "int8"}], text=str(text))
+    assert [one.agreement for one in found] == ["agrees", "differs", "not measured"]
+    assert found[2].measured == "-"
+
+
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("model", "lines", "reason"),
     [
-        ({"facts": [{"kind": "superweight", "model": "a", "weights": [[1, 2, 3]]}]}, "line 2, field 'facts.0'"),
-        ({"facts": [{"kind": "super_weight", "model": "a"}]}, "weights"),
-        ({"facts": [{"kind": "super_weight", "model": "a", "weights": [[1]]}]}, "weights.0"),
-        ({"facts": [{"kind": "sink", "model": "a", "position": -1, "share": 0.5}]}, "position"),
-        ({"facts": [{"kind": "sink", "model": "a", "position": 1, "share": 0.5, "colour": 1}]}, "colour"),
-        ({"facts": []}, "field 'facts'"),
-        ({"licens": "MIT"}, "unknown field 'licens'; did you mean licence"),
+        ("experts", weight(0, 1, 2), "second feed-forward"),
+        ("plain", [MASSIVE | {"block": 512}], "blocks of 512 tokens are longer than the model's context of 64"),
+        ("plain", [MASSIVE | {"cell": "perplexity", "text": "nothing"}], "unknown text 'nothing'"),
     ],
 )
-def test_mistakes_in_a_file_are_one_line(tmp_path, monkeypatch, capsys, fields, message):
-    code, said, errors = call(monkeypatch, capsys, write_facts(tmp_path, MASSIVE, **fields))
+def test_what_cannot_be_run(planted, tmp_path, model, lines, reason):
+    (found,) = verdicts(planted[model], tmp_path, lines)
+    assert (found.agreement, found.row) == ("not run", None)
+    assert reason in found.reason
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"cell": "weights"}, "line 2 of '{}' is no fact: cell 'weights'"),
+        (MASSIVE | {"block": "many"}, "'many'"),
+        (MASSIVE | {"published": "2 to 3"}, "'to'"),
+        (MASSIVE | {"where": "layer"}, "line 2 of"),
+        (MASSIVE | {"tolerance": "some"}, "'some'"),
+    ],
+)
+def test_mistakes_in_a_file_are_one_line(tmp_path, monkeypatch, capsys, line, message):
+    file = write_facts(tmp_path, "a", line)
+    code, said, errors = call(monkeypatch, capsys, file)
     assert (code, said, errors.count("\n")) == (2, "", 1)
-    assert message in errors
+    assert message.format(file) in errors
 
 
-@pytest.mark.parametrize("content", ["", "[1, 2]", "a: [", "name: mine\n"])
+@pytest.mark.parametrize("content", [b"", b"model\ngpt2\n", b"\xff\xfe", None])
 def test_what_is_no_file_of_facts(tmp_path, content):
-    (tmp_path / "facts.yaml").write_text(content)
-    with pytest.raises(UserError, match=r"facts\.yaml|field 'source'"):
-        read_sources([tmp_path / "facts.yaml"])
+    if content is not None:
+        (tmp_path / "facts.csv").write_bytes(content)
+    with pytest.raises(UserError, match=r"facts\.csv"):
+        read_facts(tmp_path / "facts.csv")
 
 
 def test_a_page_of_a_model(planted, tmp_path, monkeypatch, capsys):
+    """Drawn again it is the same, though nothing is measured."""
     folder = planted["weight-opt"]
-    weights = [[[1, FEATURE, UNIT]], [[1, FEATURE + 1, UNIT]]]
-    file = write_facts(tmp_path, *({"model": folder.name, **SUPER, "weights": some} for some in weights))
+    both = (weight(1, FEATURE, UNIT), "1[5, 7]"), (weight(1, FEATURE + 1, UNIT), "1[6, 7]")
+    lines = [line | {"fact": f"super weight {at}"} for lines, at in both for line in lines]
+    file = write_facts(tmp_path, folder.name, *lines)
     monkeypatch.chdir(tmp_path)
     code, said, _ = call(monkeypatch, capsys, file, folder)
     assert code == 0
-    assert said.index("differs: super weight") < said.index("agrees: super weight")
+    assert said.index("differs: super weight 1[6, 7]") < said.index("agrees: super weight 1[5, 7]")
     place = tmp_path / "results" / "published" / short_name(str(folder))
-    assert {"published.md", "sources.csv", "rows.parquet", "report.html"} <= {one.name for one in place.iterdir()}
+    assert {"published.md", "sources.csv", "rows.jsonl", "report.html"} <= {one.name for one in place.iterdir()}
     page = (place / "report.html").read_text()
     for part in ("Somebody, 2026", "1[5, 7]", "differs", "agrees", f"outliers.report published {file} {folder}"):
         assert part in page
-
-
-def test_a_page_of_a_masked_model(planted, tmp_path, monkeypatch, capsys):
-    """One of the name of a public model, which it is not."""
-    folder = shutil.copytree(planted["norms"], tmp_path / "bert-base-uncased")
-    monkeypatch.chdir(tmp_path)
-    code, said, _ = call(monkeypatch, capsys, folder)
-    assert code == 0
-    (line,) = (line for line in said.splitlines() if "308 and 381 (layer norm)" in line and "Puccetti" in line)
-    assert "differs" in line and f"layer norm: {FEATURE} and {UNIT}" in line
-    (line,) = (line for line in said.splitlines() if "(six sigma)" in line)
-    assert "not measured" in line
+    assert call(monkeypatch, capsys, file, folder, "--redraw")[1] == said
 
 
 def test_all_that_is_published_without_a_model(tmp_path, monkeypatch, capsys):
@@ -341,12 +277,11 @@ def test_redraw_runs_nothing(planted, tmp_path, monkeypatch, capsys):
 
 def test_what_stands_in_the_files():
     """The numbers that sources state, as they were looked up."""
-    sources = read_sources()
-    names = [source.name for source in sources]
-    assert len(set(names)) == len(names)
+    facts = read_facts()
+    assert len(facts) == 163
 
     def said(model: str) -> set[str]:
-        return {one.fact.claim for one in facts_of(sources, [model])}
+        return {fact.words for fact in facts_of(facts, [model])}
 
     assert "super weight 2[3968, 7003]" in said("huggyllama/llama-7b")
     assert "super weights 1[1764, 1710] and 2[1764, 8041]" in said("allenai/OLMo-1B-0724-hf")
@@ -367,7 +302,7 @@ def test_what_stands_in_the_files():
 
 @needs_smollm2
 @pytest.mark.slow
-def test_a_published_row_of_smollm2():
-    (found,) = verdicts("smollm2-135m", facts_of(read_sources(), ["smollm2-135m"]))
-    assert found.agreement == AGREES
-    assert "input 1229" in found.measured
+def test_a_published_row_of_smollm2(tmp_path):
+    facts = facts_of(read_facts(), ["smollm2-135m"])
+    (found,) = agreement.verdicts_of("smollm2-135m", "smollm2-135m", facts, tmp_path, bench=agreement.Bench())
+    assert (found.agreement, found.measured) == ("agrees", "output 507 at layer 11")

@@ -1,8 +1,8 @@
 """Artefacts of the paper, and the machinery of published numbers: ours beside them.
 
 The paper is LLM.int8() (Dettmers et al., 2022, arXiv:2208.07339); its numbers stand in the files beside this one, those
-of others in `experiments/published`, see `facts.py`. Models are keyed by their short names in lower case, so that a hub
-id and a local copy are the same model.
+of others in `facts.csv`, see `facts.py`. Models are keyed by their short names in lower case, so that a hub id and a
+local copy are the same model.
 """
 
 from collections.abc import Callable, Iterable

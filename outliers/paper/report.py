@@ -157,11 +157,11 @@ def _measured(spec: Named, folder: Path, force: bool, bench: "Bench") -> tuple[l
     Where something is wrong with an experiment of several models, each model has a try of its own. bench: with the
     model of the experiment before, which most of a page have in common.
     """
-    rows, reason = _tried(spec, folder, force, bench)
+    rows, reason = tried(spec, folder, force, bench)
     models = getattr(spec, "models", [])
     if reason is None or len(models) < 2:
         return rows, [reason] if reason else []
-    tries = {model: _tried(spec.model_copy(update={"models": [model]}), folder, force, bench) for model in models}
+    tries = {model: tried(spec.model_copy(update={"models": [model]}), folder, force, bench) for model in models}
     rows = [row for rows_of_model, _ in tries.values() for row in rows_of_model]
     return rows, [f"{model}: {why}" for model, (_, why) in tries.items() if why] if rows else [reason]
 
@@ -174,7 +174,7 @@ def drawn_again(spec: Named, folder: Path) -> list[dict]:
     return records(rows_of(spec, read(folder)))
 
 
-def _tried(spec: Named, folder: Path, force: bool, bench: "Bench") -> tuple[list[dict], str | None]:
+def tried(spec: Named, folder: Path, force: bool, bench: "Bench") -> tuple[list[dict], str | None]:
     """The rows of an experiment, or why it cannot run."""
     import torch
 

@@ -5,10 +5,9 @@ from typing import Annotated
 from typer import Argument, Option
 
 from outliers.commands import Models, is_meant_as_experiment, models_of
-from outliers.specification.files import PUBLISHED
 from outliers.terminal.command import Force, Out, run
 
-DEFAULT = "pocket"
+DEFAULT, PUBLISHED = "pocket", "published"
 EXPERIMENTS = (
     f"A set of experiments ({DEFAULT}, the default, paper, or look, of one model), one of them (paper/table4), or an "
     f"experiment file; then models in place of theirs. Or {PUBLISHED}: published facts beside measured ones."

@@ -19,7 +19,6 @@ Kind = TypeVar("Kind", bound=Named)
 ENDINGS = (".yaml", ".yml")
 MOST_BYTES, MOST_VALUES = 1_000_000, 10_000  # of an experiment file
 MOST_FILES = 10  # each of which extends the next
-PUBLISHED = "published"  # the folder among those of experiments that holds what others published
 logger = logging.getLogger(__name__)
 
 
@@ -68,15 +67,6 @@ def is_experiment(name: str) -> bool:
 def experiment_files() -> dict[str, Path]:
     """Name to file of the experiments that come with the project: inside the package when it was installed from a
     wheel, beside it in a clone."""
-    return {name: file for name, file in _files().items() if not name.startswith(f"{PUBLISHED}/")}
-
-
-def published_files() -> list[Path]:
-    """The files of what others published, see `outliers.paper.facts`."""
-    return [file for name, file in _files().items() if name.startswith(f"{PUBLISHED}/")]
-
-
-def _files() -> dict[str, Path]:
     package = Path(__file__).parent.parent
     folders = (package / "experiments", package.parent / "experiments")
     return {
