@@ -18,13 +18,14 @@ from outliers.paper import report as module
 from outliers.paper.facts import elsewhere
 from outliers.paper.published import comparison
 from outliers.paper.report import ARTEFACTS, experiments, report
-from outliers.paper.shown import OF_KINDS
+from outliers.paper.shown import OF_KINDS, view_of
 from outliers.paper.table4 import table4_section
 from outliers.quantization.schemes import SCHEMES, TABLE1
 from outliers.runs.rows import Row
 from outliers.runs.run import rows_of
 from outliers.specification.files import experiment_files
 from outliers.specification.kinds import Experiment, resolved
+from outliers.specification.training import Training
 from outliers.subjects import bench
 from outliers.views import OF_METRICS
 from outliers.views.published import published_models
@@ -228,6 +229,11 @@ def test_a_view_is_named_in_one_place():
     named += [artefact.section for artefact in ARTEFACTS.values() if artefact.section]
     assert len(named) == len(set(named)) > 20
     assert OF_METRICS.keys() <= metrics().keys()
+
+
+def test_a_kind_without_a_view_is_a_mistake():
+    with pytest.raises(UserError, match=r"Training has no view: .* its field 'shows' names"):
+        view_of(Training)
 
 
 def test_a_device_replaces_that_of_the_files():

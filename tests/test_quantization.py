@@ -643,6 +643,7 @@ def test_copies_and_pickles(keep, blocks):
     "kind others",
     [QuantizedLinear, Int8Linear],
     [lambda layer: layer, copy.deepcopy, lambda layer: layer, lambda layer: layer.state_dict() and layer],
+    ids=None,
 )
 def test_threads_that_come_first(kind, others):
     """Many threads call a layer for the first time at once; one of them copies it first, or asks for its state."""

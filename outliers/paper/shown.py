@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from outliers.errors import UserError
 from outliers.show.section import Section, View, section_of
 from outliers.specification.kinds import Named, resolved
 from outliers.views import OF_METRICS
@@ -23,8 +24,12 @@ OF_KINDS = {
 
 
 def view_of(kind: type[Named]) -> View:
-    """The view of a kind of specification: its own `section`, or that of the table."""
-    return resolved(kind.section or next(OF_KINDS[one.__name__] for one in kind.__mro__ if one.__name__ in OF_KINDS))
+    """The view of a kind of specification: its own `section`, or that of the table; raise UserError without one."""
+    views = (OF_KINDS[one.__name__] for one in kind.__mro__ if one.__name__ in OF_KINDS)
+    view = kind.section or next(views, None)
+    if view is None:
+        raise UserError(f"{kind.__name__} has no view: what an experiment of it shows, its field 'shows' names")
+    return resolved(view)
 
 
 def show(spec: Named, folder: str | Path, rows: list[dict]) -> Section:
