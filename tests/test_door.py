@@ -488,7 +488,7 @@ RESULTS: list[Case] = [
             (TRACE, "/dev/null/out", "'/dev/null/out"),
             (SWEEP, LONG, r"cannot write to 'o+' \(File name too"),
             (TRACE, LONG, r"'o+' \(File name too"),
-            (REDRAW, LONG, r"'o+' \(File name too"),
+            (REDRAW, LONG, r"'o+/.*' \(File name too"),
         )
     ),
 ]

@@ -38,7 +38,7 @@ def run(command) -> None:
     help_text = (command.__doc__ or "").replace(f"python -m outliers.{name}", program)  # its examples
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
     app.command(help=help_text)(_answered(command))
-    with answering():
+    with answering(), warnings.catch_warnings():
         logger = logging.getLogger("outliers")
         logger.handlers, logger.propagate = [_BesideBars()], False
         logger.setLevel(logging.INFO)
