@@ -96,8 +96,8 @@ def _in_the_way(path: Path, mode: int) -> UserError:
 def new_part(path: Path) -> Iterator[Path]:
     """A new empty file beside another, for its new content, of this writer alone; it goes unless it takes its place."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    part.touch(exist_ok=False)  # which follows no link
     try:
-        part.touch(exist_ok=False)  # which follows no link
         yield part
     finally:
         part.unlink(missing_ok=True)

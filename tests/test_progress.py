@@ -168,6 +168,19 @@ def test_layers_move_steps_that_are_made_at_once(clock):
         assert bar.n == 20
 
 
+def test_layers_within_a_measurement_of_no_steps_say_nothing_of_those_that_come(clock):
+    with Progress(0, clock=clock) as bar:
+        bar.expect(10, 10**8)
+        bar.enter("m, its weights", 0)
+        for _ in over(range(5), "layer", ""):
+            clock.now += 2
+        assert bar.left() is None
+        bar.enter("m, fp32", 10, 10**8)
+        clock.now += 2
+        bar.update(5)
+        assert bar.left() == pytest.approx((12, 12)), "all that it took so far, for as many again"
+
+
 def test_a_total_that_grows_and_one_of_nothing(clock):
     with Progress(0, clock=clock) as bar:
         clock.now += 10

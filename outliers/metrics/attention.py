@@ -149,7 +149,7 @@ class OfAttention(Measurement):
         for cell, (_, ablated) in zip(cells, parted, strict=True):
             questions.setdefault(ablated.name, (ablated, []))[1].append(_look(cell))
         with naming_under(subject, variant):
-            counted = bench.counted(blocks, 1 + len(questions) // 2)
+            counted = bench.counted(blocks, self.steps(cells) // len(subject.blocks))
             attended_views = attended(model, counted, list(questions.values()), variant)
         answers = {name: iter(views) for name, views in zip(questions, attended_views, strict=True)}
         return [next(answers[ablated.name]) for _, ablated in parted]

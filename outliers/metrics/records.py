@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from outliers.metrics.measurement import Measurement, Read, Seen
 
 
-
 class Metric(Checked):
     """A measurement of a subject under a variant; its fields are its parameters, and options of commands.
 

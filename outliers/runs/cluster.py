@@ -148,8 +148,7 @@ class Cluster:
                 if warning not in self.warned:
                     logger.warning(warning)
             self.warned |= set(warnings)
-            self.bar.set_description(task.name)
-            self.bar.size = task.size
+            self.bar.enter(task.name, task.steps, task.size)
             self.bar.update(task.steps)
             yield task, result
 

@@ -40,8 +40,7 @@ class Here:
         """
         for task in tasks:
             stop_if_asked()
-            self.bar.set_description(task.name)
-            self.bar.size = task.size
+            self.bar.enter(task.name, task.steps, task.size)
             end = self.bar.n + task.steps
             result = tried(self._result, task)
             if end > self.bar.n:  # what the task did not move itself

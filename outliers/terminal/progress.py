@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 from tqdm import tqdm
 
-from outliers.terminal.amounts import durations
+from outliers.terminal.amounts import duration, durations
 
 SECONDS = 60  # between two lines
 SOON, SHORT = 1, 2  # seconds: how old a run is when it says how long it takes, and what is too short to say
@@ -58,6 +58,11 @@ class Progress(tqdm):
         self.todo = self.todo + steps * size**POWERS
         self.announced = self.announced and not (steps and self.further)
 
+    def enter(self, name: str, steps: int, size: float = 1.0) -> None:
+        """Say which measurement comes now, of so many steps; within one of none nothing is seen of any step."""
+        self.set_description(name)
+        self.size, self.together = size, min(steps, 1)
+
     def spread(self, workers: int) -> None:
         """Say that so many workers share what comes now, each of which finishes several steps at once."""
         self.workers, self.marks = max(1, workers), [(self.clock(), self.made)]
@@ -104,9 +109,9 @@ class Progress(tqdm):
         """The current measurement, how much is finished, and the time that is left."""
         steps = self.n + self.inside
         line = f"{self.desc}{self.n} of {self.total} {self.unit}s, {steps / self.total if self.total else 0.0:.0%}"
-        return f"{line}, {self._left() or f'since {durations(*2 * [self.clock() - self.start])}'}"
+        return f"{line}, {self._estimate() or f'since {duration(self.clock() - self.start)}'}"
 
-    def _left(self) -> str | None:
+    def _estimate(self) -> str | None:
         left = self.left()
         return left and f"about {durations(*left)} left{' of this stage' if self.further else ''}"
 
@@ -134,7 +139,7 @@ class Progress(tqdm):
         left = self.left()
         if left and left[1] >= SHORT:
             self.announced = True
-            logger.info(self._left())
+            logger.info(self._estimate())
 
     def _log(self) -> None:
         while not self.ended.wait(SECONDS):
