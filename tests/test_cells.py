@@ -1,5 +1,6 @@
 """Cells to rows: what identifies a row, which rows are drawn again, and any metric under any variant."""
 
+import importlib
 import re
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ import outliers
 from outliers import __main__ as program
 from outliers import metrics as package
 from outliers.errors import UserError
+from outliers.metrics import records
 from outliers.metrics.measurement import Seen
 from outliers.metrics.records import Memory as Footprint
 from outliers.metrics.records import Perplexity, StatesMetric
@@ -253,15 +255,15 @@ def example(of: str) -> str:
     return next(one for one in re.findall(r"```python\n(.*?)```", page("docs/metrics.md"), re.DOTALL) if of in one)
 
 
-def test_a_metric_is_a_folder(monkeypatch, tmp_path):
-    folder = tmp_path / "metrics" / "foreseen"
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").write_text(example("class Foreseen").partition("\n\nfields =")[0])
-    first = f"from outliers import metrics; metrics.__path__ += [{str(folder.parent)!r}]; import outliers.presets.cells"
-    subprocess.run([sys.executable, "-c", first], check=True)  # it imports nothing that imports all metrics
-    monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder.parent)])
+def test_a_metric_is_a_record(monkeypatch, tmp_path):
+    module = tmp_path / "foreseen.py"
+    module.write_text(example("class Foreseen").partition("\n\nfields =")[0])
+    first = "import foreseen, outliers.presets.cells"
+    subprocess.run([sys.executable, "-c", first], check=True, cwd=tmp_path)  # nothing that it imports imports it
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(records, "Foreseen", importlib.import_module("foreseen").Foreseen, raising=False)
     monkeypatch.setitem(METRICS, "foreseen", package.metrics()["foreseen"])
-    monkeypatch.delitem(sys.modules, "outliers.metrics.foreseen")
+    monkeypatch.delitem(sys.modules, "foreseen")
     spec = Cells(metrics=["foreseen"], **SMALL)
     section = measured_section(spec, tmp_path, run(spec, tmp_path))
     assert [table.name for table in section.tables] == ["measured", "foreseen"]
