@@ -12,10 +12,18 @@ import torch
 
 from outliers.metrics import states
 from outliers.metrics.latency import latency
+from outliers.metrics.records import Perplexity, ZeroShot
+from outliers.presets.cells import Cells
+from outliers.runs.planner import Planner
+from outliers.subjects.causal import Causal
+from outliers.subjects.cell import Cell
 from outliers.terminal import progress as module
 from outliers.terminal.progress import Progress, over
+from outliers.variants.quantized import EXACT
 from tests.conftest import make_model
 from tests.test_commands import SMALL, call
+
+MODEL = "pocket/gpt2-0.1m"
 
 
 class Clock:
@@ -118,6 +126,14 @@ def test_steps_of_a_larger_model_take_longer(clock):
             clock.now += 300
             bar.update()
         assert bar.left() == pytest.approx((300, 300)), "by its own steps"
+
+
+def test_blocks_alone_take_as_long_as_a_model_is_large():
+    planner = Planner(None, None, None, "")
+    planner.sizes = {MODEL: 118_944}
+    subject = Causal(MODEL, None, Cells(models=[MODEL]))
+    assert planner.size_of(Cell(subject, EXACT, Perplexity())) == 118_944
+    assert planner.size_of(Cell(subject, EXACT, ZeroShot())) == 1
 
 
 def test_a_stage_after_which_values_decide(clock, caplog, monkeypatch):

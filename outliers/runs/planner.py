@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 from outliers.errors import BrokenModel, MeasurementFailed
-from outliers.metrics.measurement import Keeps, bundles_of
+from outliers.metrics.measurement import Keeps, Measurement, bundles_of
 from outliers.models.names import full_name
 from outliers.quantization.schemes import BASELINE
 from outliers.runs.engine import Engine
@@ -224,8 +224,9 @@ class Planner:
         ]
 
     def size_of(self, cell: Cell) -> int:
-        """The weights of the model of a cell; 1 where there is none."""
-        return self.sizes.get(cell.subject.name, 1)
+        """The weights of the model of a cell, by which its blocks take longer; 1 where there is none, and for steps of
+        another unit, such as tasks, of which much is the same for all models."""
+        return self.sizes.get(cell.subject.name, 1) if cell.metric.measurement.unit == Measurement.unit else 1
 
     def _expect(self, cells: list[Cell]) -> None:
         """Let the bar expect the steps of some cells."""
