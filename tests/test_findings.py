@@ -1,12 +1,12 @@
 """Sentences about what was measured: true of the rows, and not there where the rows do not support them."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
+import yaml
 
 from outliers.metrics.damages import damages_of
 from outliers.paper.table4 import panel_section
@@ -25,10 +25,9 @@ from outliers.views.remedies import NONE, Point, remedies_findings
 from outliers.views.trace import trace_findings, trace_section
 from outliers.views.zeroshot import zeroshot_findings
 from tests.conftest import STORIES, needs_shared, needs_smollm2, trace_model
-from tests.kept import DAMAGED, SECTIONS, kept, section_of
+from tests.kept import SECTIONS, kept, section_of
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
-import sentences
+FINDINGS = Path(__file__).parent / "findings.yaml"
 
 
 def said(findings: list[Finding]) -> str:
@@ -63,27 +62,9 @@ def test_each_sentence_is_of_a_table_or_figure(run):
     assert all(" ".join(finding.text.split()) in printed for finding in section.findings)
 
 
-def test_findings_of_kept_runs():
-    ablation, sweep, damage = (
-        said(section_of(run).findings) for run in ("smollm2-135m/ablation", "smollm2-135m/sweep", DAMAGED)
-    )
-    assert ablation.startswith(
-        "Setting feature 247 to zero multiplies the perplexity by 9.9; doing so with a random feature, by 1.006 "
-    )
-    assert "absmax raises the perplexity of smollm2-135m by 110.6 % ± 1.4." in sweep
-    assert "The smallest increase for smollm2-135m is that of llm.int8-zeropoint: +0.6 % ± 0.1." in sweep
-    assert damage.startswith(
-        "Most of the cost of absmax is in ffn_out (+76.3 % ± 2.2 alone, 79 % of the increase of log-perplexity), whose "
-        "inputs reach 2,960 (layer 11, feature 1229, position 0, token "
-    )
-    assert (
-        "Most of the cost of llm.int8 is in attn_in (+1.3 % ± 0.1 alone, 83 % of the increase of log-perplexity)"
-        in damage
-    )
-
-
-def test_the_list_of_sentences_is_that_of_the_code():
-    assert sentences.LIST.read_text(encoding="utf-8") == sentences.listed(), "run: python scripts/sentences.py"
+@pytest.mark.parametrize(("run", "whole"), yaml.safe_load(FINDINGS.read_text(encoding="utf-8")).items())
+def test_all_findings_of_a_kept_run(run, whole):
+    assert [finding.text for finding in section_of(run).findings] == whole.splitlines()
 
 
 # Traces
