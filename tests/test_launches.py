@@ -1,0 +1,145 @@
+"""What a GPU is given to do and when the host waits for it: launches of kernels, other operators, and reads.
+
+Counted in Triton's interpreter on a CPU, where launch-bound work would cost what it launches.
+"""
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from outlier_kernels import dispatch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from triton.runtime.interpreter import GridExecutor
+
+import outliers
+from outliers.quantization.int8 import Int8Linear
+from outliers.quantization.linear import QuantizedLinear
+from outliers.quantization.schemes import get_scheme
+from tests.conftest import make_model
+from tests.test_triton import interpreter  # noqa: F401
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="counts the interpreter's launches"),
+]
+READS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero")
+
+
+class Counts(NamedTuple):
+    """Kernels of Triton's, other operators that are no views, and reads of the host."""
+
+    kernels: int
+    operators: int
+    reads: int
+
+    def __sub__(self, other: "Counts") -> "Counts":
+        return Counts(*(mine - theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+class Counter(TorchDispatchMode):
+    """Counts operators as they come to a device: a mask as an index is read by the host, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernels = self.operators = self.reads = 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        name = operator._schema.name.removeprefix("aten::")
+        masks = name in ("index", "index_put_") and any(one is not None and one.dtype == torch.bool for one in args[1])
+        self.reads += name in READS or masks
+        self.operators += not (operator.is_view or name in READS or name == "_unsafe_view")
+        return operator(*args, **(kwargs or {}))
+
+
+@contextmanager
+def counting(counter: Counter):
+    launch, tolist = GridExecutor.__call__, torch.Tensor.tolist
+
+    def counted(self, *args, **named):
+        counter.kernels += 1
+        with _disable_current_modes():
+            return launch(self, *args, **named)
+
+    def read(tensor):
+        counter.reads += 1
+        with _disable_current_modes():
+            return tolist(tensor)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GridExecutor, "__call__", counted)
+        patch.setattr(torch.Tensor, "tolist", read)
+        patch.setattr(dispatch, "_is_watched", lambda _tensor: False)  # by who does not change what runs
+        with counter:
+            yield
+
+
+def count(run: Callable) -> Counts:
+    """What a call does, the second time."""
+    run()
+    counter = Counter()
+    with counting(counter):
+        run()
+    return Counts(counter.kernels, counter.operators, counter.reads)
+
+
+def of_a_block(run: Callable[[torch.Tensor], object]) -> Counts:
+    """What one more block of text costs."""
+    blocks = torch.arange(2 * 8).view(2, 8) % 97
+    return count(lambda: run(blocks)) - count(lambda: run(blocks[:1]))
+
+
+def assert_at_most(found: Counts, kernels: int, operators: int, reads: int) -> None:
+    assert all(one <= most for one, most in zip(found, (kernels, operators, reads), strict=True)), found
+
+
+@pytest.fixture(autouse=True)
+def in_triton(monkeypatch):
+    monkeypatch.setenv("OUTLIERS_KERNELS", "triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+def hidden_states(tokens: int) -> torch.Tensor:
+    x = torch.randn(tokens, 48)
+    x[0, 5] = 20
+    return x
+
+
+@pytest.mark.parametrize(("tokens", "most"), [(16, (4, 6, 0)), (64, (4, 6, 0))])
+@torch.no_grad()
+def test_an_int8_layer(tokens, most):
+    layer, x = Int8Linear(torch.nn.Linear(48, 32), get_scheme("llm.int8")), hidden_states(tokens)
+    assert_at_most(count(lambda: layer(x)), *most)
+
+
+LAYERS = {
+    "absmax": (2, 6, 0),
+    "zeropoint": (2, 8, 0),
+    "absmax-vector": (2, 4, 0),
+    "llm.int8": (2, 34, 6),
+    "llm.int8-zeropoint": (2, 47, 6),
+    "fp8-e4m3": (0, 20, 0),
+    "absmax+hadamard": (2, 19, 0),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@torch.no_grad()
+def test_a_layer_of_an_evaluation(name):
+    """Whose exact weight is kept."""
+    layer, x = QuantizedLinear(torch.nn.Linear(48, 32), get_scheme(name), None), hidden_states(40)
+    assert_at_most(count(lambda: layer(x)), *LAYERS[name])
+
+
+@pytest.mark.slow
+def test_a_block_of_an_evaluation_and_a_trace():
+    """Of a model with two layers."""
+    model = make_model("gpt2")
+    plain = of_a_block(lambda blocks: outliers.perplexity(model, blocks))
+    assert_at_most(plain, 0, 80, 4)
+    found = of_a_block(lambda blocks: outliers.trace(model, blocks, alpha=3.0))
+    assert_at_most(found - plain, 8, 978, 50)
