@@ -7,7 +7,7 @@ MODEL = $(RUN) -m outliers.get smollm2-135m || echo "going on without smollm2-13
 INSTALL = test -x $(RUN) || $(PYTHON) -m venv $(VENV); \
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: sweep paper notebooks docs test test-all gpu lint types release clean
+.PHONY: sweep paper notebooks docs test test-all test-nightly gpu lint types release clean
 
 sweep: $(VENV)/installed
 	@$(MODEL)
@@ -26,12 +26,15 @@ docs: $(VENV)/installed-dev
 	@rm -rf build/docs
 	$(RUN) -m sphinx -q -E -W --keep-going -c docs -d build/doctrees . build/docs
 
-# Before each commit: most of the protection in four minutes of two cores. What is slow is in test-all, as in CI.
+# Before each commit: most of the protection in four minutes of two cores. What is slow is in test-all; kills at many
+# moments, clusters, notebooks, the site, releases and other programs are in test-nightly, and also in test-all where a
+# file that they test changed after a commit: `make test-all SINCE=origin/main`, as in CI.
 test: TIER = -m "not slow"
-test-all: TIER =
-test test-all: $(VENV)/installed-dev
+test-all: TIER = $(if $(SINCE),--since $(SINCE),-m "not nightly")
+test-nightly: TIER = -m nightly
+test test-all test-nightly: $(VENV)/installed-dev
 	@$(MODEL)
-	$(RUN) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(TIER)
+	$(RUN) -m pytest --numprocesses 2 --dist worksteal $(TIER)
 
 # On a machine with an NVIDIA GPU: what has not run on one yet, and one file to send back.
 gpu: $(VENV)/installed-dev

@@ -4,8 +4,9 @@ import itertools
 import os
 import shutil
 import signal
+import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -264,13 +265,32 @@ def trace_model(spec: OneModel, out: Path | None = None, force: bool = False) ->
     return Trace.load((Path(out) if out else spec.folder) / "trace"), rows
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--since", metavar="COMMIT", help="of nightly tests those alone whose files changed since then")
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What needs a browser or a real model is slow, and so is what takes seconds where another case is like it."""
+    changed, left = changed_since(config.getoption("since")), []
     for item in items:
         needs = any(mark in (needs_chromium.mark, needs_smollm2.mark) for mark in item.iter_markers("skipif"))
-        if needs or item.nodeid.startswith(SLOW):
+        nightly = item.get_closest_marker("nightly")
+        if needs or nightly or item.nodeid.startswith(SLOW):
             item.add_marker("slow")
+        if nightly and not changed((*nightly.args, item.location[0])):
+            left.append(item)
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in left]
+
+
+def changed_since(commit: str | None) -> Callable[[tuple[str, ...]], bool]:
+    """Whether a file below some paths changed since a commit: yes, where none is named or git does not know it."""
+    diff = ["git", "diff", "--name-only", commit]
+    found = commit and subprocess.run(diff, cwd=Path(__file__).parent, capture_output=True, text=True)
+    if not found or found.returncode:
+        return lambda paths: True
+    return lambda paths: any(path.startswith(paths) for path in found.stdout.splitlines())
 
 
 @pytest.fixture(scope="session")

@@ -224,7 +224,7 @@ os._exit(0)  # threads of the group may be left, which now and then abort a proc
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("outliers/runs/callback.py")
 def test_of_two_processes_one_measures(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(DISTRIBUTED)

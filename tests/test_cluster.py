@@ -29,7 +29,7 @@ from tests.test_seq2seq import save_t5
 from tests.test_survival import own
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'outliers[cluster]'")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly("outliers/runs/", "outliers/subjects/bench.py")
 MODELS = ["pocket/gpt2-0.1m", "pocket/gpt2-0.5m"]
 SWEEP = {"models": MODELS, "schemes": ["fp32", "absmax", "llm.int8"], "block": 64, "blocks": 6}
 

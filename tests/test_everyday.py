@@ -121,7 +121,10 @@ TASKS: dict[str, Callable] = {
 }
 
 
-@pytest.fixture(scope="module", params=["pocket", pytest.param("smollm2", marks=needs_smollm2)])
+ON_SMOLLM2 = pytest.param("smollm2", marks=[needs_smollm2, pytest.mark.nightly("docs/tasks.md")])
+
+
+@pytest.fixture(scope="module", params=["pocket", ON_SMOLLM2])
 def known(request) -> tuple[dict, Callable[[str], str]]:
     """The names that the page has at hand, and what makes its lines fit the model."""
 

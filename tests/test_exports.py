@@ -142,6 +142,7 @@ def test_torchao_has_several_schemes(llama):
 
 @needs_shared
 @NEEDS_LLM_COMPRESSOR
+@pytest.mark.nightly("outliers/quantization/plans/")
 @pytest.mark.parametrize("scheme", ["w8a8", "w4a8-g4"])
 def test_llm_compressor_follows_the_recipe(scheme, stories, tmp_path):
     from llmcompressor import oneshot

@@ -406,6 +406,7 @@ TASKS = ["lambada-local", "piqa-local"]
 
 
 @needs_harness
+@pytest.mark.nightly("outliers/plugins/")
 @pytest.mark.parametrize("scheme", ["absmax+hadamard", "llm.int8+skip=ffn_out"])
 def test_lm_eval_from_its_own_command_line(scheme, tmp_path):
     """The values of `outliers.zeroshot`, digit for digit."""
@@ -428,6 +429,7 @@ def test_lm_eval_from_its_own_command_line(scheme, tmp_path):
 
 
 @needs_harness
+@pytest.mark.nightly("outliers/plugins/")
 def test_a_mistake_on_lm_evals_command_line_is_one_line():
     model = ["--model", "outliers", "--model_args", "pretrained=pocket/gpt2-0.1m,scheme=llm.int9"]
     arguments = ["-m", "outliers.plugins.harness", *model, "--include_path", FOLDER, "--tasks", TASKS[0]]

@@ -192,6 +192,7 @@ def test_each_notebook_has_claims():
     assert {path.stem for path in NOTEBOOKS} == set(CLAIMS)
 
 
+@pytest.mark.nightly("notebooks/")
 @needs_smollm2
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_runs_and_puts_out_what_is_kept_and_claimed(path, tmp_path):

@@ -131,8 +131,8 @@ def test_loss_of_pictures_is_that_of_transformers_and_of_the_card():
     assert math.log(outliers.perplexity(ours, text)) == pytest.approx(found.loss.item(), rel=1e-6)
 
 
+@pytest.mark.nightly("outliers/models/pocket/")
 @needs_shared
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, objective in OBJECTIVES.items() if objective in READ])
 def test_card_of_text_is_measured(name, tmp_path):
     """The perplexity on rows of C4 that the model has not learnt, by transformers alone."""

@@ -37,6 +37,7 @@ def functions() -> Iterator[tuple[str, Callable]]:
 
 
 PUBLIC = dict(functions())
+needs_distributions = pytest.mark.nightly("pyproject.toml", "scripts/release.py")
 
 
 # What is in the files
@@ -51,12 +52,12 @@ def distributions(tmp_path_factory):
     return release.build(tmp_path_factory.mktemp("dist"), "--no-isolation", "--quiet")
 
 
-@pytest.mark.slow
+@needs_distributions
 def test_they_hold_the_files_of_the_clone(distributions):
     assert release.faults(*distributions) == []
 
 
-@pytest.mark.slow
+@needs_distributions
 def test_a_wheel_that_differs_is_noticed(distributions, monkeypatch):
     clone = release.in_clone
     changed = {"outliers/py.typed": 1, "outliers/more.py": 2}
@@ -71,7 +72,7 @@ def test_a_wheel_that_differs_is_noticed(distributions, monkeypatch):
     assert f"{sdist} holds outliers/py.typed, unknown or changed" in release.faults(*distributions)
 
 
-@pytest.mark.slow
+@needs_distributions
 @pytest.mark.parametrize(
     "path",
     [
@@ -94,12 +95,12 @@ def test_what_comes_along(distributions, path):
     assert path in release.in_wheel(distributions[0])
 
 
-@pytest.mark.slow
+@needs_distributions
 def test_a_wheel_holds_two_packages_alone(distributions):
     assert {path.partition("/")[0] for path in release.in_wheel(distributions[0])} == {"outliers", "outlier_kernels"}
 
 
-@pytest.mark.slow
+@needs_distributions
 def test_a_wheel_runs_outside_of_the_clone(distributions, tmp_path):
     """Without anything of the clone; the libraries are those of this environment."""
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target"]
@@ -111,7 +112,7 @@ def test_a_wheel_runs_outside_of_the_clone(distributions, tmp_path):
 # What they say
 
 
-@pytest.mark.slow
+@needs_distributions
 def test_metadata(distributions):
     said = release.metadata(distributions[0])
     assert (said.name, str(said.version), said.license_expression) == ("outliers", outliers.__version__, "Apache-2.0")

@@ -16,7 +16,7 @@ from outliers.__main__ import COMMANDS
 from tests.conftest import needs_chromium
 
 pytest.importorskip("furo", reason="the extra `docs` is not installed")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly("docs/")
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "docs" / "extensions"))
 import navigation  # noqa: E402, the extensions are no package

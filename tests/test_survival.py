@@ -240,7 +240,7 @@ for folder, write in writes.items():
 KILLS = 12
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("outliers/runs/", "outliers/files.py")
 def test_killed_at_any_moment(tmp_path, want):
     chance = random.Random(0)
     moments = {str(n): (n + chance.random()) / (KILLS - 1) for n in range(KILLS)}
@@ -300,7 +300,7 @@ def test_rows_of_a_run_that_ended_before_this_one_began_are_kept(tmp_path):
     assert [row["model"] for row in read_rows(tmp_path)] == ["a", "b"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("outliers/runs/", "outliers/files.py")
 def test_the_lock_ends_with_its_owner_however_that_ends(tmp_path):
     program = (
         "import sys\nfrom pathlib import Path\nfrom outliers.files import locked\n"
@@ -319,7 +319,7 @@ def test_the_lock_ends_with_its_owner_however_that_ends(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("outliers/runs/", "outliers/files.py")
 def test_many_that_want_the_same_folder_have_it_one_after_the_other(tmp_path):
     inside, most = [], []
 
@@ -368,7 +368,7 @@ def full(folder: Path) -> str:
     return f"error: cannot write to '{folder}' (No space left on device); choose another folder with --out\n"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("outliers/runs/", "outliers/files.py")
 def test_rows_survive_a_full_disk(monkeypatch, capsys, small_disk):
     disk = small_disk("8k")  # room for the lock and a page of rows
     out = disk / "out"
@@ -386,7 +386,7 @@ def test_rows_survive_a_full_disk(monkeypatch, capsys, small_disk):
     assert len(rows) == 7
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("outliers/runs/", "outliers/files.py")
 def test_rows_survive_where_tables_and_figures_do_not_fit(monkeypatch, capsys, small_disk):
     disk = small_disk("64k")
     code, out, err = call(monkeypatch, capsys, *ARGUMENTS, "--out", disk)
@@ -397,7 +397,7 @@ def test_rows_survive_where_tables_and_figures_do_not_fit(monkeypatch, capsys, s
     assert not list(disk.glob(".*")), "no part of a file is left"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("outliers/runs/", "outliers/files.py")
 def test_a_trace_survives_a_full_disk(small_disk, tmp_path):
     fields = {"model": MODEL, "block": 64, "blocks": 2}
     found, rows = trace_model(OneModel(**fields, alpha=3), tmp_path / "whole")
@@ -417,7 +417,7 @@ def test_a_trace_survives_a_full_disk(small_disk, tmp_path):
     assert names(disk) == {"rows.jsonl", "trace.safetensors", "excerpt.safetensors", "filler"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("outliers/runs/", "outliers/files.py")
 def test_nothing_is_measured_where_not_even_the_lock_fits(monkeypatch, small_disk):
     disk = small_disk("8k")
     (disk / "filler").write_bytes(b"0" * 8192)

@@ -1,12 +1,14 @@
 """The two tiers of the tests, what thins them, and the mistakes by which they are judged."""
 
+import ast
 import itertools
+import re
 import subprocess
 import sys
 
 import pytest
 
-from tests.conftest import SLOW, pairwise
+from tests.conftest import SLOW, changed_since, pairwise
 from tests.test_docs import ROOT, read
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -25,11 +27,20 @@ def test_any_two_values_of_two_axes_meet(sizes):
 
 def test_continuous_integration_runs_what_make_test_leaves():
     asked = {
-        target: subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        for target in ("test", "test-all")
+        target: subprocess.run(["make", "-n", *target.split()], cwd=ROOT, capture_output=True, text=True).stdout
+        for target in ("test", "test-all", "test-nightly", "test-all SINCE=HEAD~")
     }
-    assert '-m "not slow"' in asked["test"] and '-m "not slow"' not in asked["test-all"]
-    assert "make test-all" in read(".ci/run").splitlines()
+    tiers = ('-m "not slow"', '-m "not nightly"', "-m nightly", "--since HEAD~")
+    assert all(tier in said for tier, said in zip(tiers, asked.values(), strict=True))
+    assert 'make test-all SINCE="$since"' in read(".ci/run").splitlines()
+
+
+def test_what_is_nightly_runs_where_its_files_changed():
+    marks = re.findall(r"mark\.nightly\((.+?)\)", "".join(read(path) for path in ROOT.glob("tests/test_*.py")))
+    paths = {path for mark in marks for path in ast.literal_eval(f"[{mark}]")}
+    assert len(paths) > 5 and all((ROOT / path).exists() for path in paths)
+    assert changed_since(None)(("nowhere",)) and changed_since("no-commit")(("nowhere",))
+    assert not changed_since("HEAD")(("nowhere",))
 
 
 def test_what_is_called_slow_is_there():

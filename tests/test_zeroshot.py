@@ -144,6 +144,7 @@ def test_equals_likelihoods_computed_directly(small, data, scheme):
     assert_same(by_metric(zeroshot(model, tokenizer, LOCAL, data)), expected)
 
 
+@pytest.mark.nightly("outliers/metrics/zeroshot.py", "outliers/text/tasks/")
 @needs_harness
 @needs_shared
 @pytest.mark.parametrize(("dtype", "scheme"), [("float32", "fp32"), ("float32", "llm.int8"), ("bfloat16", "fp32")])
