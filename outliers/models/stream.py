@@ -27,34 +27,11 @@ from outliers.models.checkpoint import Checkpoint
 from outliers.models.hooks import hand_over_hooks
 from outliers.models.internals import dtype_of
 from outliers.models.load import HASHING, fill, find_device, hash_of, line_of, open_model, put
-from outliers.models.variant import Variant
+from outliers.models.variant import AS_IT_IS, Variant
 from outliers.terminal.progress import over
 
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # of glibc
 STATES_ON_GPU = 0.5  # of what is free there, at most; a layer, its codes and what it computes need the rest
-
-
-@dataclass(frozen=True)
-class AsItIs(Variant):
-    """The variant that changes nothing."""
-
-    name = "fp32"
-
-    def fields(self, _model: PreTrainedModel | None = None) -> dict:
-        """Nothing."""
-        return {}
-
-    def first_layer(self, model: PreTrainedModel) -> int:
-        """After the last one."""
-        return len(decoder_layers(model))
-
-    @contextmanager
-    def on(self, model: PreTrainedModel, _layer: int | None = None) -> Iterator[PreTrainedModel]:
-        """The model itself."""
-        yield model
-
-
-AS_IT_IS = AsItIs()
 
 
 @dataclass(frozen=True)

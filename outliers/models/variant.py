@@ -1,6 +1,8 @@
 """Variants, changes to a model before it is measured; without torch, so that names of variants are read at once."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -38,3 +40,28 @@ class Variant(Protocol):
 
     def on(self, model: "PreTrainedModel", layer: int | None = None, /) -> "AbstractContextManager[PreTrainedModel]":
         """A context with the model under it; layer: the only one that is asked for and has its weights, or None."""
+
+
+@dataclass(frozen=True)
+class AsItIs(Variant):
+    """The variant that changes nothing."""
+
+    name = "fp32"
+
+    def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
+        """Nothing."""
+        return {}
+
+    def first_layer(self, model: "PreTrainedModel") -> int:
+        """After the last one."""
+        from outliers.models.anatomy import decoder_layers
+
+        return len(decoder_layers(model))
+
+    @contextmanager
+    def on(self, model: "PreTrainedModel", _layer: int | None = None) -> "Iterator[PreTrainedModel]":
+        """The model itself."""
+        yield model
+
+
+AS_IT_IS = AsItIs()

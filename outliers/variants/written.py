@@ -1,11 +1,12 @@
 """Read what the names of variants say: `zero(247)+llm.int8`."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from outliers.errors import UserError, shown, unknown_name
+from outliers.models.variant import AS_IT_IS, Variant
 from outliers.quantization.cache_formats import PARTS, Formats
 from outliers.quantization.plans.plan import MARK
 from outliers.quantization.schemes import BASELINE
@@ -21,9 +22,6 @@ from outliers.variants.unattended import Unattended
 from outliers.variants.weights import METHODS as OF_WEIGHTS
 from outliers.variants.weights import Scaled
 
-if TYPE_CHECKING:
-    from outliers.models.variant import Variant
-
 KINDS = {  # by the names of terms with features, or positions
     **dict.fromkeys(METHODS, Ablated),
     "plant": Planted,
@@ -31,9 +29,11 @@ KINDS = {  # by the names of terms with features, or positions
     "unattended": Unattended,
 }
 WEIGHTS = dict.fromkeys(OF_WEIGHTS, Scaled)  # by those of terms with a weight
+FIRST = {Against: "another model stands first", Prefixed: "a prefix stands first"}
+LAST = {Cached: "a cache stands last"}
 
 
-def variant(written: str) -> "Variant":
+def variant(written: str) -> Variant:
     """Return the variant that a text such as "absmax+hadamard" names; its `name` is that text again.
 
     Terms are joined by + in the order in which they act. `zero(3,17)`, `mean(3)` and `shuffle(3@attn_in/ffn_in,seed=1)`
@@ -62,61 +62,29 @@ def variant(written: str) -> "Variant":
     """
     if not isinstance(written, str) or not written:
         raise UserError(f"{shown(written)} is not a variant; expected one such as absmax+hadamard, {EXAMPLES}")
-    variants, terms = [], PLUS.split(written)
-    _check_places(written, terms)
-    for read, group in groupby(terms, _reader):
-        variants += read(list(group))
-    if sum(isinstance(part, Quantized | Peer) for part in variants) > 1:
-        raise _two_schemes(written)
-    variants = [part for part in variants if part.name != BASELINE]
-    if not variants:
-        from outliers.models.stream import AS_IT_IS  # late, for it brings torch
-
-        return AS_IT_IS
-    return variants[0] if len(variants) == 1 else Together(tuple(variants))
-
-
-def _check_places(written: str, terms: list[str]) -> None:
-    """Raise UserError unless what stands first or last in a variant does."""
-    readers = list(map(_reader, terms))
-    for reader, rule, key in (
-        (_against, "another model stands first", lambda place: readers[place] is not _against),
-        (_prefix, "a prefix stands first", lambda place: readers[place] is not _prefix),
-        (_cache, "a cache stands last", lambda place: readers[place] is _cache),
-    ):
-        ordered = [terms[place] for place in sorted(range(len(terms)), key=key)]
-        if reader in readers and ordered != terms:
-            raise UserError(f"'{written}': {rule}: {'+'.join(ordered)}")
-    if readers.count(_against) + readers.count(_prefix) > 1:
+    read = [part for reader, terms in groupby(PLUS.split(written), _reader) for part in reader(list(terms))]
+    for kind, rule in (FIRST | LAST).items():
+        ordered = sorted(read, key=lambda part, kind=kind: isinstance(part, kind) == (kind in LAST))
+        if ordered != read:
+            raise UserError(f"'{written}': {rule}: {'+'.join(part.name for part in ordered)}")
+    if sum(isinstance(part, tuple(FIRST)) for part in read) > 1:
         raise UserError(f"'{written}' has several terms that stand first; expected one prefix, or one other model")
-    schemes = [term for term, reader in zip(terms, readers, strict=True) if reader is _scheme]
-    if any(term == PEER or term.startswith(MARK) for term in schemes[1:]):
+    if sum(isinstance(part, Quantized | Peer) for part in read) > 1:
         raise _two_schemes(written)
+    parts = tuple(part for part in read if part.name != BASELINE)
+    if not parts:
+        return AS_IT_IS
+    return parts[0] if len(parts) == 1 else Together(parts)
 
 
 def _two_schemes(written: str) -> UserError:
     return UserError(f"'{written}' has two schemes, of which the second would replace the first; expected one")
 
 
-def _reader(term: str) -> Callable[[list[str]], "list[Variant]"]:
-    """The function that parses a term, and those behind it that belong to it."""
-    if re.match(rf"{PREFIX}\b", term):
-        return _prefix
-    if re.match(rf"{AGAINST}\b", term):
-        return _against
-    if term.startswith((MARK, "instead=")):
-        return _scheme
-    if term in KINDS | WEIGHTS or not {"(", ")"}.isdisjoint(term):  # it has features or a weight, or is meant to
-        return _terms
-    return _cache if term.partition("=")[0] in PARTS else _scheme
-
-
-def _prefix(terms: list[str]) -> list[Prefixed]:
-    return list(map(Prefixed.read, terms))
-
-
-def _against(terms: list[str]) -> list[Against]:
-    return list(map(Against.read, terms))
+def _reader(term: str) -> Callable[[list[str]], Iterable[Variant]]:
+    """The function that reads a term, and those behind it that belong to it."""
+    in_parentheses = not {"(", ")"}.isdisjoint(term) and not term.startswith(MARK)
+    return READERS.get(re.split("[=(]", term)[0]) or (_terms if in_parentheses else _scheme)
 
 
 def _cache(terms: list[str]) -> list[Cached]:
@@ -124,13 +92,23 @@ def _cache(terms: list[str]) -> list[Cached]:
 
 
 def _scheme(terms: list[str]) -> list[Quantized | Peer]:
-    return [Peer.read(terms) if terms[0] == PEER else Quantized.read(terms)]
+    if any(term == PEER or term.startswith(MARK) for term in terms[1:]):
+        raise _two_schemes("+".join(terms))
+    return [(Peer if terms[0] == PEER else Quantized).read(terms)]
 
 
-def _terms(written: list[str]) -> list[Ablated | Massive | Planted | Scaled | Unattended]:
-    terms = [Term.read(text) for text in written]
-    for term in terms:
+def _terms(written: list[str]) -> Iterable[Ablated | Massive | Planted | Scaled | Unattended]:
+    for term in map(Term.read, written):
         kinds = WEIGHTS if term.weight else KINDS
         if term.name not in kinds:
             raise unknown_name("variant of a weight" if term.weight else "variant", term.name, kinds)
-    return [(WEIGHTS if term.weight else KINDS)[term.name].read(term) for term in terms]
+        yield kinds[term.name].read(term)
+
+
+READERS = {  # by the first words of terms; others begin a scheme, or belong to one
+    PREFIX: partial(map, Prefixed.read),
+    AGAINST: partial(map, Against.read),
+    **dict.fromkeys(PARTS, _cache),
+    **dict.fromkeys(KINDS | WEIGHTS, _terms),
+    "instead": _scheme,
+}
