@@ -390,6 +390,17 @@ def test_attention_beside_variants_of_one_scheme_has_points_of_its_own(rows):
     }
 
 
+def test_variants_that_nobody_here_can_read_are_listed(variants):
+    names = {"mine": 9.0, "bitsandbytes": 10.5}
+    rows = [*variants, *(variants[0] | {"scheme": name, "variant": name, "value": names[name]} for name in names)]
+    assert len(remedy_points(rows)) == len(remedy_points(variants))
+    assert [cells[1:] for cells in remedies_section(rows).tables[-1].cells] == [
+        ["mine", "perplexity", "9±0.01"],
+        ["bitsandbytes", "perplexity", "10.5±0.01"],
+    ]
+    assert {point.scheme: point.perplexity.mean for point in attention_points(rows)}.items() >= names.items()
+
+
 def test_what_is_behind_a_prefix_costs_what_it_adds_behind_it(variants):
     costs = {(point.format, point.remedy): point.cost.mean for point in remedy_points(variants)}
     assert costs["w8a8", "prefix(3)"] == pytest.approx(0.055)
@@ -419,7 +430,8 @@ def test_weights_on_the_grid_of_their_file_are_not_on_the_frontier(variants):
     assert hollow == {("w4", "none")}, "eight bits are finer than the grid"
     assert "dequantized from Q4_1" in section.drawings[0].caption
     assert "dequantized" not in remedies_section(variants).drawings[0].caption
-    partly = [row | {"scheme": "w4+hadamard@ffn_out"} for row in stored if row["variant"] == "w4+hadamard"]
+    name = "w4+hadamard@ffn_out"
+    partly = [row | {"scheme": name, "variant": name} for row in stored if row["variant"] == "w4+hadamard"]
     assert [point.on_grid for point in remedy_points([*stored[:1], *partly])] == [True]
 
 

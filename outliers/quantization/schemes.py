@@ -110,6 +110,11 @@ class Scheme:
             known = " or ".join(map(repr, expected))
             raise UserError(f"{part} of scheme '{self.name}' is {shown(value)}{where}; expected {known}")
 
+    @property
+    def base(self) -> str:
+        """Its name without remedies."""
+        return self.name.partition("+")[0]
+
     def doing(self, what: str) -> list[Remedy]:
         """Its remedies whose `Kind` does something."""
         return [remedy for remedy in self.remedies if getattr(remedy.kind, what)]

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 PLACES = ("only", "skip")  # options that take places
 OPTIONS = ("alpha", *PLACES)
-IN_SCHEME = (*OPTIONS, "instead")  # terms that belong to the scheme before them
 INSTEAD = re.compile(r"instead=(\((?P<remedied>[^()]+)\)|(?P<scheme>[^@()]+))@(?P<places>.+)")
 
 
@@ -87,11 +86,20 @@ class Quantized(Variant):
     def name(self) -> str:
         """Its writing, as `read` takes it; that of a scheme of one's own can be read where its name is known."""
         alpha = [] if self._own_alpha is None else [f"alpha={write_number(self._own_alpha)}"]
+        return "+".join([self.scheme.name, *alpha, *self._places])
+
+    @property
+    def changes(self) -> list[str]:
+        """The terms of its writing behind the format and the threshold: remedies and places."""
+        return [*self.scheme.name.split("+")[1:], *self._places]
+
+    @property
+    def _places(self) -> list[str]:
         places = [f"{option}={'/'.join(getattr(self, option))}" for option in PLACES if getattr(self, option)]
         for scheme, paths in self.instead:
             name = f"({scheme.name})" if "+" in scheme.name else scheme.name
             places.append(f"instead={name}@{'/'.join(paths)}")
-        return "+".join([self.scheme.name, *alpha, *places])
+        return places
 
     @property
     def _own_alpha(self) -> float | None:

@@ -1,7 +1,7 @@
 """Read what the names of variants say: `zero(247)+llm.int8`."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import groupby
 
@@ -75,6 +75,15 @@ def variant(written: str) -> Variant:
     if not parts:
         return AS_IT_IS
     return parts[0] if len(parts) == 1 else Together(parts)
+
+
+def variant_of(row: Mapping) -> Variant | None:
+    """The variant of a row, of a published one its scheme; None where nobody here can read it, as of a plugin that is
+    not installed."""
+    try:
+        return variant(row.get("variant", row["scheme"]))
+    except UserError:
+        return None
 
 
 def _two_schemes(written: str) -> UserError:

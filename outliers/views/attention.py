@@ -9,7 +9,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from outliers.models.names import distinct_names
-from outliers.quantization.schemes import BASELINE, Scheme, get_scheme
+from outliers.quantization.remedies import Remedy
+from outliers.quantization.schemes import BASELINE
 from outliers.show.axes import cost_axis, name_places, plot_costs
 from outliers.show.legends import SCATTER, explained, in_order, scheme_legend, scheme_styles
 from outliers.show.section import Drawing, Finding, Section, printed
@@ -17,6 +18,9 @@ from outliers.show.style import GREY, chosen, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, cell, scatter_note
 from outliers.show.value import Rows, Value, grouped, records, scattered_by, value_of
 from outliers.show.words import percent, rise
+from outliers.variants.term import PLUS
+from outliers.variants.together import schemes_of
+from outliers.variants.written import variant_of
 from outliers.views.perplexity import costs, unrounded
 from outliers.views.published import TABLE7
 
@@ -47,26 +51,31 @@ def points(rows: list[dict]) -> list[Point]:
     """The measurements of each scheme with each attention, of models whose perplexity without quantization is there;
     attentions in the order of their shares in 16 bits."""
     short = distinct_names((row["model"], None) for row in rows)
-    measured = []
-    for row in sorted(costs(rows), key=lambda row: _order(get_scheme(row["scheme"]))):
-        terms = row.get("variant", row["scheme"]).split("+")
-        others = [term for term in terms if term != BASELINE and not term.startswith("attention")]
-        about = short[row["model"], None], "+".join(others) or BASELINE, attention_of(get_scheme(row["scheme"]))
-        measured.append(Point(*about, value_of(row), row["cost"], row.get("alpha")))
-    return measured
+    measured = [(row, *_apart(row)) for row in costs(rows)]
+    return [
+        Point(short[row["model"], None], scheme, attention_of(remedy), value_of(row), row["cost"], row.get("alpha"))
+        for row, scheme, remedy in sorted(measured, key=lambda one: _order(one[-1]))
+    ]
 
 
-def _order(scheme: Scheme) -> tuple:
+def _apart(row: dict) -> tuple[str, Remedy | None]:
+    """The variant of a row without its attention, and the remedy that is its attention."""
+    remedy = next((scheme.scheme.attention for scheme in schemes_of(variant_of(row))), None)
+    terms = PLUS.split(row.get("variant", row["scheme"]))
+    others = [term for term in terms if term != BASELINE and not (remedy and term.startswith(remedy.name))]
+    return "+".join(others) or BASELINE, remedy
+
+
+def _order(remedy: Remedy | None) -> tuple:
     """16 bits, then both products, then single ones; from small shares in 16 bits to large ones."""
-    remedy = scheme.attention
     return (False,) if remedy is None else (True, remedy.roles, remedy.number)
 
 
-def attention_of(scheme: Scheme) -> str:
-    """The writing of a scheme's attention: 16-bit; int8+2%; int8, scores alone."""
-    if scheme.attention is None:
+def attention_of(remedy: Remedy | None) -> str:
+    """The writing of attention: 16-bit; int8+2%; int8, scores alone."""
+    if remedy is None:
         return NOT_QUANTIZED
-    number, roles = scheme.attention.number, scheme.attention.roles
+    number, roles = remedy.number, remedy.roles
     share = f"+{100 * number:g}%" if number else ""
     alone = f", {roles[0]} alone" if len(roles) == 1 else ""
     return f"int8{share}{alone}"

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 
 from outliers.criterion import LOG_PERPLEXITY
 from outliers.models.names import distinct_names
+from outliers.models.variant import AS_IT_IS
 from outliers.quantization.schemes import BASELINE, label_of
 from outliers.show.axes import cost_axis, log_axis, name_places, parameters_axis, plot_costs
 from outliers.show.legends import SCATTER, explained, in_order, legend_columns, scheme_legend, scheme_styles
@@ -17,16 +18,9 @@ from outliers.show.style import GREY, figure_function, panels_of
 from outliers.show.tables import FAILED, MISSING, Table, cell, measured_cell, scatter_note
 from outliers.show.value import Rows, exact, is_beyond, records, scattered_by, value_of
 from outliers.show.words import count, listed, percent, rise
-from outliers.variants.quantized import IN_SCHEME
-from outliers.variants.term import PLUS
+from outliers.variants.quantized import Quantized
+from outliers.variants.written import variant_of
 from outliers.views.published import FAIRSEQ, published_rows
-
-
-def beside_scheme(row: Mapping) -> list[str]:
-    """The terms of a row's variant beside its scheme, such as prefix or kv=int4; options of the scheme are none."""
-    before, _, behind = row.get("variant", row["scheme"]).partition(row["scheme"])
-    terms = [*PLUS.split(before), *PLUS.split(behind)]
-    return [term for term in terms if term and term.partition("=")[0] not in IN_SCHEME]
 
 
 def costs(rows: list[dict]) -> list[dict]:
@@ -34,10 +28,15 @@ def costs(rows: list[dict]) -> list[dict]:
 
     Of models whose perplexity without quantization is there.
     """
-    unquantized = [row for row in rows if row["scheme"] == BASELINE and not beside_scheme(row)]
-    baseline = {row["model"]: row["value"] for row in unquantized}
+    baseline = {row["model"]: row["value"] for row in rows if row["scheme"] == BASELINE and is_exact(row)}
     measured = [row for row in rows if row["model"] in baseline]
     return [row | {"cost": value_of(row).beside(baseline[row["model"]])} for row in measured]
+
+
+def is_exact(row: Mapping) -> bool:
+    """Whether nothing changes the model of a row; options of a scheme that quantizes nothing change nothing."""
+    under = variant_of(row)
+    return under is AS_IT_IS or (isinstance(under, Quantized) and not under.scheme.quantizes)
 
 
 def unrounded(point: NamedTuple) -> dict:

@@ -21,16 +21,20 @@ from outlier_kernels.formats import FORMATS, OPERANDS
 
 from outliers.errors import UserError
 from outliers.models.names import distinct_names
-from outliers.quantization.cache_formats import CacheFormat
-from outliers.quantization.schemes import BASELINE, Scheme, get_scheme
+from outliers.models.variant import AS_IT_IS, Variant
+from outliers.quantization.cache_formats import Formats
+from outliers.quantization.schemes import Scheme, get_scheme
 from outliers.show.axes import beside, cost_axis, increase_axis, name_places, plot_costs
 from outliers.show.legends import SCATTER, entry, explained, legend
 from outliers.show.section import Drawing, Finding, Section, printed
 from outliers.show.style import COLORS, GREY, MARKERS, chosen, color_of, figure_function, panels_of
-from outliers.show.tables import MISSING, Table, cell, scatter_note
+from outliers.show.tables import MISSING, Table, cell, scatter_note, values_table
 from outliers.show.value import Rows, Value, exact, grouped, records, scattered_by, value_of
 from outliers.show.words import listed, percent
-from outliers.variants.cached import PREFIX
+from outliers.variants.cached import Cached, Prefixed
+from outliers.variants.quantized import EXACT, Quantized
+from outliers.variants.together import apart_from_cache, parts_of, schemes_of
+from outliers.variants.written import variant_of
 from outliers.views.perplexity import costs, unrounded
 from outliers.views.published import REMEDIES
 
@@ -45,7 +49,6 @@ PANELS = {
 }
 # Panels by what has few bits.
 KINDS = {"weights": "weights alone", "both": "weights and activations", "cache": "keys and values"}
-CACHES = ("keys", "values")  # fields of a row that say how they are kept
 WIDTH = 24  # characters of a line of a legend
 LINE = "0.6"  # colour of the line
 # Where a name may stand beside a mark: points to the right and up, and which of its corners is there. To the lower left
@@ -109,77 +112,62 @@ def points(rows: list[dict]) -> list[Point]:
     caches that do not say their bits are left out."""
     short = distinct_names((row["model"], None) for row in rows)
     formats: dict[Scheme, str] = {}
+    variants = [variant_of(row) for row in rows]
     behind = {
-        (row["model"], prefix): row["value"]
-        for row in rows
-        if row["scheme"] == BASELINE and (prefix := _prefix(row)) and _terms(row) == [prefix]
+        (row["model"], under): row["value"]
+        for row, under in zip(rows, variants, strict=True)
+        if isinstance(under, Prefixed)
     }
     known_bits = {
-        (row["model"], operand, getattr(get_scheme(row["scheme"]), operand)): row[field]
-        for row in rows
+        (row["model"], operand, getattr(quantized.scheme, operand)): row[field]
+        for row, under in zip(rows, variants, strict=True)
+        for quantized in schemes_of(under)
         for operand in OPERANDS
         if (field := f"{operand[:-1]}_bits") in row
     }
     measured = []
     for row in costs(rows):
-        scheme = get_scheme(row["scheme"])
-        if is_cached(row):
-            if "cache_bits" not in row:
-                continue
-            about = *_of_cache(row), "", None, None
-        elif scheme.quantizes_projections:
-            plain = row["scheme"].partition("+")[0]
-            format = formats.setdefault(_without_name(plain), plain)
+        under, cache = apart_from_cache(variant_of(row))
+        prefix = next((part for part in parts_of(under) if isinstance(part, Prefixed)), None)
+        scheme = next((quantized.scheme for quantized in schemes_of(under)), EXACT.scheme)
+        if cache and "cache_bits" in row:
+            about = *_of_cache(cache, scheme, _changes(under)), "", None, None
+        elif scheme.quantizes_projections and not cache:
+            format = formats.setdefault(_without_name(scheme.base), scheme.base)
+            features = [] if row.get("alpha") is None else [FEATURES.format(row["alpha"])]
             bits = [_bits(row, scheme, operand, known_bits) for operand in reversed(OPERANDS)]
-            about = format, _remedy(row), _panel(scheme), *bits
+            about = format, "+".join([*features, *_changes(under)]) or NONE, _panel(scheme), *bits
         else:
             continue
-        baseline = behind.get((row["model"], _prefix(row)))
+        baseline = behind.get((row["model"], prefix))
         cost = row["cost"] if baseline is None else value_of(row).beside(baseline)
-        cache_bits = row["cache_bits"] if is_cached(row) else None
+        cache_bits = row["cache_bits"] if cache else None
         measured.append(
             Point(short[row["model"], None], *about, value_of(row), cost, cache_bits, _is_on_grid(row, scheme))
         )
     return measured
 
 
-def is_cached(row: dict) -> bool:
-    """Whether keys or values of a row are kept in few bits."""
-    return any(name in row for name in CACHES)
+def _changes(under: Variant) -> list[str]:
+    """The terms of a variant but for the name and the threshold of its scheme."""
+    parts = (part.changes if isinstance(part, Quantized) else [part.name] for part in parts_of(under))
+    return list(itertools.chain.from_iterable(parts))
 
 
-def _terms(row: dict) -> list[str]:
-    """The terms of its variant but for the name of its scheme and the threshold that `features` says."""
-    names = row["scheme"].partition("+")[0], BASELINE
-    terms = row.get("variant", row["scheme"]).split("+")
-    return [term for term in terms if term not in names and not term.startswith("alpha=")]
-
-
-def _prefix(row: dict) -> str | None:
-    return next((term for term in _terms(row) if term.startswith(PREFIX)), None)
-
-
-def _remedy(row: dict) -> str:
-    """All of its variant but for the format."""
-    features = [] if row.get("alpha") is None else [FEATURES.format(row["alpha"])]
-    return "+".join([*features, *_terms(row)]) or NONE
-
-
-def _of_cache(row: dict) -> tuple[str, str]:
+def _of_cache(cache: Formats, scheme: Scheme, others: list[str]) -> tuple[str, str]:
     """The number formats of keys and values and what is done for them; beside a scheme or a prefix, that too.
 
     What is done for one of the two alone says so: `channels=32@keys`.
     """
-    formats = {name: CacheFormat.read(row[name]) for name in CACHES if name in row}
+    formats = {name: format for name, format in cache._asdict().items() if format}
     numbers = {name: format.format for name, format in formats.items()}
-    alike = len(set(numbers.values())) == 1 and len(numbers) == len(CACHES)
+    alike = len(set(numbers.values())) == 1 and all(cache)
     format = next(iter(numbers.values())) if alike else ", ".join(f"{name} {kind}" for name, kind in numbers.items())
     options = {name: str(format).split("/")[1:] for name, format in formats.items()}
     both = [part for part in options.get("keys", []) if part in options.get("values", [])]
     remedies = [*both, *(f"{part}@{name}" for name, parts in options.items() for part in parts if part not in both)]
-    others = [term for term in _terms(row) if term.partition("=")[0] not in ("kv", *CACHES)]
-    scheme = [] if row["scheme"] == BASELINE else [row["scheme"].partition("+")[0]]
-    beside_it = f"beside {'+'.join(scheme + others)}" if scheme + others else ""
+    schemes = [scheme.base] if scheme.quantizes else []
+    beside_it = f"beside {'+'.join(schemes + others)}" if schemes + others else ""
     return format, " ".join(filter(None, ["+".join(remedies), beside_it])) or NONE
 
 
@@ -437,8 +425,18 @@ def remedies_section(rows: list[dict]) -> Section:
             Drawing.of(f"frontier{ending}", caption, frontier(rows, model=model)),
             Drawing.of(f"remedies{ending}", CAPTION.format(model, scattered_by(rows)), remedy_costs(rows, model=model)),
         ]
+    if others := [row for row in rows if not _has_format(row)]:
+        tables.append(values_table(others))
     findings = remedies_findings(measured)
     return Section("Remedies", rows, printed(tables, [note]), tables, drawings, [note], findings=findings)
+
+
+def _has_format(row: dict) -> bool:
+    """Whether a row is of a format or a cache, or of what these are compared with; not of another library, or of a
+    variant that nobody here can read."""
+    under = variant_of(row)
+    ours = (part for part in parts_of(under) if isinstance(part, Quantized | Cached | Prefixed))
+    return under is AS_IT_IS or any(ours)
 
 
 def _of_grid(points: Sequence[Point], rows: list[dict]) -> str:
