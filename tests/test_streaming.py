@@ -310,21 +310,3 @@ def test_weights_that_are_not_those_of_another_process(tmp_path):
 def test_sizes():
     sizes = {"4GB": 4_000_000_000, "1.5 MB": 1_500_000, "10kB": 10_000, 7: 7, None: None, "4": "4"}
     assert {size: parse_bytes(size) for size in sizes} == sizes
-
-
-def test_planted_outliers_are_found_in_a_checkpoint_written_in_shards(tmp_path, monkeypatch):
-    """A small version of benchmarks/streaming.py."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "benchmarks"))
-    import streaming
-
-    width = {"hidden_size": 128, "word_embed_proj_dim": 128, "ffn_dim": 256}
-    monkeypatch.setattr(streaming, "SHAPE", {**width, "num_attention_heads": 4, "vocab_size": 500})
-    monkeypatch.setattr(streaming, "PLANTED", (3, 90))
-    streaming.write_checkpoint(tmp_path, 5)
-    assert len(list(tmp_path.glob("*.safetensors"))) == 4
-    assert streaming.trace(tmp_path, "float32")["result"] == [3, 90]
-    measured = streaming.sweep(tmp_path, "float32")
-    size = sum(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
-    assert measured["read_GB"] == pytest.approx(size / 1e9, rel=0.02), "each weight is read once"
-    assert len(measured["result"]) == 3
-    del sys.modules["streaming"]
