@@ -437,7 +437,7 @@ OPTIONS = {
     "emergence": (*MEASURING, "--revisions", "--redraw"),
 }
 # Packages of measuring: reading arguments and saying what there is imports none of them, and so answers at once.
-LATE = {"torch", "numpy", "numba", "scipy", "pandas", "pyarrow", "matplotlib", "plotly", "jinja2", "accelerate"}
+LATE = {"torch", "numpy", "numba", "scipy", "pandas", "pyarrow", "matplotlib", "jinja2", "accelerate"}
 LATE |= {"transformers", "tokenizers", "safetensors", "huggingface_hub", "gguf", "datasets"}
 
 

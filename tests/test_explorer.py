@@ -3,7 +3,6 @@
 import base64
 import gzip
 import json
-import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -117,28 +116,13 @@ def test_an_excerpt_whose_parts_do_not_fit(tmp_path):
 
 def unpacked(data: str) -> dict:
     """What `packed` packs."""
-    content = gzip.decompress(base64.b64decode(data))
-    (length,) = struct.unpack_from("<I", content)
-    header, body = json.loads(content[4 : 4 + length]), content[4 + length :]
-
-    def array(value: dict):
-        if "offset" not in value:
-            return value
-        flat = np.frombuffer(body, "<f2", int(np.prod(value["shape"])), value["offset"])
-        return flat.astype(float).reshape(value["shape"]) * value["scale"]
-
-    return json.loads(json.dumps(header), object_hook=array)
+    return json.loads(gzip.decompress(base64.b64decode(data)))
 
 
-def test_arrays_are_kept_within_half_a_thousandth():
-    values = np.array([[0.0, 1e-3, 6.5], [-31.7, 3163.0, 2.5e6]])
-    found = unpacked(packed({"one": values, "two": [values, {"same": values}], "three": "x"}))
-    np.testing.assert_allclose(found["one"], values, rtol=5e-4, atol=1e-3)
-    assert found["three"] == "x"
-    assert len(packed({"one": values, "two": values})) < len(packed({"one": values, "two": values.copy()})) + 8
-    odd = unpacked(packed({"one": np.array([np.nan, -np.inf, 1.0])}))["one"]
-    assert np.isnan(odd[0])
-    assert odd[1:].tolist() == [-np.inf, 1.0]
+def test_numbers_are_kept_as_they_are_shown():
+    values = np.array([[0.01234567, 0.126, 6.549], [-31.74, 3163.4, 2.5e6], [np.nan, -np.inf, np.inf]])
+    shown = [[0.0123, 0.13, 6.55], [-31.7, 3163.0, 2.5e6], [None, "−∞", "∞"]]
+    assert unpacked(packed({"one": values, "two": "x"})) == {"one": shown, "two": "x"}
 
 
 def test_wide_models_share_columns():
@@ -155,7 +139,7 @@ def test_the_maps_are_those_of_the_trace(traced):
     of = Trace.load(folder / "trace")
     assert [one["name"] for one in found["maps"]] == list(of.roles)
     for one in found["maps"]:
-        np.testing.assert_allclose(one["values"], of.largest(one["name"]).numpy(), rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(one["values"], of.largest(one["name"]).numpy(), atol=0.005)
     assert len(found["tokens"]) == SMALL["block"]
 
 
@@ -216,6 +200,12 @@ def output(window, number: int = 1) -> str:
     return window.locator(f"#explorer-{number} output").inner_text()
 
 
+def in_sight(node) -> dict:
+    """Where something is in the window, scrolled to."""
+    node.scroll_into_view_if_needed()
+    return node.bounding_box()
+
+
 def enter(section, name: str, number: int) -> None:
     """Type a number into a field."""
     section.locator(f"[name={name}]").fill(str(number))
@@ -225,7 +215,7 @@ def enter(section, name: str, number: int) -> None:
 @needs_chromium
 def test_hovering_shows_the_value(opened, traced):
     values = Trace.load(traced[1] / "trace").largest("attn_in")
-    box = opened.locator("#explorer-1 .map .nsewdrag").bounding_box()
+    box = in_sight(opened.locator("#explorer-1 .map .nsewdrag"))
     layer, feature = 1, values.shape[1] // 2
     x = box["x"] + box["width"] * (feature + 0.5) / values.shape[1]
     opened.mouse.move(x, box["y"] + box["height"] * (layer + 0.5) / len(values), steps=3)
@@ -233,7 +223,7 @@ def test_hovering_shows_the_value(opened, traced):
     label.wait_for()
     said = label.text_content()
     assert said.startswith(f"layer {layer}, feature {feature}: ")
-    assert float(said.rpartition(" ")[2].replace(",", "")) == pytest.approx(values[layer, feature].item(), rel=2e-3)
+    assert float(said.rpartition(" ")[2].replace(",", "")) == pytest.approx(values[layer, feature].item(), abs=0.006)
 
 
 @needs_chromium
@@ -314,7 +304,7 @@ def test_zooming(opened):
     assert across() == pytest.approx(whole / 2)
     section.get_by_role("button", name="Zoom out").click()
     assert across() == pytest.approx(whole)
-    box = section.locator(".map .nsewdrag").bounding_box()
+    box = in_sight(section.locator(".map .nsewdrag"))
     opened.mouse.move(box["x"] + 100, box["y"] + 20)
     opened.mouse.down()
     opened.mouse.move(box["x"] + 300, box["y"] + 60, steps=5)
@@ -346,7 +336,7 @@ def test_the_text_by_a_feature(opened, traced):
 
 @needs_chromium
 def test_clicking_a_cell_chooses_it(opened):
-    box = opened.locator("#explorer-1 .map .nsewdrag").bounding_box()
+    box = in_sight(opened.locator("#explorer-1 .map .nsewdrag"))
     opened.mouse.click(box["x"] + box["width"] * 0.25, box["y"] + box["height"] - 4)
     layers = opened.evaluate("document.querySelector('#explorer-1 .map').data[0].z.length")
     opened.wait_for_function(f"document.querySelector('#explorer-1 output').value.startsWith('layer {layers - 1}, ')")
@@ -372,8 +362,7 @@ def test_who_writes_is_shown(opened, path):
     section.locator("[name=part]").select_option("attention of layer 1")
     assert heading.inner_text().endswith(": attention of layer 1")
     assert "ln_1" in section.locator("[data-part=gates]").inner_text()
-    section.locator(".map").scroll_into_view_if_needed()
-    box = section.locator(".map .nsewdrag").first.bounding_box()
+    box = in_sight(section.locator(".map .nsewdrag").first)
     low, high = opened.evaluate("document.querySelector('#explorer-3 .map').layout.xaxis.range")
     opened.mouse.click(box["x"] + box["width"] * (2.2 - low) / (high - low), box["y"] + 5)
     opened.wait_for_function("!document.querySelector('#explorer-3 [data-part=heading]').innerText.endsWith('layer 1')")
@@ -394,7 +383,7 @@ def test_without_scripts_the_figure_is_there(browser, path):
     with browser.new_context(java_script_enabled=False) as context:
         window = context.new_page()
         window.goto(path.as_uri())
-        assert window.locator("#section-1-figure-heat_map img").is_visible()
+        assert window.locator("#section-1-figure-heat_map figure svg").is_visible()
         assert not window.locator("#explorer-1").is_visible()
 
 
@@ -403,14 +392,14 @@ def test_print_shows_the_figure(opened):
     assert opened.locator("#explorer-1").is_visible()
     opened.emulate_media(media="print")
     assert not opened.locator("#explorer-1").is_visible()
-    assert opened.locator("#section-1-figure-heat_map img").is_visible()
+    assert opened.locator("#section-1-figure-heat_map figure svg").is_visible()
 
 
 def test_a_page_without_an_explorer_embeds_nothing(path):
     html = page("None", [Section("None", [])], "")
     assert len(html) < 20_000
     assert "explorer" not in html
-    assert len(plotly()) < path.stat().st_size < 5_000_000
+    assert len(plotly()) < 700_000 < path.stat().st_size < 2_000_000
 
 
 def test_findings_are_not_broken_before_a_per_cent_sign():

@@ -163,11 +163,11 @@ def test_a_sweep_within_its_scatter():
 def test_what_outlier_features_in_16_bits_save():
     names, absmax = {"gpt2": "gpt2"}, cost("absmax", 50.0, 1.0)
     saved = sweep_findings([absmax, cost("absmax-vector", 9.0, 0.2), cost("llm.int8", 1.0, 0.2)], names)
-    reduced = "reduces the increase from +9.0 % ± 0.2 (absmax-vector) to +1.0 % ± 0.2 (llm.int8)."
+    reduced = "reduces the increase for gpt2 from +9.0 % ± 0.2 (absmax-vector) to +1.0 % ± 0.2 (llm.int8)."
     assert reduced in said(saved)
     assert "The smallest increase for gpt2 is that of llm.int8: +1.0 % ± 0.2." in said(saved)
     same = said(sweep_findings([absmax, cost("absmax-vector", 1.2, 0.2), cost("llm.int8", 1.0, 0.2)], names))
-    assert "has no measurable benefit: +1.2 % ± 0.2 (absmax-vector)" in same
+    assert "has no measurable benefit for gpt2: +1.2 % ± 0.2 (absmax-vector)" in same
     assert "smallest" not in same
     free = said(sweep_findings([absmax, cost("absmax-vector", 0.1, 0.2), cost("llm.int8", 0.2, 0.2)], names))
     assert "llm.int8 and absmax-vector have no measurable cost for gpt2." in free

@@ -319,7 +319,7 @@ def test_an_import_alone_imports_neither_torch_nor_transformers():
 
 
 def test_loading_a_model_imports_nothing_that_measures_or_draws():
-    unused = {"numba", "pandas", "pyarrow", "matplotlib", "plotly", "pydantic", "typer", "gguf", "datasets"}
+    unused = {"numba", "pandas", "pyarrow", "matplotlib", "pydantic", "typer", "gguf", "datasets"}
     line = f"import sys, outliers; outliers.load_model('pocket/gpt2-0.1m'); print({unused} & sys.modules.keys())"
     assert run("-c", line) == "set()\n"
 

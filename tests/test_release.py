@@ -86,6 +86,7 @@ def test_a_wheel_that_differs_is_noticed(distributions, monkeypatch):
         "outliers/plot/__init__.pyi",
         "outliers/py.typed",
         "outliers/show/explorer.js",
+        "outliers/show/plotly.js.gz",
         "outliers/show/page.html",
         "outliers/text/sample.jsonl",
         "outliers/text/tasks/data/piqa_valid.jsonl",

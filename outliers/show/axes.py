@@ -9,9 +9,11 @@ from matplotlib.ticker import FixedLocator, Formatter, FuncFormatter, NullFormat
 
 from outliers.show.style import brief
 from outliers.show.value import Value, grouped
+from outliers.show.words import percent
 
 LINEAR = 0.1  # per cent: within it the scale of costs is linear, beyond it logarithmic
 TICKS = (0.001, 0.01, 0.1, 1, 10, 100, 1000, 10_000, 10**5, 10**6, 10**7)
+HOVER, BETWEEN = "hover:", "|"  # the id of a line whose points say on a page what they are, and what is between them
 SLANTED = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}  # names along x
 
 
@@ -53,13 +55,25 @@ def perplexity_axis(axes: Axes) -> None:
 
 def log_axis(axis: Axis, low: float, high: float) -> None:
     """Label a logarithmic axis that shows values between two with as many numbers as have room."""
-    subs = (1,) if high > 300 * low else (1, 3) if high > 30 * low else (1, 2, 5) if high > 5 * low else range(1, 10)
-    _ticks(axis, subs)
+    _ticks(axis, _subs(low, high))
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """The numbers that such an axis has."""
+    return [tick for tick in _places(_subs(low, high)) if low <= tick <= high]
+
+
+def _subs(low: float, high: float) -> Iterable[int]:
+    return (1,) if high > 300 * low else (1, 3) if high > 30 * low else (1, 2, 5) if high > 5 * low else range(1, 10)
+
+
+def _places(subs: Iterable[float]) -> list[float]:
+    return [sub * 10.0**power for power in range(-9, 16) for sub in subs]
 
 
 def _ticks(axis: Axis, subs: Iterable[float], label: str | Formatter = "{x:g}") -> None:
     # Fixed, for LogLocator falls back to crowded linear ticks where it finds less than two.
-    axis.set_major_locator(FixedLocator([sub * 10.0**power for power in range(-9, 16) for sub in subs]))
+    axis.set_major_locator(FixedLocator(_places(subs)))
     axis.set_major_formatter(label)
     axis.set_minor_formatter(NullFormatter())
 
@@ -101,7 +115,9 @@ def plot_costs(
             _, places, costs = zip(*lines[name], strict=True)
             means, deviations = ([100 * (part or 0) for part in parts] for parts in zip(*costs, strict=True))
             offset = width * ((number + 0.5) / len(styles) - 0.5)
-            axes.errorbar([place + offset for place in places], means, deviations, **style)
+            bars = axes.errorbar([place + offset for place in places], means, deviations, **style)
+            said = (f"{name}: {percent(*cost)}" for cost in costs)
+            bars[0].set_gid(HOVER + BETWEEN.join(said))
 
 
 def name_places(axes: Axes, names: Sequence[str]) -> None:

@@ -4,14 +4,12 @@ feature.
 An explorer is data (an `Explorer`) that explorer.js draws with Plotly, all within the page. Its content:
 
     row, value, unit: words for what is down a map, and for what is in its cells. first: the number of the first row.
-    scales: of "log", "linear", "clipped", those to choose from.
-    threshold, colors: where the colours have a step, or null; colours below it and from it on.
-    choice: what the maps differ in. maps, a list:
+    scales: by name those to choose from, as `Scale.in_page` has them. choice: what the maps differ in. maps, a list:
         name, said, group: maps of one group are drawn in one profile. column: what is across.
         values: array (rows, columns). share: how many features a column has, of which it shows the largest.
         columns: their names, or null where they are numbers. marked: features to choose with a click.
-        positions: {features: numbers, or null for all; values: array (T, features)}, or null.
         text: {features, values: array (rows, T, features)}, or null.
+    positions: by group {features: numbers, or null for all; values: array (T, features)}.
     tokens: the text, token by token, or null.
 
 That of origins has features in the place of maps; `at_places` are values after the first position and at the first:
@@ -25,40 +23,53 @@ That of origins has features in the place of maps; `at_places` are values after 
 """
 
 import base64
-import functools
 import gzip
 import json
-import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from matplotlib import colormaps
-from matplotlib.colors import to_hex
+from matplotlib.colors import Normalize
 
+from outliers.show.maps import Scale
 from outliers.show.style import HEAT
 
-LARGEST = 60_000.0  # that an array holds in 16 bits, which go to 65,504; larger values get a scale
+PLOTLY = Path(__file__).with_name("plotly.js.gz")  # plotly.js-cartesian-dist-min of the npm registry, MIT licence
 
 
 class Explorer(NamedTuple):
-    """An interactive part of a page; content: as described above."""
+    """An interactive part of a page; content: as described above. instead: the drawing whose place it takes."""
 
     title: str
     content: dict
+    instead: str = ""
 
 
-def of_tables(title: str, maps: Sequence[dict], row: str, value: str, choice: str, unit: str = "") -> Explorer:
+def of_tables(
+    title: str,
+    maps: Sequence[dict],
+    row: str,
+    value: str,
+    choice: str,
+    unit: str = "",
+    scales: Mapping[str, Scale] | None = None,
+    instead: str = "",
+    **more,
+) -> Explorer:
     """Maps to choose from.
 
     maps: those of `map_of`, which differ in `choice`. row, value, unit: words for what is down a map, and for what is
-    in its cells.
+    in its cells. scales: to choose from, by default from the least value to the largest. more: of the content.
     """
-    colors = [[], [to_hex(color) for color in colormaps[HEAT](np.linspace(0, 1, 32))]]
-    shades = {"scales": ["linear"], "threshold": None, "colors": colors}
-    labels = {"row": row, "first": 0, "value": value, "unit": unit, "choice": choice}
-    return Explorer(title, {**labels, **shades, "maps": list(maps), "tokens": None})
+    if scales is None:
+        finite = np.concatenate([one["values"][np.isfinite(one["values"])] for one in maps])
+        scales = {"linear": Scale(Normalize(finite.min(initial=0), finite.max(initial=1e-9)), colormaps[HEAT])}
+    content = {"row": row, "first": 0, "value": value, "unit": unit, "choice": choice, "maps": list(maps)}
+    content |= {"scales": {name: scale.in_page for name, scale in scales.items()}, "positions": {}, "tokens": None}
+    return Explorer(title, content | more, instead)
 
 
 def map_of(name: str, column: str, table: pd.DataFrame, group: str = "") -> dict:
@@ -67,39 +78,30 @@ def map_of(name: str, column: str, table: pd.DataFrame, group: str = "") -> dict
     column: a word for what is across. group: of maps whose profiles are drawn together.
     """
     columns = list(table.columns)
-    around = {"said": "", "marked": [], "positions": None, "text": None}
     across = {"column": column, "share": 1, "features": len(columns), "columns": columns}
+    around = {"said": "", "marked": [], "text": None}
     return {"name": name, "group": group, "values": table.to_numpy(dtype=float), **across, **around}
 
 
 def packed(content: dict) -> str:
-    """Base64 of gzip of: the length of the JSON (uint32), the JSON, and what is in its arrays, float16.
-
-    An array is {"shape", "scale", "offset"} in the JSON; its values are within 0.05 %. All little-endian.
-    """
-    parts: list[bytes] = []
-    places: dict[int, dict] = {}
-
-    def place(array: np.ndarray) -> dict:
-        if id(array) not in places:  # one that stands twice is there once
-            finite = np.abs(array[np.isfinite(array)])
-            scale = max(1.0, float(finite.max(initial=0)) / LARGEST)
-            offset = sum(map(len, parts))
-            parts.append((array / scale).astype("<f2").tobytes())
-            places[id(array)] = {"shape": list(array.shape), "scale": scale, "offset": offset}
-        return places[id(array)]
-
-    header = json.dumps(content, default=place).encode()
-    return _compressed(struct.pack("<I", len(header)) + header + b"".join(parts))
+    """Base64 of gzip of JSON, with numbers of arrays rounded as the page shows them; NaN is null, infinity a sign."""
+    return _base64(gzip.compress(json.dumps(content, default=_rounded).encode(), mtime=0))
 
 
-@functools.cache
 def plotly() -> str:
     """The source of Plotly, packed as the data is."""
-    from plotly.offline import get_plotlyjs  # late: few pages need it
-
-    return _compressed(get_plotlyjs().encode())
+    return _base64(PLOTLY.read_bytes())
 
 
-def _compressed(content: bytes) -> str:
-    return base64.b64encode(gzip.compress(content, mtime=0)).decode()
+def _rounded(values: np.ndarray) -> list:
+    size = np.abs(values)
+    unit = 10.0 ** np.select([size >= 100, size >= 10, size >= 0.1], [0, 1, 2], 4)
+    shown = (np.round(values * unit) / unit).astype(object)
+    shown[np.isnan(values)] = None
+    shown[np.isinf(values)] = "∞"
+    shown[np.isneginf(values)] = "−∞"
+    return shown.tolist()
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()

@@ -1,17 +1,17 @@
 """One self-contained page of a run: what was run, tables, figures, provenance, and the command that repeats it."""
 
-import base64
+import re
 from collections.abc import Iterable
 from itertools import zip_longest
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from outliers.models.names import distinct_names
-from outliers.show.axes import count_label
+from outliers.show.axes import BETWEEN, HOVER, count_label
 from outliers.show.explorer import packed, plotly
-from outliers.show.section import FINDINGS, Finding, Section
+from outliers.show.section import FINDINGS, Drawing, Finding, Section
 from outliers.show.tables import Table
 from outliers.show.words import listed
 
@@ -58,6 +58,7 @@ MOST = (  # label, field of which the largest is shown, unit, form
     ("longest measurement", "wall_seconds", 1, "{:.1f} s"),
 )
 MODEL = ["model", "revision", "dtype", "parameters", "weights", "tokens"]
+NAMED = r'id="|href="#|url\(#'  # in an SVG, before a name
 MANY = 12  # more models are counted, not named
 
 
@@ -70,9 +71,9 @@ def page(title: str, sections: list[Section], command: str) -> str:
     opening = _opening(sections)
     samples = [about(section.rows, SAMPLE) for section in sections]
     differ = len(set(samples)) > 1  # then one quantity may have several values on the page
-    explorers = [explorer for section in sections for explorer in section.explorers]
-    template = Environment(autoescape=True, trim_blocks=True, loader=FileSystemLoader(HERE)).get_template("page.html")
-    return template.render(
+    environment = Environment(autoescape=True, trim_blocks=True, loader=FileSystemLoader(HERE))
+    environment.filters["whole"] = _whole
+    return environment.get_template("page.html").render(
         title=title,
         summary=_summary(rows),
         opening=[
@@ -83,8 +84,7 @@ def page(title: str, sections: list[Section], command: str) -> str:
             _section_fields(number, section, [claim for claim in section.findings if (number, claim) not in opening])
             for number, section in enumerate(sections)
         ],
-        explorers=[explorer._asdict() | {"data": packed(explorer.content)} for explorer in explorers],
-        plotly=plotly() if explorers else None,
+        plotly=plotly() if any(section.explorers for section in sections) else None,
         **{f"explorer_{end}": Markup((HERE / f"explorer.{end}").read_text("utf-8")) for end in ("css", "js")},
         command=command,
         provenance=[_html(table) for table in (provenance(rows), models(rows)) if table],
@@ -100,8 +100,13 @@ def _opening(sections: list[Section]) -> list[tuple[int, Finding]]:
 def _linked(number: int, section: Section, finding: Finding) -> dict:
     """A finding with the place that it is from, a table or else a figure."""
     is_table = any(table.name == finding.at for table in section.tables)
-    text = finding.text.replace(" %", "\N{NO-BREAK SPACE}%")
-    return {"text": text, "place": _place(number, "table" if is_table else "figure", finding.at)}
+    return {"text": finding.text, "place": _place(number, "table" if is_table else "figure", finding.at)}
+
+
+def _whole(text: str) -> Markup:
+    """Text in which no line ends within an option, or before a per cent sign or the scatter of a number."""
+    together = re.sub(" (?=%|± )|(?<=±) ", "\N{NO-BREAK SPACE}", text)
+    return Markup(re.sub(r"(--[\w-]+)", r'<span class="whole">\1</span>', str(escape(together))))
 
 
 def _place(number: int, kind: str, name: str) -> str:
@@ -118,13 +123,34 @@ def _section_fields(number: int, section: Section, findings: list[Finding]) -> d
         "tables": tables,
         "drawings": [
             {
+                "name": drawing.name,
                 "caption": drawing.caption,
-                "source": f"data:image/svg+xml;base64,{base64.b64encode(drawing.svg).decode()}",
-                "place": _place(number, "figure", drawing.name),
+                "svg": _inline(drawing, place),
+                "place": place,
             }
             for drawing in section.drawings
+            for place in [_place(number, "figure", drawing.name)]
+        ],
+        "explorers": [
+            explorer._asdict() | {"data": packed(explorer.content)} for explorer in section.explorers
         ],
     }
+
+
+def _inline(drawing: Drawing, place: str) -> Markup:
+    """A figure within the page, with names of its own for what it names; its points say on hovering what they are."""
+    width, height = 72 * drawing.figure.get_size_inches()
+    size = f'style="--width: {width:g}pt" viewBox="0 0 {width:g} {height:g}"'
+    _, figure, drawn = drawing.svg.decode().partition('<g id="figure_1">')
+    titled = re.sub(rf'<g id="{HOVER}(.*?)">(.*?)</g>', _titled, drawn, flags=re.DOTALL)
+    named = re.sub(NAMED, rf"\g<0>{place}-", figure + titled)
+    return Markup(f'<svg role="img" aria-labelledby="{place}-caption" {size}>{named}')
+
+
+def _titled(line: re.Match) -> str:
+    """A line whose points have titles."""
+    titles = (f"><title>{text}</title></use>" for text in line[1].split(BETWEEN))
+    return "<g>" + re.sub("(?<=<use )([^>]*)/>", lambda use: use[1] + next(titles), line[2]) + "</g>"
 
 
 def _html(table: Table) -> dict:

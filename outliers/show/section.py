@@ -185,6 +185,7 @@ def _of_stack(section: Section, stack: str, findings: int) -> Section:
         notes=list(map(label, section.notes)),
         further={f"{name}_{stack}": table for name, table in section.further.items()},
         findings=[Finding(label(finding.text), f"{finding.at}_{stack}") for finding in section.findings[:findings]],
+        explorers=[explorer._replace(instead=f"{explorer.instead}_{stack}") for explorer in section.explorers],
     )
 
 

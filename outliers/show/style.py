@@ -41,17 +41,17 @@ LOOK = {
     "axes.spines.top": False,
     "axes.titlelocation": "left",
     "axes.titlesize": 9,
-    "font.size": 9,
+    "font.size": 10,
     "grid.color": "0.93",
     "grid.linewidth": 0.6,
     "image.cmap": HEAT,
-    "legend.fontsize": 8,
+    "legend.fontsize": 8.5,
     "legend.frameon": False,
     "lines.linewidth": 1,
     "lines.markersize": 5,
     "svg.hashsalt": "outliers",
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
 }
 LONGEST = 28  # characters of a name, of a model or of a scheme
 _yours: ContextVar[bool] = ContextVar("yours", default=False)

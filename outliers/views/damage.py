@@ -16,9 +16,9 @@ from outliers.metrics.damages import Damages, damages_of
 from outliers.models.names import short_name
 from outliers.show.explorer import Explorer, map_of, of_tables
 from outliers.show.legends import SCATTER, explained, legend
-from outliers.show.maps import map_on
+from outliers.show.maps import Scale, map_on
 from outliers.show.section import FINDINGS, Drawing, Finding, Section, printed
-from outliers.show.style import brief, chosen, color_of, figure_function, panels_of
+from outliers.show.style import HEAT, brief, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import Table, scatter_note, scattered
 from outliers.show.value import exact, scattered_by, value_of
 from outliers.show.words import Names, amount, listed, percent
@@ -62,12 +62,12 @@ def damage_map(
     schemes, errors = chosen("scheme", scheme, damages, ax), chosen("error", error, ACROSS, ax)
     maps = [[_merged(damages[scheme].errors, column) for column in errors] for scheme in schemes]
     norm, extend = _scale([table.to_numpy(dtype=float) for row in maps for table in row])
+    scale = Scale(norm, colormaps[matplotlib.rcParams["image.cmap"]].with_extremes(bad="0.8"))
     size = 0.6 + 3.3 * len(errors), min(HIGHEST, 1.1 + 0.95 * len(maps))
     panels = panels_of(ax, len(maps), len(errors), size, sharex=True, sharey=True)
-    colors = colormaps[matplotlib.rcParams["image.cmap"]].with_extremes(bad="0.8")
     for row, scheme, tables in zip(panels, brief(schemes), maps, strict=True):
         for axes, error, table in zip(row, errors, tables, strict=True):
-            image = map_on(axes, table.to_numpy(dtype=float), cmap=colors, norm=norm)
+            image = map_on(axes, table.to_numpy(dtype=float), scale)
             axes.set_title(f"{scheme}, {ACROSS[error]}", loc="left", fontsize="small")
             axes.set_xticks(*_places_with_room(table.columns, 8))
             axes.set_yticks(range(len(table)), table.index)
@@ -124,8 +124,7 @@ def damage_bars(
             is one.
     """
     damages = _by_scheme(damages)
-    measured = [place for place in WIDTHS if any(len(getattr(damage, f"{place}s")) for damage in damages.values())]
-    schemes, places = chosen("scheme", scheme, damages, ax), chosen("place", place, measured, ax)
+    schemes, places = chosen("scheme", scheme, damages, ax), chosen("place", place, _measured_places(damages), ax)
     tables = {place: _aligned([getattr(damages[scheme], f"{place}s") for scheme in schemes], place) for place in places}
     widths = [WIDTHS[place] for place in places]
     size = max(4.6, 2 * sum(widths)), min(HIGHEST, 0.6 + 1.7 * len(schemes))
@@ -142,6 +141,10 @@ def damage_bars(
     handles = panels[0, 0].get_legend_handles_labels()[0]
     legend(ax, axes, [*handles, *explained(bars=SCATTER if scattered else "")], "upper center", 1 + len(places))
     return panels
+
+
+def _measured_places(damages: ByScheme) -> list[str]:
+    return [place for place in WIDTHS if any(len(getattr(damage, f"{place}s")) for damage in damages.values())]
 
 
 def _aligned(tables: list[pd.DataFrame], place: str) -> list[pd.DataFrame]:
@@ -189,7 +192,7 @@ def damage_heads(
     size = 5.2, min(HIGHEST, 0.8 + len(maps) * (0.5 + 0.28 * len(maps[0])))
     panels = panels_of(ax, len(maps), 1, size, sharex=True)
     for axes, name, table in zip(panels[:, 0], caches, maps, strict=True):
-        image = map_on(axes, table.to_numpy(), norm=Normalize(-most, most), cmap="RdBu_r")
+        image = map_on(axes, table.to_numpy(), Scale(Normalize(-most, most), colormaps["RdBu_r"]))
         axes.set_title(name, loc="left", fontsize="small")
         axes.set_xticks(*_places_with_room(table.columns, 16))
         axes.set_yticks(*_places_with_room(table.index, 8))
@@ -265,8 +268,11 @@ def damage_section(rows: list[dict], names: Names) -> Section:
     drawings = []
     if len(errors):
         drawings.append(Drawing.of("damage_errors", HEAT_CAPTION, damage_map(damages)))
-    if any(len(damage.roles) or len(damage.layers) or len(damage.stacks) for damage in damages.values()):
-        drawings.append(Drawing.of("damage_places", BARS_CAPTION, damage_bars(damages)))
+    if places := _measured_places(damages):
+        measured = [getattr(damage, f"{place}s") for damage in damages.values() for place in places]
+        exact = ", and removed by keeping it alone exact," * any("perplexity_without" in table for table in measured)
+        caption = f"Log-perplexity added by quantizing one {' or '.join(places)} alone{exact} under each scheme."
+        drawings.append(Drawing.of("damage_places", caption, damage_bars(damages)))
     if any(len(damage.heads) for damage in damages.values()):
         drawings.append(Drawing.of("damage_heads", HEADS_CAPTION, damage_heads(damages)))
     text = "\n\n".join(filter(None, [printed([], notes), printed(tables)]))
@@ -281,11 +287,6 @@ HEAT_CAPTION = (
     "for each role and layer the projection with the largest. Left: over all tokens. Right: mean over single tokens, "
     "which a token with massive values does not dominate."
 )
-BARS_CAPTION = (
-    "Log-perplexity added by quantizing one role or layer alone, and removed by keeping it alone exact, under each "
-    "scheme."
-)
-
 HEADS_CAPTION = "Log-perplexity added by quantizing the keys and values of one head alone, by cache."
 
 
@@ -490,8 +491,13 @@ def damage_explorer(damages: Mapping[str, "Damages"]) -> list[Explorer]:
         if len(damage.errors)
         for column, words in reversed(ACROSS.items())
     ]
-    title, value = "Explore the damage by schemes", "error of outputs"
-    return [of_tables(title, maps, row="layer", value=value, choice="scheme", unit=" dB")] if maps else []
+    if not maps:
+        return []
+    norm, extend = _scale([one["values"] for one in maps])
+    clipped = f", clipped at {decibels(norm.vmax)} dB" if extend == "both" else ""
+    scales = {"linear": Scale(norm, colormaps[HEAT], clipped)}
+    words = {"row": "layer", "value": "error of outputs", "choice": "scheme", "unit": " dB"}
+    return [of_tables("Explore the damage by schemes", maps, **words, scales=scales, instead="damage_errors")]
 
 
 def _table(errors: pd.DataFrame, column: str) -> pd.DataFrame:

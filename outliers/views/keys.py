@@ -1,11 +1,13 @@
 """The largest channels of queries, keys and values as a map, a table, an explorer and sentences."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 
+import matplotlib
 import numpy as np
 import pandas as pd
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import MaxNLocator
@@ -13,9 +15,9 @@ from matplotlib.ticker import MaxNLocator
 from outliers.metrics.records import AFTER, BEFORE
 from outliers.show.axes import log_axis
 from outliers.show.explorer import Explorer, map_of, of_tables
-from outliers.show.maps import MOST_COLUMNS, map_on, number_above, pooled
+from outliers.show.maps import MOST_COLUMNS, Scale, map_on, number_above, pooled
 from outliers.show.section import Drawing, Finding, Section, of_subjects, printed, subject_of, together
-from outliers.show.style import chosen, figure_function, panels_of
+from outliers.show.style import HEAT, chosen, figure_function, panels_of
 from outliers.show.tables import MISSING, Table
 from outliers.show.value import Rows, records
 from outliers.show.words import amount, count, part, ranges, signed
@@ -54,10 +56,10 @@ def key_map(rows: Rows, *, role: str | None = None, ax: Axes | None = None) -> A
     roles = chosen("role", role, maps, ax)
     layers = len(next(iter(maps.values())))
     panels = panels_of(ax, len(roles), 1, (7.2, max(2, 0.6 + (0.9 + 0.025 * layers) * len(roles))), sharex=True)
-    norm = LogNorm(LEAST, max(2, *(maps[name].to_numpy().max() for name in roles)), clip=True)
+    scale = _scale([maps[name].to_numpy() for name in roles], matplotlib.rcParams["image.cmap"])
     for axes, name in zip(panels.flat, roles, strict=True):
         values, heads = maps[name].to_numpy(), maps[name].columns.get_level_values("head")
-        image = map_on(axes, values, norm=norm)
+        image = map_on(axes, values, scale)
         axes.set_title(f"{KEYS[name][0]}, {SIDES[KEYS[name][1]]}", loc="left")
         axes.set_ylabel("layer")
         axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
@@ -68,8 +70,12 @@ def key_map(rows: Rows, *, role: str | None = None, ax: Axes | None = None) -> A
     axes.set_xlabel("head, channel by channel", labelpad=1)
     bar = axes.figure.colorbar(image, ax=list(panels.flat), aspect=10 * len(roles), extend="min")
     bar.set_label("largest |x| over the median\nchannel's of the head, logarithmic")
-    log_axis(bar.ax.yaxis, norm.vmin, norm.vmax)
+    log_axis(bar.ax.yaxis, scale.norm.vmin, scale.norm.vmax)
     return panels[:, 0]
+
+
+def _scale(ratios: Iterable[np.ndarray], colors: str) -> Scale:
+    return Scale(LogNorm(LEAST, max(2, *map(np.nanmax, ratios)), clip=True), colormaps[colors], ", log scale")
 
 
 def key_ratios(rows: Rows, role: str, side: str) -> pd.DataFrame:
@@ -187,7 +193,7 @@ def _section(rows: list[dict], ending: str) -> Section:
         tables.append(Table.of(f"biases{ending}", BIAS_CAPTION, BIASES, data, names=WORDS, folded=True))
     drawings = [Drawing.of(f"key_map{ending}", MAP_CAPTION, key_map(rows))]
     findings = [Finding(text, f"{at}{ending}") for text, at in _findings(rows, channels, layers)]
-    explorers = [keys_explorer(rows, subject)]
+    explorers = [keys_explorer(rows, subject)._replace(instead=drawings[0].name)]
     return Section(f"{TITLE}{subject}", rows, printed(tables), tables, drawings, findings=findings, explorers=explorers)
 
 
@@ -307,7 +313,8 @@ def keys_explorer(rows: list[dict], of: str) -> Explorer:
         table = states.pivot_table(index="layer", columns="head", values="times").rename(columns="head {}".format)
         maps.append(map_of(f"{role} {SIDES[side]}, by head", "head", table, f"{role} by head"))
     title, value = f"Explore queries, keys and values of {of}", "largest |x| / median"
-    return of_tables(title, maps, row="layer", value=value, choice="states")
+    scales = {"log": _scale([one["values"] for one in maps], HEAT)}
+    return of_tables(title, maps, row="layer", value=value, choice="states", scales=scales)
 
 
 def _with_names(table: pd.DataFrame) -> pd.DataFrame:

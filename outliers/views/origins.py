@@ -124,7 +124,7 @@ def _name_writers(axes: Axes, rows: pd.DataFrame, column: str) -> None:
         worth = abs(part[column]) >= WORTH_A_NAME * most
         if worth and largest is not None and largest[column] / part[column] >= SHARE:
             end = part["layer"] + BARS[part["part"]][2], part[column]
-            style = {"textcoords": "offset points", "ha": "center", "va": "center", "fontsize": "x-small"}
+            style = {"textcoords": "offset points", "ha": "center", "va": "center", "fontsize": "small"}
             label = axes.annotate(name_of(largest), end, (0, 0), **style)
             place = _free_place(axes, label, taken)
             if place is None:
@@ -215,10 +215,10 @@ def _band(axes: Axes, rows: pd.DataFrame, norm: LogNorm, readers: list[Place]) -
     for row, role in enumerate(reads):
         there = [place.written for place in readers if set(place.parts) <= set(ROLES[role])]
         single = [name for name in there if name != role] or there  # of what reads it together only where that is all
-        place = {"xycoords": ("axes fraction", "data"), "fontsize": "x-small", "va": "center"}
+        place = {"xycoords": ("axes fraction", "data"), "fontsize": "small", "va": "center"}
         if single:
             band.annotate(f"read by {', '.join(single)}", (1.01, row), **place)
-    band.set_yticks(range(len(reads)), [GATES[role] for role in reads], fontsize="x-small")
+    band.set_yticks(range(len(reads)), [GATES[role] for role in reads], fontsize="small")
     band.tick_params(axis="y", length=0)
     band.spines[:].set_visible(False)
     band.grid(False)
@@ -273,9 +273,12 @@ GATES_CAPTION = (
 )
 LIFE_LINE_CAPTION = (
     "Life line of each feature: contributions of attention and feed-forward block in each layer (bars; a large one "
-    "names the writer that makes half of it), the state before each layer (line), and the gain of the norms at the "
-    "feature relative to their median (band). Right of the band, where measured: the projections that read the "
-    "feature, so that the perplexity rises more without it there than without random features."
+    "names the writer that makes half of it) and the state before each layer (line)"
+)
+OF_BAND = ", with the gain of the norms at the feature relative to their median (band)"
+OF_READERS = (
+    ". Right of the band: the projections that read the feature, so that the perplexity rises more without it there "
+    "than without random features"
 )
 
 ACCOUNTS_CAPTION = (
@@ -388,13 +391,15 @@ def _section(rows: list[dict], ending: str, every: list[dict]) -> Section:
         tables.append(gates_table)
     ablations = [row for row in every if row["metric"] == "perplexity" and row.get("model") == rows[0]["model"]]
     readers = ablations if rows[0].get("variant", BASELINE) == BASELINE else []
-    drawings = [Drawing.of(f"life_line{ending}", LIFE_LINE_CAPTION, life_line([*rows, *readers]))]
+    read = readers_of([*rows, *readers])
+    caption = LIFE_LINE_CAPTION + (OF_BAND + OF_READERS * any(read.values()) if len(gates) else "") + "."
+    drawings = [Drawing.of(f"life_line{ending}", caption, life_line([*rows, *readers]))]
     findings = [Finding(text, f"{at}{ending}") for text, at in account_of(frame)][:FINDINGS]
     subject = subject_of(rows[0])
     further = {f"states{ending}": _columns(states)}
-    explorers = [origins_explorer(frame, subject, readers_of([*rows, *readers]))]
+    explorer = origins_explorer(frame, subject, read)._replace(instead=drawings[0].name)
     title, text = f"Origins of features of {subject}", printed(tables)
-    return Section(title, rows, text, tables, drawings, [], further, findings, explorers)
+    return Section(title, rows, text, tables, drawings, [], further, findings, [explorer])
 
 
 def _listed_terms(row: Mapping) -> str:

@@ -163,17 +163,22 @@ def _perplexities(rows: list[dict]) -> Section:
     across = " Bits per byte compare across models on one text." if bits else ""
     note = f"Perplexities compare within a column.{across} {scatter_note(rows)}"
     tables = [perplexity_table(rows), *bits, *cost_table(rows)]
+    costly = costs_of_schemes(drawn)
     caption = (
-        "Increase of perplexity under each scheme; grey: the models of the paper (Table 1). Hollow markers: outlier "
-        f"features in 16 bits. Bars: one standard deviation by {scattered_by(rows)}."
-        if costs_of_schemes(drawn)
-        else "Perplexity by model size. Hollow markers: outlier features in 16 bits."
+        "Increase of perplexity under each scheme; grey: the models of the paper (Table 1)."
+        if costly
+        else "Perplexity by model size."
     )
+    shown = costly or drawn
+    if any(row.get("alpha") is not None for row in shown):
+        caption += " Hollow markers: outlier features in 16 bits."
+    if any("standard_deviation" in row for row in shown):
+        caption += f" Bars: one standard deviation by {scattered_by(rows)}."
     drawings = [Drawing.of("perplexity", caption, sweep_costs(drawn))] if drawn else []
     models = dict.fromkeys(row["model"] for row in rows)
     names = dict(zip(models, names_of(models), strict=True))
     whole = len(drawn) == len(rows)
-    findings = [*beyond_findings(rows, names), *sweep_findings(costs_of_schemes(drawn), names, whole)][:FINDINGS]
+    findings = [*beyond_findings(rows, names), *sweep_findings(costly, names, whole)][:FINDINGS]
     text = f"{terminal(tables[: 1 + len(bits)])}\n\n{note}"
     return Section("Perplexity by scheme", rows, text, tables, drawings, [note], findings=findings)
 
@@ -281,7 +286,7 @@ def sweep_findings(rows: Sequence[dict], names: dict[str, str], whole: bool = Tr
     schemes = {row["scheme"]: row for row in rows if row["model"] == most["model"]}
     name = names[most["model"]]
     sentences = [f"{most['scheme']} raises the perplexity of {name} by {rise(*most['cost'])}."]
-    sentences += [*_saved(schemes), *_least(schemes, name), *(_others(rows, names) if whole else ())]
+    sentences += [*_saved(schemes, name), *_least(schemes, name), *(_others(rows, names) if whole else ())]
     return [Finding(sentence, TABLE) for sentence in sentences]
 
 
@@ -302,7 +307,7 @@ def _costs(row: dict) -> bool:
     return row["cost"].is_above(exact(0))
 
 
-def _saved(schemes: dict[str, dict]) -> list[str]:
+def _saved(schemes: dict[str, dict], name: str) -> list[str]:
     """The benefit of outlier features in 16 bits, of the first schemes of `DECOMPOSED`; or that none is measurable."""
     pairs = [(schemes[base], schemes[split]) for base, split in DECOMPOSED.items() if {base, split} <= schemes.keys()]
     if not pairs:
@@ -310,8 +315,8 @@ def _saved(schemes: dict[str, dict]) -> list[str]:
     both = [f"{percent(*row['cost'])} ({row['scheme']})" for row in pairs[0]]
     before, after = (row["cost"] for row in pairs[0])
     if not before.is_above(after):
-        return [f"Keeping outlier features in 16 bits has no measurable benefit: {' and '.join(both)}."]
-    return [f"Keeping outlier features in 16 bits reduces the increase from {' to '.join(both)}."]
+        return [f"Keeping outlier features in 16 bits has no measurable benefit for {name}: {' and '.join(both)}."]
+    return [f"Keeping outlier features in 16 bits reduces the increase for {name} from {' to '.join(both)}."]
 
 
 def _least(schemes: dict[str, dict], name: str) -> list[str]:

@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import ListedColormap, LogNorm, Normalize, to_hex
+from matplotlib.colors import Colormap, ListedColormap, LogNorm, Normalize
 from matplotlib.ticker import MaxNLocator
 
 from outliers.criterion import CROSS, FEW, LAYERS, MASSIVE, MASSIVE_RATIO, POSITIONS, RESIDUAL, SINK
@@ -19,9 +19,9 @@ from outliers.errors import first_of
 from outliers.metrics.records import LIMITS
 from outliers.models.names import short_name
 from outliers.show.axes import log_axis, threshold
-from outliers.show.explorer import Explorer
+from outliers.show.explorer import Explorer, of_tables
 from outliers.show.legends import legend
-from outliers.show.maps import map_on, number_above, pooled
+from outliers.show.maps import Scale, map_on, number_above, pooled
 from outliers.show.section import Drawing, Failures, Finding, Section, by_stack, failures
 from outliers.show.style import GREY, HEAT, SEQUENTIAL, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import Table, wrapped
@@ -47,6 +47,7 @@ READERS = {
 }
 HEADS = "feature of the concatenated heads"
 FEATURE_AXIS = {"attn_out": HEADS, "cross_out": HEADS, "ffn_out": "feed-forward unit"}  # others: "feature"
+MAPPED = 0.998  # share of the values whose colours a clipped scale tells apart
 FAINTEST = 0.01  # share of the values that have the darkest colour, or lie below a logarithmic axis
 COLORS = 1024
 STEP = (0.5, 0.75)  # shades of the largest value below the threshold and of the threshold
@@ -73,12 +74,11 @@ def heat_map(trace: "Trace", *, role: str | None = None, ax: Axes | None = None)
     roles = chosen("role", role, trace.roles, ax)
     panels = panels_of(ax, len(roles), 1, (7.2, max(2, 0.6 + (1.15 + 0.01 * trace.layers) * len(roles))))
     largest = {role: trace.largest(role).numpy() for role in roles}
-    norm = LogNorm(*_bounds(trace, largest.values()), clip=True)
-    colors = _lighter_from(norm(trace.alpha))
+    scale = _scales(trace, largest.values(), matplotlib.rcParams["image.cmap"])["log"]
     outliers, stream = outliers_of(trace), stream_roles(trace)
     places = {place["role"]: place for place in trace.largest_values().to_dict("records")}
     for axes, (role, values) in zip(panels.flat, largest.items(), strict=True):
-        image = map_on(axes, values, trace.first_layer, cmap=colors, norm=norm)
+        image = map_on(axes, values, scale, trace.first_layer)
         title = f"{role}: into {READERS[role]}"
         most = "at most {max:,.1f}: layer {layer}, feature {feature}".format(**places[role])
         if ax is None:
@@ -93,8 +93,8 @@ def heat_map(trace: "Trace", *, role: str | None = None, ax: Axes | None = None)
             number_above(axes, dict(zip(outliers, outliers, strict=True)), values.shape[1])
     style = {"aspect": 10 * len(roles), "extend": "min", "extendfrac": 0.1 / len(roles)}
     bar = axes.figure.colorbar(image, ax=list(panels.flat), **style)
-    bar.set_label(f"largest |x|, logarithmic;\nbelow {norm.vmin:.2g} darkest")
-    log_axis(bar.ax.yaxis, norm.vmin, norm.vmax)
+    bar.set_label(f"largest |x|, logarithmic;\nbelow {scale.norm.vmin:.2g} darkest")
+    log_axis(bar.ax.yaxis, scale.norm.vmin, scale.norm.vmax)
     style = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "center", "fontsize": "small"}
     bar.ax.annotate(f"α = {trace.alpha:g}", (-0.2, trace.alpha), **style)
     return panels[:, 0]
@@ -108,13 +108,27 @@ def _bounds(trace: "Trace", largest: Iterable[np.ndarray]) -> tuple[float, float
     return min(low, trace.alpha / 2), high
 
 
-def _lighter_from(share: float) -> ListedColormap:
-    """Colours with a step where this share of a scale is passed: hits stand out, whatever the scale spans."""
+def _scales(trace: "Trace", largest: Iterable[np.ndarray], colors: str) -> dict[str, Scale]:
+    """Scales of maps of the largest values, with a step at the threshold: hits stand out, whatever a scale spans."""
+    low, high = _bounds(trace, largest)
+    clipped = max(trace.alpha, np.quantile(np.concatenate([values.ravel() for values in largest]), MAPPED))
+    norms = {
+        "log": (LogNorm(low, high, clip=True), ", log scale"),
+        "linear": (Normalize(0, high), ""),
+        "clipped": (Normalize(0, clipped), f", clipped at {clipped:.3g}"),
+    }
+    step = f", with a step at α = {trace.alpha:g}"
+    return {
+        name: Scale(norm, _lighter_from(norm(trace.alpha), colormaps[colors]), said + step)
+        for name, (norm, said) in norms.items()
+    }
+
+
+def _lighter_from(share: float, colors: Colormap) -> ListedColormap:
+    """Colours with a step where this share of a scale is passed."""
     count = round(share * COLORS)
     shades = np.concatenate([np.linspace(0, STEP[0], count), np.linspace(STEP[1], 1, COLORS - count)])
-    return ListedColormap(colormaps[matplotlib.rcParams["image.cmap"]](shades))
-
-
+    return ListedColormap(colors(shades))
 
 
 def stream_roles(trace: "Trace") -> list[str]:
@@ -610,14 +624,12 @@ def _expert(trace: "Trace") -> list[Finding]:
 
 
 CELLS = 150_000  # of a map at most: features of wider models share columns
-SHADES = 16
 OF_STACK = {
     "": "",
     "encoder": " of the encoder",
     "decoder": " of the decoder",
     "cross": " of the encoder as cross-attention reads them",
 }
-TWO_SHADES = (0.4, 0.65)  # shades of the largest value below the threshold and of the threshold
 
 
 def trace_explorer(trace: "Trace", excerpt: "Excerpt | None", names: Names) -> Explorer:
@@ -631,38 +643,32 @@ def trace_explorer(trace: "Trace", excerpt: "Excerpt | None", names: Names) -> E
         {role: places.tolist() for role, places in excerpt.features.items()} if excerpt else telling_features(trace)
     )
     stream = stream_roles(trace)
-    positions = _positions(trace, stream, telling)
+    largest = {role: trace.largest(role).numpy() for role in trace.roles}
     maps = [
         {
             "name": role,
             "said": f"into {READERS[role]}",
             "group": "stream" if role in stream else role,
             "column": "feature" if role in stream else f"feature of {role}",
-            **_map(trace.largest(role).numpy()),
+            **_map(values),
             "columns": None,
             "marked": telling[role],
-            "positions": positions if role in stream else None,
             "text": _text(excerpt, role),
         }
-        for role in trace.roles
+        for role, values in largest.items()
     ]
-    content = {
-        "row": "layer",
-        "first": trace.first_layer,
-        "value": "largest |x|",
-        "unit": "",
-        "scales": ["log", "linear", "clipped"],
-        "threshold": trace.alpha,
-        "colors": [_shades(0, TWO_SHADES[0]), _shades(TWO_SHADES[1], 1)],
-        "choice": "role",
-        "maps": maps,
-        "tokens": [_bare(names(token)) for token in excerpt.tokens.tolist()] if excerpt else None,
-    }
-    return Explorer(f"Explore the hidden states{OF_STACK[trace.stack]}", content)
-
-
-def _shades(start: float, end: float) -> list[str]:
-    return [to_hex(color) for color in colormaps[HEAT](np.linspace(start, end, SHADES))]
+    return of_tables(
+        f"Explore the hidden states{OF_STACK[trace.stack]}",
+        maps,
+        row="layer",
+        value="largest |x|",
+        choice="role",
+        scales=_scales(trace, largest.values(), HEAT),
+        instead="heat_map",
+        first=trace.first_layer,
+        positions=_positions(trace, stream, telling),
+        tokens=[_bare(names(token)) for token in excerpt.tokens.tolist()] if excerpt else None,
+    )
 
 
 def _map(values: np.ndarray) -> dict:
@@ -671,13 +677,13 @@ def _map(values: np.ndarray) -> dict:
     return {"values": pooled(values, share), "share": share, "features": values.shape[1]}
 
 
-def _positions(trace: "Trace", stream: list[str], telling: dict[str, list[int]]) -> dict | None:
+def _positions(trace: "Trace", stream: list[str], telling: dict[str, list[int]]) -> dict[str, dict]:
     """The largest |x| over the layers at each position, averaged over sequences; of wide models at telling features."""
     if not stream:
-        return None
+        return {}
     means = magnitudes(trace).numpy()
     features = None if means.size <= CELLS else telling[stream[0]]
-    return {"features": features, "values": means if features is None else means[:, features]}
+    return {"stream": {"features": features, "values": means if features is None else means[:, features]}}
 
 
 def _text(excerpt: "Excerpt | None", role: str) -> dict | None:
