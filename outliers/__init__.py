@@ -70,10 +70,10 @@ _HOME = {
     "plan": "outliers.presets.plan",
     "train_int8": "outliers.training.layers",
     "plant": "outliers.variants.plant",
-    "Experiment": "outliers.specification.kinds",
-    "Emergence": "outliers.specification.kinds",
+    "Experiment": "outliers.presets.sweep",
+    "Emergence": "outliers.presets.emergence",
     "run": "outliers.runs.run",
-    "sweep": "outliers.runs.run",
+    "sweep": "outliers.presets.sweep",
     "Cells": "outliers.presets.cells",
     "frame": "outliers.runs.frame",
 }

@@ -18,9 +18,12 @@ from outliers.models.variant import Variant as Variant
 from outliers.plugins.loader import OutliersConfig as OutliersConfig
 from outliers.presets.cells import Cells as Cells
 from outliers.presets.damage import damage as damage
+from outliers.presets.emergence import Emergence as Emergence
 from outliers.presets.plan import plan as plan
 from outliers.presets.readers import readers as readers
 from outliers.presets.super_weights import super_weights as super_weights
+from outliers.presets.sweep import Experiment as Experiment
+from outliers.presets.sweep import sweep as sweep
 from outliers.quantization.caches import cache as cache
 from outliers.quantization.calibration import calibrate as calibrate
 from outliers.quantization.convert import quantize as quantize
@@ -37,9 +40,6 @@ from outliers.quantization.store import save_quantized as save_quantized
 from outliers.runs.callback import OutlierCallback as OutlierCallback
 from outliers.runs.frame import frame as frame
 from outliers.runs.run import run as run
-from outliers.runs.run import sweep as sweep
-from outliers.specification.kinds import Emergence as Emergence
-from outliers.specification.kinds import Experiment as Experiment
 from outliers.text.blocks import load_text as load_text
 from outliers.tracing.compare import compare as compare
 from outliers.tracing.masks import masks as masks

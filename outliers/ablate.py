@@ -12,7 +12,7 @@ Examples:
 """
 
 from outliers.commands import measuring
-from outliers.specification.kinds import Ablation
+from outliers.presets.ablate import Ablation
 from outliers.terminal.command import run
 
 ablate = measuring("ablate", Ablation, __doc__)

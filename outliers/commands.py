@@ -13,8 +13,9 @@ from typer import Argument, Option
 
 from outliers.errors import UserError, unknown_name
 from outliers.files import writing
+from outliers.specification.fields import MODEL
 from outliers.specification.files import experiment_files, is_experiment, specify
-from outliers.specification.kinds import MODEL, Named
+from outliers.specification.kinds import Named
 from outliers.terminal.command import Force, Out, called, import_for_good, typed
 from outliers.terminal.options import options, signed
 

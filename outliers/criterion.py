@@ -11,6 +11,7 @@ from outliers.errors import UserError, shown
 CROSS = ("cross_in", "cross_kv", "cross_out")
 OF_EVERY_STACK = ("attn_in", "attn_out", "ffn_in", "ffn_out")
 ROLES = (*OF_EVERY_STACK, *CROSS)
+STREAM = ("attn_in", "ffn_in")  # roles on the feature axis of the residual stream
 PAPER = ("attn_in", "attn_out", "ffn_in")  # in which the paper counts outliers
 RESIDUAL = "residual"  # stands beside the roles for the output of a layer
 LOG_PERPLEXITY = "log_perplexity"  # the metric in the place of a perplexity that is larger than any number

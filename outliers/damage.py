@@ -12,7 +12,7 @@ Examples:
 """
 
 from outliers.commands import measuring
-from outliers.specification.kinds import Damage
+from outliers.presets.damage import Damage
 from outliers.terminal.command import run
 
 damage = measuring("damage", Damage, __doc__)

@@ -17,7 +17,7 @@ Examples:
 """
 
 from outliers.commands import measuring
-from outliers.specification.kinds import Emergence
+from outliers.presets.emergence import Emergence
 from outliers.terminal.command import run
 
 OWN_RESULTS = {"name": "emergence", "shows": None}

@@ -15,7 +15,7 @@ Examples:
 """
 
 from outliers.commands import measuring
-from outliers.specification.kinds import Latency
+from outliers.presets.latency import Latency
 from outliers.terminal.command import run
 
 latency = measuring("latency", Latency, __doc__)

@@ -18,7 +18,7 @@ Examples:
 """
 
 from outliers.commands import measuring
-from outliers.specification.kinds import Account
+from outliers.presets.origins import Account
 from outliers.terminal.command import run
 
 origins = measuring("origins", Account, __doc__)

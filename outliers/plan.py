@@ -13,7 +13,7 @@ Examples:
 """
 
 from outliers.commands import measuring
-from outliers.specification.kinds import Planning
+from outliers.presets.plan import Planning
 from outliers.terminal.command import run
 
 plan = measuring("plan", Planning, __doc__)

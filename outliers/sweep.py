@@ -15,7 +15,7 @@ Examples:
 """
 
 from outliers.commands import measuring
-from outliers.specification.kinds import Experiment
+from outliers.presets.sweep import Experiment
 from outliers.terminal.command import run
 
 sweep = measuring("sweep", Experiment, __doc__, default="pocket/table1")

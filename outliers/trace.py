@@ -17,7 +17,7 @@ Examples:
 """
 
 from outliers.commands import measuring
-from outliers.specification.kinds import OneModel
+from outliers.presets.emergence import OneModel
 from outliers.terminal.command import run
 
 trace = measuring("trace", OneModel, __doc__)

@@ -16,7 +16,7 @@ Examples:
 """
 
 from outliers.commands import measuring
-from outliers.specification.kinds import ZeroShot
+from outliers.presets.zeroshot import ZeroShot
 from outliers.terminal.command import run
 
 zeroshot = measuring("zeroshot", ZeroShot, __doc__, default="pocket/figure1")

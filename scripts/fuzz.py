@@ -320,8 +320,8 @@ def experiment_file(folder: Path) -> Path:
 
 def read_experiment(folder: Path, _choose: random.Random) -> None:
     """What it specifies."""
+    from outliers.presets.sweep import Experiment
     from outliers.specification.files import specify
-    from outliers.specification.kinds import Experiment
 
     specify(str(folder / "mine.yaml"), {}, "pocket/table1", Experiment)
 

@@ -30,10 +30,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from outliers.models import plugins
 from outliers.models.names import packaged_file
+from outliers.presets.emergence import OneModel
 from outliers.quantization.schemes import SCHEMES, Scheme
 from outliers.runs.rows import Row
 from outliers.runs.run import run
-from outliers.specification.kinds import OneModel
 from outliers.tracing.result import Trace
 
 # The same examples in every run, however long one takes beside other work.

@@ -18,14 +18,13 @@ from outliers.metrics.measurement import Keeps
 from outliers.metrics.perplexity import read_logits
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.decoder import run_decoder
-from outliers.presets.damage import damage
+from outliers.presets.damage import Damage, damage
 from outliers.quantization.convert import quantize
 from outliers.quantization.peers import weight_of
 from outliers.quantization.schemes import get_scheme
 from outliers.runs.forecast import Room, need_of, request_of
 from outliers.runs.frame import records_in
 from outliers.runs.run import run
-from outliers.specification.kinds import Damage
 from outliers.subjects.causal import Causal
 from outliers.variants.peer import Against
 from outliers.variants.written import variant

@@ -24,10 +24,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import outliers
 from outliers.models import anatomy
 from outliers.models.names import POCKET
+from outliers.presets.sweep import Experiment
 from outliers.quantization.schemes import get_scheme
 from outliers.specification import files
 from outliers.specification.files import make_experiment, read_experiment
-from outliers.specification.kinds import Experiment
 from tests import test_docs
 from tests.conftest import LLAMA
 from tests.gguf_files import save_gguf

@@ -28,10 +28,13 @@ from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET
 from outliers.paper.report import drawn_again
 from outliers.presets.cells import METRICS, Cells
+from outliers.presets.latency import Latency
+from outliers.presets.memory import Memory
+from outliers.presets.sweep import Experiment
 from outliers.quantization.schemes import Scheme
 from outliers.runs.rows import COLUMNS, Row, Rows, line_of, read
 from outliers.runs.run import run
-from outliers.specification.kinds import Experiment, Latency, Memory, Settings
+from outliers.specification.kinds import Settings
 from outliers.subjects.bench import Bench
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell

@@ -12,14 +12,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outliers.errors import UserError
+from outliers.presets.ablate import Ablation
+from outliers.presets.damage import Damage
+from outliers.presets.emergence import Emergence, OneModel
+from outliers.presets.sweep import Experiment, sweep
 from outliers.runs import cluster
 from outliers.runs.cluster import Cluster
 from outliers.runs.engine import Here
 from outliers.runs.forecast import PROCESS, Need, Room
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.rows import Rows
-from outliers.runs.run import run, sweep
-from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment, OneModel, Settings
+from outliers.runs.run import run
+from outliers.specification.kinds import Settings
 from outliers.subjects.cell import Task
 from outliers.terminal.progress import Progress
 from outliers.tracing.result import Trace

@@ -24,19 +24,16 @@ from outliers.errors import UserError
 from outliers.models.load import load_tokenizer
 from outliers.models.names import POCKET
 from outliers.paper import report as artefacts
-from outliers.specification.kinds import (
-    Ablation,
-    Account,
-    Damage,
-    Emergence,
-    Experiment,
-    Latency,
-    Memory,
-    Named,
-    OneModel,
-    Planning,
-    ZeroShot,
-)
+from outliers.presets.ablate import Ablation
+from outliers.presets.damage import Damage
+from outliers.presets.emergence import Emergence, OneModel
+from outliers.presets.latency import Latency
+from outliers.presets.memory import Memory
+from outliers.presets.origins import Account
+from outliers.presets.plan import Planning
+from outliers.presets.sweep import Experiment
+from outliers.presets.zeroshot import ZeroShot
+from outliers.specification.kinds import Named
 from outliers.terminal.command import run
 from outliers.terminal.options import options, signed
 

@@ -28,7 +28,7 @@ from outliers.models.anatomy import projections
 from outliers.models.decoder import run_decoder
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model
-from outliers.presets.damage import damage, damage_plans
+from outliers.presets.damage import Damage, damage
 from outliers.quantization.calibration import calibrate
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import SCHEMES, TABLE1
@@ -36,7 +36,6 @@ from outliers.runs.frame import records_in
 from outliers.runs.rows import FILE
 from outliers.runs.run import run
 from outliers.show.write import write
-from outliers.specification.kinds import Damage
 from outliers.subjects.cell import Cell
 from outliers.subjects.given import Given
 from outliers.text.blocks import load_text, tokens_hash
@@ -401,7 +400,7 @@ def test_variants_of_several_parts(blocks):
 
 
 def test_what_is_asked_travels():
-    (plan,) = damage_plans(Damage(**SMALL))
+    (plan,) = Damage(**SMALL).plans()
     cells = next(plan.stages)
     plan.subject.prepare()
     assert [cell.asked for cell in pickle.loads(pickle.dumps(cells))] == [cell.asked for cell in cells]

@@ -21,10 +21,10 @@ from outliers.metrics.measurement import Keeps, held
 from outliers.models.load import find_config, load_model, weights_hash
 from outliers.models.names import POCKET, pocket_models
 from outliers.paper.table7 import table9_section
+from outliers.presets.sweep import Experiment
 from outliers.quantization.schemes import get_scheme
 from outliers.runs.forecast import Request, Room, forecast, shape_of
 from outliers.show.value import Value
-from outliers.specification.kinds import Experiment
 from outliers.views.causes import trained
 from outliers.views.origins import HIDDEN
 from tests.conftest import needs_smollm2

@@ -15,9 +15,9 @@ from outliers.get.download import get_packaged
 from outliers.models import names
 from outliers.models.names import PACKAGED, Packaged, cached_file, packaged_file, packaged_models
 from outliers.models.source import find_model
+from outliers.presets.sweep import Experiment
 from outliers.specification import files
 from outliers.specification.files import specify
-from outliers.specification.kinds import Experiment
 from tests.test_commands import call
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB

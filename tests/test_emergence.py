@@ -16,13 +16,14 @@ from outliers.metrics.perplexity import perplexity
 from outliers.metrics.top1 import top1_softmax
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET
+from outliers.presets.ablate import Ablation
 from outliers.presets.cells import Cells
+from outliers.presets.emergence import Emergence, OneModel
 from outliers.quantization.schemes import SCHEMES
 from outliers.runs.engine import Here
 from outliers.runs.frame import records_in
 from outliers.runs.rows import read
 from outliers.runs.run import records, rows_of, run
-from outliers.specification.kinds import Ablation, Emergence, OneModel
 from outliers.subjects.causal import Causal
 from outliers.subjects.provenance import measuring
 from outliers.text.blocks import load_text

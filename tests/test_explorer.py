@@ -15,11 +15,13 @@ from outliers.errors import UserError
 from outliers.metrics.trace import EXCERPT
 from outliers.models.load import load_model
 from outliers.paper.report import experiments, report
+from outliers.presets.damage import Damage
+from outliers.presets.emergence import OneModel
+from outliers.presets.origins import Account
 from outliers.runs.run import run
 from outliers.show.explorer import packed, plotly
 from outliers.show.page import page
 from outliers.show.section import Finding, Section
-from outliers.specification.kinds import Account, Damage, OneModel
 from outliers.tracing.excerpt import FEATURES, VALUES, Excerpt, excerpt, telling_features
 from outliers.tracing.result import Trace
 from outliers.tracing.trace import trace

@@ -10,10 +10,10 @@ import yaml
 
 from outliers.metrics.damages import damages_of
 from outliers.paper.table4 import panel_section
+from outliers.presets.emergence import OneModel
 from outliers.show.section import Finding, Section
 from outliers.show.value import Value
 from outliers.show.words import count, features, listed, percent, ranges
-from outliers.specification.kinds import OneModel
 from outliers.views.ablation import ablation_findings
 from outliers.views.damage import damage_findings
 from outliers.views.emergence import Fit, emergence_findings

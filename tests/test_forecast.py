@@ -11,7 +11,11 @@ from transformers import PretrainedConfig
 from outliers.errors import UserError
 from outliers.metrics.measurement import Keeps, held
 from outliers.models.load import find_config
-from outliers.presets.latency import latency_plans
+from outliers.presets.ablate import Ablation
+from outliers.presets.damage import Damage
+from outliers.presets.emergence import OneModel
+from outliers.presets.latency import Latency
+from outliers.presets.sweep import Experiment
 from outliers.quantization.schemes import get_scheme
 from outliers.runs import forecast as module
 from outliers.runs.forecast import (
@@ -29,8 +33,7 @@ from outliers.runs.forecast import (
 )
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.planner import keeps_of
-from outliers.runs.run import plans_of
-from outliers.specification.kinds import Ablation, Damage, Experiment, Latency, OneModel, Settings
+from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Pretrained
 from outliers.terminal.amounts import duration, size
 from tests.conftest import CONFIGS, make_model, needs_smollm2
@@ -110,7 +113,7 @@ def test_memory_is_that_of_kept_rows(kind):
         spec = Experiment(models=["smollm2-135m"], **block)
     else:
         spec = {**KEPT, "damage": Damage}[kind](model="smollm2-135m", **block)
-    (plan,) = plans_of(spec)
+    (plan,) = spec.plans()
     plan.subject.prepare()
     needs = [need_of(request_of(plan.subject, keeps), MUCH).memory for keeps in keeps_of(next(plan.stages))]
     assert 0.9 < max(needs) / measured < 1.3
@@ -148,7 +151,7 @@ def test_a_streamed_run_has_one_layer_and_what_is_kept_of_all_blocks(opt):
 
 def _kept(spec: Latency, scheme: str) -> Keeps:
     """What the times of all batches under a scheme keep."""
-    (plan,) = latency_plans(spec.model_copy(update={"schemes": [scheme]}))
+    (plan,) = spec.model_copy(update={"schemes": [scheme]}).plans()
     (keeps,) = keeps_of(next(plan.stages))
     return keeps
 

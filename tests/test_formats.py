@@ -18,13 +18,14 @@ from outlier_kernels.reference_formats import rounded
 from torch import nn
 
 from outliers.errors import UserError
+from outliers.presets.latency import Latency
+from outliers.presets.sweep import Experiment
 from outliers.quantization.convert import quantize
 from outliers.quantization.fields import row_fields
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, get_scheme, in_groups, is_own
 from outliers.quantization.store import load_quantized, save_quantized
 from outliers.runs.run import run
-from outliers.specification.kinds import Experiment, Latency
 from outliers.views.perplexity import perplexity_table
 from tests.conftest import make_model
 from tests.test_kernels import of_finite_floats

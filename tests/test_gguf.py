@@ -26,11 +26,11 @@ from outliers.models.anatomy import ANATOMIES, FAMILIES
 from outliers.models.gguf.header import read_header
 from outliers.models.load import load_config, load_model, load_tokenizer, quantized_from, weights_hash
 from outliers.models.stream import stream_model
+from outliers.presets.sweep import Experiment, sweep
 from outliers.quantization.convert import quantize
 from outliers.quantization.store import load_int8
 from outliers.runs.forecast import Room, need_of, request_of
-from outliers.runs.run import sweep
-from outliers.specification.kinds import Experiment, Settings
+from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Pretrained
 from tests import gguf_files
 from tests.conftest import (

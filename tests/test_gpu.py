@@ -8,8 +8,8 @@ import zipfile
 import pytest
 import torch
 
+from outliers.presets.linear_layers import LinearLayers
 from outliers.specification.files import make_experiment, read_experiment
-from outliers.specification.kinds import LinearLayers
 from tests import test_docs
 from tests.test_docs import ROOT, read
 

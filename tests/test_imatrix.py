@@ -10,7 +10,7 @@ import torch
 import outliers
 from outliers.errors import UserError
 from outliers.models.anatomy import projections
-from outliers.specification.kinds import OneModel
+from outliers.presets.emergence import OneModel
 from tests.conftest import few_kinds, make_model, trace_model
 from tests.gguf_files import tensors_of
 from tests.test_commands import refused

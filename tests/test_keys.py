@@ -21,11 +21,10 @@ from outliers.models.anatomy import decoder_layers
 from outliers.models.anatomy.examples import Examples
 from outliers.models.stream import stream_model
 from outliers.paper.shown import show
-from outliers.presets.origins import PARTS, ToAccount
+from outliers.presets.origins import PARTS, Account, ToAccount
 from outliers.quantization.cache_formats import CacheFormat
 from outliers.quantization.caches import through
 from outliers.runs.run import run
-from outliers.specification.kinds import Account
 from outliers.views.account import account_section
 from outliers.views.keys import features_of, keys_explorer, keys_section
 from tests.conftest import lasting, make_model, make_tokenizer, slow_but

@@ -17,6 +17,8 @@ from outliers.metrics.latency import Timings, latency, quartiles
 from outliers.metrics.linear_layer import LEAST_ROUNDS, OUTLIERS, milliseconds, rows_of, ways
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model
+from outliers.presets.latency import Latency
+from outliers.presets.linear_layers import LinearLayers
 from outliers.quantization.convert import quantize
 from outliers.quantization.linear import stored_weight
 from outliers.quantization.peers import has_bitsandbytes, with_bitsandbytes
@@ -25,7 +27,6 @@ from outliers.runs.frame import records_in as read_rows
 from outliers.runs.run import run
 from outliers.show.write import write
 from outliers.specification.files import make_experiment, read_experiment
-from outliers.specification.kinds import Latency, LinearLayers
 from outliers.views import latency as table6
 from outliers.views import linear_layer as table5
 from tests.conftest import SHARED, make_model, needs_shared

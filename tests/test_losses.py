@@ -13,8 +13,8 @@ import outliers
 from outliers.errors import UserError
 from outliers.paper.shown import show
 from outliers.presets.cells import Cells
+from outliers.presets.sweep import Experiment
 from outliers.runs.run import run
-from outliers.specification.kinds import Experiment
 from outliers.subjects.masked import each_masked, masked_text
 from outliers.subjects.seq2seq import prefixed, span_corrupted
 from outliers.text.blocks import cut_text

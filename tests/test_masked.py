@@ -17,9 +17,11 @@ from outliers.metrics.memory import measure_footprint
 from outliers.models.anatomy import projections
 from outliers.models.anatomy.examples import IGNORED
 from outliers.paper.shown import show
-from outliers.presets.zeroshot import zeroshot_plans
+from outliers.presets.damage import Damage
+from outliers.presets.sweep import Experiment
+from outliers.presets.zeroshot import ZeroShot
 from outliers.runs.run import run
-from outliers.specification.kinds import Damage, Experiment, Settings, ZeroShot
+from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Causal
 from outliers.subjects.masked import masked_text
 from tests.gguf_files import write_gguf
@@ -131,7 +133,7 @@ def test_what_is_said_of_seeds_of_masks(folder):
 
 
 def test_zero_shot_tasks_are_refused(folder):
-    (plan,) = zeroshot_plans(ZeroShot(models=[str(folder)], tasks=["piqa-local"]))
+    (plan,) = ZeroShot(models=[str(folder)], tasks=["piqa-local"]).plans()
     with pytest.raises(UserError, match="is of the family 'masked'; expected a causal language model, which generates"):
         plan.subject.prepare()
 

@@ -10,7 +10,7 @@ import outliers
 from outliers.criterion import in_transformerlens
 from outliers.errors import UserError
 from outliers.models.load import load_model, weights_hash
-from outliers.specification.kinds import OneModel
+from outliers.presets.emergence import OneModel
 from outliers.text.blocks import tokens_hash
 from tests.conftest import make_model, padded, trace_model
 from tests.test_commands import refused

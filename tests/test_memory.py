@@ -22,10 +22,10 @@ from outliers.models.load import find_config, load_config
 from outliers.models.names import known_configs
 from outliers.models.skeleton import skeleton
 from outliers.paper.table3 import PUBLISHED, measured
+from outliers.presets.memory import Memory
 from outliers.quantization.convert import quantize
 from outliers.runs.run import run
 from outliers.specification.files import make_experiment, read_experiment
-from outliers.specification.kinds import Memory
 from outliers.views.memory import footprints, largest, memory_section
 from tests.conftest import CONFIGS, slow_but
 from tests.test_commands import call

@@ -16,8 +16,8 @@ from outliers.metrics.keys import observed_channels
 from outliers.metrics.records import AFTER, ATTENDED, BEFORE
 from outliers.models.anatomy.names import names_of
 from outliers.models.hooks import STATES
+from outliers.presets.emergence import OneModel
 from outliers.runs.run import run
-from outliers.specification.kinds import OneModel
 from outliers.tracing.result import Trace
 from outliers.variants.written import variant
 from tests.conftest import CONFIGS, VARIANTS, few_kinds, make_model, make_tokenizer, slow_but

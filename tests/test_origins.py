@@ -17,9 +17,9 @@ from outliers.metrics.records import PART_OF
 from outliers.models.anatomy import anatomy_of, decoder_layers
 from outliers.models.load import load_model
 from outliers.models.stream import stream_model
+from outliers.presets import origins as account
 from outliers.quantization.linear import stored_weight
 from outliers.runs.run import run
-from outliers.specification import kinds
 from outliers.variants.written import variant
 from outliers.views.origins import AT, account_of, origins_section, parts_of, readers_of
 from tests.conftest import C4, CONFIGS, VARIANTS, make_model, make_tokenizer, needs_shared, needs_smollm2, slow_but
@@ -246,7 +246,7 @@ def test_refused_by_the_command(monkeypatch, capsys, tmp_path):
 def pocket(tmp_path_factory) -> tuple:
     """The account of what stands out in a pocket model: its specification, folder and rows."""
     folder = tmp_path_factory.mktemp("origins")
-    spec = kinds.Account(model="pocket/gpt2-1.7m", block=64, blocks=2, positions="7", by="writers")
+    spec = account.Account(model="pocket/gpt2-1.7m", block=64, blocks=2, positions="7", by="writers")
     return spec, folder, run(spec, folder)
 
 

@@ -20,12 +20,13 @@ from outliers.paper.published import comparison
 from outliers.paper.report import ARTEFACTS, experiments, report
 from outliers.paper.shown import OF_KINDS, view_of
 from outliers.paper.table4 import table4_section
+from outliers.presets.sweep import Experiment
+from outliers.presets.training import Training
 from outliers.quantization.schemes import SCHEMES, TABLE1
 from outliers.runs.rows import Row
 from outliers.runs.run import rows_of
+from outliers.specification.fields import resolved
 from outliers.specification.files import experiment_files
-from outliers.specification.kinds import Experiment, resolved
-from outliers.specification.training import Training
 from outliers.subjects import bench
 from outliers.views import OF_METRICS
 from outliers.views.published import published_models
@@ -165,7 +166,7 @@ def test_values_published_elsewhere_stand_beside_table4():
 NEW = """
 from outliers.paper.published import Artefact, Published, grid
 from outliers.show.section import Section
-from outliers.specification.kinds import Experiment
+from outliers.presets.sweep import Experiment
 
 ARTEFACTS = {
     "table2": Artefact(
@@ -329,7 +330,7 @@ def test_too_little_memory_on_a_gpu_is_said(small_set, monkeypatch):
     def out_of_memory(*_):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("outliers.presets.sweep.schemes_of", out_of_memory)
+    monkeypatch.setattr("outliers.specification.kinds.by_weights", out_of_memory)
     assert "Not run: device 'cpu' has too little memory" in report("small", small_set)[0]
 
 

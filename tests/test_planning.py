@@ -21,6 +21,7 @@ from outliers.presets.plan import (
     SINGLE,
     Alone,
     Choice,
+    Planning,
     Search,
     _choice,
     _confirmed,
@@ -33,7 +34,7 @@ from outliers.quantization.linear import stored_weight
 from outliers.quantization.schemes import SCHEMES
 from outliers.runs.run import run
 from outliers.show.page import about
-from outliers.specification.kinds import FieldError, Planning
+from outliers.specification.fields import FieldError
 from outliers.subjects.cell import Cell
 from outliers.subjects.given import Given
 from outliers.variants.quantized import Quantized

@@ -19,11 +19,11 @@ from outliers import UserError, plot
 from outliers.criterion import OF_EVERY_STACK
 from outliers.metrics.ablations import summary
 from outliers.metrics.damages import damages_of
+from outliers.presets.training import Training
 from outliers.show import style
 from outliers.show.legends import SCATTER
 from outliers.show.section import Drawing, drawn
 from outliers.specification.files import make_experiment, read_experiment
-from outliers.specification.training import Training
 from outliers.views.ablation import ablation_summary
 from outliers.views.growth import PANELS
 from tests.conftest import STORIES, needs_shared, needs_smollm2

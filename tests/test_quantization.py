@@ -27,14 +27,13 @@ from outliers.metrics.perplexity import perplexity
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.paper.report import drawn_again
+from outliers.presets.sweep import Experiment, sweep
 from outliers.quantization.convert import quantize
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, quantize_weight, stored_weight
 from outliers.quantization.peers import bitsandbytes_layer, with_bitsandbytes
 from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, get_scheme, write_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
-from outliers.runs.run import sweep
-from outliers.specification.kinds import Experiment, schemes_of
 from outliers.text.blocks import load_text
 from outliers.tracing.trace import trace
 from outliers.variants.plant import plant
@@ -193,7 +192,8 @@ def test_what_a_file_says_that_is_no_scheme_or_no_places(scheme, skip, tmp_path)
 def test_a_scheme_keeps_its_threshold_unless_another_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.setitem(SCHEMES, "ours", Scheme(**OURS))
     fields = {"models": ["pocket/gpt2-0.1m"], "schemes": ["ours", "llm.int8", "fp32"], "block": 32, "blocks": 1}
-    found = {scheme.name: scheme.outlier_threshold for scheme in schemes_of(Experiment(**fields))}
+    schemes = [variant.scheme for variant in Experiment(**fields).quantized]
+    found = {scheme.name: scheme.outlier_threshold for scheme in schemes}
     assert found == {"fp32": None, "ours": 4.0, "llm.int8": 6.0}
     for more in ({}, {"alpha": 6.0}, {"alpha": 5.0}):
         experiment = Experiment(**fields, **more)

@@ -16,8 +16,8 @@ from outliers.metrics.top1 import TOP1, top1_softmax
 from outliers.models.load import load_model
 from outliers.models.stream import stream_model
 from outliers.presets import readers as preset
+from outliers.presets.origins import Account
 from outliers.runs.run import run
-from outliers.specification import kinds
 from outliers.variants.ablated import Ablated, Intervention
 from outliers.variants.plant import plant
 from outliers.variants.written import variant
@@ -289,7 +289,7 @@ def test_tables_of_readers():
 def pocket(tmp_path_factory) -> tuple:
     folder = tmp_path_factory.mktemp("account")
     fields = {"features": [3, 5], "places": "q,up", "controls": 2, "neurons": 1}
-    spec = kinds.Account(model="pocket/gpt2-0.1m", by="writers,readers", block=32, blocks=2, **fields)
+    spec = Account(model="pocket/gpt2-0.1m", by="writers,readers", block=32, blocks=2, **fields)
     return spec, folder, run(spec, folder)
 
 
@@ -320,9 +320,9 @@ def test_the_sentences_on_a_feature_stand_together(pocket):
 
 
 def test_writers_alone_of_given_features_need_no_trace(tmp_path):
-    spec = kinds.Account(model="pocket/gpt2-0.1m", features=[3], by="writers", block=32, blocks=1)
+    spec = Account(model="pocket/gpt2-0.1m", features=[3], by="writers", block=32, blocks=1)
     assert {row["metric"].partition(".")[0] for row in run(spec, tmp_path)} == {"origins"}
-    assert spec.blocks == 1 and kinds.Account(model="a").blocks == 8
+    assert spec.blocks == 1 and Account(model="a").blocks == 8
 
 
 def test_the_command(monkeypatch, capsys, tmp_path):

@@ -17,8 +17,8 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from outliers.errors import BrokenModel, UserError
 from outliers.models.pocket.ladder import CONTEXT, LADDER, VOCABULARY
+from outliers.presets.training import Training
 from outliers.specification.recipe import Recipe
-from outliers.specification.training import Training
 from outliers.training import loop
 from outliers.training.architectures import CLIPPED_BELOW, NORMALIZED, ChangedAttention, rotated
 from outliers.training.optimizers import OPTIMIZERS, optimizer_of

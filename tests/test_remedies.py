@@ -20,6 +20,10 @@ from outliers.metrics.perplexity import perplexities, perplexity
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model
+from outliers.presets.ablate import Ablation
+from outliers.presets.latency import Latency
+from outliers.presets.sweep import Experiment, sweep
+from outliers.presets.zeroshot import ZeroShot
 from outliers.quantization.calibration import calibrate
 from outliers.quantization.convert import quantize
 from outliers.quantization.int8 import Int8Linear
@@ -40,9 +44,8 @@ from outliers.quantization.schemes import (
 )
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from outliers.runs.frame import records_in
-from outliers.runs.run import run, sweep
+from outliers.runs.run import run
 from outliers.specification.files import make_experiment, read_experiment
-from outliers.specification.kinds import Ablation, Experiment, Latency, ZeroShot
 from outliers.text.blocks import load_text, tokens_hash
 from outliers.variants.quantized import Quantized
 from outliers.views.perplexity import perplexity_table

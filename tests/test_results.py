@@ -16,10 +16,12 @@ from outliers.errors import UserError
 from outliers.files import write_whole
 from outliers.models.names import POCKET
 from outliers.paper.report import drawn_again
+from outliers.presets.ablate import Ablation
+from outliers.presets.emergence import Emergence, OneModel
+from outliers.presets.sweep import Experiment, sweep
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.rows import Row, Rows, read
-from outliers.runs.run import run, sweep
-from outliers.specification.kinds import Ablation, Emergence, Experiment, OneModel
+from outliers.runs.run import run
 from outliers.tracing.result import Trace
 from tests.conftest import a_row, lasting, trace_model
 from tests.test_commands import call

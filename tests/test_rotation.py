@@ -13,14 +13,13 @@ from outliers.metrics.perplexity import perplexity
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.weight_files import INT8
+from outliers.presets.sweep import Experiment, sweep
 from outliers.quantization.calibration import calibrate
 from outliers.quantization.convert import quantize
 from outliers.quantization.remedies.hadamard import drawn, rotate
 from outliers.quantization.remedies.learning import cayley_step, check_learned, rounded
 from outliers.quantization.schemes import get_scheme
 from outliers.quantization.store import load_quantized, save_quantized
-from outliers.runs.run import sweep
-from outliers.specification.kinds import Experiment
 from outliers.text.blocks import load_text
 from outliers.variants.quantized import Quantized
 from tests.conftest import in_turn, make_model

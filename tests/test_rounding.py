@@ -14,6 +14,7 @@ from torch import nn
 from outliers.errors import UserError
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
+from outliers.presets.sweep import Experiment, sweep
 from outliers.quantization.calibration import calibrate, observed
 from outliers.quantization.convert import quantize
 from outliers.quantization.int8 import Int8Linear
@@ -22,8 +23,6 @@ from outliers.quantization.magnitudes import Magnitudes
 from outliers.quantization.remedies import REMEDIES, Transform, awq, clip, gptq, smoothing
 from outliers.quantization.schemes import SCHEMES, get_scheme
 from outliers.quantization.store import load_quantized, save_quantized
-from outliers.runs.run import sweep
-from outliers.specification.kinds import Experiment
 from outliers.subjects import bench
 from outliers.text.blocks import load_text
 from tests.conftest import make_model

@@ -12,11 +12,16 @@ import pytest
 import torch
 
 import outliers
+from outliers.metrics.records import Hardware
 from outliers.paper.report import drawn_again, experiments
+from outliers.presets.latency import Latency
+from outliers.presets.linear_layers import LinearLayers
+from outliers.presets.memory import Memory
+from outliers.presets.sweep import Experiment
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.rows import Row, read
 from outliers.runs.run import rows_of, run
-from outliers.specification.kinds import Experiment, Hardware, Latency, LinearLayers, Memory, Named
+from outliers.specification.kinds import Named
 from outliers.subjects import provenance
 
 KEPT = Path(__file__).parent.parent / "results" / "kept"

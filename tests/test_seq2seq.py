@@ -25,10 +25,14 @@ from outliers.models.anatomy.views import views_of
 from outliers.models.stream import stream_model
 from outliers.paper.shown import show
 from outliers.paper.table4 import emergence_section
+from outliers.presets.ablate import Ablation
+from outliers.presets.emergence import OneModel
+from outliers.presets.latency import Latency
+from outliers.presets.origins import Account
 from outliers.quantization.linear import QuantizedLinear
 from outliers.runs.frame import records_in
 from outliers.runs.run import run
-from outliers.specification.kinds import Ablation, Account, Latency, OneModel, Settings
+from outliers.specification.kinds import Settings
 from outliers.subjects.bench import describe, protocol_of
 from outliers.subjects.causal import Causal
 from outliers.text.blocks import tokens_hash

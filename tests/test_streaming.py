@@ -18,10 +18,13 @@ from outliers.models.anatomy import anatomy_of, decoder_layers
 from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET
 from outliers.models.stream import Stream, stream_model
+from outliers.presets.ablate import Ablation
+from outliers.presets.damage import Damage
+from outliers.presets.emergence import Emergence, OneModel
+from outliers.presets.sweep import Experiment, sweep
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import TABLE1, get_scheme
-from outliers.runs.run import run, sweep
-from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment, OneModel
+from outliers.runs.run import run
 from outliers.subjects.bench import Bench
 from outliers.subjects.causal import Causal
 from outliers.terminal.amounts import parse_bytes

@@ -16,11 +16,10 @@ from outliers.metrics.records import Candidates
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.load import load_model
 from outliers.models.stream import stream_model
-from outliers.presets.origins import ToAccount
+from outliers.presets.origins import Account, ToAccount
 from outliers.presets.super_weights import CONTROLLED, compared, scalings, search_stages, treatments
 from outliers.quantization.linear import stored_weight
 from outliers.runs.run import run
-from outliers.specification.kinds import Account
 from outliers.subjects.given import Given
 from outliers.variants.massive import Massive
 from outliers.variants.term import Weight

@@ -25,10 +25,14 @@ from outliers.metrics import states
 from outliers.metrics import trace as traces
 from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET
+from outliers.presets.ablate import Ablation
+from outliers.presets.damage import Damage
+from outliers.presets.emergence import Emergence, OneModel
+from outliers.presets.latency import Latency
+from outliers.presets.sweep import Experiment, sweep
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.rows import Rows
-from outliers.runs.run import run, sweep
-from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment, Latency, OneModel
+from outliers.runs.run import run
 from outliers.tracing.result import Trace
 from tests.conftest import a_row, lasting, trace_model
 from tests.test_commands import call
@@ -188,8 +192,8 @@ import json, os, signal, sys, time
 from pathlib import Path
 from outlier_kernels.cpu import all_passes, has_int8_units
 from outliers.runs.rows import Rows, line_of
-from outliers.runs.run import sweep
-from outliers.specification.kinds import Experiment
+from outliers.presets.sweep import sweep
+from outliers.presets.sweep import Experiment
 
 for one in vars(all_passes()).values() if has_int8_units() else ():  # here, so that no child spends its life on it
     getattr(one, "address", None)

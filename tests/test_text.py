@@ -19,8 +19,8 @@ from transformers import PreTrainedTokenizerFast
 
 from outliers.errors import UserError
 from outliers.models.load import load_tokenizer
-from outliers.runs.run import sweep
-from outliers.specification.kinds import Experiment, OneModel
+from outliers.presets.emergence import OneModel
+from outliers.presets.sweep import Experiment, sweep
 from outliers.text.blocks import find_text, load_text, sequences, tokens_hash
 from outliers.text.documents import read_file, sample
 from outliers.text.given import text_name

@@ -27,13 +27,13 @@ from outliers.paper.table7 import (
     table7_section,
     table9_section,
 )
+from outliers.presets.training import Training
 from outliers.runs.rows import Row, read
-from outliers.runs.run import plans_of, rows_of
+from outliers.runs.run import rows_of
 from outliers.show.page import page
 from outliers.show.style import GREY
 from outliers.show.value import mean, ratio
 from outliers.specification.recipe import Recipe
-from outliers.specification.training import Training
 from outliers.terminal import progress
 from outliers.text.documents import sample
 from outliers.views.causes import causes, causes_findings, causes_section, causes_table, checkpoints, ends, trained
@@ -78,7 +78,7 @@ def kept_runs(spec: Training, names: Iterable[str]) -> list[Row]:
     """A row of each run and seed of a specification, as nobody measured it."""
     value = {"metric": "perplexity", "value": 20.0, "checkpoint": "step-1", "architecture": "gpt2", "parameters": 1}
     told = {"facts": {"trained_on": "0123456789ab"}, "values": [value], "made": {"experiment": "training"}}
-    cells = [cell for plan in plans_of(spec) for cell in next(plan.stages)]
+    cells = [cell for plan in spec.plans() for cell in next(plan.stages)]
     return [Row(asked=cell.asked, **told) for cell in cells if cell.subject.label in names]
 
 

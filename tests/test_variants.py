@@ -20,12 +20,13 @@ from outliers.metrics.top1 import top1_softmax
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import AS_IT_IS, stream_model
+from outliers.presets.ablate import Ablation
+from outliers.presets.sweep import Experiment, sweep
 from outliers.quantization.cache_formats import CacheFormat, Formats
 from outliers.quantization.calibration import calibrate
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import SCHEMES, get_scheme
-from outliers.runs.run import run, sweep
-from outliers.specification.kinds import Ablation, Experiment
+from outliers.runs.run import run
 from outliers.text.blocks import load_text
 from outliers.tracing.result import STREAM
 from outliers.tracing.trace import trace

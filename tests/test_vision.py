@@ -24,9 +24,13 @@ from outliers.errors import UserError
 from outliers.models.anatomy.examples import IGNORED, Examples
 from outliers.models.load import load_config, load_processor
 from outliers.paper.shown import show
+from outliers.presets.ablate import Ablation
 from outliers.presets.cells import Cells
+from outliers.presets.damage import Damage
+from outliers.presets.emergence import Emergence, OneModel
+from outliers.presets.sweep import Experiment
 from outliers.runs.run import run
-from outliers.specification.kinds import Ablation, Damage, Emergence, Experiment, OneModel, Settings
+from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Causal
 from outliers.subjects.served import Served
 from outliers.subjects.vision import pictures

@@ -32,9 +32,9 @@ from outliers.models.names import POCKET
 from outliers.models.source import Source
 from outliers.models.stream import stream_model
 from outliers.models.weight_files import INDEX, INT8, WEIGHTS
+from outliers.presets.emergence import OneModel
 from outliers.quantization.convert import quantize
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
-from outliers.specification.kinds import OneModel
 from tests.conftest import make_model, trace_model
 from tests.gguf_files import save_gguf
 from tests.test_stored import gptq, save_like

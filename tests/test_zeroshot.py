@@ -19,9 +19,9 @@ from outliers.metrics.records import ZeroShot as Metric
 from outliers.metrics.zeroshot import FOLDER, STANDARD_ERRORS, _task, documents_hash, load_tasks, zeroshot
 from outliers.models.load import load_model, load_tokenizer
 from outliers.paper.figure1 import measured
+from outliers.presets.zeroshot import ZeroShot
 from outliers.quantization.convert import quantize
 from outliers.runs.run import run
-from outliers.specification.kinds import ZeroShot
 from outliers.views.zeroshot import (
     accuracies,
     accuracy_by_size,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from outliers.criterion import OF_EVERY_STACK
-from outliers.specification.training import Training
+from outliers.presets.training import Training
 
 TABLE7 = {
     "16 bits": {},

@@ -15,7 +15,7 @@ Examples:
 """
 
 from outliers.commands import measuring
-from outliers.specification.kinds import Memory
+from outliers.presets.memory import Memory
 from outliers.terminal.command import run
 
 memory = measuring(

@@ -14,7 +14,7 @@ from outliers.models.attention import eager
 from outliers.models.decoder import inference, watched_pass
 from outliers.models.hooks import attention_hooks
 from outliers.models.stream import AS_IT_IS, Variant
-from outliers.specification.kinds import resolved
+from outliers.specification.fields import resolved
 from outliers.subjects.bench import Bench, naming_under
 from outliers.subjects.cell import Cell
 from outliers.variants.ablated import Ablated, Intervention

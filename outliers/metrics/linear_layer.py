@@ -12,9 +12,9 @@ from outliers.metrics.latency import quartiles, timed
 from outliers.metrics.measurement import Measurement
 from outliers.models.load import DTYPES, find_device
 from outliers.quantization.peers import bitsandbytes_layer, has_bitsandbytes
-from outliers.specification.kinds import layer_shape
 from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell
+from outliers.subjects.layer import layer_shape
 
 BASELINE = "16 bits"
 LEAST_ROUNDS = 5

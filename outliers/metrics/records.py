@@ -3,27 +3,26 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, PlainSerializer
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
 from outliers.criterion import ALPHA, PAPER
 from outliers.models.pocket.ladder import CHECKPOINTS
-from outliers.specification.kinds import (
-    DATA,
-    DRAWS,
-    LIMIT,
-    NEURONS,
-    OUTLIER,
-    POSITIONS,
+from outliers.specification.fields import (
     Batch,
     Checked,
     Count,
+    Data,
+    Draws,
     Features,
     Finite,
+    Limit,
     Line,
     Names,
+    Neurons,
     Positions,
     Repeats,
     Schemes,
+    Several,
     Threshold,
     Tokens,
     resolved,
@@ -45,7 +44,7 @@ class Metric(Checked):
     variant then.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)  # until one is made, as `Named`
+    model_config = ConfigDict(frozen=True)
 
     name: ClassVar[str]
     measured_by: "ClassVar[str | Measurement]"
@@ -75,7 +74,7 @@ class StatesMetric(Metric):
     seen_by: "ClassVar[str | Seen | Read]"
     of_text: ClassVar[bool] = False
 
-    draws: Repeats = Field(1, description=DRAWS)
+    draws: Draws = 1
 
 
 class AttentionMetric(Metric):
@@ -140,7 +139,15 @@ class Keys(Metric):
     channels: Count = Field(3, description="Channels listed per layer, those with the largest queries, keys or values.")
 
 
-class Latency(Metric):
+class Generation(Checked):
+    """The timed generation of each batch of prompts."""
+
+    prompt: Tokens = Field(128, description="Tokens of the prompt.")
+    tokens: Count = Field(32, description="Timed decode steps of a generation, after the first token.")
+    repeats: Several = Field(3, description="Timed generations.")
+
+
+class Latency(Generation, Metric):
     """Medians with quartiles of what decode steps, the prefill and whole generations take; of a model that generates
     nothing, what a pass of its encoder over the batch takes, of which `tokens` says nothing.
 
@@ -154,9 +161,6 @@ class Latency(Metric):
     timed = True
 
     batch: Batch = Field(1, description="Batch size.")
-    prompt: Tokens = Field(128, description="Tokens of the prompt.")
-    tokens: Count = Field(32, description="Timed decode steps of a generation, after the first token.")
-    repeats: Annotated[int, Field(ge=2, le=10**4)] = Field(3, description="Timed generations.")
 
 
 class Layers(Metric):
@@ -165,14 +169,20 @@ class Layers(Metric):
     name = "layers"
     measured_by = "outliers.metrics.layers:LAYERS"
 
-    draws: Repeats = Field(default=1, description=DRAWS)
+    draws: Draws = 1
 
 
-class LinearLayer(Metric):
+class Timed(Checked):
+    """The timing of a layer. tokens: rows of its input. seconds: how long it is timed at least."""
+
+    tokens: Count = 512
+    seconds: Annotated[Finite, Field(gt=0, le=86400)] = 3.0
+
+
+class LinearLayer(Timed, Metric):
     """Milliseconds of each way to multiply, and how many times faster than 16 bits it is: medians with quartiles.
 
-    All ways are timed in turn, in this process: beside others, no time is its own. tokens: rows of the input. seconds:
-    how long a layer is timed at least.
+    All ways are timed in turn, in this process: beside others, no time is its own.
     """
 
     name = "linear_layer"
@@ -181,11 +191,15 @@ class LinearLayer(Metric):
     needs = ("way", "q1", "q3", "tokens", "device_name", "threads")
     timed = True
 
-    tokens: Count = 512
-    seconds: Annotated[Finite, Field(gt=0, le=86400)] = 3.0
+
+class Footprint(Checked):
+    """The sequences that are in memory at once."""
+
+    context: Tokens = Field(256, description="Tokens per sequence, at most the model's context.")
+    batch: Batch = Field(1, description="Batch size.")
 
 
-class Memory(Metric):
+class Memory(Footprint, Metric):
     """Parameters, and bytes of weights in 16 and in 8 bits, of the cache and of activations."""
 
     name = "memory"
@@ -193,23 +207,24 @@ class Memory(Metric):
     subject = "outliers.subjects.configured:Configured"
     needs = ("parameters", "context_used", "context", "batch")
 
-    context: Tokens = Field(256, description="Tokens per sequence, at most the model's context.")
-    batch: Batch = Field(1, description="Batch size.")
 
+class Hardware(BaseModel):
+    """Some equal GPUs; gigabytes: of one of them, GiB. owner: who has such hardware."""
 
-class Fits(Memory):
-    """Whether a model fits some equal GPUs in 16 and in 8 bits: 1 or 0.
-
-    gigabytes, headroom: GiB of a GPU, and what it keeps free of them. owner: who has such hardware.
-    """
-
-    name = "fits"
-    needs = (*Memory.needs, "bits", "candidate", "hardware", "gpus", "gigabytes", "headroom")
+    model_config = ConfigDict(extra="forbid")
 
     hardware: Line
     owner: Line | None = None
     gpus: Count = 1
     gigabytes: Annotated[Finite, Field(gt=0)]
+
+
+class Fits(Hardware, Memory):
+    """Whether a model fits some equal GPUs in 16 and in 8 bits: 1 or 0. headroom: GiB of a GPU that are left free."""
+
+    name = "fits"
+    needs = (*Memory.needs, "bits", "candidate", "hardware", "gpus", "gigabytes", "headroom")
+
     headroom: Annotated[Finite, Field(ge=0)] = 0.75
 
 
@@ -229,8 +244,8 @@ class Origins(Metric):
     measured_by = "outliers.metrics.origins:ORIGINS"
 
     features: Features | None = Field(None, description="Features of the residual stream, such as 3,17.")
-    positions: Positions = Field([], description=POSITIONS)
-    neurons: Count = Field(3, description=NEURONS)
+    positions: Positions = Field([])
+    neurons: Neurons = 3
 
 
 class Perplexity(StatesMetric):
@@ -250,7 +265,7 @@ class Places(Metric):
     by: Literal["role", "layer", "stack", "head"] = Field(
         "role", description="Kind of places: roles (of a cache keys and values), layers, stacks, or heads of a cache."
     )
-    draws: Repeats = Field(1, description=DRAWS)
+    draws: Draws = 1
 
 
 # The largest finite number of each, by its name; e4m3 without a scale.
@@ -293,7 +308,7 @@ class Trace(Metric):
     measured_by = "outliers.metrics.trace:TRACE"
 
     roles: Names = Field(list(PAPER), description="Hidden states to trace, by the projections that read them.")
-    alpha: Threshold = Field(ALPHA, description=OUTLIER)
+    alpha: Threshold = ALPHA
     attention: bool = Field(False, description="Find attention sinks, for which the model attends eagerly.")
     details: bool = Field(False, description="Also give rows of each feature, layer and position.")
 
@@ -322,10 +337,10 @@ class Training(Metric):
     subject = None
     needs = ("checkpoint", "architecture", "parameters")
 
-    alpha: Threshold = Field(ALPHA, description=OUTLIER)
+    alpha: Threshold = ALPHA
     watched: list[Count] = Field(list(CHECKPOINTS))
     schemes: Annotated[Schemes, AS_NAMES] = Field(["absmax", "llm.int8"])
-    draws: Repeats = Field(3, description=DRAWS)
+    draws: Draws = 3
 
 
 class Weights(Metric):
@@ -344,5 +359,5 @@ class ZeroShot(Metric):
     needs = ("standard_error", "examples", "task", "lm_eval")
 
     task: Line = Field("lambada-local", description="Task of lm-eval, or lambada-local or piqa-local.")
-    data: Line | None = Field(None, description=DATA, exclude=True)
-    limit: Count | None = Field(None, description=LIMIT)
+    data: Data = Field(None, exclude=True)
+    limit: Limit = None

@@ -15,7 +15,7 @@ from outliers.models.decoder import AT_ONCE, inference, map_blocks, run_decoder,
 from outliers.models.load import find_device
 from outliers.models.stream import Variant, is_streamed
 from outliers.quantization.convert import coded
-from outliers.specification.kinds import resolved
+from outliers.specification.fields import resolved
 from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell
 from outliers.variants.draw import drawn

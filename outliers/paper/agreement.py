@@ -20,7 +20,7 @@ from outliers.show.section import FINDINGS, Finding, Section
 from outliers.show.tables import MISSING, Table
 from outliers.show.words import NAMED, listed
 from outliers.show.write import write
-from outliers.specification.kinds import text_label
+from outliers.specification.fields import text_label
 from outliers.subjects.bench import Bench
 from outliers.text.blocks import load_text
 

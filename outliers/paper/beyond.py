@@ -2,9 +2,13 @@
 
 from outliers.paper.published import Artefact
 from outliers.paper.table4 import families_section
+from outliers.presets.ablate import Ablation
 from outliers.presets.cells import Cells
-from outliers.specification.kinds import Ablation, Account, Damage, Emergence, Experiment, OneModel
-from outliers.specification.training import Training
+from outliers.presets.damage import Damage
+from outliers.presets.emergence import Emergence, OneModel
+from outliers.presets.origins import Account
+from outliers.presets.sweep import Experiment
+from outliers.presets.training import Training
 from outliers.views.attention import attention_section
 from outliers.views.causes import causes_section
 from outliers.views.remedies import remedies_section

@@ -1,7 +1,7 @@
 """Figure 1 of the paper: zero-shot accuracy by task, and its mean over the tasks by model size."""
 
 from outliers.paper.published import BLOG, Artefact, Key, Published, grid, key_of
-from outliers.specification.kinds import ZeroShot
+from outliers.presets.zeroshot import ZeroShot
 from outliers.views.zeroshot import PREFIX
 
 PUBLISHED = Published(

@@ -16,12 +16,13 @@ from outliers.files import write_whole
 from outliers.models.names import short_name
 from outliers.paper.published import Artefact, comparison
 from outliers.paper.shown import show
+from outliers.presets.emergence import OneModel
 from outliers.show.page import page
 from outliers.show.section import Section, section_of
 from outliers.show.value import records
 from outliers.show.write import write_files
 from outliers.specification.files import experiment_files, make_experiment, read_experiment
-from outliers.specification.kinds import Named, OneModel
+from outliers.specification.kinds import Named
 from outliers.terminal.command import called
 
 if TYPE_CHECKING:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from outliers.errors import UserError
 from outliers.show.section import Section, View, section_of
-from outliers.specification.kinds import Named, resolved
+from outliers.specification.fields import resolved
+from outliers.specification.kinds import Named
 from outliers.views import OF_METRICS
 
 OF_KINDS = {

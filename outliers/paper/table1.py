@@ -1,7 +1,7 @@
 """Table 1 of the paper: schemes down, models across, perplexity in the cells."""
 
 from outliers.paper.published import Artefact, Key, Published, grid, key_of
-from outliers.specification.kinds import Experiment
+from outliers.presets.sweep import Experiment
 from outliers.views.published import FAIRSEQ, TABLE1
 
 PUBLISHED = Published(

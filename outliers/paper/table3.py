@@ -1,7 +1,7 @@
 """Table 3 of the paper: the largest model that some hardware holds, and what models need."""
 
 from outliers.paper.published import Artefact, Key, Published, grid
-from outliers.specification.kinds import Memory
+from outliers.presets.memory import Memory
 from outliers.views.memory import BITS, largest
 
 PUBLISHED = Published(

@@ -7,8 +7,8 @@ import pandas as pd
 from outliers.models.names import short_name
 from outliers.paper.facts import elsewhere
 from outliers.paper.published import Artefact, Key, Published, grid, key_of
+from outliers.presets.emergence import Emergence
 from outliers.show.section import Drawing, Failures, Section, failures
-from outliers.specification.kinds import Emergence
 from outliers.views.emergence import (
     Fit,
     by_model,

@@ -1,7 +1,7 @@
 """Table 5 of the paper: how many times faster than 16 bits a linear layer is, in many ways."""
 
 from outliers.paper.published import Artefact, Key, Published, grid
-from outliers.specification.kinds import LinearLayers
+from outliers.presets.linear_layers import LinearLayers
 from outliers.views.linear_layer import times_of
 
 PUBLISHED = Published(

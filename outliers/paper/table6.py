@@ -1,7 +1,7 @@
 """Table 6 of the paper: milliseconds a generated token, of models under schemes."""
 
 from outliers.paper.published import BLOG, Artefact, Key, Published, grid, key_of
-from outliers.specification.kinds import Latency
+from outliers.presets.latency import Latency
 
 PUBLISHED = Published(
     f"LLM.int8(), Table 6; {BLOG}",

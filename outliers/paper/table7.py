@@ -3,10 +3,10 @@
 import pandas as pd
 
 from outliers.paper.published import Artefact, Key, Published, grid
+from outliers.presets.training import Training
 from outliers.show.axes import count_label
 from outliers.show.section import Section, printed
 from outliers.show.tables import MISSING, Table, seeds_note
-from outliers.specification.training import Training
 from outliers.views.causes import trained
 from outliers.views.published import TABLE7
 from outliers.views.training import HEADERS, int8_findings, int8_table, perplexities, settings, signed, unrounded

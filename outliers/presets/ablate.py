@@ -3,24 +3,28 @@
 import logging
 from collections.abc import Sequence
 from itertools import product
+from typing import TYPE_CHECKING
 
+from pydantic import Field
+
+from outliers.criterion import STREAM
 from outliers.errors import UserError
-from outliers.metrics.ablations import Treatment, plan
 from outliers.metrics.records import Perplexity, Top1, Trace
 from outliers.models.names import short_name
 from outliers.models.variant import Variant
 from outliers.presets.emergence import CROSS, ablated_in, counted, where
-from outliers.quantization.convert import check_calibrated
-from outliers.quantization.schemes import get_scheme, scheme_fields
+from outliers.quantization.schemes import BASELINE, get_scheme, scheme_fields
 from outliers.runs.rows import Row
-from outliers.specification.kinds import Ablation, alpha_of_schemes
-from outliers.subjects.bench import check_scheme
+from outliers.specification.fields import Features, Name, Names, OneScheme, Skip
+from outliers.specification.kinds import OfOneModel
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, Plan, Stages
-from outliers.tracing.result import STREAM
 from outliers.variants.ablated import WHERE, Ablated, Intervention
 from outliers.variants.quantized import EXACT, Quantized
 from outliers.variants.together import Together
+
+if TYPE_CHECKING:
+    from outliers.metrics.ablations import Treatment
 
 logger = logging.getLogger(__name__)
 OF_SCHEME = {"alpha": "scheme_alpha"}  # what rows call a setting of the scheme, where they have one of that name
@@ -29,26 +33,47 @@ OF_SCHEME = {"alpha": "scheme_alpha"}  # what rows call a setting of the scheme,
 class ToAblate(Causal):
     """A model that is checked with what is taken out of it, and with the scheme that it is under meanwhile."""
 
-    settings: Ablation
+    settings: "Ablation"
 
     def prepare(self) -> None:
+        from outliers.quantization.convert import check_calibrated  # which imports torch, as what follows
+        from outliers.subjects.bench import check_scheme
+
         super().prepare()
         self.check_predicted()
         spec = self.settings
-        scheme = get_scheme(spec.scheme, alpha_of_schemes(spec))
+        scheme = get_scheme(spec.scheme, spec.alpha_of_schemes)
         check_calibrated(scheme, None)
         check_scheme(self.config, scheme, spec.skip)
         planned(spec, self.width, spec.features or [0])  # of outliers that nobody knows yet, of one
 
 
-def ablation_plans(spec: Ablation) -> list[Plan]:
-    """Of a model what it loses without its outlier features, or those of the specification, and without others; of an
-    encoder-decoder without those of each stack in its layers.
+class Ablation(OfOneModel):
+    """An ablation of one model, by the arguments of `outliers.ablate`."""
 
-    What features are outliers is what a trace of the model says that is not quantized.
-    """
-    subject = ToAblate(spec.model, spec.revision, spec)
-    return [Plan(subject, _stages(subject))]
+    experiment = "ablate"
+
+    name: Name = "ablate"
+    scheme: OneScheme = Field(default=BASELINE, description="Scheme of the model.")
+    skip: Skip = Field([])
+    features: Features | None = Field(
+        default=None, description="Features, such as 3,17; by default the outlier features of a trace."
+    )
+    methods: Names = Field(default=["zero"], description="Ways to remove them: zero, mean, shuffle, or several.")
+    where: Names = Field(
+        default=["attn_in"], description="Inputs without them for perplexity: attn_in, ffn_in, or both."
+    )
+    controls: int = Field(default=10, description="Draws of random features, as controls.")
+    seed: int = Field(default=0, description="Seed of the draws and of shuffling.")
+
+    def plans(self) -> list[Plan]:
+        """Of a model what it loses without its outlier features, or those of the specification, and without others;
+        of an encoder-decoder without those of each stack in its layers.
+
+        What features are outliers is what a trace of the model says that is not quantized.
+        """
+        subject = ToAblate(self.model, self.revision, self)
+        return [Plan(subject, _stages(subject))]
 
 
 def _stages(subject: ToAblate) -> Stages:
@@ -63,7 +88,7 @@ def _stages(subject: ToAblate) -> Stages:
         )
     if not views:
         raise _no_outlier(traced, spec)
-    scheme = get_scheme(spec.scheme, alpha_of_schemes(spec))
+    scheme = get_scheme(spec.scheme, spec.alpha_of_schemes)
     under = Quantized(scheme, tuple(spec.skip)) if scheme.quantizes else EXACT
     about = {"where": spec.where, "seed": spec.seed, "alpha": spec.alpha}
     about |= {OF_SCHEME.get(name, name): value for name, value in scheme_fields(scheme, spec.skip).items()}
@@ -89,7 +114,7 @@ def _of_view(subject: ToAblate, view: dict, under: Quantized, about: dict, first
     ]
 
 
-def _variant(treatment: Treatment, spec: Ablation, under: Quantized, places: tuple[str, ...]) -> Variant:
+def _variant(treatment: "Treatment", spec: Ablation, under: Quantized, places: tuple[str, ...]) -> Variant:
     if not treatment.features:
         return under
     ablated = Ablated(Intervention(treatment.features, treatment.method, spec.seed), places)
@@ -106,6 +131,8 @@ def _no_outlier(traced: Row, spec: Ablation) -> UserError:
     )
 
 
-def planned(spec: Ablation, width: int, features: Sequence[int], outliers: Sequence[int] = ()) -> list[Treatment]:
+def planned(spec: Ablation, width: int, features: Sequence[int], outliers: Sequence[int] = ()) -> list["Treatment"]:
     """The treatments that a specification asks for, of a model with so many features."""
+    from outliers.metrics.ablations import plan  # which imports torch
+
     return plan(features, width, spec.methods, spec.controls, spec.seed, spec.where, outliers)

@@ -9,18 +9,8 @@ from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, cr
 from outliers.errors import UserError, unknown_name
 from outliers.metrics import metrics
 from outliers.metrics.records import Metric
-from outliers.specification.kinds import (
-    MODEL,
-    REVISION,
-    Calibrated,
-    Line,
-    Name,
-    Names,
-    Once,
-    Split,
-    resolved,
-    saying_all,
-)
+from outliers.specification.fields import Models, Name, Once, Revision, Split, resolved, saying_all
+from outliers.specification.kinds import Calibrated
 from outliers.subjects.cell import Cell, Plan
 
 if TYPE_CHECKING:
@@ -67,12 +57,11 @@ Metrics = Annotated[
 class _Cells(Calibrated):
     """The cells of models, variants and metrics; further fields are parameters of the metrics that have them."""
 
-    plans = "outliers.presets.cells:measure_plans"
     of_folder = True
 
     name: Name = "measure"
-    models: Names = Field(description=MODEL)
-    revision: Line | None = Field(default=None, description=REVISION)
+    models: Models
+    revision: Revision = None
     variants: Variants = Field(default=["fp32"], description=VARIANT, validate_default=True)
     metrics: Metrics = Field(default=["perplexity"], description=METRIC, validate_default=True)
 
@@ -96,6 +85,21 @@ class _Cells(Calibrated):
     def _of(self, record: type[Metric]) -> dict:
         return {field: getattr(self, field) for field in self.model_fields_set if field in record.model_fields}
 
+    def plans(self) -> list[Plan]:
+        """Of each model every metric under each variant."""
+        for variant in self.variants:
+            if variant.needs_trace:
+                raise UserError(
+                    f"'{variant.name}' needs the mean of each feature over the text, which outliers.ablate finds; "
+                    "expected zero or shuffle, or a variant that knows it"
+                )
+        groups: dict[tuple, list[tuple[Variant, Metric]]] = defaultdict(list)
+        for variant, metric in product(self.variants, self.parametrized_metrics):
+            kind = resolved(metric.subject)
+            groups[kind, variant.name if kind.of_one_variant else None].append((variant, metric))
+        asked = [(kind(name, self.revision, self), part) for name in self.models for (kind, _), part in groups.items()]
+        return [Plan.of(subject, [Cell(subject, *pair) for pair in pairs]) for subject, pairs in asked]
+
 
 def _parameters() -> dict:
     """The parameters of all metrics, each as a field that need not be given."""
@@ -108,19 +112,3 @@ def _parameters() -> dict:
 
 
 Cells = create_model("Cells", __base__=_Cells, __doc__=_Cells.__doc__, **_parameters())
-
-
-def measure_plans(spec: _Cells) -> list[Plan]:
-    """Of each model every metric under each variant."""
-    for variant in spec.variants:
-        if variant.needs_trace:
-            raise UserError(
-                f"'{variant.name}' needs the mean of each feature over the text, which outliers.ablate finds; expected "
-                "zero or shuffle, or a variant that knows it"
-            )
-    groups: dict[tuple, list[tuple[Variant, Metric]]] = defaultdict(list)
-    for variant, metric in product(spec.variants, spec.parametrized_metrics):
-        kind = resolved(metric.subject)
-        groups[kind, variant.name if kind.of_one_variant else None].append((variant, metric))
-    subjects = [(kind(name, spec.revision, spec), pairs) for name in spec.models for (kind, _), pairs in groups.items()]
-    return [Plan.of(subject, [Cell(subject, *pair) for pair in pairs]) for subject, pairs in subjects]

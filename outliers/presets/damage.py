@@ -3,14 +3,16 @@
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import AfterValidator, Field
 
 from outliers.errors import UserError, unknown_name
-from outliers.metrics.damages import Damages, damages_of
 from outliers.metrics.records import Agreement, Errors, Inputs, Layers, Metric, Perplexity, Places, Weights
 from outliers.quantization.cache_formats import Formats
 from outliers.quantization.schemes import Scheme, get_scheme
-from outliers.specification.kinds import DAMAGE_BY, Damage, schemes_of
+from outliers.specification.fields import Draws, Line, Name, Names, Once, Schemes, Split, saying_all
+from outliers.specification.kinds import Calibrated, OfOneModel, OfSchemes
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, Plan, Stages, Subject
 from outliers.variants.cached import Cached
@@ -21,19 +23,49 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from outliers.metrics.damages import Damages
     from outliers.models.anatomy.examples import Block
     from outliers.quantization.magnitudes import Calibration
 
 Damaging = Quantized | Cached | Against
+DAMAGE_BY = ("error", "role", "layer", "stack", "head", "model")  # parts of the damage, which cost differently
 
 
-def damage_plans(spec: Damage) -> list[Plan]:
-    """Of the model what each scheme, cache or other model damages; schemes that share weight codes are side by side."""
-    subject = Causal(spec.model, spec.revision, spec)
-    variants: list[Damaging] = [*(Cached(Formats.read(cache)) for cache in spec.caches), *map(Against, spec.against)]
-    if not variants or "schemes" in spec.model_fields_set:
-        variants = [*(Quantized(scheme, tuple(spec.skip)) for scheme in schemes_of(spec)), *variants]
-    return [Plan(subject, _stages(subject, variants, spec))]
+def _cache(value: str) -> str:
+    """The writing of a cache, as its variant is called."""
+    with saying_all():
+        return str(Formats.read(value))
+
+
+class Damage(OfSchemes, OfOneModel, Calibrated):
+    """The damage of schemes to one model, by the arguments of `outliers.damage`."""
+
+    of_folder = True
+
+    name: Name = "damage"
+    schemes: Schemes = Field(default=["absmax", "llm.int8"], description="Schemes whose damage is measured.")
+    caches: Annotated[list[Annotated[Line, AfterValidator(_cache)]], Split, Once] = Field(
+        default=[], description="Caches such as kv=int4; instead of schemes unless some are given."
+    )
+    against: Names = Field(
+        default=[],
+        description="Other models to compare with, such as a quantized checkpoint; instead of schemes, as with caches.",
+    )
+    by: Names = Field(
+        default=list(DAMAGE_BY),
+        description="Parts of the damage: errors of projections, perplexity by role, layer, stack or head of a "
+        "cache, whole model.",
+    )
+    draws: Draws = 1
+
+    def plans(self) -> list[Plan]:
+        """Of the model what each scheme, cache or other model damages."""
+        subject = Causal(self.model, self.revision, self)
+        caches = [Cached(Formats.read(cache)) for cache in self.caches]
+        variants: list[Damaging] = [*caches, *map(Against, self.against)]
+        if not variants or "schemes" in self.model_fields_set:
+            variants = [*self.quantized, *variants]
+        return [Plan(subject, _stages(subject, variants, self))]
 
 
 def _stages(subject: Causal, variants: Sequence[Damaging], spec: Damage) -> Stages:
@@ -147,7 +179,7 @@ def damage(
     calibration: "Calibration | None" = None,
     attention_mask: "Iterable[torch.Tensor] | None" = None,
     against: "PreTrainedModel | str | None" = None,
-) -> Damages:
+) -> "Damages":
     """Return the damage of a scheme, a cache or another model by projection, role, layer, head, and in all.
 
     The error of a projection is that of its output from the inputs of the unquantized model, so that errors do not
@@ -177,6 +209,7 @@ def damage(
         >>> outliers.damage(model, blocks, "absmax", by=["role"]).scheme
         'absmax'
     """
+    from outliers.metrics.damages import damages_of
     from outliers.metrics.measurement import records_of
     from outliers.quantization.convert import check_calibrated
     from outliers.subjects.given import Given

@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 
+from pydantic import Field
+
 from outliers.criterion import OF_EVERY_STACK
 from outliers.errors import UserError
 from outliers.metrics.records import KeptTrace, Perplexity, Top1, Trace
 from outliers.runs.rows import Row
-from outliers.specification.kinds import Emergence, OneModel
+from outliers.specification.fields import Models, Name, Names
+from outliers.specification.kinds import OfOneModel, Settings
 from outliers.subjects.causal import Causal, MaybeUnlabelled
 from outliers.subjects.cell import Cell, Plan, Stages
 from outliers.variants.ablated import WHERE, Ablated, Intervention
@@ -15,24 +18,54 @@ from outliers.variants.quantized import EXACT
 CROSS = "cross"  # a view of an encoder-decoder, whose features are those of the encoder
 
 
-def emergence_plans(spec: Emergence) -> list[Plan]:
-    """The row of Table 4 of every model, or of every revision of one.
+class Emergence(Settings):
+    """Outlier features along a family of models, or along revisions of one.
 
-    Raises:
-        UserError: there are revisions of several models.
+    Example:
+        >>> rows = outliers.run(outliers.Emergence(models=["pocket/gpt2-0.1m"], block=64, blocks=2))
     """
-    if spec.revisions and len(spec.models) > 1:
-        raise UserError(f"revisions of {len(spec.models)} models; expected revisions of one model")
-    subjects = [Causal(name, revision, spec) for name in spec.models for revision in spec.revisions or [None]]
-    return [Plan(subject, _stages(subject, Trace(alpha=spec.alpha))) for subject in subjects]
+
+    experiment = "emergence"
+
+    name: Name = "emergence"
+    models: Models
+    revisions: Names | None = Field(
+        default=None, description="Revisions of one model, such as step1000,step8000; or folders in its own."
+    )
+
+    def plans(self) -> list[Plan]:
+        """The row of Table 4 of every model, or of every revision of one.
+
+        Raises:
+            UserError: there are revisions of several models.
+        """
+        if self.revisions and len(self.models) > 1:
+            raise UserError(f"revisions of {len(self.models)} models; expected revisions of one model")
+        subjects = [Causal(name, revision, self) for name in self.models for revision in self.revisions or [None]]
+        return [Plan(subject, _stages(subject, Trace(alpha=self.alpha))) for subject in subjects]
 
 
-def trace_plans(spec: OneModel) -> list[Plan]:
-    """The row of Table 4 of a model, and all that its trace says, which is kept."""
-    files = {"tokens": spec.by_token, "imatrix": spec.imatrix, "masks": spec.masks}
-    metric = KeptTrace(roles=OF_EVERY_STACK, alpha=spec.alpha, attention=True, details=True, **files)
-    subject = MaybeUnlabelled(spec.model, spec.revision, spec)
-    return [Plan(subject, _stages(subject, metric))]
+class OneModel(OfOneModel):
+    """A trace of one model."""
+
+    experiment = "trace"
+    of_folder = True
+
+    name: Name = "trace"
+    by_token: bool = Field(
+        default=False, title="tokens", description="Find the tokens that carry the outlier features."
+    )
+    imatrix: bool = Field(default=False, description="Also write imatrix.gguf for llama-quantize.")
+    masks: bool = Field(
+        default=False, description="Also write masks of outlier features and tokens; takes another pass."
+    )
+
+    def plans(self) -> list[Plan]:
+        """The row of Table 4 of a model, and all that its trace says, which is kept."""
+        files = {"tokens": self.by_token, "imatrix": self.imatrix, "masks": self.masks}
+        metric = KeptTrace(roles=OF_EVERY_STACK, alpha=self.alpha, attention=True, details=True, **files)
+        subject = MaybeUnlabelled(self.model, self.revision, self)
+        return [Plan(subject, _stages(subject, metric))]
 
 
 def _stages(subject: Causal, metric: Trace) -> Stages:

@@ -1,29 +1,49 @@
 """Milliseconds a generated token of models under schemes, by batch (Table 6)."""
 
 from itertools import product
+from typing import Annotated, Literal
 
-from outliers.metrics.records import Latency
-from outliers.specification import kinds
-from outliers.specification.kinds import Settings, schemes_of
+from pydantic import Field
+
+from outliers.criterion import ALPHA
+from outliers.metrics import records
+from outliers.specification.fields import Batch, Begin, Models, Name, Once, SchemesAndPeer, Split, Text, Threshold
+from outliers.specification.kinds import Machine, OfSchemes, Settings
 from outliers.subjects.cell import Cell, Plan
 from outliers.subjects.served import Served
 from outliers.variants.peer import PEER, Peer
-from outliers.variants.quantized import Quantized
 
 
-def latency_plans(spec: kinds.Latency) -> list[Plan]:
-    """Of each model under each scheme the times of each batch; one is in memory at a time."""
-    shared = spec.model_dump(include={"name", "text", "bos", "alpha", "device", "dtype"})
-    settings = Settings(**shared, block=spec.prompt, blocks=max(spec.batches))
-    generation = spec.model_dump(include={"prompt", "tokens", "repeats"})
-    metrics = [Latency(batch=batch, **generation) for batch in spec.batches]
-    peer = [Peer(spec.alpha)] if PEER in spec.schemes else []
-    pairs = product(spec.models, [*(Quantized(scheme, tuple(spec.skip)) for scheme in schemes_of(spec)), *peer])
-    return [
-        Plan.of(
-            subject := Served(name, spec.revision, settings),
-            [Cell(subject, variant, metric) for metric in metrics],
-            PEER if isinstance(variant, Peer) else None,
-        )
-        for name, variant in pairs
-    ]
+class Latency(records.Generation, OfSchemes, Machine):
+    """Time a generated token with a KV cache; prompts are the first tokens of a text."""
+
+    name: Name = "latency"
+    dtype: Literal["float32", "float16", "bfloat16"] = Field(
+        default="bfloat16", description="Type of all that is not quantized."
+    )
+    models: Models
+    schemes: SchemesAndPeer = Field(
+        default=["fp32", "llm.int8"],
+        description="Schemes as for a sweep, fp32 (no quantization), or bitsandbytes for the layers of that library.",
+    )
+    text: Text = "sample"
+    bos: Begin = False
+    alpha: Threshold = ALPHA
+    batches: Annotated[list[Batch], Split, Field(min_length=1), Once] = Field([1, 8, 32], description="Batch size.")
+
+    def plans(self) -> list[Plan]:
+        """Of each model under each scheme the times of each batch; one is in memory at a time."""
+        shared = self.model_dump(include={"name", "text", "bos", "alpha", "device", "dtype"})
+        settings = Settings(**shared, block=self.prompt, blocks=max(self.batches))
+        generation = self.model_dump(include=records.Generation.model_fields.keys())
+        metrics = [records.Latency(batch=batch, **generation) for batch in self.batches]
+        peer = [Peer(self.alpha)] if PEER in self.schemes else []
+        pairs = product(self.models, [*self.quantized, *peer])
+        return [
+            Plan.of(
+                subject := Served(name, self.revision, settings),
+                [Cell(subject, variant, metric) for metric in metrics],
+                PEER if isinstance(variant, Peer) else None,
+            )
+            for name, variant in pairs
+        ]

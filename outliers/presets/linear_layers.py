@@ -1,14 +1,30 @@
 """The speed of linear layers of some dimensions in many ways (Table 5)."""
 
-from outliers.metrics.records import LinearLayer
-from outliers.specification.kinds import LinearLayers
+from typing import Literal
+
+from outliers.metrics.records import LinearLayer, Timed
+from outliers.specification.fields import Name, Shapes
+from outliers.specification.kinds import Machine
 from outliers.subjects import layer
 from outliers.subjects.cell import Cell, Plan
 from outliers.variants.quantized import EXACT
 
 
-def linear_layer_plans(spec: LinearLayers) -> list[Plan]:
-    """A cell a dimension."""
-    metric = LinearLayer(tokens=spec.tokens, seconds=spec.seconds)
-    subjects = [layer.Layer(dimension, spec) for dimension in spec.dimensions]
-    return [Plan.of(subject, [Cell(subject, EXACT, metric)]) for subject in subjects]
+class LinearLayers(Timed, Machine):
+    """The first feed-forward layer of models of some dimensions: d features, 4 d outputs, or as it says (Table 5).
+
+    dtype: what 16 bits are.
+    """
+
+    with_weights = False
+
+
+    name: Name = "linear-layers"
+    dtype: Literal["float16", "bfloat16"] = "bfloat16"
+    dimensions: Shapes
+
+    def plans(self) -> list[Plan]:
+        """A cell a dimension."""
+        metric = LinearLayer(tokens=self.tokens, seconds=self.seconds)
+        subjects = [layer.Layer(dimension, self) for dimension in self.dimensions]
+        return [Plan.of(subject, [Cell(subject, EXACT, metric)]) for subject in subjects]

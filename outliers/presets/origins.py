@@ -3,16 +3,19 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from pydantic import Field
+
+from outliers.criterion import STREAM
 from outliers.errors import unknown_name
 from outliers.metrics.records import Keys, Origins, Trace
 from outliers.presets.emergence import counted
 from outliers.presets.readers import check_readers, readers_stages
 from outliers.presets.super_weights import check_weights, massive_stages, weights_stages
 from outliers.runs.rows import Row
-from outliers.specification.kinds import Account
+from outliers.specification.fields import Count, Features, Name, Names, Neurons, Positions, Several
+from outliers.specification.kinds import OfOneModel
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, Plan, Stages
-from outliers.tracing.result import STREAM
 from outliers.variants.quantized import EXACT
 
 
@@ -33,7 +36,7 @@ class Part(NamedTuple):
 class ToAccount(Causal):
     """A model that is checked with the features to account for."""
 
-    settings: Account
+    settings: "Account"
 
     def prepare(self) -> None:
         super().prepare()
@@ -47,12 +50,36 @@ class ToAccount(Causal):
         return [part for name, part in PARTS.items() if name in self.settings.by and (given or part.fits(self.config))]
 
 
-def origins_plans(spec: Account) -> list[Plan]:
-    """The parts of the account of the features of a specification; by default of what a trace finds."""
-    if unknown := sorted(set(spec.by).difference(PARTS)):
-        raise unknown_name("part of the account", unknown[0], PARTS)
-    subject = ToAccount(spec.model, spec.revision, spec)
-    return [Plan(subject, _stages(subject))]
+class Account(OfOneModel):
+    """The writers and readers of features of one model, by the arguments of `outliers.origins` and `readers`."""
+
+    experiment = "origins"
+
+    name: Name = "origins"
+    features: Features | None = Field(
+        default=None, description="Features, such as 3,17; by default the outlier features of a trace, and the largest."
+    )
+    positions: Positions = Field([])
+    neurons: Neurons = 3
+    by: Names = Field(
+        default=["writers", "readers", "weights", "massive", "keys"],
+        description="Parts of the account: writers and readers of features, single weights, massive activations, keys.",
+    )
+    places: Names | None = Field(
+        default=None,
+        description="Readers without the features, such as q, layers.9:12.k or norm; by default all, alone and "
+        "together.",
+    )
+    controls: Several = Field(default=5, description="Draws of random features, as controls.")
+    seed: int = Field(default=0, description="Seed of random draws.", ge=0, lt=2**63)
+    blocks: Count = Field(default=8, description="Number of blocks, from the start of the text.")
+
+    def plans(self) -> list[Plan]:
+        """The parts of the account of the features of a specification; by default of what a trace finds."""
+        if unknown := sorted(set(self.by).difference(PARTS)):
+            raise unknown_name("part of the account", unknown[0], PARTS)
+        subject = ToAccount(self.model, self.revision, self)
+        return [Plan(subject, _stages(subject))]
 
 
 def _stages(subject: ToAccount) -> Stages:

@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+from pydantic import Field
 
 from outliers.criterion import LOG_PERPLEXITY, check_share
 from outliers.errors import UserError, unknown_name
@@ -14,7 +16,20 @@ from outliers.metrics.records import Agreement, Errors, Perplexity
 from outliers.quantization.plans.plan import Plan
 from outliers.quantization.schemes import Scheme, get_scheme
 from outliers.runs.rows import Row
-from outliers.specification.kinds import Planning, alpha_of_schemes
+from outliers.specification.fields import (
+    DRAWS,
+    NONE,
+    Count,
+    Line,
+    Name,
+    Once,
+    OneScheme,
+    Several,
+    Share,
+    Split,
+    Tokens,
+)
+from outliers.specification.kinds import Calibrated, OfOneModel
 from outliers.subjects import cell
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, Stages, Subject
@@ -137,7 +152,7 @@ class Blocks(Causal):
     settings: with as many blocks as there are in all.
     """
 
-    def __init__(self, settings: Planning, first: int, count: int):
+    def __init__(self, settings: "Planning", first: int, count: int):
         super().__init__(settings.model, settings.revision, settings)
         self.first, self.count = first, count
 
@@ -152,17 +167,41 @@ class Blocks(Causal):
         return self.first, self.count
 
 
-def planning_plans(spec: Planning) -> list[cell.Plan]:
-    """The search of a model by its settings; it is confirmed on the blocks behind those that are searched."""
-    settings = spec.model_copy(update={"blocks": spec.blocks + spec.confirm})
-    alpha = alpha_of_schemes(spec)
-    under, better = Quantized(get_scheme(spec.scheme, alpha)), tuple(get_scheme(name, alpha) for name in spec.instead)
-    searched, confirmed = Blocks(settings, 0, spec.blocks), Blocks(settings, spec.blocks, spec.confirm)
-    search = Search(searched, confirmed, under, better, spec.cost, spec.by, spec.draws)
-    check_search(search)
-    if spec.export:
-        exports_of(spec, Plan(model=spec.model, scheme=under.scheme.name, projections=len(search.sizes)))
-    return [cell.Plan(searched, search_stages(search))]
+class Planning(OfOneModel, Calibrated):
+    """The projections of one model that stay exact under a scheme, so that it costs at most so much."""
+
+    experiment = "plan"
+    of_folder = True
+
+    name: Name = "plan"
+    scheme: OneScheme = Field(default="absmax", description="Scheme of all other projections.")
+    cost: Annotated[float, Share] = Field(
+        default=0.05, gt=0, le=100, allow_inf_nan=False, description="Largest increase of perplexity, such as 5%."
+    )
+    by: Literal["count", "parameters"] = Field(default="count", description="Size of the plan to minimize.")
+    instead: Annotated[list[OneScheme], Split, Once] = Field(
+        default=[],
+        description=f"Better schemes to try before a projection stays exact, such as llm.int8,w8a8; {NONE}",
+    )
+    block: Tokens = Field(default=512, description="Tokens per block.")
+    blocks: Count = Field(default=4, description="Blocks of the search, from the start of the text.")
+    confirm: Count = Field(default=8, description="Blocks after them, on which the plan is confirmed.")
+    draws: Several = Field(4, description=DRAWS)
+    export: Annotated[list[Line], Split, Once] = Field(
+        default=[],
+        description="Formats of other libraries in which to write the plan too, such as compressed-tensors or torchao.",
+    )
+
+    def plans(self) -> list[cell.Plan]:
+        """The search of a model by its settings; it is confirmed on the blocks behind those that are searched."""
+        settings = self.model_copy(update={"blocks": self.blocks + self.confirm})
+        under, *better = (get_scheme(scheme, self.alpha_of_schemes) for scheme in (self.scheme, *self.instead))
+        searched, confirmed = Blocks(settings, 0, self.blocks), Blocks(settings, self.blocks, self.confirm)
+        search = Search(searched, confirmed, Quantized(under), tuple(better), self.cost, self.by, self.draws)
+        check_search(search)
+        if self.export:
+            exports_of(self, Plan(model=self.model, scheme=under.name, projections=len(search.sizes)))
+        return [cell.Plan(searched, search_stages(search))]
 
 
 def exports_of(spec: Planning, plan: Plan) -> dict[str, str]:

@@ -3,9 +3,6 @@
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-import pandas as pd
-
 from outliers.errors import UserError, shown
 from outliers.metrics.records import Perplexity, Sinks, Top1
 from outliers.quantization.schemes import BASELINE
@@ -16,6 +13,7 @@ from outliers.variants.edges import ROLES
 from outliers.variants.quantized import EXACT
 
 if TYPE_CHECKING:
+    import pandas as pd
     import torch
     from transformers import PreTrainedModel
 
@@ -108,7 +106,7 @@ def readers(
     controls: int = 5,
     seed: int = 0,
     attention_mask: "Iterable[torch.Tensor] | None" = None,
-) -> pd.DataFrame:
+) -> "pd.DataFrame":
     """Return attention and perplexity with a feature removed at the inputs of some projections only.
 
     Perplexity: in all layers of a place at once, and the altered states propagate. The attention, where queries, keys
@@ -155,8 +153,11 @@ def readers(
     return readings(records_of(_cells(Given(model, blocks), features, places, drawn)))
 
 
-def readings(records: Iterable[dict]) -> pd.DataFrame:
+def readings(records: Iterable[dict]) -> "pd.DataFrame":
     """Rows of such cells, among others, as `readers` returns them."""
+    import numpy as np
+    import pandas as pd
+
     rows_by_place: dict[tuple, dict] = {}
     for record in records:
         if record["metric"] not in VALUES or not ("subject" in record or record.get("variant", BASELINE) == BASELINE):

@@ -4,9 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import pandas as pd
-
-from outliers.criterion import MASSIVE
+from outliers.criterion import MASSIVE, STREAM
 from outliers.metrics.records import Agreement, Candidates, Perplexity, Sinks, Trace
 from outliers.runs.rows import Row
 from outliers.subjects.causal import Causal
@@ -19,6 +17,7 @@ from outliers.variants.unattended import Unattended
 from outliers.variants.weights import Scaled
 
 if TYPE_CHECKING:
+    import pandas as pd
     import torch
     from transformers import PreTrainedModel
 
@@ -46,8 +45,6 @@ def weights_stages(subject: Causal, _features: Sequence[int], _outliers: Sequenc
 
 def massive_stages(subject: Causal, _features: Sequence[int], _outliers: Sequence[int]) -> Stages:
     """Massive activations and sinks without the weights and entries that make them."""
-    from outliers.tracing.result import STREAM  # late, for it brings torch, and views take this file
-
     spec = subject.settings
     trace = Trace(roles=STREAM, alpha=spec.alpha, details=True)
     traced, searched = yield [Cell(subject, EXACT, trace), _search(subject)]
@@ -149,7 +146,7 @@ def super_weights(
     blocks: "Iterable[Block]",
     controls: int = 10,
     attention_mask: "Iterable[torch.Tensor] | None" = None,
-) -> pd.DataFrame:
+) -> "pd.DataFrame":
     """Return candidate super weights: single weights without which a model fails (Yu et al., 2024).
 
     Candidates are the weights of second feed-forward projections that are between spikes of their input and output, and
@@ -185,8 +182,10 @@ def super_weights(
     return compared(records_along(stages))
 
 
-def compared(records: Iterable[Mapping]) -> pd.DataFrame:
+def compared(records: Iterable[Mapping]) -> "pd.DataFrame":
     """The table that `super_weights` returns, from flat records of one model, of which others are passed over."""
+    import pandas as pd
+
     records = list(records)
     drawn = {row["variant"]: row for row in records if row["metric"] == "perplexity" and "standard_deviation" in row}
     values = {(row["metric"], row["variant"]): row["value"] for row in records if "standard_deviation" not in row}

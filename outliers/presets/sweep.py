@@ -1,19 +1,45 @@
 """A sweep: the perplexity of models under schemes (Table 1)."""
 
+from pathlib import Path
+
+from pydantic import Field
+
 from outliers.criterion import LOG_PERPLEXITY
+from outliers.errors import UserError
 from outliers.metrics.records import Accuracy, Agreement, Metric, Perplexity
+from outliers.quantization.schemes import TABLE1
 from outliers.runs.rows import Row
-from outliers.specification.kinds import PICTURES, Experiment, schemes_of
+from outliers.runs.run import run
+from outliers.specification.fields import PICTURES, Draws, Models, Name, Schemes
+from outliers.specification.kinds import Calibrated, OfSchemes
 from outliers.subjects.causal import MaybeUnlabelled
 from outliers.subjects.cell import Cell, Plan, Stages, Subject
 from outliers.variants.quantized import Quantized
 
 
-def sweep_plans(spec: Experiment) -> list[Plan]:
-    """Of each model its perplexity under each scheme; those that share weight codes are side by side."""
-    subjects = [MaybeUnlabelled(name, spec.revision, spec) for name in spec.models]
-    variants = [Quantized(scheme, tuple(spec.skip)) for scheme in schemes_of(spec)]
-    return [Plan(subject, _stages(subject, variants, spec.draws), further=False) for subject in subjects]
+class Experiment(OfSchemes, Calibrated):
+    """A sweep: every model under every scheme on one text.
+
+    Rounding scatters the results, which `draws` shows. A scheme has its own threshold unless `alpha` is given.
+
+    Example:
+        >>> spec = outliers.Experiment(models=["pocket/gpt2-0.1m"], schemes=["fp32", "absmax"], block=64, blocks=2)
+        >>> len(outliers.run(spec))
+        2
+    """
+
+    name: Name = "sweep"
+    models: Models
+    schemes: Schemes = Field(
+        default=TABLE1,
+        description="fp32 (no quantization), and any of docs/schemes.md, such as w4a8-g64 or mxfp4.",
+    )
+    draws: Draws = 1
+
+    def plans(self) -> list[Plan]:
+        """Of each model its perplexity under each scheme; those that share weight codes are side by side."""
+        subjects = [MaybeUnlabelled(name, self.revision, self) for name in self.models]
+        return [Plan(subject, _stages(subject, self.quantized, self.draws), further=False) for subject in subjects]
 
 
 def _stages(subject: Subject, variants: list[Quantized], draws: int) -> Stages:
@@ -27,3 +53,29 @@ def _stages(subject: Subject, variants: list[Quantized], draws: int) -> Stages:
     if measured and measured.facts.get("protocol") == PICTURES:
         by_class = measured.values[0]["metric"] in (Perplexity.name, LOG_PERPLEXITY)
         yield under_each((Accuracy if by_class else Agreement)(draws=draws))
+
+
+def sweep(
+    experiment: Experiment | None = None, out: str | Path | None = None, force: bool = False, **fields: object
+) -> list[dict]:
+    """Return the perplexity of every model under every scheme (LLM.int8(), Table 1).
+
+    Args:
+        experiment: what to run; or its fields by name: `sweep(models=["gpt2"], schemes=["llm.int8", mine])`.
+        out, force: as `run`.
+
+    Returns:
+        One row a model and scheme, model by model; schemes that share weight codes are side by side. Of several draws
+        the value is their mean, with their sample standard deviation.
+
+    Raises:
+        UserError: as `run`.
+
+    Example:
+        >>> rows = outliers.sweep(models=["pocket/gpt2-0.1m"], schemes=["fp32", "absmax"], block=64, blocks=2)
+        >>> [row["scheme"] for row in rows]
+        ['fp32', 'absmax']
+    """
+    if experiment is not None and fields:
+        raise UserError(f"an experiment and its field '{min(fields)}'; expected one or the other")
+    return run(experiment or Experiment(**fields), out, force)

@@ -1,14 +1,96 @@
 """Training runs that differ in one thing each."""
 
-from outliers.metrics.records import Training
-from outliers.specification import training
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from outliers.criterion import ALPHA
+from outliers.errors import UserError
+from outliers.metrics import records
+from outliers.models.pocket.ladder import CHECKPOINTS, CONTEXT
+from outliers.specification.fields import (
+    TEXT,
+    Count,
+    Draws,
+    Line,
+    Name,
+    Once,
+    Schemes,
+    Split,
+    Text,
+    Threshold,
+    Tokens,
+)
+from outliers.specification.kinds import Spread
+from outliers.specification.recipe import Recipe
 from outliers.subjects.cell import Cell, Plan
 from outliers.subjects.training_run import TrainingRun
 from outliers.variants.quantized import EXACT
 
+TEXTS = {  # what runs read, by their fields
+    "c4": "the first 1,000 rows of C4 (allenai/c4 of the hub, en, train split) as JSON lines",
+    "wikitext": "WikiText-2 (Salesforce/wikitext of the hub, wikitext-2-v1, train split) as text",
+}
+Seeds = Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], Split, Field(min_length=1), Once]
 
-def training_plans(spec: training.Training) -> list[Plan]:
-    """A cell a run and seed."""
-    metric = Training(alpha=spec.alpha, watched=spec.watched, schemes=spec.schemes, draws=spec.draws)
-    subjects = [TrainingRun(label, run, seed, spec) for label, run in spec.runs.items() for seed in spec.seeds]
-    return [Plan.of(subject, [Cell(subject, EXACT, metric)]) for subject in subjects]
+
+class Training(Spread):
+    """Training runs that differ in one thing each: rungs of the pocket ladder on its text, or a model on WikiText-2."""
+
+    experiment = "training"
+
+    name: Name = "training"
+    shows: Line | None = "causes"
+    recipe: dict = Field({}, description="Fields of all runs.")
+    runs: dict[Line, Recipe] = Field(min_length=1, description="Runs by name, with the fields in which they differ.")
+    seeds: Seeds = Field([0], description="Seeds of weights and order of the text, for each run.")
+    c4: Line = Field("c4_en_1000.jsonl", description="First 1,000 rows of C4 (en), train split, as JSON lines.")
+    wikitext: Line = Field("wikitext2_train.txt.gz", description="WikiText-2 train, tokenised form.")
+    text: Text = Field("sample", description=f"Text of the measurements: {TEXT}")
+    block: Tokens = Field(CONTEXT, description="Tokens per block.")
+    blocks: Count = Field(32, description="Number of blocks, from the start of the text.")
+    alpha: Threshold = ALPHA
+    watched: Annotated[list[Count], Split, Once] = Field(
+        list(CHECKPOINTS), description="Steps after which outlier features are measured; and at the end."
+    )
+    schemes: Schemes = Field(["absmax", "llm.int8"], description="Schemes under which the trained models are measured.")
+    draws: Draws = 3
+    work: Line = Field("build/training", description="Folder of checkpoints, from which stopped runs go on.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_the_common_fields(cls, fields: dict) -> dict:
+        common, runs = fields.get("recipe", {}), fields.get("runs")
+        if not isinstance(common, dict) or not isinstance(runs, dict):
+            return fields
+        by_name = {name: {} if run is None else run for name, run in runs.items()}
+        runs = {name: common | run if isinstance(run, dict) else run for name, run in by_name.items()}
+        return fields | {"runs": runs}
+
+    def check(self) -> None:
+        """Raise UserError where a run is of another family than causal language models, or a file is not there that
+        runs are trained on, or a model that they train further."""
+        from outliers.specification.door import check_model  # late, as all that `--help` does not need
+
+        for name, run in self.runs.items():
+            if run.objective != "next tokens":
+                raise UserError(
+                    f"run '{name}' trains '{run.start}', which learns {run.objective}; expected a rung that learns "
+                    "next tokens: `python scripts/train_pocket.py` of the repository trains the others"
+                )
+        from_nothing = any(run.from_nothing for run in self.runs.values())
+        for field in ("c4", "wikitext") if from_nothing else ("wikitext",):
+            if not Path(getattr(self, field)).is_file():
+                raise UserError(
+                    f"text file '{getattr(self, field)}' does not exist; expected {TEXTS[field]}: give it with "
+                    f"--{field}"
+                )
+        for name in dict.fromkeys(run.start for run in self.runs.values() if not run.from_nothing):
+            check_model(name)
+
+    def plans(self) -> list[Plan]:
+        """A cell a run and seed."""
+        metric = records.Training(alpha=self.alpha, watched=self.watched, schemes=self.schemes, draws=self.draws)
+        subjects = [TrainingRun(label, run, seed, self) for label, run in self.runs.items() for seed in self.seeds]
+        return [Plan.of(subject, [Cell(subject, EXACT, metric)]) for subject in subjects]

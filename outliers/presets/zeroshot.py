@@ -2,17 +2,35 @@
 
 from itertools import product
 
-from outliers.metrics.records import ZeroShot
-from outliers.specification import kinds
-from outliers.specification.kinds import schemes_of
+from pydantic import Field
+
+from outliers.criterion import ALPHA
+from outliers.metrics import records
+from outliers.specification.fields import Data, Limit, Models, Name, Names, Schemes, Threshold
+from outliers.specification.kinds import OfSchemes, Spread
 from outliers.subjects.causal import Pretrained
 from outliers.subjects.cell import Cell, Plan
-from outliers.variants.quantized import Quantized
 
 
-def zeroshot_plans(spec: kinds.ZeroShot) -> list[Plan]:
-    """Of each model under each scheme every task; schemes that share weight codes are side by side."""
-    metrics = [ZeroShot(task=task, **spec.model_dump(include={"data", "limit"})) for task in spec.tasks]
-    variants = [Quantized(scheme, tuple(spec.skip)) for scheme in schemes_of(spec)]
-    subjects = [Pretrained(name, spec.revision, spec) for name in spec.models]
-    return [Plan.of(subject, [Cell(subject, *pair) for pair in product(variants, metrics)]) for subject in subjects]
+class ZeroShot(OfSchemes, Spread):
+    """Zero-shot accuracy by the language model evaluation harness (Figure 1)."""
+
+    name: Name = "zeroshot"
+    models: Models
+    schemes: Schemes = Field(
+        default=["fp32", "absmax-vector", "llm.int8"], description="Schemes; fp32 is not quantized."
+    )
+    tasks: Names = Field(
+        default=["hellaswag", "piqa", "winogrande", "lambada_openai"],
+        description="Tasks of lm-eval; or lambada-local and piqa-local, with 200 embedded examples each.",
+    )
+    data: Data = None
+    limit: Limit = None
+    alpha: Threshold = ALPHA
+
+    def plans(self) -> list[Plan]:
+        """Of each model under each scheme every task; schemes that share weight codes are side by side."""
+        metrics = [records.ZeroShot(task=task, **self.model_dump(include={"data", "limit"})) for task in self.tasks]
+        subjects = [Pretrained(name, self.revision, self) for name in self.models]
+        pairs = list(product(self.quantized, metrics))
+        return [Plan.of(subject, [Cell(subject, *pair) for pair in pairs]) for subject in subjects]

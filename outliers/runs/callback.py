@@ -22,7 +22,7 @@ from outliers.models.stream import AS_IT_IS
 from outliers.quantization.schemes import BASELINE
 from outliers.runs.planner import CODE
 from outliers.runs.rows import FILE, Row, Rows, append, line_of, read
-from outliers.specification.kinds import PICTURES, Emergence, text_label
+from outliers.specification.fields import PICTURES, text_label
 from outliers.subjects.cell import unusual
 from outliers.subjects.provenance import environment
 from outliers.text.blocks import tokens_hash
@@ -154,7 +154,7 @@ class OutlierCallback(TrainerCallback):
             "alpha": self.alpha,
         }
         asked = {"subject": subject, "variant": AS_IT_IS.name, "metric": self.metric.asked}
-        made = {"experiment": Emergence.experiment, **here, "wall_seconds": seconds}
+        made = {"experiment": "emergence", **here, "wall_seconds": seconds}
         return Row(asked=asked, facts=facts, values=values, made=made)
 
     def _write(self, step: int, row: Row) -> None:

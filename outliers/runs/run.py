@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from outliers.errors import CellsFailed, UserError
 from outliers.models.names import check_alone
 from outliers.runs.rows import Row, Rows, key_of, read
-from outliers.specification.kinds import Experiment, Named, OfOneModel, resolved
+from outliers.specification.kinds import Named, OfOneModel
 from outliers.subjects.cell import Cell, Plan, following
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def run(spec: Named, out: str | Path | None = None, force: bool = False, bench: 
     from outliers.subjects.bench import Bench
     from outliers.terminal.progress import Progress
 
-    plans = [plan for plan in plans_of(spec) if _is_possible(plan)]
+    plans = [plan for plan in spec.plans() if _is_possible(plan)]
     for plan in plans:
         plan.subject.prepare()  # mistakes show before a folder is made
     rows = Rows(Path(out or spec.folder))
@@ -57,37 +57,6 @@ def run(spec: Named, out: str | Path | None = None, force: bool = False, bench: 
         if isinstance(spec, OfOneModel):
             _check_alone(spec, rows.folder)
         return records(Planner(rows, engine, bar, spec.experiment or spec.name, force).run(plans))
-
-
-def sweep(
-    experiment: Experiment | None = None, out: str | Path | None = None, force: bool = False, **fields: object
-) -> list[dict]:
-    """Return the perplexity of every model under every scheme (LLM.int8(), Table 1).
-
-    Args:
-        experiment: what to run; or its fields by name: `sweep(models=["gpt2"], schemes=["llm.int8", mine])`.
-        out, force: as `run`.
-
-    Returns:
-        One row a model and scheme, model by model; schemes that share weight codes are side by side. Of several draws
-        the value is their mean, with their sample standard deviation.
-
-    Raises:
-        UserError: as `run`.
-
-    Example:
-        >>> rows = outliers.sweep(models=["pocket/gpt2-0.1m"], schemes=["fp32", "absmax"], block=64, blocks=2)
-        >>> [row["scheme"] for row in rows]
-        ['fp32', 'absmax']
-    """
-    if experiment is not None and fields:
-        raise UserError(f"an experiment and its field '{min(fields)}'; expected one or the other")
-    return run(experiment or Experiment(**fields), out, force)
-
-
-def plans_of(spec: Named) -> list[Plan]:
-    """The plans of a specification; nothing of their subjects is read."""
-    return resolved(type(spec).plans)(spec)
 
 
 def _check_alone(spec: OfOneModel, folder: Path) -> None:
@@ -132,7 +101,7 @@ def rows_of(spec: Named, rows: Iterable[Row]) -> list[Row]:
     for row in sorted(rows, key=lambda row: row.made.get("experiment") == experiment):
         by_cell[key_of(row.asked)].append(row)
     rows_in_order = []
-    for plan in plans_of(spec):
+    for plan in spec.plans():
         rows_of_plan, cells = [], next(plan.stages)
         while cells:
             stage_rows = [_last_of(cell, by_cell[key_of(cell.asked)]) for cell in cells]

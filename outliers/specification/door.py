@@ -12,8 +12,7 @@ from outliers.models.names import known_configs
 from outliers.models.source import config_path, find_model
 from outliers.models.weight_files import INT8
 from outliers.quantization.schemes import REMEDIES, SCHEMES, Scheme, get_scheme
-from outliers.specification.kinds import Experiment, Latency, Memory, Named, ZeroShot
-from outliers.specification.training import Training
+from outliers.specification.kinds import Named, OfOneModel, OfSchemes
 from outliers.text.documents import check_hub
 from outliers.text.task_data import check_task
 from outliers.variants.peer import PEER
@@ -44,7 +43,7 @@ CALIBRATES = (
 BESIDE = {
     "memory": (lambda spec: spec.stream, "--stream"),
     "alpha": (
-        lambda spec: not isinstance(spec, (Experiment, Latency, ZeroShot)) or _acting(_decomposes)(spec),
+        lambda spec: not isinstance(spec, OfSchemes) or isinstance(spec, OfOneModel) or _acting(_decomposes)(spec),
         "a scheme that decomposes, such as llm.int8",
     ),
     "data": (lambda spec: any(task.endswith("-local") for task in spec.tasks), "a local task, such as piqa-local"),
@@ -53,10 +52,6 @@ BESIDE = {
     "skip": (_acting(lambda scheme: scheme.quantizes), "a scheme that quantizes, such as absmax"),
     "calibration": CALIBRATES,
     "calibration_blocks": CALIBRATES,
-}
-TEXTS = {  # what trainings read, by their fields
-    "c4": "the first 1,000 rows of C4 (allenai/c4 of the hub, en, train split) as JSON lines",
-    "wikitext": "WikiText-2 (Salesforce/wikitext of the hub, wikitext-2-v1, train split) as text",
 }
 
 
@@ -68,24 +63,22 @@ def checked(spec: Kind) -> Kind:
         UserError: a model, its revision or a text of the hub is unknown or cannot be reached, or the configuration of a
             model is one that no model can have.
     """
-    with_weights = not isinstance(spec, Memory)  # which needs configurations alone, and knows some
-    known = () if with_weights else known_configs()
+    known = () if spec.with_weights else known_configs()
     models = [spec.model] if hasattr(spec, "model") else getattr(spec, "models", [])
     revisions = getattr(spec, "revisions", None) if len(models) == 1 else None
     for name in models:
         _check_no_scheme(name)
         if name not in known:
             for revision in revisions or [getattr(spec, "revision", None)]:
-                _check_model(name, revision, with_weights)
+                check_model(name, revision, spec.with_weights)
     for name in getattr(spec, "against", []):
         if not (Path(name) / INT8).exists():  # which is looked at as it is loaded
-            _check_model(name, None, with_weights)
+            check_model(name)
     check_hub(getattr(spec, "text", ""))
     for field, (acts, beside) in BESIDE.items():
         if field in spec.model_fields_set and getattr(spec, field, None) and not acts(spec):
             logger.info(f"--{field.replace('_', '-')} has no effect without {beside}")
-    if isinstance(spec, Training):
-        check_training(spec)
+    spec.check()
     for task in getattr(spec, "tasks", []):
         check_task(task)
     return spec
@@ -100,26 +93,8 @@ def _check_no_scheme(name: str) -> None:
         raise UserError(f"'{name}' stands where a model does; schemes are one option: --scheme fp32,{name}")
 
 
-def check_training(spec: Training) -> None:
-    """Raise UserError where a run is of another family than causal language models, or a file is not there that runs
-    are trained on, or a model that they train further."""
-    for name, run in spec.runs.items():
-        if run.objective != "next tokens":
-            raise UserError(
-                f"run '{name}' trains '{run.start}', which learns {run.objective}; expected a rung that learns next "
-                "tokens: `python scripts/train_pocket.py` of the repository trains the others"
-            )
-    from_nothing = any(run.from_nothing for run in spec.runs.values())
-    for field in ("c4", "wikitext") if from_nothing else ("wikitext",):
-        if not Path(getattr(spec, field)).is_file():
-            raise UserError(
-                f"text file '{getattr(spec, field)}' does not exist; expected {TEXTS[field]}: give it with --{field}"
-            )
-    for name in dict.fromkeys(run.start for run in spec.runs.values() if not run.from_nothing):
-        _check_model(name, None, with_weights=True)
-
-
-def _check_model(name: str, revision: str | None, with_weights: bool) -> None:
+def check_model(name: str, revision: str | None = None, with_weights: bool = True) -> None:
+    """Raise UserError where a model is unknown, or its configuration or the sizes of its weights are none."""
     source = find_model(name, revision)
     file = None if source.file else config_path(source)  # the header of a GGUF file is read with transformers
     if file:

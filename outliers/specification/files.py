@@ -12,7 +12,8 @@ import yaml
 from outliers.errors import UserError, reason_of, shown, unknown_name
 from outliers.files import start_of
 from outliers.models.names import PACKAGED, not_here, packaged_file
-from outliers.specification.kinds import FieldError, Named
+from outliers.specification.fields import FieldError
+from outliers.specification.kinds import Named
 from outliers.terminal.amounts import size
 
 Kind = TypeVar("Kind", bound=Named)

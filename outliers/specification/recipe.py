@@ -5,14 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from outliers.models.pocket.ladder import LADDER, STEPS
-from outliers.specification.kinds import (
-    Batch,
-    Count,
-    Line,
-    Once,
-    Split,
-    Threshold,
-)
+from outliers.specification.fields import Batch, Count, Line, Once, Split, Threshold
 
 Rate = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]

@@ -31,7 +31,8 @@ from outliers.quantization.convert import check_attends, check_instead, quantize
 from outliers.quantization.magnitudes import Calibration
 from outliers.quantization.remedies.learning import check_learned, learn
 from outliers.quantization.schemes import BASELINE, Scheme
-from outliers.specification.kinds import BOS, DOCUMENTS, Machine
+from outliers.specification.fields import BOS, DOCUMENTS
+from outliers.specification.kinds import Machine
 from outliers.terminal.progress import Progress
 from outliers.text.blocks import find_text, tokens_hash
 from outliers.tracing.result import STREAM, Trace

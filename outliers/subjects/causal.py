@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from outliers.errors import UserError
 from outliers.quantization.schemes import BASELINE
-from outliers.specification.kinds import Settings, Spread, text_label
+from outliers.specification.fields import text_label
+from outliers.specification.kinds import Settings, Spread
 from outliers.subjects.cell import Cell, Subject, unusual
 from outliers.variants.peer import Peer
 from outliers.variants.quantized import Quantized

@@ -2,11 +2,19 @@
 
 from typing import TYPE_CHECKING
 
-from outliers.specification.kinds import Machine, layer_shape
+from outliers.specification.kinds import Machine
 from outliers.subjects.cell import Cell, Subject, unusual
 
 if TYPE_CHECKING:
     from outliers.subjects.bench import Bench
+
+
+def layer_shape(dimension: int | str) -> tuple[int, int]:
+    """Features and outputs of a layer of a dimension d, which has 4 d outputs, or as "576x1536" says."""
+    if isinstance(dimension, int):
+        return dimension, 4 * dimension
+    features, outputs = map(int, dimension.split("x"))
+    return features, outputs
 
 
 class Layer(Subject):

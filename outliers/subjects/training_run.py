@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outliers.specification.kinds import text_label
+from outliers.specification.fields import text_label
+from outliers.specification.kinds import Spread
 from outliers.specification.recipe import Recipe
-from outliers.specification.training import Training
 from outliers.subjects.cell import Cell, Subject, unusual
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class TrainingRun(Subject):
 
     needs = ("trained_on",)
 
-    def __init__(self, label: str, recipe: Recipe, seed: int, settings: Training):
+    def __init__(self, label: str, recipe: Recipe, seed: int, settings: Spread):
         self.label, self.recipe, self.seed, self.settings = label, recipe, seed, settings
         self.name = f"{label}, seed {seed}"
 
@@ -57,11 +57,10 @@ class TrainingRun(Subject):
 
     def prepare(self) -> None:
         """Read the texts."""
-        from outliers.specification.door import check_training
         from outliers.subjects.bench import check_machine
 
         check_machine(self.settings)
-        check_training(self.settings)
+        self.settings.check()
         _ = self._read
 
     def facts(self, _bench: "Bench", _cell: Cell) -> dict:

@@ -14,7 +14,7 @@ from outliers.errors import UserError, first_of, reason_of, shown
 from outliers.files import start_of
 from outliers.models.anatomy.examples import IGNORED, Examples, Sized
 from outliers.models.load import load_processor
-from outliers.specification.kinds import PICTURES
+from outliers.specification.fields import PICTURES
 from outliers.text.digits import digits
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 import torch
 from outlier_kernels import states
 
+from outliers.criterion import STREAM
 from outliers.tracing.tokens import EXTREMES, PLACES, WINDOW
 
-STREAM = ("attn_in", "ffn_in")  # roles on the feature axis of the residual stream
 ON_STREAM = (*STREAM, "cross_kv")  # and of that of another stack
 # Statistics that have a place for each position up to the longest sequence's last: the dimension in which they do.
 BY_POSITION = {"magnitude": 0, "massive_positions": 0, "sequences": 0, "sinks": 1}

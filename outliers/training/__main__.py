@@ -16,7 +16,7 @@ Examples:
 """
 
 from outliers.commands import of_experiments
-from outliers.specification.training import Training
+from outliers.presets.training import Training
 from outliers.terminal.command import run
 
 training = of_experiments("training", Training, __doc__, without=("recipe", "runs"), example="training/causes")

@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from outliers.metrics.damages import Damages, damages_of
 from outliers.models.names import short_name
+from outliers.presets.damage import Damage
 from outliers.show.explorer import Explorer, map_of, of_tables
 from outliers.show.legends import SCATTER, explained, legend
 from outliers.show.maps import Scale, map_on
@@ -22,7 +23,6 @@ from outliers.show.style import HEAT, brief, chosen, color_of, figure_function, 
 from outliers.show.tables import Table, scatter_note, scattered
 from outliers.show.value import exact, scattered_by, value_of
 from outliers.show.words import Names, amount, listed, percent
-from outliers.specification.kinds import Damage
 from outliers.variants.peer import is_against
 
 ByScheme = Mapping[str, "Damages"]

@@ -8,7 +8,7 @@ from outliers.quantization.schemes import BASELINE
 from outliers.show.section import Finding, Section
 from outliers.show.tables import MISSING, Table, with_interval
 from outliers.show.words import amount, threads
-from outliers.specification.kinds import PICTURES
+from outliers.specification.fields import PICTURES
 
 FASTER = {"decode": "times_faster", "prefill": "prefill_times_faster", "encode": "encode_times_faster"}
 QUARTILES = ("decode", "encode")

@@ -9,7 +9,7 @@ from outliers.show.section import Finding, Section
 from outliers.show.tables import Table, cell
 from outliers.show.value import grouped
 from outliers.show.words import threads
-from outliers.specification.kinds import layer_shape
+from outliers.subjects.layer import layer_shape
 
 
 def speed_section(rows: list[dict]) -> Section:

@@ -9,7 +9,8 @@ from outliers.runs.rows import read
 from outliers.runs.run import rows_of
 from outliers.show.section import Failures, Section, failures, part_of, together
 from outliers.show.tables import values_table
-from outliers.specification.kinds import Named, resolved
+from outliers.specification.fields import resolved
+from outliers.specification.kinds import Named
 from outliers.views import OF_METRICS
 
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from outliers.models.names import short_name
-from outliers.presets.plan import CANDIDATES, CONFIRM, Alone, exports_of, plan_of, singles_of
+from outliers.presets.plan import CANDIDATES, CONFIRM, Alone, Planning, exports_of, plan_of, singles_of
 from outliers.quantization.plans.plan import Plan
 from outliers.show.axes import cost_axis
 from outliers.show.section import Drawing, Failures, Finding, Section, failures, printed
@@ -18,7 +18,6 @@ from outliers.show.style import color_of, figure_function, panels_of
 from outliers.show.tables import Table, scatter_note, scattered
 from outliers.show.value import Rows, Value, exact, records, value_of
 from outliers.show.words import listed, percent
-from outliers.specification.kinds import Planning
 from outliers.views.damage import decibels
 
 STAGES = {  # of a plan: what the legend says, colour, marker, and whether it is filled

@@ -18,6 +18,7 @@ from outliers.criterion import CROSS, FEW, LAYERS, MASSIVE, MASSIVE_RATIO, POSIT
 from outliers.errors import first_of
 from outliers.metrics.records import LIMITS
 from outliers.models.names import short_name
+from outliers.presets.emergence import OneModel
 from outliers.show.axes import log_axis, threshold
 from outliers.show.explorer import Explorer, of_tables
 from outliers.show.legends import legend
@@ -26,7 +27,6 @@ from outliers.show.section import Drawing, Failures, Finding, Section, by_stack,
 from outliers.show.style import GREY, HEAT, SEQUENTIAL, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import Table, wrapped
 from outliers.show.words import Names, amount, count, part, ranges
-from outliers.specification.kinds import OneModel
 from outliers.views.emergence import emergence_table, metric_of
 from outliers.views.range import beyond_float16, place_of
 

@@ -1,0 +1,281 @@
+"""The fields of specifications and metrics: what each takes, checks and says in the help of its option."""
+
+import os
+import pkgutil
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Annotated, Any, get_args
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    SerializationInfo,
+    ValidationError,
+    WrapValidator,
+)
+from pydantic_core import PydanticCustomError
+
+from outliers.criterion import check_share, check_threshold
+from outliers.errors import UserError, shown, unknown_name
+from outliers.quantization.plans.plan import expanded
+from outliers.quantization.schemes import Scheme, get_scheme
+from outliers.terminal.printing import is_line
+from outliers.variants.peer import PEER
+
+LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes that file systems take
+UNKNOWN = "unknown_name"  # the kind of a mistake whose message says all
+LARGEST_LAYER = 131_072  # features: so many products of codes have a sum that int32 holds
+
+
+def _line(value: str) -> str:
+    """Text that can be a name or a path."""
+    if not value or not is_line(value):
+        raise ValueError("expected text in one line")
+    if len(value.encode()) > LONGEST_PATH or max(len(part.encode()) for part in value.split("/")) > LONGEST_NAME:
+        raise ValueError(f"expected names of at most {LONGEST_NAME} bytes")
+    return value
+
+
+def _text(value, as_string: Callable[[object], str]):
+    """A text that is named in one line; or, from Python, one's own, as `outliers.load_text` takes it, whole."""
+    is_object = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Iterator))
+    return value if is_object else _line(as_string(os.fspath(value) if isinstance(value, os.PathLike) else value))
+
+
+def _dump_text(value, info: SerializationInfo):
+    """In JSON one's own text is what rows call it."""
+    return value if info.mode != "json" or isinstance(value, str) else text_label(value)
+
+
+def text_label(text) -> str:
+    """The label of a text in rows: the name of a file without its folder, for the hash of its tokens tells files apart;
+    or what kind of object it is."""
+    if isinstance(text, (str, os.PathLike)):
+        return os.path.basename(text)
+    from outliers.text.given import text_name  # which imports torch
+
+    return text_name(text)
+
+
+def _name(value: str) -> str:
+    """A folder in `results`, or one in another there."""
+    if not re.fullmatch(r"\w[\w.@-]*(/\w[\w.@-]*)*", _line(value)):
+        raise ValueError("expected letters, digits and any of _ . @ -, and / between folders")
+    return value
+
+
+def _number(value):
+    """Anything but true and false, which count as 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError("expected a number")
+    return value
+
+
+def _feature(value):
+    """A number of a feature; not a word, which pydantic calls no valid integer."""
+    if isinstance(value, str) and not re.fullmatch(r"-?[0-9]{1,40}", value):
+        raise ValueError("expected the numbers of features, such as 3,17; without them, those of a trace are taken")
+    return _number(value)
+
+
+def _by(check: Callable[[str, Any], float], value: Any) -> float:
+    """A value as a check of another room leaves it, whose message is that of the field."""
+    try:
+        return check("it", value)
+    except UserError as error:
+        raise ValueError(str(error).partition("; ")[2]) from None
+
+
+def _scheme(value: object, others: tuple[str, ...]) -> str | Scheme:
+    """A scheme, or the name of one that there is; also `others`, which are not ours."""
+    if isinstance(value, Scheme) or value in others:
+        return value
+    if not isinstance(value, str):
+        raise ValueError("expected the name of a scheme, or a Scheme")
+    with saying_all():
+        try:
+            return get_scheme(_line(value)) and value
+        except UserError:
+            from outliers.variants.written import variant
+
+            read = variant(value)  # raises the same of a scheme
+        do = f"`python -m outliers.measure --variant '{read.name}'`"
+        raise UserError(f"'{value}' is a variant, not a scheme; use {do}")
+
+
+def _skip(places: list[str]) -> list[str]:
+    """Places, with those of a plan in the place of `@FILE`."""
+    with saying_all():
+        return list(expanded(places))
+
+
+def _of_different_names(schemes: list[str | Scheme]) -> list[str | Scheme]:
+    names = [scheme.name if isinstance(scheme, Scheme) else scheme for scheme in schemes]
+    if len(set(names)) < len(names):
+        raise ValueError("expected schemes of different names")
+    return schemes
+
+
+@contextmanager
+def saying_all() -> Iterator[None]:
+    """Let a UserError within be the mistake of a field, whose message says all."""
+    try:
+        yield
+    except UserError as error:
+        raise PydanticCustomError(UNKNOWN, "{message}", {"message": str(error)}) from None
+
+
+def _one_scheme(*others: str):
+    """A scheme, by name or as it is; also `others`, which are not ours."""
+    written = PlainSerializer(lambda scheme: scheme if isinstance(scheme, str) else repr(scheme))
+    check = PlainValidator(partial(_scheme, others=others), json_schema_input_type=str)
+    return Annotated[str | Scheme, check, written]
+
+
+def _schemes(*others: str):
+    return Annotated[list[_one_scheme(*others)], Split, Field(min_length=1), Once, AfterValidator(_of_different_names)]
+
+
+def _shape(value: str) -> str:
+    if not all(0 < int(size) <= LARGEST_LAYER for size in value.split("x")):
+        raise ValueError(f"expected features and outputs from 1 to {LARGEST_LAYER}")
+    return value
+
+
+def whole(most: int, **least: int):
+    """A whole number up to a limit, beyond which a run would never end or ask for all memory."""
+    return Annotated[int, BeforeValidator(_number), Field(le=most, **(least or {"gt": 0}))]
+
+
+def _helped(kind: object, text: str):
+    """A type with the help of the options of its fields."""
+    return Annotated[kind, Field(description=text)]
+
+
+# A list may be given as "a,b", as on the command line; repeated entries count once.
+Split = BeforeValidator(lambda value: [part for part in value.split(",") if part] if isinstance(value, str) else value)
+Once = AfterValidator(lambda entries: list(dict.fromkeys(entries)))
+Line = Annotated[str, AfterValidator(_line)]
+Name = Annotated[str, AfterValidator(_name)]
+Names = Annotated[list[Line], Split, Field(min_length=1), Once]
+OneScheme = _one_scheme()
+Schemes = _schemes()
+SchemesAndPeer = _schemes(PEER)
+Tokens = whole(10**7, ge=2)  # of a sequence
+Count = whole(10**6)
+Repeats = whole(10**4)
+Several = whole(10**4, ge=2)  # of which one alone would not scatter
+Seed = whole(2**32 - 1, ge=0)
+Batch = whole(10**5)
+Features = Annotated[list[Annotated[int, BeforeValidator(_feature)]], Split, Field(min_length=1), Once]
+Finite = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
+Share = BeforeValidator(partial(_by, check_share), json_schema_input_type=str)
+# A model dimension d, of which a layer has 4 d outputs, or features and outputs as "576x1536".
+Shape = whole(LARGEST_LAYER) | Annotated[str, Field(pattern=r"^[0-9]{1,9}x[0-9]{1,9}$"), AfterValidator(_shape)]
+Shapes = Annotated[list[Shape], Split, Field(min_length=1), Once]
+
+# Fields of several kinds and metrics, with the help of their options.
+NONE = "by default none."  # with which it ends where the option takes that word, too
+TEXT = "sample, c4, wikitext2, or a .txt, .txt.gz or .jsonl file; for vision models a folder of pictures."
+MODEL = "Hub id, local folder or GGUF file, pocket/NAME, or smollm2-135m."
+Model, Models = _helped(Line, MODEL), _helped(Names, MODEL)
+Revision = _helped(Line | None, "Branch, tag or commit on the hub, or a checkpoint's folder in a local folder.")
+Text = _helped(Annotated[str, WrapValidator(_text), PlainSerializer(_dump_text)], TEXT)
+Begin = _helped(bool, "Begin each block with the model's own first token, as Gemma needs it.")
+Threshold = _helped(
+    Annotated[float, BeforeValidator(_number), AfterValidator(partial(_by, check_threshold))],
+    "Magnitude from which a value is an outlier.",
+)
+Skip = _helped(
+    Annotated[list[Line], Split, AfterValidator(_skip), Once],
+    f"Exact projections: roles such as ffn_out, layers.N, patterns such as *.down_proj, @plan.yaml; {NONE}",
+)
+DRAWS = "Number of measurements with embeddings perturbed by 1e-6, for mean ± scatter by rounding."
+Draws = _helped(Repeats, DRAWS)
+Positions = _helped(
+    Annotated[list[whole(10**7, ge=0)], Split, Once],
+    "Further positions at which contributions are given, beside their means and the first position.",
+)
+Neurons = _helped(
+    Count, "Neurons listed per layer, those with the largest contributions; the others are one writer."
+)
+Limit = _helped(Count | None, "Examples of each task, from its start; by default all.")
+Data = _helped(
+    Line | None,
+    "Folder with lambada_test.jsonl, piqa_valid.jsonl and piqa_valid_labels.lst, for more examples of the local tasks "
+    "than the embedded ones.",
+)
+
+PICTURES = "pictures"  # the protocol of vision models
+# In the protocol of a row: each block begins with the model's own first token; each document passes by itself.
+BOS, DOCUMENTS = "+bos", "+documents"
+
+
+class FieldError(UserError):
+    """A field that is unknown, missing or out of range; path: where it is, empty for what is missing at the top."""
+
+    path: tuple = ()
+
+
+class Checked(BaseModel):
+    """A model of pydantic whose mistakes are those of a user.
+
+    Raises:
+        FieldError: a field is unknown, missing or out of range.
+    """
+
+    model_config = ConfigDict(extra="forbid", defer_build=True)  # until one is made: the help of a command needs none
+
+    def __init__(self, **fields: object) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise field_error(error, type(self)) from None
+
+
+def resolved(place: Any) -> Any:
+    """The object that is named as `module:object`, which may name another one; or the object itself."""
+    while isinstance(place, str):
+        place = pkgutil.resolve_name(place)
+    return place
+
+
+def field_error(error: ValidationError, kind: type[BaseModel]) -> FieldError:
+    """The first mistake of some fields in one line."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    path = tuple(part for part in first["loc"] if "[" not in str(part))  # but for the types of a union
+    field = ".".join(map(str, path))
+    if first["type"] == "extra_forbidden":
+        *place, name = path
+        of = f"field of {'.'.join(map(str, place))}" if place else "field"
+        mistake = FieldError(str(unknown_name(of, str(name), _kind_at(kind, place).model_fields)))
+    elif first["type"] == UNKNOWN:
+        mistake = FieldError(first["msg"])
+    else:
+        message = first["msg"].removeprefix("Value error, ")
+        mistake = FieldError(f"field '{field}': {message}, got {shown(first['input'])}")
+    mistake.path = path[:-1] if first["type"] == "missing" else path
+    return mistake
+
+
+def _kind_at(kind: type[BaseModel], path: list) -> type[BaseModel]:
+    """The kind of the specification at a path, such as of one of its runs."""
+    for part in path:
+        if part in kind.model_fields:
+            kind = next(_kinds_in(kind.model_fields[part].annotation), kind)
+    return kind
+
+
+def _kinds_in(annotation: object) -> Iterator[type[BaseModel]]:
+    """The specifications that values of a type are, or hold."""
+    if isinstance(annotation, type) and not get_args(annotation) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _kinds_in(part)
