@@ -187,7 +187,7 @@ MUTATIONS = {
     "outliers/variants/cached.py": [("range(layer + 1, count)", "range(layer, count)")],
     "kernels/outlier_kernels/reference_systems.py": [("round_().clamp_(max=STEPS)", "round_()")],
     "outliers/metrics/memory.py": [
-        ("tensor.numel() + 4 * _outputs(module)", "tensor.numel()"),
+        ("tensor.numel() + 4 * tensor.shape[isinstance(module, Conv1D)]", "tensor.numel()"),
         ("share * (number >= without_cache)", "share"),
     ],
     "outliers/metrics/top1.py": [

@@ -324,16 +324,6 @@ def test_models_that_cannot_be_reached_are_named_and_the_others_measured(tmp_pat
     assert [cell.strip() for cell in lines[0].split("|")] == ["", "Perplexity", "gpt2-0.1m", "gpt2-0.5m", ""]
 
 
-def test_too_little_memory_on_a_gpu_is_said(small_set, monkeypatch):
-    import torch
-
-    def out_of_memory(*_):
-        raise torch.OutOfMemoryError
-
-    monkeypatch.setattr("outliers.specification.kinds.by_weights", out_of_memory)
-    assert "Not run: device 'cpu' has too little memory" in report("small", small_set)[0]
-
-
 def test_nothing_that_can_run_is_a_mistake(small_set):
     with pytest.raises(UserError, match="has no finished rows"):
         report("small", small_set, redraw=True)

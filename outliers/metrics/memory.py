@@ -81,19 +81,21 @@ def measure_footprint(config: PretrainedConfig, context: int, batch: int = 1) ->
         inputs = prompt(model, context, batch)
         cache, activations = measure_pass(model, inputs)
         lists = lists_of_layers(model)
+        layers = [layer for layers in lists for layer in layers]
         context = family_of(config).vocabulary(config) if "pixel_values" in inputs else context
-    sizes = {bits: _weights(model, lists, bits) for bits in BITS}
+    sizes = {bits: _weights(model, layers, bits) for bits in BITS}
+    loaded = {bits: _weights(model, layers, bits, kept_in_float32(model)) for bits in BITS}
     embeddings, _, rest = sizes[16]
     return Footprint(
         model.num_parameters(),
         embeddings,
-        {bits: layers for bits, (_, layers, _) in sizes.items()},
+        {bits: of_layers for bits, (_, of_layers, _) in sizes.items()},
         rest,
         cache,
         len(lists[-1]),
         activations,
         context,
-        {bits: _loaded(model, lists, bits) for bits in BITS},
+        {bits: embeddings + sum(of_layers) + rest for bits, (embeddings, of_layers, rest) in loaded.items()},
     )
 
 
@@ -213,12 +215,6 @@ def lists_of_layers(model: PreTrainedModel) -> list[nn.ModuleList]:
     return [module for module in lists if id(module) not in inner]
 
 
-def _loaded(model: PreTrainedModel, lists: list[nn.ModuleList], bits: int) -> int:
-    """Bytes of all weights where transformers keeps some in float32."""
-    embeddings, layers, rest = _weights(model, lists, bits, kept_in_float32(model))
-    return embeddings + sum(layers) + rest
-
-
 def kept_in_float32(model: PreTrainedModel) -> set[int]:
     """The parameters, by their ids, that transformers keeps in float32 when it loads the model in float16."""
     fields = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
@@ -227,34 +223,29 @@ def kept_in_float32(model: PreTrainedModel) -> set[int]:
 
 
 def _weights(
-    model: PreTrainedModel, lists: list[nn.ModuleList], bits: int, kept: Collection[int] = ()
+    model: PreTrainedModel, layers: list[nn.Module], bits: int, kept: Collection[int] = ()
 ) -> tuple[int, list[int], int]:
-    """Bytes of the embeddings, of each layer, and of the rest; kept: parameters, by their ids, that are in float32."""
-    inside = {id(module) for layers in lists for module in layers.modules()}
-    outside = [module for module in model.modules() if id(module) not in inside]
-    counted: set[int] = set()
-    embeddings = _size((module for module in outside if isinstance(module, nn.Embedding)), 16, counted, kept)
-    layers = [_size(layer.modules(), bits, counted, kept) for layers in lists for layer in layers]
-    return embeddings, layers, _size(outside, 16, counted, kept)
+    """Bytes of the embeddings, of each layer, and of the rest; what is tied counts where it comes first. kept:
+    parameters, by their ids, that are in float32."""
+    numbers = {module: number for number, layer in enumerate(layers) for module in layer.modules()}
+    sizes, counted = [0] * (len(layers) + 2), set()  # the rest before the last, the embeddings last
 
+    def place(module: nn.Module) -> int:
+        return numbers.get(module, -1 if isinstance(module, nn.Embedding) else len(layers))
 
-def _size(modules: Iterable[nn.Module], bits: int, counted: set[int], kept: Collection[int]) -> int:
-    """Bytes of what modules hold themselves and was not `counted` before."""
-    size = 0
-    for module in modules:
+    for module in sorted(model.modules(), key=place):
+        projects = bits == 8 and module in numbers and isinstance(module, (nn.Linear, Conv1D))
         for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-            if id(tensor) not in counted:
-                counted.add(id(tensor))
-                in_8_bits = bits == 8 and name == "weight" and isinstance(module, (nn.Linear, Conv1D))
-                if id(tensor) in kept:
-                    size += 4 * tensor.numel()
-                else:
-                    size += tensor.numel() + 4 * _outputs(module) if in_8_bits else tensor.nbytes
-    return size
-
-
-def _outputs(module: nn.Linear | Conv1D) -> int:
-    return module.nf if isinstance(module, Conv1D) else module.out_features
+            if id(tensor) in counted:
+                continue
+            counted.add(id(tensor))
+            if id(tensor) in kept:
+                sizes[place(module)] += 4 * tensor.numel()
+            elif projects and name == "weight":
+                sizes[place(module)] += tensor.numel() + 4 * tensor.shape[isinstance(module, Conv1D)]  # outputs
+            else:
+                sizes[place(module)] += tensor.nbytes
+    return sizes[-1], sizes[:-2], sizes[-2]
 
 
 def fits(footprint: Footprint, bits: int, gpus: int, gigabytes: float, headroom: float) -> bool:

@@ -177,16 +177,12 @@ def drawn_again(spec: Named, folder: Path) -> list[dict]:
 
 def tried(spec: Named, folder: Path, force: bool, bench: "Bench") -> tuple[list[dict], str | None]:
     """The rows of an experiment, or why it cannot run."""
-    import torch
-
     from outliers.runs.run import run
 
     try:
         return run(spec, folder, force, bench), None
     except UserError as error:
         return [], str(error)
-    except torch.OutOfMemoryError:
-        return [], f"device '{spec.device}' has too little memory"
 
 
 def _folder(name: str, specs: Sequence[Named]) -> Path:
