@@ -25,7 +25,7 @@ from outliers.runs.rows import Rows
 from outliers.runs.run import run
 from outliers.specification.kinds import Settings
 from outliers.subjects.cell import Task
-from outliers.terminal.progress import Progress
+from outliers.terminal.progress import Progress, Steps
 from outliers.tracing.result import Trace
 from tests.conftest import lasting, trace_model
 from tests.test_commands import call
@@ -129,8 +129,8 @@ def test_failing_cells_are_named_and_the_others_finish(monkeypatch, capsys, tmp_
         Cluster(Settings(name="cells"), bar) as engine,
     ):
         job = SimpleNamespace(name="model")
-        cells = [Task(f"cell {value}", number, job, (value,), 1) for value in range(5)]
-        for task, value in engine.run([Task("dying", always_dies, job, (), 1), *cells[:3], cells[4]]):
+        cells = [Task(f"cell {value}", number, job, (value,), Steps(1)) for value in range(5)]
+        for task, value in engine.run([Task("dying", always_dies, job, (), Steps(1)), *cells[:3], cells[4]]):
             arrived.append(value if task.what != "dying" else value.reason.partition(":")[0])
         with pytest.raises(ValueError, match="three"):  # an error of a program ends the run
             list(engine.run(cells))
@@ -233,7 +233,7 @@ def test_what_no_machine_has_is_refused(monkeypatch, capsys, tmp_path):
     ):
         engine.alone = True
         engine.forecasts = {"m": Need("m", 9000 * 10**9, 0, 0, 0)}
-        tasks = [Task("cell", number, SimpleNamespace(name=name), (1,), 0) for name in ("m", "small")]
+        tasks = [Task("cell", number, SimpleNamespace(name=name), (1,)) for name in ("m", "small")]
         (_, failed), (_, answer) = engine.run(tasks)
     assert answer == 1
     assert "'m, cell' needs 1 CPUs, 9000.0 GB of memory; this machine has " in failed.reason
@@ -251,7 +251,7 @@ def little(_bench, _request) -> Room:
 
 def test_cells_ask_for_what_their_model_needs(monkeypatch):
     nodes = [{"CPU": 64, "GPU": 8, "memory": 512e9}, {"CPU": 16, "GPU": 0, "memory": 64e9}]
-    cell = Task("cell", number, SimpleNamespace(name="m"), (1,), 0)
+    cell = Task("cell", number, SimpleNamespace(name="m"), (1,))
     room = Room(80 * 10**9, 512 * 10**9, 1, 1, 8 * 80 * 10**9)
 
     def needs(device: str, memory: float, host: float = 0) -> dict:

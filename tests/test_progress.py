@@ -2,8 +2,10 @@
 
 import io
 import logging
+import os
 import re
 import sys
+import termios
 import threading
 import time
 
@@ -18,7 +20,7 @@ from outliers.runs.planner import Planner
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell
 from outliers.terminal import progress as module
-from outliers.terminal.progress import Progress, over
+from outliers.terminal.progress import Progress, Steps, over
 from outliers.variants.quantized import EXACT
 from tests.conftest import make_model
 from tests.test_commands import SMALL, call
@@ -91,14 +93,11 @@ def test_a_run_says_once_how_long_it_takes(clock, caplog, monkeypatch):
     with caplog.at_level(logging.INFO, "outliers"):
         with Progress(200, description="m, fp32", clock=clock) as bar:
             for _ in range(3):
-                clock.now += 0.4
+                clock.now += 1.1
                 with Progress(5, clock=clock) as inner:
                     inner.update()
                 bar.update()
-            assert caplog.messages == ["about 79 s left"]
-            clock.now += 100
-            bar.update()
-        assert len(caplog.messages) == 1
+        assert caplog.messages == ["about 4 min left"]
         with Progress(6, clock=clock) as bar:
             for _ in range(6):
                 clock.now += 0.45
@@ -107,17 +106,17 @@ def test_a_run_says_once_how_long_it_takes(clock, caplog, monkeypatch):
 
 
 def test_steps_of_a_larger_model_take_longer(clock):
-    """By the square root of its weights at least."""
+    """As long as it has weights, and 1.5 million more."""
     with Progress(0, clock=clock) as bar:
-        bar.expect(4, 10**6)
-        bar.expect(4, 10**8)
-        bar.size = 10**6
+        bar.expect(Steps(4, 10**6))
+        bar.expect(Steps(4, 10**8))
+        bar.enter("small", Steps(4, 10**6))
         for _ in range(4):
             clock.now += 1
             bar.update()
-        assert bar.left() == pytest.approx((4 * 100**0.5, 4 * 100**0.75))
-        assert bar.line() == "4 of 8 blocks, 50%, about 40 s to 2 min left"
-        bar.size = 10**8
+        assert bar.left() == pytest.approx(2 * (4 * 101.5 / 2.5,))
+        assert bar.line() == "small: 4 of 8 blocks, 50%, about 3 min left"
+        bar.enter("large", Steps(4, 10**8))
         clock.now += 150
         bar.see(0.5)
         clock.now += 150
@@ -128,31 +127,56 @@ def test_steps_of_a_larger_model_take_longer(clock):
         assert bar.left() == pytest.approx((300, 300)), "by its own steps"
 
 
+def test_steps_of_a_kind_that_was_not_seen_may_take_longer(clock):
+    """Up to two and a half times as long."""
+    with Progress(0, clock=clock) as bar:
+        for kind in ("fp32", "absmax"):
+            bar.expect(Steps(4, kind=kind))
+        bar.enter("m, fp32", Steps(4, kind="fp32"))
+        clock.now += 20
+        bar.update(2)
+        assert bar.left() == pytest.approx((60, 2 * 10 + 4 * 25))
+        assert bar.line() == "m, fp32: 2 of 8 blocks, 25%, about 60 s to 2 min left"
+        clock.now += 20
+        bar.update(2)
+        bar.enter("m, absmax", Steps(4, kind="absmax"))
+        assert bar.left() == pytest.approx((40, 40))
+
+
 def test_blocks_alone_take_as_long_as_a_model_is_large():
     planner = Planner(None, None, None, "")
     planner.sizes = {MODEL: 118_944}
     subject = Causal(MODEL, None, Cells(models=[MODEL]))
-    assert planner.size_of(Cell(subject, EXACT, Perplexity())) == 118_944
-    assert planner.size_of(Cell(subject, EXACT, ZeroShot())) == 1
+    assert planner.steps([Cell(subject, EXACT, Perplexity())]).size == 118_944
+    assert planner.steps([Cell(subject, EXACT, ZeroShot())]).size == 0
+
+
+def test_a_run_says_anew_what_was_wrong_by_a_third(clock, caplog, monkeypatch):
+    monkeypatch.setattr(module, "SHORT", 2)
+    with caplog.at_level(logging.INFO, "outliers"), Progress(20, clock=clock) as bar:
+        for seconds in (10, 10, 10, 12, 14, 30, 40, 10):
+            clock.now += seconds
+            bar.update()
+    assert caplog.messages == ["about 3 min left", "about 4 min left"]
 
 
 def test_a_stage_after_which_values_decide(clock, caplog, monkeypatch):
     monkeypatch.setattr(module, "SHORT", 2)
     with caplog.at_level(logging.INFO, "outliers"), Progress(0, clock=clock) as bar:
         bar.further = True
-        bar.expect(4)
+        bar.expect(Steps(4))
         for steps in (4, 8):
             for _ in range(4):
                 clock.now += 10
                 bar.update()
             if steps == 4:
-                bar.expect(8)
+                bar.expect(Steps(8))
     assert caplog.messages == ["about 20 s left of this stage", "about 70 s left of this stage"]
 
 
 def test_steps_of_an_earlier_run_took_no_time(clock):
     with Progress(10, clock=clock) as bar:
-        bar.skip(6)
+        bar.skip(Steps(6))
         assert bar.left() is None
         clock.now += 20
         bar.update(2)
@@ -186,12 +210,12 @@ def test_layers_move_steps_that_are_made_at_once(clock):
 
 def test_layers_within_a_measurement_of_no_steps_say_nothing_of_those_that_come(clock):
     with Progress(0, clock=clock) as bar:
-        bar.expect(10, 10**8)
-        bar.enter("m, its weights", 0)
+        bar.expect(Steps(10, 10**8))
+        bar.enter("m, its weights", Steps())
         for _ in over(range(5), "layer", ""):
             clock.now += 2
         assert bar.left() is None
-        bar.enter("m, fp32", 10, 10**8)
+        bar.enter("m, fp32", Steps(10, 10**8))
         clock.now += 2
         bar.update(5)
         assert bar.left() == pytest.approx((12, 12)), "all that it took so far, for as many again"
@@ -201,7 +225,7 @@ def test_a_total_that_grows_and_one_of_nothing(clock):
     with Progress(0, clock=clock) as bar:
         clock.now += 10
         assert bar.line() == "0 of 0 blocks, 0%, since 10 s"
-        bar.expect(4)
+        bar.expect(Steps(4))
         bar.update()
         assert bar.left() == (30, 30)
 
@@ -229,11 +253,24 @@ def test_a_terminal_has_a_bar_and_no_lines(monkeypatch):
     monkeypatch.setattr(module, "SECONDS", 0.01)
     threads = threading.active_count()
     with Progress(4, description="m") as bar:
-        bar.skip(2)
+        bar.skip(Steps(2))
         bar.update()
         bar.refresh()
         assert threading.active_count() == threads
     assert "m:  75%" in sys.stderr.getvalue()
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_a_long_label_is_cut_and_the_bar_is_not(monkeypatch, columns):
+    master, terminal = os.openpty()
+    termios.tcsetwinsize(terminal, (24, columns))
+    with open(master, "rb"), open(terminal, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        with Progress(4000, description="pocket/gpt2-5.9m, llm.int8-zeropoint, perplexity, " * 2) as bar:
+            bar.update(1000)
+            line = str(bar)
+    assert len(line) < columns
+    assert re.fullmatch(r"pocket/gpt2-5.9m.*…:  25%\|█[^|]+\| 1000/4000 \[00:00<00:\d\d\]", line)
 
 
 def test_a_command_says_a_line(monkeypatch, capsys, tmp_path):

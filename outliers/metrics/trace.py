@@ -75,7 +75,7 @@ def traced(cell: Cell, facts: dict, planner: Any) -> list[tuple]:
     for trace in traces_so_far if metric.imatrix else ():
         trace.save_imatrix(folder / of_view(IMATRIX, trace.stack))
     if metric.masks:
-        ((_, marked),) = planner.results([Task("masks", _masks, cell.subject, (facts, traces_so_far[0]), 0)])
+        ((_, marked),) = planner.results([Task("masks", _masks, cell.subject, (facts, traces_so_far[0]))])
         marked.save(folder / MASKS)
     if not cell.subject.settings.stream:  # which would read all layers once more for it
         for trace in traces_so_far:
@@ -93,7 +93,7 @@ def _going_on(
 ) -> Iterator[tuple[list[Trace], dict]]:
     """The traces of the first blocks, as they grow from what is found, each time with what that has cost."""
     done = traces_so_far[0].sequences if traces_so_far else 0
-    planner.bar.skip(done, planner.size_of(cell))
+    planner.bar.skip(planner.steps([cell])._replace(count=done))
     arrived = {}
     tasks = planner.tasks([cell], _parts(cell.subject, planner.engine, done), facts)
     for task, ((part,), weights, spent) in planner.results(tasks):
@@ -155,7 +155,7 @@ def _keep_excerpt(subject: Subject, facts: dict, planner: Any, trace: Trace) -> 
     """Write the excerpt of a trace, unless it is there."""
     path = planner.rows.folder / of_view(EXCERPT, trace.stack)
     if saved_excerpt(path, trace) is None:
-        task = Task("excerpt", _excerpt, subject, (facts, telling_features(trace), trace.stack or None), 0)
+        task = Task("excerpt", _excerpt, subject, (facts, telling_features(trace), trace.stack or None))
         ((_, excerpt),) = planner.results([task])
         replace(excerpt, about=trace.about).save(path)
 

@@ -88,7 +88,7 @@ class Cluster:
 
     def forecast(self, requests: list[Request]) -> dict[str, str]:
         """The models that cannot fit where one of the workers is, and why."""
-        ((_, self.room),) = self.run([Task("what is free", _room, requests[0], (), 0)])
+        ((_, self.room),) = self.run([Task("what is free", _room, requests[0], ())])
         if isinstance(self.room, Failed):
             raise UserError(f"no worker of the cluster answers: {self.room.reason}")
         needs, refused = forecast(requests, self.room)
@@ -148,8 +148,8 @@ class Cluster:
                 if warning not in self.warned:
                     logger.warning(warning)
             self.warned |= set(warnings)
-            self.bar.enter(task.name, task.steps, task.size)
-            self.bar.update(task.steps)
+            self.bar.enter(task.name, task.steps)
+            self.bar.update(task.steps.count)
             yield task, result
 
     def _submit(self, task: Task):

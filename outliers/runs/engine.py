@@ -40,8 +40,8 @@ class Here:
         """
         for task in tasks:
             stop_if_asked()
-            self.bar.enter(task.name, task.steps, task.size)
-            end = self.bar.n + task.steps
+            self.bar.enter(task.name, task.steps)
+            end = self.bar.n + task.steps.count
             result = tried(self._result, task)
             if end > self.bar.n:  # what the task did not move itself
                 self.bar.update(end - self.bar.n)

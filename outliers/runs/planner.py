@@ -19,7 +19,7 @@ from outliers.subjects.bench import Bench, check_same_weights, naming
 from outliers.subjects.cell import Cell, Failed, NotMeasured, Plan, Subject, Task, following
 from outliers.subjects.provenance import code_hash, environment, joined, measuring
 from outliers.terminal.interrupt import stop_if_asked
-from outliers.terminal.progress import Progress
+from outliers.terminal.progress import Progress, Steps
 from outliers.variants.together import schemes_of
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ class Planner:
         self.subjects: dict[tuple, Subject] = {}  # the first of those that may have the same weights
         self.refused: dict[str, str] = {}  # models that do not fit in memory, and why
         self.sizes: dict[str, int] = {}  # of models, in weights
+        self.kinds: dict[Cell, str] = {}  # of steps, by the first of the cells that are expected together
         self.known: dict[str, Row] = {}  # of this run, by what other names of the same weights have in common
 
     def run(self, plans: Sequence[Plan]) -> list[Row]:
@@ -104,8 +105,8 @@ class Planner:
                 self.known[_common(cell, cell_facts)] = row
             else:
                 missing[_common(cell, cell_facts)].append(cell)
-        for cells in bundles_of(skipped):
-            self.bar.skip(_steps(cells), self.size_of(cells[0]))
+        for bundle in bundles_of(skipped):
+            self.bar.skip(self.steps(bundle))
         new = [alike[0] for key, alike in missing.items() if key not in self.known]
         answered = self._answered(list(bundles_of(new)), facts)
         failures |= {cell: result for cell, result in answered.items() if isinstance(result, Failed)}
@@ -150,7 +151,7 @@ class Planner:
             if reason := self.refused.get(group[0].subject.name):
                 found |= dict.fromkeys(group, Failed(reason))
         tasks = [
-            Task("its facts", _look, group[0].subject, (group,), 0, number)
+            Task("its facts", _look, group[0].subject, (group,), number=number)
             for number, group in enumerate(by_subject)
             if group[0] not in found
         ]
@@ -169,7 +170,7 @@ class Planner:
             unknown = cell in facts and "weights_hash" not in cell_facts
             unknown = unknown and getattr(cell.subject.settings, "stream", False)
             if unknown and (self._has_twin(cell, cell_facts) or (not self.force and self.rows.may_have(cell.asked))):
-                ((_, weights),) = self.engine.run([Task("its weights", _weights, cell.subject, (), 0)])
+                ((_, weights),) = self.engine.run([Task("its weights", _weights, cell.subject, ())])
                 for other in [other for other in facts if other.subject is cell.subject]:
                     if isinstance(weights, Failed):
                         failures[other] = weights
@@ -217,21 +218,26 @@ class Planner:
 
     def tasks(self, bundle: list[Cell], parts: list[slice], facts: dict, number: int = 0) -> list[Task]:
         """Tasks that answer cells of a subject, in parts of its text. number: of all cells that are answered now."""
-        size = self.size_of(bundle[0])
+        steps, blocks = self.steps(bundle), len(bundle[0].subject.blocks)
+        ends = [(round(steps.count * part.start / blocks), round(steps.count * part.stop / blocks)) for part in parts]
+        shares = [steps._replace(count=end - start) for start, end in ends]
         return [
-            Task(_name(bundle, part), answer, bundle[0].subject, (bundle, part, facts), steps, number, size)
-            for part, steps in zip(parts, _shares(bundle, parts), strict=True)
+            Task(_name(bundle, part), answer, bundle[0].subject, (bundle, part, facts), share, number)
+            for part, share in zip(parts, shares, strict=True)
         ]
 
-    def size_of(self, cell: Cell) -> int:
-        """The weights of the model of a cell, by which its blocks take longer; 1 where there is none, and for steps of
-        another unit, such as tasks, of which much is the same for all models."""
-        return self.sizes.get(cell.subject.name, 1) if cell.metric.measurement.unit == Measurement.unit else 1
+    def steps(self, bundle: list[Cell]) -> Steps:
+        """The steps of cells that are answered together. Steps of another unit than blocks, such as tasks, take about
+        as long for all models."""
+        cell, measurement = bundle[0], bundle[0].metric.measurement
+        size = self.sizes.get(cell.subject.name, 0) if measurement.unit == Measurement.unit else 0
+        return Steps(measurement.steps(bundle), size, self.kinds.get(cell, ""))
 
     def _expect(self, cells: list[Cell]) -> None:
         """Let the bar expect the steps of some cells."""
         for bundle in bundles_of(cells):
-            self.bar.expect(_steps(bundle), self.size_of(bundle[0]))
+            self.kinds |= dict.fromkeys(bundle, f"{bundle[0].metric.measured_by} {bundle[0].variant.name}")
+            self.bar.expect(self.steps(bundle))
 
     def results(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Any]]:
         """Each task with what it returned; raise MeasurementFailed where one failed."""
@@ -242,7 +248,7 @@ class Planner:
 
     def weights(self, subject: Subject) -> dict:
         """The weights of a subject, which are read for that; raise MeasurementFailed where they cannot be."""
-        ((_, weights),) = self.results([Task("its weights", _weights, subject, (), 0)])
+        ((_, weights),) = self.results([Task("its weights", _weights, subject, ())])
         return weights
 
     def _parts(self, bundle: list[Cell], count: int) -> list[slice]:
@@ -279,7 +285,7 @@ class Planner:
 
     def _under_its_name(self, cell: Cell, twin: Row) -> Row:
         """The row of a cell that asks for the same of the same weights under another name."""
-        self.bar.skip(_steps([cell]), self.size_of(cell))
+        self.bar.skip(self.steps([cell]))
         if twin.asked == cell.asked:
             return twin
         other = full_name(twin.asked["subject"]["model"], twin.asked["subject"].get("checkpoint"))
@@ -311,21 +317,11 @@ def _check(subject: Subject, weights: list[dict]) -> None:
     subject.check_unchanged()
 
 
-def _steps(cells: list[Cell]) -> int:
-    return sum(bundle[0].metric.measurement.steps(bundle) for bundle in bundles_of(cells))
-
-
 def keeps_of(cells: list[Cell]) -> Iterable[Keeps | None]:
     """The memory that each kind of measurement keeps for some cells of a subject."""
     measurements = {cell.metric.measured_by: cell.metric.measurement for cell in cells}
     by_measurement = ([cell for cell in cells if cell.metric.measured_by == name] for name in measurements)
     return (measurement.keeps(group) for measurement, group in zip(measurements.values(), by_measurement, strict=True))
-
-
-def _shares(bundle: list[Cell], parts: list[slice]) -> list[int]:
-    """The steps by which each part of a text moves the bar."""
-    steps, blocks = _steps(bundle), len(bundle[0].subject.blocks)
-    return [round(steps * part.stop / blocks) - round(steps * part.start / blocks) for part in parts]
 
 
 def _name(bundle: list[Cell], part: slice) -> str:

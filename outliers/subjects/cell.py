@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outliers.errors import BadWeights, BrokenModel, MeasurementFailed, UserError
+from outliers.terminal.progress import Steps
 
 if TYPE_CHECKING:
     import torch
@@ -158,17 +159,16 @@ class Task(NamedTuple):
     """A piece of an experiment.
 
     what: what to call it in messages, beside its subject. function: called with a `Bench`, the subject and the
-    arguments; it, they and what it returns travel between machines. steps: how far it moves the bar, each by a model of
-    so many weights (size). number: of those that belong together, such as parts of a text.
+    arguments; it, they and what it returns travel between machines. steps: how far it moves the bar. number: of those
+    that belong together, such as parts of a text.
     """
 
     what: str
     function: Callable
     subject: Any
     arguments: tuple
-    steps: int
+    steps: Steps = Steps()
     number: int = 0
-    size: int = 1
 
     @property
     def name(self) -> str:
