@@ -26,7 +26,7 @@ from outliers.quantization.cache_formats import CacheFormat
 from outliers.quantization.caches import through
 from outliers.runs.run import run
 from outliers.views.account import account_section
-from outliers.views.keys import features_of, keys_explorer, keys_section
+from outliers.views.keys import keys_explorer, keys_section, writing_findings
 from tests.conftest import lasting, make_model, make_tokenizer, slow_but
 from tests.test_commands import refused
 
@@ -232,12 +232,12 @@ def with_outlier_feature(feature: int, output: int):
 
 def test_a_feature_that_writes_a_channel_is_named(blocks):
     rows = rows_of(with_outlier_feature(7, output=13), blocks)
-    (sentence,) = (one for one in features_of(rows) if one[0] == 7)
-    assert sentence[1].startswith("Feature 7 contributes most of the largest key channel of layer")
-    assert "in channel 5 of head 1 of layer 1" in sentence[1]
+    (finding,) = (one for one in writing_findings(rows) if one.feature == 7)
+    assert finding.text.startswith("Feature 7 contributes most of the largest key channel of layer")
+    assert "in channel 5 of head 1 of layer 1" in finding.text
     said = [one.text for one in keys_section(rows).findings]
-    assert said[0].startswith("Channel 5 of head 1 in layer 1 has the largest key") and sentence[1] in said
-    assert not list(features_of(rows_of(make_model("llama"), blocks))), "of a random model nothing is said"
+    assert said[0].startswith("Channel 5 of head 1 in layer 1 has the largest key") and finding.text in said
+    assert not writing_findings(rows_of(make_model("llama"), blocks)), "of a random model nothing is said"
 
 
 def test_of_few_constant_channels_nothing_is_said(blocks):

@@ -21,7 +21,7 @@ from outliers.presets import origins as account
 from outliers.quantization.linear import stored_weight
 from outliers.runs.run import run
 from outliers.variants.written import variant
-from outliers.views.origins import AT, account_of, origins_section, parts_of, readers_of
+from outliers.views.origins import AT, origins_findings, origins_section, parts_of, readers_of
 from tests.conftest import C4, CONFIGS, VARIANTS, make_model, make_tokenizer, needs_shared, needs_smollm2, slow_but
 from tests.kept import kept
 from tests.test_commands import refused
@@ -392,5 +392,5 @@ def test_features_of_smollm2():
     assert gains.loc[1:8, "value"].abs().max() < 0.06
     assert (gains.loc[9, "value"], gains.loc[9, "median"]) == (pytest.approx(0.375), close(0.246))
     assert found.rest.max() < 1e-6
-    said = [text for text, _ in account_of(pd.DataFrame(found.records()))]
+    said = [finding.text for finding in origins_findings(found.records())]
     assert said[0].startswith("Feature 247 averages −117 over positions after the first, before layer 22")

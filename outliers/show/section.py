@@ -58,10 +58,12 @@ FINDINGS = 6  # of a section at most, and at the top of a page
 
 
 class Finding(NamedTuple):
-    """A sentence that the rows support beyond their scatter; at: the name of the table or drawing that it is from."""
+    """A sentence that the rows support beyond their scatter; at: the name of the table or drawing that it is from;
+    feature: that it is about, if about one."""
 
     text: str
     at: str
+    feature: int | None = None
 
 
 class Section(NamedTuple):

@@ -75,6 +75,11 @@ def signed(value: float) -> str:
     return f"{'+' if value > 0 else ''}{amount(value)}"
 
 
+def decibels(db: float) -> str:
+    """An error: −25.3; −∞ where there is none."""
+    return "−∞" if math.isinf(db) else f"{round(db, 1) + 0.0:.1f}".replace("-", "−")  # of −0 the sign goes
+
+
 def threads(number: int) -> str:
     """A number of threads: 1 thread, 2 threads."""
     return f"{number} thread{'s' if number > 1 else ''}"

@@ -7,12 +7,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from outliers.quantization.schemes import BASELINE
+from outliers.show.claims import NEXT, Claim, say
 from outliers.show.legends import legend
 from outliers.show.section import Drawing, Failures, Finding, Section, by_stack, failures, subject_of
 from outliers.show.style import chosen, color_of, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, with_interval
 from outliers.show.value import Value, exact
-from outliers.show.words import count, features, percent, times
+from outliers.show.words import count, features
 
 # Subject: what the legend says, colour, hatch (which tells them apart in grey).
 SUBJECTS = {
@@ -135,72 +136,65 @@ TAKEN_OUT = {
     "mean": "Setting {} to the mean",
     "shuffle": "Shuffling {} over positions",
 }
-ENDS = ("", "_low", "_high")  # of the names of a mean and of its interval
+MORE = Claim(
+    "ablation",
+    "{removal} multiplies the perplexity by {times[0]:times}; doing so with {random}, by {times[1]:times} "
+    "[{times[2]:times}, {times[3]:times}].",
+)
+AS_MUCH = Claim(
+    "ablation",
+    "{removal} has no measurably different effect on the perplexity than doing so with {random}: {damage:percent} and "
+    "{control[damage]:percent}.",
+)
+ATTENTION = Claim(
+    "ablation",
+    "Without {features:features} the mean top-1 softmax probability of the attention {moved} from {before:.1f} to "
+    "{top1_softmax:.1%}; without {random} it is {control[top1_softmax]:.1%}.",
+)
+SINGLE = Claim(
+    "ablation",
+    by="alone",
+    against=[NEXT],
+    yes="Of single features, feature {features[0]} raises the perplexity most when removed: {damage:percent}; the next "
+    "is feature {next[features][0]} with {next[damage]:percent}.",
+)
 
 
 def ablation_findings(summary: pd.DataFrame) -> list[Finding]:
-    """Loss of the model by each method beside random features; effect of single features; the attention.
+    """Loss of the model by each method beside random features, more than theirs only beyond their scatter; the
+    attention without the features, if it is otherwise without random ones; the one of several features with the largest
+    effect alone, if one has it.
 
     summary: that of `outliers.metrics.ablations.summary`.
     """
     rows = summary.to_dict("records")
-    pairs = [
-        (row, control)
-        for row in rows
-        for control in rows
-        if row["subject"] == "outliers" and control["subject"] == "control" and row["method"] == control["method"]
-    ]
-    before = next(row for row in rows if row["subject"] == "none")
-    sentences = [_damage(*pair) for pair in pairs]
-    sentences += [*_attention(*pairs[0], before), *_single(rows, pairs[0][1])] if pairs else []
-    return [Finding(sentence, "ablation") for sentence in sentences]
+    controls = {row["method"]: row for row in rows if row["subject"] == "control"}
+    removed = [_beside(row, controls[row["method"]]) for row in rows if row["subject"] == "outliers"]
+    findings = [finding for row in removed for finding in say(MORE if row["apart"] else AS_MUCH, [row])]
+    for row in removed[:1]:
+        name, control = "top1_softmax", row["control"]
+        before = next(100 * row[name] for row in rows if row["subject"] == "none")
+        moved = "falls" if 100 * row[name] < before else "rises"
+        within = control[f"{name}_low"] <= row[name] <= control[f"{name}_high"]
+        findings += say(ATTENTION, [] if within else [row], before=before, moved=moved)
+        singles = [single for single in rows if single["subject"] == "single" and single["method"] == row["method"]]
+        alone = [single | {"alone": Value(single["damage"], _deviation(control))} for single in singles]
+        findings += say(SINGLE, alone if len(alone) > 1 else [])
+    return findings
 
 
-def _damage(row: dict, control: dict) -> str:
-    """Effect of removing the features; more than that of random features only beyond their scatter."""
+def _beside(row: dict, control: dict) -> dict:
+    """The removal of features beside that of random ones."""
+    number = len(row["features"])
+    damages = row["damage"], *(control[f"damage{end}"] for end in ("", "_low", "_high"))
     removal = TAKEN_OUT.get(row["method"], f"Removing {{}} by {row['method']}").format(features(row["features"]))
-
-    drawn = f"doing so with {_random(row)}"
-    if not exact(row["damage"]).is_apart(Value(control["damage"], _deviation(control))):
-        return (
-            f"{removal} has no measurably different effect on the perplexity than {drawn}: {percent(row['damage'])} "
-            f"and {percent(control['damage'])}."
-        )
-    ratio, *control_interval = (1 + value for value in (row["damage"], *(control[f"damage{end}"] for end in ENDS)))
-    return (
-        f"{removal} multiplies the perplexity by {times(ratio)}; {drawn}, by {with_interval(times, *control_interval)}."
-    )
-
-
-def _random(row: dict) -> str:
-    return "a random feature" if len(row["features"]) == 1 else f"{count(len(row['features']))} random features"
-
-
-def _attention(row: dict, control: dict, before: dict) -> list[str]:
-    """The attention without the features, if it is otherwise without random ones."""
-    name = "top1_softmax"
-    if control[f"{name}_low"] <= row[name] <= control[f"{name}_high"]:
-        return []
-    moved = "falls" if row[name] < before[name] else "rises"
-    return [
-        f"Without {features(row['features'])} the mean top-1 softmax probability of the attention {moved} from "
-        f"{100 * before[name]:.1f} to {100 * row[name]:.1f} %; without {_random(row)} it is "
-        f"{100 * control[name]:.1f} %."
-    ]
-
-
-def _single(rows: list[dict], control: dict) -> list[str]:
-    """The one of several features with the largest effect alone, if one has it."""
-    alone = [row for row in rows if row["subject"] == "single" and row["method"] == control["method"]]
-    alone.sort(key=lambda row: -row["damage"])
-    values = [Value(row["damage"], _deviation(control)) for row in alone[:2]]
-    if len(alone) < 2 or not values[0].is_above(values[1]):
-        return []
-    most, second = alone[:2]
-    return [
-        f"Of single features, feature {most['features'][0]} raises the perplexity most when removed: "
-        f"{percent(most['damage'])}; the next is feature {second['features'][0]} with {percent(second['damage'])}."
-    ]
+    return row | {
+        "control": control,
+        "removal": removal,
+        "random": "a random feature" if number == 1 else f"{count(number)} random features",
+        "apart": exact(row["damage"]).is_apart(Value(control["damage"], _deviation(control))),
+        "times": [1 + damage for damage in damages],
+    }
 
 
 def _deviation(control: dict) -> float:

@@ -12,12 +12,12 @@ from outliers.models.names import distinct_names
 from outliers.quantization.remedies import Remedy
 from outliers.quantization.schemes import BASELINE
 from outliers.show.axes import cost_axis, name_places, plot_costs
+from outliers.show.claims import NEXT, Claim, say
 from outliers.show.legends import SCATTER, explained, in_order, scheme_legend, scheme_styles
 from outliers.show.section import Drawing, Finding, Section, printed
 from outliers.show.style import GREY, chosen, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, cell, scatter_note
 from outliers.show.value import Rows, Value, grouped, records, scattered_by, value_of
-from outliers.show.words import percent, rise
 from outliers.variants.term import PLUS
 from outliers.variants.together import schemes_of
 from outliers.variants.written import variant_of
@@ -162,6 +162,28 @@ def attention_table(model: str, points: list[Point]) -> Table:
 
 
 PRODUCTS = {"scores": "queries and keys", "values": "probabilities and values"}
+AT = "attention_{model}"
+COST = Claim(
+    AT,
+    by="perplexity",
+    against=["unquantized"],
+    yes="Attention in int8, with projections in 16 bits, raises the perplexity of {model} by {cost:rise}.",
+    no="Attention in int8 has no measurable cost for {model}.",
+)
+PRODUCT = Claim(
+    AT,
+    by="perplexity",
+    against=[NEXT],
+    yes="Alone in int8, the product of {product} raises it by {cost:rise}; the product of {next[product]} adds "
+    "{next[cost]:percent}.",
+)
+LEFT = Claim(
+    AT,
+    by="perplexity",
+    against=["unquantized"],
+    yes="With {share} of its products in 16 bits, {cost:percent} remains.",
+    no="With {share} of its products in 16 bits, attention in int8 has no measurable cost.",
+)
 
 
 def attention_findings(points: Sequence[Point]) -> list[Finding]:
@@ -169,45 +191,24 @@ def attention_findings(points: Sequence[Point]) -> list[Finding]:
     it, and what is left with the smallest share of it in 16 bits. Nothing of a single draw."""
     points = [point for point in points if point.scheme == BASELINE and point.perplexity.deviation is not None]
     return [
-        Finding(sentence, f"attention_{model}")
-        for model, ours in grouped(points, attrgetter("model")).items()
-        for sentence in _of_model({point.attention: point for point in ours}, model)
+        finding
+        for ours in grouped(points, attrgetter("model")).values()
+        for finding in _of_model({point.attention: point._asdict() for point in ours})
     ]
 
 
-def _of_model(by_attention: dict[str, Point], model: str) -> list[str]:
-    if "int8" not in by_attention:
+def _of_model(measured: dict[str, dict]) -> list[Finding]:
+    if "int8" not in measured:
         return []
-    if not _is_cost(by_attention["int8"], by_attention):
-        return [f"Attention in int8 has no measurable cost for {model}."]
-    cost = f"Attention in int8, with projections in 16 bits, raises the perplexity of {model} by "
-    cost += f"{rise(*by_attention['int8'].cost)}."
-    return [cost, *_products(by_attention), *_decomposed(by_attention)]
-
-
-def _is_cost(point: Point, by_attention: dict[str, Point]) -> bool:
-    """Whether it costs perplexity beyond the scatter of rounding."""
-    return point.perplexity.is_above(by_attention[NOT_QUANTIZED].perplexity)
-
-
-def _products(by_attention: dict[str, Point]) -> list[str]:
-    """The one of the two products that costs more alone."""
-    alone = {name: by_attention[f"int8, {name} alone"] for name in PRODUCTS if f"int8, {name} alone" in by_attention}
-    if len(alone) < len(PRODUCTS):
-        return []
-    (less, cheaper), (more, costlier) = sorted(alone.items(), key=lambda pair: pair[1].perplexity.mean)
-    if not costlier.perplexity.is_above(cheaper.perplexity):
-        return []
-    most = f"Alone in int8, the product of {PRODUCTS[more]} raises it by {rise(*costlier.cost)}"
-    return [f"{most}; the product of {PRODUCTS[less]} adds {percent(*cheaper.cost)}."]
-
-
-def _decomposed(by_attention: dict[str, Point]) -> list[str]:
-    """Remaining cost with the smallest share in 16 bits, where there is a cost to save."""
-    shares = [name for name in by_attention if name.startswith("int8+") and "alone" not in name]
-    if not shares:
-        return []
-    left, share = by_attention[shares[0]], shares[0].removeprefix("int8+").replace("%", " %")
-    if not _is_cost(left, by_attention):
-        return [f"With {share} of its products in 16 bits, attention in int8 has no measurable cost."]
-    return [f"With {share} of its products in 16 bits, {percent(*left.cost)} remains."]
+    whole, unquantized = [measured["int8"]], measured[NOT_QUANTIZED]["perplexity"]
+    if not whole[0]["perplexity"].is_above(unquantized):
+        return say(COST, whole, unquantized=unquantized)
+    alone = {f"int8, {name} alone": {"product": product} for name, product in PRODUCTS.items()}
+    products = [measured[name] | product for name, product in alone.items() if alone.keys() <= measured.keys()]
+    shares = [
+        point | {"share": name.removeprefix("int8+").replace("%", " %")}
+        for name, point in measured.items()
+        if name.startswith("int8+") and "alone" not in name
+    ]
+    said = ((COST, whole), (PRODUCT, products), (LEFT, shares[:1]))
+    return [finding for claim, rows in said for finding in say(claim, rows, unquantized=unquantized)]

@@ -15,14 +15,15 @@ from matplotlib.ticker import MaxNLocator
 from outliers.metrics.damages import Damages, damages_of
 from outliers.models.names import short_name
 from outliers.presets.damage import Damage
+from outliers.show.claims import NEXT, Claim, say
 from outliers.show.explorer import Explorer, map_of, of_tables
 from outliers.show.legends import SCATTER, explained, legend
 from outliers.show.maps import Scale, map_on
 from outliers.show.section import FINDINGS, Drawing, Finding, Section, printed
 from outliers.show.style import HEAT, brief, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import Table, scatter_note, scattered
-from outliers.show.value import exact, scattered_by, value_of
-from outliers.show.words import Names, amount, listed, percent
+from outliers.show.value import Value, exact, scattered_by, value_of
+from outliers.show.words import Names, decibels, percent
 from outliers.variants.peer import is_against
 
 ByScheme = Mapping[str, "Damages"]
@@ -360,6 +361,33 @@ WEIGHTS_CAPTION = (
 
 
 SHARE, MOST = 0.1, 3  # a layer that alone causes this share of a scheme's damage is named, up to so many
+OF_MODEL = Claim(
+    "damage_model",
+    "Under {scheme} the perplexity {moved} from {unquantized:.2f} to {perplexity:.2f} ({cost:percent}){ending}.",
+)
+OF_ROLES = Claim(
+    "damage_roles",
+    by="alone",
+    against=[0, NEXT],
+    yes="{which} of the cost of {scheme} is in {place} ({alone:percent} alone[[, {share:part} of the increase of "
+    "log-perplexity]])[[, whose inputs reach {largest:amount} (layer {layer}, feature {feature}, position {position}, "
+    "token {called})]][[; with {place} exact, {left:percent} remains]].",
+    no="No role stands out under {scheme}.",
+)
+OF_PLACES = Claim(
+    "damage_{field}s",
+    "Under {scheme} the {field}{costs:|s} that cost{costs:s|} most alone {costs:is|are} {costs:listed}.",
+)
+NO_PLACE = Claim("damage_{field}s", "No {field} stands out under {scheme}.")
+OF_ERRORS = Claim(
+    "damage_worst",
+    by="by_token",
+    against=[0],
+    no="No projection has an output error under {scheme}.",
+    yes="The projection with the largest mean error per token under {scheme} is {projection} ({by_token_db:decibels} "
+    "dB); its largest input is {largest:amount}, in feature {feature}[[; its weights have an error of "
+    "{weight_db:decibels} dB, and weight {changed_at} changes most, by {largest_change:.2g}]].",
+)
 
 
 def damage_findings(damages: Mapping[str, Damages], names: Names, scatter: str = "rounding") -> list[Finding]:
@@ -369,118 +397,73 @@ def damage_findings(damages: Mapping[str, Damages], names: Names, scatter: str =
     scatter: what scatters the values.
     """
     schemes = sorted(damages.values(), key=lambda damage: -damage.model.get("damage", 0))
-    costly = [damage for damage in schemes if "damage" in damage.model and not _is_scatter(damage, damage.model)]
+    measured = [damage for damage in schemes if "damage" in damage.model]
+    costly = [damage for damage in measured if _cost(damage, damage.model).is_apart(exact(0))]
     findings = []
-    for damage in schemes:
-        findings += _of_roles(damage, names) if damage in costly else []
-        findings += [_of_model(damage, scatter)] if "damage" in damage.model else []
+    for damage in measured:
+        findings += [*(_of_roles(damage, names) if damage in costly else []), *_of_model(damage, scatter)]
         findings += [*_of_places(damage, "layer"), *_of_places(damage, "head")] if damage in costly[:1] else []
     return [*findings, *(finding for damage in schemes for finding in _of_errors(damage))][:FINDINGS]
 
 
-def _of_model(damage: Damages, scatter: str) -> Finding:
-    before, after = damage.model["unquantized"], damage.model["perplexity"]
-    moved = "falls" if after < before else "rises"
-    change = f"Under {damage.scheme} the perplexity {moved} from {before:.2f} to {after:.2f}"
-    change += f" ({_cost(damage, damage.model)})"
-    if value_of(damage.model, "perplexity").deviation is None:
-        ending = " in a single draw; --draws 4 measures the scatter of rounding."
-    else:
-        ending = f", within the scatter of {scatter}." if _is_scatter(damage, damage.model) else "."
-    return Finding(f"{change}{ending}", "damage_model")
+def _cost(damage: Damages, values: Mapping, name: str = "perplexity") -> Value:
+    """The increase of a perplexity over that of the unquantized model."""
+    return value_of(values, name).beside(damage.model["unquantized"])
 
 
-def _cost(damage: Damages, values: Mapping, name: str = "perplexity") -> str:
-    """The increase of a perplexity over that of the unquantized model, with its deviation where there is one."""
-    return percent(*value_of(values, name).beside(damage.model["unquantized"]))
+def _of_model(damage: Damages, scatter: str) -> list[Finding]:
+    cost = _cost(damage, damage.model)
+    ending = "" if cost.is_apart(exact(0)) else f", within the scatter of {scatter}"
+    if cost.deviation is None:
+        ending = " in a single draw; --draws 4 measures the scatter of rounding"
+    moved = "falls" if cost.mean < 0 else "rises"
+    return say(OF_MODEL, [damage.model], scheme=damage.scheme, cost=cost, moved=moved, ending=ending)
 
 
-def _is_scatter(damage: Damages, values: Mapping, name: str = "perplexity") -> bool:
-    """Whether a perplexity is within the scatter of rounding of the unquantized model's."""
-    return not value_of(values, name).is_apart(exact(damage.model["unquantized"]))
+def _alone(damage: Damages, field: str) -> list[dict]:
+    """Roles, layers or heads by what each costs `alone`, with its `share` of the rise of log-perplexity, and what is
+    `left` with it exact."""
+    table, rise = getattr(damage, f"{field}s"), damage.model["damage"]
+    return [
+        {
+            "place": row[field],
+            "alone": _cost(damage, row, "perplexity_only"),
+            "left": _cost(damage, row, "perplexity_without") if pd.notna(row.get("damage_without")) else None,
+            "share": math.log1p(row["damage_only"]) / math.log1p(rise) if rise > 0 else 0.0,
+        }
+        for row in sorted(table.to_dict("records"), key=lambda row: -row["perplexity_only"])
+    ]
 
 
 def _of_roles(damage: Damages, names: Names) -> list[Finding]:
     """The role with most of the damage, if that one costs more than the next, and the largest value that it has to
-    hold.
-    """
-    if damage.roles.empty:
-        return []
-    first, *others = damage.roles.sort_values("perplexity_only", ascending=False).to_dict("records")
-    if _is_scatter(damage, first, "perplexity_only") or (others and not _is_more(first, others[0])):
-        return [Finding(f"No role stands out under {damage.scheme}.", "damage_roles")]
-    part = _part(damage, first["damage_only"])
-    share = f", {100 * part:.0f} % of the increase of log-perplexity" if 0 < part < 1 else ""
-    which = "Most" if part > 0.5 else "The largest part"
-    cost = f"{_cost(damage, first, 'perplexity_only')} alone{share}"
-    sentence = f"{which} of the cost of {damage.scheme} is in {first['role']} ({cost})"
-    sentence += _largest(damage, first["role"], names)
-    if pd.notna(first.get("damage_without")):
-        sentence += f"; with {first['role']} exact, {_cost(damage, first, 'perplexity_without')} remains"
-    return [Finding(f"{sentence}.", "damage_roles")]
-
-
-def _is_more(place: dict, other: dict) -> bool:
-    return value_of(place, "perplexity_only").is_above(value_of(other, "perplexity_only"))
+    hold, where its inputs were looked at."""
+    roles = _alone(damage, "role")
+    for role in roles[:1]:
+        role["which"] = "Most" if role["share"] > 0.5 else "The largest part"
+        role["share"] = role["share"] if 0 < role["share"] < 1 else None
+        inputs = damage.errors[damage.errors["role"] == role["place"]].dropna(subset=["largest"])
+        for value in inputs.sort_values("largest", ascending=False).head(1).to_dict("records"):
+            role |= value | {"called": names(int(value["token"]))}
+    return say(OF_ROLES, roles, scheme=damage.scheme)
 
 
 def _of_places(damage: Damages, field: str) -> list[Finding]:
     """The layers, or heads, that cost most alone, if each of them costs more than any that is not named."""
-    table = getattr(damage, f"{field}s")
-    if table.empty:
-        return []
-    places = table.sort_values("perplexity_only", ascending=False).to_dict("records")
-    broken = [place for place in places[:MOST] if _part(damage, place["damage_only"]) >= SHARE]
-    while broken and len(broken) < len(places) and not _is_more(broken[-1], places[len(broken)]):
+    places = _alone(damage, field)
+    broken = [place for place in places[:MOST] if place["share"] >= SHARE]
+    while broken and len(broken) < len(places) and not broken[-1]["alone"].is_above(places[len(broken)]["alone"]):
         broken.pop()
-    if not broken:
-        return [Finding(f"No {field} stands out under {damage.scheme}.", f"damage_{field}s")]
-    costs = listed(f"{place[field]} ({_cost(damage, place, 'perplexity_only')})" for place in broken)
-    which = f"{field}s that cost most alone are" if len(broken) > 1 else f"{field} that costs most alone is"
-    return [Finding(f"Under {damage.scheme} the {which} {costs}.", f"damage_{field}s")]
-
-
-def _largest(damage: Damages, role: str, names: Names) -> str:
-    """The largest value of a role, which a scale has to hold; nothing where no input was looked at."""
-    inputs = damage.errors[damage.errors["role"] == role].dropna(subset=["largest"])
-    if inputs.empty:
-        return ""
-    most = inputs.loc[inputs["largest"].astype(float).idxmax()].to_dict()
-    place = f"layer {most['layer']}, feature {most['feature']:.0f}, position {most['position']:.0f}"
-    return f", whose inputs reach {amount(most['largest'])} ({place}, token {names(int(most['token']))})"
+    costs = [f"{place['place']} ({percent(*place['alone'])})" for place in broken]
+    return say(OF_PLACES if broken else NO_PLACE, places[:1], scheme=damage.scheme, field=field, costs=costs)
 
 
 def _of_errors(damage: Damages) -> list[Finding]:
-    if damage.errors.empty:
-        return []
-    worst = damage.errors.loc[damage.errors["by_token"].idxmax()]
-    if not worst["by_token"]:
-        return [Finding(f"No projection has an output error under {damage.scheme}.", "damage_worst")]
-    sentence = (
-        f"The projection with the largest mean error per token under {damage.scheme} is {worst['projection']} "
-        f"({decibels(worst['by_token_db'])} dB); its largest input is {amount(worst['largest'])}, in feature "
-        f"{worst['feature']}"
-    )
-    if pd.notna(worst.get("weight_db")):
-        sentence += (
-            f"; its weights have an error of {decibels(worst['weight_db'])} dB, and weight {worst['changed_at']} "
-            f"changes most, by {_signed(worst['largest_change'])}"
-        )
-    return [Finding(f"{sentence}.", "damage_worst")]
-
-
-def _part(whole: Damages, damage: float) -> float:
-    """The share of the rise of log-perplexity that this one is; 0 where there is none."""
-    return math.log1p(damage) / math.log1p(whole.model["damage"]) if whole.model["damage"] > 0 else 0.0
+    return say(OF_ERRORS, damage.errors.to_dict("records"), scheme=damage.scheme)
 
 
 def _signed(weight: float) -> str:
     return f"{weight:.2g}".replace("-", "−")
-
-
-def decibels(db: float) -> str:
-    """An error as a table and a sentence have it: −25.3; −∞ where there is none."""
-    return "−∞" if math.isinf(db) else f"{round(db, 1) + 0.0:.1f}".replace("-", "−")  # of −0 the sign goes
 
 
 def damage_explorer(damages: Mapping[str, "Damages"]) -> list[Explorer]:

@@ -13,12 +13,13 @@ from scipy.optimize import curve_fit
 from outliers.criterion import ALPHA
 from outliers.models.names import distinct_names, short_name
 from outliers.show.axes import count_label, parameters_axis, perplexity_axis, threshold
+from outliers.show.claims import Claim, say, say_each
 from outliers.show.legends import entry, legend
 from outliers.show.section import Finding
 from outliers.show.style import COLORS, GREY, MARKERS, brief, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import Table, with_interval
 from outliers.show.value import Rows, reach, records
-from outliers.show.words import amount, count, part
+from outliers.show.words import amount, count
 from outliers.views.published import TABLE4_COLUMNS, published_models
 
 # Of the most common outlier feature: what it affects, colour, line, and how marks are filled.
@@ -381,45 +382,42 @@ def fit_line(name: str, fit: Fit | None) -> str:
 APART = 1.5  # sizes of models are told apart from this factor on
 
 
+HAVING = Claim(
+    "{at}",
+    "{having:Count} of {every:count} models {some:has an outlier feature|have outlier features} by the criterion.",
+)
+ALONE = Claim("{at}", "The model has {having:an|no} outlier feature by the criterion.")
+MOST_COMMON = Claim(
+    "{at}",
+    by="positions",
+    yes="The most common outlier feature, {of} {model}, affects {layers:part} of layers and {positions:part} of "
+    "positions, with a median of {median:amount}.",
+)
+ONSET = Claim(
+    "{at}", "All models of at least {smallest} parameters have outlier features, and none of at most {largest}."
+)
+GROWTH = Claim(
+    "{at}",
+    "The fraction of affected {name} grows e-fold as the perplexity falls by {scale:amount} "
+    "[{scale_interval[0]:amount}, {scale_interval[1]:amount}] (95 % interval, {points} models).",
+)
+
+
 def emergence_findings(models: pd.DataFrame, fits: Mapping[str, Fit | None], at: str) -> list[Finding]:
-    """Number of models with outlier features, the most common one of all, and their growth as perplexity falls.
+    """Number of models with outlier features, the most common one of all, the size from which on all models have them
+    and below which none has, if there is such a size, and their growth as perplexity falls.
 
     models: one row a model, as `distinct_models` of Table 4 makes it. at: the table or figure that shows it.
     """
-    having = models[models["count"] > 0]
-    sentences = [_having(len(having), len(models))]
-    if not having.empty:
-        sentences += [_most_common(having), *_onset(models, having)]
-    sentences += [
-        f"The fraction of affected {name} grows e-fold as the perplexity falls by "
-        f"{with_interval(amount, fit.scale, *fit.scale_interval)} (95 % interval, {fit.points} models)."
-        for name, fit in fits.items()
-        if fit and fit.is_significant
-    ]
-    return [Finding(sentence, at) for sentence in sentences]
-
-
-def _having(number: int, every: int) -> str:
-    if every == 1:
-        return f"The model has {'an outlier feature' if number else 'no outlier feature'} by the criterion."
-    verb = "has an outlier feature" if number < 2 else "have outlier features"
-    return f"{count(number).capitalize()} of {count(every)} models {verb} by the criterion."
-
-
-def _most_common(having: pd.DataFrame) -> str:
-    most = having.loc[having["positions"].idxmax()]
-    of = f"one of {count(int(most['count']))} in" if most["count"] > 1 else "that of"
-    return (
-        f"The most common outlier feature, {of} {most.name}, affects {part(most['layers'])} of layers and "
-        f"{part(most['positions'])} of positions, with a median of {amount(most['median'])}."
-    )
-
-
-def _onset(models: pd.DataFrame, having: pd.DataFrame) -> list[str]:
-    """The size from which on all models have outlier features and below which none has, if there is such a size."""
-    without = models[models["count"] == 0]
-    if without.empty or having["parameters"].min() < APART * without["parameters"].max():
-        return []
+    having, without = (models[mask].rename_axis("model") for mask in (models["count"] > 0, models["count"] == 0))
+    numbers = {"having": len(having), "some": max(1, len(having)), "every": len(models)}
+    of = having["count"].map(lambda number: f"one of {count(int(number))} in" if number > 1 else "that of")
     smallest, largest = having["parameters"].min(), without["parameters"].max()
-    sizes = f"All models of at least {count_label(smallest)} parameters have outlier features"
-    return [f"{sizes}, and none of at most {count_label(largest)}."]
+    sizes = {"smallest": count_label(smallest), "largest": count_label(largest)}
+    grown = (fit._asdict() | {"name": name} for name, fit in fits.items() if fit and fit.is_significant)
+    return [
+        *say(HAVING if len(models) > 1 else ALONE, [numbers], at=at),
+        *say(MOST_COMMON, having.assign(of=of).reset_index().to_dict("records"), at=at),
+        *say(ONSET, [sizes] if smallest >= APART * largest else [], at=at),
+        *say_each(GROWTH, grown, at=at),
+    ]

@@ -1,8 +1,8 @@
 """The largest channels of queries, keys and values as a map, a table, an explorer and sentences."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
+from operator import itemgetter
 
 import matplotlib
 import numpy as np
@@ -14,13 +14,14 @@ from matplotlib.ticker import MaxNLocator
 
 from outliers.metrics.records import AFTER, BEFORE
 from outliers.show.axes import log_axis
+from outliers.show.claims import Claim, say
 from outliers.show.explorer import Explorer, map_of, of_tables
 from outliers.show.maps import MOST_COLUMNS, Scale, map_on, number_above, pooled
 from outliers.show.section import Drawing, Finding, Section, of_subjects, printed, subject_of, together
 from outliers.show.style import HEAT, chosen, figure_function, panels_of
 from outliers.show.tables import MISSING, Table
-from outliers.show.value import Rows, records
-from outliers.show.words import amount, count, part, ranges, signed
+from outliers.show.value import Rows, grouped, records
+from outliers.show.words import amount, count, signed
 
 SIDES = {BEFORE: "as projections put them out", AFTER: "as attention multiplies them"}
 KEYS = {  # panels of a map of channels
@@ -192,7 +193,7 @@ def _section(rows: list[dict], ending: str) -> Section:
         data = biased.dropna(axis=1, how="all")
         tables.append(Table.of(f"biases{ending}", BIAS_CAPTION, BIASES, data, names=WORDS, folded=True))
     drawings = [Drawing.of(f"key_map{ending}", MAP_CAPTION, key_map(rows))]
-    findings = [Finding(text, f"{at}{ending}") for text, at in _findings(rows, channels, layers)]
+    findings = [finding._replace(at=f"{finding.at}{ending}") for finding in _findings(rows, channels, layers)]
     explorers = [keys_explorer(rows, subject)._replace(instead=drawings[0].name)]
     return Section(f"{TITLE}{subject}", rows, printed(tables), tables, drawings, findings=findings, explorers=explorers)
 
@@ -202,25 +203,56 @@ def _of(rows: list[dict], kind: str) -> pd.DataFrame:
     return pd.DataFrame(row for row in rows if row["metric"] == f"keys.{kind}").reindex(columns=list(OWN))
 
 
-def _findings(rows: list[dict], channels: pd.DataFrame, layers: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """The findings of the rows, each with the table or figure that it is from."""
+LARGEST = Claim(
+    "keys",
+    "Channel {channel} of head {head} in layer {layer} has the largest key entry, {value:amount}; the median channel "
+    "of this head reaches {median:amount}.",
+)
+OF_LAYERS = Claim(
+    "keys",
+    "In {constant} of {layers} layers the largest channel of the projected keys is constant over positions (its mean "
+    "accounts for at least {least:part} of its mean square)[[; of the keys that attention multiplies, in {after}]].",
+)
+BY_BIAS = Claim(
+    "biases",
+    "The key bias of layer {layer} has a norm of {bias:amount} (median over layers {median_bias:amount}) and accounts "
+    "for {bias_share:part} of the mean square of these keys.",
+)
+WRITTEN = Claim(
+    "keys",
+    by="value",
+    yes="Feature {feature} contributes most of the largest key channel of layer{layers:|s} {layers:ranges}: "
+    "{term:signed} of a mean of {mean:signed} in channel {channel} of head {head} of layer {layer}.",
+)
+STANDING_OUT = Claim(
+    "key_map",
+    "{keys:Count} of {every_key:,} key channels and {values:count} of {every_value:,} value channels exceed "
+    "{times:count} times the median channel of their head.",
+)
+
+
+def _findings(rows: list[dict], channels: pd.DataFrame, layers: pd.DataFrame) -> list[Finding]:
+    """The largest entry of keys, in how many layers their largest channel is constant, where these are most of them,
+    the largest bias that makes most of its keys, the feature that writes most of them, and how many channels stand out
+    of their heads."""
     keys = channels[channels["role"] == "keys"]
-    yield _largest(keys[keys["side"] == AFTER]), "keys"
-    for text, at in ((_constant(keys), "keys"), (_by_bias(layers), "biases")):
-        if text:
-            yield text, at
-    yield from ((text, at) for _, text, at in [*features_of(rows)][:1])
-    yield _many(rows), "key_map"
-
-
-def _largest(keys: pd.DataFrame) -> str:
-    row = keys.loc[keys["value"].idxmax()]
-    text = f"{_channel(row)} has the largest key entry, {amount(row['value'])}; the median channel of this head "
-    return f"{text}reaches {amount(row['median'])}."
-
-
-def _channel(row: pd.Series) -> str:
-    return f"Channel {row['channel']:.0f} of head {row['head']:.0f} in layer {row['layer']:.0f}"
+    behind = keys[keys["side"] == AFTER].sort_values("value", ascending=False, kind="stable")
+    first = [_first(table)["constant"] >= CONSTANT for table in (_projected(keys), behind)]
+    constant, after = (int(constant_layers.sum()) for constant_layers in first)
+    about = {"constant": constant, "layers": len(first[0]), "after": after if (keys["side"] == BEFORE).any() else None}
+    about["least"] = CONSTANT
+    biased = layers[(layers["role"] == "keys") & layers["bias"].notna()]
+    made = biased[biased["bias_share"] >= MOST].sort_values("bias", ascending=False, kind="stable")
+    maps = [key_ratios(rows, *KEYS[name]).to_numpy() for name in ("keys", "values")]
+    out, every = [int(np.sum(ratios > STANDS_OUT)) for ratios in maps], [ratios.size for ratios in maps]
+    numbers = {"keys": out[0], "values": out[1], "every_key": every[0], "every_value": every[1], "times": STANDS_OUT}
+    return [
+        *say(LARGEST, behind.to_dict("records")),
+        *say(OF_LAYERS, [about] * (2 * constant > len(first[0]))),
+        *say(BY_BIAS, made.to_dict("records"), median_bias=biased["bias"].median()),
+        *writing_findings(rows)[:1],
+        *say(STANDING_OUT, [numbers]),
+    ]
 
 
 def _first(keys: pd.DataFrame) -> pd.DataFrame:
@@ -234,66 +266,19 @@ def _projected(keys: pd.DataFrame) -> pd.DataFrame:
     return keys[(keys["side"] == BEFORE) | ~keys["layer"].isin(rotated)]
 
 
-def _constant(keys: pd.DataFrame) -> str | None:
-    """In how many layers the largest channel of keys is constant, where these are most of them."""
-    first = [_first(table)["constant"] >= CONSTANT for table in (_projected(keys), keys[keys["side"] == AFTER])]
-    constant, after = (int(layers.sum()) for layers in first)
-    if 2 * constant <= len(first[0]):
-        return None
-    text = f"In {constant} of {len(first[0])} layers the largest channel of the projected keys is constant over "
-    text += f"positions (its mean accounts for at least {part(CONSTANT)} of its mean square)"
-    rotated = (keys["side"] == BEFORE).any()
-    return f"{text}; of the keys that attention multiplies, in {after}." if rotated else f"{text}."
-
-
-def _by_bias(layers: pd.DataFrame) -> str | None:
-    """The layer with the largest bias that makes most of its keys."""
-    biased = layers[(layers["role"] == "keys") & layers["bias"].notna()]
-    made = biased[biased["bias_share"] >= MOST]
-    if made.empty:
-        return None
-    most = made.loc[made["bias"].idxmax()]
-    return (
-        f"The key bias of layer {most['layer']:.0f} has a norm of {amount(most['bias'])} (median over layers "
-        f"{amount(biased['bias'].median())}) and accounts for {part(most['bias_share'])} of the mean square of these "
-        "keys."
-    )
-
-
-def _leads(row: Mapping) -> bool:
-    """Whether one feature writes most of the mean of a constant channel."""
-    return row["constant"] >= CONSTANT and _terms(row)[0][1] / row["mean"] >= MOST
-
-
-def _written_by(feature: int, rows: list[dict]) -> str:
-    """That a feature writes the largest channel of keys of some layers."""
-    most = max(rows, key=lambda row: row["value"])
-    layers = ranges(sorted(row["layer"] for row in rows))
-    text = f"Feature {feature} contributes most of the largest key channel of layer{'s' * (len(rows) > 1)} {layers}: "
-    text += f"{signed(most['terms'][0])} of a mean of {signed(most['mean'])} in channel {most['channel']} "
-    return f"{text}of head {most['head']} of layer {most['layer']}."
-
-
-def _many(rows: list[dict]) -> str:
-    """Number of channels of keys, and of values, that stand out of their heads."""
-    keys, values = (key_ratios(rows, *KEYS[name]).to_numpy() for name in ("keys", "values"))
-    counts = [count(int(np.sum(ratios > STANDS_OUT))) for ratios in (keys, values)]
-    return (
-        f"{counts[0].capitalize()} of {keys.size:,} key channels and {counts[1]} of {values.size:,} value channels "
-        f"exceed {count(STANDS_OUT)} times the median channel of their head."
-    )
-
-
-def features_of(rows: list[dict]) -> Iterator[tuple[int, str, str]]:
-    """The features that write most of the largest channel of keys of a layer, those of most layers first: feature, what
-    it writes, and the table of that."""
+def writing_findings(rows: list[dict]) -> list[Finding]:
+    """The features that write most of the mean of the largest channel of keys of some layers, where that is constant;
+    those of most layers first."""
     channels = _of(rows, "channel")
-    first = _first(_projected(channels[channels["role"] == "keys"]).dropna(subset=["features"]))
-    led: dict[int, list[dict]] = defaultdict(list)
-    for row in filter(_leads, first.to_dict("records")):
-        led[row["features"][0]].append(row)
-    for feature, channels_led in sorted(led.items(), key=lambda pair: -len(pair[1])):
-        yield feature, _written_by(feature, channels_led), "keys"
+    first = _first(_projected(channels[channels["role"] == "keys"]).dropna(subset=["features"])).to_dict("records")
+    first = [row | {"feature": row["features"][0], "term": row["terms"][0]} for row in first]
+    led = [row for row in first if row["constant"] >= CONSTANT and row["term"] / row["mean"] >= MOST]
+    of_features = sorted(grouped(led, itemgetter("feature")).values(), key=lambda led: -len(led))
+    return [
+        finding
+        for of_one in of_features
+        for finding in say(WRITTEN, of_one, layers=sorted(int(row["layer"]) for row in of_one))
+    ]
 
 
 def keys_explorer(rows: list[dict], of: str) -> Explorer:

@@ -1,16 +1,15 @@
 """Massive activations and attention sinks: where they are, and what becomes of both without what makes them."""
 
-from collections.abc import Iterator
-
 import pandas as pd
 
 from outliers.criterion import MASSIVE
 from outliers.models.names import short_name
 from outliers.presets.super_weights import removals
 from outliers.quantization.schemes import BASELINE
-from outliers.show.section import Section, printed
+from outliers.show.claims import Claim, say, say_each
+from outliers.show.section import Finding, Section, printed
 from outliers.show.tables import MISSING, Table
-from outliers.show.words import amount, changed, part, percent
+from outliers.show.words import percent
 
 HEADS = 8  # with the largest attention to the first position
 CAPTION = (
@@ -30,6 +29,7 @@ SAID = {
     "feature": "feature {feature} at all its readers",
     "position": "the first position in all attention",
 }
+TOLD = ("weight", "activation", "position")  # of removals, in sentences
 COLUMNS = (
     ("removed", "{without}"),
     ("perplexity", "{perplexity:,.2f}"),
@@ -92,27 +92,23 @@ def _heads(rows: list[dict]) -> pd.DataFrame:
     return heads[["layer", "head", "value", "margin"]].sort_values("value", ascending=False, kind="stable")
 
 
-def sentences(rows: list[dict]) -> Iterator[tuple[int, str, str]]:
-    """The largest entry and the attention to its position, then both after removals; with its feature."""
-    becomes = {row["removed"]: row for row in becomes_of(rows).to_dict("records")}
-    whole = becomes["nothing"]
-    feature = whole["feature"]
-    entry = f"{amount(whole['entry'])}, in feature {feature} at position {whole['position']} after layer "
-    entry += f"{whole['layer']}"
+LARGEST = Claim(
+    "massive",
+    "The largest entry of the residual stream is {entry:amount}, in feature {feature} at position {position} after "
+    "layer {layer}: {kind}. The first position receives {share:part} of the attention (mean over heads), and more than "
+    "30 % from {heads:part} of the heads.",
+)
+WITHOUT = Claim(
+    "massive",
+    "Without {without} the largest entry is {entry:amount}, the first position receives {share:part} of the attention, "
+    "and the perplexity {cost:changed}.",
+)
+
+
+def massive_findings(rows: list[dict]) -> list[Finding]:
+    """The largest entry and the attention to its position, then both after removals; of its feature."""
+    whole, *others = becomes_of(rows).to_dict("records")
     kind = "a massive activation" if abs(whole["entry"]) > MASSIVE else "not a massive activation"
-    yield (
-        feature,
-        f"The largest entry of the residual stream is {entry}: {kind}. The first position receives "
-        f"{part(whole['share'])} of the attention (mean over heads), and more than 30 % from {part(whole['heads'])} of "
-        "the heads.",
-        "massive",
-    )
-    for removed in ("weight", "activation", "position"):
-        if removed in becomes and whole["heads"]:
-            row = becomes[removed]
-            yield (
-                feature,
-                f"Without {row['without']} the largest entry is {amount(row['entry'])}, the first position receives "
-                f"{part(row['share'])} of the attention, and the perplexity {changed(row['cost'])}.",
-                "massive",
-            )
+    told = [row for row in others if row["removed"] in TOLD and whole["heads"]]
+    without = say_each(WITHOUT, (row | {"feature": whole["feature"]} for row in told))
+    return [*say(LARGEST, [whole], kind=kind), *without]

@@ -19,13 +19,14 @@ from outliers.models.names import short_name
 from outliers.presets.readers import readings
 from outliers.quantization.schemes import BASELINE
 from outliers.show.axes import log_axis
+from outliers.show.claims import Claim, say_each
 from outliers.show.explorer import Explorer
 from outliers.show.legends import legend
 from outliers.show.section import FINDINGS, Drawing, Finding, Section, of_subjects, printed, subject_of, together
 from outliers.show.style import COLORS, SEQUENTIAL, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import MISSING, Form, Table
 from outliers.show.value import Value, exact, grouped, records
-from outliers.show.words import amount, listed, ranges, signed
+from outliers.show.words import amount, signed
 from outliers.variants.edges import ROLES, Place
 
 if TYPE_CHECKING:
@@ -394,7 +395,7 @@ def _section(rows: list[dict], ending: str, every: list[dict]) -> Section:
     read = readers_of([*rows, *readers])
     caption = LIFE_LINE_CAPTION + (OF_BAND + OF_READERS * any(read.values()) if len(gates) else "") + "."
     drawings = [Drawing.of(f"life_line{ending}", caption, life_line([*rows, *readers]))]
-    findings = [Finding(text, f"{at}{ending}") for text, at in account_of(frame)][:FINDINGS]
+    findings = [finding._replace(at=f"{finding.at}{ending}") for finding in origins_findings(rows)][:FINDINGS]
     subject = subject_of(rows[0])
     further = {f"states{ending}": _columns(states)}
     explorer = origins_explorer(frame, subject, read)._replace(instead=drawings[0].name)
@@ -408,18 +409,28 @@ def _listed_terms(row: Mapping) -> str:
     return ", ".join(f"{token} {amount(term)}" for token, term in zip(tokens, terms, strict=True))
 
 
-def account_of(frame: pd.DataFrame) -> Iterator[tuple[str, str]]:
+WRITTEN = Claim(
+    "parts", "Feature {feature} {peak}: written mainly by {writers:listed}[[; removed by {takers:listed}]]."
+)
+SUPPRESSED = Claim(
+    "gates",
+    "The norms before {part} suppress feature {feature} in layers {layers:ranges} (gain at most {most:.2g}, median "
+    "over features at least {least:.2g})[[; layer {opened[layer]} passes it ({opened[gain]:.2g}, median "
+    "{opened[median]:.2g})]].",
+)
+
+
+def origins_findings(rows: list[dict]) -> Iterator[Finding]:
     """Of each feature who writes it and who takes it back, where that stands out from random features, and which norms
-    hide it; each with the table that it is from."""
+    hide it."""
+    frame = pd.DataFrame(filter(is_of_writers, rows))
     ordinary = frame[frame["metric"] == "origins.ordinary"]
     ordinary = ordinary.assign(layer=ordinary["layer"].fillna(BEFORE).astype(int))
     for feature, rows in frame[frame["feature"].notna()].groupby("feature", sort=False):
         parts = parts_of(rows)
-        for column, place in PLACES.items():
-            if text := _written(rows, parts, ordinary, column, place):
-                yield f"Feature {feature:.0f} {text}", "parts"
-        for text in _hidden(f"feature {feature:.0f}", rows):
-            yield text, "gates"
+        written = (_written(rows, parts, ordinary, *place) for place in PLACES.items())
+        for claim, found in ((WRITTEN, written), (SUPPRESSED, _hidden(rows))):
+            yield from say_each(claim, filter(None, found), feature=int(feature))
 
 
 def _place(row: Mapping) -> str:
@@ -454,8 +465,8 @@ def _standing_out(rows: pd.DataFrame, ordinary: pd.DataFrame, column: str) -> pd
     return both[both[column].abs() > ORDINARY * both["usual"]]
 
 
-def _written(rows: pd.DataFrame, parts: pd.DataFrame, ordinary: pd.DataFrame, column: str, place: str) -> str | None:
-    """The writers of the feature where it is largest, and the parts that remove it after that."""
+def _written(rows: pd.DataFrame, parts: pd.DataFrame, ordinary: pd.DataFrame, column: str, place: str) -> dict | None:
+    """The place at which the feature is largest, the parts that write it until there, and those that remove it then."""
     states = rows[rows["metric"] == "origins.state"].assign(part="state")
     peak = states.loc[states[column].abs().idxmax()]
     if _standing_out(states.loc[[peak.name]], ordinary, column).empty:
@@ -463,22 +474,17 @@ def _written(rows: pd.DataFrame, parts: pd.DataFrame, ordinary: pd.DataFrame, co
     parts = _standing_out(parts, ordinary, column)
     parts = parts[parts[column].abs() >= WORTH * abs(peak[column])]
     same, before = parts[column] * peak[column] > 0, parts["layer"] < peak["layer"]
-    writers, takers = _most(parts[same & before], column, WRITERS), _most(parts[~same & ~before], column, TAKERS)
-    if writers.empty:
-        return None
-    text = f"{place.format(amount(peak[column]), _before(peak['layer'], len(states) - 1))}: written mainly by "
-    text += listed(_contribution(rows, part, column) for part in writers.to_dict("records"))
-    if len(takers):
-        text += f"; removed by {listed(_contribution(rows, part, column) for part in takers.to_dict('records'))}"
-    return f"{text}."
+    writers, takers = (
+        [_contribution(rows, part, column) for part in _most(chosen_parts, column, count).to_dict("records")]
+        for chosen_parts, count in ((parts[same & before], WRITERS), (parts[~same & ~before], TAKERS))
+    )
+    when = f"before layer {peak['layer']:.0f}" if peak["layer"] < len(states) - 1 else "after the last layer"
+    about = {"peak": place.format(amount(peak[column]), when), "writers": writers, "takers": takers or None}
+    return about if writers else None
 
 
 def _most(parts: pd.DataFrame, column: str, count: int) -> pd.DataFrame:
     return parts.loc[parts[column].abs().nlargest(count).index].sort_values("layer", kind="stable")
-
-
-def _before(layer: float, layers: int) -> str:
-    return f"before layer {layer:.0f}" if layer < layers else "after the last layer"
 
 
 def _contribution(rows: pd.DataFrame, part: Mapping, column: str) -> str:
@@ -486,30 +492,28 @@ def _contribution(rows: pd.DataFrame, part: Mapping, column: str) -> str:
     value, largest = signed(part[column]), largest_of(rows, part, column)
     if part["layer"] == BEFORE:
         return f"the embedding ({value})"
-    text = f"{BLOCKS[part['part']]} of layer {part['layer']} ({value}"
+    most = ""
     if largest is not None and largest[column] / part[column] >= SHARE:
-        text += f", of which {name_of(largest)} {signed(largest[column])}"
-    return f"{text})"
+        most = f", of which {name_of(largest)} {signed(largest[column])}"
+    return f"{BLOCKS[part['part']]} of layer {part['layer']} ({value}{most})"
 
 
-def _hidden(feature: str, rows: pd.DataFrame) -> Iterator[str]:
+def _hidden(rows: pd.DataFrame) -> Iterator[dict]:
     """The layers whose norms hide the feature from attention, or the feed-forward part, and the first that does not."""
     gates = rows[rows["metric"] == "origins.gate"]
     for role, part in GATES.items():
-        gates_of_role = [gate for gate in gates.to_dict("records") if role in gate["role"].split("+")]
-        hidden = [gate for gate in gates_of_role if abs(gate["value"]) < HIDDEN * gate["median"]]
-        if not hidden:
-            continue
-        layers, most = ranges([int(gate["layer"]) for gate in hidden]), max(abs(gate["value"]) for gate in hidden)
-        least = min(gate["median"] for gate in hidden)
-        text = f"The norms before {part} suppress {feature} in layers {layers} (gain at most {most:.2g}, median over "
-        text += f"features at least {least:.2g})"
-        behind = (gate for gate in gates_of_role if gate["layer"] > hidden[0]["layer"])
-        opened = next((gate for gate in behind if abs(gate["value"]) >= OPEN * gate["median"]), None)
-        if opened:
-            gain = f"{abs(opened['value']):.2g}, median {opened['median']:.2g}"
-            text += f"; layer {opened['layer']:.0f} passes it ({gain})"
-        yield f"{text}."
+        of_role = [gate for gate in gates.to_dict("records") if role in gate["role"].split("+")]
+        hidden = [gate for gate in of_role if abs(gate["value"]) < HIDDEN * gate["median"]]
+        if hidden:
+            passing = (gate for gate in of_role if abs(gate["value"]) >= OPEN * gate["median"])
+            opened = next((gate for gate in passing if gate["layer"] > hidden[0]["layer"]), None)
+            yield {
+                "part": part,
+                "layers": [int(gate["layer"]) for gate in hidden],
+                "most": max(abs(gate["value"]) for gate in hidden),
+                "least": min(gate["median"] for gate in hidden),
+                "opened": opened and opened | {"gain": abs(opened["value"])},
+            }
 
 
 FEATURES = 8  # at most

@@ -12,12 +12,13 @@ from outliers.models.names import distinct_names
 from outliers.models.variant import AS_IT_IS
 from outliers.quantization.schemes import BASELINE, label_of
 from outliers.show.axes import cost_axis, log_axis, name_places, parameters_axis, plot_costs
+from outliers.show.claims import NEXT, Claim, say, say_each
 from outliers.show.legends import SCATTER, explained, in_order, legend_columns, scheme_legend, scheme_styles
 from outliers.show.section import FINDINGS, Drawing, Failures, Finding, Section, failures, together
 from outliers.show.style import GREY, figure_function, panels_of
 from outliers.show.tables import FAILED, MISSING, Table, cell, measured_cell, scatter_note
 from outliers.show.value import Rows, exact, is_beyond, records, scattered_by, value_of
-from outliers.show.words import count, listed, percent, rise
+from outliers.show.words import count
 from outliers.variants.quantized import Quantized
 from outliers.variants.written import variant_of
 from outliers.views.published import FAIRSEQ, published_rows
@@ -266,6 +267,27 @@ DECOMPOSED = {
     "zeropoint-vector": "llm.int8-zeropoint",
     "absmax-row": "absmax-row-decomp",
 }
+MOST = Claim(TABLE, "{scheme} raises the perplexity of {name} by {cost:rise}.")
+NO_COST = Claim(TABLE, "No scheme raises the perplexity of {models} beyond the scatter of {scatter}.")
+SAVED = Claim(
+    TABLE,
+    by="cost",
+    against=["split_cost"],
+    yes="Keeping outlier features in 16 bits reduces the increase for {name} from {cost:percent} ({scheme}) to "
+    "{split_cost:percent} ({split}).",
+    no="Keeping outlier features in 16 bits has no measurable benefit for {name}: {cost:percent} ({scheme}) and "
+    "{split_cost:percent} ({split}).",
+)
+FREE = Claim(TABLE, "{free:listed} {free:has|have} no measurable cost for {name}.")
+LEAST = Claim(
+    TABLE, "The smallest increase for {name} is that of {scheme}: {cost:percent}.", by="cost", pick=min, against=[NEXT]
+)
+MODELS = Claim(TABLE, "The perplexity of {models} rises by more than 1 % under at least one scheme.")
+NO_MODEL = Claim(TABLE, "No scheme raises the perplexity of any model by measurably more than 1 %.")
+BEYOND = Claim(
+    "table1",
+    "The perplexity of {name} under {scheme} is larger than any number: the loss is {value:,.0f} nats a token.",
+)
 
 
 def sweep_findings(rows: Sequence[dict], names: dict[str, str], whole: bool = True) -> list[Finding]:
@@ -278,64 +300,36 @@ def sweep_findings(rows: Sequence[dict], names: dict[str, str], whole: bool = Tr
     """
     if not rows or any(row["cost"].deviation is None for row in rows):
         return []
-    most, *_ = rows = sorted(rows, key=lambda row: -row["cost"].mean)
-    if not _costs(most):
-        models = f"any of {count(len(names))} models" if len(names) > 1 else next(iter(names.values()))
-        beyond = f"beyond the scatter of {scattered_by(rows)}"
-        return [Finding(f"No scheme raises the perplexity of {models} {beyond}.", TABLE)] if whole else []
-    schemes = {row["scheme"]: row for row in rows if row["model"] == most["model"]}
-    name = names[most["model"]]
-    sentences = [f"{most['scheme']} raises the perplexity of {name} by {rise(*most['cost'])}."]
-    sentences += [*_saved(schemes, name), *_least(schemes, name), *(_others(rows, names) if whole else ())]
-    return [Finding(sentence, TABLE) for sentence in sentences]
-
-
-def beyond_findings(rows: Sequence[dict], names: dict[str, str]) -> list[Finding]:
-    """The schemes under which a perplexity is larger than any number."""
-    beyond = [row for row in rows if row["metric"] == LOG_PERPLEXITY]
-    return [
-        Finding(
-            f"The perplexity of {names[row['model']]} under {row['scheme']} is larger than any number: the loss is "
-            f"{row['value']:,.0f} nats a token.",
-            "table1",
-        )
-        for row in beyond
+    rows = [row | {"name": names[row["model"]]} for row in sorted(rows, key=lambda row: -row["cost"].mean)]
+    if not _costs(rows[0]):
+        models = f"any of {count(len(names))} models" if len(names) > 1 else rows[0]["name"]
+        return say(NO_COST, [{"models": models, "scatter": scattered_by(rows)}]) if whole else []
+    schemes = {row["scheme"]: row for row in rows if row["model"] == rows[0]["model"]}
+    pairs = [
+        schemes[scheme] | {"split": split, "split_cost": schemes[split]["cost"]}
+        for scheme, split in DECOMPOSED.items()
+        if {scheme, split} <= schemes.keys()
     ]
-
-
-def _costs(row: dict) -> bool:
-    return row["cost"].is_above(exact(0))
-
-
-def _saved(schemes: dict[str, dict], name: str) -> list[str]:
-    """The benefit of outlier features in 16 bits, of the first schemes of `DECOMPOSED`; or that none is measurable."""
-    pairs = [(schemes[base], schemes[split]) for base, split in DECOMPOSED.items() if {base, split} <= schemes.keys()]
-    if not pairs:
-        return []
-    both = [f"{percent(*row['cost'])} ({row['scheme']})" for row in pairs[0]]
-    before, after = (row["cost"] for row in pairs[0])
-    if not before.is_above(after):
-        return [f"Keeping outlier features in 16 bits has no measurable benefit for {name}: {' and '.join(both)}."]
-    return [f"Keeping outlier features in 16 bits reduces the increase for {name} from {' to '.join(both)}."]
-
-
-def _least(schemes: dict[str, dict], name: str) -> list[str]:
-    """The schemes without a measurable cost, or else the one with the least."""
     free = [scheme for scheme, row in schemes.items() if not _costs(row)]
-    if free:
-        return [f"{listed(free)} {'has' if len(free) == 1 else 'have'} no measurable cost for {name}."]
-    *_, second, least = [None, *schemes.values()]
-    if second is None or not second["cost"].is_above(least["cost"]):
-        return []
-    return [f"The smallest increase for {name} is that of {least['scheme']}: {percent(*least['cost'])}."]
+    several = list(schemes.values()) if len(schemes) > 1 else []
+    least = say(FREE, rows, free=free) if free else say(LEAST, several)
+    return [*say(MOST, rows), *say(SAVED, pairs[:1]), *least, *(_of_models(rows, names) if whole else ())]
 
 
-def _others(rows: list[dict], names: dict[str, str]) -> list[str]:
+def _of_models(rows: list[dict], names: dict[str, str]) -> list[Finding]:
     """Number of models that lose at least one per cent under some scheme, where there are several."""
     broken = {row["model"] for row in rows if row["cost"].is_above(exact(0.01))}
     if len(names) < 2:
         return []
-    if not broken:
-        return ["No scheme raises the perplexity of any model by measurably more than 1 %."]
     which = "every model" if len(broken) == len(names) else f"{count(len(broken))} of {count(len(names))} models"
-    return [f"The perplexity of {which} rises by more than 1 % under at least one scheme."]
+    return say(MODELS if broken else NO_MODEL, [{"models": which}])
+
+
+def beyond_findings(rows: Sequence[dict], names: dict[str, str]) -> list[Finding]:
+    """The schemes under which a perplexity is larger than any number."""
+    beyond = (row | {"name": names[row["model"]]} for row in rows if row["metric"] == LOG_PERPLEXITY)
+    return say_each(BEYOND, beyond)
+
+
+def _costs(row: dict) -> bool:
+    return row["cost"].is_above(exact(0))

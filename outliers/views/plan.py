@@ -13,12 +13,12 @@ from outliers.models.names import short_name
 from outliers.presets.plan import CANDIDATES, CONFIRM, Alone, Planning, exports_of, plan_of, singles_of
 from outliers.quantization.plans.plan import Plan
 from outliers.show.axes import cost_axis
+from outliers.show.claims import Claim, say
 from outliers.show.section import Drawing, Failures, Finding, Section, failures, printed
 from outliers.show.style import color_of, figure_function, panels_of
 from outliers.show.tables import Table, scatter_note, scattered
 from outliers.show.value import Rows, Value, exact, records, value_of
-from outliers.show.words import listed, percent
-from outliers.views.damage import decibels
+from outliers.show.words import decibels
 
 STAGES = {  # of a plan: what the legend says, colour, marker, and whether it is filled
     "search": ("on the blocks of the search", "blue", "o", "none"),
@@ -147,8 +147,8 @@ def plan_section(rows: list[dict], plan: Plan, files: dict[str, str], by: str = 
     """Findings that say how many projections have to be better and what the model costs then, the table of these, and
     the curve of all sets; by: what few of is better."""
     points = plan_points(rows)
-    singles = _singles(rows, plan)
-    tables = [_chosen(rows, plan), _sets(points, rows, by), *([singles] if len(singles.data) else [])]
+    every = _chosen(rows, plan), _sets(points, rows, by), _singles(rows, plan)
+    tables = [table for table in every if len(table.data)]
     measured = [row for row in rows if row["metric"] == "perplexity" and "stage" in row]
     notes = [scatter_note(measured)]
     tokens = next(row["blocks"] * row["block"] for row in measured)  # of the search, which comes first
@@ -200,23 +200,31 @@ def _singles(rows: list[dict], plan: Plan) -> Table:
     return Table.of("plan_single", caption, SINGLES, data, names=1, folded=True)
 
 
+WITH_PLAN = Claim(
+    "plan_sets",
+    "With {better:listed} of {projections} projections, {scheme} changes the perplexity by {cost:percent} on blocks "
+    "outside the search; without the plan, by {whole:percent}[[. No set of the {tried} costliest projections meets the "
+    "allowed {missed:percent}]][[. The distance to the allowed {near:percent} is within the scatter of rounding]][[. "
+    "No single one of these projections can be left out: the increase would be at least {without_one:percent}]].",
+)
+NOTHING = Claim(
+    "plan_sets",
+    "Nothing has to stay exact: with all {projections} projections under {scheme}, the perplexity changes by "
+    "{cost:percent} on blocks outside the search[[. The distance to the allowed {near:percent} is within the scatter "
+    "of rounding]].",
+)
+
+
 def _findings(points: pd.DataFrame, plan: Plan) -> list[Finding]:
-    whole = points[points["stage"] == CONFIRM].iloc[0]
-    measured = plan.measured
-    better = [f"{len(plan.exact)} exact"] if plan.exact or not plan.instead else []
-    better += [f"{len(paths)} in {name}" for name, paths in plan.instead.items()]
-    allowed, cost = exact(measured["allowed"]), Value(measured["cost"], measured["cost_deviation"])
-    sentence = (
-        f"With {listed(better)} of {plan.projections} projections, {plan.scheme} changes the perplexity by "
-        f"{percent(*cost)} on blocks outside the search; without the plan, by "
-        f"{percent(whole['cost'], whole['cost_deviation'])}"
-    )
-    if cost.mean > allowed.mean:
-        sentence += f". No set of the {CANDIDATES} costliest projections meets the allowed {percent(allowed.mean)}"
-    elif not allowed.is_above(cost):
-        sentence += f". The distance to the allowed {percent(allowed.mean)} is within the scatter of rounding"
-    if (without := measured.get("without_one")) is not None:
-        sentence += (
-            f". No single one of these projections can be left out: the increase would be at least {percent(without)}"
-        )
-    return [Finding(f"{sentence}.", "plan_sets")]
+    allowed, cost = plan.measured["allowed"], Value(plan.measured["cost"], plan.measured["cost_deviation"])
+    whole, *_ = points[points["stage"] == CONFIRM].to_dict("records")
+    better = {"exact": plan.exact} | {f"in {name}": paths for name, paths in plan.instead.items()}
+    about = {
+        "better": [f"{len(paths)} {how}" for how, paths in better.items() if paths],
+        "cost": cost,
+        "whole": value_of(whole, "cost"),
+        "tried": CANDIDATES,
+        "missed": allowed if cost.mean > allowed else None,
+        "near": allowed if cost.mean <= allowed and not exact(allowed).is_above(cost) else None,
+    }
+    return say(WITH_PLAN if about["better"] else NOTHING, [vars(plan) | plan.measured | about])

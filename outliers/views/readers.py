@@ -8,10 +8,11 @@ import pandas as pd
 
 from outliers.models.names import short_name
 from outliers.presets.readers import readings
-from outliers.show.section import Section, printed
+from outliers.show.claims import Claim, say
+from outliers.show.section import Finding, Section, printed
 from outliers.show.tables import MISSING, Form, Table, cell, scattered
-from outliers.show.value import Value, exact, value_of
-from outliers.show.words import amount, listed, part, percent
+from outliers.show.value import exact, value_of
+from outliers.show.words import percent
 from outliers.views.origins import reads
 
 MEASURES = ("cost", "top1_softmax", "share", "margin")  # of which random features have a mean and a deviation
@@ -130,53 +131,39 @@ def _is_apart(row: Mapping, measure: str) -> bool:
     return exact(row[measure]).is_apart(value_of(row, f"{measure}_controls"))
 
 
-def read_by(table: pd.DataFrame) -> Iterator[tuple[int, str, str]]:
-    """Of each feature what reads it, and what the attention to the first position owes to it; with the feature and the
-    table that it is from. That something reads it is said only beyond the scatter of random features."""
+READ = Claim(
+    "readers",
+    "Feature {feature} is read by {places:listed}; in brackets, the increase of perplexity with the feature set to "
+    "zero at this reader alone. A random feature costs at most {usual:percent} there, on average.",
+)
+NOT_READ = Claim(
+    "readers",
+    "Feature {feature} has no reader at which it matters more than random features: without it at {place} the "
+    "perplexity changes by {cost:percent}, without random features by {usual:percent}.",
+)
+PREFERRED = Claim(
+    "readers",
+    "Without feature {feature} at {place}, the margin of the first position (mean over heads) changes from "
+    "{whole[margin]:amount} to {margin:amount} nats and its share of the attention from {whole[share]:part} to "
+    "{share:part}; without a random feature the margin is {margin_controls:amount} ± "
+    "{margin_controls_deviation:amount} nats.",
+)
+
+
+def readers_findings(table: pd.DataFrame) -> Iterator[Finding]:
+    """Of each feature what reads it, and the place at which it makes most of the margin of the first position, if it
+    does. That something reads it is said only beyond the scatter of random features."""
     summary = summary_of(table)
-    whole = summary.iloc[0]
-    for feature, rows in summary.iloc[1:].groupby("feature", sort=False):
-        rows = rows.sort_values("cost", ascending=False).to_dict("records")
-        yield feature, _read(feature, rows), "readers"
-        if text := _preferred(feature, rows, whole):
-            yield feature, text, "readers"
-
-
-def _read(feature: int, rows: list[dict]) -> str:
-    reading = [row for row in rows if reads(row["cost"], value_of(row, "cost_controls"))]
-    if not reading:
-        most = max(rows, key=lambda row: abs(row["cost"]))
-        return (
-            f"Feature {feature} has no reader at which it matters more than random features: without it at "
-            f"{most['place']} the perplexity changes by {percent(most['cost'])}, without random features by "
-            f"{_others(most)}."
-        )
-    places = listed(f"{row['place']} ({percent(row['cost'])})" for row in reading[:NAMED])
-    usual = max(reading[:NAMED], key=lambda row: row["cost_controls"])
-    return (
-        f"Feature {feature} is read by {places}; in brackets, the increase of perplexity with the feature set to zero "
-        f"at this reader alone. A random feature costs at most {_others(usual)} there, on average."
-    )
-
-
-def _others(row: Mapping) -> str:
-    return percent(*value_of(row, "cost_controls"))
-
-
-def _preferred(feature: int, rows: list[dict], whole: Mapping) -> str | None:
-    """The place at which the feature makes most of the margin of the first position, if it does."""
-    changed = [
-        row
-        for row in rows
-        if pd.notna(row["margin"]) and abs(row["margin"] - whole["margin"]) >= NATS and _is_apart(row, "margin")
-    ]
-    if not changed:
-        return None
-    row = max(changed, key=lambda row: abs(row["margin"] - whole["margin"]))
-    usual: Value = value_of(row, "margin_controls")
-    return (
-        f"Without feature {feature} at {row['place']}, the margin of the first position (mean over heads) changes from "
-        f"{amount(whole['margin'])} to {amount(row['margin'])} nats and its share of the attention from "
-        f"{part(whole['share'])} to {part(row['share'])}; without a random feature the margin is "
-        f"{amount(usual.mean)} ± {amount(usual.deviation)} nats."
-    )
+    whole = summary.iloc[0].to_dict()
+    for _, of_feature in summary.iloc[1:].groupby("feature", sort=False):
+        rows = of_feature.sort_values("cost", ascending=False).to_dict("records")
+        rows = [row | {"usual": value_of(row, "cost_controls")} for row in rows]
+        reading = [row for row in rows if reads(row["cost"], row["usual"])][:NAMED]
+        places = [f"{row['place']} ({percent(row['cost'])})" for row in reading]
+        if reading:
+            yield from say(READ, [max(reading, key=lambda row: row["usual"].mean)], places=places)
+        else:
+            yield from say(NOT_READ, [max(rows, key=lambda row: abs(row["cost"]))])
+        changes = {place: abs(row["margin"] - whole["margin"]) for place, row in enumerate(rows)}
+        changed = [place for place, change in changes.items() if change >= NATS and _is_apart(rows[place], "margin")]
+        yield from say(PREFERRED, [rows[place] for place in sorted(changed, key=changes.get)[-1:]], whole=whole)

@@ -25,6 +25,7 @@ from outliers.models.variant import AS_IT_IS, Variant
 from outliers.quantization.cache_formats import Formats
 from outliers.quantization.schemes import Scheme, get_scheme
 from outliers.show.axes import beside, cost_axis, increase_axis, name_places, plot_costs
+from outliers.show.claims import NEXT, Claim, say
 from outliers.show.legends import SCATTER, entry, explained, legend
 from outliers.show.section import Drawing, Finding, Section, printed
 from outliers.show.style import COLORS, GREY, MARKERS, chosen, color_of, figure_function, panels_of
@@ -496,73 +497,62 @@ def _cell(perplexity: Value, least: float) -> str:
     return cell(form, *perplexity) + ("*" if perplexity.mean == least else "")
 
 
+FEWEST = Claim(
+    "frontier_{model}",
+    "The fewest bits of {what} that keep {model} within {held:.0%} of its perplexity are {bits:.4g}: {which:listed}.",
+)
+NOT_HELD = Claim("frontier_{model}", "No format of {what} keeps {model} within {held:.0%} of its perplexity.")
+NO_BENEFIT = Claim("remedies_{model}", "No remedy has a measurable benefit.")
+SAVED = Claim(
+    "remedies_{model}",
+    by="saving",
+    against=[NEXT],
+    yes="{format} gains most from a remedy: {remedy} reduces its increase of perplexity from {plain:percent} to "
+    "{cost:percent}.",
+)
+LOST = Claim(
+    "remedies_{model}",
+    "With every remedy tried, {lost:listed} {lost:raises|raise} the perplexity of {model} by more than {held:.0%}.",
+)
+
+
 def remedies_findings(points: Sequence[Point]) -> list[Finding]:
     """Of each model: the fewest bits that hold it, for each of `KINDS`; the format that a remedy saves most; the
-    formats that nothing saves. Nothing of a single draw."""
-    return [
-        finding
-        for model, ours in grouped(points, attrgetter("model")).items()
-        if any(point.cost.deviation is not None for point in ours)
-        for finding in _of_model(model, ours)
-    ]
+    formats that cost more than that with every one. Nothing of a single draw."""
+    findings = []
+    for model, ours in grouped(points, attrgetter("model")).items():
+        if any(point.cost.deviation is not None for point in ours):
+            formats = grouped((point for point in ours if point.kind != "cache"), attrgetter("format"))
+            lost = [name for name, group in formats.items() if all(point.cost.is_above(exact(HELD)) for point in group)]
+            findings += [finding for kind in KINDS for finding in _fewest(ours, kind)]
+            about = {"lost": lost, "model": model, "held": HELD}
+            findings += [*_saved(formats.values()), *say(LOST, [about] if lost else [])]
+    return findings
 
 
-def _of_model(model: str, points: Sequence[Point]) -> list[Finding]:
-    formats = grouped((point for point in points if point.kind != "cache"), attrgetter("format"))
-    sentences = [(sentence, "frontier") for kind in KINDS for sentence in _fewest(points, kind, model)]
-    sentences += [(sentence, "remedies") for sentence in (*_saved(formats.values()), *_lost(formats, model))]
-    return [Finding(sentence, f"{table}_{model}") for sentence, table in sentences]
+def _fewest(points: Sequence[Point], kind: str) -> list[Finding]:
+    """The formats of fewest bits that hold the model with certainty; weights on the grid of their file say nothing."""
+    points = [point for point in points if point.kind == kind and not point.on_grid]
+    held = [point for point in points if exact(HELD).is_above(point.cost)]
+    bits = min((point.bits for point in held), default=None)
+    which = [f"{point.format} with {point.remedy} ({percent(*point.cost)})" for point in held if point.bits == bits]
+    about = {"what": KINDS[kind], "held": HELD, "bits": bits, "which": which}
+    return say(FEWEST if held else NOT_HELD, [point._asdict() for point in points[:1]], **about)
 
 
-def _saved(formats: Iterable[Sequence[Point]]) -> list[str]:
+def _saved(formats: Iterable[Sequence[Point]]) -> list[Finding]:
     """The format whose log-perplexity a remedy brings down most, if that is more than of the next."""
     pairs = [
-        (next(point for point in group if point.remedy == NONE), min(group, key=lambda point: point.cost.mean))
+        (plain, min(group, key=lambda point: point.cost.mean))
         for group in formats
-        if any(point.remedy == NONE for point in group)
+        for plain in [point for point in group if point.remedy == NONE][:1]
     ]
-    if not pairs:
-        return []
-    if not any(plain.perplexity.is_above(best.perplexity) for plain, best in pairs):
-        return ["No remedy has a measurable benefit."]
-    (plain, best), *others = sorted(pairs, key=lambda pair: _saving(*pair).mean, reverse=True)
-    if others and not _saving(plain, best).is_above(_saving(*others[0])):
-        return []
-    return [
-        f"{plain.format} gains most from a remedy: {best.remedy} reduces its increase of perplexity from "
-        f"{percent(*plain.cost)} to {percent(*best.cost)}."
-    ]
+    rows = [best._asdict() | {"plain": plain.cost, "saving": _saving(plain, best)} for plain, best in pairs]
+    saves = any(plain.perplexity.is_above(best.perplexity) for plain, best in pairs)
+    return say(SAVED if saves else NO_BENEFIT, rows)
 
 
 def _saving(plain: Point, best: Point) -> Value:
     """The log-perplexity between a format plain and with its best remedy."""
     scatter = (point.perplexity.spread / point.perplexity.mean for point in (plain, best))
     return Value(math.log(plain.perplexity.mean / best.perplexity.mean), math.hypot(*scatter))
-
-
-def _fewest(points: Sequence[Point], kind: str, model: str) -> list[str]:
-    """The format of fewest bits that holds the model with certainty; weights on the grid of their file say nothing."""
-    points = [point for point in points if point.kind == kind and not point.on_grid]
-    if not points:
-        return []
-    held = [point for point in points if exact(HELD).is_above(point.cost)]
-    if not held:
-        return [f"No format of {KINDS[kind]} keeps {model} within {100 * HELD:.0f} % of its perplexity."]
-    fewest = min(point.bits for point in held)
-    which = listed(
-        f"{point.format} with {point.remedy} ({percent(*point.cost)})" for point in held if point.bits == fewest
-    )
-    return [
-        f"The fewest bits of {KINDS[kind]} that keep {model} within {100 * HELD:.0f} % of its perplexity are "
-        f"{fewest:.4g}: {which}."
-    ]
-
-
-def _lost(formats: dict[str, list[Point]], model: str) -> list[str]:
-    """The formats that cost more than that with every remedy."""
-    lost = [name for name, points in formats.items() if all(point.cost.is_above(exact(HELD)) for point in points)]
-    if not lost:
-        return []
-    verb = "raises" if len(lost) == 1 else "raise"
-    limit = f"{100 * HELD:.0f} %"
-    return [f"With every remedy tried, {listed(lost)} {verb} the perplexity of {model} by more than {limit}."]

@@ -9,12 +9,13 @@ from matplotlib.axes import Axes
 from outliers.models.names import short_name
 from outliers.presets.super_weights import BESIDE, compared
 from outliers.show.axes import cost_axis, name_places
+from outliers.show.claims import Claim, say, say_each
 from outliers.show.legends import legend
-from outliers.show.section import Drawing, Section, printed
+from outliers.show.section import Drawing, Finding, Section, printed
 from outliers.show.style import color_of, figure_function, panels_of
 from outliers.show.tables import MISSING, Table
 from outliers.show.value import Value
-from outliers.show.words import changed, count, listed, percent
+from outliers.show.words import count, percent
 
 # Treatment: what the legend says, colour, marker, and how far beside the middle of its candidate.
 TREATMENTS = {
@@ -183,66 +184,54 @@ SCALED = (
 )
 
 
-def carried_by(rows: list[dict]) -> Iterator[tuple[int, str, str]]:
-    """The single weights that carry the model, with their controls; or that none was found. Each with the feature that
-    the weight writes, and the table that it is from."""
+NONE = Claim(
+    "super_weights",
+    "None of {number:count} candidates is a super weight: setting one to zero changes the perplexity by at most "
+    "{cost:percent} ({called}), and without its whole neuron it {neuron:changed}; without {beside} it changes by at "
+    "most {most:percent}.",
+)
+CARRIED = Claim(
+    "super_weights",
+    "Weight [{output}, {input}] of the second feed-forward projection of layer {layer} is {which} super weight: "
+    "without it the perplexity {cost:changed}; without {beside} it changes by at most {most:percent}; without the "
+    "whole neuron {input} it {neuron:changed}{reason}.",
+)
+NOT_THE_NEURON = ". The loss of the neuron's output therefore does not explain the effect of the weight"
+OF_ROW = Claim(
+    "super_weights",
+    "Without the whole row {output} of layer {layer} the perplexity {row:changed}[[; with the massive activation after "
+    "the layer at its mean it {massive:changed}]].",
+)
+OF_FACTORS = Claim("super_weights", "Scaling {called} by {factors:listed} changes the perplexity by {costs:listed}.")
+
+
+def super_weights_findings(rows: list[dict]) -> list[Finding]:
+    """The single weights that carry the model, with their controls; or that none was found. Of the feature that the
+    weight writes."""
     costs = compared(rows)
     candidates = [_summed_up(candidate) for candidate in _each(costs)]
-    beside_controls = [candidate for candidate in candidates if not pd.isna(candidate.get("neuron"))]
-    carrying = [candidate for candidate in beside_controls if _carries(candidate)]
-    if not carrying and beside_controls:
-        most = max(beside_controls, key=lambda candidate: candidate["cost"])
-        yield most["output"], _none(most, len(candidates)), "super_weights"
-    called_one = "a" if len(carrying) > 1 else "the one"
-    for candidate in carrying:
-        yield candidate["output"], _carried(candidate, called_one), "super_weights"
-    for candidate in carrying[:1]:
-        yield candidate["output"], _not_the_row(candidate), "super_weights"
-        yield candidate["output"], _multiplied(candidate, costs[costs["treatment"] == "scaled"]), "super_weights"
+    told = [_told(candidate) for candidate in candidates if not pd.isna(candidate.get("neuron"))]
+    carrying = list(filter(_carries, told))
+    if not carrying:
+        return say(NONE, sorted(told, key=lambda candidate: -candidate["cost"]), number=len(candidates))
+    first, which = carrying[:1], "a" if len(carrying) > 1 else "the one"
+    scaled = costs[(costs["treatment"] == "scaled") & (costs["candidate"] == first[0]["candidate"])]
+    factors, of_factors = list(map("{:g}".format, scaled["factor"])), list(map(percent, scaled["cost"]))
+    return [
+        *say_each(CARRIED, carrying, which=which),
+        *say(OF_ROW, first),
+        *say(OF_FACTORS, first, factors=factors, costs=of_factors),
+    ]
 
 
-def _none(most: dict, number: int) -> str:
-    return (
-        f"None of {count(number)} candidates is a super weight: setting one to zero changes the perplexity by at most "
-        f"{percent(most['cost'])} ({_place(most)}), and without its whole neuron it {changed(most['neuron'])}; without "
-        f"{_others(most)} it changes by at most {percent(most['most'])}."
-    )
-
-
-def _others(candidate: dict) -> str:
-    """The other single weights that a candidate is compared with."""
-    about = candidate | {"count": count(candidate["count"])}
+def _told(candidate: dict) -> dict:
+    """A candidate with its feature, its name, the other single weights that it is compared with, and what its neuron
+    says of the reason of its effect."""
     largest = "" if pd.isna(candidate.get("largest")) else " or the largest of its matrix"
-    return COMPARED[candidate["kind"]].format(**about) + largest
-
-
-def _place(candidate: dict) -> str:
-    return called(candidate["candidate"], candidate["layer"])
-
-
-def _carried(candidate: dict, called_one: str) -> str:
-    """A super weight beside its controls, and what its neuron says of the reason of its effect."""
-    text = (
-        f"Weight [{candidate['output']}, {candidate['input']}] of the second feed-forward projection of layer "
-        f"{candidate['layer']} is {called_one} super weight: without it the perplexity {changed(candidate['cost'])}; "
-        f"without {_others(candidate)} it changes by at most {percent(candidate['most'])}; without the whole neuron "
-        f"{candidate['input']} it {changed(candidate['neuron'])}"
-    )
-    if candidate["neuron"] < candidate["cost"] / 2:
-        text += ". The loss of the neuron's output therefore does not explain the effect of the weight"
-    return f"{text}."
-
-
-def _not_the_row(candidate: dict) -> str:
-    text = f"Without the whole row {candidate['output']} of layer {candidate['layer']} the perplexity "
-    text += changed(candidate["row"])
-    if not pd.isna(candidate.get("massive")):
-        text += f"; with the massive activation after the layer at its mean it {changed(candidate['massive'])}"
-    return f"{text}."
-
-
-def _multiplied(candidate: dict, scaled: pd.DataFrame) -> str:
-    rows = scaled[scaled["candidate"] == candidate["candidate"]].itertuples()
-    scales = list(rows)
-    factors, costs = listed(f"{row.factor:g}" for row in scales), listed(percent(row.cost) for row in scales)
-    return f"Scaling {_place(candidate)} by {factors} changes the perplexity by {costs}."
+    others = COMPARED[candidate["kind"]].format(**candidate | {"count": count(candidate["count"])})
+    return candidate | {
+        "feature": candidate["output"],
+        "called": called(candidate["candidate"], candidate["layer"]),
+        "beside": others + largest,
+        "reason": NOT_THE_NEURON if candidate["neuron"] < candidate["cost"] / 2 else "",
+    }

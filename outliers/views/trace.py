@@ -20,13 +20,14 @@ from outliers.metrics.records import LIMITS
 from outliers.models.names import short_name
 from outliers.presets.emergence import OneModel
 from outliers.show.axes import log_axis, threshold
+from outliers.show.claims import Claim, say
 from outliers.show.explorer import Explorer, of_tables
 from outliers.show.legends import legend
 from outliers.show.maps import Scale, map_on, number_above, pooled
 from outliers.show.section import Drawing, Failures, Finding, Section, by_stack, failures
 from outliers.show.style import GREY, HEAT, SEQUENTIAL, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import Table, wrapped
-from outliers.show.words import Names, amount, count, part, ranges
+from outliers.show.words import Names, ranges
 from outliers.views.emergence import emergence_table, metric_of
 from outliers.views.range import beyond_float16, place_of
 
@@ -513,54 +514,77 @@ PATCHES = {
 }
 
 
+OUTLIERS = Claim(
+    "features",
+    "{number:Count} of {every:,} features {number:is an outlier feature:|are outlier features; the most common is} "
+    "feature {feature}, which reaches |x| ≥ {alpha:g} in {layers:part} of layers and {positions:part} of positions[[, "
+    "with a median of {median:amount}]].",
+)
+TOO_MANY = Claim(
+    "features", "{number:,} of {every:,} features meet the criterion at |x| ≥ {alpha:g}: it does not discriminate."
+)
+NEAREST = Claim(
+    "features",
+    "None of {every:,} features is an outlier feature: the nearest, feature {feature}, reaches |x| ≥ {alpha:g} in "
+    "{layers:part} of layers ({required[0]:.0%} required) and {positions:part} of positions ({required[1]:.0%} "
+    "required).",
+)
+NO_HIT = Claim(
+    "features",
+    "None of {every:,} features is an outlier feature: no value reaches |x| ≥ {alpha:g}; the largest is {max:amount}, "
+    "in feature {feature}.",
+)
+LARGEST_INPUT = Claim(
+    "largest",
+    "The largest input of a projection is {max:amount}: feature {feature} of layer {layer}'s {role}, at position "
+    "{position}, token {called}[[; the largest of {beside[role]} is {beside[max]:amount}]].",
+)
+MASSIVE_AFTER = Claim(
+    "massive_activations",
+    by="most",
+    yes="The residual stream has massive activations after layer{layers:|s} {layers:ranges}, up to {most:amount} in "
+    "feature {feature} at position {position}, token {called}.",
+)
+SINK_AT = Claim("attention_sinks", "Position {position} is an attention sink for {share:part} of (layer, head) pairs.")
+SOFTMAX = Claim(
+    "table4",
+    "The mean top-1 softmax probability of the attention is {top1_softmax:.1%}[[; with outlier features set to zero it "
+    "is {top1_softmax_without:.1%}]].",
+)
+EXPERT = Claim(
+    "experts",
+    by="share",
+    yes="Expert {expert} of layer {layer} gets {share:part} of the tokens, where an even share is {even:part}; [[no "
+    "token chose expert{number:|s} {unused}]][[{none}]].",
+)
+
+
 def trace_findings(trace: "Trace", metrics: Mapping[str, float], names: Names) -> list[Finding]:
     """Outlier features, places of the largest inputs, massive activations, the attention and its sink, experts.
 
     metrics: those of the model's row of Table 4. names: what a token id is called.
     """
-    outliers = Finding(_outliers(trace), "features")
-    magnitudes = [_largest(trace, names), *_range(trace), *_massive_finding(trace, names)]
-    return [outliers, *magnitudes, *_sink(trace), *_attention(metrics), *_expert(trace)]
+    magnitudes = [*_largest(trace, names), *_range(trace), *_massive_finding(trace, names)]
+    softmax = say(SOFTMAX, [metrics] if "top1_softmax" in metrics else [])
+    return [*_outliers(trace), *magnitudes, *_sink(trace), *softmax, *_expert(trace)]
 
 
-def _outliers(trace: "Trace") -> str:
-    every, outliers, hit = trace.features(), trace.outlier_features(), f"|x| ≥ {trace.alpha:g}"
-    if len(outliers) > FEW * len(every):
-        which = f"{len(outliers):,} of {len(every):,} features"
-        return f"{which} meet the criterion at {hit}: it does not discriminate."
-    if outliers.empty:
-        return f"None of {len(every):,} features is an outlier feature: {_nearest(every, hit)}."
-    most = outliers.iloc[0].to_dict()
-    are = "is an outlier feature:" if len(outliers) == 1 else "are outlier features; the most common is"
-    which = f"{count(len(outliers)).capitalize()} of {len(every):,} features {are} feature {most['feature']}"
-    quartile = "" if pd.isna(most["median"]) else f", with a median of {amount(most['median'])}"
-    return f"{which}, which reaches {hit} in {_share(most)}{quartile}."
+def _outliers(trace: "Trace") -> list[Finding]:
+    every, outliers = trace.features(), trace.outlier_features()
+    about = {"number": len(outliers), "every": len(every), "alpha": trace.alpha, "required": (LAYERS, POSITIONS)}
+    if len(outliers):
+        too_many = len(outliers) > FEW * len(every)
+        return say(TOO_MANY if too_many else OUTLIERS, outliers.head(1).to_dict("records"), **about)
+    return say(NEAREST if every["hits"].iloc[0] else NO_HIT, every.head(1).to_dict("records"), **about)
 
 
-def _nearest(every: pd.DataFrame, hit: str) -> str:
-    most = every.iloc[0].to_dict()
-    if not most["hits"]:
-        return f"no value reaches {hit}; the largest is {amount(most['max'])}, in feature {most['feature']}"
-    required = [f" ({100 * least:g} % required)" for least in (LAYERS, POSITIONS)]
-    return f"the nearest, feature {most['feature']}, reaches {hit} in {_share(most, *required)}"
-
-
-def _share(feature: dict, of_layers: str = "", of_positions: str = "") -> str:
-    layers, positions = (part(feature[name]) for name in ("layers", "positions"))
-    return f"{layers} of layers{of_layers} and {positions} of positions{of_positions}"
-
-
-def _largest(trace: "Trace", names: Names) -> Finding:
+def _largest(trace: "Trace", names: Names) -> list[Finding]:
     """The largest input of all projections, beside that of the roles in which outlier features are looked for."""
     from outliers.tracing.result import STREAM  # which imports torch
 
-    by_role = trace.largest_values().sort_values("max", ascending=False).to_dict("records")
-    most = by_role[0]
-    axis = f"feature {most['feature']} of layer {most['layer']}'s {most['role']}"
-    value = f"The largest input of a projection is {amount(most['max'])}: {axis}, {_token(most, names)}"
-    looked_at = next((row for row in by_role if row["role"] in STREAM), most)
-    beside = "" if looked_at is most else f"; the largest of {looked_at['role']} is {amount(looked_at['max'])}"
-    return Finding(f"{value}{beside}.", "largest")
+    most, *others = trace.largest_values().sort_values("max", ascending=False).to_dict("records")
+    beside = None if most["role"] in STREAM else next((row for row in others if row["role"] in STREAM), None)
+    return say(LARGEST_INPUT, [most], beside=beside, called=names(int(most["token"])))
 
 
 def _range(trace: "Trace") -> list[Finding]:
@@ -574,40 +598,17 @@ def _range(trace: "Trace") -> list[Finding]:
     return [Finding(f"{beyond_float16(abs(most['value']), place_of(most))}.", at)]
 
 
-def _token(row: dict, names: Names) -> str:
-    return f"at position {row['position']}, token {names(int(row['token']))}"
-
-
 def _massive_finding(trace: "Trace", names: Names) -> list[Finding]:
     massive = trace.massive_activations().query("massive > 0")
-    if massive.empty:
-        return []
-    most = massive.loc[massive["value"].abs().idxmax()].to_dict()
-    layers = f"layer{'s' if len(massive) > 1 else ''} {ranges(massive['layer'].tolist())}"
-    place = f"{amount(abs(most['value']))} in feature {most['feature']} {_token(most, names)}"
-    return [
-        Finding(f"The residual stream has massive activations after {layers}, up to {place}.", "massive_activations")
-    ]
+    rows = massive.assign(most=massive["value"].abs(), called=massive["token"].map(names)).to_dict("records")
+    return say(MASSIVE_AFTER, rows, layers=massive["layer"].tolist())
 
 
 def _sink(trace: "Trace") -> list[Finding]:
     """The position that is a sink for most heads; not one of the second half, to which few queries attend."""
     shares = trace.attention_sinks()
     most = shares.loc[shares["share"].idxmax()].to_dict()
-    if not most["share"] or most["position"] > len(shares) / 2:
-        return []
-    share = f"{part(most['share'])} of (layer, head) pairs"
-    return [Finding(f"Position {most['position']:.0f} is an attention sink for {share}.", "attention_sinks")]
-
-
-def _attention(metrics: Mapping[str, float]) -> list[Finding]:
-    """Certainty of the attention, with outlier features and without."""
-    if "top1_softmax" not in metrics:
-        return []
-    share = f"The mean top-1 softmax probability of the attention is {100 * metrics['top1_softmax']:.1f} %"
-    if "top1_softmax_without" in metrics:
-        share += f"; with outlier features set to zero it is {100 * metrics['top1_softmax_without']:.1f} %"
-    return [Finding(f"{share}.", "table4")]
+    return say(SINK_AT, [most] if most["share"] and most["position"] <= len(shares) / 2 else [])
 
 
 def _expert(trace: "Trace") -> list[Finding]:
@@ -615,12 +616,10 @@ def _expert(trace: "Trace") -> list[Finding]:
     if not trace.experts:
         return []
     shares = trace.expert_shares()
-    most, unused = shares.loc[shares["share"].idxmax()].to_dict(), shares[shares["share"] == 0]
-    text = f"Expert {most['expert']:.0f} of layer {most['layer']:.0f} gets {part(most['share'])} of the tokens"
-    text += f", where an even share is {part(shares['share'].mean())}"
+    unused = shares[shares["share"] == 0]
     of_layers = [f"{_unused(of_layer)} in layer {layer}" for layer, of_layer in unused.groupby("layer")]
-    none = f"no token chose expert{'s' * (len(unused) > 1)} {first_of(of_layers)}" if of_layers else "none is idle"
-    return [Finding(f"{text}; {none}.", "experts")]
+    none = {"number": len(unused), "unused": first_of(of_layers)} if of_layers else {"none": "none is idle"}
+    return say(EXPERT, shares.to_dict("records"), even=shares["share"].mean(), **none)
 
 
 CELLS = 150_000  # of a map at most: features of wider models share columns

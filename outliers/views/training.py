@@ -8,10 +8,11 @@ import pandas as pd
 
 from outliers.models.names import short_name
 from outliers.quantization.schemes import BASELINE
+from outliers.show.claims import Claim, say
 from outliers.show.section import Finding
 from outliers.show.tables import MISSING, Table, cell, with_interval
 from outliers.show.value import Mean, grouped, mean, ratio
-from outliers.show.words import listed, percent
+from outliers.show.words import percent
 from outliers.views.causes import of_runs, trained
 
 PARTS = {"ffn": "FFN", "linear": "linear", "attention": "attention"}  # of a recipe: as keys and sentences have them
@@ -121,15 +122,57 @@ PROJECTIONS, ATTENTION = "FFN, linear", "FFN, linear, attention"
 PLAIN = "0 %"
 
 
+OF_PROJECTIONS = Claim(
+    "{at}",
+    "Training {model} with all projections in int8 changes its final perplexity by {change} relative to 16 bits: "
+    "{within}.",
+)
+FEED_FORWARD = Claim("{at}", "With the feed-forward projections alone in int8 the change is {change}.")
+FREE = Claim("{at}", "Feed-forward projections alone in int8 have no measurable cost: {change}.")
+SAVED = Claim("{at}", "Keeping {shares:listed} of features in 16 bits reduces the change to {changes:listed}.")
+NOT_SAVED = Claim("{at}", "Keeping {shares:listed} of features in 16 bits has no measurable benefit.")
+ATTENDED = Claim(
+    "{at}", "With attention in int8 too, and {shares:listed} of features in 16 bits, the change is {changes:listed}."
+)
+LEFT = Claim("{at}", "Of the {change} of '{run}', {left} remains when its final weights are evaluated in float32.")
+
+
 def int8_findings(settings: Sequence[Setting], at: str) -> list[Finding]:
-    """Of each model: what all projections cost, what the feed-forward ones do, what decomposition saves; attention."""
+    """Of each model: what all projections cost, what the feed-forward ones do, which shares of features in 16 bits save
+    something of that, what attention costs beside, and what remains where the trained weights are used in float32."""
     compared = grouped((run for run in settings if run.increase is not None), attrgetter("model")).values()
-    parts = (_held, _feed_forward, _decomposed, _attention, _exact)
+    return [finding for runs in compared for finding in _of_model(runs, at)]
+
+
+def _of_model(runs: list[Setting], at: str) -> list[Finding]:
+    whole, forward = ([run for run in runs if run.key == (parts, PLAIN)] for parts in (PROJECTIONS, "FFN"))
+    decomposed = [run for run in runs if run.int8 == PROJECTIONS and run.decomposition != PLAIN]
+    saving = [
+        run
+        for run in decomposed
+        for plain in whole
+        if (beside := ratio(run.values, plain.values)) and beside.is_shown and beside.value < 1
+    ]
+    is_free = [run for run in forward if not _is_cost(run.increase) and run.increase.interval is not None]
+    left = [run for run in whole if run.exact_increase is not None and _is_cost(run.increase)]
+    said = (
+        (OF_PROJECTIONS, whole),
+        (FREE if is_free else FEED_FORWARD, forward),
+        (SAVED if saving else NOT_SAVED, (saving or decomposed) if whole else []),
+        (ATTENDED, [run for run in runs if run.int8 == ATTENTION]),
+        (LEFT, left),
+    )
+    return [finding for claim, chosen in said for finding in say(claim, _told(chosen), at=at)]
+
+
+def _told(runs: Sequence[Setting]) -> list[dict]:
+    """The first of some runs, with the shares and changes of all."""
+    shares, changes = [run.decomposition for run in runs], [_percent(run.increase) for run in runs]
     return [
-        Finding(sentence, at)
-        for runs in compared
-        for part in parts
-        for sentence in part({run.key: run for run in runs})
+        run._asdict()
+        | {"shares": shares, "changes": changes, "change": changes[0], "within": _within(run.increase)}
+        | {"left": run.exact_increase and _percent(run.exact_increase)}
+        for run in runs[:1]
     ]
 
 
@@ -137,15 +180,6 @@ def _percent(increase: Mean) -> str:
     """The change in per cent of a ratio to 1: +0.4 % [−0.2, +1.0]."""
     ends = ", ".join(percent(end - 1).removesuffix(" %") for end in increase.interval or ())
     return percent(increase.value - 1) + (f" [{ends}]" if ends else "")
-
-
-def _held(settings: dict[tuple, Setting]) -> list[str]:
-    """Whether all projections in int8 end within `HELD` of 16 bits."""
-    setting = settings.get((PROJECTIONS, PLAIN))
-    if setting is None:
-        return []
-    change = f"changes its final perplexity by {_percent(setting.increase)} relative to 16 bits"
-    return [f"Training {setting.model} with all projections in int8 {change}: {_within(setting.increase)}."]
 
 
 def _within(increase: Mean) -> str:
@@ -159,50 +193,6 @@ def _within(increase: Mean) -> str:
     if low - 1 > HELD or 1 - high > HELD:
         return f"beyond {limit}{whole}"
     return f"{increase.seeds} seeds do not resolve whether this is within {limit}"
-
-
-def _feed_forward(settings: dict[tuple, Setting]) -> list[str]:
-    setting = settings.get(("FFN", PLAIN))
-    if setting is None:
-        return []
-    cost = _percent(setting.increase)
-    if _is_cost(setting.increase) or setting.increase.interval is None:
-        return [f"With the feed-forward projections alone in int8 the change is {cost}."]
-    return [f"Feed-forward projections alone in int8 have no measurable cost: {cost}."]
-
-
-def _decomposed(settings: dict[tuple, Setting]) -> list[str]:
-    """The shares of features in 16 bits that save something of the cost of all projections."""
-    plain = settings.get((PROJECTIONS, PLAIN))
-    others = [run for key, run in settings.items() if key[0] == PROJECTIONS and key[1] != PLAIN]
-    if plain is None or not others:
-        return []
-    ratios = [(run, ratio(run.values, plain.values)) for run in others]
-    saving = [run for run, part in ratios if part and part.is_shown and part.value < 1]
-    shares = listed(run.decomposition for run in saving or others)
-    if not saving:
-        return [f"Keeping {shares} of features in 16 bits has no measurable benefit."]
-    left = listed(_percent(run.increase) for run in saving)
-    return [f"Keeping {shares} of features in 16 bits reduces the change to {left}."]
-
-
-def _attention(settings: dict[tuple, Setting]) -> list[str]:
-    """Cost of attention in int8 beside the projections alone, with each share of features in 16 bits."""
-    attended = [setting for key, setting in settings.items() if key[0] == ATTENTION]
-    if not attended:
-        return []
-    shares = listed(setting.decomposition for setting in attended)
-    ends = listed(_percent(setting.increase) for setting in attended)
-    return [f"With attention in int8 too, and {shares} of features in 16 bits, the change is {ends}."]
-
-
-def _exact(settings: dict[tuple, Setting]) -> list[str]:
-    """Remaining cost of all projections where the trained weights are used in float32."""
-    setting = settings.get((PROJECTIONS, PLAIN))
-    if setting is None or setting.exact_increase is None or not _is_cost(setting.increase):
-        return []
-    cost, left = _percent(setting.increase), _percent(setting.exact_increase)
-    return [f"Of the {cost} of '{setting.run}', {left} remains when its final weights are evaluated in float32."]
 
 
 def _is_cost(increase: Mean) -> bool:

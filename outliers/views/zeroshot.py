@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from outliers.models.names import names_by_row
 from outliers.quantization.schemes import BASELINE
 from outliers.show.axes import beside, parameters_axis
+from outliers.show.claims import Claim, say, say_each
 from outliers.show.legends import explained, scheme_legend, scheme_styles
 from outliers.show.section import Drawing, Finding, Section
 from outliers.show.style import GREY, figure_function, panels_of
@@ -159,36 +160,35 @@ def _cell(metric: str, value: float) -> str:
     return cell(".4g", value) if metric == "perplexity" else cell(".1f", value, unit=100)
 
 
+LOWER = Claim("figure1", "{scheme} lowers the mean zero-shot accuracy of {model} from {from} to {to}.")
+NOT_LOWER = Claim(
+    "figure1",
+    "No scheme measurably lowers zero-shot accuracy; the largest change is that of {model} under {scheme}, from "
+    "{from} to {to}.",
+)
+GUESSES = Claim(
+    "figure1", "{which} {guess:does|do} not measurably exceed chance ({chance:.1%}), even without quantization."
+)
+
+
 def zeroshot_findings(means: Sequence[dict], chance: float | None) -> list[Finding]:
-    """The schemes that lose accuracy beyond the standard errors, and the models that only guess.
+    """The schemes that lose accuracy beyond the standard errors, as if examples were independent, which is careful:
+    they are the same; and the models that do not do better than guesses.
 
     means: as `mean_accuracy` makes them. chance: mean accuracy of guesses, None where it is not known.
     """
     known = [mean for mean in means if mean["standard_error"] is not None]
     unquantized = {mean["model"]: mean for mean in known if mean["scheme"] == BASELINE}
-    quantized = [mean for mean in known if mean["scheme"] != BASELINE and mean["model"] in unquantized]
-    sentences = _lost([(unquantized[mean["model"]], mean) for mean in quantized])
-    sentences += [] if chance is None else _guesses(list(unquantized.values()), chance)
-    return [Finding(sentence, "figure1") for sentence in sentences]
-
-
-def _lost(pairs: Sequence[tuple[dict, dict]]) -> list[str]:
-    """Schemes whose mean accuracy is lower; as if examples were independent, which is careful: they are the same."""
-    if not pairs:
-        return []
-    lower = [(before, after) for before, after in pairs if _accuracy(before).is_above(_accuracy(after))]
-    if not lower:
-        before, after = min(pairs, key=lambda pair: pair[1]["value"] - pair[0]["value"])
-        largest = f"the largest change is that of {after['model']} under {after['scheme']}"
-        return [
-            f"No scheme measurably lowers zero-shot accuracy; {largest}, from {_percent(before)} to {_percent(after)}."
-        ]
-    lower.sort(key=lambda pair: pair[1]["value"] - pair[0]["value"])
-    return [
-        f"{after['scheme']} lowers the mean zero-shot accuracy of {after['model']} from {_percent(before)} to "
-        f"{_percent(after)}."
-        for before, after in lower[:3]
-    ]
+    pairs = [(unquantized.get(mean["model"]), mean) for mean in known if mean["scheme"] != BASELINE]
+    pairs = sorted((pair for pair in pairs if pair[0]), key=lambda pair: pair[1]["value"] - pair[0]["value"])
+    lower = [pair for pair in pairs if _accuracy(pair[0]).is_above(_accuracy(pair[1]))][:3]
+    told = [after | {"from": _percent(before), "to": _percent(after)} for before, after in lower or pairs[:1]]
+    findings = say_each(LOWER if lower else NOT_LOWER, told)
+    guess = [mean["model"] for mean in unquantized.values() if not _accuracy(mean).is_above(exact(chance or 0))]
+    if chance is None or not guess:
+        return findings
+    which = f"{count(len(guess)).capitalize()} of {count(len(unquantized))} models" if len(guess) > 3 else listed(guess)
+    return [*findings, *say(GUESSES, [{"guess": guess, "which": which, "chance": chance}])]
 
 
 def _accuracy(mean: dict) -> Value:
@@ -197,13 +197,3 @@ def _accuracy(mean: dict) -> Value:
 
 def _percent(mean: dict) -> str:
     return f"{100 * mean['value']:.1f} ± {100 * mean['standard_error']:.1f} %"
-
-
-def _guesses(means: Sequence[dict], chance: float) -> list[str]:
-    """The models that do not do better than guesses beyond their standard errors."""
-    guess = [mean["model"] for mean in means if not _accuracy(mean).is_above(exact(chance))]
-    if not guess:
-        return []
-    which = f"{count(len(guess)).capitalize()} of {count(len(means))} models" if len(guess) > 3 else listed(guess)
-    verb = "does" if len(guess) == 1 else "do"
-    return [f"{which} {verb} not measurably exceed chance ({100 * chance:.1f} %), even without quantization."]
