@@ -190,7 +190,7 @@ def schemes() -> str:
         ]
         for scheme in SCHEMES.values()
     ]
-    headers = ["name", "activations", "weights", "outlier features in 16 bits", "in the tables"]
+    headers = ["name", "activations", "weights", "outlier features in 16 bits", "in the paper"]
     return _markdown(headers, rows, texts=len(headers))
 
 

@@ -24,7 +24,7 @@ from outliers.presets.sweep import Experiment, sweep
 from outliers.quantization.attention import AttentionProducts, int8_attention
 from outliers.quantization.convert import check_attends
 from outliers.quantization.products import Products
-from outliers.quantization.schemes import get_scheme, label_of
+from outliers.quantization.schemes import get_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from outliers.runs.run import run
 from outliers.specification.fields import FieldError
@@ -212,7 +212,7 @@ def test_names_and_labels():
         "absmax+tokens=20+attention=0.07": "Int8 absmax, tokens from 20 on exact, attention in int8 but for 7 %",
         "fp32+attention@values": "32-bit Float, attention in int8 in values",
     }
-    assert {name: label_of(name) for name in labels} == labels
+    assert {name: get_scheme(name).label for name in labels} == labels
 
 
 @pytest.mark.parametrize(

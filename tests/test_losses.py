@@ -115,7 +115,7 @@ def test_tables_show_bits_where_rows_have_them(tmp_path):
     before = [{name: value for name, value in row.items() if name not in ("bits_per_byte", "bytes")} for row in rows]
     assert [table.name for table in sweep_section(before).tables] == ["table1", "table1_increase"]
     assert "byte" not in sweep_section(before).printed
-    assert bits_table([before[0], rows[1]])[0].cells[0][0] == "Int8 absmax", "rows without it are left out"
+    assert bits_table([before[0], rows[1]])[0].cells[0][0] == "absmax", "rows without it are left out"
     traced = {"model": MODEL, "metric": "count", "value": 1.0, "parameters": 1}
     assert "Bits/byte" in emergence_table([traced, rows[0]]).headers
     assert "Bits/byte" not in emergence_table([traced, before[0]]).headers

@@ -410,14 +410,6 @@ def remedied(scheme: Scheme, written: str) -> Scheme:
     return replace(scheme, name=name, label=label, remedies=(*scheme.remedies, *remedies))
 
 
-def label_of(name: str) -> str:
-    """The label of a scheme in tables; the name where nobody here knows it."""
-    try:
-        return get_scheme(name).label
-    except UserError:  # rows may come from where other schemes are
-        return name
-
-
 def is_own(scheme: Scheme) -> bool:
     """Whether it is one of this project's, at whatever threshold, so that its name says what it is."""
     return _is_one_of(scheme, [*_OWN, *_OF_FORMATS, in_groups(scheme.name)])

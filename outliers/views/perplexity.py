@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from outliers.criterion import LOG_PERPLEXITY
 from outliers.models.names import distinct_names
 from outliers.models.variant import AS_IT_IS
-from outliers.quantization.schemes import BASELINE, label_of
+from outliers.quantization.schemes import BASELINE
 from outliers.show.axes import cost_axis, log_axis, name_places, parameters_axis, plot_costs
 from outliers.show.claims import NEXT, Claim, say, say_each
 from outliers.show.legends import SCATTER, explained, in_order, legend_columns, scheme_legend, scheme_styles
@@ -195,17 +195,14 @@ def table1(rows: list[dict], column: str = "value") -> pd.DataFrame:
 
 
 def terminal(tables: Iterable[Table]) -> str:
-    """The tables for a terminal: scheme names as a user types them, model names broken at their hyphens."""
-    forms = []
-    for table in tables:
-        headers = [table.headers[0].lower(), *(name.replace("-", "\n") for name in table.headers[1:])]
-        cells = [[scheme, *cells[1:]] for scheme, cells in zip(table.data["scheme"], table.cells, strict=True)]
-        forms.append(table._replace(headers=headers, cells=cells).form("simple"))
+    """The tables for a terminal, model names broken at their hyphens."""
+    broken = ([table.headers[0].lower(), *(name.replace("-", "\n") for name in table.headers[1:])] for table in tables)
+    forms = [table._replace(headers=headers).form("simple") for table, headers in zip(tables, broken, strict=True)]
     return "\n\n".join(forms)
 
 
 def perplexity_table(rows: list[dict]) -> Table:
-    """The table with the paper's own row labels."""
+    """The table of the paper, of schemes by their names here."""
     cells = [row | {"cell": measured_cell(".2f", row)} for row in rows]
     return _with_labels("table1", "Perplexity by scheme and model.", "Perplexity", cells)
 
@@ -249,15 +246,9 @@ def cost_table(rows: list[dict]) -> list[Table]:
 def _with_labels(name: str, caption: str, heading: str, rows: list[dict]) -> Table:
     """A table of rows with their cells."""
     table, cells = table1(rows), table1(rows, "cell").fillna(MISSING)
-    lines = [[_label(scheme, rows[0]["dtype"]), *cells.loc[scheme]] for scheme in table.index]
+    called = {} if rows[0]["dtype"] == "float32" else {BASELINE: f"{rows[0]['dtype']}, not quantized"}
+    lines = [[called.get(scheme, scheme), *cells.loc[scheme]] for scheme in table.index]
     return Table(name, caption, [heading, *names_of(table.columns)], lines, table.reset_index())
-
-
-def _label(scheme: str, dtype: str) -> str:
-    """The paper's, or ours; of a scheme of somebody else its name."""
-    if scheme == BASELINE and dtype != "float32":
-        return f"{dtype}, not quantized"
-    return label_of(scheme)
 
 
 TABLE = "table1_increase"
