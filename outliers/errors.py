@@ -31,6 +31,10 @@ class UserError(Exception):
         super().__init__(escaped if len(escaped) <= LONGEST else f"{escaped[:half]} … {escaped[-half:]}")
 
 
+class NoOutlier(UserError):
+    """A model without an outlier feature, in which there is none to measure."""
+
+
 class CellsFailed(UserError):
     """Some cells of a run failed; all others are measured and shown."""
 

@@ -113,7 +113,8 @@ def _measured(model: str, facts: Sequence[Fact], folder: Path, device: str, benc
     try:
         if fact.cell == "perplexity":
             fields["blocks"] = len(load_text(fact.text, load_tokenizer(model), fact.block, None, fact.bos))
-        return tried(Cells(**fields), folder, False, bench)[1]
+        reason = tried(Cells(**fields), folder, False, bench)[1]
+        return reason and str(reason)
     except UserError as error:
         return str(error)
 

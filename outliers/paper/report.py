@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outliers import paper
-from outliers.errors import UserError, unknown_name
+from outliers.errors import NoOutlier, UserError, unknown_name
 from outliers.files import write_whole
 from outliers.models.names import short_name
 from outliers.paper.published import Artefact, comparison
@@ -121,7 +121,7 @@ def report(
     alone = len(specs) == 1
     folder = out or (specs[0].folder if alone else _folder(name, specs))
     places = [folder if alone else folder / Path(spec.name).name for spec in specs]
-    known: dict[str, tuple[list[dict], list[str]]] = {}  # Table 4 and Figures 3 and 4 are one measurement
+    known: dict[str, tuple[list[dict], list]] = {}  # Table 4 and Figures 3 and 4 are one measurement
     sections, bench = [], None if redraw else _bench()
     for spec, place in zip(specs, places, strict=True):
         measurement = spec.model_copy(update={"shows": None}).model_dump_json()
@@ -129,7 +129,7 @@ def report(
             known[measurement] = _measured(spec, place, force, bench) if bench else _drawn(spec, place)
         sections.append(_without_repeats(_section(spec, place, *known[measurement]), sections))
     if not any(rows for rows, _ in known.values()):
-        raise UserError(next(reasons[0] for _, reasons in known.values()))
+        raise UserError(str(next(reasons[0] for _, reasons in known.values())))
     command = [*called("report"), name, *models, *(["--device", device] if device else [])]
     for section, place in zip(sections, places, strict=True):
         if section.rows:
@@ -152,7 +152,7 @@ def _drawn(spec: Named, folder: Path) -> tuple[list[dict], list[str]]:
     return rows, [] if rows else [f"'{folder}' has no finished rows of this experiment"]
 
 
-def _measured(spec: Named, folder: Path, force: bool, bench: "Bench") -> tuple[list[dict], list[str]]:
+def _measured(spec: Named, folder: Path, force: bool, bench: "Bench") -> tuple[list[dict], list]:
     """The rows of an experiment, and why there are no others.
 
     Where something is wrong with an experiment of several models, each model has a try of its own. bench: with the
@@ -175,14 +175,14 @@ def drawn_again(spec: Named, folder: Path) -> list[dict]:
     return records(rows_of(spec, read(folder)))
 
 
-def tried(spec: Named, folder: Path, force: bool, bench: "Bench") -> tuple[list[dict], str | None]:
+def tried(spec: Named, folder: Path, force: bool, bench: "Bench") -> tuple[list[dict], UserError | None]:
     """The rows of an experiment, or why it cannot run."""
     from outliers.runs.run import run
 
     try:
         return run(spec, folder, force, bench), None
     except UserError as error:
-        return [], str(error)
+        return [], error
 
 
 def _folder(name: str, specs: Sequence[Named]) -> Path:
@@ -191,7 +191,7 @@ def _folder(name: str, specs: Sequence[Named]) -> Path:
     return Path("results", name, *models[:1])
 
 
-def _section(spec: Named, folder: Path, rows: list[dict], reasons: list[str]) -> Section:
+def _section(spec: Named, folder: Path, rows: list[dict], reasons: list) -> Section:
     """The section of one table or figure, with the published numbers beside it."""
     artefact = ARTEFACTS[spec.shows]
     section, beside = Section("", []), []
@@ -200,7 +200,7 @@ def _section(spec: Named, folder: Path, rows: list[dict], reasons: list[str]) ->
     if artefact.published:
         ours = artefact.measured(records(rows)) if rows and artefact.measured else {}
         beside.append(comparison(spec.shows, artefact.published, ours))
-    not_run = [f"Not run: {reason}" for reason in reasons]
+    not_run = [str(reason) if isinstance(reason, NoOutlier) else f"Not run: {reason}" for reason in reasons]
     title = section.title
     if not title.startswith(artefact.label):
         title = f"{artefact.label}: {title[0].lower()}{title[1:]}" if rows else artefact.label

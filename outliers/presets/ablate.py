@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from outliers.criterion import STREAM
-from outliers.errors import UserError
+from outliers.errors import NoOutlier
 from outliers.metrics.records import Perplexity, Top1, Trace
 from outliers.models.names import short_name
 from outliers.models.variant import Variant
@@ -121,13 +121,13 @@ def _variant(treatment: "Treatment", spec: Ablation, under: Quantized, places: t
     return ablated if under is EXACT else Together((under, ablated))
 
 
-def _no_outlier(traced: Row, spec: Ablation) -> UserError:
+def _no_outlier(traced: Row, spec: Ablation) -> NoOutlier:
     """The error for a model in which there is nothing to ablate."""
     nearest = {value["metric"]: value["value"] for value in traced.values}
-    return UserError(
+    return NoOutlier(
         f"'{short_name(spec.model)}' has no outlier feature on this text (feature {nearest['most_common']:.0f} hits "
-        f"{nearest['layers']:.0%} of layers and {nearest['positions']:.1%} of positions); name features with "
-        "--features or lower --alpha"
+        f"{nearest['layers']:.0%} of layers and {nearest['positions']:.1%} of positions): there is none to remove, and "
+        "what quantization costs has other causes; to remove others, name features with --features or lower --alpha"
     )
 
 

@@ -2,12 +2,11 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from string import Formatter
 from typing import Any, NamedTuple
 
 from outliers.show import words
 from outliers.show.section import Finding
-from outliers.show.value import Value, exact
+from outliers.show.value import Numbers, Value, exact
 
 OPTIONAL = re.compile(r"\[\[(.*?)\]\]")  # a part of a sentence that is left out where a field of it has no value
 NEXT = "next"  # the row behind the one that is picked
@@ -62,7 +61,7 @@ def _filled(sentence: str, fields: Mapping) -> str:
     )
 
 
-class _Words(Formatter):
+class _Words(Numbers):
     """Fills fields by functions of `words`, {cost:percent}, and by how many they are, layer{layers:|s}."""
 
     def misses(self, part: str, fields: Mapping) -> bool:
@@ -77,8 +76,6 @@ class _Words(Formatter):
         if word := getattr(words, form.lower(), None):
             text = word(*value if isinstance(value, Value) else [value])
             return text if form.islower() else text.capitalize()
-        if not form and isinstance(value, float) and value.is_integer():
-            value = int(value)
         text = super().format_field(value, form)
         return text if isinstance(value, str) else text.replace("-", "−").replace("%", " %")
 

@@ -2,7 +2,6 @@
 
 import math
 import re
-import string
 import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -14,7 +13,7 @@ from tabulate import tabulate
 
 from outliers.criterion import LOG_PERPLEXITY
 from outliers.models.names import short_name
-from outliers.show.value import value_of
+from outliers.show.value import Numbers, value_of
 
 ONCE = "Each perplexity was measured once; --draws 4 measures its scatter by rounding."
 DRAWN = (
@@ -33,6 +32,7 @@ ONE = "Each run was trained with one seed; the scatter over seeds is unknown."
 
 # What a format takes as its own and tabulate leaves as it is: |x| would end two cells of Markdown, <s> strike text out.
 ESCAPED = {"github": partial(re.sub, r"([|<])", r"\\\1")}
+NUMBERS = Numbers()
 MISSING, FAILED = "-", "–"  # never numbers
 LARGE = 1e7  # from here on powers of ten are written
 
@@ -84,8 +84,8 @@ class Table(NamedTuple):
 
 
 def _filled(form: str, row: Mapping) -> str:
-    fields = [field for _, field, *_ in string.Formatter().parse(form) if field]
-    return MISSING if any(pd.isna(row[field]) for field in fields) else form.format(**row)
+    fields = [field for _, field, *_ in NUMBERS.parse(form) if field]
+    return MISSING if any(pd.isna(row[field]) for field in fields) else NUMBERS.format(form, **row)
 
 
 def cell(form: str, value: float | None, scatter: float | None = None, unit: float = 1, behind: str = "") -> str:

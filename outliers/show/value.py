@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from string import Formatter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,7 +80,13 @@ def value_of(row: Mapping, name: str = "value") -> Value:
     return Value(row.get(name), None if pd.isna(deviation) else deviation)
 
 
+class Numbers(Formatter):
+    """Formats in which a number without a form that is a whole one stands as one: 507, not 507.0."""
 
+    def format_field(self, value: Any, form: str) -> str:
+        if not form and isinstance(value, float) and value.is_integer():
+            value = int(value)
+        return super().format_field(value, form)
 
 
 class Mean(NamedTuple):
