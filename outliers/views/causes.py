@@ -11,12 +11,13 @@ from matplotlib.axes import Axes
 
 from outliers.quantization.schemes import BASELINE
 from outliers.show.axes import count_label, log_axis
+from outliers.show.claims import Claim, say
 from outliers.show.legends import entry, legend
 from outliers.show.section import Drawing, Finding, Section, printed
 from outliers.show.style import GREY, brief, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import Table, cell, seeds_note, with_interval
-from outliers.show.value import Rows, Value, exact, mean, ratio, records, value_of
-from outliers.show.words import NAMED, amount, count, listed, rise
+from outliers.show.value import Rows, Value, mean, ratio, records, value_of
+from outliers.show.words import NAMED, listed
 
 ABOUT = ("run", "seed", "steps", "model", "parameters", "int8", "decomposition")  # fields of rows
 ABREAST = 4  # panels
@@ -231,79 +232,68 @@ COMPARED = {  # by the scatter of seeds, the most telling first
 }
 
 
+HAVING = Claim(
+    "{at}", "Outlier features by the criterion emerged in {number:count} of {every:count} run{every:|s}[[: {names}]]."
+)
+RANGE = Claim("{at}", "The final {what} ranges from {least[0]:amount} in {least[1]} to {most[0]:amount} in {most[1]}.")
+ALIKE = Claim("{at}", "No run differs measurably from {first} in the {what}.")
+APART = Claim("{at}", "Relative to {first}, the {what} is {factors:listed}[[, and differs in {more:count} more]].")
+COSTS = Claim(
+    "{at}",
+    by="cost",
+    against=[0],
+    yes="absmax raises the perplexity by at most {cost:rise}[[, in {told}]].",
+    no="absmax has no measurable cost for any of these models.",
+)
+
+
 def causes_findings(ends: pd.DataFrame, at: str) -> list[Finding]:
-    """The runs in which outlier features grow, differences from the first run beyond the scatter of seeds, the cost.
+    """The runs in which outlier features grow, differences from the first run beyond the scatter of seeds, or of one
+    seed between which runs the largest values are, and the largest cost of absmax.
 
     ends: a row a run and seed, as `ends` of the artefact makes it. at: the table that shows it.
     """
     first, *others = ends["run"].unique()
-    sentences = [_having(ends)]
-    if others:
-        several = ends["seed"].nunique() > 1
-        sentences += _apart(ends, first, others) if several else [_range(ends)]
-    return [Finding(sentence, at) for sentence in (*sentences, *_cost(ends))]
-
-
-def _having(ends: pd.DataFrame) -> str:
-    """The runs with outlier features at the end, in some seed."""
     most = ends.groupby("run", sort=False)["count"].max()
-    ever, never = most.index[most > 0].tolist(), most.index[most == 0].tolist()
-    if not ever:
-        which = f"any of {count(len(most))} runs" if len(most) > 1 else _quoted(never[0])
-        return f"No outlier feature by the criterion emerged in {which}."
-    if not never:
-        which = "all runs" if len(most) > 1 else _quoted(ever[0])
-    elif len(ever) < len(never):
-        which = f"{_quoted(*ever)}, and in none of {count(len(never))} other runs"
-    else:
-        which = f"{count(len(ever))} of {count(len(most))} runs, and none in {_quoted(*never)}"
-    return f"Outlier features by the criterion emerged in {which}."
+    ever = most.index[most > 0].tolist()
+    names = _quoted(*ever) if 0 < len(ever) <= NAMED else None
+    findings = say(HAVING, [{"number": len(ever), "every": len(most), "names": names}], at=at)
+    if others and ends["seed"].nunique() > 1:
+        for column, what in COMPARED.items():
+            findings += _apart(of_runs(ends, column), first, others, what, at)
+    elif others:
+        column, what = next(iter(COMPARED.items()))
+        ordered = ends.sort_values(column, kind="stable")
+        least, *_, most = ((row[column], _quoted(row["run"])) for row in ordered.to_dict("records"))
+        findings += say(RANGE, [{"what": what, "least": least, "most": most}], at=at)
+    return [*findings, *_cost(ends, at)]
 
 
 def _quoted(*runs: str) -> str:
-    """Runs by name, or, where they are many, how many they are."""
-    return f"{count(len(runs))} runs" if len(runs) > NAMED else listed(f"'{run}'" for run in runs)
+    """Runs by name."""
+    return listed(f"'{run}'" for run in runs)
 
 
-def _range(ends: pd.DataFrame) -> str:
-    """Between which runs the largest values are; nothing more is known of single runs."""
-    column = "max.residual"
-    least, most = (
-        f"{amount(row[column])} in {_quoted(row['run'])}"
-        for row in (ends.loc[ends[column].idxmin()], ends.loc[ends[column].idxmax()])
-    )
-    return f"The final {COMPARED[column]} ranges from {least} to {most}."
+def _apart(values: dict[str, dict], first: str, others: list[str], what: str, at: str) -> list[Finding]:
+    """Differences from the first run, by ratios whose intervals over seeds do not include 1, the largest ones."""
+    ratios = {run: ratio(values[run], values[first]) for run in others}
+    apart = {run: factor for run, factor in ratios.items() if factor and factor.is_shown}
+    largest = sorted(apart, key=lambda run: -abs(math.log(apart[run].value)))[:NAMED]
+    factors = [
+        f"×\N{NO-BREAK SPACE}{with_interval('{:.3g}'.format, apart[run].value, *apart[run].interval)} in {_quoted(run)}"
+        for run in sorted(largest, key=lambda run: apart[run].value)
+    ]
+    about = {"first": _quoted(first), "what": what, "factors": factors, "more": len(apart) - len(largest) or None}
+    return say(APART if apart else ALIKE, [about], at=at)
 
 
-def _apart(ends: pd.DataFrame, first: str, others: list[str]) -> list[str]:
-    """Differences from the first run, by ratios whose intervals over seeds do not include 1."""
-    sentences = []
-    for column, name in COMPARED.items():
-        values = of_runs(ends, column)
-        ratios = {run: ratio(values[run], values[first]) for run in others}
-        apart = {run: factor for run, factor in ratios.items() if factor and factor.is_shown}
-        if not apart:
-            sentences.append(f"No run differs measurably from {_quoted(first)} in the {name}.")
-            continue
-        largest = sorted(apart, key=lambda run: -abs(math.log(apart[run].value)))[:NAMED]
-        factors = {run: with_interval("{:.3g}".format, apart[run].value, *apart[run].interval) for run in largest}
-        runs = sorted(largest, key=lambda run: apart[run].value)
-        multiplied = listed(f"×\N{NO-BREAK SPACE}{factors[run]} in {_quoted(run)}" for run in runs)
-        more = f", and differs in {count(len(apart) - len(runs))} more" if len(apart) > len(runs) else ""
-        sentences.append(f"Relative to {_quoted(first)}, the {name} is {multiplied}{more}.")
-    return sentences
-
-
-def _cost(ends: pd.DataFrame) -> list[str]:
+def _cost(ends: pd.DataFrame, at: str) -> list[Finding]:
     """The largest cost of absmax beyond the scatter of rounding, and its run, if it is apart from the next."""
     column = f"{COST}absmax"
-    if column not in ends or f"{column}_deviation" not in ends:
+    if f"{column}_deviation" not in ends:
         return []
     costs = [(value_of(row, column), row["run"]) for row in ends.to_dict("records")]
     (worst, run), *others = sorted(costs, key=lambda pair: -pair[0].mean)
-    if not worst.is_above(exact(0)):
-        return ["absmax has no measurable cost for any of these models."]
     is_told = all(worst.is_above(other) for other, _ in others[:1])
-    where = f", in {_quoted(run)}" if is_told else ""
     share = Value(worst.mean / 100, worst.deviation / 100)
-    return [f"absmax raises the perplexity by at most {rise(*share)}{where}."]
+    return say(COSTS, [{"cost": share, "told": _quoted(run) if is_told else None}], at=at)
