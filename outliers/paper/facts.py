@@ -67,7 +67,8 @@ class Number(NamedTuple):
         same = bool(found) and all(_is_in(value, self.published, self.tolerance) for value in found)
         if self.column == "value":
             what, sizes = self.metric.rpartition(".")[2], [min(found), max(found)] if found else []
-            numbers = " to ".join(dict.fromkeys(map(amount, sizes)))
+            forms = (f"{size:,g}" if size == int(size) else amount(size) for size in sizes)  # such as a mean count of 1
+            numbers = " to ".join(dict.fromkeys(forms))
         else:
             what, numbers = self.column, listed(sorted(set(found))) if found else ""
         place = next((f" at {name} {wanted.replace('..', ' to ')}" for name, wanted in self.where.items()), "")
