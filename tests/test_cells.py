@@ -179,14 +179,6 @@ def test_metrics_under_variants_are_what_the_api_measures(tmp_path, model_and_bl
     assert values(run(spec, tmp_path)) == found
 
 
-@pytest.mark.slow
-def test_streamed_and_spread_cells_are_those_of_one_process(tmp_path):
-    fields = {"models": [MODEL], "variants": ["absmax", "zero(3)+llm.int8"], "block": 16, "blocks": 2, "draws": 2}
-    want = values(run(Cells(**fields, metrics="perplexity,agreement"), tmp_path / "here"))
-    for name, where in {"streamed": {"stream": True}, "spread": {"engine": "ray"}}.items():
-        assert values(run(Cells(**fields, metrics="perplexity,agreement", **where), tmp_path / name)) == want
-
-
 def test_a_sweep_takes_the_rows_of_cells_and_they_its(tmp_path, monkeypatch):
     rows = swept(tmp_path)
     monkeypatch.setattr("outliers.metrics.states._resident", lambda *_: pytest.fail("measured"))

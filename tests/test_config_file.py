@@ -23,6 +23,7 @@ from outliers.models.stream import stream_model
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from tests.conftest import CONFIGS, VARIANTS, every_kind
 from tests.test_commands import answers, call
+from tests.test_memory import ABOUT, PARAMETERS
 
 SMALL_FIELDS = CONFIGS | VARIANTS
 
@@ -39,14 +40,14 @@ def folder(tmp_path):
     return shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "model")
 
 
-def passes(config) -> None:
-    """A configuration passes as it is, and as the file that is made of it; its weights are not more than counted."""
+def passes(config) -> int:
+    """A configuration passes as it is, and as the file that is made of it; its weights, no more than counted."""
     check_fields(config.to_dict(), "here")
     fields = json.loads(config.to_json_string(use_diff=False))
     check_fields(fields, "here")
-    model = skeleton(part_config(config), torch.bfloat16)
-    least = least_weights(part_config(config).to_dict())
-    assert 1 / 3 < least / sum(parameter.numel() for parameter in model.parameters()) <= 1
+    count = skeleton(part_config(config), torch.bfloat16).num_parameters()
+    assert 1 / 3 < least_weights(part_config(config).to_dict()) / count <= 1
+    return count
 
 
 @every_kind
@@ -58,7 +59,8 @@ def test_small_models_pass(case):
 
 @pytest.mark.parametrize("name", known_configs())
 def test_published_models_pass(name):
-    passes(find_config(name))
+    count = passes(find_config(name))
+    assert count == PARAMETERS[name] if name in PARAMETERS else count == pytest.approx(ABOUT[name], rel=0.022)
 
 
 @pytest.mark.parametrize(

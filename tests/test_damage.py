@@ -27,7 +27,6 @@ from outliers.metrics.records import Errors, Inputs, Places
 from outliers.models.anatomy import projections
 from outliers.models.decoder import run_decoder
 from outliers.models.load import load_model, load_tokenizer
-from outliers.models.stream import stream_model
 from outliers.presets.damage import Damage, damage
 from outliers.quantization.calibration import calibrate
 from outliers.quantization.convert import quantize
@@ -259,17 +258,6 @@ def test_planted_outliers_are_where_the_damage_is(blocks):
     assert roles[["attn_in", "ffn_in"]].abs().min() > roles[["attn_out", "ffn_out"]].abs().max()
 
 
-def test_a_streamed_model_has_the_same_damage(blocks, tmp_path):
-    make_model("llama").save_pretrained(tmp_path)
-    resident, streamed = (damage(make(str(tmp_path)), blocks, "llm.int8") for make in (load_model, stream_model))
-    for table in ("errors", "roles", "layers"):
-        one, other = getattr(resident, table), getattr(streamed, table)
-        assert one.select_dtypes(exclude="number").equals(other.select_dtypes(exclude="number"))
-        numbers = one.select_dtypes("number").columns
-        assert other[numbers].to_numpy() == pytest.approx(one[numbers].to_numpy(), rel=1e-6)
-    assert streamed.model == pytest.approx(resident.model, rel=1e-6)
-
-
 def test_a_model_that_is_quantized_already_is_measured_as_if_it_was_not(blocks):
     model = make_model("gpt2")
     one, other = (damage(of, blocks, "absmax-vector") for of in (model, quantize(model, "absmax")))
@@ -352,19 +340,6 @@ def test_rows_are_what_the_function_finds_and_are_found_again(tmp_path, monkeypa
     again = [{name: value for name, value in row.items() if name not in spent} for row in run(spec, tmp_path)]
     assert again == [{name: value for name, value in row.items() if name not in spent} for row in rows]
     assert schemes == [["absmax"]], "nothing is measured again but of which rows were lost"
-
-
-def test_a_streamed_run_has_the_rows_of_a_resident_one(tmp_path):
-    resident, streamed = (
-        run(Damage(**SMALL, schemes=["absmax"], draws=2, stream=stream), tmp_path / str(stream))
-        for stream in (False, True)
-    )
-    keys = [
-        [[row.get(field) for field in ("metric", "scheme", "role", "layer", "projection")] for row in rows]
-        for rows in (resident, streamed)
-    ]
-    assert keys[0] == keys[1]
-    assert [row["value"] for row in streamed] == pytest.approx([row["value"] for row in resident], rel=1e-6)
 
 
 def test_a_calibrated_scheme_is_calibrated_on_the_blocks_that_follow(tmp_path):

@@ -457,12 +457,10 @@ LONG = "o" * 300
 RESULTS: list[Case] = [
     *(
         Case(f"a line {line!r:.60}", rows(line, ROW), typed, f"{DAMAGED} \\({reason}.*\\); d")
-        for typed in (SWEEP, REDRAW)
-        for line, reason in LINES + ROWS
+        for (line, reason), typed in zip(LINES + ROWS, itertools.cycle((SWEEP, REDRAW)))
     ),
     *(Case(f"a last line {line!r:.60}", rows(line), SWEEP, DAMAGED) for line, _ in LINES if line not in ZEROS),
     Case("several damaged lines", rows("{", ROW, "[]"), SWEEP, r"lines 2, 4 of '.*' are damaged \(the first: .*; del"),
-    Case("a damaged line to draw", rows("{", ROW), REDRAW, DAMAGED),
     Case("a damaged line to trace", rows("{", ROW), TRACE, DAMAGED),
     Case("nothing to draw again", rows(with_fields("subject", block=33)), REDRAW, "'out' has no finished rows of this"),
     *(
@@ -675,9 +673,8 @@ REFUSED = {
         )
     },
     **{
-        f"{command} --alpha {value}": "field 'alpha': expected a positive number"
+        f"{SWEEP} --alpha {value}": "field 'alpha': expected a positive number"
         for value in ("nan", "inf", "-inf", "1e400", "-0", "1e-50", "1e39")
-        for command in (f"trace {POCKET_MODEL}", SWEEP)
     },
     **{
         f"{SWEEP} --stream --memory {value}": "field 'memory': "

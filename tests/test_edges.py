@@ -21,10 +21,10 @@ from outliers.tracing.trace import trace
 from outliers.variants.ablated import Ablated, Intervention
 from outliers.variants.edges import PLACES
 from outliers.variants.written import variant
-from tests.conftest import CONFIGS, FIVE, VARIANTS, make_model
+from tests.conftest import CONFIGS, FIVE, VARIANTS, in_turn, make_model
 from tests.test_tracing import hooks
 
-FAST = {*FIVE, "gpt_neox", "phi3", "mixtral"}  # and those whose projections are parted in ways of their own
+FAST = [*FIVE, "gpt_neox", "phi3", "mixtral"]  # and those whose projections are parted in ways of their own
 EVERY = [case if case in FAST else pytest.param(case, marks=pytest.mark.slow) for case in [*CONFIGS, *VARIANTS]]
 POSITION = 5
 
@@ -108,8 +108,7 @@ def test_gates_and_units_are_those_with_which_a_layer_computes(case, blocks):
     assert torch.equal((unit != there).nonzero().flatten(), torch.tensor([3]))
 
 
-@pytest.mark.parametrize("method", ["zero", "shuffle", "mean"])
-@pytest.mark.parametrize("case", EVERY)
+@in_turn("case method", FAST, ["zero", "shuffle", "mean"])
 def test_all_readers_together_are_the_role(case, method, blocks):
     """Bit for bit: as places of one variant, as one variant each, by heads, and by layers."""
     model = make_model(case)

@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 
 from outliers.criterion import OF_EVERY_STACK, PAPER
 from outliers.errors import UserError
-from outliers.metrics import states
 from outliers.metrics.ablations import ablate
 from outliers.metrics.perplexity import perplexity
 from outliers.metrics.top1 import top1_softmax
@@ -169,34 +168,15 @@ def treated(rows: list[dict]) -> list[dict]:
     return [row for row in rows if "subject" in row]
 
 
-def test_ablation_goes_on_where_it_stopped(tmp_path, monkeypatch):
+def test_rows_of_an_ablation_are_what_the_api_measures(tmp_path):
     asked = {"methods": ["mean", "shuffle"], "where": ["ffn_in"], "seed": 5}
     spec = Ablation(**TRACED | {"blocks": 2}, features=[3, 7], **asked)
-    want = run(spec, tmp_path / "whole")
+    want = run(spec, tmp_path)
     model, tokenizer = load_model(TRACED["model"]), load_tokenizer(TRACED["model"])
     table = ablate(model, load_text("sample", tokenizer, 64, 2), [3, 7], alpha=spec.alpha, **asked)
     for metric in ("top1_softmax", "perplexity"):
         values = [row["value"] for row in treated(want) if row["metric"] == metric]
         assert values == pytest.approx(table[metric].tolist(), rel=1e-6)
-
-    calls, resident = [], states._resident
-
-    def stop_at_every_tenth(*arguments):
-        calls.append(arguments)
-        if len(calls) % 10 == 0:
-            raise KeyboardInterrupt
-        return resident(*arguments)
-
-    one_pass = len(table)  # top-1 softmax of all treatments; perplexity takes a pass for each
-    with monkeypatch.context() as patch:
-        patch.setattr(states, "_resident", stop_at_every_tenth)
-        for finished in (one_pass + 9, one_pass + 18):
-            with pytest.raises(KeyboardInterrupt):
-                run(spec, tmp_path / "cut")
-            assert len(treated(records_in(tmp_path / "cut"))) == finished
-    assert lasting(run(spec, tmp_path / "cut")) == lasting(want)
-    monkeypatch.setattr(states, "_resident", lambda *_: pytest.fail("all rows are finished"))
-    assert lasting(run(spec, tmp_path / "cut")) == lasting(want)
 
 
 def test_ablation_finds_its_features_and_is_drawn_again_without_the_model(tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ from outliers.quantization.caches import through
 from outliers.runs.run import run
 from outliers.views.account import account_section
 from outliers.views.keys import keys_explorer, keys_section, writing_findings
-from tests.conftest import lasting, make_model, make_tokenizer, slow_but
+from tests.conftest import make_model, make_tokenizer, slow_but
 from tests.test_commands import refused
 
 # Modules of transformers with their own rotation of positions; queries, keys and values of them are computed here by
@@ -303,15 +303,6 @@ def test_in_an_account(tmp_path):
     section = account_section(rows)
     assert [one.name for one in section.tables] == ["keys"] and len(section.explorers) == 1
     assert any(one.text.startswith("Feature 7 contributes most of") for one in section.findings)
-
-
-@pytest.mark.slow
-def test_streamed_and_spread_over_machines(tmp_path):
-    fields = {"models": ["pocket/gpt2-0.5m"], "metrics": "keys", "block": 32, "blocks": 3}
-    want = lasting(run(outliers.Cells(**fields), tmp_path / "here"))
-    assert lasting(run(outliers.Cells(**fields, engine="ray"), tmp_path / "spread")) == want
-    streamed = run(outliers.Cells(**fields, stream=True), tmp_path / "streamed")
-    assert [row["value"] for row in streamed] == [row["value"] for row in want]
 
 
 def test_parameters_and_variants_of_the_command(tmp_path):

@@ -178,17 +178,6 @@ def test_what_is_said_of_weights(tmp_path, timed_generations):
     assert said["llm.int8"]["weights_bytes"] == on_disk
 
 
-def test_finished_rows_are_used_again(tmp_path, timed_generations):
-    first = run(Latency(**SMALL), tmp_path)
-    assert run(Latency(**SMALL), tmp_path) == first
-    assert len(timed_generations) == 4
-    run(Latency(**{**SMALL, "batches": [1, 2, 3, 5]}), tmp_path)
-    assert timed_generations[4:] == 2 * [((2, 16), 4, 2), ((5, 16), 4, 2)], "whatever the largest batch is"
-    before = len(timed_generations)
-    run(Latency(**{**SMALL, "alpha": 5}), tmp_path)
-    assert len(timed_generations) == before + 2, "only llm.int8 depends on alpha"
-
-
 def test_one_model_is_in_memory_at_a_time(tmp_path, monkeypatch):
     alive = []
 

@@ -16,11 +16,9 @@ from transformers import (
 from transformers.quantizers.base import HfQuantizer
 
 from outliers.errors import UserError
-from outliers.metrics import memory as measure
 from outliers.metrics.memory import GIB, Footprint, Storages, fits, measure_footprint, measure_pass, prompt
 from outliers.models.load import find_config, load_config
 from outliers.models.names import known_configs
-from outliers.models.skeleton import skeleton
 from outliers.paper.table3 import PUBLISHED, measured
 from outliers.presets.memory import Memory
 from outliers.quantization.convert import quantize
@@ -92,16 +90,6 @@ def small_model(case: str, dtype: torch.dtype):
 def nbytes(model) -> int:
     """Bytes of all tensors that a real model holds."""
     return sum(tensor.nbytes for tensors in (model.parameters(), model.buffers()) for tensor in tensors)
-
-
-@pytest.mark.parametrize("name", known_configs())
-def test_known_configurations_have_the_published_parameters(name):
-    config = find_config(name)
-    count = skeleton(config, torch.bfloat16).num_parameters()
-    if name in PARAMETERS:
-        assert count == PARAMETERS[name]
-    else:
-        assert count == pytest.approx(ABOUT[name], rel=0.022)
 
 
 def test_configurations_from_elsewhere(tmp_path):
@@ -350,20 +338,6 @@ def test_experiment_of_all_known_models():
     spec = make_experiment(read_experiment("paper/table3"), Memory)
     assert spec.models == list(known_configs())
     assert read_experiment("pocket/table3").values == read_experiment("paper/table3").values
-
-
-def test_finished_rows_are_used_again(tmp_path, monkeypatch):
-    spec = Memory(models=["pocket/gpt2-0.1m"], hardware=[{"hardware": "one", "gigabytes": 1}], context=64)
-    rows = run(spec, tmp_path)
-    expected = ["parameters", "weights", "weights", "cache", "activations", "fits", "fits"]
-    assert [row["metric"] for row in rows] == expected
-    monkeypatch.setattr(measure, "measure_footprint", None)
-    assert run(spec, tmp_path) == rows
-    more = spec.model_copy(update={"context": 65})
-    with pytest.raises(TypeError):
-        run(more, tmp_path)
-    with pytest.raises(TypeError):
-        run(spec, tmp_path, force=True)
 
 
 def test_candidates_are_among_the_models(tmp_path):

@@ -191,9 +191,7 @@ def test_stacks_have_no_names_in_transformerlens():
     assert "encoder.block[0].layer[0].SelfAttention.q.input" in names_of(model, "nnsight").values()
 
 
-@few_kinds
-def test_a_trace_knows_the_names(case, blocks, tmp_path):
-    model = make_model(case)
+def test_a_trace_knows_the_names(model, blocks, tmp_path):
     outliers.trace(model, blocks).save(tmp_path / "trace")
     found = Trace.load(tmp_path / "trace").hooks()
     for tool in ("transformerlens", "nnsight"):

@@ -16,7 +16,6 @@ from outliers.metrics.origins import Account
 from outliers.metrics.records import PART_OF
 from outliers.models.anatomy import anatomy_of, decoder_layers
 from outliers.models.load import load_model
-from outliers.models.stream import stream_model
 from outliers.presets import origins as account
 from outliers.quantization.linear import stored_weight
 from outliers.runs.run import run
@@ -79,14 +78,6 @@ def test_a_term_is_what_is_gone_without_its_writer(case, writer, blocks):
         for column in ("value", "first"):
             gone = before.loc[place, column] - after.loc[place, column]
             assert gone == pytest.approx(term[column], rel=1e-3, abs=1e-5)
-
-
-@pytest.mark.parametrize("case", ["gpt2", "llama", "falcon", "opt", "gpt-oss"])
-def test_a_streamed_model_has_the_same_account(case, blocks, tmp_path):
-    make_model(case).save_pretrained(tmp_path)
-    some = [blocks[0], blocks[1, :9]]
-    resident, streamed = (outliers.origins(load(str(tmp_path)), some, [3], [5]) for load in (load_model, stream_model))
-    assert streamed.records() == resident.records()
 
 
 def test_accounts_of_parts_add_up(blocks):
@@ -257,12 +248,6 @@ def test_by_default_what_stands_out(pocket):
     asked = next(row["features"] for row in rows if row["metric"] == "origins.rest")
     assert asked == list(dict.fromkeys([*count["features"], largest["feature"]]))
     assert len(next(row["controls"] for row in rows if row["metric"] == "origins.rest")) == 10
-
-
-def test_a_finished_account_is_not_made_again(pocket, monkeypatch):
-    spec, folder, rows = pocket
-    monkeypatch.setattr("outliers.metrics.origins.origins", lambda *_: pytest.fail("it was"))
-    assert run(spec, folder) == rows
 
 
 def test_rows_are_what_python_returns(pocket):

@@ -15,7 +15,6 @@ from outliers.metrics.perplexity import perplexity
 from outliers.metrics.records import Perplexity
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
-from outliers.models.stream import stream_model
 from outliers.presets.plan import (
     CONFIRM,
     SINGLE,
@@ -115,12 +114,6 @@ def test_a_plan_is_small_by_another_measure_too(broken, blocks):
     assert set(BROKEN) <= set(plan(broken, blocks[:3], "absmax", blocks[3:], cost=0.02, by="parameters", draws=2).exact)
 
 
-def test_a_streamed_model_has_the_same_plan(blocks):
-    streamed, resident = stream_model(MODEL), load_model(MODEL)
-    plans = [plan(one, blocks[:2], "w4a8-g8", blocks[2:4], cost=0.03, draws=2) for one in (streamed, resident)]
-    assert plans[0].exact == plans[1].exact
-
-
 def test_the_model_is_left_as_it_was(broken, blocks):
     before = {name: tensor.clone() for name, tensor in broken.state_dict().items()}
     plan(broken, blocks[:1], "absmax", blocks[1:2], cost=0.02, draws=2)
@@ -189,13 +182,6 @@ def kept(tmp_path_factory):
     folder = tmp_path_factory.mktemp("plan")
     spec = Planning(model=MODEL, scheme="w4a4", cost="1%", **SMALL)
     return spec, folder, run(spec, folder)
-
-
-def test_a_run_goes_on_with_its_rows(kept):
-    spec, folder, rows = kept
-    before = (folder / "rows.jsonl").read_bytes()
-    assert run(spec, folder) == rows
-    assert (folder / "rows.jsonl").read_bytes() == before
 
 
 def test_other_blocks_confirm_it(kept):

@@ -14,7 +14,6 @@ from outliers.metrics import attention
 from outliers.metrics.sinks import SINKS
 from outliers.metrics.top1 import TOP1, top1_softmax
 from outliers.models.load import load_model
-from outliers.models.stream import stream_model
 from outliers.presets import readers as preset
 from outliers.presets.origins import Account
 from outliers.runs.run import run
@@ -188,18 +187,6 @@ def test_controls_are_all_others_and_no_outliers(blocks):
     assert sorted(everyone) == sorted(others)
 
 
-def test_a_streamed_model_has_the_same_readers(blocks, tmp_path):
-    make_model("llama").save_pretrained(tmp_path)
-    some = [blocks[0], blocks[1, :9]]
-    one, other = (
-        outliers.readers(load(str(tmp_path)), some, [3], ["k", "up"], controls=2) for load in (load_model, stream_model)
-    )
-    arrays = ["shares", "margins"]
-    pd.testing.assert_frame_equal(one.drop(columns=arrays), other.drop(columns=arrays), rtol=1e-12)
-    for array in arrays:
-        assert np.stack(one[array].dropna()) == pytest.approx(np.stack(other[array].dropna()), rel=1e-6)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -300,13 +287,6 @@ def test_an_account_is_what_python_returns(pocket):
     want = outliers.readers(model, blocks, [3, 5], ["q", "up"], controls=2)
     arrays = ["shares", "margins"]
     pd.testing.assert_frame_equal(preset.readings(rows).drop(columns=arrays), want.drop(columns=arrays), rtol=1e-12)
-
-
-def test_a_finished_account_is_not_measured_again(pocket, monkeypatch):
-    spec, folder, rows = pocket
-    monkeypatch.setattr(attention, "attended", lambda *_: pytest.fail("it was"))
-    monkeypatch.setattr("outliers.metrics.states._resident", lambda *_: pytest.fail("it was"))
-    assert run(spec, folder) == rows
 
 
 def test_the_sentences_on_a_feature_stand_together(pocket):

@@ -32,8 +32,7 @@ from outliers.terminal.progress import Progress
 from outliers.tracing.trace import trace
 from outliers.variants.ablated import Intervention
 from outliers.variants.quantized import Quantized
-from tests.conftest import few_kinds, lasting, make_model, make_tokenizer, trace_model
-from tests.test_experiment import read_rows
+from tests.conftest import few_kinds, lasting, make_model, make_tokenizer
 
 
 @pytest.fixture
@@ -203,15 +202,6 @@ SCHEMES = ["fp32", "absmax", "llm.int8"]
 SMALL = {"models": ["pocket/gpt2-0.5m"], "block": 64, "blocks": 3, "schemes": SCHEMES, "alpha": 2}
 
 
-def test_a_streamed_sweep_has_the_same_rows(tmp_path):
-    rows = sweep(Experiment(**SMALL), tmp_path / "resident")
-    streamed = sweep(Experiment(**SMALL, stream=True, memory="10kB"), tmp_path / "streamed")
-    assert [row["value"] for row in streamed] == pytest.approx([row["value"] for row in rows], rel=1e-6)
-    assert all(row["streamed"] for row in streamed)
-    assert sweep(Experiment(**SMALL, stream=True), tmp_path / "streamed") == streamed, "finished rows are used again"
-    assert read_rows(tmp_path / "streamed") == streamed
-
-
 def test_a_checkpoint_that_changes_under_a_streamed_sweep(tmp_path, monkeypatch):
     folder = shutil.copytree(POCKET / "gpt2-0.5m", tmp_path / "model")
     usual = Stream.layer
@@ -224,17 +214,6 @@ def test_a_checkpoint_that_changes_under_a_streamed_sweep(tmp_path, monkeypatch)
     monkeypatch.setattr(Stream, "layer", change)
     rows = sweep(Experiment(**SMALL | {"models": [str(folder)]}, stream=True), tmp_path / "out")
     assert all("changed while they were measured" in row["failed"] for row in rows)
-
-
-def test_a_streamed_trace_is_the_same(tmp_path):
-    fields = {"model": "pocket/gpt2-0.5m", "block": 64, "blocks": 3, "alpha": 2}
-    (one, rows), (other, streamed) = (
-        trace_model(OneModel(**fields, stream=stream), tmp_path / str(stream)) for stream in (False, True)
-    )
-    assert all(torch.equal(values, other.statistics[name]) for name, values in one.statistics.items())
-    assert [row["value"] for row in streamed] == pytest.approx([row["value"] for row in rows], rel=1e-9)
-    (tmp_path / "True" / "rows.jsonl").unlink()  # as if it was killed between the trace and its rows
-    assert lasting(trace_model(OneModel(**fields, stream=True), tmp_path / "True")[1]) == lasting(streamed)
 
 
 SHORT = {"block": 32, "blocks": 2, "stream": True}

@@ -9,13 +9,11 @@ from torch import nn
 import outliers
 from outliers.metrics.perplexity import perplexity
 from outliers.models.load import load_model, load_tokenizer
-from outliers.models.stream import stream_model
 from outliers.quantization.convert import quantize, quantized_layers
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.magnitudes import Magnitudes
 from outliers.quantization.schemes import get_scheme
 from outliers.variants.draw import SIZE, drawn
-from outliers.variants.written import variant
 from tests.conftest import make_model
 
 MODEL = "pocket/opt-1.7m"
@@ -75,22 +73,6 @@ def test_without_ties_only_embeddings_move(scheme, blocks):
     moved = perplexity(model, ids)
     hook.remove()
     assert perplexity_in(model, ids, 3) == moved
-
-
-def test_a_streamed_model_has_the_same_draws(blocks):
-    resident, streamed = (
-        [outliers.perplexities(model, blocks[:2], [variant("w4a4"), variant("absmax")]) for _ in within(model)]
-        for model in (load_model(MODEL), stream_model(MODEL))
-    )
-    assert resident == streamed
-    assert resident[0] != resident[1]
-
-
-def within(model):
-    """Twice, in a draw each."""
-    for draw in (1, 2):
-        with drawn(model, draw):
-            yield draw
 
 
 def with_tie(scheme: str) -> torch.Tensor:

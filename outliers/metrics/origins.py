@@ -414,8 +414,8 @@ class _Observer:
                 self.add((None, kind), of_kind)
             self.add((0, "state"), state)
 
-        if positions:
-            stack.callback(model.get_submodule(positions).register_forward_hook(see_positions).remove)
+        for one in {model, self.model} if positions else ():  # a streamed model embeds tokens before a variant is on
+            stack.callback(one.get_submodule(positions).register_forward_hook(see_positions).remove)
         stack.callback(first.module.register_forward_pre_hook(see_state).remove)
 
     def see_state(self, layer: int, x: torch.Tensor) -> None:
