@@ -14,7 +14,7 @@ import outliers
 from outliers.errors import BrokenModel, UserError
 from outliers.models.load import weights_hash
 from outliers.runs.frame import records_in
-from outliers.runs.rows import line_of, read
+from outliers.runs.rows import read
 from tests.test_commands import call
 from tests.test_plot import KEPT
 from tests.test_watch import BLOCKS, HELD_OUT, small
@@ -171,7 +171,7 @@ def test_what_somebody_else_wrote_meanwhile_stays(tmp_path):
             if state.global_step == 3:
                 row = read(path.parent)[0]
                 row.asked["subject"]["model"] = "somebody's"
-                path.write_bytes(path.read_bytes() + line_of(row) + b"\n")
+                path.write_bytes(path.read_bytes() + row.line + b"\n")
 
     trainer.add_callback(Writes())
     trainer.train()

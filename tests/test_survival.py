@@ -191,7 +191,7 @@ KILLER = """
 import json, os, signal, sys, time
 from pathlib import Path
 from outlier_kernels.cpu import all_passes, has_int8_units
-from outliers.runs.rows import Rows, line_of
+from outliers.runs.rows import Rows
 from outliers.presets.sweep import sweep
 from outliers.presets.sweep import Experiment
 
@@ -216,7 +216,7 @@ def die_at(number, part):
         written.append(new)
         if len(written) < number:
             return add(rows, *new)
-        content = b"".join(line_of(row) + b"\\n" for row in new)
+        content = b"".join(row.line + b"\\n" for row in new)
         with open(rows.path, "ab") as file:
             file.write(content[: len(content) * part // 2])
         os.kill(os.getpid(), signal.SIGKILL)

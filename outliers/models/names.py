@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -59,7 +59,7 @@ def full_name(model: str, revision: str | None) -> str:
     return short_name(model) if revision is None else f"{short_name(model)}@{revision}"
 
 
-def check_alone(folder: Path, there: tuple[str, str | None], ours: tuple[str, str | None]) -> None:
+def check_alone(folder: Path, there: Sequence[str | None], ours: Sequence[str | None]) -> None:
     """Raise UserError where results of a model and revision are in a folder that is to have those of one other; names
     that lead to the same folder or file are one model."""
     if there[1] != ours[1] or Path(there[0]).resolve() != Path(ours[0]).resolve():

@@ -21,7 +21,7 @@ from outliers.models.load import weights_hash
 from outliers.models.stream import AS_IT_IS
 from outliers.quantization.schemes import BASELINE
 from outliers.runs.planner import CODE
-from outliers.runs.rows import FILE, Row, Rows, append, line_of, read
+from outliers.runs.rows import FILE, Row, Rows, append, read
 from outliers.specification.fields import PICTURES, text_label
 from outliers.subjects.cell import unusual
 from outliers.subjects.provenance import environment
@@ -183,4 +183,4 @@ class OutlierCallback(TrainerCallback):
 
 
 def _lines(rows: list[Row]) -> bytes:
-    return b"".join(line_of(row) + b"\n" for row in rows)
+    return b"".join(row.line + b"\n" for row in rows)

@@ -4,6 +4,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -289,7 +290,7 @@ class Planner:
         if twin.asked == cell.asked:
             return twin
         other = full_name(twin.asked["subject"]["model"], twin.asked["subject"].get("checkpoint"))
-        row = twin.model_copy(update={"asked": cell.asked, "made": twin.made | {"same_weights_as": other}})
+        row = replace(twin, asked=cell.asked, made=twin.made | {"same_weights_as": other})
         self._write({cell: row})
         return row
 

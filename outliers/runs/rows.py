@@ -8,13 +8,12 @@ import logging
 import math
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Required
+from typing import NamedTuple
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationError, model_validator
-from pydantic_core import to_json
-from typing_extensions import TypedDict  # pydantic takes that of the standard library from Python 3.12 on
+from pydantic_core import from_json, to_json
 
 from outliers.errors import UserError, first_of, shown
 from outliers.files import check_file, check_replaceable, locked, remove_left, write_whole, writing
@@ -23,115 +22,170 @@ from outliers.terminal.interrupt import Interrupted, asked_to_stop, finishing
 FILE = "rows.jsonl"
 MOST_BYTES = 2**32  # of a file of rows, of about a kilobyte each
 NAMED = 12  # damaged lines
+REFUSED = "a row cannot be kept: "
+PARTS = ("asked", "facts", "values", "made")
+LISTS = (list, tuple)
 logger = logging.getLogger(__name__)
 
 MOST = 2**63  # of a whole number, as Parquet has them
 POSITIVE = ("perplexity", "damage.perplexity")  # metrics whose values are drawn on logarithmic axes, or divided by
 
 
-def _number(value: object) -> int | float:
-    if not (type(value) is int and abs(value) < MOST) and not (type(value) is float and math.isfinite(value)):
-        raise ValueError("expected a finite number")
-    return value
+class Kind(NamedTuple):
+    """The values that a field may have."""
+
+    expected: str
+    fits: Callable[[object], bool]
 
 
-def _flat(part: dict) -> dict:
-    """A part of a row, of which tables have a column a field: text, a finite number, true, false, null, or a list."""
+def _is_number(value: object) -> bool:
+    return (isinstance(value, float) and math.isfinite(value)) or (type(value) is int and abs(value) < MOST)
+
+
+def _is_single(value: object) -> bool:
+    return value is None or isinstance(value, str | bool) or _is_number(value)
+
+
+def _is_flat(value: object) -> bool:
+    return all(map(_is_single, value)) if isinstance(value, LISTS) else _is_single(value)
+
+
+def _is_whole(value: object) -> bool:
+    return type(value) is int and 0 <= value < MOST
+
+
+TEXT = Kind("text", lambda value: type(value) is str)
+NUMBER = Kind("a finite number", _is_number)
+WHOLE = Kind("a whole number from 0 on", _is_whole)
+COUNT = Kind("a whole number from 1 on", lambda value: _is_whole(value) and value > 0)
+# Of any other field, of which tables have a column too.
+FLAT = Kind("text, a finite number, true, false, null, or a list of such", _is_flat)
+
+# The columns of tables that are of one kind, in whichever part of a row they stand, in the order of a line; any others
+# follow as they came.
+COLUMNS = (
+    (TEXT, "metric"),
+    (NUMBER, "value"),
+    (TEXT, "unit"),
+    (NUMBER, "standard_deviation"),
+    (Kind("a finite number or null", lambda value: value is None or _is_number(value)), "standard_error"),
+    (NUMBER, "q1 q3 bits_per_byte bits_per_byte_deviation"),
+    (WHOLE, "layer feature position token bytes"),
+    (COUNT, "bits examples parameters context_used"),
+    (TEXT, "role projection way checkpoint architecture"),
+    (Kind("a list of whole numbers", lambda them: isinstance(them, LISTS) and all(map(_is_whole, them))), "features"),
+    (TEXT, "experiment device_name failed"),
+    (NUMBER, "wall_seconds headroom"),
+    (WHOLE, "peak_memory_bytes"),
+    (TEXT, "model text dtype scheme task hardware owner weights_hash tokens_hash code lm_eval"),
+    (COUNT, "block blocks mask_seeds gpus context batch prompt tokens repeats"),
+    (
+        Kind("a positive number", lambda value: _is_number(value) and value > 0),
+        "alpha gigabytes weight_bits activation_bits cache_bits",
+    ),
+    (Kind("true or false", lambda value: type(value) is bool), "candidate"),
+)
+KINDS = {name: kind for kind, names in COLUMNS for name in names.split()}
+NO_TEXT = {name for name, kind in KINDS.items() if kind is not TEXT}
+PLACES = {name: place for place, name in enumerate(KINDS)}
+KINDS |= dict.fromkeys(("name", "variant"), TEXT)  # of a metric, and beside it
+
+
+def _check(asked: object, facts: object, values: object, made: object) -> None:
+    """Raise ValueError unless these are the parts of a row."""
+    _check_object("asked", asked, ("metric", "subject", "variant"), 3)
+    _check_fields("asked.metric", asked["metric"], ("name",))
+    _check_fields("asked.subject", asked["subject"])
+    _check_fields("asked", {"variant": asked["variant"]})
+    _check_fields("facts", facts)
+    _check_fields("made", made)
+    if type(values) is not list:
+        raise ValueError(f"values: expected a list, got {shown(values)}")
+    for number, value in enumerate(values):
+        place = f"values.{number}"
+        _check_fields(place, value, ("metric", "value"))
+        if value["metric"].startswith(POSITIVE) and value["value"] <= 0:
+            raise ValueError(f"{place}: 'value' of {value['metric'][:40]} is not a positive number")
+    if bool(values) == ("failed" in made):
+        raise ValueError("expected values, or in 'made' why it 'failed'")
+
+
+def _check_object(place: str, part: object, needed: tuple[str, ...] = (), most: float = math.inf) -> None:
+    """Raise ValueError unless an object has some fields, and at most so many."""
+    if type(part) is not dict or len(part) > most or not all(map(part.__contains__, needed)):
+        raise ValueError(f"{place}: expected an object of {', '.join(needed) or 'fields'}, got {shown(part)}")
+
+
+def _check_fields(place: str, part: object, needed: tuple[str, ...] = ()) -> None:
+    """Raise ValueError unless an object has some fields, and all of them values of their kinds."""
+    _check_object(place, part, needed)
     for name, value in part.items():
-        if type(value) is str:  # as most are; reading a million rows takes in thirty million values
+        if type(value) is str and name not in NO_TEXT:  # as most are: a million rows have thirty million fields
             continue
-        for entry in value if type(value) is list else [value]:
-            if isinstance(entry, dict | list) or (type(entry) in (int, float) and _number(entry) is None):
-                raise ValueError(f"'{name[:40]}' is not text, a finite number, true, false, null, or a list of such")
-    return part
+        kind = KINDS.get(name, FLAT)
+        if not kind.fits(value):
+            raise ValueError(f"{place}.{name}: expected {kind.expected}, got {shown(value)}")
 
 
 def _sorted(part: dict) -> dict:
     """A part of a row that identifies it, whose keys are in one order, however they came."""
-    return dict(sorted(part.items()))
+    names = sorted(part)
+    return part.copy() if names == list(part) else {name: part[name] for name in names}
 
 
-def _positive(value: dict) -> dict:
-    if value["metric"].startswith(POSITIVE) and value["value"] <= 0:
-        raise ValueError(f"'value' of {value['metric'][:40]} is not a positive number")
-    return value
+def _in_columns(part: dict) -> dict:
+    """Another part, in the order of a line."""
+    return {name: part[name] for name in sorted(part, key=lambda name: PLACES.get(name, len(PLACES)))}
 
 
-# Numbers stay as they are, for what identifies a row is found again by its bytes: 3 is not to become 3.0.
-Whole = Annotated[int, Field(ge=0, lt=MOST, strict=True)]
-Count = Annotated[int, Field(ge=1, lt=MOST, strict=True)]
-Number = Annotated[int | float, PlainValidator(_number)]
-Positive = Annotated[int | float, PlainValidator(_number), Field(gt=0)]
-Text = Annotated[str, Field(strict=True)]
-
-# The columns of tables that are of one type, in whichever part of a row they stand, in the order of a line; any others
-# follow as they came.
-COLUMNS = (
-    (Text, "metric"),
-    (Number, "value"),
-    (Text, "unit"),
-    (Number, "standard_deviation"),
-    (Number | None, "standard_error"),
-    (Number, "q1 q3 bits_per_byte bits_per_byte_deviation"),
-    (Whole, "layer feature position token bytes"),
-    (Count, "bits examples parameters context_used"),
-    (Text, "role projection way checkpoint architecture"),
-    (list[Whole], "features"),
-    (Text, "experiment device_name failed"),
-    (Number, "wall_seconds headroom"),
-    (Whole, "peak_memory_bytes"),
-    (Text, "model text dtype scheme task hardware owner weights_hash tokens_hash code lm_eval"),
-    (Count, "block blocks mask_seeds gpus context batch prompt tokens repeats"),
-    (Positive, "alpha gigabytes weight_bits activation_bits cache_bits"),
-    (Annotated[bool, Field(strict=True)], "candidate"),
-)
-Part = TypedDict("Part", {name: kind for kind, names in COLUMNS for name in names.split()}, total=False)
-Part.__pydantic_config__ = ConfigDict(extra="allow")
-
-
-class Value(Part):
-    """A number of a row; further fields say of what it is: layer, role, feature, position, token, projection, …"""
-
-    metric: Required[Text]
-    value: Required[Number]
-
-
-class Parameters(TypedDict):
-    """A metric, with its parameters where they are not the default."""
-
-    __pydantic_config__ = ConfigDict(extra="allow")
-    name: Text
-
-
-class Asked(TypedDict):
-    """The identity of a row: subject, variant and metric, each with its parameters where they are not the default."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-    metric: Annotated[Parameters, AfterValidator(_flat), AfterValidator(_sorted)]
-    subject: Annotated[Part, AfterValidator(_flat), AfterValidator(_sorted)]
-    variant: Text
-
-
-class Row(BaseModel):
+@dataclass(init=False)
+class Row:
     """One metric of one subject under one variant.
 
-    asked: what identifies it. facts: what follows from that, and from the weights, the tokens and the code that were
-    there. made: where it was measured, by which versions, in which time and memory. A row of a measurement that failed
-    has no values, and in `made` the reason, `failed`.
+    asked: what identifies it: subject, variant and metric, each with its parameters where they are not the default.
+    facts: what follows from that, and from the weights, the tokens and the code that were there. values: its numbers;
+    further fields say of what each is: layer, role, feature, position, token, projection, … made: where it was
+    measured, by which versions, in which time and memory. A row of a measurement that failed has no values, and in
+    `made` the reason, `failed`.
+
+    Raises:
+        UserError: a part holds what no row may, such as an infinite value.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    asked: dict
+    facts: dict
+    values: list[dict]
+    made: dict
 
-    asked: Asked
-    facts: Annotated[Part, AfterValidator(_flat), AfterValidator(_sorted)]
-    values: list[Annotated[Value, AfterValidator(_flat), AfterValidator(_positive)]]
-    made: Annotated[Part, AfterValidator(_flat)]
+    def __init__(self, asked: dict, facts: dict, values: list[dict], made: dict):
+        try:
+            _check(asked, facts, values, made)
+        except ValueError as error:
+            raise UserError(f"{REFUSED}{error}") from None
+        self._take(asked, facts, list(map(_in_columns, values)), _in_columns(made))
 
-    @model_validator(mode="after")
-    def _has_values_or_failed(self):
-        if bool(self.values) == ("failed" in self.made):
-            raise ValueError("expected values, or in 'made' why it 'failed'")
-        return self
+    @classmethod
+    def read(cls, line: bytes) -> "Row":
+        """The row of a line; raise ValueError where it is none."""
+        parts = from_json(line)
+        _check_object("the line", parts, PARTS, len(PARTS))
+        _check(**parts)
+        row = cls.__new__(cls)
+        row._take(**parts)
+        return row
+
+    def _take(self, asked: dict, facts: dict, values: list[dict], made: dict) -> None:
+        metric, subject = _sorted(asked["metric"]), _sorted(asked["subject"])
+        self.asked = {"metric": metric, "subject": subject, "variant": asked["variant"]}
+        self.facts, self.values, self.made = _sorted(facts), values, made
+
+    @property
+    def line(self) -> bytes:
+        """It as a line of a file; raise UserError where no file can hold it."""
+        try:
+            return json.dumps(vars(self), ensure_ascii=False, allow_nan=False).encode()
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{REFUSED}{error}") from None
 
     def records(self) -> list[dict]:
         """A flat dictionary for each value, as tables, figures and data frames take them; of a row that failed one with
@@ -158,7 +212,8 @@ class Rows:
 
     def __init__(self, folder: Path):
         self.folder, self.path = folder, folder / FILE
-        self._lines: dict[bytes, dict[bytes, bytes]] = {}  # by what is asked, by the facts
+        self.subjects: dict[tuple, None] = {}  # experiments of its rows, with models and checkpoints
+        self._lines: dict[bytes, bytes] = {}  # those that did not fail, by what they ask and their facts
 
     def __enter__(self) -> "Rows":
         with contextlib.ExitStack() as stack:
@@ -180,43 +235,46 @@ class Rows:
     def __exit__(self, _kind, error: BaseException | None, _traceback) -> None:
         self._exits.close()
         if isinstance(error, KeyboardInterrupt) or (error is None and asked_to_stop()):
-            count = sum(map(len, self._lines.values()))
+            count = len(self._lines)
             raise Interrupted(f"{count} finished row{'' if count == 1 else 's'} in '{self.folder}'") from None
 
     def find(self, asked: dict, facts: dict) -> Row | None:
         """The row of a cell: it asks the same, has the same facts, and did not fail."""
-        line = self._lines.get(key_of(asked), {}).get(key_of(facts))
-        return line and Row.model_validate_json(line)
+        line = self._lines.get(key_of(asked) + key_of(facts))
+        return line and Row.read(line)
 
     def may_have(self, asked: dict) -> bool:
         """Whether there is a row of a cell whose facts are not all known: the weights of a streamed model are not
         before they are read."""
-        return bool(self._lines.get(key_of(asked)))
+        beginning = key_of(asked)
+        return any(key.startswith(beginning) for key in self._lines)
 
     def add(self, *rows: Row) -> None:
         """Write rows, see `append`."""
-        for line in append(self.folder, rows):
-            self._keep(Row.model_validate_json(line), line)
+        for row, line in zip(rows, append(self.folder, rows), strict=True):
+            self._keep(row, line)
 
     def _keep(self, row: Row, line: bytes) -> None:
-        """Take a row, as it was read, in the place of one that asks the same and has the same facts."""
-        lines, facts = self._lines.setdefault(to_json(row.asked), {}), to_json(row.facts)
+        """Take a row in the place of one that asks the same and has the same facts."""
+        subject = row.asked["subject"]
+        self.subjects[row.made.get("experiment"), subject.get("model"), subject.get("checkpoint")] = None
+        key = to_json(row.asked) + to_json(row.facts)
         if row.values:
-            lines[facts] = line
+            self._lines[key] = line
         else:
-            lines.pop(facts, None)
+            self._lines.pop(key, None)
 
 
 def append(folder: Path, rows: Iterable[Row]) -> list[bytes]:
     """Append rows to the file of a folder and see that they are on the disk; what is not written whole is taken back.
 
     Raises:
-        UserError: they cannot be written, or one holds what no row may, such as an infinite value.
+        UserError: they cannot be written, or no file can hold one.
 
     Returns:
         Their lines.
     """
-    lines, path = [line_of(row) for row in rows], folder / FILE
+    lines, path = [row.line for row in rows], folder / FILE
     with writing(folder), open(path, "ab", buffering=0) as file:  # a buffer would be written again where it is closed
         size, left = file.tell(), b"".join(line + b"\n" for line in lines)
         try:
@@ -258,16 +316,6 @@ def read(folder: Path) -> list[Row]:
     return list(last.values())
 
 
-def line_of(row: Row) -> bytes:
-    """A row as its line; raise UserError where it holds what no row may."""
-    try:
-        whole = Row.model_validate(vars(row))
-        parts = {"asked": whole.asked, "facts": whole.facts, "values": whole.values, "made": whole.made}
-        return json.dumps(parts, ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, TypeError) as error:
-        raise UserError(f"a row cannot be kept: {_mistake(error)}") from None
-
-
 def key_of(part: dict) -> bytes:
     """A part of a row that identifies it as bytes, in whichever order its keys came."""
     parts = {name: _sorted(value) if isinstance(value, dict) else value for name, value in part.items()}
@@ -283,10 +331,10 @@ def _read(path: Path) -> Iterator[tuple[bytes, Row | None]]:
     number, line, damaged, mistake = 0, b"", [], ""
     for number, line in _lines(path):
         try:
-            row = Row.model_validate_json(line)
-        except ValidationError as error:
+            row = Row.read(line)
+        except ValueError as error:
             damaged.append(number)
-            mistake = mistake or _mistake(error)
+            mistake = mistake or str(error)
         else:
             yield line, row
     if number in damaged[-1:] and _is_torn(line):
@@ -315,15 +363,6 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         return
     except OSError as error:
         raise UserError(f"cannot read '{path}' ({error.strerror or error})") from None
-
-
-def _mistake(error: Exception) -> str:
-    """The first thing that is wrong with a row, in one line."""
-    if not isinstance(error, ValidationError):
-        return str(error)
-    first = error.errors(include_url=False, include_context=False)[0]
-    place = ".".join(map(str, first["loc"]))
-    return f"{place or 'the line'}: {first['msg'].lower()}, got {shown(first['input'])}"
 
 
 def _is_torn(line: bytes) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from outliers.errors import CellsFailed, UserError
 from outliers.models.names import check_alone
-from outliers.runs.rows import Row, Rows, key_of, read
+from outliers.runs.rows import Row, Rows, key_of
 from outliers.specification.kinds import Named, OfOneModel
 from outliers.subjects.cell import Cell, Plan, following
 
@@ -55,16 +55,15 @@ def run(spec: Named, out: str | Path | None = None, force: bool = False, bench: 
     rows = Rows(Path(out or spec.folder))
     with rows, Progress(0) as bar, engine_of(spec, bar, bench or Bench(bar)) as engine:
         if isinstance(spec, OfOneModel):
-            _check_alone(spec, rows.folder)
+            _check_alone(spec, rows)
         return records(Planner(rows, engine, bar, spec.experiment or spec.name, force).run(plans))
 
 
-def _check_alone(spec: OfOneModel, folder: Path) -> None:
+def _check_alone(spec: OfOneModel, rows: Rows) -> None:
     """Raise UserError if a folder holds rows of another model that an experiment of one model made."""
-    for row in read(folder):
-        subject = row.asked["subject"]
-        if "model" in subject and row.made.get("experiment") in (spec.name, *OF_ONE_MODEL):
-            check_alone(folder, (subject["model"], subject.get("checkpoint")), (spec.model, spec.revision))
+    for experiment, *place in rows.subjects:
+        if place[0] and experiment in (spec.name, *OF_ONE_MODEL):
+            check_alone(rows.folder, place, (spec.model, spec.revision))
 
 
 def _is_possible(plan: Plan) -> bool:
