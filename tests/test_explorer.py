@@ -21,7 +21,7 @@ from outliers.presets.origins import Account
 from outliers.runs.run import run
 from outliers.show.explorer import packed, plotly
 from outliers.show.page import page
-from outliers.show.section import Finding, Section
+from outliers.show.section import Section
 from outliers.tracing.excerpt import FEATURES, VALUES, Excerpt, excerpt, telling_features
 from outliers.tracing.result import Trace
 from outliers.tracing.trace import trace
@@ -390,8 +390,25 @@ def test_without_scripts_the_figure_is_there(browser, path):
 
 
 @needs_chromium
-def test_print_shows_the_figure(opened):
+def test_the_chosen_cell_is_marked_beside_the_map(opened):
+    over = """() => {
+        const places = name => [...document.querySelectorAll(name)].map(one => one.getBoundingClientRect());
+        const [map] = places('#explorer-1 .nsewdrag');
+        return places('#explorer-1 .shapelayer path').map(at => at.bottom > map.top + 0.5 && at.left < map.right - 0.5);
+    }"""
+    assert opened.evaluate(over) == [False, False]
+
+
+@needs_chromium
+def test_text_of_explorers_is_large_enough(opened):
+    sizes = "texts => texts.filter(one => one.textContent).map(one => parseFloat(getComputedStyle(one).fontSize))"
+    assert min(opened.locator(".explorer svg text").evaluate_all(sizes)) >= 11
+
+
+@needs_chromium
+def test_print_shows_the_figure_and_the_screen_its_explorer(opened):
     assert opened.locator("#explorer-1").is_visible()
+    assert not opened.locator("#section-1-figure-heat_map figure").is_visible()
     opened.emulate_media(media="print")
     assert not opened.locator("#explorer-1").is_visible()
     assert opened.locator("#section-1-figure-heat_map figure svg").is_visible()
@@ -402,11 +419,6 @@ def test_a_page_without_an_explorer_embeds_nothing(path):
     assert len(html) < 20_000
     assert "explorer" not in html
     assert len(plotly()) < 700_000 < path.stat().st_size < 2_000_000
-
-
-def test_findings_are_not_broken_before_a_per_cent_sign():
-    section = Section("One", [], findings=[Finding("It is 5 % more.", "x")])
-    assert "5\N{NO-BREAK SPACE}% more" in page("A look", [section], "")
 
 
 # One page of a model

@@ -6,12 +6,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from matplotlib.text import Text
 
 from outliers.models.names import short_name
 from outliers.paper.published import comparison
 from outliers.paper.table1 import PUBLISHED
 from outliers.show.page import about, models, page, provenance
 from outliers.show.section import Finding
+from outliers.views.keys import keys_section
+from outliers.views.origins import origins_section
 from outliers.views.perplexity import sweep_section
 from tests.conftest import needs_chromium
 from tests.kept import kept
@@ -116,11 +119,13 @@ def opened(browser, path: Path, width: int = 1000) -> Iterator:
 
 LOOK = """() => {
     const inside = node => node.closest('.scroll, svg') !== null;
+    const named = box => document.getElementById(box.getAttribute('aria-labelledby')).textContent.length > 0;
     const beyond = node => node.getBoundingClientRect().right > innerWidth + 0.5;
     return {
         figures: [...document.querySelectorAll('figure svg')].map(figure => figure.getBoundingClientRect().width > 600),
         width: document.documentElement.scrollWidth,
         beyond: [...document.querySelectorAll('body *')].filter(n => beyond(n) && !inside(n)).length,
+        boxes: [...document.querySelectorAll('.scroll')].every(box => box.ariaLabel || named(box)),
         heading: document.querySelector('h1').innerText,
         tables: document.querySelectorAll('table').length,
     };
@@ -134,7 +139,65 @@ def test_in_a_browser(browser, section, tmp_path, width):
     path.write_text(page("A sweep", [section, section], "python -m outliers.sweep " + "x" * 300))
     with opened(browser, path, width) as window:
         seen = window.evaluate(LOOK)
-    assert seen == {"heading": "A sweep", "figures": [True, True], "tables": 8, "width": width, "beyond": 0}
+    expected = {"heading": "A sweep", "figures": [True, True], "boxes": True, "tables": 8}
+    assert seen == {**expected, "width": width, "beyond": 0}
+
+
+@needs_chromium
+@pytest.mark.parametrize(("width", "scrolls"), [(400, True), (1400, False)])
+def test_boxes_are_stops_of_the_tab_key_where_they_scroll(browser, section, tmp_path, width, scrolls):
+    path = tmp_path / "report.html"
+    path.write_text(page("A sweep", [section._replace(tables=section.tables[:1])], ""))
+    with opened(browser, path, width) as window:
+        boxes = window.locator("section").first.locator(".scroll")
+        assert boxes.evaluate_all("boxes => boxes.map(box => box.scrollWidth > box.clientWidth)") == [scrolls] * 2
+        assert boxes.evaluate_all("boxes => boxes.map(box => box.hasAttribute('tabindex'))") == [scrolls] * 2
+
+
+@needs_chromium
+def test_dark_colours(browser, section, tmp_path):
+    path = tmp_path / "report.html"
+    path.write_text(page("A sweep", [section], ""))
+    seen = "['body', 'svg'].map(name => getComputedStyle(document.querySelector(name)))"
+    seen += ".map((style, n) => n ? style.filter : style.backgroundColor)"
+    light, dark = ["rgb(255, 255, 255)", "none"], ["rgb(18, 18, 18)", "invert(1) hue-rotate(180deg)"]
+    with opened(browser, path) as window:
+        for style, expected in (("light", light), ("dark", dark)):
+            window.emulate_media(color_scheme=style)
+            assert window.evaluate(seen) == expected
+        window.emulate_media(color_scheme="dark", media="print")
+        assert window.evaluate(seen) == light
+
+
+def test_text_of_figures_is_large_enough():
+    every = [sweep_section(kept("pocket/table1")), origins_section(kept("mechanism/smollm2-135m"))]
+    every.append(keys_section(kept("keys")))
+    texts = [text for one in every for drawing in one.drawings for text in drawing.figure.findobj(Text)]
+    shown = {text.get_text(): text.get_fontsize() * 96 / 72 for text in texts if text.get_visible() and text.get_text()}
+    assert {text: size for text, size in shown.items() if size < 11} == {}
+
+
+def test_points_say_what_they_are_and_options_are_not_broken(section):
+    html = page("A sweep", [section._replace(notes=["Measure 5 % again with --mask-seeds 4."])], "a --draws 4")
+    assert "<title>absmax: +115.3 % ± 1.7</title></use>" in html
+    assert "5\N{NO-BREAK SPACE}% again" in html
+    assert html.count('<span class="whole">--') == 2
+
+
+def test_navigation_names_every_section(section):
+    html = page("A look", [section, section._replace(title="Other: more")], "")
+    linked = re.findall(r'<a href="#([^"]*)">([^<]*)</a>', html.split("<nav")[1].split("</nav>")[0])
+    named = [("section-1", "Perplexity by scheme"), ("section-2", "Other"), ("reproduction", "Reproduction")]
+    assert linked == named
+    assert all(html.count(f'id="{place}"') == 1 for place, _ in linked)
+
+
+def test_a_caption_describes_what_is_shown():
+    rows = [row for row in kept("pocket/table1") if row.get("alpha") is None]
+    once = [{name: value for name, value in row.items() if name != "standard_deviation"} for row in rows]
+    captions = [sweep_section(some).drawings[0].caption for some in (kept("pocket/table1"), rows, once)]
+    assert ["Hollow" in caption for caption in captions] == [True, False, False]
+    assert ["Bars" in caption for caption in captions] == [True, True, False]
 
 
 @needs_chromium

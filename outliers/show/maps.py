@@ -35,7 +35,7 @@ def map_on(axes: Axes, values: np.ndarray, scale: Scale, first: int = 0) -> Axes
     """Values (rows, columns) as a map whose rows are numbered from the first on; NaN has no colour of the scale."""
     rows, columns = values.shape
     shown = pooled(values, -(-columns // MOST_COLUMNS))
-    style = {"norm": scale.norm, "cmap": scale.colors, "aspect": "auto", "interpolation": "nearest"}
+    style = {"norm": scale.norm, "cmap": scale.colors, "aspect": "auto", "interpolation": "none"}
     image = axes.imshow(shown, extent=(-0.5, columns - 0.5, first + rows - 0.5, first - 0.5), **style)
     axes.spines[:].set_visible(True)
     axes.grid(False)

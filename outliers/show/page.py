@@ -87,7 +87,7 @@ def page(title: str, sections: list[Section], command: str) -> str:
         plotly=plotly() if any(section.explorers for section in sections) else None,
         **{f"explorer_{end}": Markup((HERE / f"explorer.{end}").read_text("utf-8")) for end in ("css", "js")},
         command=command,
-        provenance=[_html(table) for table in (provenance(rows), models(rows)) if table],
+        provenance=[_html(table, table.name) for table in (provenance(rows), models(rows)) if table],
     )
 
 
@@ -115,7 +115,7 @@ def _place(number: int, kind: str, name: str) -> str:
 
 
 def _section_fields(number: int, section: Section, findings: list[Finding]) -> dict:
-    tables = [_html(table) | {"place": _place(number, "table", table.name)} for table in section.tables]
+    tables = [_html(table, _place(number, "table", table.name)) for table in section.tables]
     return {
         **section._asdict(),
         "about": about(section.rows),
@@ -126,6 +126,7 @@ def _section_fields(number: int, section: Section, findings: list[Finding]) -> d
                 "name": drawing.name,
                 "caption": drawing.caption,
                 "svg": _inline(drawing, place),
+                "width": f"{72 * drawing.figure.get_figwidth():g}pt",
                 "place": place,
             }
             for drawing in section.drawings
@@ -140,11 +141,12 @@ def _section_fields(number: int, section: Section, findings: list[Finding]) -> d
 def _inline(drawing: Drawing, place: str) -> Markup:
     """A figure within the page, with names of its own for what it names; its points say on hovering what they are."""
     width, height = 72 * drawing.figure.get_size_inches()
-    size = f'style="--width: {width:g}pt" viewBox="0 0 {width:g} {height:g}"'
+    box = f'viewBox="0 0 {width:g} {height:g}"'
     _, figure, drawn = drawing.svg.decode().partition('<g id="figure_1">')
     titled = re.sub(rf'<g id="{HOVER}(.*?)">(.*?)</g>', _titled, drawn, flags=re.DOTALL)
-    named = re.sub(NAMED, rf"\g<0>{place}-", figure + titled)
-    return Markup(f'<svg role="img" aria-labelledby="{place}-caption" {size}>{named}')
+    brief = re.sub(r"<!--.*?-->|\n *|(?<=\d\d\.\d\d)\d+", "", figure + titled)  # coordinates to a hundredth of a point
+    named = re.sub(NAMED, rf"\g<0>{place}-", brief)
+    return Markup(f'<svg role="img" aria-labelledby="{place}-caption" {box}>{named}')
 
 
 def _titled(line: re.Match) -> str:
@@ -153,8 +155,9 @@ def _titled(line: re.Match) -> str:
     return "<g>" + re.sub("(?<=<use )([^>]*)/>", lambda use: use[1] + next(titles), line[2]) + "</g>"
 
 
-def _html(table: Table) -> dict:
-    return {**table._asdict(), "html": Markup(table.form("html"))}  # tabulate has escaped what is in the cells
+def _html(table: Table, place: str) -> dict:
+    html = Markup(table.form("html"))  # tabulate has escaped what is in the cells
+    return {**table._asdict(), "place": place, "html": html}
 
 
 def _summary(rows: list[dict]) -> str:

@@ -49,6 +49,7 @@ LOOK = {
     "legend.frameon": False,
     "lines.linewidth": 1,
     "lines.markersize": 5,
+    "path.simplify_threshold": 0.3,
     "svg.hashsalt": "outliers",
     "xtick.labelsize": 8.5,
     "ytick.labelsize": 8.5,
