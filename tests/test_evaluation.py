@@ -19,7 +19,7 @@ from outliers.metrics.measurement import records_of
 from outliers.metrics.perplexity import perplexities, perplexity
 from outliers.metrics.places import exchange_losses, exchanges
 from outliers.metrics.records import Agreement, Perplexity
-from outliers.metrics.states import STATES
+from outliers.metrics.states import MEASUREMENT as STATES
 from outliers.metrics.top1 import top1_softmax
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.decoder import independent, map_blocks

@@ -10,9 +10,10 @@ import torch
 
 import outliers
 from outliers.errors import UserError
-from outliers.metrics import attention
-from outliers.metrics.sinks import SINKS
-from outliers.metrics.top1 import TOP1, top1_softmax
+from outliers.metrics import attention, sinks
+from outliers.metrics.sinks import SEEN as SINKS
+from outliers.metrics.top1 import SEEN as TOP1
+from outliers.metrics.top1 import top1_softmax
 from outliers.models.load import load_model
 from outliers.presets import readers as preset
 from outliers.presets.origins import Account

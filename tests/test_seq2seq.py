@@ -17,8 +17,8 @@ import outliers
 from outliers.errors import UserError
 from outliers.metrics.attention import attended
 from outliers.metrics.latency import encoding, latency
-from outliers.metrics.sinks import SINKS
-from outliers.metrics.top1 import TOP1
+from outliers.metrics.sinks import SEEN as SINKS
+from outliers.metrics.top1 import SEEN as TOP1
 from outliers.models.anatomy import projections
 from outliers.models.anatomy.examples import Examples
 from outliers.models.anatomy.views import views_of

@@ -14,7 +14,6 @@ from outliers.models.attention import eager
 from outliers.models.decoder import inference, watched_pass
 from outliers.models.hooks import attention_hooks
 from outliers.models.stream import AS_IT_IS, Variant
-from outliers.specification.fields import resolved
 from outliers.subjects.bench import Bench, naming_under
 from outliers.subjects.cell import Cell
 from outliers.variants.ablated import Ablated, Intervention
@@ -120,7 +119,7 @@ def _hooks(visit: Callable, model: PreTrainedModel, layer: int | None) -> Iterat
 
 
 def _look(cell: Cell) -> Look:
-    return resolved(cell.metric.seen_by)
+    return cell.metric.seen
 
 
 class OfAttention(Measurement):
@@ -173,4 +172,4 @@ def _parted(variant: Variant) -> tuple[Variant, Ablated]:
     return Together(tuple(others)) if others else AS_IT_IS, last
 
 
-ATTENTION = OfAttention()
+MEASUREMENT = OfAttention()

@@ -268,4 +268,4 @@ class OfWeights(OnePass):
         return [value | {"unit": "1"} for value in candidates]
 
 
-CANDIDATES = OfWeights()
+MEASUREMENT = OfWeights()

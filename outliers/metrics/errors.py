@@ -246,4 +246,4 @@ def _errors(blocks: list[dict[Place, Error]]) -> list[dict]:
     return values
 
 
-ERRORS = OfProjections()
+MEASUREMENT = OfProjections()

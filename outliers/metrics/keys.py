@@ -313,4 +313,4 @@ class OfChannels(OnePass):
         return [value | {"unit": "1"} for value in reduce(Channels.merge, answers).records(cell.metric.channels)]
 
 
-KEYS = OfChannels()
+MEASUREMENT = OfChannels()

@@ -132,7 +132,7 @@ def _prompts(cell: Cell) -> torch.Tensor:
     return inputs if inputs.is_floating_point() else inputs[:, : cell.metric.prompt]  # of a picture all is read
 
 
-LATENCY = OfServed()
+MEASUREMENT = OfServed()
 
 
 @inference

@@ -69,4 +69,4 @@ class OfLayers(Measurement):
         return values
 
 
-LAYERS = OfLayers()
+MEASUREMENT = OfLayers()

@@ -51,7 +51,7 @@ def _shape(cell: Cell) -> tuple[int, int, int]:
     return cell.metric.tokens, *layer_shape(cell.subject.dimension)
 
 
-LINEAR_LAYER = OfLayers()
+MEASUREMENT = OfLayers()
 
 
 def _tidy(name: str, row: dict) -> list[dict]:

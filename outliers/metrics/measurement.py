@@ -169,7 +169,7 @@ def bundles_of(cells: list[Cell]) -> Iterable[list[Cell]]:
     """Cells that are answered together, by their subjects and what measures them."""
     groups: dict[tuple, list[Cell]] = defaultdict(list)
     for cell in cells:
-        groups[id(cell.subject), cell.metric.measured_by].append(cell)
+        groups[id(cell.subject), cell.metric.measurement].append(cell)
     return chain.from_iterable(alike[0].metric.measurement.bundles(alike) for alike in groups.values())
 
 

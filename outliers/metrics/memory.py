@@ -326,4 +326,4 @@ def _needed(_metric: Memory, footprint: Footprint) -> list[dict]:
     ]
 
 
-MEMORY = OfConfigurations()
+MEASUREMENT = OfConfigurations()

@@ -580,4 +580,4 @@ class OfWriters(OnePass):
         return [value | {"unit": "1"} for value in reduce(Account.merge, answers).records(cell.metric.neurons)]
 
 
-ORIGINS = OfWriters()
+MEASUREMENT = OfWriters()

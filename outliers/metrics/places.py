@@ -188,4 +188,4 @@ def _drawn_losses(
         return exchange_losses(model, blocks, variant, wanted)
 
 
-PLACES = OfPlaces()
+MEASUREMENT = OfPlaces()

@@ -107,4 +107,4 @@ class OfRange(OnePass):
         ]
 
 
-RANGE = OfRange()
+MEASUREMENT = OfRange()

@@ -1,7 +1,8 @@
 """The records of metrics: what each is called, its parameters, what its rows have, and where it is measured."""
 
+import importlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
@@ -25,19 +26,23 @@ from outliers.specification.fields import (
     Several,
     Threshold,
     Tokens,
-    resolved,
 )
 
 if TYPE_CHECKING:
-    from outliers.metrics.attention import Look
-    from outliers.metrics.measurement import Measurement, Read, Seen
+    from outliers.metrics.measurement import Measurement
+
+
+def _object(file: str, name: str) -> Any:
+    """An object of a file of this room."""
+    return getattr(importlib.import_module(f"{__package__}.{file}"), name)
 
 
 class Metric(Checked):
     """A measurement of a subject under a variant; its fields are its parameters, and options of commands.
 
-    name: in rows and on the command line. measured_by: its `Measurement`, or `module:object`, which is imported when
-    something is measured. subject: the class of what it is asked of, by its place, made of model, revision and
+    name: in rows and on the command line. home: the file of this room with its `MEASUREMENT`, which is imported when
+    something is measured; that of its name, unless it shares another's. measured_by: the `Measurement` of a metric of
+    one's own. subject: the class of what it is asked of, by its place, made of model, revision and
     settings; None where it is asked of something else than a model. timed: whether it measures time, so that the
     machine is a fact of its rows. needs: facts, and fields of each value, that its tables and figures take. view: what
     shows its flat rows as an `outliers.show.section.Section`, or its place; the field `scheme` of rows is their
@@ -47,7 +52,8 @@ class Metric(Checked):
     model_config = ConfigDict(frozen=True)
 
     name: ClassVar[str]
-    measured_by: "ClassVar[str | Measurement]"
+    home: ClassVar[str | None] = None
+    measured_by: "ClassVar[Measurement | None]" = None
     subject: ClassVar[str | None] = "outliers.subjects.causal:Causal"
     timed: ClassVar[bool] = False
     needs: ClassVar[tuple[str, ...]] = ()
@@ -61,52 +67,55 @@ class Metric(Checked):
     @property
     def measurement(self) -> "Measurement":
         """Its measurement."""
-        return resolved(self.measured_by)
+        return self.measured_by or _object(self.home or self.name, "MEASUREMENT")
 
 
-class StatesMetric(Metric):
+class SeenMetric(Metric):
+    """A metric that rides on a pass with others. seen_by: how one's own is made of what is seen of the pass."""
+
+    seen_by: ClassVar[Any] = None
+
+    @property
+    def seen(self) -> Any:
+        """How it is made of what is seen: `SEEN` of the file of its name."""
+        return self.seen_by or _object(self.name, "SEEN")
+
+
+class StatesMetric(SeenMetric):
     """A metric of the last hidden states; all that are asked of one variant ride on one pass over the text.
 
-    seen_by: how it is made of them. of_text: whether what is predicted has to be tokens.
+    of_text: whether what is predicted has to be tokens.
     """
 
-    measured_by = "outliers.metrics.states:STATES"
-    seen_by: "ClassVar[str | Seen | Read]"
+    home = "states"
     of_text: ClassVar[bool] = False
 
     draws: Draws = 1
 
 
-class AttentionMetric(Metric):
+class AttentionMetric(SeenMetric):
     """A metric of attention probabilities; all that are asked of one variant ride on one pass over the text, in which
-    ablations change the attention of a layer at a time.
+    ablations change the attention of a layer at a time."""
 
-    seen_by: how it is made of them.
-    """
-
-    measured_by = "outliers.metrics.attention:ATTENTION"
-    seen_by: "ClassVar[str | Look]"
+    home = "attention"
 
 
 class Accuracy(StatesMetric):
     """Share of pictures whose most probable class is their own, and the mean cross-entropy, over draws."""
 
     name = "accuracy"
-    seen_by = "outliers.metrics.accuracy:SEEN"
 
 
 class Agreement(StatesMetric):
     """Mean KL(p ‖ p_q) over predicted positions, in nats, and the share of them with the same most probable token."""
 
     name = "agreement"
-    seen_by = "outliers.metrics.agreement:SEEN"
 
 
 class Candidates(Metric):
     """Candidates for super weights, with the weights that they are compared with."""
 
     name = "candidates"
-    measured_by = "outliers.metrics.candidates:CANDIDATES"
 
     count: Count = Field(4, description="Most candidates by activations, and as many by the weights alone.")
     controls: Repeats = Field(10, description="Weights nearest in magnitude, to compare each with.")
@@ -116,14 +125,13 @@ class Errors(Metric):
     """‖Y_q − Y‖² / ‖Y‖² of each projection, over all tokens and for the mean token, from inputs without the scheme."""
 
     name: ClassVar[str] = "errors"
-    measured_by: ClassVar[str] = "outliers.metrics.errors:ERRORS"
 
 
 class Inputs(Metric):
     """The largest |x| of each hidden state that projections read, with its feature, position and token."""
 
     name = "inputs"
-    measured_by = "outliers.metrics.errors:ERRORS"
+    home = "errors"
 
 
 ATTENDED = {"q": "queries", "k": "keys", "v": "values"}  # outputs of projections: their roles
@@ -134,7 +142,6 @@ class Keys(Metric):
     """The largest channels of queries, keys and values, before and after the rotation of positions."""
 
     name = "keys"
-    measured_by = "outliers.metrics.keys:KEYS"
 
     channels: Count = Field(3, description="Channels listed per layer, those with the largest queries, keys or values.")
 
@@ -155,7 +162,6 @@ class Latency(Generation, Metric):
     """
 
     name = "latency"
-    measured_by = "outliers.metrics.latency:LATENCY"
     subject = "outliers.subjects.served:Served"
     needs = ("q1", "q3", "batch", "prompt", "tokens", "repeats", "device_name", "threads")
     timed = True
@@ -167,7 +173,6 @@ class Layers(Metric):
     """Perplexity, KL and top-1 agreement of a model of which one layer alone, with its norms, is under a variant."""
 
     name = "layers"
-    measured_by = "outliers.metrics.layers:LAYERS"
 
     draws: Draws = 1
 
@@ -186,7 +191,6 @@ class LinearLayer(Timed, Metric):
     """
 
     name = "linear_layer"
-    measured_by = "outliers.metrics.linear_layer:LINEAR_LAYER"
     subject = None
     needs = ("way", "q1", "q3", "tokens", "device_name", "threads")
     timed = True
@@ -203,7 +207,6 @@ class Memory(Footprint, Metric):
     """Parameters, and bytes of weights in 16 and in 8 bits, of the cache and of activations."""
 
     name = "memory"
-    measured_by = "outliers.metrics.memory:MEMORY"
     subject = "outliers.subjects.configured:Configured"
     needs = ("parameters", "context_used", "context", "batch")
 
@@ -223,6 +226,7 @@ class Fits(Hardware, Memory):
     """Whether a model fits some equal GPUs in 16 and in 8 bits: 1 or 0. headroom: GiB of a GPU that are left free."""
 
     name = "fits"
+    home = "memory"
     needs = (*Memory.needs, "bits", "candidate", "hardware", "gpus", "gigabytes", "headroom")
 
     headroom: Annotated[Finite, Field(ge=0)] = 0.75
@@ -241,7 +245,6 @@ class Origins(Metric):
     """The terms of which some features consist, and the gains of the norms that read them."""
 
     name = "origins"
-    measured_by = "outliers.metrics.origins:ORIGINS"
 
     features: Features | None = Field(None, description="Features of the residual stream, such as 3,17.")
     positions: Positions = Field([])
@@ -252,7 +255,6 @@ class Perplexity(StatesMetric):
     """exp of the mean negative log-likelihood of the predicted tokens, over draws."""
 
     name = "perplexity"
-    seen_by = "outliers.metrics.perplexity:SEEN"
 
 
 class Places(Metric):
@@ -260,7 +262,6 @@ class Places(Metric):
     layers and heads."""
 
     name = "places"
-    measured_by = "outliers.metrics.places:PLACES"
 
     by: Literal["role", "layer", "stack", "head"] = Field(
         "role", description="Kind of places: roles (of a cache keys and values), layers, stacks, or heads of a cache."
@@ -276,14 +277,12 @@ class Range(Metric):
     """The largest inputs, outputs and block sums of projections, of the residual stream, and of attention logits."""
 
     name = "range"
-    measured_by = "outliers.metrics.range:RANGE"
 
 
 class Sinks(AttentionMetric):
     """By layer and head the attention that queries give to the first position, and by how many nats they prefer it."""
 
     name = "sinks"
-    seen_by = "outliers.metrics.sinks:SINKS"
 
 
 class TokenLosses(StatesMetric):
@@ -291,21 +290,18 @@ class TokenLosses(StatesMetric):
 
     name = "token_losses"
     of_text = True
-    seen_by = "outliers.metrics.token_losses:SEEN"
 
 
 class Top1(AttentionMetric):
     """Mean over layers, heads, queries and sequences of the largest attention probability."""
 
     name = "top1"
-    seen_by = "outliers.metrics.top1:TOP1"
 
 
 class Trace(Metric):
     """Outlier features, and what Table 4 says of them, from statistics of hidden states."""
 
     name = "trace"
-    measured_by = "outliers.metrics.trace:TRACE"
 
     roles: Names = Field(list(PAPER), description="Hidden states to trace, by the projections that read them.")
     alpha: Threshold = ALPHA
@@ -319,8 +315,6 @@ class KeptTrace(Trace):
     An imatrix and masks are further files.
     """
 
-    measured_by = "outliers.metrics.trace:KEPT"
-
     tokens: bool = Field(False, exclude=True)
     imatrix: bool = Field(False, exclude=True)
     masks: bool = Field(False, exclude=True)
@@ -333,7 +327,6 @@ class Training(Metric):
     """All of `outliers.watch` after some steps and at the end; there also perplexity under schemes, over draws."""
 
     name = "training"
-    measured_by = "outliers.metrics.training:TRAINING"
     subject = None
     needs = ("checkpoint", "architecture", "parameters")
 
@@ -347,14 +340,12 @@ class Weights(Metric):
     """‖W_other − W‖² / ‖W‖² of each projection; its largest |weight|, and that which is changed most."""
 
     name = "weights"
-    measured_by = "outliers.metrics.weights:WEIGHTS"
 
 
 class ZeroShot(Metric):
     """`acc`, `acc_norm` and `perplexity` of a task, as far as it has them, with their standard errors."""
 
     name = "zeroshot"
-    measured_by = "outliers.metrics.zeroshot:ZEROSHOT"
     subject = "outliers.subjects.causal:Pretrained"
     needs = ("standard_error", "examples", "task", "lm_eval")
 

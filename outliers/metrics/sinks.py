@@ -62,4 +62,4 @@ def _short(value: torch.Tensor) -> float | None:
     return None if value.isnan() else float(f"{value.item():{DIGITS}}")
 
 
-SINKS = Look(_see, _answers, _values)
+SEEN = Look(_see, _answers, _values)

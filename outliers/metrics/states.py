@@ -15,7 +15,6 @@ from outliers.models.decoder import AT_ONCE, inference, map_blocks, run_decoder,
 from outliers.models.load import find_device
 from outliers.models.stream import Variant, is_streamed
 from outliers.quantization.convert import coded
-from outliers.specification.fields import resolved
 from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell
 from outliers.variants.draw import drawn
@@ -25,7 +24,7 @@ MOST_KEPT = 2**28  # bytes of hidden states that are kept for several variants, 
 
 
 def _seen(cell: Cell) -> Seen | Read:
-    return resolved(cell.metric.seen_by)
+    return cell.metric.seen
 
 
 class OfStates(Measurement):
@@ -176,4 +175,4 @@ def _streamed(
     return list(by_cell.values())
 
 
-STATES = OfStates()
+MEASUREMENT = OfStates()

@@ -30,7 +30,7 @@ def top1_softmax(
     stack: as for `outliers.trace`.
     """
     ablations = [change if isinstance(change, Ablated) else Ablated(change) for change in interventions]
-    answers = attended(model, blocks, [(ablated, [TOP1]) for ablated in ablations], variant)
+    answers = attended(model, blocks, [(ablated, [SEEN]) for ablated in ablations], variant)
     return [by_view[view_of(model, stack).name][1] for (by_view,) in answers]
 
 
@@ -56,4 +56,4 @@ def _values(answers: list[tuple[int, float]]) -> list[dict]:
     ]
 
 
-TOP1 = Look(_see, _answers, _values)
+SEEN = Look(_see, _answers, _values)

@@ -182,7 +182,19 @@ NAME = "token_text"  # of a token, whose id identifies it
 
 
 class OfText(OnePass):
-    """The traces of each cell, one each view of its model."""
+    """The traces of each cell, one each view of its model; some are kept beside their rows."""
+
+    def check(self, cell: Cell) -> None:
+        config, kept = cell.subject.config, isinstance(cell.metric, KeptTrace)
+        if kept and cell.metric.imatrix:
+            from outliers.models.gguf.tensors import architecture_of  # which imports gguf
+
+            architecture_of(config.model_type)
+        if kept and cell.metric.masks:
+            names_of(skeleton(config), "transformerlens")
+
+    def beside_row(self, cell: Cell, facts: dict, planner: Any) -> list[tuple] | None:
+        return traced(cell, facts, planner) if isinstance(cell.metric, KeptTrace) else None
 
     def facts(self, cell: Cell, _bench: Bench) -> dict:
         return {"alpha": cell.metric.alpha}
@@ -208,22 +220,6 @@ class OfText(OnePass):
 
     def values(self, cell: Cell, answers: list[list[Trace]]) -> list[dict]:
         return [value for trace in merged(answers) for value in _of_view(trace, cell.metric.details)]
-
-
-class OfFiles(OfText):
-    """Those that are kept."""
-
-    def check(self, cell: Cell) -> None:
-        config = cell.subject.config
-        if cell.metric.imatrix:
-            from outliers.models.gguf.tensors import architecture_of  # which imports gguf
-
-            architecture_of(config.model_type)
-        if cell.metric.masks:
-            names_of(skeleton(config), "transformerlens")
-
-    def beside_row(self, cell: Cell, facts: dict, planner: Any) -> list[tuple]:
-        return traced(cell, facts, planner)
 
 
 def _of_view(trace: Trace, detailed: bool) -> list[dict]:
@@ -267,4 +263,4 @@ def _has_tokens(cell: Cell) -> bool:
     return isinstance(cell.metric, KeptTrace) and cell.metric.tokens
 
 
-TRACE, KEPT = OfText(), OfFiles()
+MEASUREMENT = OfText()

@@ -198,4 +198,4 @@ def _under_schemes(model: PreTrainedModel, blocks: torch.Tensor, metric: Trainin
     return perplexities
 
 
-TRAINING = OfRuns()
+MEASUREMENT = OfRuns()

@@ -65,4 +65,4 @@ class OfWeights(Measurement):
         return answers[0]
 
 
-WEIGHTS = OfWeights()
+MEASUREMENT = OfWeights()

@@ -307,4 +307,4 @@ def _loaded(name: str, data: str | None, _files: tuple) -> "Task":
     return task
 
 
-ZEROSHOT = OfTasks()
+MEASUREMENT = OfTasks()

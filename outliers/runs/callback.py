@@ -40,7 +40,6 @@ class Watched(Metric):
     """The metrics of `outliers.watch`."""
 
     name: ClassVar[str] = "watch"
-    measured_by: ClassVar[str] = "outliers.metrics.training:watch"
 
     alpha: float = ALPHA
     attention: bool = True

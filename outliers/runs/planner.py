@@ -123,14 +123,14 @@ class Planner:
 
     def _failed(self, failures: dict[Cell, Failed], facts: dict[Cell, dict], rows: dict[Cell, Row]) -> dict[Cell, Row]:
         """The rows of cells that failed, which say why; each reason is said once of a model."""
-        fine = {(id(cell.subject), cell.metric.measured_by) for cell in rows if cell.variant.name == BASELINE}
+        fine = {(id(cell.subject), cell.metric.measurement) for cell in rows if cell.variant.name == BASELINE}
         reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
         failed_rows = {}
         for cell, failure in failures.items():
             reason = failure.reason
             for called in (f"'{cell.subject.name}' under {cell.variant.name}: ", f"'{cell.subject.name}': "):
                 reason = reason.removeprefix(called)  # its row says it
-            if failure.broken and (id(cell.subject), cell.metric.measured_by) in fine:
+            if failure.broken and (id(cell.subject), cell.metric.measurement) in fine:
                 kind = "scheme" if schemes_of(cell.variant) else "variant"
                 reason = f"{reason.partition('; expected')[0]}; {FINE.format(kind)}"
             reasons[cell.subject.name, reason].append(cell.name)
@@ -320,9 +320,10 @@ def _check(subject: Subject, weights: list[dict]) -> None:
 
 def keeps_of(cells: list[Cell]) -> Iterable[Keeps | None]:
     """The memory that each kind of measurement keeps for some cells of a subject."""
-    measurements = {cell.metric.measured_by: cell.metric.measurement for cell in cells}
-    by_measurement = ([cell for cell in cells if cell.metric.measured_by == name] for name in measurements)
-    return (measurement.keeps(group) for measurement, group in zip(measurements.values(), by_measurement, strict=True))
+    by_measurement: dict[Measurement, list[Cell]] = defaultdict(list)
+    for cell in cells:
+        by_measurement[cell.metric.measurement].append(cell)
+    return (measurement.keeps(group) for measurement, group in by_measurement.items())
 
 
 def _name(bundle: list[Cell], part: slice) -> str:
