@@ -17,8 +17,8 @@ from torch.nn import functional
 
 from outliers.models.pocket.ladder import CONTEXT, LADDER, VOCABULARY
 from outliers.specification.recipe import Recipe
-from outliers.training.optimizers import optimizer_of
-from outliers.training.start import start
+from outliers.trainer.optimizers import optimizer_of
+from outliers.trainer.start import start
 
 PROJECTIONS = ["ffn", "linear"]
 SETTINGS = {

@@ -68,7 +68,7 @@ _HOME = {
     "super_weights": "outliers.presets.super_weights",
     "damage": "outliers.presets.damage",
     "plan": "outliers.presets.plan",
-    "train_int8": "outliers.training.layers",
+    "train_int8": "outliers.trainer.layers",
     "plant": "outliers.variants.plant",
     "Experiment": "outliers.presets.sweep",
     "Emergence": "outliers.presets.emergence",

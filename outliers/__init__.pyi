@@ -47,7 +47,7 @@ from outliers.tracing.result import Trace as Trace
 from outliers.tracing.states import hidden_states as hidden_states
 from outliers.tracing.table4 import table4_row as table4_row
 from outliers.tracing.trace import trace as trace
-from outliers.training.layers import train_int8 as train_int8
+from outliers.trainer.layers import train_int8 as train_int8
 from outliers.variants.ablated import Ablated as Ablated
 from outliers.variants.ablated import Intervention as Intervention
 from outliers.variants.plant import plant as plant

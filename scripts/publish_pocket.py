@@ -30,7 +30,7 @@ from outliers.subjects.causal import Causal
 from outliers.text.digits import HELD_OUT
 from outliers.tracing.result import STREAM
 from outliers.tracing.trace import trace
-from outliers.training.corpus import C4_TRAINING_ROWS, Corpus
+from outliers.trainer.corpus import C4_TRAINING_ROWS, Corpus
 from outliers.views.emergence import along_training
 
 BLOCKS = 64

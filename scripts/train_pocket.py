@@ -33,9 +33,9 @@ from outliers.models.pocket.ladder import CHECKPOINTS, CONTEXT, LADDER, Rung
 from outliers.specification.recipe import Recipe
 from outliers.text.corruption import Spans, chosen_positions, corrupted, sentinels_of
 from outliers.text.digits import CLASSES, SIDE, digits
-from outliers.training.corpus import Corpus, Vocabulary, blocks_in_order, prepare
-from outliers.training.loop import train
-from outliers.training.start import CONFIGS, TIED, shape_of, start
+from outliers.trainer.corpus import Corpus, Vocabulary, blocks_in_order, prepare
+from outliers.trainer.loop import train
+from outliers.trainer.start import CONFIGS, TIED, shape_of, start
 
 TEXTS = {
     "--c4": ("c4_en_1000.jsonl", "JSON lines of C4 (en), train split, first 1,000 rows"),

@@ -16,9 +16,9 @@ from outliers.specification.recipe import Recipe
 from outliers.text.corruption import sentinels_of
 from outliers.text.digits import HELD_OUT, digits
 from outliers.text.documents import sample
-from outliers.training.corpus import blocks_in_order
-from outliers.training.loop import learning_rate, train
-from outliers.training.optimizers import optimizer_of
+from outliers.trainer.corpus import blocks_in_order
+from outliers.trainer.loop import learning_rate, train
+from outliers.trainer.optimizers import optimizer_of
 from tests.test_seq2seq_text import put_together
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))

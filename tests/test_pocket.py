@@ -26,9 +26,9 @@ from outliers.subjects.masked import masked_text
 from outliers.subjects.seq2seq import span_corrupted
 from outliers.subjects.vision import pictures
 from outliers.text.digits import digits
-from outliers.training.corpus import blocks_in_order, wikitext_articles
-from outliers.training.loop import learning_rate
-from outliers.training.start import build_config
+from outliers.trainer.corpus import blocks_in_order, wikitext_articles
+from outliers.trainer.loop import learning_rate
+from outliers.trainer.start import build_config
 from tests.conftest import C4, needs_shared
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))

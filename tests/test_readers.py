@@ -10,7 +10,7 @@ import torch
 
 import outliers
 from outliers.errors import UserError
-from outliers.metrics import attention, sinks
+from outliers.metrics import attention
 from outliers.metrics.sinks import SEEN as SINKS
 from outliers.metrics.top1 import SEEN as TOP1
 from outliers.metrics.top1 import top1_softmax

@@ -19,10 +19,10 @@ from outliers.errors import BrokenModel, UserError
 from outliers.models.pocket.ladder import CONTEXT, LADDER, VOCABULARY
 from outliers.presets.training import Training
 from outliers.specification.recipe import Recipe
-from outliers.training import loop
-from outliers.training.architectures import CLIPPED_BELOW, NORMALIZED, ChangedAttention, rotated
-from outliers.training.optimizers import OPTIMIZERS, optimizer_of
-from outliers.training.start import start
+from outliers.trainer import loop
+from outliers.trainer.architectures import CLIPPED_BELOW, NORMALIZED, ChangedAttention, rotated
+from outliers.trainer.optimizers import OPTIMIZERS, optimizer_of
+from outliers.trainer.start import start
 
 TINY = {"start": "gpt2-0.1m", "batch": 2}
 
@@ -195,8 +195,8 @@ import sys
 from pathlib import Path
 import torch
 from outliers.specification.recipe import Recipe
-from outliers.training import loop
-from outliers.training.start import start
+from outliers.trainer import loop
+from outliers.trainer.start import start
 from tests.test_recipes import blocks_for
 loop.SAVED_EVERY, loop.LOGGED_EVERY = 4, 2
 recipe = Recipe(start="gpt2-0.1m", batch=2, steps=40, int8=["ffn", "linear"], stochastic=True, optimizer="muon")

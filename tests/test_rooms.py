@@ -1,7 +1,9 @@
 """The rooms of the house: data goes one way, so that a room imports from those on its left alone."""
 
 import ast
+import re
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import outliers
@@ -10,9 +12,10 @@ PACKAGE = Path(outliers.__file__).parent
 # From left to right; `terminal`, `errors`, `criterion` and `files` are for all.
 ROOMS = (
     *("errors", "criterion", "terminal", "files", "outlier_kernels", "models", "text", "tracing"),
-    *("quantization", "show", "variants", "specification", "training", "subjects", "metrics", "runs", "presets"),
-    *("views", "plot", "paper", "report", "plugins"),
+    *("quantization", "show", "variants", "specification", "trainer", "subjects", "metrics", "runs", "presets"),
+    *("views", "plot", "paper", "plugins"),
 )
+NAMED = re.compile(rf"(outliers\.({'|'.join(ROOMS)})\b[\w.]*)(:\w+)?")  # a module, or what is in one, by a string
 COMMANDS = "commands"  # programs, which may use all, and what they have in common
 MOST_FILES = 15
 A_FILE_EACH = {"metrics", "variants", "views"}  # rooms of many things of one kind, a file each
@@ -27,7 +30,8 @@ def room_of(module: str) -> int:
 
 
 def imported(tree: ast.Module) -> Iterator[str]:
-    """The modules of the project that a file imports, anywhere in it; not the package itself, which imports nothing."""
+    """The modules of the project that a file imports or names by a string, anywhere in it; not the package itself,
+    which knows the homes of public names."""
     for node in ast.walk(tree):
         found = []
         if isinstance(node, ast.Import):
@@ -35,6 +39,8 @@ def imported(tree: ast.Module) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             inside = node.module in ("outliers", "outlier_kernels")
             found = [f"{node.module}.{alias.name}" for alias in node.names] if inside else [node.module or "."]
+        elif isinstance(node, ast.Constant) and (named := NAMED.fullmatch(str(node.value))):
+            found = [named[1]]
         yield from (one for one in found if one.startswith((".", "outliers.", "outlier_kernels")))
 
 
@@ -46,6 +52,19 @@ def test_a_room_imports_from_its_left():
         own = len(ROOMS) if runs else room_of(".".join(file.with_suffix("").parts).removesuffix("__init__"))
         to_its_right += [f"{file}: {name}" for name in imported(ast.parse(source)) if room_of(name) > own]
     assert to_its_right == []
+
+
+def test_no_files_import_each_other_in_a_circle():
+    modules = {f"outliers.{'.'.join(file.with_suffix('').parts)}".removesuffix(".__init__"): file for file in FILES}
+
+    def module_of(name: str) -> str:
+        return name if name in modules or "." not in name else module_of(name.rpartition(".")[0])
+
+    graph = {}
+    for module, file in modules.items():
+        found = map(module_of, imported(ast.parse((PACKAGE / file).read_text(encoding="utf-8"))))
+        graph[module] = {*found} & {*modules} - {module, "outliers"}
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the files
 
 
 def test_no_folder_is_crowded():

@@ -14,7 +14,7 @@ import outliers
 from outliers.errors import UserError
 from outliers.models.anatomy import projections
 from outliers.quantization.products import Products, product
-from outliers.training.layers import FFN, KINDS, LINEAR, train_int8
+from outliers.trainer.layers import FFN, KINDS, LINEAR, train_int8
 from tests.conftest import make_model, pairwise
 
 

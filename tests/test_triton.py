@@ -337,7 +337,7 @@ def test_the_whole_product_in_triton_is_that_of_a_cpu(tmp_path):
 @pytest.mark.skipif(not HAS_GPU, reason="needs a GPU: the interpreter is too slow for models of this size")
 def test_models_train_on_a_gpu_as_on_a_cpu():
     """With everything in int8, within what the order of float32 sums changes."""
-    from outliers.training.layers import train_int8
+    from outliers.trainer.layers import train_int8
     from tests.conftest import make_model
 
     losses = []

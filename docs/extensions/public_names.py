@@ -24,7 +24,7 @@ from outliers.specification.kinds import Named
 from outliers.terminal.options import options
 
 # Room of a public name to the page that it shares with others; a room that is not here has a page of its own.
-PAGES = {"outlier_kernels": "quantization", "specification": "experiment", "errors": "experiment"}
+PAGES = {"outlier_kernels": "quantization", "presets": "experiment", "errors": "experiment"}
 DIRECTIVES = {  # a public value has the first one whose kind it is of
     "autoexception": lambda value: inspect.isclass(value) and issubclass(value, BaseException),
     "autoclass": inspect.isclass,

@@ -77,7 +77,7 @@ class SeenMetric(Metric):
 
     @property
     def seen(self) -> Any:
-        """How it is made of what is seen: `SEEN` of the file of its name."""
+        """The way it is made of what is seen: `SEEN` of the file of its name, unless it is one's own."""
         return self.seen_by or _object(self.name, "SEEN")
 
 

@@ -25,9 +25,9 @@ from outliers.text.blocks import sequences
 from outliers.tracing.result import Trace
 from outliers.tracing.table4 import trace_row
 from outliers.tracing.trace import traces
-from outliers.training.layers import train_int8
-from outliers.training.loop import train
-from outliers.training.start import start
+from outliers.trainer.layers import train_int8
+from outliers.trainer.loop import train
+from outliers.trainer.start import start
 from outliers.variants.draw import drawn, scattered
 
 KURTOSES = ("kurtosis_tensor", "kurtosis_token", "kurtosis_feature")

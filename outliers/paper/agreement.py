@@ -22,6 +22,7 @@ from outliers.show.words import NAMED, listed
 from outliers.show.write import write
 from outliers.specification.fields import text_label
 from outliers.subjects.bench import Bench
+from outliers.terminal.command import called
 from outliers.text.blocks import load_text
 
 PUBLISHED = "published"
@@ -65,7 +66,7 @@ def report(names: Sequence[str], device: str = "cpu", out: Path | None = None, r
     known = list(dict.fromkeys(fact.model for fact in facts))
     for model in models:
         if not facts_of(facts, [model]):
-            command = shlex.join(["python", "-m", "outliers.report", PUBLISHED, *files, "--redraw"])
+            command = shlex.join([*called("report"), PUBLISHED, *files, "--redraw"])
             hint = f"{meant(key_of(model), map(key_of, known))} {command} lists all {len(known)} models".lstrip()
             raise UserError(f"no fact about '{key_of(model)}' is in the files; {hint}")
     folder = out or Path("results", PUBLISHED, *(map(short_name, models) if len(models) == 1 else ()))
@@ -75,7 +76,7 @@ def report(names: Sequence[str], device: str = "cpu", out: Path | None = None, r
     for model in models or known:
         here = model if models else _here(model)
         verdicts += verdicts_of(model, here, facts_of(facts, [model]), folder, device, bench)
-    return write(section(verdicts), folder, shlex.join(["python", "-m", "outliers.report", PUBLISHED, *names]))
+    return write(section(verdicts), folder, shlex.join([*called("report"), PUBLISHED, *names]))
 
 
 def _here(model: str) -> str | None:

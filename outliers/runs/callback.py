@@ -27,7 +27,7 @@ from outliers.subjects.cell import unusual
 from outliers.subjects.provenance import environment
 from outliers.text.blocks import tokens_hash
 from outliers.text.given import checked_ids
-from outliers.training.loop import log_beside
+from outliers.trainer.loop import log_beside
 
 EVERY = 100  # steps; benchmarks/callback_cost.py says what that costs
 PREFIX = "outliers/"  # of what reporters call a metric

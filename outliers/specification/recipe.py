@@ -17,7 +17,7 @@ class Recipe(BaseModel):
 
     start: a rung of the pocket ladder, trained from nothing, or a model that is trained further. learning_rate: the
     peak, after which a cosine falls to zero; it and the batch are the rung's unless they are given. weight_decay: of
-    matrices. attention, gated, positions, norm: see `outliers.training.architectures.change`. int8 and what follows:
+    matrices. attention, gated, positions, norm: see `outliers.trainer.architectures.change`. int8 and what follows:
     which products are in int8, and how, see `outliers.train_int8`.
     """
 

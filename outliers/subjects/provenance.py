@@ -23,7 +23,7 @@ import torch
 import outliers
 
 # What determines numbers, in `outliers`, beside all of `outlier_kernels`.
-ROOMS = ("criterion.py", "models", "text", "tracing", "quantization", "variants", "training", "subjects", "metrics")
+ROOMS = ("criterion.py", "models", "text", "tracing", "quantization", "variants", "trainer", "subjects", "metrics")
 SECONDS_BETWEEN_SAMPLES = 0.01  # of the memory, on systems without a high-water mark that can be reset
 CLEAR, RESIDENT = Path("/proc/self/clear_refs"), "5"  # what resets the high-water mark of a process on Linux
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from outliers.subjects.bench import Bench
-    from outliers.training.corpus import Corpus
+    from outliers.trainer.corpus import Corpus
 
 
 class TrainingRun(Subject):
@@ -76,7 +76,7 @@ class TrainingRun(Subject):
         import numpy as np
 
         from outliers.text.blocks import load_text
-        from outliers.training.corpus import blocks_in_order
+        from outliers.trainer.corpus import blocks_in_order
 
         recipe, settings = self.recipe, self.settings
         if recipe.from_nothing:
@@ -108,6 +108,6 @@ class TrainingRun(Subject):
 
 @functools.cache
 def _prepared(c4: str, wikitext: str, work: str) -> "Corpus":
-    from outliers.training.corpus import prepare
+    from outliers.trainer.corpus import prepare
 
     return prepare(Path(c4), Path(wikitext), Path(work))

@@ -1,1 +1,1 @@
-"""Training in int8, and what is looked at while a model trains."""
+"""The command `python -m outliers.training`."""

@@ -20,8 +20,8 @@ from outliers.models.anatomy.examples import Example, Examples
 from outliers.models.pocket.ladder import WARMUP
 from outliers.models.skeleton import quiet
 from outliers.specification.recipe import Recipe
-from outliers.training.finite import check_finite
-from outliers.training.optimizers import optimizer_of
+from outliers.trainer.finite import check_finite
+from outliers.trainer.optimizers import optimizer_of
 
 SAVED_EVERY, LOGGED_EVERY = 100, 20  # steps; the second divides the first, so that no mean of losses is cut
 KEPT = 2  # checkpoints, so that one is whole while the next is written
@@ -48,7 +48,7 @@ def train(
     whole, and its losses are those of one that was not.
 
     Args:
-        model: as `outliers.training.start.start` makes it.
+        model: as `outliers.trainer.start.start` makes it.
         recipe: by which it was made.
         blocks: token ids, integers (steps · batch, T), of which the next ones are learnt, or examples (steps · batch)
             with labels; in the order in which they are seen.

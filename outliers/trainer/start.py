@@ -7,8 +7,8 @@ from outliers.models.anatomy import family_of
 from outliers.models.load import load_model
 from outliers.models.pocket.ladder import CONTEXT, LADDER, VOCABULARY, Rung
 from outliers.specification.recipe import Recipe
-from outliers.training.architectures import change
-from outliers.training.layers import train_int8
+from outliers.trainer.architectures import change
+from outliers.trainer.layers import train_int8
 
 
 def build_config(rung: Rung) -> PretrainedConfig:
