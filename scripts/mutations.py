@@ -148,7 +148,7 @@ MUTATIONS = {
     "kernels/outlier_kernels/cpu/packed.py": [("return 128 * int(", "return int(")],
     "kernels/outlier_kernels/cpu/products.py": [("0 if flags is None or flags.ndim == 1 else k", "0")],
     "kernels/outlier_kernels/cpu/passes.py": [(" + ((bits >> np.uint32(16)) & np.uint32(1))", "")],
-    "kernels/outlier_kernels/triton/quantization.py": [("dynamic_range * low) - 127", "dynamic_range * low + 127)")],
+    "kernels/outlier_kernels/triton/quantization.py": [("factor * low) - 127", "factor * low + 127)")],
     "kernels/outlier_kernels/triton/product.py": [
         ("inliers -= number", "inliers -= 0"),
         ("places += matrix * places_stride", "pass"),

@@ -27,6 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="counts the interpreter's launches"),
 ]
+NOTHING = ("is_set_to", "promote_types", "_unsafe_view")  # what the host does alone
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero")
 
 
@@ -52,7 +53,7 @@ class Counter(TorchDispatchMode):
         name = operator._schema.name.removeprefix("aten::")
         masks = name in ("index", "index_put_") and any(one is not None and one.dtype == torch.bool for one in args[1])
         self.reads += name in READS or masks
-        self.operators += not (operator.is_view or name in READS or name == "_unsafe_view")
+        self.operators += not (operator.is_view or name in READS + NOTHING)
         return operator(*args, **(kwargs or {}))
 
 
@@ -109,7 +110,7 @@ def hidden_states(tokens: int) -> torch.Tensor:
     return x
 
 
-@pytest.mark.parametrize(("tokens", "most"), [(16, (4, 6, 0)), (64, (4, 6, 0))])
+@pytest.mark.parametrize(("tokens", "most"), [(16, (1, 1, 0)), (64, (3, 1, 0))])
 @torch.no_grad()
 def test_an_int8_layer(tokens, most):
     layer, x = Int8Linear(torch.nn.Linear(48, 32), get_scheme("llm.int8")), hidden_states(tokens)
@@ -117,13 +118,13 @@ def test_an_int8_layer(tokens, most):
 
 
 LAYERS = {
-    "absmax": (2, 6, 0),
-    "zeropoint": (2, 8, 0),
-    "absmax-vector": (2, 4, 0),
-    "llm.int8": (2, 34, 6),
-    "llm.int8-zeropoint": (2, 47, 6),
-    "fp8-e4m3": (0, 20, 0),
-    "absmax+hadamard": (2, 19, 0),
+    "absmax": (3, 1, 0),
+    "zeropoint": (3, 1, 0),
+    "absmax-vector": (2, 1, 0),
+    "llm.int8": (4, 1, 0),
+    "llm.int8-zeropoint": (4, 1, 0),
+    "fp8-e4m3": (0, 19, 0),
+    "absmax+hadamard": (3, 11, 0),
 }
 
 

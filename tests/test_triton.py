@@ -21,13 +21,13 @@ triton = pytest.importorskip("triton", reason="Triton is not installed")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from outlier_kernels import reference, reference_products, states  # noqa: E402
-from outlier_kernels.reference import Quantized  # noqa: E402
-from outlier_kernels.triton import layer, outlier_features, product, quantization, tiles  # noqa: E402
+from outlier_kernels.reference import Exact, Quantized  # noqa: E402
+from outlier_kernels.triton import few, layer, outlier_features, product, quantization, tiles  # noqa: E402
 from outlier_kernels.triton import states as triton_states  # noqa: E402
 from outlier_kernels.triton.outlier_features import find_outliers  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource, make_backend  # noqa: E402
-from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
+from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle  # noqa: E402
 from triton.runtime.jit import JITFunction, create_function_from_signature  # noqa: E402
 
 from tests.conftest import pairwise  # noqa: E402
@@ -42,10 +42,11 @@ HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 POISONS = [torch.nan, torch.inf, -torch.inf]
-SHAPES = [(1, 1, 1), (1, 48, 3), (5, 33, 7), (18, 530, 37)]  # tokens, features, outputs
+SHAPES = [(1, 1, 1), (1, 48, 3), (5, 33, 7), (18, 530, 37), (40, 150, 9)]  # tokens, features, outputs
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-# Shared memory that one program may use, bytes. 8.6 and 8.9 have less than 8.0, and run its tiles.
-SHARED_MEMORY = {(8, 0): 101_376, (9, 0): 232_448}
+# Shared memory that one program may use, bytes, by capabilities to compile for. 8.6 and 8.9 have less than 8.0, and run
+# its tiles.
+SHARED_MEMORY = {(8, 0): 101_376, (8, 9): 101_376, (9, 0): 232_448}
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -83,6 +84,12 @@ def assert_same_codes(got: Quantized, want: Quantized) -> None:
     torch.testing.assert_close(got.scale.cpu(), want.scale, rtol=0, atol=0, equal_nan=True)
 
 
+def fused(_builder, x: TensorHandle, y: TensorHandle, z: TensorHandle) -> TensorHandle:
+    """x · y + z, rounded once, which the interpreter's own rounds twice."""
+    product = x.data.astype("float64") * y.data.astype("float64")
+    return TensorHandle((product + z.data).astype("float32"), z.dtype.scalar)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def interpreter():
     """Interpret the kernels where there is no GPU.
@@ -92,11 +99,12 @@ def interpreter():
     with pytest.MonkeyPatch.context() as patch:
         if not HAS_GPU:
             of_triton = (triton.language.standard, triton.language.random)
-            modules = (*of_triton, quantization, outlier_features, product, triton_states)
+            modules = (*of_triton, quantization, outlier_features, product, few, triton_states)
             functions = [value for module in modules for value in vars(module).values()]
             known = {each.fn: InterpretedFunction(each.fn) for each in functions if isinstance(each, JITFunction)}
             for function in known.values():
                 function.rewrite()  # while a kernel runs it is too late: Triton's language is replaced then
+            patch.setattr(InterpreterBuilder, "create_fma", fused)
             patch.setattr(JITFunction, "run", lambda self, *args, **options: known[self.fn].run(*args, **options))
             patch.setattr(JITFunction, "__call__", lambda self, *args, **options: known[self.fn](*args, **options))
         yield
@@ -127,10 +135,11 @@ CODES = [(symmetric, per_row, None) for symmetric in (True, False) for per_row i
 def assert_codes(matrix: torch.Tensor, symmetric: bool, per_row: bool, seed: int | None) -> None:
     """Of a matrix, the reference's bit for bit."""
     if seed is None:
-        want = reference.quantize(matrix, int8(symmetric, per_row))
+        quantizer = int8(symmetric, per_row)
+        assert_same_codes(quantization.quantize(matrix.to(DEVICE), quantizer), reference.quantize(matrix, quantizer))
     else:
         want = reference_products.quantize_rows(matrix, seed=seed)
-    assert_same_codes(quantization.quantize_rows(matrix.to(DEVICE), symmetric, per_row, seed=seed), want)
+        assert_same_codes(quantization.quantize_rows(matrix.to(DEVICE), seed=seed), want)
 
 
 @pairwise("name scheme dtype", MATRICES, CODES, DTYPES)
@@ -174,8 +183,7 @@ def poisoned(poison: float) -> torch.Tensor:
 
 # Hidden states and a threshold.
 LAYERS = {
-    "a larger tile": (random(40, 20), 3.0),
-    "a still larger one": (random(140, 20), 3.0),
+    "many tokens": (random(140, 20), 3.0),
     "all outliers": (random(5, 40) + 100, 6.0),
     "no outliers": (random(5, 40).clamp(-5.9, 5.9), 6.0),
     "zero rows": (random(4, 24) * torch.tensor([[1.0], [0.0], [-0.0], [1.0]]), None),
@@ -186,10 +194,10 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("name", [*LAYERS, pytest.param("the largest tile", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", LAYERS)
 def test_layers_are_those_of_the_reference(name, symmetric):
     """No number stays so in its row alone; other strides of a weight's codes change nothing."""
-    x, threshold = LAYERS.get(name) or (random(520, 20), 3.0)
+    x, threshold = LAYERS[name]
     scheme = {"activations": int8(symmetric)}
     exact = random(70, x.shape[1])
     weight = reference.quantize(exact, int8(symmetric))
@@ -205,6 +213,63 @@ def test_layers_are_those_of_the_reference(name, symmetric):
         assert not got[~x.any(1)].any()
     if name == "no outliers":
         assert torch.equal(got, run(x, weight, **scheme))
+
+
+@pytest.mark.parametrize("tile", sorted(set(itertools.chain(*tiles.TILES.values()))))
+def test_every_tile(tile, monkeypatch):
+    monkeypatch.setattr(tiles, "choose", lambda *_: tile)
+    x, weight = random(140, 150), reference.quantize(random(70, 150), int8(False))
+    scheme = {"activations": int8(False), "threshold": 3.0}
+    assert_same_output(run(x, weight, **scheme), reference.linear(x, weight, **scheme))
+
+
+def test_tiles_are_as_large_as_a_device_has_work_for():
+    sizes = [(1, 33, 48), (1, 512, 4096), (1, 8192, 4096)]
+    chosen = [tiles.choose(*size, True, torch.device("cpu")) for size in sizes]
+    assert chosen == list(tiles.TILES[(8, 0), True][::-1])
+
+
+def layer_of_seed(seed: int) -> tuple[torch.Tensor, torch.Tensor, dict]:
+    """Hidden states, an exact weight and a scheme: of any shape, strides and dtype, with numbers that are none."""
+    torch.manual_seed(seed)
+    tokens, features, outputs = (int(torch.randint(1, most, ())) for most in (70, 200, 50))
+    pick = lambda *choices: choices[int(torch.randint(len(choices), ()))]  # noqa: E731
+    x = pick(torch.randn(tokens, features), torch.randn(features, tokens).T, torch.randn(tokens, 2 * features)[:, ::2])
+    weight = pick(torch.randn(outputs, features), torch.randn(features, outputs).T)
+    x *= 10.0 ** pick(-30, -3, 0, 0, 0, 3)
+    threshold = pick(None, 2.0, 1e-6, 1e6)
+    if pick(True, False):
+        x[pick(*range(tokens)), pick(*range(features))] = pick(torch.nan, torch.inf, -torch.inf, 0.0)
+    symmetric, per_row = pick(True, False), pick(True, False)
+    scheme = {"activations": int8(symmetric, per_row), "threshold": threshold}
+    return x.to(pick(torch.float16, torch.float32)), weight, scheme
+
+
+@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 200), marks=pytest.mark.slow)], ids=["20", "200"])
+def test_any_layer_is_that_of_the_reference(seeds):
+    """Outlier features, codes and scales bit for bit; outputs where codes are kept and where the exact weight is."""
+    for seed in seeds:
+        x, exact, scheme = layer_of_seed(seed)
+        quantizer, threshold = scheme["activations"], scheme["threshold"]
+        flags, rest, given = None, x, x.to(DEVICE)
+        if threshold is not None:
+            hits = x.abs() >= threshold
+            outliers = find_outliers(given, threshold, True)
+            assert outliers.places[: outliers.count.item()].tolist() == hits.any(0).nonzero()[:, 0].tolist(), seed
+            flags, rest = outliers.flags.clone(), x[:, ~hits.any(0)]
+        made = quantization.quantize(given, quantizer, flags)
+        if rest.numel():
+            codes = made.codes if flags is None else made.codes[:, flags == 0]
+            assert_same_codes(made._replace(codes=codes), reference.quantize(rest, quantizer))
+        finite = x.isfinite().all(1)
+        if not quantizer.per_row and not finite.all():
+            continue
+        weight = reference.quantize(exact, quantizer)
+        for kept in (None, Exact(exact, quantizer)):
+            want = reference.linear(x[finite], weight, **scheme, exact=kept)
+            if len(want):
+                on_gpu = kept and Exact(exact.to(DEVICE), quantizer)
+                assert_same_output(run(x[finite], weight, **scheme, exact=on_gpu), want)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -257,7 +322,7 @@ def test_codes_of_batches_are_the_reference_bit_for_bit(layout, shape, dtype, pa
     share, seed = parts
     matrices, outliers = laid_out(*shape)[layout].to(dtype), places(share, *shape[:-2], shape[-1])
     flags = None if outliers is None else reference_products.flags_of(outliers, shape[-1]).to(torch.int8)
-    found = quantization.quantize_rows(*on_device(matrices, True, True, flags, seed))
+    found = quantization.quantize_rows(*on_device(matrices, True, flags, seed))
     wanted = reference_products.quantize_rows(matrices, outliers, seed)
     assert torch.equal(found.codes.cpu(), wanted.codes)
     assert torch.equal(found.scale.cpu(), wanted.scale)
@@ -389,52 +454,45 @@ def test_real_layers_on_a_gpu(shape, dtype, symmetric, threshold):
 
 @pytest.fixture(scope="module")
 def compiled() -> list[dict]:
-    """What became of every kernel in every tile, from a process that has Triton's compiler and not its interpreter.
-
-    It takes most of a minute, and a second where Triton's cache has them.
-    """
+    """What became of every kernel in every tile, from processes that have Triton's compiler and not its interpreter."""
     if not (TOOLS / "ptxas").exists():
         pytest.skip("this Triton has no compiler for NVIDIA GPUs")
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    commands = [[sys.executable, __file__, *map(str, capability)] for capability in SHARED_MEMORY]
+    running = [subprocess.Popen(one, env=environment, stdout=subprocess.PIPE, text=True) for one in commands]
+    lines = [one.communicate()[0].splitlines() for one in running]
+    assert not any(one.returncode for one in running)
+    return [json.loads(line) for line in itertools.chain(*lines)]
 
 
 @pytest.mark.slow
 def test_compiled_kernels(compiled):
-    """Products take int8 tensor-core instructions; all fit into shared memory and spill no registers."""
-    made = [kernel for kernel in compiled if kernel["name"] == "multiply_codes"]
-    assert len(made) >= 4 * sum(map(len, tiles.TILES.values()))
+    """Products take int8 tensor-core instructions; all fit into shared memory, spill no registers, and round products
+    before they are added to."""
+    made = [kernel for kernel in compiled if kernel["name"].startswith("multiply_")]
+    assert len(made) >= 2 * sum(map(len, tiles.TILES.values()))
     assert not [kernel for kernel in made if not kernel["int8"]]
+    assert not [kernel for kernel in compiled if kernel["fuses"]]
     assert not [kernel for kernel in compiled if kernel["shared"] > SHARED_MEMORY[tuple(kernel["capability"])]]
     assert not [kernel for kernel in compiled if kernel["stack"]]
     if not (TOOLS / "cuobjdump").exists():
         pytest.skip("this Triton came without cuobjdump, which counts registers that are spilled")
 
 
-# Input, whether absmax, features and threshold of the layers that are compiled for the tiles of light and heavy ones.
-LIGHT_LAYERS = [
-    (torch.float16, True, 5140, 6.0),
-    (torch.bfloat16, True, 4096, 6.0),
-    (torch.float16, True, 4096, None),
+# Of layers: input, activations, tokens, features, threshold, and whether the exact weight is at hand.
+LAYERS_OF_FEW = [
+    (torch.float16, int8(), 1, 4096, 6.0),
+    (torch.bfloat16, int8(False), 32, 5140, 6.0),
+    (torch.float32, int8(False, False), 16, 4096, 6.0),
+    (torch.float32, int8(), 32, 5140, None),
 ]
-HEAVY_LAYERS = [
-    (torch.bfloat16, False, 5140, 6.0),
-    (torch.float16, False, 4096, None),
-    (torch.float32, False, 4096, 6.0),
-    (torch.float32, True, 5140, 6.0),
-]
+LIGHT_LAYERS = [(torch.float16, int8(), 4096, 5140, 6.0), (torch.bfloat16, int8(), 4096, 4096, None)]
+HEAVY_LAYERS = [(torch.bfloat16, int8(False), 4096, 5140, 6.0), (torch.float32, int8(False, False), 4096, 4096, 6.0)]
 # Of products that train, for the tiles of light and heavy ones: the dtypes; leading dimensions, inner dimension and
-# columns; and how many outliers, or none and a seed. A layer, queries with keys, and probabilities with values.
-LIGHT_PRODUCTS = [
-    (torch.bfloat16, torch.bfloat16, (), 5140, 4096, 103, None),
-    (torch.float16, torch.float16, (2, 3), 64, 512, 2, None),
-    (torch.bfloat16, torch.bfloat16, (2, 3), 512, 128, 0, 2**40),
-]
+# columns; and how many outliers, or none and a seed. Queries with keys, and probabilities with values.
+LIGHT_PRODUCTS = [(torch.float16, torch.float16, (2, 3), 64, 512, 2, None)]
 HEAVY_PRODUCTS = [
     (torch.bfloat16, torch.float32, (), 5140, 4096, 103, None),
-    (torch.float32, torch.float32, (2, 3), 64, 512, 2, None),
     (torch.float32, torch.float32, (2, 3), 512, 128, 0, 2**40),
 ]
 # Of states: dtype, features, whether what is kept is of the same dtype, or bool, or nothing.
@@ -452,6 +510,7 @@ def compile_launch(kernel: JITFunction, arguments: tuple, named: dict, capabilit
         "name": kernel.__name__,
         "capability": capability,
         "int8": bool(re.search(r"(wgmma\.mma_async|mma\.sync)\S*\.s8\.s8", binary.asm["ptx"])),
+        "fuses": options.enable_fp_fusion,
         "shared": binary.metadata.shared,
         "stack": stack(binary.asm["cubin"]),
     }
@@ -468,35 +527,45 @@ def stack(cubin: bytes) -> int | None:
     return int(re.search(r"STACK:(\d+)", usage).group(1))
 
 
-def compile_all() -> None:
-    """Compile all that layers launch, for every tile, and states: in each dtype and scheme, and in odd sizes too."""
-    launches, seen = [], set()
-    JITFunction.run = lambda kernel, *args, grid, warmup, **kwargs: launches.append((kernel, args, kwargs))
-    for (capability, light), by_tokens in tiles.TILES.items():
-        for tokens, tile in by_tokens.items():
+def launch_all(capability: tuple[int, int]) -> None:
+    """Launch all that there is, on tensors without memory: layers and products in every tile, and states."""
+
+    def layer_of(dtype, quantizer, tokens, features, threshold):
+        x, exact = (torch.empty(rows, features, dtype=dtype, device="meta") for rows in (tokens, 4096))
+        weight, bias = quantization.quantize(exact, quantizer), torch.empty(4096, dtype=dtype, device="meta")
+        layer.linear(x, weight, bias, quantizer, threshold)
+        if threshold is not None and tokens > tiles.FEW and not quantizer.symmetric:
+            layer.linear(x, weight, bias, quantizer, threshold, Exact(exact, quantizer))
+
+    for one in LAYERS_OF_FEW:
+        layer_of(*one)
+    for light, layers, products in ((True, LIGHT_LAYERS, LIGHT_PRODUCTS), (False, HEAVY_LAYERS, HEAVY_PRODUCTS)):
+        for tile in tiles.TILES.get((capability, light), tiles.TILES[(8, 0), light]):
             tiles.choose = lambda *_, tile=tile: tile
-            for dtype, symmetric, features, threshold in LIGHT_LAYERS if light else HEAVY_LAYERS:
-                x = torch.empty(1 if tokens == 32 else 4096, features, dtype=dtype, device="meta")
-                weight = quantization.quantize_rows(torch.empty(4096, features, device="meta"), symmetric)
-                bias = torch.empty(4096, dtype=dtype, device="meta")
-                layer.linear(x, weight, bias, int8(symmetric), threshold)
-            for one, other, leading, k, n, count, seed in LIGHT_PRODUCTS if light else HEAVY_PRODUCTS:
-                left = torch.empty(*leading, 1 if tokens == 32 else 4096, k, dtype=one, device="meta")
+            for one in layers:
+                layer_of(*one)
+            for one, other, leading, k, n, count, seed in products:
+                left = torch.empty(*leading, 4096, k, dtype=one, device="meta")
                 right = torch.empty(*leading, k, n, dtype=other, device="meta").mT
                 outliers = torch.empty(*leading, count, dtype=torch.int64, device="meta") if count else None
                 product.product(left, right, outliers, None, seed)
-            for dtype, features, kept in STATES:
-                x = torch.empty(512, features, dtype=dtype, device="meta")
-                kept = kept and torch.empty_like(x, dtype=dtype if kept is True else kept)
-                triton_states.shares(x, 6.0, kept)
-            while launches:
-                kernel, args, named = launches.pop()
-                types = [getattr(value, "dtype", value) for value in args]
-                launch = str((kernel.__name__, capability, *types, named))
-                if launch not in seen:
-                    seen.add(launch)
-                    print(json.dumps(compile_launch(kernel, args, named, capability) | {"launch": launch}))
+    quantization.quantize(torch.empty(64, 40000, dtype=torch.bfloat16, device="meta"), int8())
+    for dtype, features, kept in STATES:
+        x = torch.empty(512, features, dtype=dtype, device="meta")
+        kept = kept and torch.empty_like(x, dtype=dtype if kept is True else kept)
+        triton_states.shares(x, 6.0, kept)
+
+
+def compile_all(capability: tuple[int, int]) -> None:
+    """Compile all that is launched, and print what came out."""
+    launches = {}
+    JITFunction.run = lambda kernel, *args, grid, warmup, **named: launches.setdefault(
+        str((kernel.__name__, *(getattr(value, "dtype", value) for value in args), named)), (kernel, args, named)
+    )
+    launch_all(capability)
+    for name, launched in launches.items():
+        print(json.dumps(compile_launch(*launched, capability) | {"launch": name}))
 
 
 if __name__ == "__main__":
-    compile_all()
+    compile_all((int(sys.argv[1]), int(sys.argv[2])))

@@ -1,14 +1,14 @@
-"""A linear layer: outlier features, codes of the hidden states, and the product."""
+"""A linear layer: one kernel for few tokens, else outlier features, codes of the hidden states, and the product."""
 
 import torch
 
-from outlier_kernels import reference
 from outlier_kernels.formats import ROWS, Quantizer
 from outlier_kernels.reference import LARGEST_K, Exact, Quantized
-from outlier_kernels.triton import has_int8_units
+from outlier_kernels.triton import few, has_int8_units
 from outlier_kernels.triton.outlier_features import find_outliers
 from outlier_kernels.triton.product import multiply
-from outlier_kernels.triton.quantization import ALIGNMENT, DTYPES, is_int8, quantize_rows
+from outlier_kernels.triton.quantization import ALIGNMENT, DTYPES, is_int8, quantize
+from outlier_kernels.triton.tiles import FEW
 
 
 def linear(
@@ -27,16 +27,21 @@ def linear(
     where they share a scale), and hides no outlier of another.
 
     weight: quantized like the activations, see `serves`. Codes are copied in every call unless they are contiguous with
-    a multiple of 16 features, or prepared. exact: where it is given, the host waits for the outliers, and the weight is
-    quantized again without them.
+    a multiple of 16 features, or prepared. exact: where it is given with a threshold, codes of it are made in every
+    call without the outlier features.
     """
-    if exact is not None:
-        return reference.linear(hidden_states, weight, bias, activations, threshold, exact, linear)
-    with torch.cuda.device_of(hidden_states):  # Triton launches on the current device, whatever the tensors are on
-        outliers = None if threshold is None else find_outliers(hidden_states, threshold)
-        left_out = None if outliers is None else outliers.flags
-        quantized = quantize_rows(hidden_states, activations.symmetric, activations.per_row, left_out)
+    outliers = left_out = limits = None
+    exact = None if threshold is None else exact
+    if exact is None and len(hidden_states) <= FEW:
+        return few.multiply(hidden_states, weight, bias, activations, threshold)
+    if threshold is not None:
+        outliers = find_outliers(hidden_states, threshold, not activations.per_row)
+        left_out, limits = outliers.flags, outliers.limits
+    quantized = quantize(hidden_states, activations, left_out, limits, place=0)
+    if exact is None:
         return multiply(quantized, weight, hidden_states, weight.codes, outliers, bias)
+    weight = quantize(exact.weight, exact.quantizer, left_out, place=1)
+    return multiply(quantized, weight, hidden_states, exact.weight, outliers, bias)
 
 
 def prepare(weight: Quantized, activations: Quantizer | None) -> Quantized | None:

@@ -1,4 +1,4 @@
-"""The outlier features, as a list that never leaves the device."""
+"""One read of a matrix: its outlier features, as a list that never leaves the device, and its limits."""
 
 from typing import NamedTuple
 
@@ -6,58 +6,130 @@ import torch
 import triton
 import triton.language as tl
 
+from outlier_kernels.triton import launch, room
+
+LEAST_KEY = tl.constexpr(-(2**31))
+
 
 class Outliers(NamedTuple):
-    """Outlier features of matrices: flags, int8 (..., features), 1 where one is; places (..., most) in ascending order,
-    -1 for none; and how many of a single list there are, int32 (1,) on the device, where it may be longer."""
+    """Outlier features of matrices: flags (..., features), not 0 where one is; places (..., most) in ascending order,
+    -1 for none; and how many of a single list there are, int32 (1,) on the device, where it may be longer. limits:
+    least and largest entry of the other features, float32 (2,), where they were asked for."""
 
     flags: torch.Tensor
     places: torch.Tensor
     count: torch.Tensor | None = None
+    limits: torch.Tensor | None = None
 
 
-def find_outliers(hidden_states: torch.Tensor, threshold: float) -> Outliers:
-    """The features of float (tokens, features) that have a token with |x| ≥ threshold."""
-    tokens, features = hidden_states.shape
-    # The list has room for all features, so no input overflows it.
-    flags, places, count = (
-        hidden_states.new_zeros(size, dtype=dtype)
-        for size, dtype in [(features, torch.int8), (features, torch.int32), (1, torch.int32)]
+def find_outliers(
+    matrix: torch.Tensor, threshold: float | None, limits: bool = False, left_out: torch.Tensor | None = None
+) -> Outliers:
+    """The features of float (rows, features) that have a row with |x| ≥ threshold, none without a threshold.
+
+    limits: whether to find the limits, both NaN if one of the entries is. left_out: flags (features,) of features that
+    they are not over. What is returned lasts until the next call.
+    """
+    rows, features = matrix.shape
+    space, keys, outliers = room(_space, matrix.device, features)
+    block = {"ROWS": 128 if rows > 32 else 32, "FEATURES": 128, "num_warps": 8}
+    grid = (triton.cdiv(features, block["FEATURES"]), triton.cdiv(rows, block["ROWS"]))
+    found = outliers if threshold is not None else (None,) * 3
+    of_limits = (keys, outliers.limits) if limits else (None, None)
+    threshold = None if threshold is None else float(threshold)
+    launch(
+        *(look_at_tile, grid, matrix, left_out, space, *found[:3], *of_limits, rows, features, *matrix.stride()),
+        *(threshold,),
+        **block,
+        LISTED=min(triton.next_power_of_2(features), 4096),
     )
-    block = {"BLOCK_TOKENS": 32, "BLOCK_FEATURES": 128}
-    grid = (triton.cdiv(features, block["BLOCK_FEATURES"]), triton.cdiv(tokens, block["BLOCK_TOKENS"]))
-    flag_outliers[grid](hidden_states, flags, *hidden_states.shape, *hidden_states.stride(), float(threshold), **block)
-    list_flags[(1,)](flags, places, count, features, BLOCK=min(triton.next_power_of_2(features), 4096))
-    return Outliers(flags, places, count)
+    return outliers
+
+
+def _space(device: torch.device, features: int) -> tuple[torch.Tensor, torch.Tensor, Outliers]:
+    """A ticket and the features that were seen to be outliers, int32 (1 + features,), and keys of the extremes of each
+    feature, int32 (2, features), which the last program of a launch leaves as they are here; and what it finds."""
+    space = torch.zeros(1 + features, dtype=torch.int32, device=device)
+    keys = torch.full((2, features), LEAST_KEY.value, dtype=torch.int32, device=device)
+    flags, places = space.new_empty(features, dtype=torch.int8), space.new_empty(features)
+    return space, keys, Outliers(flags, places, space.new_empty(1), space.new_empty(2, dtype=torch.float32))
 
 
 @triton.jit
-def flag_outliers(
-    hidden_states,
+def look_at_tile(
+    matrix,
+    left_out,
+    space,
     flags,
-    tokens,
+    places,
+    count,
+    keys,
+    limits,
+    rows,
     features,
-    token_stride,
+    row_stride,
     feature_stride,
     threshold,
-    BLOCK_TOKENS: tl.constexpr,
-    BLOCK_FEATURES: tl.constexpr,
+    ROWS: tl.constexpr,
+    FEATURES: tl.constexpr,
+    LISTED: tl.constexpr,
 ):
-    feature = tl.program_id(0) * BLOCK_FEATURES + tl.arange(0, BLOCK_FEATURES)
-    token = tl.program_id(1) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS).to(tl.int64)
-    address = hidden_states + token[:, None] * token_stride + feature[None, :].to(tl.int64) * feature_stride
-    value = tl.load(address, mask=(token < tokens)[:, None] & (feature < features)[None, :], other=0).to(tl.float32)
-    hit = tl.max((tl.abs(value) >= threshold).to(tl.int32), axis=0)
-    # Several programs may write the same flag; all of them write a 1.
-    tl.store(flags + feature, hit, mask=(hit > 0) & (feature < features))
+    feature = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS).to(tl.int64)
+    of_features = feature < features
+    inside = (row < rows)[:, None] & of_features[None, :]
+    address = matrix + row[:, None] * row_stride + feature[None, :].to(tl.int64) * feature_stride
+    value = tl.load(address, mask=inside, other=0).to(tl.float32)
+    if flags is not None:
+        hit = tl.max((tl.abs(value) >= threshold).to(tl.int32), axis=0)
+        # Several programs may write the same feature; all of them write a 1.
+        tl.store(space + 1 + feature, hit, mask=(hit > 0) & of_features)
+    if limits is not None:
+        low = tl.max(tl.where(inside, key_of(-value), LEAST_KEY), axis=0)
+        tl.atomic_max(keys + feature, low, mask=of_features, sem="relaxed")
+        high = tl.max(tl.where(inside, key_of(value), LEAST_KEY), axis=0)
+        tl.atomic_max(keys + features + feature, high, mask=of_features, sem="relaxed")
+    tl.debug_barrier()
+    ticket = tl.atomic_add(space, 1, sem="acq_rel")
+    if ticket == tl.num_programs(0) * tl.num_programs(1) - 1:
+        # The last program that is done puts together what all have left, and leaves the space as it was.
+        before, least, most = 0, LEAST_KEY, LEAST_KEY
+        for start in range(0, features, LISTED):
+            listed = start + tl.arange(0, LISTED)
+            within = listed < features
+            inlier = within
+            if left_out is not None:
+                inlier &= tl.load(left_out + listed, mask=within, other=1) == 0
+            if flags is not None:
+                flag = tl.load(space + 1 + listed, mask=within, other=0, cache_modifier=".cg")
+                tl.store(flags + listed, flag.to(tl.int8), mask=within)
+                tl.store(places + before + tl.cumsum(flag) - 1, listed, mask=flag > 0)
+                tl.store(space + 1 + listed, 0, mask=flag > 0)
+                before += tl.sum(flag)
+                inlier &= flag == 0
+            if limits is not None:
+                lows = tl.load(keys + listed, mask=within, other=LEAST_KEY, cache_modifier=".cg")
+                highs = tl.load(keys + features + listed, mask=within, other=LEAST_KEY, cache_modifier=".cg")
+                least = tl.maximum(least, tl.max(tl.where(inlier, lows, LEAST_KEY)))
+                most = tl.maximum(most, tl.max(tl.where(inlier, highs, LEAST_KEY)))
+                tl.store(keys + listed, LEAST_KEY, mask=within)
+                tl.store(keys + features + listed, LEAST_KEY, mask=within)
+        if flags is not None:
+            tl.store(count, before)
+        if limits is not None:  # of nothing the largest is below the least
+            tl.store(limits, tl.where(least == LEAST_KEY, float("inf"), -value_of(least)))
+            tl.store(limits + 1, tl.where(most == LEAST_KEY, float("-inf"), value_of(most)))
+        tl.store(space, 0)
 
 
 @triton.jit
-def list_flags(flags, places, count, features, BLOCK: tl.constexpr):
-    before = 0
-    for start in range(0, features, BLOCK):
-        feature = start + tl.arange(0, BLOCK)
-        flag = tl.load(flags + feature, mask=feature < features, other=0).to(tl.int32)
-        tl.store(places + before + tl.cumsum(flag) - 1, feature, mask=flag > 0)
-        before += tl.sum(flag)
-    tl.store(count, before)
+def key_of(value):
+    """Whole numbers in the order of floats; NaN is the largest."""
+    bits = value.to(tl.int32, bitcast=True)
+    return tl.where(value != value, 0x7FC00000, tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits))
+
+
+@triton.jit
+def value_of(key):
+    """The float of a key."""
+    return tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)

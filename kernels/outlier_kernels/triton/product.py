@@ -8,7 +8,7 @@ import triton.language as tl
 from outlier_kernels import reference_products
 from outlier_kernels.reference import LARGEST_K
 from outlier_kernels.reference_integers import Quantized
-from outlier_kernels.triton import has_int8_units, tiles
+from outlier_kernels.triton import has_int8_units, launch, tiles
 from outlier_kernels.triton.outlier_features import Outliers
 from outlier_kernels.triton.quantization import DTYPES, as_four, quantize_rows
 
@@ -31,13 +31,12 @@ def product(
 ) -> torch.Tensor:
     """`reference_products.product` without synchronising host and device: codes and sums bit for bit, outputs but for
     the order in which outliers are added up."""
-    with torch.cuda.device_of(left):  # Triton launches on the current device, whatever the tensors are on
-        left_out = listed = None
-        if outliers is not None:
-            left_out = reference_products.flags_of(outliers, left.shape[-1]).to(torch.int8)
-            listed = Outliers(left_out, outliers.contiguous())
-        of_left, of_right = quantize_rows(left, left_out=left_out, seed=seed), quantize_rows(right, left_out=left_out)
-        result = multiply(of_left, of_right, left, right, listed)
+    left_out = listed = None
+    if outliers is not None:
+        left_out = reference_products.flags_of(outliers, left.shape[-1]).to(torch.int8)
+        listed = Outliers(left_out, outliers.contiguous())
+    of_left, of_right = quantize_rows(left, left_out=left_out, seed=seed), quantize_rows(right, left_out=left_out)
+    result = multiply(of_left, of_right, left, right, listed)
     if exact is not None:
         reference_products.put_columns(result, left, right, exact)
     return result
@@ -55,9 +54,11 @@ def multiply(
     outliers.
 
     Args:
-        of_left, of_right: the codes of (..., m, k) and (..., n, k); with zero points of one matrix alone.
+        of_left, of_right: the codes of (..., m, k) and (..., n, k); with zero points of one matrix alone. There may be
+            more rows behind those of the left.
         left: what outliers are, in their precision: float (..., m, k).
-        right: what they meet: float (..., n, k), or the codes of `of_right`, which its scales are applied to.
+        right: what they meet: float (..., n, k), or the codes of `of_right`, which are those of all features, and which
+            its scales are applied to.
         bias: (n,).
 
     Returns:
@@ -66,33 +67,39 @@ def multiply(
     (m, features), n, padded = left.shape[-2:], right.shape[-2], of_left.codes.stride(-2)
     result = left.new_empty(*left.shape[:-1], n)
     four, other_four = as_four(left), as_four(right)
+    matrices, heads = four.shape[:2].numel(), four.shape[1]
     few_digits = left.itemsize <= 2 and right.itemsize <= 2
-    tile = tiles.choose(m, few_digits and of_left.zero_point is None, left.device)
+    tile = tiles.choose(matrices, m, n, few_digits and of_left.zero_point is None, left.device)
     tile = tile._replace(
         columns=min(tile.columns, max(LEAST_COLUMNS, triton.next_power_of_2(n))),
         depth=min(tile.depth, max(LEAST_DEPTH, triton.next_power_of_2(padded))),
     )
     small = [None if part is None else part.contiguous() for part in (*of_right[1:], bias)]
-    _, places, count = outliers or (None, None, None)
+    places, count = (None, None) if outliers is None else (outliers.places, outliers.count)
     most = 0 if places is None else places.shape[-1]
     from_list_to_list = 0 if places is None or places.ndim == 1 else most
-    matrices, heads = four.shape[:2].numel(), four.shape[1]
     grid = matrices * triton.cdiv(m, tile.rows), triton.cdiv(n, tile.columns)
-    multiply_codes[grid](
-        *(*of_left, _aligned(of_right.codes, padded), *small, four, other_four, places, count, result),
+    launch(
+        *(multiply_codes, grid),
+        *(*of_left, aligned(of_right.codes, padded), *small, four, other_four, places, count, result),
         *(None if matrices == 1 else heads, m, n, features, padded, most, from_list_to_list),
         # A scale and a zero point of a whole matrix are read by every row.
         *(int(of_left.scale.numel() > 1), int(of_right.scale.numel() > 1), *four.stride(), *other_four.stride()),
         **tile.blocks,
         BLOCK_OUTLIERS=16,
         WHOLE=padded % tile.depth == 0,
-        # A 16-bit float and a code have no more digits than TF32, which multiplies them exactly.
-        PRECISION="tf32" if few_digits else "tf32x3",
+        PRECISION=precision(few_digits),
     )
     return result
 
 
-def _aligned(codes: torch.Tensor, padded: int) -> torch.Tensor:
+def precision(few_digits: bool) -> str:
+    """That of products of outliers: a 16-bit float and a code have no more digits than TF32, which multiplies them
+    exactly."""
+    return "tf32" if few_digits else "tf32x3"
+
+
+def aligned(codes: torch.Tensor, padded: int) -> torch.Tensor:
     """Codes (..., rows, features) whose rows are `padded` apart, copied unless they are.
 
     What is behind the features does not matter, for the codes that they meet are 0 there; but it has to be memory.
@@ -174,18 +181,16 @@ def multiply_codes(
         other_zero = tl.load(other_zero_point + column * other_scale_stride)
         if places is not None:
             inliers -= number
-            outlier_sum, input_sum = sum_outliers(
-                left, right, places, number, feature_stride, other_feature_stride, BLOCK_OUTLIERS
-            )
-            other_sum -= outlier_sum
-        # Products of zero points outgrow int32 where a range is far from 0; in float64 all of this is exact to 2^53.
-        zero = tl.load(zero_point + row * scale_stride).to(tl.float64)
-        shift = inliers * zero - tl.load(code_sums + row)
-        value = sums + shift[:, None] * other_zero[None, :].to(tl.float64)
-        value -= zero[:, None] * other_sum[None, :].to(tl.float64)
-        value = value.to(tl.float32) * step[:, None]
-        if places is not None:
-            value -= input_sum[:, None] * other_zero[None, :]
+            if right.dtype.element_ty == tl.int8:
+                outlier_sum, input_sum = sum_outliers(
+                    left, right, places, number, feature_stride, other_feature_stride, BLOCK_OUTLIERS
+                )
+                other_sum -= outlier_sum
+        zero, code_sum = tl.load(zero_point + row * scale_stride), tl.load(code_sums + row)
+        value = with_zero_points(sums, inliers, zero, code_sum, other_zero, other_sum) * step[:, None]
+        if places is not None:  # noqa: SIM102 - each alone is known to the compiler
+            if right.dtype.element_ty == tl.int8:
+                value -= input_sum[:, None] * other_zero[None, :]
     # What outliers meet has its scales, unless it is codes.
     if right.dtype.element_ty != tl.int8:
         value *= tl.load(other_scale + column * other_scale_stride)[None, :]
@@ -203,6 +208,16 @@ def multiply_codes(
     result += first_row.to(tl.int64) * columns + first_column
     result += tile_row[:, None] * columns + tile_column[None, :]
     tl.store(result, value.to(result.dtype.element_ty), mask=stored)
+
+
+@triton.jit
+def with_zero_points(sums, inliers, zero, code_sum, other_zero, other_sum):
+    """Sums of codes with the terms of zero points, rounded once: products of zero points outgrow int32 where a range is
+    far from 0, and in float64 all of this is exact to 2^53."""
+    zero = zero.to(tl.float64)
+    value = sums + (inliers * zero - code_sum)[:, None] * other_zero[None, :].to(tl.float64)
+    value -= zero[:, None] * other_sum[None, :].to(tl.float64)
+    return value.to(tl.float32)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Quantization of rows, of one matrix or many at once; a program a tile of rows."""
+"""Quantization of rows, of one matrix or many at once; a program a tile of rows, which stays in registers."""
 
 import torch
 import triton
@@ -6,10 +6,13 @@ import triton.language as tl
 
 from outlier_kernels.formats import Quantizer
 from outlier_kernels.reference_integers import Quantized
+from outlier_kernels.triton import launch, room
+from outlier_kernels.triton.outlier_features import find_outliers
 
 ALIGNMENT = 16  # bytes that one load of a thread takes, if rows begin at multiples of them
 ENTRIES = 2048  # of a tile
-WIDEST = 4096  # features that the registers of one program hold
+WIDEST = 16384  # features that the registers of one program hold
+STRIP = 4096  # features at once of wider rows, which are read twice
 FEATURES = 32  # of a tile of a transposed matrix, whose rows lie side by side
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -24,18 +27,28 @@ def serves(matrix: torch.Tensor, quantizer: Quantizer | None) -> bool:
     return is_int8(quantizer) and matrix.dtype in DTYPES and matrix.numel() > 0
 
 
-def quantize(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
-    """`reference.quantize` to int8, see `quantize_rows`."""
-    with torch.cuda.device_of(matrix):  # Triton launches on the current device, whatever the tensors are on
-        return quantize_rows(matrix, quantizer.symmetric, quantizer.per_row)
+def quantize(
+    matrix: torch.Tensor,
+    quantizer: Quantizer,
+    left_out: torch.Tensor | None = None,
+    limits: torch.Tensor | None = None,
+    place: int | None = None,
+) -> Quantized:
+    """`reference.quantize` to int8 (rows, features); arguments as those of `quantize_rows`, which finds no limits."""
+    if quantizer.per_row:
+        limits = None
+    elif limits is None:
+        limits = find_outliers(matrix, None, True, left_out).limits
+    return quantize_rows(matrix, quantizer.symmetric, left_out, limits=limits, place=place)
 
 
 def quantize_rows(
     matrices: torch.Tensor,
     symmetric: bool = True,
-    per_row: bool = True,
     left_out: torch.Tensor | None = None,
     seed: int | None = None,
+    limits: torch.Tensor | None = None,
+    place: int | None = None,
 ) -> Quantized:
     """Codes of (..., m, k), int8, bit for bit those of the reference, but a NaN has some code, not none (its scale is
     NaN or inf).
@@ -46,28 +59,44 @@ def quantize_rows(
     Args:
         matrices: float16, bfloat16 or float32, of any strides.
         symmetric: absmax, else zeropoint.
-        per_row: one scale for every row, else one for the whole matrix, of which there is one.
-        left_out: int8 (..., k), 1 for features that are left out: no range includes them, and their codes are 0.
+        left_out: flags (..., k) of features that are left out: no range includes them, and their codes are 0.
         seed: of absmax codes that are rounded by chance, see `reference_products.quantize_rows`.
+        limits: of the whole matrix, float32 (2,), where it has one scale; None for one for every row.
+        place: where codes of (m, k) go that last until the next ones do, which may have more rows behind them; None to
+            make a new one.
     """
     four = as_four(matrices)
     batches, heads, rows, features = four.shape
-    leading, padded = matrices.shape[:-1], triton.cdiv(features, ALIGNMENT) * ALIGNMENT
-    codes = matrices.new_empty(*leading, padded, dtype=torch.int8)
-    scale = matrices.new_empty(*(leading if per_row else (1,)), 1, dtype=torch.float32)
-    zero_point, code_sums = (None, None) if symmetric else (torch.empty_like(scale), scale.new_empty(*leading, 1))
-    limits = None if per_row else _limits(matrices, left_out)
-    width = min(triton.next_power_of_2(padded), WIDEST) if four.stride(3) == 1 else FEATURES
+    padded = triton.cdiv(features, ALIGNMENT) * ALIGNMENT
+    sizes = padded, int(symmetric), int(limits is None)
+    if place is None:
+        made = _empty(matrices.device, *matrices.shape[:-1], *sizes)
+    else:
+        made = room(_empty, matrices.device, triton.next_power_of_2(rows), *sizes, place=place)
+    width = triton.next_power_of_2(padded)
+    if four.stride(3) != 1 or width > WIDEST:
+        width = STRIP if four.stride(3) == 1 else FEATURES
     height = max(1, ENTRIES // width)
-    quantize_tile[(batches * heads * triton.cdiv(rows, height),)](
-        *(four, left_out, limits, codes, scale, zero_point, code_sums, seed),
+    launch(
+        *(quantize_tile, (batches * heads * triton.cdiv(rows, height),), four, left_out, limits, *made, seed),
         *(heads, rows, features, padded, *four.stride()),
         0 if left_out is None or left_out.ndim == 1 else features,
         ROWS=height,
         FEATURES=width,
-        enable_fp_fusion=False,  # a fused multiply and add would not round the product, as torch does
+        WHOLE=width >= padded,
+        num_warps=4 * max(1, width // STRIP),
     )
-    return Quantized(codes[..., :features], scale, zero_point, code_sums)
+    return made._replace(codes=made.codes[..., :features])
+
+
+def _empty(device: torch.device, *sizes: int) -> Quantized:
+    """Room for codes; sizes: of the matrices, padded; whether they are absmax, and whether each row has a scale."""
+    *leading, padded, symmetric, per_row = sizes
+    codes = torch.empty(*leading, padded, dtype=torch.int8, device=device)
+    scale = torch.empty(*(leading if per_row else (1,)), 1, device=device)
+    if symmetric:
+        return Quantized(codes, scale)
+    return Quantized(codes, scale, torch.empty_like(scale), scale.new_empty(*leading, 1))
 
 
 def as_four(matrices: torch.Tensor) -> torch.Tensor:
@@ -75,14 +104,6 @@ def as_four(matrices: torch.Tensor) -> torch.Tensor:
     if matrices.ndim > 4:
         return matrices.flatten(0, -4)
     return matrices[(None,) * (4 - matrices.ndim)]
-
-
-def _limits(matrix: torch.Tensor, left_out: torch.Tensor | None) -> torch.Tensor:
-    """Smallest and largest element that is not left out, float32 (2,)."""
-    if left_out is None:
-        return torch.stack(matrix.aminmax()).float()
-    least, most = (matrix.masked_fill(left_out.bool(), limit) for limit in (torch.inf, -torch.inf))
-    return torch.stack([least.amin(), most.amax()]).float()
 
 
 @triton.jit
@@ -106,6 +127,7 @@ def quantize_tile(
     left_out_stride,
     ROWS: tl.constexpr,
     FEATURES: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):
     tiles_of_one = tl.cdiv(rows, ROWS)
     matrix = (tl.program_id(0) // tiles_of_one).to(tl.int64)
@@ -115,68 +137,43 @@ def quantize_tile(
     inside, place = row < rows, matrix * rows + row
     if left_out is not None:
         left_out += matrix * left_out_stride
-    if limits is None:
-        group = place
-        low, high = find_limits(matrices, left_out, inside, features, feature_stride, ROWS, FEATURES)
-    else:
+    if WHOLE:
+        feature = tl.arange(0, FEATURES)
+        value, inlier = load_inliers(matrices, left_out, inside, feature, features, feature_stride)
+    if limits is not None:
         group, zeros = place * 0, tl.zeros((ROWS,), tl.float32)
         low, high = zeros + tl.load(limits), zeros + tl.load(limits + 1)
-    # Where all features are left out nothing remains, which is quantized as zeros are.
-    low, high = tl.where(high < low, 0.0, low), tl.where(high < low, 0.0, high)
-
-    if zero_point is None:
-        step = absmax_scale(tl.maximum(high, -low))
     else:
-        # The range itself may be beyond the largest float, and its scale is at least the smallest normal one, 2^-126.
-        dynamic_range = tl.div_rn(tl.zeros_like(low) + 127.0, high * 0.5 - low * 0.5)
-        dynamic_range = tl.where(dynamic_range > 8.507059173023462e37, 8.507059173023462e37, dynamic_range)
-        dynamic_range = tl.where(high - low == 0, 1.0, dynamic_range)
-        zero = -round_to_even(dynamic_range * low) - 127
-        step = tl.div_rn(tl.zeros_like(low) + 1.0, dynamic_range)
-        tl.store(zero_point + group, zero, mask=inside)
-    tl.store(scale + group, step, mask=inside)
-
-    code_sum = tl.zeros((ROWS,), tl.float32)  # exact: LARGEST_K · 127 < 2^24
-    for start in range(0, padded, FEATURES):
-        feature = start + tl.arange(0, FEATURES)
-        # From the cache, which read the row to find the limits.
-        value, inlier = load_inliers(matrices, left_out, inside, feature, features, feature_stride)
-        if zero_point is not None:
-            code = round_to_even(value * dynamic_range[:, None]) + zero[:, None]
+        group = place
+        if WHOLE:
+            low, high = limits_of(value, inlier)
         else:
-            quotient = tl.div_rn(value, tl.zeros_like(value) + step[:, None])
-            if seed is None:
-                code = round_to_even(quotient)
-            else:
-                code = tl.floor(quotient + chances(seed, place, start // 4, ROWS, FEATURES))
-        code = tl.where(inlier, tl.minimum(tl.maximum(code, -127.0), 127.0), 0.0)
-        address = codes + place[:, None] * padded + feature[None, :]
-        tl.store(address, code.to(tl.int8), mask=inside[:, None] & (feature < padded)[None, :])
-        code_sum += tl.sum(code, axis=1)
+            low = tl.full((ROWS,), float("inf"), tl.float32)
+            high = tl.full((ROWS,), float("-inf"), tl.float32)
+            for start in range(0, features, FEATURES):
+                feature = start + tl.arange(0, FEATURES)
+                part, inlier = load_inliers(matrices, left_out, inside, feature, features, feature_stride)
+                low, high = join_limits(low, high, part, inlier)
+    step, factor, zero = steps_of(low, high, zero_point is None)
+    tl.store(scale + group, step, mask=inside)
+    if zero_point is not None:
+        tl.store(zero_point + group, zero, mask=inside)
+
+    codes += place[:, None] * padded
+    if WHOLE:
+        code = codes_of(value, inlier, step, factor, zero, zero_point is None, seed, place, 0)
+        tl.store(codes + feature[None, :], code.to(tl.int8), mask=inside[:, None] & (feature < padded)[None, :])
+        code_sum = tl.sum(code, axis=1)
+    else:
+        code_sum = tl.zeros((ROWS,), tl.float32)  # exact: LARGEST_K · 127 < 2^24
+        for start in range(0, padded, FEATURES):
+            feature = start + tl.arange(0, FEATURES)
+            part, inlier = load_inliers(matrices, left_out, inside, feature, features, feature_stride)
+            code = codes_of(part, inlier, step, factor, zero, zero_point is None, seed, place, start // 4)
+            tl.store(codes + feature[None, :], code.to(tl.int8), mask=inside[:, None] & (feature < padded)[None, :])
+            code_sum += tl.sum(code, axis=1)
     if zero_point is not None:
         tl.store(code_sums + place, code_sum, mask=inside)
-
-
-@triton.jit
-def absmax_scale(largest):
-    """`reference_integers.absmax_scale`, at least 2^-126."""
-    scale = tl.div_rn(largest, tl.zeros_like(largest) + 127.0)
-    return tl.where(largest == 0, 1.0, tl.where(scale < 1.1754943508222875e-38, 1.1754943508222875e-38, scale))
-
-
-@triton.jit
-def find_limits(matrices, left_out, inside, features, feature_stride, ROWS: tl.constexpr, FEATURES: tl.constexpr):
-    """Smallest and largest inlier of rows; both NaN if one is, which the hardware's minimum and maximum pass over."""
-    low = tl.full((ROWS,), float("inf"), tl.float32)
-    high = tl.full((ROWS,), float("-inf"), tl.float32)
-    nans = tl.zeros((ROWS,), tl.int32)
-    for start in range(0, features, FEATURES):
-        feature = start + tl.arange(0, FEATURES)
-        value, inlier = load_inliers(matrices, left_out, inside, feature, features, feature_stride)
-        nans += tl.sum((value != value).to(tl.int32), axis=1)
-        low = tl.minimum(low, tl.min(tl.where(inlier, value, float("inf")), axis=1))
-        high = tl.maximum(high, tl.max(tl.where(inlier, value, float("-inf")), axis=1))
-    return tl.where(nans > 0, float("nan"), low), tl.where(nans > 0, float("nan"), high)
 
 
 @triton.jit
@@ -188,6 +185,76 @@ def load_inliers(matrices, left_out, inside, feature, features, feature_stride):
     inlier = inside[:, None] & kept[None, :]
     address = matrices + feature[None, :].to(tl.int64) * feature_stride
     return tl.load(address, mask=inlier, other=0).to(tl.float32), inlier
+
+
+@triton.jit
+def limits_of(value, inlier):
+    """Smallest and largest inlier of rows; both NaN if one is, which the hardware's minimum and maximum pass over."""
+    low = tl.min(tl.where(inlier, value, float("inf")), axis=1)
+    high = tl.max(tl.where(inlier, value, float("-inf")), axis=1)
+    is_nan = tl.max((inlier & (value != value)).to(tl.int32), axis=1) > 0
+    return tl.where(is_nan, float("nan"), low), tl.where(is_nan, float("nan"), high)
+
+
+@triton.jit
+def join_limits(low, high, value, inlier):
+    """The limits of rows, and of more of their values."""
+    of_low, of_high = limits_of(value, inlier)
+    is_nan = (low != low) | (of_low != of_low)
+    return (
+        tl.where(is_nan, float("nan"), tl.minimum(low, of_low)),
+        tl.where(is_nan, float("nan"), tl.maximum(high, of_high)),
+    )
+
+
+@triton.jit
+def steps_of(low, high, SYMMETRIC: tl.constexpr):
+    """Scales of rows with these limits, what values are multiplied by, and zero points; of absmax no factor or zero."""
+    # Where all features are left out nothing remains, which is quantized as zeros are.
+    nothing = high < low
+    low, high = tl.where(nothing, 0.0, low), tl.where(nothing, 0.0, high)
+    if SYMMETRIC:
+        largest = tl.maximum(high, -low)
+        step = tl.div_rn(largest, tl.zeros_like(largest) + 127.0)
+        # at least the smallest normal number, 2^-126
+        step = tl.where(step < 1.1754943508222875e-38, 1.1754943508222875e-38, step)
+        step = tl.where(largest == 0, 1.0, step)
+        return step, step, step
+    else:  # noqa: RET505 - what is compiled needs it
+        # The range itself may be beyond the largest float, and its scale is at least the smallest normal one, 2^-126.
+        factor = tl.div_rn(tl.zeros_like(low) + 127.0, high * 0.5 - low * 0.5)
+        factor = tl.where(factor > 8.507059173023462e37, 8.507059173023462e37, factor)
+        factor = tl.where(high - low == 0, 1.0, factor)
+        zero = -round_to_even(factor * low) - 127
+        return tl.div_rn(tl.zeros_like(low) + 1.0, factor), factor, zero
+
+
+@triton.jit
+def codes_of(value, inlier, step, factor, zero, SYMMETRIC: tl.constexpr, seed, row, first):
+    """Codes of rows, float32, 0 for those that are left out; first: the number of their first four features."""
+    if SYMMETRIC:
+        quotient = divide(value, step)
+        if seed is None:
+            code = round_to_even(quotient)
+        else:
+            code = tl.floor(quotient + chances(seed, row, first, value.shape[0], value.shape[1]))
+    else:
+        code = round_to_even(value * factor[:, None]) + zero[:, None]
+    return tl.where(inlier, tl.minimum(tl.maximum(code, -127.0), 127.0), 0.0)
+
+
+@triton.jit
+def divide(value, step):
+    """Rows divided by their steps, rounded as a division rounds: a product with the reciprocal, which is corrected
+    until it is the nearest (Markstein, 1990). Quotients below 2^-40 are some such; those by inf are NaN."""
+    # The remainders of the smallest numbers have bits that no float has, but those of 2^64 times as much do.
+    lift = tl.where(step < 8.673617379884035e-19, 18446744073709551616.0, 1.0)
+    value, step = value * lift[:, None], (step * lift)[:, None]
+    inverse = tl.div_rn(tl.zeros_like(step) + 1.0, step)
+    quotient = value * inverse
+    for _ in tl.static_range(2):
+        quotient = tl.fma(tl.fma(-quotient, step, value), inverse, quotient)
+    return quotient
 
 
 @triton.jit

@@ -7,6 +7,7 @@ import triton.language as tl
 from outlier_kernels import reference_states
 from outlier_kernels.reference_states import add_residual, values_of_hits
 from outlier_kernels.states import Statistics, serves
+from outlier_kernels.triton import launch
 
 __all__ = ["add", "add_residual", "serves", "values_of_hits"]
 TILE = {"TOKENS": 16, "FEATURES": 128}
@@ -46,9 +47,8 @@ def shares(x: torch.Tensor, alpha: float, kept: torch.Tensor | None) -> tuple[to
         keeps, kept = HITS, kept.view(torch.int8)
     else:
         keeps = MAGNITUDES
-    with torch.cuda.device_of(x):  # Triton launches on the current device, whatever the tensors are on
-        given = x, kept, extremes, hits, sums, powers, rest, tokens, features, *x.stride(), float(alpha)
-        add_tile[(strips, blocks)](*given, KEEPS=keeps, **TILE)
+    given = x, kept, extremes, hits, sums, powers, rest, tokens, features, *x.stride(), float(alpha)
+    launch(add_tile, (strips, blocks), *given, KEEPS=keeps, **TILE, num_warps=8)
     return extremes[0].amin(0), extremes[1].amax(0), hits.sum(0), *sums.sum(1), powers.sum(0), rest.amax()
 
 

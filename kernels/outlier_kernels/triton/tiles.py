@@ -1,5 +1,6 @@
-"""Shapes of the product's tiles, by architecture, what follows the product, and number of tokens."""
+"""Shapes of the product's tiles, by architecture, what follows the product, and what is multiplied."""
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -21,43 +22,33 @@ class Tile(NamedTuple):
         return dict(zip(names, self, strict=True))
 
 
-ANY = float("inf")
-
-# Capability, and whether inputs are 16 bits wide and absmax: tile for up to so many tokens. Others need more registers,
-# for zeropoint terms in float64 or for the digits of float32 outliers. Starting values from published kernels, not
-# tuned, less those that spill. Those of 8.0 stay under 99 KiB of shared memory, which is what 8.6, 8.9 and 12.0 have.
+FEW = 32  # rows that a program of `few.multiply_few` takes, which are all
+# Capability, and whether inputs are 16 bits wide and absmax: tiles from the largest to the smallest. Others need more
+# registers, for zeropoint terms in float64 or for the digits of float32 outliers. The light ones of 9.0 were measured
+# on an H100 (commit 5a5d541), the others were not. Those of 8.0 stay under 99 KiB of shared memory, which is what 8.6,
+# 8.9 and 12.0 have.
 TILES = {
-    ((8, 0), True): {
-        32: Tile(16, 32, 512, warps=4, stages=4),
-        128: Tile(64, 64, 128, warps=4, stages=4),
-        512: Tile(64, 128, 128, warps=4, stages=4),
-        ANY: Tile(128, 128, 64, warps=4, stages=4),
-    },
-    ((8, 0), False): {
-        32: Tile(16, 32, 512, warps=4, stages=4),
-        128: Tile(64, 64, 128, warps=4, stages=4),
-        ANY: Tile(64, 128, 128, warps=8, stages=4),
-    },
-    ((9, 0), True): {
-        32: Tile(16, 32, 512, warps=4, stages=4),
-        128: Tile(64, 64, 256, warps=4, stages=5),
-        512: Tile(64, 128, 256, warps=4, stages=4),
-        ANY: Tile(128, 256, 128, warps=8, stages=4),
-    },
-    ((9, 0), False): {
-        32: Tile(16, 32, 512, warps=4, stages=4),
-        128: Tile(64, 64, 256, warps=4, stages=5),
-        512: Tile(64, 128, 256, warps=8, stages=4),
-        ANY: Tile(128, 128, 128, warps=8, stages=3),
-    },
+    ((8, 0), True): (Tile(128, 128, 64, 4, 4), Tile(64, 128, 128, 4, 4), Tile(64, 64, 128, 4, 4)),
+    ((8, 0), False): (Tile(64, 128, 128, 8, 4), Tile(64, 64, 128, 4, 4)),
+    ((9, 0), True): (Tile(128, 128, 128, 4, 3), Tile(64, 128, 128, 4, 4), Tile(64, 64, 128, 4, 3)),
+    ((9, 0), False): (Tile(64, 128, 128, 8, 4), Tile(64, 64, 128, 4, 3)),
 }
+WAVES = 1.5  # of programs for all multiprocessors, with which the largest tile is the fastest
 
 
-def choose(rows: int, light: bool, device: torch.device) -> Tile:
-    """The tile for so many rows, such as tokens; that of capability 8.0 on every device that has no tiles of its own.
+@cache
+def choose(matrices: int, rows: int, columns: int, light: bool, device: torch.device) -> Tile:
+    """The largest tile of which there are enough for a device, else the smallest; the tiles are those of capability 8.0
+    on every device that has none of its own.
 
     light: whether inputs are 16 bits wide and absmax.
     """
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (8, 0)
-    by_rows = TILES.get((capability, light), TILES[(8, 0), light])
-    return next(tile for largest, tile in by_rows.items() if rows <= largest)
+    capability, processors = (8, 0), 108
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+    tiles = TILES.get((capability, light), TILES[(8, 0), light])
+    enough = (
+        tile for tile in tiles if matrices * -(-rows // tile.rows) * -(-columns // tile.columns) >= WAVES * processors
+    )
+    return next(enough, tiles[-1])
