@@ -168,23 +168,29 @@ def is_meant_as_experiment(name: str) -> bool:
 
 
 def _measure(name: str, spec: Named, out: Path | None, force: bool, shown: Callable | None = None) -> None:
-    """Print and write what a specification measures; what needs torch is imported after a look at the models.
+    """Print and write what a specification measures, or print what the same run printed before; what needs torch is
+    imported after a look at the models.
 
     shown: what makes a section of the specification, the folder and the rows, by default the view of its kind.
     """
+    from outliers.runs.again import keep, key_of, printed
     from outliers.specification.door import checked
 
-    checked(spec)
+    folder, key = out or spec.folder, key_of(checked(spec), typed(name))
+    if not force and (text := printed(folder, key)):
+        print(text)
+        return
 
     import_for_good("outliers.runs.engine", "outliers.show.write")
     from outliers.paper.shown import show
     from outliers.runs.run import check_all_measured, run
     from outliers.show.write import write
 
-    folder = out or spec.folder
     rows = run(spec, folder, force)
-    print(write((shown or show)(spec, folder, rows), folder, typed(name)))
+    text = write((shown or show)(spec, folder, rows), folder, typed(name))
+    print(text)
     check_all_measured(rows)
+    keep(folder, key, text)
 
 
 def _redraw(name: str, kind: type[Named], folder: Path, out: Path | None, others: list) -> None:

@@ -33,6 +33,7 @@ from outliers.presets.origins import Account
 from outliers.presets.plan import Planning
 from outliers.presets.sweep import Experiment
 from outliers.presets.zeroshot import ZeroShot
+from outliers.runs import run as module
 from outliers.specification.kinds import Named
 from outliers.terminal.command import run
 from outliers.terminal.options import options, signed
@@ -57,6 +58,50 @@ def refused(monkeypatch, capsys, *arguments, command="sweep") -> str:
     assert (code, out) == (2, ""), err
     assert err.startswith("error: ") and err.count("\n") == 1, err
     return err.removeprefix("error: ")
+
+
+def by_itself(*arguments: str) -> tuple[int, str, str]:
+    """Exit code, output and errors of a sweep in a process of its own; behind the output, whether torch came."""
+    program = (
+        "import atexit, runpy, sys; atexit.register(lambda: print('torch' in sys.modules)); "
+        f"sys.argv = {['sweep', *arguments]}; runpy.run_module('outliers.sweep', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_finished_run_prints_again_without_torch(monkeypatch, capsys, tmp_path):
+    model = shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "model")
+    arguments = [str(model), *SMALL[2:], "--out", str(tmp_path / "out")]
+    first = call(monkeypatch, capsys, *arguments)
+    assert by_itself(*arguments) == (0, f"{first[1]}False\n", "")
+
+    ran, usual = [], module.run
+    monkeypatch.setattr(module, "run", lambda *given: ran.append(given) or usual(*given))
+    assert call(monkeypatch, capsys, *arguments) == first
+    assert not ran
+    changes = [
+        lambda: (tmp_path / "out" / "table1.md").unlink(),
+        lambda: (tmp_path / "out" / "perplexity.svg").write_text("changed"),
+        lambda: os.utime(model / "model.safetensors", (1, 1)),
+        lambda: monkeypatch.setenv("OMP_NUM_THREADS", "2"),
+        lambda: (tmp_path / "out" / ".printed.json").write_text("[]"),
+    ]
+    for number, change in enumerate(changes, 1):
+        change()
+        assert call(monkeypatch, capsys, *arguments)[:2] == first[:2]
+        assert len(ran) == number
+        assert (tmp_path / "out" / "table1.md").exists()
+    call(monkeypatch, capsys, *arguments, "--force")
+    call(monkeypatch, capsys, *arguments[:-2], "--blocks", "1", *arguments[-2:])
+    assert len(ran) == len(changes) + 2
+
+
+def test_a_text_that_is_not_there_is_refused_before_torch_comes(tmp_path):
+    text = tmp_path / "nothing.txt"
+    code, out, err = by_itself("pocket/gpt2-0.1m", "--text", str(text))
+    assert (code, out) == (2, "False\n")
+    assert err.startswith(f"error: text file '{text}' does not exist; expected a file or one of ")
 
 
 @pytest.mark.parametrize("command", ["sweep", "trace", "ablate", "damage", "emergence", "latency"])

@@ -353,7 +353,7 @@ def test_python_runs(block, monkeypatch, tmp_path):
         ("outliers.models.anatomy", "FAMILIES"),
         ("outliers.quantization.schemes", "SCHEMES"),
         ("outlier_kernels.formats", "FORMATS"),
-        ("outliers.text.blocks", "TEXTS"),
+        ("outliers.text.documents", "TEXTS"),
     ]
     tables = [getattr(importlib.import_module(module), name) for module, name in tables]
     before = [dict(table) for table in tables]

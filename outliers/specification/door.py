@@ -13,7 +13,7 @@ from outliers.models.source import config_path, find_model
 from outliers.models.weight_files import INT8
 from outliers.quantization.schemes import REMEDIES, SCHEMES, Scheme, get_scheme
 from outliers.specification.kinds import Named, OfOneModel, OfSchemes
-from outliers.text.documents import check_hub
+from outliers.text.documents import check_text
 from outliers.text.task_data import check_task
 from outliers.variants.peer import PEER
 
@@ -74,7 +74,8 @@ def checked(spec: Kind) -> Kind:
     for name in getattr(spec, "against", []):
         if not (Path(name) / INT8).exists():  # which is looked at as it is loaded
             check_model(name)
-    check_hub(getattr(spec, "text", ""))
+    for field in ("text", "calibration"):
+        check_text(getattr(spec, field, None))
     for field, (acts, beside) in BESIDE.items():
         if field in spec.model_fields_set and getattr(spec, field, None) and not acts(spec):
             logger.info(f"--{field.replace('_', '-')} has no effect without {beside}")

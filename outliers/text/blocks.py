@@ -5,17 +5,16 @@ import itertools
 import math
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Literal, NamedTuple, overload
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from outliers.errors import UserError, shown, unknown_name
+from outliers.errors import UserError, shown
 from outliers.models.anatomy.examples import Examples, Sized
-from outliers.text.documents import c4, open_documents, sample, wikitext2
+from outliers.text.documents import NamedText, find_named
 from outliers.text.given import Conversation, Text, checked_ids, conversation_text, given_documents, text_name
 from outliers.text.pieces import Piece, tokenize
 
@@ -82,27 +81,10 @@ class Cut(NamedTuple):
         return [ids for ids, _ in parts], sizes
 
 
-class NamedText(NamedTuple):
-    """A text known by name: where its documents come from, and the protocol that cuts them.
-
-    A document is a string, the strings that it consists of, token ids, int64 (tokens,), or a conversation.
-    """
-
-    documents: Callable[[], Iterable[Document]]
-    protocol: str
-
-
-TEXTS = {
-    "sample": NamedText(sample, "first-blocks"),
-    "c4": NamedText(c4, "first-blocks"),
-    "wikitext2": NamedText(wikitext2, "wikitext-joined"),
-}
-
-
 def find_text(text: Text, column: str = COLUMN) -> NamedText:
     """The source of a text's documents, and the way in which they are cut; text and column as in `load_text`."""
     if isinstance(text, (str, os.PathLike)):
-        return _find_named(os.fspath(text))
+        return find_named(os.fspath(text))
     if isinstance(text, torch.Tensor):
         ids = checked_ids(text, "token ids")
         return NamedText(lambda: [ids], "first-blocks") if ids.ndim == 1 else NamedText(lambda: ids, "given-blocks")
@@ -112,18 +94,6 @@ def find_text(text: Text, column: str = COLUMN) -> NamedText:
             "documents, one datasets.Dataset, or int64 token ids"
         )
     return NamedText(partial(given_documents, text, column), "first-blocks")
-
-
-def _find_named(name: str) -> NamedText:
-    if name in TEXTS:
-        return TEXTS[name]
-    if os.path.isfile(name):  # unlike that of Path false, not an error, for a name that no file can have
-        return NamedText(lambda: open_documents(name), "first-blocks")
-    if os.path.exists(name):
-        raise UserError(f"text '{name}' is a folder, a pipe or a device; expected a regular file")
-    if Path(name).suffix or "/" in name:
-        raise UserError(f"text file '{name}' does not exist; expected a file or one of {', '.join(TEXTS)}")
-    raise unknown_name("text", name, TEXTS, "or the path of a .txt, .txt.gz or .jsonl file")
 
 
 @overload

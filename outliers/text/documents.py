@@ -8,14 +8,15 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from huggingface_hub import constants
 from huggingface_hub.errors import OfflineModeIsEnabled
 
-from outliers.errors import UserError
+from outliers.errors import UserError, unknown_name
 from outliers.files import check_file
 from outliers.models import source
 from outliers.models.source import SECONDS_FOR_THE_HUB, check_cache
@@ -29,6 +30,16 @@ ENDINGS = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz")
 LONGEST_LINE = 2**24  # bytes; a compressed file can hold a line that no memory can
 BLANK_LINES = 10**5  # at the end of a file
 SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class NamedText(NamedTuple):
+    """A text known by name: where its documents come from, and the protocol that cuts them.
+
+    A document is a string, the strings that it consists of, token ids, int64 (tokens,), or a conversation.
+    """
+
+    documents: Callable[[], Iterable]
+    protocol: str
 
 
 def read_file(path: str | Path) -> list[str]:
@@ -146,6 +157,26 @@ def wikitext2() -> list[str]:
     return ["\n\n".join(_from_hub(*HUB["wikitext2"], streaming=False)["text"])]
 
 
+TEXTS = {
+    "sample": NamedText(sample, "first-blocks"),
+    "c4": NamedText(c4, "first-blocks"),
+    "wikitext2": NamedText(wikitext2, "wikitext-joined"),
+}
+
+
+def find_named(name: str) -> NamedText:
+    """The source of a text that is known by name, or of a file; raise UserError where it is neither."""
+    if name in TEXTS:
+        return TEXTS[name]
+    if os.path.isfile(name):  # unlike that of Path false, not an error, for a name that no file can have
+        return NamedText(partial(open_documents, name), "first-blocks")
+    if os.path.exists(name):
+        raise UserError(f"text '{name}' is a folder, a pipe or a device; expected a regular file")
+    if Path(name).suffix or "/" in name:
+        raise UserError(f"text file '{name}' does not exist; expected a file or one of {', '.join(TEXTS)}")
+    raise unknown_name("text", name, TEXTS, "or the path of a .txt, .txt.gz or .jsonl file")
+
+
 def ask_hub(repository: str) -> None:
     """Raise whatever the hub's client raises if a data set cannot be reached; where the user asks for the cache, if
     that has nothing of it.
@@ -167,8 +198,10 @@ def _is_cached(repository: str) -> bool:
     return any(place.name.lower() in names for folder in folders if folder.is_dir() for place in folder.iterdir())
 
 
-def check_hub(name: object) -> None:
-    """See that a text of the hub is there, before anything is imported that reads it; all else passes."""
+def check_text(name: object) -> None:
+    """See that a text that is named is there, before anything is imported that reads it; all else passes."""
+    if isinstance(name, str) and name:
+        find_named(name)
     if isinstance(name, str) and name in HUB:
         check_cache()
         try:
