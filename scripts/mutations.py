@@ -51,14 +51,15 @@ TESTS = {
     "outliers/metrics/memory": "memory",
     "outliers/metrics/candidates": "super_weights",
     "outliers/metrics/keys": "keys",
+    "outliers/metrics/origins": "every_command origins",
     "outliers/metrics/sinks": "readers",
     "outliers/presets": "super_weights readers",
     "outliers/views": "super_weights readers",
     "outliers/variants/cached": "caches",
     "outliers/variants": "super_weights unattended variants",
     "outliers/metrics/ablations": "ablation evaluation attention",
-    "outliers/metrics": "cells damage ablation evaluation",
-    "outliers/runs": "cells rows results latency paper survival experiment",
+    "outliers/metrics": "cells damage ablation evaluation every_command",
+    "outliers/runs": "every_command cells rows results latency paper survival experiment",
 }
 
 MUTATIONS = {
@@ -211,6 +212,7 @@ MUTATIONS = {
         ("torch.minimum(magnitudes.mean(1", "torch.maximum(magnitudes.mean(1"),
         ("sorted(self.found[number] + seen)", "sorted(seen)"),
     ],
+    "outliers/metrics/origins.py": [("{model, self.model} if positions", "{model} if positions")],
     "outliers/metrics/keys.py": [
         ("larger = other.largest.abs() > self.largest.abs()", "larger = other.largest > self.largest"),
         ("terms = self.weights[channel] * self.inputs[channel[0]] / count", "terms = self.weights[channel]"),
