@@ -156,7 +156,7 @@ MUTATIONS = {
     ],
     "kernels/outlier_kernels/triton/states.py": [("(token > 0)[:, None]", "(token >= 0)[:, None]")],
     "outliers/metrics/perplexity.py": [
-        ("sum().item(), len(self.targets)", "sum().item(), 1 + len(self.targets)")
+        ("Loss(total, len(self.targets))", "Loss(total, 1 + len(self.targets))")
     ],
     "outliers/metrics/token_losses.py": [
         ("self.exact.add(start, exact, None)", "self.exact.add(start, logits, None)"),

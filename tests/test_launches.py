@@ -141,6 +141,6 @@ def test_a_block_of_an_evaluation_and_a_trace():
     """Of a model with two layers."""
     model = make_model("gpt2")
     plain = of_a_block(lambda blocks: outliers.perplexity(model, blocks))
-    assert_at_most(plain, 0, 80, 4)
+    assert_at_most(plain, 0, 80, 1)
     found = of_a_block(lambda blocks: outliers.trace(model, blocks, alpha=3.0))
-    assert_at_most(found - plain, 8, 978, 50)
+    assert_at_most(found - plain, 8, 1043, 33)

@@ -143,9 +143,11 @@ def join_largest(statistics: Statistics, x: torch.Tensor, by_feature: torch.Tens
 
     by_feature: the largest |x| of each feature (features,). ids: the tokens (tokens,).
     """
-    feature = by_feature.argmax()
-    position = x[:, feature].abs().argmax()
-    entry = (by_feature[feature], x[position, feature], feature, position, ids[position])
-    entry = torch.stack([value.double() for value in entry])
-    if entry.tolist() > statistics["largest"].tolist():
-        statistics["largest"].copy_(entry)
+    # One of each, as tensors of one: a number would be read by the host, which would wait for it.
+    feature = by_feature.argmax(0, keepdim=True)
+    column = x.index_select(1, feature)[:, 0]
+    position = column.abs().argmax(0, keepdim=True)
+    entry = by_feature[feature], column[position], feature, position, ids[position]
+    entry, largest = torch.cat([value.double() for value in entry]), statistics["largest"]
+    decides = (entry != largest).int().argmax(0, keepdim=True)
+    largest.copy_(torch.where(entry[decides] > largest[decides], entry, largest))

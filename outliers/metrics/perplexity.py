@@ -210,16 +210,22 @@ class LossReader:
 
     def losses(self) -> torch.Tensor:
         """Those of the predictions, float64 (predictions,); raise BrokenModel where one is NaN or inf."""
-        losses = (self.log_normalizer - self.target_logits)[:, 0]
+        losses = self._losses()
         if not losses.isfinite().all():
             raise broken_at(self.model, self.block)
         return losses
 
+    def _losses(self) -> torch.Tensor:
+        return (self.log_normalizer - self.target_logits)[:, 0]
+
     def result(self) -> Loss:
         """The loss."""
-        if _is_empty(self.targets):
+        if _is_empty(self.block, self.targets):
             return Loss(0.0, 0)
-        return Loss(self.losses().sum().item(), len(self.targets))
+        total = self._losses().sum().item()  # the only read of a block; not finite if one of the losses is not
+        if not math.isfinite(total):
+            raise broken_at(self.model, self.block)
+        return Loss(total, len(self.targets))
 
 
 def read_logits(
@@ -239,7 +245,7 @@ def read_logits(
     compares = any(reader.compares for reader in readers)
     for model, states in changed:
         states, targets = family_of(model.config).predicted(block, states)
-        if compares or not _is_empty(targets):  # else it may have no head
+        if compares or not _is_empty(block, targets):  # else it may have no head
             heads.append(Head(model, states))
             targets = targets.to(heads[-1].device)
         of_models.append([reader(model, block, targets) for reader in readers])
@@ -255,9 +261,9 @@ def read_logits(
     return [[reader.result() for reader in of_model] for of_model in of_models]
 
 
-def _is_empty(targets: torch.Tensor) -> bool:
+def _is_empty(block: Block, targets: torch.Tensor) -> bool:
     """Whether nothing is predicted, as of pictures without classes or of a single token."""
-    return bool((targets == IGNORED).all())
+    return not len(targets) if isinstance(block, torch.Tensor) else bool((targets == IGNORED).all())
 
 
 class Head:
