@@ -55,7 +55,7 @@ class Ablation(OfOneModel):
 
     name: Name = "ablate"
     scheme: OneScheme = Field(default=BASELINE, description="Scheme of the model.")
-    skip: Skip = Field([])
+    skip: Skip = Field(default=[])
     features: Features | None = Field(
         default=None, description="Features, such as 3,17; by default the outlier features of a trace."
     )

@@ -29,7 +29,9 @@ class Latency(records.Generation, OfSchemes, Machine):
     text: Text = "sample"
     bos: Begin = False
     alpha: Threshold = ALPHA
-    batches: Annotated[list[Batch], Split, Field(min_length=1), Once] = Field([1, 8, 32], description="Batch size.")
+    batches: Annotated[list[Batch], Split, Field(min_length=1), Once] = Field(
+        default=[1, 8, 32], description="Batch size."
+    )
 
     def plans(self) -> list[Plan]:
         """Of each model under each scheme the times of each batch; one is in memory at a time."""

@@ -59,7 +59,7 @@ class Account(OfOneModel):
     features: Features | None = Field(
         default=None, description="Features, such as 3,17; by default the outlier features of a trace, and the largest."
     )
-    positions: Positions = Field([])
+    positions: Positions = Field(default=[])
     neurons: Neurons = 3
     by: Names = Field(
         default=["writers", "readers", "weights", "massive", "keys"],

@@ -186,7 +186,7 @@ class Planning(OfOneModel, Calibrated):
     block: Tokens = Field(default=512, description="Tokens per block.")
     blocks: Count = Field(default=4, description="Blocks of the search, from the start of the text.")
     confirm: Count = Field(default=8, description="Blocks after them, on which the plan is confirmed.")
-    draws: Several = Field(4, description=DRAWS)
+    draws: Several = Field(default=4, description=DRAWS)
     export: Annotated[list[Line], Split, Once] = Field(
         default=[],
         description="Formats of other libraries in which to write the plan too, such as compressed-tensors or torchao.",

@@ -44,19 +44,21 @@ class Training(Spread):
     shows: Line | None = "causes"
     recipe: dict = Field({}, description="Fields of all runs.")
     runs: dict[Line, Recipe] = Field(min_length=1, description="Runs by name, with the fields in which they differ.")
-    seeds: Seeds = Field([0], description="Seeds of weights and order of the text, for each run.")
-    c4: Line = Field("c4_en_1000.jsonl", description="First 1,000 rows of C4 (en), train split, as JSON lines.")
-    wikitext: Line = Field("wikitext2_train.txt.gz", description="WikiText-2 train, tokenised form.")
-    text: Text = Field("sample", description=f"Text of the measurements: {TEXT}")
+    seeds: Seeds = Field(default=[0], description="Seeds of weights and order of the text, for each run.")
+    c4: Line = Field(default="c4_en_1000.jsonl", description="First 1,000 rows of C4 (en), train split, as JSON lines.")
+    wikitext: Line = Field(default="wikitext2_train.txt.gz", description="WikiText-2 train, tokenised form.")
+    text: Text = Field(default="sample", description=f"Text of the measurements: {TEXT}")
     block: Tokens = Field(CONTEXT, description="Tokens per block.")
-    blocks: Count = Field(32, description="Number of blocks, from the start of the text.")
+    blocks: Count = Field(default=32, description="Number of blocks, from the start of the text.")
     alpha: Threshold = ALPHA
     watched: Annotated[list[Count], Split, Once] = Field(
         list(CHECKPOINTS), description="Steps after which outlier features are measured; and at the end."
     )
-    schemes: Schemes = Field(["absmax", "llm.int8"], description="Schemes under which the trained models are measured.")
+    schemes: Schemes = Field(
+        default=["absmax", "llm.int8"], description="Schemes under which the trained models are measured."
+    )
     draws: Draws = 3
-    work: Line = Field("build/training", description="Folder of checkpoints, from which stopped runs go on.")
+    work: Line = Field(default="build/training", description="Folder of checkpoints, from which stopped runs go on.")
 
     @model_validator(mode="before")
     @classmethod

@@ -174,7 +174,7 @@ class OfSchemes(Named):
         default=[ATTENTION_16],
         description="Attention of all schemes: 16-bit, int8, int8+2% for a share of it in 16 bits, or several.",
     )
-    skip: Skip = Field([])
+    skip: Skip = Field(default=[])
     revision: Revision = None
 
     @property
