@@ -22,7 +22,7 @@ def multiply(
     small = [None if part is None else part.contiguous() for part in (*weight[1:], bias)]
     columns = min(32, max(LEAST_COLUMNS, triton.next_power_of_2(outputs)))
     rows, light = 16 if tokens <= 16 else FEW, x.itemsize <= 2 and activations.symmetric
-    depth = (4096 if light else 1024) // rows  # of what registers hold
+    depth = 4096 // rows if light else LEAST_DEPTH  # of what registers hold
     launch(
         *(multiply_few, (triton.cdiv(outputs, columns),), x, aligned(weight.codes, padded), *small, result),
         *(tokens, outputs, features, padded, *x.stride(), int(weight.scale.numel() > 1)),

@@ -10,7 +10,7 @@ from outlier_kernels.states import Statistics, serves
 from outlier_kernels.triton import launch
 
 __all__ = ["add", "add_residual", "serves", "values_of_hits"]
-TILE = {"TOKENS": 16, "FEATURES": 128}
+TILE = {"TOKENS": 8, "FEATURES": 128}
 NOTHING, MAGNITUDES, HITS = range(3)  # what is kept of each entry
 
 
@@ -48,7 +48,7 @@ def shares(x: torch.Tensor, alpha: float, kept: torch.Tensor | None) -> tuple[to
     else:
         keeps = MAGNITUDES
     given = x, kept, extremes, hits, sums, powers, rest, tokens, features, *x.stride(), float(alpha)
-    launch(add_tile, (strips, blocks), *given, KEEPS=keeps, **TILE, num_warps=8)
+    launch(add_tile, (strips, blocks), *given, KEEPS=keeps, **TILE)
     return extremes[0].amin(0), extremes[1].amax(0), hits.sum(0), *sums.sum(1), powers.sum(0), rest.amax()
 
 
