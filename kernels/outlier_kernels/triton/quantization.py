@@ -1,5 +1,7 @@
 """Quantization of rows, of one matrix or many at once; a program a tile of rows, which stays in registers."""
 
+import os
+
 import torch
 import triton
 import triton.language as tl
@@ -14,6 +16,8 @@ ENTRIES = 2048  # of a tile
 WIDEST = 16384  # features that the registers of one program hold
 STRIP = 4096  # features at once of wider rows, which are read twice
 FEATURES = 32  # of a tile of a transposed matrix, whose rows lie side by side
+# Triton's interpreter rounds a fused multiply-add twice.
+FUSES = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -233,7 +237,7 @@ def steps_of(low, high, SYMMETRIC: tl.constexpr):
 def codes_of(value, inlier, step, factor, zero, SYMMETRIC: tl.constexpr, seed, row, first):
     """Codes of rows, float32, 0 for those that are left out; first: the number of their first four features."""
     if SYMMETRIC:
-        quotient = divide(value, step)
+        quotient = divide(value, step) if FUSES else tl.div_rn(value, tl.zeros_like(value) + step[:, None])
         if seed is None:
             code = round_to_even(quotient)
         else:
