@@ -26,7 +26,6 @@ from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, get_scheme, in_groups, is_own
 from outliers.quantization.store import load_quantized, save_quantized
 from outliers.runs.run import run
-from outliers.views.perplexity import perplexity_table
 from tests.conftest import make_model
 from tests.test_kernels import of_finite_floats
 
@@ -353,8 +352,6 @@ def test_names_of_schemes_with_groups():
         assert (scheme.parts, scheme.label) == (parts, label)
         assert is_own(scheme)
         assert not is_own(Scheme(name, scheme.activations, Quantizer("int8", "tensor")))
-        row = {"metric": "perplexity", "model": "m", "scheme": name, "value": 9.0, "dtype": "float32"}
-        assert label in perplexity_table([row]).form("github")
     for name in ("w4a4-g0", "w4a4-g064", "w4a4-g", "mxfp4-g64", "nvfp4-g8", "fp8-e4m3-g64", "llm.int8-g64", "fp32-g8"):
         assert in_groups(name) is None
         with pytest.raises(UserError, match=f"unknown scheme '{name}'; did you mean"):

@@ -45,7 +45,7 @@ LOOK = {
     "grid.color": "0.93",
     "grid.linewidth": 0.6,
     "image.cmap": HEAT,
-    "legend.fontsize": 8.5,
+    "legend.fontsize": 8.3,
     "legend.frameon": False,
     "lines.linewidth": 1,
     "lines.markersize": 5,

@@ -74,12 +74,12 @@ def checked(spec: Kind) -> Kind:
     for name in getattr(spec, "against", []):
         if not (Path(name) / INT8).exists():  # which is looked at as it is loaded
             check_model(name)
+    spec.check()
     for field in ("text", "calibration"):
         check_text(getattr(spec, field, None))
     for field, (acts, beside) in BESIDE.items():
         if field in spec.model_fields_set and getattr(spec, field, None) and not acts(spec):
             logger.info(f"--{field.replace('_', '-')} has no effect without {beside}")
-    spec.check()
     for task in getattr(spec, "tasks", []):
         check_task(task)
     return spec

@@ -77,7 +77,7 @@ def sweep_costs(rows: Rows, *, paper: bool = True, ax: Axes | None = None) -> Ax
     rows_shown = measured or rows
     styles = scheme_styles(rows_shown)
     models = len({row["model"] for row in measured}) + (len(FAIRSEQ) if paper else 0)
-    size = (0.6 + 0.46 * models + 2.6 * legend_columns(styles), 4.2) if measured else (6.4, 3.4)
+    size = (0.6 + 0.46 * models + 2.6 * legend_columns(styles), 4.4) if measured else (6.4, 3.4)
     axes = panels_of(ax, 1, 1, size).item()
     if measured:
         _plot_costs(axes, measured, styles, paper)
