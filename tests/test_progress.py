@@ -17,6 +17,7 @@ from outliers.metrics.latency import latency
 from outliers.metrics.records import Perplexity, ZeroShot
 from outliers.presets.cells import Cells
 from outliers.runs.planner import Planner
+from outliers.runs.run import run
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell
 from outliers.terminal import progress as module
@@ -149,6 +150,13 @@ def test_blocks_alone_take_as_long_as_a_model_is_large():
     subject = Causal(MODEL, None, Cells(models=[MODEL]))
     assert planner.steps([Cell(subject, EXACT, Perplexity())]).size == 118_944
     assert planner.steps([Cell(subject, EXACT, ZeroShot())]).size == 0
+
+
+def test_each_way_of_measuring_a_variant_is_a_kind(monkeypatch, tmp_path):
+    kinds, expect = [], Progress.expect
+    monkeypatch.setattr(Progress, "expect", lambda bar, steps: (kinds.append(steps.kind), expect(bar, steps)))
+    run(Cells(models=[MODEL], metrics=["perplexity", "top1", "range"], block=16, blocks=1), tmp_path)
+    assert len(set(kinds)) == len(kinds) == 3
 
 
 def test_a_run_says_anew_what_was_wrong_by_a_third(clock, caplog, monkeypatch):

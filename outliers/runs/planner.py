@@ -237,7 +237,8 @@ class Planner:
     def _expect(self, cells: list[Cell]) -> None:
         """Let the bar expect the steps of some cells."""
         for bundle in bundles_of(cells):
-            self.kinds |= dict.fromkeys(bundle, f"{bundle[0].metric.measured_by} {bundle[0].variant.name}")
+            kind = f"{type(bundle[0].metric.measurement).__module__} {bundle[0].variant.name}"
+            self.kinds |= dict.fromkeys(bundle, kind)
             self.bar.expect(self.steps(bundle))
 
     def results(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Any]]:
