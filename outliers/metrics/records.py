@@ -118,7 +118,7 @@ class Candidates(Metric):
     name = "candidates"
 
     count: Count = Field(4, description="Most candidates by activations, and as many by the weights alone.")
-    controls: Repeats = Field(10, description="Weights nearest in magnitude, to compare each with.")
+    controls: Repeats = Field(default=10, description="Weights nearest in magnitude, to compare each with.")
 
 
 class Errors(Metric):
@@ -143,15 +143,17 @@ class Keys(Metric):
 
     name = "keys"
 
-    channels: Count = Field(3, description="Channels listed per layer, those with the largest queries, keys or values.")
+    channels: Count = Field(
+        default=3, description="Channels listed per layer, those with the largest queries, keys or values."
+    )
 
 
 class Generation(Checked):
     """The timed generation of each batch of prompts."""
 
-    prompt: Tokens = Field(128, description="Tokens of the prompt.")
-    tokens: Count = Field(32, description="Timed decode steps of a generation, after the first token.")
-    repeats: Several = Field(3, description="Timed generations.")
+    prompt: Tokens = Field(default=128, description="Tokens of the prompt.")
+    tokens: Count = Field(default=32, description="Timed decode steps of a generation, after the first token.")
+    repeats: Several = Field(default=3, description="Timed generations.")
 
 
 class Latency(Generation, Metric):
@@ -166,7 +168,7 @@ class Latency(Generation, Metric):
     needs = ("q1", "q3", "batch", "prompt", "tokens", "repeats", "device_name", "threads")
     timed = True
 
-    batch: Batch = Field(1, description="Batch size.")
+    batch: Batch = Field(default=1, description="Batch size.")
 
 
 class Layers(Metric):
@@ -199,8 +201,8 @@ class LinearLayer(Timed, Metric):
 class Footprint(Checked):
     """The sequences that are in memory at once."""
 
-    context: Tokens = Field(256, description="Tokens per sequence, at most the model's context.")
-    batch: Batch = Field(1, description="Batch size.")
+    context: Tokens = Field(default=256, description="Tokens per sequence, at most the model's context.")
+    batch: Batch = Field(default=1, description="Batch size.")
 
 
 class Memory(Footprint, Metric):
@@ -246,8 +248,8 @@ class Origins(Metric):
 
     name = "origins"
 
-    features: Features | None = Field(None, description="Features of the residual stream, such as 3,17.")
-    positions: Positions = Field([])
+    features: Features | None = Field(default=None, description="Features of the residual stream, such as 3,17.")
+    positions: Positions = Field(default=[])
     neurons: Neurons = 3
 
 
@@ -350,5 +352,5 @@ class ZeroShot(Metric):
     needs = ("standard_error", "examples", "task", "lm_eval")
 
     task: Line = Field("lambada-local", description="Task of lm-eval, or lambada-local or piqa-local.")
-    data: Data = Field(None, exclude=True)
+    data: Data = Field(default=None, exclude=True)
     limit: Limit = None

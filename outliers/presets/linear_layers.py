@@ -18,7 +18,6 @@ class LinearLayers(Timed, Machine):
 
     with_weights = False
 
-
     name: Name = "linear-layers"
     dtype: Literal["float16", "bfloat16"] = "bfloat16"
     dimensions: Shapes

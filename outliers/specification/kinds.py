@@ -88,7 +88,7 @@ class Named(Checked):
 
     def plans(self) -> list:
         """The cells that it asks for, as `outliers.subjects.cell.Plan`; nothing of their subjects is read."""
-        raise NotImplementedError
+        raise NotImplementedError  # and not abstract: settings alone, of a subject, are made too, and ask for nothing
 
     def check(self) -> None:
         """Raise UserError where something is missing, before what needs torch is imported."""
