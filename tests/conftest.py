@@ -28,13 +28,11 @@ from outlier_kernels.formats import FORMATS, Format, Quantizer
 from outlier_kernels.reference import Quantized
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from outliers import SCHEMES, Scheme, Trace, run
 from outliers.models import plugins
 from outliers.models.names import packaged_file
 from outliers.presets.emergence import OneModel
-from outliers.quantization.schemes import SCHEMES, Scheme
 from outliers.runs.rows import Row
-from outliers.runs.run import run
-from outliers.tracing.result import Trace
 
 # The same examples in every run, however long one takes beside other work.
 settings.register_profile("same", derandomize=True, deadline=None, database=None)

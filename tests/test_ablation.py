@@ -9,16 +9,11 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from outliers.errors import UserError
+from outliers import UserError, load_model, load_text, load_tokenizer, perplexity, plant, trace
 from outliers.metrics.ablations import ablate, interval_of_mean, summary
-from outliers.metrics.perplexity import perplexity
 from outliers.metrics.top1 import top1_softmax
 from outliers.models.anatomy import anatomy_of, decoder_layers, projections
-from outliers.models.load import load_model, load_tokenizer
-from outliers.text.blocks import load_text
-from outliers.tracing.trace import trace
 from outliers.variants.ablated import METHODS, Intervention
-from outliers.variants.plant import plant
 from tests.conftest import make_model, padded
 from tests.test_tracing import hooks
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 import outliers
-from outliers.errors import UserError
+from outliers import UserError, quantize, run, variant
 from outliers.metrics.agreement import AgreementReader
 from outliers.metrics.layers import layer_by_layer
 from outliers.metrics.measurement import Keeps
@@ -19,15 +19,12 @@ from outliers.metrics.perplexity import read_logits
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.decoder import run_decoder
 from outliers.presets.damage import Damage, damage
-from outliers.quantization.convert import quantize
 from outliers.quantization.peers import weight_of
 from outliers.quantization.schemes import get_scheme
 from outliers.runs.forecast import Room, need_of, request_of
 from outliers.runs.frame import records_in
-from outliers.runs.run import run
 from outliers.subjects.causal import Causal
 from outliers.variants.peer import Against
-from outliers.variants.written import variant
 from tests.gguf_files import save_gguf
 from tests.test_commands import call, refused
 from tests.test_stored import BY_TOKEN, llama, of_compressed_tensors

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import outliers
-from outliers.errors import UserError
+from outliers import Experiment, UserError, load_int8, load_quantized, run, save_quantized, sweep
 from outliers.metrics.damages import damages_of
 from outliers.metrics.top1 import top1_softmax
 from outliers.models.anatomy import anatomy_of, decoder_layers, family_of
@@ -20,13 +20,10 @@ from outliers.models.attention import attends
 from outliers.models.skeleton import skeleton
 from outliers.presets.damage import Damage
 from outliers.presets.latency import Latency
-from outliers.presets.sweep import Experiment, sweep
 from outliers.quantization.attention import AttentionProducts, int8_attention
 from outliers.quantization.convert import check_attends
 from outliers.quantization.products import Products
 from outliers.quantization.schemes import get_scheme
-from outliers.quantization.store import load_int8, load_quantized, save_quantized
-from outliers.runs.run import run
 from outliers.specification.fields import FieldError
 from tests.conftest import make_model, make_tokenizer
 from tests.test_commands import call

@@ -11,12 +11,10 @@ from outlier_kernels.reference import quantize
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import outliers
-from outliers.errors import UserError
-from outliers.metrics.perplexity import perplexities, perplexity
+from outliers import UserError, calibrate, perplexities, perplexity
 from outliers.models.stream import AS_IT_IS, stream_model
 from outliers.quantization.cache_formats import CacheFormat, Formats
 from outliers.quantization.caches import Codes, cache_bits, through
-from outliers.quantization.calibration import calibrate
 from tests.conftest import in_turn, make_model
 from tests.test_commands import call
 

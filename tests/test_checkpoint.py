@@ -7,11 +7,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
 
-from outliers.metrics.perplexity import perplexity
+from outliers import load_int8, perplexity, quantize
 from outliers.models.load import find_config, load_config, load_model, stored_as
 from outliers.models.stream import stream_model
-from outliers.quantization.convert import quantize
-from outliers.quantization.store import load_int8
 from tests.conftest import CONFIGS, GEMMA, WINDOWS, make_model
 from tests.test_weight_files import change
 

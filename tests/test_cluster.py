@@ -11,22 +11,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outliers.errors import UserError
+from outliers import Experiment, Trace, UserError, run, sweep
 from outliers.presets.ablate import Ablation
 from outliers.presets.damage import Damage
 from outliers.presets.emergence import Emergence, OneModel
-from outliers.presets.sweep import Experiment, sweep
 from outliers.runs import cluster
 from outliers.runs.cluster import Cluster
 from outliers.runs.engine import Here
 from outliers.runs.forecast import PROCESS, Need, Room
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.rows import Rows
-from outliers.runs.run import run
 from outliers.specification.kinds import Settings
 from outliers.subjects.cell import Task
 from outliers.terminal.progress import Progress, Steps
-from outliers.tracing.result import Trace
 from tests.conftest import lasting, trace_model
 from tests.test_commands import call
 from tests.test_seq2seq import save_t5

@@ -11,7 +11,7 @@ import torch
 from huggingface_hub import HfApi
 from transformers import AutoConfig
 
-from outliers.errors import UserError
+from outliers import UserError, load_int8, load_quantized, save_quantized
 from outliers.models import source
 from outliers.models.anatomy import part_config
 from outliers.models.config_file import check_fields, least_weights
@@ -20,7 +20,6 @@ from outliers.models.names import POCKET, known_configs
 from outliers.models.skeleton import skeleton
 from outliers.models.source import ask_hub, find_model
 from outliers.models.stream import stream_model
-from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from tests.conftest import CONFIGS, VARIANTS, every_kind
 from tests.test_commands import answers, call
 from tests.test_memory import ABOUT, PARAMETERS

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 import outliers
+from outliers import Ablated, Intervention, Quantized, Together, UserError, calibrate, plant, quantize, run
 from outliers.criterion import OF_EVERY_STACK
-from outliers.errors import UserError
 from outliers.metrics import errors as of_projections
 from outliers.metrics import perplexity as losses
 from outliers.metrics.agreement import AgreementReader
@@ -28,21 +28,14 @@ from outliers.models.anatomy import projections
 from outliers.models.decoder import run_decoder
 from outliers.models.load import load_model, load_tokenizer
 from outliers.presets.damage import Damage, damage
-from outliers.quantization.calibration import calibrate
-from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import SCHEMES, TABLE1
 from outliers.runs.frame import records_in
 from outliers.runs.rows import FILE
-from outliers.runs.run import run
 from outliers.show.write import write
 from outliers.subjects.cell import Cell
 from outliers.subjects.given import Given
 from outliers.text.blocks import load_text, tokens_hash
-from outliers.variants.ablated import Ablated, Intervention
 from outliers.variants.draw import drawn
-from outliers.variants.plant import plant
-from outliers.variants.quantized import Quantized
-from outliers.variants.together import Together
 from outliers.views.damage import damage_bars, damage_map, damage_section
 from tests.conftest import C4, make_model, needs_shared, needs_smollm2, padded
 from tests.test_tracing import hooks

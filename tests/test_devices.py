@@ -7,20 +7,16 @@ import torch
 from accelerate import dispatch_model
 from accelerate.utils import modeling
 
-from outliers.errors import UserError
-from outliers.metrics.perplexity import perplexity
+from outliers import UserError, load_int8, load_quantized, perplexity, quantize, save_quantized, trace
 from outliers.metrics.top1 import top1_softmax
 from outliers.models import load
 from outliers.models.anatomy import anatomy_of, projections
 from outliers.models.decoder import run_exchanged
 from outliers.models.load import device_map, find_device, load_model, weights_hash
 from outliers.models.stream import stream_model
-from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import get_scheme
-from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from outliers.subjects import provenance
 from outliers.tracing.result import STREAM
-from outliers.tracing.trace import trace
 from outliers.variants.ablated import METHODS, Intervention
 from tests.conftest import make_model, make_tokenizer
 from tests.pretend_devices import PretendDevices

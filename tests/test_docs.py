@@ -16,12 +16,11 @@ from pathlib import Path
 import pytest
 import typer
 
-from outliers.errors import UserError
+from outliers import Experiment, UserError
 from outliers.metrics.measurement import Keeps, held
 from outliers.models.load import find_config, load_model, weights_hash
 from outliers.models.names import POCKET, pocket_models
 from outliers.paper.table7 import table9_section
-from outliers.presets.sweep import Experiment
 from outliers.quantization.schemes import get_scheme
 from outliers.runs.forecast import Request, Room, forecast, shape_of
 from outliers.show.value import Value

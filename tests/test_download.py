@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from outliers.errors import UserError
+from outliers import Experiment, UserError
 from outliers.get.download import get_packaged
 from outliers.models import names
 from outliers.models.names import PACKAGED, Packaged, cached_file, packaged_file, packaged_models
 from outliers.models.source import find_model
-from outliers.presets.sweep import Experiment
 from outliers.specification import files
 from outliers.specification.files import specify
 from tests.test_commands import call

@@ -7,20 +7,14 @@ import pytest
 import torch
 
 import outliers
-from outliers.errors import UserError
-from outliers.metrics.perplexity import perplexities
+from outliers import Ablated, Intervention, UserError, load_model, perplexities, quantize, trace, variant
 from outliers.metrics.top1 import top1_softmax
 from outliers.models.anatomy import anatomy_of, decoder_layers, readers
 from outliers.models.anatomy.parts import QKV, parts
 from outliers.models.hooks import attention_hooks, input_hooks
-from outliers.models.load import load_model
 from outliers.models.stream import stream_model
-from outliers.quantization.convert import quantize
 from outliers.tracing.result import STREAM
-from outliers.tracing.trace import trace
-from outliers.variants.ablated import Ablated, Intervention
 from outliers.variants.edges import PLACES
-from outliers.variants.written import variant
 from tests.conftest import CONFIGS, FIVE, VARIANTS, in_turn, make_model
 from tests.test_tracing import hooks
 

@@ -8,29 +8,21 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from outliers import SCHEMES, Cells, Intervention, Quantized, Trace, UserError, ablate, load_text, perplexity
 from outliers.criterion import OF_EVERY_STACK, PAPER
-from outliers.errors import UserError
-from outliers.metrics.ablations import ablate
-from outliers.metrics.perplexity import perplexity
 from outliers.metrics.top1 import top1_softmax
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET
 from outliers.presets.ablate import Ablation
-from outliers.presets.cells import Cells
 from outliers.presets.emergence import Emergence, OneModel
-from outliers.quantization.schemes import SCHEMES
 from outliers.runs.engine import Here
 from outliers.runs.frame import records_in
 from outliers.runs.rows import read
 from outliers.runs.run import records, rows_of, run
 from outliers.subjects.causal import Causal
 from outliers.subjects.provenance import measuring
-from outliers.text.blocks import load_text
-from outliers.tracing.result import Trace
 from outliers.tracing.table4 import table4_row, trace_row
 from outliers.tracing.trace import trace, traces
-from outliers.variants.ablated import Intervention
-from outliers.variants.quantized import Quantized
 from outliers.views.emergence import metric_of
 from tests.conftest import TIMES, lasting, trace_model
 

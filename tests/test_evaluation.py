@@ -10,13 +10,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from outliers.errors import UserError
+from outliers import UserError, ablate, load_text, perplexities, perplexity, quantize, trace, variant
 from outliers.metrics import perplexity as module
-from outliers.metrics.ablations import ablate
 from outliers.metrics.latency import latency
 from outliers.metrics.layers import layer_by_layer
 from outliers.metrics.measurement import records_of
-from outliers.metrics.perplexity import perplexities, perplexity
 from outliers.metrics.places import exchange_losses, exchanges
 from outliers.metrics.records import Agreement, Perplexity
 from outliers.metrics.states import MEASUREMENT as STATES
@@ -25,13 +23,9 @@ from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.decoder import independent, map_blocks
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import AS_IT_IS, stream_model
-from outliers.quantization.convert import quantize
 from outliers.subjects.cell import Cell
 from outliers.subjects.given import Given
-from outliers.text.blocks import load_text
-from outliers.tracing.trace import trace
 from outliers.variants import draw
-from outliers.variants.written import variant
 from tests.conftest import C4, FIVE, STORIES, make_model, needs_shared, padded
 
 METRICS = (Perplexity(), Agreement())

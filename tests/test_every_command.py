@@ -5,18 +5,16 @@ from functools import cache
 
 import pytest
 
+from outliers import Cells, Experiment, run
 from outliers.presets.ablate import Ablation
-from outliers.presets.cells import Cells
 from outliers.presets.damage import Damage
 from outliers.presets.emergence import Emergence, OneModel
 from outliers.presets.latency import Latency
 from outliers.presets.memory import Memory
 from outliers.presets.origins import Account
 from outliers.presets.plan import Planning
-from outliers.presets.sweep import Experiment
 from outliers.presets.zeroshot import ZeroShot
 from outliers.runs.rows import FILE, Rows
-from outliers.runs.run import run
 from tests.conftest import lasting
 from tests.test_zeroshot import LOCAL, needs_harness
 

@@ -8,25 +8,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outliers.errors import UserError
+from outliers import Experiment, UserError, load_model, load_text, load_tokenizer, quantize, run, sweep
 from outliers.metrics import states
 from outliers.metrics.perplexity import Loss, perplexity
-from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import PACKAGED, POCKET, pocket_models
 from outliers.paper.report import drawn_again
 from outliers.paper.shown import show
 from outliers.presets.ablate import Ablation
 from outliers.presets.emergence import OneModel
 from outliers.presets.latency import Latency
-from outliers.presets.sweep import Experiment, sweep
-from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import TABLE1
 from outliers.runs.engine import Here
 from outliers.runs.frame import records_in as read_rows
-from outliers.runs.run import run
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.subjects.bench import Bench
-from outliers.text.blocks import load_text
 from outliers.variants.draw import drawn
 from tests.conftest import TIMES, make_model, trace_model
 

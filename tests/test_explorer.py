@@ -11,20 +11,16 @@ import pandas as pd
 import pytest
 import torch
 
-from outliers.errors import UserError
+from outliers import Trace, UserError, load_model, run, trace
 from outliers.metrics.trace import EXCERPT
-from outliers.models.load import load_model
 from outliers.paper.report import experiments, report
 from outliers.presets.damage import Damage
 from outliers.presets.emergence import OneModel
 from outliers.presets.origins import Account
-from outliers.runs.run import run
 from outliers.show.explorer import packed, plotly
 from outliers.show.page import page
 from outliers.show.section import Section
 from outliers.tracing.excerpt import FEATURES, VALUES, Excerpt, excerpt, telling_features
-from outliers.tracing.result import Trace
-from outliers.tracing.trace import trace
 from outliers.views.damage import kept_damage_section
 from outliers.views.origins import WRITERS_SHOWN, origins_explorer, origins_section
 from outliers.views.trace import CELLS, _map, kept_trace_section

@@ -13,10 +13,9 @@ from matplotlib import pyplot
 from safetensors.torch import load_file, save_file
 
 import outliers
-from outliers.errors import UserError
+from outliers import UserError, Variant
 from outliers.models.anatomy import decoder_layers
 from outliers.models.names import POCKET
-from outliers.models.variant import Variant
 from outliers.runs import engine
 from outliers.runs.rows import read
 

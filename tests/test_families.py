@@ -38,6 +38,7 @@ from transformers import (
 )
 
 import outliers
+from outliers import calibrate, load_int8, load_quantized, save_quantized
 from outliers.metrics.latency import encoding
 from outliers.models.anatomy import input_embeddings, projections, readers
 from outliers.models.anatomy.examples import IGNORED, Example, Examples
@@ -45,10 +46,8 @@ from outliers.models.anatomy.views import views_of
 from outliers.models.decoder import run_decoder, run_exchanged, run_from
 from outliers.models.load import weights_hash
 from outliers.models.stream import stream_model
-from outliers.quantization.calibration import calibrate
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.schemes import TABLE1
-from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from outliers.runs.frame import records_in
 from outliers.variants.draw import drawn
 from tests.conftest import slow_but

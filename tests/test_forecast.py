@@ -8,14 +8,13 @@ from types import SimpleNamespace
 import pytest
 from transformers import PretrainedConfig
 
-from outliers.errors import UserError
+from outliers import Experiment, UserError
 from outliers.metrics.measurement import Keeps, held
 from outliers.models.load import find_config
 from outliers.presets.ablate import Ablation
 from outliers.presets.damage import Damage
 from outliers.presets.emergence import OneModel
 from outliers.presets.latency import Latency
-from outliers.presets.sweep import Experiment
 from outliers.quantization.schemes import get_scheme
 from outliers.runs import forecast as module
 from outliers.runs.forecast import (

@@ -17,15 +17,11 @@ from outlier_kernels.reference import Exact, Quantized
 from outlier_kernels.reference_formats import rounded
 from torch import nn
 
-from outliers.errors import UserError
+from outliers import Experiment, UserError, load_quantized, quantize, run, save_quantized
 from outliers.presets.latency import Latency
-from outliers.presets.sweep import Experiment
-from outliers.quantization.convert import quantize
 from outliers.quantization.fields import row_fields
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, get_scheme, in_groups, is_own
-from outliers.quantization.store import load_quantized, save_quantized
-from outliers.runs.run import run
 from tests.conftest import make_model
 from tests.test_kernels import of_finite_floats
 

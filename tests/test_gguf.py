@@ -18,17 +18,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufCo
 from transformers.integrations.gguf.dequant import GGML_NAME, dequantize
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
-from outliers.errors import UserError
+from outliers import Experiment, UserError, load_int8, perplexity, quantize, sweep
 from outliers.metrics import states
 from outliers.metrics.measurement import Keeps
-from outliers.metrics.perplexity import perplexity
 from outliers.models.anatomy import ANATOMIES, FAMILIES
 from outliers.models.gguf.header import read_header
 from outliers.models.load import load_config, load_model, load_tokenizer, quantized_from, weights_hash
 from outliers.models.stream import stream_model
-from outliers.presets.sweep import Experiment, sweep
-from outliers.quantization.convert import quantize
-from outliers.quantization.store import load_int8
 from outliers.runs.forecast import Room, need_of, request_of
 from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Pretrained

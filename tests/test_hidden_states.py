@@ -4,14 +4,10 @@ import pytest
 import torch
 
 import outliers
-from outliers.errors import UserError
+from outliers import Quantized, UserError, hidden_states, load_model, quantize
 from outliers.models.anatomy import decoder_layers
-from outliers.models.load import load_model
 from outliers.models.stream import stream_model
-from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import get_scheme
-from outliers.tracing.states import hidden_states
-from outliers.variants.quantized import Quantized
 from tests.conftest import make_model
 
 

@@ -12,19 +12,15 @@ import torch
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from outliers.errors import UserError
+from outliers import UserError, load_int8, load_model, load_quantized, quantize, run, save_quantized
 from outliers.metrics.latency import Timings, latency, quartiles
 from outliers.metrics.linear_layer import LEAST_ROUNDS, OUTLIERS, milliseconds, rows_of, ways
 from outliers.models.anatomy import projections
-from outliers.models.load import load_model
 from outliers.presets.latency import Latency
 from outliers.presets.linear_layers import LinearLayers
-from outliers.quantization.convert import quantize
 from outliers.quantization.linear import stored_weight
 from outliers.quantization.peers import has_bitsandbytes, with_bitsandbytes
-from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from outliers.runs.frame import records_in as read_rows
-from outliers.runs.run import run
 from outliers.show.write import write
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.views import latency as table6

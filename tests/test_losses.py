@@ -10,11 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import outliers
-from outliers.errors import UserError
+from outliers import Cells, Experiment, UserError, run
 from outliers.paper.shown import show
-from outliers.presets.cells import Cells
-from outliers.presets.sweep import Experiment
-from outliers.runs.run import run
 from outliers.subjects.masked import each_masked, masked_text
 from outliers.subjects.seq2seq import prefixed, span_corrupted
 from outliers.text.blocks import cut_text

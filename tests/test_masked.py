@@ -12,15 +12,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import outliers
-from outliers.errors import UserError
+from outliers import Experiment, UserError, run
 from outliers.metrics.memory import measure_footprint
 from outliers.models.anatomy import projections
 from outliers.models.anatomy.examples import IGNORED
 from outliers.paper.shown import show
 from outliers.presets.damage import Damage
-from outliers.presets.sweep import Experiment
 from outliers.presets.zeroshot import ZeroShot
-from outliers.runs.run import run
 from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Causal
 from outliers.subjects.masked import masked_text

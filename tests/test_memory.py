@@ -15,14 +15,12 @@ from transformers import (
 )
 from transformers.quantizers.base import HfQuantizer
 
-from outliers.errors import UserError
+from outliers import UserError, quantize, run
 from outliers.metrics.memory import GIB, Footprint, Storages, fits, measure_footprint, measure_pass, prompt
 from outliers.models.load import find_config, load_config
 from outliers.models.names import known_configs
 from outliers.paper.table3 import PUBLISHED, measured
 from outliers.presets.memory import Memory
-from outliers.quantization.convert import quantize
-from outliers.runs.run import run
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.views.memory import footprints, largest, memory_section
 from tests.conftest import CONFIGS, slow_but

@@ -8,14 +8,13 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
+from outliers import load_model, load_tokenizer, plant
 from outliers.errors import UserError, reason_of
 from outliers.models.anatomy import FAMILIES, anatomy_of, context_length, projections, readers, weights_of_experts
-from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET, pocket_models
 from outliers.models.pocket.ladder import LADDER
 from outliers.models.skeleton import skeleton
 from outliers.tracing.result import STREAM
-from outliers.variants.plant import plant
 from tests.conftest import CONFIGS, every_kind, make_model
 
 QKV = [("q_proj", 32, 32), ("k_proj", 32, 32), ("v_proj", 32, 32)]

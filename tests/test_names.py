@@ -10,16 +10,13 @@ import pytest
 import torch
 
 import outliers
+from outliers import Trace, UserError, run, variant
 from outliers.criterion import CROSS, OF_EVERY_STACK, RESIDUAL, in_transformerlens
-from outliers.errors import UserError
 from outliers.metrics.keys import observed_channels
 from outliers.metrics.records import AFTER, ATTENDED, BEFORE
 from outliers.models.anatomy.names import names_of
 from outliers.models.hooks import STATES
 from outliers.presets.emergence import OneModel
-from outliers.runs.run import run
-from outliers.tracing.result import Trace
-from outliers.variants.written import variant
 from tests.conftest import CONFIGS, VARIANTS, few_kinds, make_model, make_tokenizer, slow_but
 from tests.test_commands import call
 

@@ -11,15 +11,12 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import outliers
-from outliers.errors import UserError
+from outliers import UserError, load_model, run, variant
 from outliers.metrics.origins import Account
 from outliers.metrics.records import PART_OF
 from outliers.models.anatomy import anatomy_of, decoder_layers
-from outliers.models.load import load_model
 from outliers.presets import origins as account
 from outliers.quantization.linear import stored_weight
-from outliers.runs.run import run
-from outliers.variants.written import variant
 from outliers.views.origins import AT, origins_findings, origins_section, parts_of, readers_of
 from tests.conftest import C4, CONFIGS, VARIANTS, make_model, make_tokenizer, needs_shared, needs_smollm2, slow_but
 from tests.kept import kept

@@ -12,8 +12,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, tr
 from transformers import PreTrainedTokenizerFast
 from transformers.models.byt5.tokenization_byt5 import ByT5Tokenizer
 
-from outliers.errors import UserError
-from outliers.models.load import load_tokenizer
+from outliers import UserError, load_tokenizer
 from outliers.text import pieces
 from outliers.text.documents import sample
 from tests.conftest import in_turn

@@ -9,12 +9,10 @@ import pytest
 import torch
 
 import outliers
-from outliers.errors import UserError
+from outliers import SCHEMES, Quantized, UserError, load_model, load_tokenizer, perplexity, plan, run
 from outliers.metrics.measurement import records_of
-from outliers.metrics.perplexity import perplexity
 from outliers.metrics.records import Perplexity
 from outliers.models.anatomy import projections
-from outliers.models.load import load_model, load_tokenizer
 from outliers.presets.plan import (
     CONFIRM,
     SINGLE,
@@ -26,17 +24,13 @@ from outliers.presets.plan import (
     _confirmed,
     _enough,
     exports_of,
-    plan,
     plan_of,
 )
 from outliers.quantization.linear import stored_weight
-from outliers.quantization.schemes import SCHEMES
-from outliers.runs.run import run
 from outliers.show.page import about
 from outliers.specification.fields import FieldError
 from outliers.subjects.cell import Cell
 from outliers.subjects.given import Given
-from outliers.variants.quantized import Quantized
 from outliers.views.plan import kept_plan_section, plan_curve, plan_points
 
 MODEL = "pocket/gpt2-0.1m"

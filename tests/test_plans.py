@@ -4,10 +4,9 @@ import pytest
 import torch
 
 import outliers
-from outliers.errors import UserError
+from outliers import Quantized, UserError
 from outliers.models.anatomy import projections
 from outliers.quantization.int8 import Int8Linear
-from outliers.variants.quantized import Quantized
 
 MODEL = "pocket/gpt2-0.1m"
 IDS = torch.arange(1, 33)[None]

@@ -5,9 +5,7 @@ import torch
 from torch.nn import functional
 
 import outliers
-from outliers.errors import UserError
-from outliers.metrics.perplexity import perplexity
-from outliers.quantization.calibration import Calibration, calibrate
+from outliers import Calibration, UserError, calibrate, perplexity
 from outliers.subjects.bench import Bench
 from outliers.subjects.given import Given
 from tests.conftest import C4, make_model, needs_shared, needs_smollm2

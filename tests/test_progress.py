@@ -12,12 +12,11 @@ import time
 import pytest
 import torch
 
+from outliers import Cells, run
 from outliers.metrics import states
 from outliers.metrics.latency import latency
 from outliers.metrics.records import Perplexity, ZeroShot
-from outliers.presets.cells import Cells
 from outliers.runs.planner import Planner
-from outliers.runs.run import run
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell
 from outliers.terminal import progress as module

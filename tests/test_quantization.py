@@ -22,21 +22,15 @@ from torch.testing._internal.two_tensor import TwoTensor
 from transformers import AutoConfig, AutoModelForCausalLM, StaticCache
 from transformers.pytorch_utils import Conv1D
 
-from outliers.errors import UserError
-from outliers.metrics.perplexity import perplexity
+from outliers import Experiment, UserError, load_text, perplexity, plant, quantize, sweep, trace
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.paper.report import drawn_again
-from outliers.presets.sweep import Experiment, sweep
-from outliers.quantization.convert import quantize
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, quantize_weight, stored_weight
 from outliers.quantization.peers import bitsandbytes_layer, with_bitsandbytes
 from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, get_scheme, write_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
-from outliers.text.blocks import load_text
-from outliers.tracing.trace import trace
-from outliers.variants.plant import plant
 from tests.conftest import FIVE, in_turn, make_model, pairwise
 from tests.test_kernels import numpy_quantize_matrix
 

@@ -9,18 +9,13 @@ import pytest
 import torch
 
 import outliers
-from outliers.errors import UserError
+from outliers import Ablated, Intervention, UserError, load_model, plant, run, variant
 from outliers.metrics import attention
 from outliers.metrics.sinks import SEEN as SINKS
 from outliers.metrics.top1 import SEEN as TOP1
 from outliers.metrics.top1 import top1_softmax
-from outliers.models.load import load_model
 from outliers.presets import readers as preset
 from outliers.presets.origins import Account
-from outliers.runs.run import run
-from outliers.variants.ablated import Ablated, Intervention
-from outliers.variants.plant import plant
-from outliers.variants.written import variant
 from outliers.views.account import account_section
 from outliers.views.origins import origins_section
 from tests.conftest import C4, make_model, needs_shared, needs_smollm2

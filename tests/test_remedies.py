@@ -15,17 +15,14 @@ from outlier_kernels.formats import Quantizer
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from outliers import SCHEMES, Experiment, Quantized, Scheme, calibrate, perplexities, perplexity, quantize, run, sweep
 from outliers.errors import BrokenModel, UserError
-from outliers.metrics.perplexity import perplexities, perplexity
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model
 from outliers.presets.ablate import Ablation
 from outliers.presets.latency import Latency
-from outliers.presets.sweep import Experiment, sweep
 from outliers.presets.zeroshot import ZeroShot
-from outliers.quantization.calibration import calibrate
-from outliers.quantization.convert import quantize
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, operand_of
 from outliers.quantization.magnitudes import Magnitudes
@@ -33,20 +30,11 @@ from outliers.quantization.remedies import REMEDIES, SEARCH, Kind, Remedy, Trans
 from outliers.quantization.remedies.clip import clip
 from outliers.quantization.remedies.hadamard import drawn, rotate
 from outliers.quantization.remedies.smoothing import factors
-from outliers.quantization.schemes import (
-    SCHEMES,
-    Scheme,
-    by_weights,
-    get_scheme,
-    read_scheme,
-    write_scheme,
-)
+from outliers.quantization.schemes import by_weights, get_scheme, read_scheme, write_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from outliers.runs.frame import records_in
-from outliers.runs.run import run
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.text.blocks import load_text, tokens_hash
-from outliers.variants.quantized import Quantized
 from outliers.views.perplexity import perplexity_table
 from tests.conftest import make_model
 from tests.test_commands import call

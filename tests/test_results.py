@@ -12,17 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outliers.errors import UserError
+from outliers import Experiment, Trace, UserError, run, sweep
 from outliers.files import write_whole
 from outliers.models.names import POCKET
 from outliers.paper.report import drawn_again
 from outliers.presets.ablate import Ablation
 from outliers.presets.emergence import Emergence, OneModel
-from outliers.presets.sweep import Experiment, sweep
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.rows import Rows, read
-from outliers.runs.run import run
-from outliers.tracing.result import Trace
 from tests.conftest import a_row, lasting, trace_model
 from tests.test_commands import call
 

@@ -8,20 +8,14 @@ from outlier_kernels.formats import Quantizer
 from outlier_kernels.reference import quantize as codes_of
 from safetensors import safe_open
 
-from outliers.errors import UserError
-from outliers.metrics.perplexity import perplexity
+from outliers import Experiment, Quantized, UserError, calibrate, load_text, perplexity, quantize, sweep
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.weight_files import INT8
-from outliers.presets.sweep import Experiment, sweep
-from outliers.quantization.calibration import calibrate
-from outliers.quantization.convert import quantize
 from outliers.quantization.remedies.hadamard import drawn, rotate
 from outliers.quantization.remedies.learning import cayley_step, check_learned, rounded
 from outliers.quantization.schemes import get_scheme
 from outliers.quantization.store import load_quantized, save_quantized
-from outliers.text.blocks import load_text
-from outliers.variants.quantized import Quantized
 from tests.conftest import in_turn, make_model
 
 KINDS = ["gpt2", "llama"]  # transposed weights; fewer heads of keys than of queries

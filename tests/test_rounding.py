@@ -11,12 +11,9 @@ from outlier_kernels.reference import Quantized as Codes
 from outlier_kernels.reference import quantize as quantize_matrix
 from torch import nn
 
-from outliers.errors import UserError
+from outliers import Experiment, UserError, load_model, load_text, load_tokenizer, quantize, sweep
 from outliers.models.anatomy import projections
-from outliers.models.load import load_model, load_tokenizer
-from outliers.presets.sweep import Experiment, sweep
 from outliers.quantization.calibration import calibrate, observed
-from outliers.quantization.convert import quantize
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, operand_of, stored_weight
 from outliers.quantization.magnitudes import Magnitudes
@@ -24,7 +21,6 @@ from outliers.quantization.remedies import REMEDIES, Transform, awq, clip, gptq,
 from outliers.quantization.schemes import SCHEMES, get_scheme
 from outliers.quantization.store import load_quantized, save_quantized
 from outliers.subjects import bench
-from outliers.text.blocks import load_text
 from tests.conftest import make_model
 
 MODEL = "pocket/gpt2-0.1m"

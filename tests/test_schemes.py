@@ -10,27 +10,21 @@ from outlier_kernels import cpu, dispatch
 from outlier_kernels.formats import Quantizer
 from transformers.pytorch_utils import Conv1D
 
-from outliers.errors import UserError
-from outliers.metrics.perplexity import perplexity
+from outliers import Experiment, Quantized, UserError, load_text, perplexity, quantize, run, sweep
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model
 from outliers.paper.table1 import PUBLISHED
 from outliers.presets.ablate import Ablation
 from outliers.presets.latency import Latency
-from outliers.presets.sweep import Experiment, sweep
 from outliers.presets.zeroshot import ZeroShot
 from outliers.quantization import schemes
-from outliers.quantization.convert import quantize
 from outliers.quantization.fields import row_fields
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, by_weights, get_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
-from outliers.runs.run import run
 from outliers.specification.files import make_experiment, read_experiment
-from outliers.text.blocks import load_text
-from outliers.variants.quantized import Quantized
 from tests.conftest import make_model
 
 ROW, COLUMN = Quantizer("int8", "row"), Quantizer("int8", "column")

@@ -14,7 +14,7 @@ from transformers import (
 )
 
 import outliers
-from outliers.errors import UserError
+from outliers import Ablated, Intervention, Trace, UserError, run
 from outliers.metrics.attention import attended
 from outliers.metrics.latency import encoding, latency
 from outliers.metrics.sinks import SEEN as SINKS
@@ -31,13 +31,10 @@ from outliers.presets.latency import Latency
 from outliers.presets.origins import Account
 from outliers.quantization.linear import QuantizedLinear
 from outliers.runs.frame import records_in
-from outliers.runs.run import run
 from outliers.specification.kinds import Settings
 from outliers.subjects.bench import describe, protocol_of
 from outliers.subjects.causal import Causal
 from outliers.text.blocks import tokens_hash
-from outliers.tracing.result import Trace
-from outliers.variants.ablated import Ablated, Intervention
 from outliers.views.growth import watched
 from outliers.views.latency import latency_section
 from outliers.views.trace import kept_trace_section

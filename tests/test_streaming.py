@@ -10,8 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from outliers.errors import UserError
-from outliers.metrics.ablations import ablate
+from outliers import Experiment, Intervention, Quantized, UserError, ablate, quantize, run, sweep, trace
 from outliers.metrics.perplexity import perplexities, perplexity
 from outliers.metrics.top1 import top1_softmax
 from outliers.models.anatomy import anatomy_of, decoder_layers
@@ -21,17 +20,11 @@ from outliers.models.stream import Stream, stream_model
 from outliers.presets.ablate import Ablation
 from outliers.presets.damage import Damage
 from outliers.presets.emergence import Emergence, OneModel
-from outliers.presets.sweep import Experiment, sweep
-from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import TABLE1, get_scheme
-from outliers.runs.run import run
 from outliers.subjects.bench import Bench
 from outliers.subjects.causal import Causal
 from outliers.terminal.amounts import parse_bytes
 from outliers.terminal.progress import Progress
-from outliers.tracing.trace import trace
-from outliers.variants.ablated import Intervention
-from outliers.variants.quantized import Quantized
 from tests.conftest import few_kinds, lasting, make_model, make_tokenizer
 
 

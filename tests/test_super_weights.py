@@ -7,23 +7,20 @@ import pytest
 import torch
 
 import outliers
+from outliers import load_model, perplexities, perplexity, run, variant
 from outliers.criterion import SPIKE
 from outliers.errors import BrokenModel, UserError
 from outliers.metrics.candidates import candidates
 from outliers.metrics.measurement import records_along
-from outliers.metrics.perplexity import perplexities, perplexity
 from outliers.metrics.records import Candidates
 from outliers.models.anatomy import decoder_layers, projections
-from outliers.models.load import load_model
 from outliers.models.stream import stream_model
 from outliers.presets.origins import Account, ToAccount
 from outliers.presets.super_weights import CONTROLLED, compared, scalings, search_stages, treatments
 from outliers.quantization.linear import stored_weight
-from outliers.runs.run import run
 from outliers.subjects.given import Given
 from outliers.variants.massive import Massive
 from outliers.variants.term import Weight
-from outliers.variants.written import variant
 from outliers.views.account import account_section
 from outliers.views.massive import becomes_of
 from tests.conftest import make_model, make_tokenizer

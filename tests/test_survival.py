@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outliers.errors import UserError
+from outliers import Experiment, Trace, UserError, run, sweep
 from outliers.files import LEFT, LOCK, OWNER, locked, write_whole
 from outliers.metrics import states
 from outliers.metrics import trace as traces
@@ -29,11 +29,8 @@ from outliers.presets.ablate import Ablation
 from outliers.presets.damage import Damage
 from outliers.presets.emergence import Emergence, OneModel
 from outliers.presets.latency import Latency
-from outliers.presets.sweep import Experiment, sweep
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.rows import Rows
-from outliers.runs.run import run
-from outliers.tracing.result import Trace
 from tests.conftest import a_row, lasting, trace_model
 from tests.test_commands import call
 

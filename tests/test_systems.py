@@ -11,16 +11,12 @@ from outlier_kernels.formats import FORMATS, Quantizer, large_groups
 from torch import nn
 
 import outliers
-from outliers.errors import UserError
-from outliers.metrics.perplexity import perplexities
+from outliers import UserError, calibrate, load_quantized, perplexities, quantize, save_quantized
 from outliers.models.stream import stream_model
-from outliers.quantization.calibration import calibrate
-from outliers.quantization.convert import quantize
 from outliers.quantization.fields import row_fields
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.magnitudes import Magnitudes
 from outliers.quantization.schemes import get_scheme, is_own
-from outliers.quantization.store import load_quantized, save_quantized
 from tests.conftest import make_model
 from tests.test_kernels import of_finite_floats
 

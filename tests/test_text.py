@@ -17,10 +17,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from outliers.errors import UserError
-from outliers.models.load import load_tokenizer
+from outliers import Experiment, UserError, load_tokenizer, sweep
 from outliers.presets.emergence import OneModel
-from outliers.presets.sweep import Experiment, sweep
 from outliers.text.blocks import find_text, load_text, sequences, tokens_hash
 from outliers.text.documents import read_file, sample
 from outliers.text.given import text_name

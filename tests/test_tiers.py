@@ -30,7 +30,7 @@ def test_continuous_integration_runs_what_make_test_leaves():
     # Under `make test-all SINCE=…` its settings would reach these.
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     asked = {
-        target: subprocess.run(["make", "-n", *target.split()], cwd=ROOT, env=plain, capture_output=True, text=True).stdout
+        target: subprocess.check_output(["make", "-n", *target.split()], cwd=ROOT, env=plain, text=True)
         for target in ("test", "test-all", "test-nightly", "test-all SINCE=HEAD~")
     }
     tiers = ('-m "not slow"', '-m "not nightly"', "-m nightly", "--since HEAD~")

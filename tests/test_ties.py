@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 import outliers
-from outliers.metrics.perplexity import perplexity
-from outliers.models.load import load_model, load_tokenizer
+from outliers import load_model, load_tokenizer, perplexity
 from outliers.quantization.convert import quantize, quantized_layers
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.magnitudes import Magnitudes

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from outliers.metrics.perplexity import perplexities, perplexity
+from outliers import load_model, perplexities, perplexity
 from outliers.models.hooks import attention_hooks
-from outliers.models.load import load_model
 from outliers.models.stream import AS_IT_IS, stream_model
 from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Causal

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import outliers
+from outliers import Planted, Quantized, Together, UserError, calibrate, load_text, plant, quantize, run, trace
 from outliers.criterion import OF_EVERY_STACK
-from outliers.errors import UserError
 from outliers.metrics.perplexity import perplexities, perplexity
 from outliers.metrics.top1 import top1_softmax
 from outliers.models.anatomy import projections
@@ -23,23 +23,14 @@ from outliers.models.stream import AS_IT_IS, stream_model
 from outliers.presets.ablate import Ablation
 from outliers.presets.sweep import Experiment, sweep
 from outliers.quantization.cache_formats import CacheFormat, Formats
-from outliers.quantization.calibration import calibrate
-from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import SCHEMES, get_scheme
-from outliers.runs.run import run
-from outliers.text.blocks import load_text
 from outliers.tracing.result import STREAM
-from outliers.tracing.trace import trace
 from outliers.variants.ablated import Ablated, Intervention
 from outliers.variants.cached import Cached, Prefixed
 from outliers.variants.edges import PLACES
 from outliers.variants.massive import Massive
 from outliers.variants.peer import Peer
-from outliers.variants.plant import plant
-from outliers.variants.planted import Planted
-from outliers.variants.quantized import Quantized
 from outliers.variants.term import Weight
-from outliers.variants.together import Together
 from outliers.variants.unattended import Unattended
 from outliers.variants.weights import Scaled
 

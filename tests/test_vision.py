@@ -20,21 +20,17 @@ from transformers import (
 )
 
 import outliers
-from outliers.errors import UserError
+from outliers import Cells, Experiment, UserError, plant, run
 from outliers.models.anatomy.examples import IGNORED, Examples
 from outliers.models.load import load_config, load_processor
 from outliers.paper.shown import show
 from outliers.presets.ablate import Ablation
-from outliers.presets.cells import Cells
 from outliers.presets.damage import Damage
 from outliers.presets.emergence import Emergence, OneModel
-from outliers.presets.sweep import Experiment
-from outliers.runs.run import run
 from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Causal
 from outliers.subjects.served import Served
 from outliers.subjects.vision import pictures
-from outliers.variants.plant import plant
 from tests.test_families import SIZES, VIT, make
 
 # Kind to what stands before the patches.

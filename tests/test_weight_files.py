@@ -24,17 +24,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from outliers.errors import UserError
-from outliers.metrics.perplexity import perplexity
+from outliers import UserError, load_int8, load_model, load_quantized, perplexity, quantize, save_quantized
 from outliers.models import checkpoint
-from outliers.models.load import load_model
 from outliers.models.names import POCKET
 from outliers.models.source import Source
 from outliers.models.stream import stream_model
 from outliers.models.weight_files import INDEX, INT8, WEIGHTS
 from outliers.presets.emergence import OneModel
-from outliers.quantization.convert import quantize
-from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from tests.conftest import make_model, trace_model
 from tests.gguf_files import save_gguf
 from tests.test_stored import gptq, save_like

@@ -7,14 +7,10 @@ import pytest
 import torch
 
 import outliers
-from outliers.errors import UserError
-from outliers.metrics.perplexity import perplexities, perplexity
-from outliers.models.load import load_model
+from outliers import UserError, load_model, perplexities, perplexity, quantize, variant
 from outliers.models.stream import AS_IT_IS, stream_model
-from outliers.quantization.convert import quantize
 from outliers.variants.term import Weight
 from outliers.variants.weights import Scaled
-from outliers.variants.written import variant
 from tests.conftest import C4, make_model, needs_shared, needs_smollm2
 from tests.gguf_files import save_gguf
 from tests.test_commands import refused

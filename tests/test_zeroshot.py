@@ -13,15 +13,12 @@ import pytest
 import torch
 import yaml
 
-from outliers.errors import UserError
+from outliers import UserError, load_model, load_tokenizer, quantize, run
 from outliers.metrics import zeroshot as module
 from outliers.metrics.records import ZeroShot as Metric
 from outliers.metrics.zeroshot import FOLDER, STANDARD_ERRORS, _task, documents_hash, load_tasks, zeroshot
-from outliers.models.load import load_model, load_tokenizer
 from outliers.paper.figure1 import measured
 from outliers.presets.zeroshot import ZeroShot
-from outliers.quantization.convert import quantize
-from outliers.runs.run import run
 from outliers.views.zeroshot import (
     accuracies,
     accuracy_by_size,
