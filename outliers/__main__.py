@@ -1,6 +1,6 @@
 """`python -m outliers`, or the script `outliers`: lists commands and models, or runs a command."""
 
-import runpy
+import re
 import sys
 from pathlib import Path
 
@@ -9,17 +9,14 @@ from outliers.errors import unknown_name
 from outliers.models.names import PACKAGED, packaged_file, pocket_models
 from outliers.terminal.command import answering, called
 
+PURPOSE = re.compile(r'"""`python -m outliers\.\w+`: (.*)\.')
+
 
 def _commands() -> dict[str, str]:
     """The purpose of each command: the first line of its file, which is not run for it."""
-    folder, purposes = Path(__file__).parent, {}
-    for file in sorted([*folder.glob("*.py"), *folder.glob("*/__main__.py")]):
-        name = file.parent.name if file.name == "__main__.py" else file.stem
-        with open(file, encoding="utf-8") as lines:
-            called_so, _, does = lines.readline().partition("`: ")
-        if called_so == f'"""`python -m outliers.{name}':
-            purposes[name] = does.rstrip('."\n')
-    return purposes
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    purposes = {file.stem: PURPOSE.match(file.read_text(encoding="utf-8")) for file in files}
+    return {name: purpose[1] for name, purpose in purposes.items() if purpose}
 
 
 COMMANDS = _commands()
@@ -43,7 +40,9 @@ def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in COMMANDS:
         del sys.argv[1]
-        runpy.run_module(f"outliers.{name}", run_name="__main__")
+        from outliers.app import run  # late, as all that the list does not need
+
+        run(name)
         return
     with answering():
         if name == "--version":

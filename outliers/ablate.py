@@ -11,11 +11,7 @@ Examples:
 `python -m outliers.ablate gpt2 --features 138,378,447 --text c4 --block 1024`
 """
 
-from outliers.commands import measuring
-from outliers.presets.ablate import Ablation
-from outliers.terminal.command import run
-
-ablate = measuring("ablate", Ablation, __doc__)
+from outliers.app import run
 
 if __name__ == "__main__":
-    run(ablate)
+    run("ablate")

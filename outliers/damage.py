@@ -11,11 +11,7 @@ Examples:
 `python -m outliers.damage gpt2 --by error --text c4 --block 1024`
 """
 
-from outliers.commands import measuring
-from outliers.presets.damage import Damage
-from outliers.terminal.command import run
-
-damage = measuring("damage", Damage, __doc__)
+from outliers.app import run
 
 if __name__ == "__main__":
-    run(damage)
+    run("damage")

@@ -16,14 +16,7 @@ Examples:
 `python -m outliers.emergence --redraw my-training/outliers`
 """
 
-from outliers.commands import measuring
-from outliers.presets.emergence import Emergence
-from outliers.terminal.command import run
-
-OWN_RESULTS = {"name": "emergence", "shows": None}
-emergence = measuring(
-    "emergence", Emergence, __doc__, default="pocket/table4", instead=lambda fields: OWN_RESULTS, redraws=True
-)
+from outliers.app import run
 
 if __name__ == "__main__":
-    run(emergence)
+    run("emergence")

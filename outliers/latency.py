@@ -14,11 +14,7 @@ Examples:
 `python -m outliers.latency bigscience/bloom-7b1 --scheme fp32,absmax-vector,llm.int8 --device cuda --dtype float16`
 """
 
-from outliers.commands import measuring
-from outliers.presets.latency import Latency
-from outliers.terminal.command import run
-
-latency = measuring("latency", Latency, __doc__)
+from outliers.app import run
 
 if __name__ == "__main__":
-    run(latency)
+    run("latency")

@@ -17,11 +17,7 @@ Examples:
 `python -m outliers.origins smollm2-135m --by weights --blocks 4 --block 512`
 """
 
-from outliers.commands import measuring
-from outliers.presets.origins import Account
-from outliers.terminal.command import run
-
-origins = measuring("origins", Account, __doc__)
+from outliers.app import run
 
 if __name__ == "__main__":
-    run(origins)
+    run("origins")

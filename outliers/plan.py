@@ -12,11 +12,7 @@ Examples:
 `python -m outliers.plan smollm2-135m --scheme w8a8 --cost 2% --instead llm.int8 --by parameters`
 """
 
-from outliers.commands import measuring
-from outliers.presets.plan import Planning
-from outliers.terminal.command import run
-
-plan = measuring("plan", Planning, __doc__)
+from outliers.app import run
 
 if __name__ == "__main__":
-    run(plan)
+    run("plan")

@@ -14,11 +14,7 @@ Examples:
 `python -m outliers.sweep pocket/table1 --scheme fp32 --scheme llm.int8 --alpha 4`
 """
 
-from outliers.commands import measuring
-from outliers.presets.sweep import Experiment
-from outliers.terminal.command import run
-
-sweep = measuring("sweep", Experiment, __doc__, default="pocket/table1")
+from outliers.app import run
 
 if __name__ == "__main__":
-    run(sweep)
+    run("sweep")

@@ -16,11 +16,7 @@ Examples:
 `python -m outliers.trace facebook/opt-1.3b --text c4 --block 2048 --device cuda --dtype float16`
 """
 
-from outliers.commands import measuring
-from outliers.presets.emergence import OneModel
-from outliers.terminal.command import run
-
-trace = measuring("trace", OneModel, __doc__)
+from outliers.app import run
 
 if __name__ == "__main__":
-    run(trace)
+    run("trace")

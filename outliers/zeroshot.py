@@ -15,11 +15,7 @@ Examples:
 `python -m outliers.zeroshot paper/figure1 --model facebook/opt-125m --task piqa --task winogrande`
 """
 
-from outliers.commands import measuring
-from outliers.presets.zeroshot import ZeroShot
-from outliers.terminal.command import run
-
-zeroshot = measuring("zeroshot", ZeroShot, __doc__, default="pocket/figure1")
+from outliers.app import run
 
 if __name__ == "__main__":
-    run(zeroshot)
+    run("zeroshot")

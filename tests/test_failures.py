@@ -73,12 +73,11 @@ def truncated(path: Path) -> None:
 
 def call(monkeypatch, capsys, command: str, *arguments) -> tuple[int, str, str]:
     """Run a command; its exit code and what it printed."""
-    from outliers.terminal.command import run
+    from outliers.app import run
 
-    module = __import__(f"outliers.{command}", fromlist=[command])
     monkeypatch.setattr(sys, "argv", [command, *map(str, arguments)])
     try:
-        run(getattr(module, command))
+        run(command)
         code = 0
     except SystemExit as end:
         code = end.code

@@ -10,12 +10,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
 
 import outliers
+from outliers.app import run
 from outliers.errors import UserError
 from outliers.models.names import POCKET, short_name
 from outliers.paper import agreement
 from outliers.paper.facts import COLUMNS, facts_of, read_facts
-from outliers.report.__main__ import report as command
-from outliers.terminal.command import run
 from tests.conftest import CONFIGS, needs_smollm2
 
 FEATURE, UNIT, LARGE = 5, 7, 3000.0
@@ -104,7 +103,7 @@ def planted(tmp_path_factory) -> dict[str, Path]:
 def call(monkeypatch, capsys, *arguments) -> tuple[int, str, str]:
     monkeypatch.setattr(sys, "argv", ["report", "published", *map(str, arguments)])
     try:
-        run(command)
+        run("report")
         code = 0
     except SystemExit as stop:
         code = stop.code

@@ -6,7 +6,6 @@ They are written to docs/reference, which git ignores, before pages are read. A 
 import importlib
 import inspect
 import re
-import runpy
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -20,6 +19,7 @@ from typer.cli import get_docs_for_click
 
 import outliers
 from outliers.__main__ import COMMANDS
+from outliers.app import command_of
 from outliers.specification.kinds import Named
 from outliers.terminal.options import options
 
@@ -75,8 +75,7 @@ def commands() -> Iterator[tuple[str, str]]:
     """The page of each command, and its Markdown: what `--help` says."""
     for name in COMMANDS:
         app = typer.Typer(add_completion=False)
-        # run, for an import would put the module into the place of the function `outliers.sweep`
-        app.command()(runpy.run_module(f"outliers.{name}")[name])
+        app.command()(command_of(name))
         command = typer.main.get_command(app)
         called = f"python -m outliers.{name}"
         text = get_docs_for_click(obj=command, ctx=typer.Context(command), name=called)
@@ -105,7 +104,7 @@ def complete(_app, what: str, name: str, value: object, _options, lines: list[st
     if what == "data":
         lines[:] = ModuleAnalyzer.for_module(home(name)).find_attr_docs()["", name.rpartition(".")[2]]
     if what == "class" and issubclass(value, BaseModel):
-        helps = {option.name: option.annotation.__metadata__[0].help for option in options(value, Named.model_fields)}
+        helps = {name: option.__metadata__[0].help for name, option in options(value, Named.model_fields).items()}
         lines += ["Keyword Args:", *(f"    {field}: {said}" for field, said in helps.items())]
 
 

@@ -110,8 +110,8 @@ def _answered(command):
             print(f"interrupted{finished}; run {again} to go on", file=sys.stderr)
             sys.exit(130)
 
-    option = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
-    return signed(answered, [*inspect.signature(command).parameters.values(), option])
+    parameters = {name: parameter.annotation for name, parameter in inspect.signature(command).parameters.items()}
+    return signed(answered, parameters | {"debug": Debug})
 
 
 def _show_all(error: BaseException | None) -> None:

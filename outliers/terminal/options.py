@@ -11,23 +11,22 @@ from pydantic.fields import FieldInfo
 from typer import Option
 
 
-def options(kind: type[BaseModel], without: Iterable[str] = ()) -> list[Parameter]:
-    """An option for each field of a specification but some, its own fields before those that it inherits.
+def options(kind: type[BaseModel], without: Iterable[str] = ()) -> dict[str, Any]:
+    """The annotation of an option for each field of a specification but some, its own before those that it inherits.
 
     A field has its name, or its title, as its option; a list also the singular of it. What the help says is its
     description with the default.
     """
     names = sorted(kind.model_fields, key=lambda name: name not in kind.__annotations__)
-    return [_option(name, kind.model_fields[name]) for name in names if name not in without]
+    return {name: _option(name, kind.model_fields[name]) for name in names if name not in without}
 
 
-def _option(name: str, field: FieldInfo) -> Parameter:
+def _option(name: str, field: FieldInfo) -> Any:
     called, typed = (field.title or name).replace("_", "-"), _typed(field)
     several = typed == list[str]
     names = dict.fromkeys([re.sub("(?<=[nt]ch)es$|s$", "", called), called] if several else [called])
     option = Option(*(f"--{spelling}" for spelling in names), help=_help(field), metavar="A,B,…" if several else None)
-    annotation = Annotated[typed | None, option]
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    return Annotated[typed | None, option]
 
 
 def _typed(field: FieldInfo) -> type:
@@ -61,8 +60,8 @@ def _help(field: FieldInfo) -> str:
     return f"{help_text}; by default {', '.join(map(str, values))}."
 
 
-def signed(function: Callable, parameters: list[Parameter]) -> Callable:
-    """The same function, with these parameters for who asks, as Typer does."""
-    function.__signature__ = Signature(parameters)
-    function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+def signed(function: Callable, parameters: dict[str, Any]) -> Callable:
+    """The same function, with these annotations of parameters for who asks, as Typer does; none has to be given."""
+    named = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=of) for name, of in parameters.items()]
+    function.__signature__, function.__annotations__ = Signature(named), parameters
     return function

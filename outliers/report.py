@@ -1,11 +1,34 @@
-"""`python -m outliers.report`: every table and figure of the paper, measured beside published."""
+"""`python -m outliers.report`: every table and figure of the paper, measured beside published.
+
+Make tables and figures of the LLM.int8() paper, with the published numbers beside the measured ones.
+
+Or one page of a model: `look` traces it, finds the writers of its outlier features, ablates them, and measures the
+damage of 8-bit schemes.
+
+Measures all that is unfinished and writes rows, tables and figures, and one page with all of them, `report.html`.
+Measurements that fail are printed as not run, with the reason.
+
+Examples:
+
+`python -m outliers.report`
+
+`python -m outliers.report look smollm2-135m`
+
+`python -m outliers.report paper/table4 --device cpu`
+
+`python -m outliers.report pocket/table4 gpt2 gpt2-medium`
+
+`python -m outliers.report pocket --redraw`
+
+`python -m outliers.report published smollm2-135m`
+"""
 
 from typing import Annotated
 
 from typer import Argument, Option
 
-from outliers.commands import Models, is_meant_as_experiment, models_of
-from outliers.terminal.command import Force, Out, run
+from outliers.app import Models, is_meant_as_experiment, models_of, run
+from outliers.terminal.command import Force, Out
 
 DEFAULT, PUBLISHED = "pocket", "published"
 EXPERIMENTS = (
@@ -24,28 +47,7 @@ def report(
     out: Out = None,
     force: Force = False,
 ) -> None:
-    """Make tables and figures of the LLM.int8() paper, with the published numbers beside the measured ones.
-
-    Or one page of a model: `look` traces it, finds the writers of its outlier features, ablates them, and measures the
-    damage of 8-bit schemes.
-
-    Measures all that is unfinished and writes rows, tables and figures, and one page with all of them, `report.html`.
-    Measurements that fail are printed as not run, with the reason.
-
-    Examples:
-
-    `python -m outliers.report`
-
-    `python -m outliers.report look smollm2-135m`
-
-    `python -m outliers.report paper/table4 --device cpu`
-
-    `python -m outliers.report pocket/table4 gpt2 gpt2-medium`
-
-    `python -m outliers.report pocket --redraw`
-
-    `python -m outliers.report published smollm2-135m`
-    """
+    """Print tables and figures of experiments, or published facts beside measured ones."""
     from outliers.paper.report import report as make
     from outliers.runs.run import check_all_measured
 
@@ -62,4 +64,4 @@ def report(
 
 
 if __name__ == "__main__":
-    run(report)
+    run("report")

@@ -12,11 +12,7 @@ Examples:
 `python -m outliers.measure smollm2-135m --metric agreement --variant llm.int8+skip=layers.11 --draws 4`
 """
 
-from outliers.commands import measuring
-from outliers.presets.cells import Cells
-from outliers.terminal.command import run
-
-measure = measuring("measure", Cells, __doc__)
+from outliers.app import run
 
 if __name__ == "__main__":
-    run(measure)
+    run("measure")

@@ -14,17 +14,7 @@ Examples:
 `python -m outliers.memory facebook/opt-6.7b bigscience/bloom-7b1 --gpu 12 --batch 8`
 """
 
-from outliers.commands import measuring
-from outliers.presets.memory import Memory
-from outliers.terminal.command import run
-
-memory = measuring(
-    "memory",
-    Memory,
-    __doc__,
-    default="paper/table3",
-    instead=lambda fields: {"name": "memory", "candidates": None} if "hardware" in fields else {},
-)
+from outliers.app import run
 
 if __name__ == "__main__":
-    run(memory)
+    run("memory")

@@ -1,0 +1,244 @@
+"""The commands: one table of them, and one way from what is typed to rows and their page."""
+
+import difflib
+import os
+import re
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+from typer import Argument, Option
+
+from outliers.errors import UserError, unknown_name
+from outliers.files import writing
+from outliers.specification.fields import MODEL, resolved
+from outliers.specification.files import experiment_files, is_experiment, specify
+from outliers.specification.kinds import Named
+from outliers.terminal import command as terminal
+from outliers.terminal.command import Force, Out, called, import_for_good, typed
+from outliers.terminal.options import options, signed
+
+
+class Command(NamedTuple):
+    """A command that measures; its file says what for, and its help.
+
+    kind: a specification or its place, whose fields are its options; one with `models` takes several, and an experiment
+    before them, one without a model an experiment alone. default: the experiment that is measured where neither one nor
+    models are given. instead: what fields of that experiment are instead, by those that are given. redraws: whether it
+    can draw the rows of a folder that something else wrote. example: what may be named. view: the place of what makes a
+    section of the specification, the folder and the rows.
+    """
+
+    kind: type[Named] | str
+    default: str | None = None
+    instead: Callable[[dict], dict] = lambda fields: {}
+    redraws: bool = False
+    example: str = "pocket/gpt2-1.7m"
+    view: str = "outliers.paper.shown:show"
+
+
+COMMANDS = {
+    "ablate": Command("outliers.presets.ablate:Ablation"),
+    "damage": Command("outliers.presets.damage:Damage"),
+    "emergence": Command(
+        "outliers.presets.emergence:Emergence",
+        "pocket/table4",
+        lambda fields: {"name": "emergence", "shows": None},
+        redraws=True,
+    ),
+    "latency": Command("outliers.presets.latency:Latency"),
+    "measure": Command("outliers.presets.cells:Cells"),
+    "memory": Command(
+        "outliers.presets.memory:Memory",
+        "paper/table3",
+        lambda fields: {"name": "memory", "candidates": None} if "hardware" in fields else {},
+    ),
+    "origins": Command("outliers.presets.origins:Account"),
+    "plan": Command("outliers.presets.plan:Planning"),
+    "sweep": Command("outliers.presets.sweep:Experiment", "pocket/table1"),
+    "trace": Command("outliers.presets.emergence:OneModel"),
+    "training": Command(
+        "outliers.presets.training:Training", example="training/causes", view="outliers.paper.report:shown_section"
+    ),
+    "zeroshot": Command("outliers.presets.zeroshot:ZeroShot", "pocket/figure1"),
+}  # and those that are a function of their file
+
+NO_OPTIONS = (*Named.model_fields, "model", "models", "recipe", "runs")  # but arguments, or what only a file can say
+OF_MODELS = ("models", "candidates")  # what an experiment has others of where models are named
+APART = ("variants",)  # whose entries may have commas: an option each
+ALIKE = 0.8  # of difflib: a mistyped experiment, rather than a model
+
+EXPERIMENT = "Before them, an experiment file or the name of an embedded one, whose models they replace."
+REDRAW = "Measure nothing: redraw the rows in this folder, such as those of a watched training."
+Redraw = Annotated[Path | None, Option("--redraw", help=REDRAW, metavar="FOLDER", show_default=False)]
+Models = Annotated[list[str] | None, Option("--model", "--models", help="Models as an option.", metavar="A,B,…")]
+
+
+def run(name: str) -> None:
+    """Run the command of a name with the process's arguments."""
+    terminal.run(command_of(name))
+
+
+def command_of(name: str) -> Callable:
+    """A command as a function, whose parameters are its arguments and options, and whose docstring is its help."""
+    # not imported, for that would put the module into the place of the function `outliers.sweep`
+    found = runpy.run_module(f"outliers.{name}")
+    command = COMMANDS.get(name) or found[name]
+    function = _measuring(name, command) if isinstance(command, Command) else command
+    function.__name__, function.__doc__ = name, found["__doc__"].partition("\n\n")[2]
+    return function
+
+
+def _measuring(name: str, command: Command) -> Callable:
+    kind = resolved(command.kind)
+
+    def measure(out: Path | None, force: bool, positional, models=(), redraw: Path | None = None, **given) -> None:
+        if redraw is not None:
+            _redraw(name, kind, redraw, out, [positional, models, force, *given.values()])
+            return
+        places = [positional] if isinstance(positional, str) else positional or []
+        spec = _specified(name, command, kind, places, models or [], _fields(given))
+        _measure(name, spec, out, force, command.view)
+
+    arguments = {"positional": _place(command, kind)} | ({"models": Models} if _takes_models(kind) else {})
+    results = {"out": Out, "force": Force} | ({"redraw": Redraw} if command.redraws else {})
+    return signed(measure, arguments | options(kind, NO_OPTIONS) | results)
+
+
+def _place(command: Command, kind: type[Named]) -> object:
+    """The argument of a command: one or several models, several with an experiment before them, or an experiment."""
+    if not _takes_models(kind):
+        help_text = f"The name of one that comes along, such as {command.example}, or a file."
+        return Annotated[str | None, Argument(metavar="EXPERIMENT", help=help_text, show_default=False)]
+    metavar, help_text = ("MODEL", MODEL) if _takes_one_model(kind) else ("EXPERIMENT|MODEL", f"{MODEL} {EXPERIMENT}")
+    return Annotated[list[str] | None, Argument(metavar=metavar, help=help_text, show_default=False)]
+
+
+def _specified(
+    name: str, command: Command, kind: type[Named], places: list[str], behind: list[str], fields: dict
+) -> Named:
+    """The specification of what is typed; behind: models behind their option."""
+    if _takes_models(kind):
+        _check_flags(kind, fields, places)
+        experiment, chosen = _experiment_and_models(name, kind, places, behind, command)
+        if experiment is None and not chosen:
+            chosen = command.instead(fields)
+        return specify(experiment, chosen | fields, command.default, kind)
+    if not places:
+        raise UserError(f"no experiment is named; expected one, such as `{' '.join([*called(name), command.example])}`")
+    spec = specify(places[0], fields, None, kind)
+
+    from outliers.paper.report import check_shown
+
+    check_shown(spec)
+    return spec
+
+
+def _fields(given: dict) -> dict:
+    """The values of the options that are given; the fields themselves divide what has commas."""
+    fields = {field: value for field, value in given.items() if value is not None}
+    joined = {
+        field: ",".join(value) for field, value in fields.items() if isinstance(value, list) and field not in APART
+    }
+    return fields | joined
+
+
+def _check_flags(kind: type[Named], fields: dict, places: list[str]) -> None:
+    """Raise UserError where a file that is not there stands behind the models, as if it were the value of a flag."""
+    flags = [kind.model_fields[field].title or field for field, value in fields.items() if value is True]
+    for place in places[1:] if flags else ():
+        if re.search(r"\.[a-z]+$", place) and not os.path.exists(place):
+            raise UserError(f"--{flags[-1]} takes no value, got '{place}'; --out names the folder of its file")
+
+
+def _takes_models(kind: type[Named]) -> bool:
+    return not kind.model_fields.keys().isdisjoint({"model", "models"})
+
+
+def _takes_one_model(kind: type[Named]) -> bool:
+    return "model" in kind.model_fields
+
+
+def _experiment_and_models(
+    name: str, kind: type[Named], places: list[str], behind: list[str], command: Command
+) -> tuple[str | None, dict]:
+    """The experiment that is named, if one is, and the fields of the models that are.
+
+    behind: models behind their option, beside which what is in the first place is an experiment.
+    """
+    experiment = None
+    if places and not _takes_one_model(kind) and (behind or is_meant_as_experiment(places[0])):
+        experiment, *places = places
+        if not is_experiment(experiment):
+            hint = "or the path of a .yaml file, which the first argument is beside --model"
+            raise unknown_name("experiment", experiment, experiment_files(), hint)
+    models = models_of([*places, *behind])
+    if _takes_one_model(kind) and len(models) > 1:
+        raise UserError(f"{name} takes one model, got {len(models)}: {', '.join(models)}; run it once for each model")
+    if not models and (places or behind or not (experiment or command.default)):
+        example = " ".join([*called(name), command.example])
+        count = "one" if _takes_one_model(kind) else "some"
+        raise UserError(f"no model is named; expected {count}, such as `{example}`")
+    if _takes_one_model(kind):
+        return None, {"model": models[0]}
+    return experiment, {field: models for field in OF_MODELS if models and field in kind.model_fields}
+
+
+def models_of(entries: list[str]) -> list[str]:
+    """Models that are named one by one or with commas; a path of its own may have one."""
+    return [part for entry in entries for part in ([entry] if os.path.exists(entry) else entry.split(",")) if part]
+
+
+def is_meant_as_experiment(name: str) -> bool:
+    """Whether this names an experiment, a set of them, or nothing that is here but nearly one."""
+    names = [part for known in experiment_files() for part in (known, *known.split("/"))]
+    return (
+        name in names
+        or is_experiment(name)
+        or bool(difflib.get_close_matches(name, names, 1, ALIKE) and not os.path.exists(name))
+    )
+
+
+def _measure(name: str, spec: Named, out: Path | None, force: bool, view: str) -> None:
+    """Print and write what a specification measures, or print what the same run printed before; what needs torch is
+    imported after a look at the models."""
+    from outliers.runs.again import keep, key_of, printed
+    from outliers.specification.door import checked
+
+    folder, key = out or spec.folder, key_of(checked(spec), typed(name))
+    if not force and (text := printed(folder, key)):
+        print(text)
+        return
+
+    import_for_good("outliers.runs.engine", "outliers.show.write")
+    from outliers.runs.run import check_all_measured, run
+    from outliers.show.write import write
+
+    rows = run(spec, folder, force)
+    text = write(resolved(view)(spec, folder, rows), folder, typed(name))
+    print(text)
+    check_all_measured(rows)
+    keep(folder, key, text)
+
+
+def _redraw(name: str, kind: type[Named], folder: Path, out: Path | None, others: list) -> None:
+    """Print and write what the finished rows in a folder show, into the same folder by default."""
+    from outliers.paper.shown import view_of
+    from outliers.runs.rows import read
+    from outliers.runs.run import records
+    from outliers.show.section import section_of
+    from outliers.show.write import write
+
+    if any(value not in (None, False) for value in others):
+        raise UserError(f"--redraw '{folder}' with models or options of a measurement; expected --out alone beside it")
+    rows = records(row for row in read(folder) if row.made.get("experiment") == name)
+    if not rows:
+        raise UserError(
+            f"'{folder}' has no finished rows of {name}; expected a folder with `rows.jsonl`, such as the one in which "
+            "outliers.OutlierCallback writes them"
+        )
+    place = out or folder
+    with writing(place):
+        place.mkdir(parents=True, exist_ok=True)
+    print(write(section_of(view_of(kind), rows), place, typed(name)))

@@ -1,1 +1,0 @@
-"""Rows to tables and figures; no model is needed here."""
