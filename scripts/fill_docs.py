@@ -178,6 +178,19 @@ def table(name: str) -> str:
     return drawn.get(path.suffix, lambda: text)()
 
 
+IN_PAPER = {  # schemes of the paper's Table 1, as it names them
+    "fp32": "32-bit Float",
+    "absmax": "Int8 absmax",
+    "zeropoint": "Int8 zeropoint",
+    "absmax-row": "Int8 absmax row-wise",
+    "absmax-vector": "Int8 absmax vector-wise",
+    "zeropoint-vector": "Int8 zeropoint vector-wise",
+    "absmax-row-decomp": "Int8 absmax row-wise + decomposition",
+    "llm.int8": "Absmax LLM.int8() (vector-wise + decomp)",
+    "llm.int8-zeropoint": "Zeropoint LLM.int8() (vector-wise + decomp)",
+}
+
+
 def schemes() -> str:
     """Every scheme and its parts."""
     rows = [
@@ -186,7 +199,7 @@ def schemes() -> str:
             ", ".join([str(scheme.activations or "–"), *scheme.parts.split(", ")[2:]]),  # and its remedies
             str(scheme.weights or "–"),
             "no" if scheme.outlier_threshold is None else "yes",
-            scheme.label,
+            IN_PAPER.get(scheme.name, "–"),
         ]
         for scheme in SCHEMES.values()
     ]

@@ -202,16 +202,6 @@ def test_int8_models_on_disk_keep_it(blocks, tmp_path):
 # Names
 
 
-def test_names_and_labels():
-    labels = {
-        "fp32+attention": "32-bit Float, attention in int8",
-        "llm.int8+attention": "Absmax LLM.int8() (vector-wise + decomp), attention in int8",
-        "absmax+tokens=20+attention=0.07": "Int8 absmax, tokens from 20 on exact, attention in int8 but for 7 %",
-        "fp32+attention@values": "32-bit Float, attention in int8 in values",
-    }
-    assert {name: get_scheme(name).label for name in labels} == labels
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [

@@ -22,7 +22,7 @@ from outliers.paper.shown import OF_KINDS, view_of
 from outliers.paper.table4 import table4_section
 from outliers.presets.sweep import Experiment
 from outliers.presets.training import Training
-from outliers.quantization.schemes import SCHEMES, TABLE1
+from outliers.quantization.schemes import TABLE1
 from outliers.runs.rows import Row
 from outliers.runs.run import rows_of
 from outliers.specification.fields import resolved
@@ -31,6 +31,7 @@ from outliers.subjects import bench
 from outliers.views import OF_METRICS
 from outliers.views.published import published_models
 from tests.conftest import SHARED
+from tests.test_docs import fill_docs
 
 KEPT = Path(__file__).parent.parent / "results" / "kept" / "pocket"
 PAPER = SHARED / "paper"
@@ -44,7 +45,7 @@ def read(name: str) -> list[dict]:
 
 
 def of_table1() -> dict:
-    rows, names = read("table1_perplexity.csv"), {scheme.label: name for name, scheme in SCHEMES.items()}
+    rows, names = read("table1_perplexity.csv"), {label: name for name, label in fill_docs.IN_PAPER.items()}
     assert [names[row["method"]] for row in rows] == TABLE1
     sizes = ("125M", "1.3B", "2.7B", "6.7B", "13B")
     return {(f"fairseq-dense-{n.lower()}", names[row["method"]]): float(row[n]) for row in rows for n in sizes}
@@ -199,7 +200,7 @@ def test_another_scheme_of_the_table_breaks_no_published_table():
     program = (
         "from dataclasses import replace\n"
         "from outliers.quantization import schemes\n"
-        "schemes.SCHEMES['mine'] = replace(schemes.SCHEMES['absmax'], name='mine', label='Mine')\n"
+        "schemes.SCHEMES['mine'] = replace(schemes.SCHEMES['absmax'], name='mine')\n"
         "schemes.TABLE1.append('mine')\n"
         "from outliers.paper.report import ARTEFACTS\n"
         "assert len(ARTEFACTS['table1'].published.values) == 45\n"

@@ -89,7 +89,6 @@ OURS = {
     "activations": Quantizer("int8", "row"),
     "weights": Quantizer("int8", "column"),
     "outlier_threshold": 4.0,
-    "label": "Ours",
 }
 
 
@@ -148,7 +147,6 @@ def test_every_scheme_that_can_be_made_is_computed_and_is_another():
         ),
         ({"arithmetic": "yes"}, "arithmetic of scheme 'ours' is 'yes'; expected 'exact' or 'bitsandbytes'"),
         ({"name": ""}, "name of scheme '' is ''; expected text"),
-        ({"label": None}, "label of scheme 'ours' is None; expected text"),
     ],
 )
 def test_a_scheme_that_no_kernel_serves(fields, message, tmp_path):

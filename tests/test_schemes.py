@@ -46,7 +46,7 @@ def test_the_table_of_the_paper_is_a_list_of_its_own(monkeypatch):
 
 def test_the_smallest_scheme_of_ones_own():
     scheme = Scheme("mine", ROW, COLUMN)
-    assert (scheme.label, scheme.arithmetic, scheme.outlier_threshold) == ("mine", "exact", None)
+    assert (scheme.arithmetic, scheme.outlier_threshold) == ("exact", None)
     assert str(scheme.activations) == "int8 row absmax"
     for part in (ROW, COLUMN, Quantizer("int8", "tensor", False), None):
         assert Quantizer.read(part and str(part)) == part
@@ -134,7 +134,7 @@ def test_what_rows_say_of_a_scheme():
     assert row_fields(get_scheme("absmax"), skip=["b", "a", "b"]) == {"skip": ["a", "b"]}
     parts = "int8 row zeropoint × int8 column absmax, exact"
     assert row_fields(MIXED) == {"scheme_parts": parts}
-    own = row_fields(Scheme("llm.int8", ROW, COLUMN, 6.0, "LLM.int8() by another label"))
+    own = row_fields(Scheme("llm.int8", ROW, COLUMN, 6.0))
     assert own == row_fields(get_scheme("llm.int8")), "the same parts under the same name"
     for other in (
         Scheme("llm.int8", ROW, COLUMN),

@@ -395,7 +395,7 @@ def test_what_cannot_be_read_is_refused(written, message):
 
 
 def test_a_scheme_of_ones_own_is_written_by_its_name(monkeypatch):
-    mine = Quantized(replace(SCHEMES["llm.int8"], name="mine", label="mine", outlier_threshold=3.0), only=("ffn_in",))
+    mine = Quantized(replace(SCHEMES["llm.int8"], name="mine", outlier_threshold=3.0), only=("ffn_in",))
     assert mine.name == "mine+only=ffn_in"
     with pytest.raises(UserError, match="unknown scheme 'mine'"):
         outliers.variant(mine.name)

@@ -45,7 +45,7 @@ with outliers.hooks(model, clamp, roles=["attn_in"], layers=range(2)):
 
 row = outliers.Quantizer("int8", "row")
 assert_type(outliers.SCHEMES, dict[str, outliers.Scheme])
-transform = outliers.Transform(fit=lambda w: w, hidden_states=lambda x, t: x, weight=lambda w, t: w, label="mine")
+transform = outliers.Transform(fit=lambda w: w, hidden_states=lambda x, t: x, weight=lambda w, t: w, name="mine")
 mine = outliers.Scheme("mine", row, weights=None, remedies=[transform, "clip=0.99@ffn_out"])
 calibration = outliers.calibrate(model, blocks, [mine, "w8a8"])
 assert_type(calibration, outliers.Calibration)

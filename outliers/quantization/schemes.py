@@ -16,7 +16,6 @@ from outliers.quantization.remedies import COSTLY, PRODUCTS, REMEDIES, SEARCH, S
 MOST = 3  # transforms that follow each other in a layer
 PARTS = {  # by name the types of its values, and what is expected
     "name": (str, "text"),
-    "label": (str, "text"),
     "activations": (Quantizer | None, "a Quantizer or None"),
     "weights": (Quantizer | None, "a Quantizer or None"),
     "remedies": (list | tuple, "a list of remedies, such as ['hadamard', 'clip=0.999']"),
@@ -37,8 +36,8 @@ class Scheme:
 
     activations, weights: how each operand is quantized; None for one that is not. outlier_threshold: features with an
     input of at least this magnitude are multiplied in 16 bits (section 3.2); None does without the decomposition.
-    label: what tables call it; by default its name. arithmetic: "exact", or "bitsandbytes" to compute LLM.int8() as
-    bitsandbytes does, which differs from the paper's equation. remedies: as names say them, "hadamard@ffn_out" or
+    arithmetic: "exact", or "bitsandbytes" to compute LLM.int8() as bitsandbytes does, which differs from the paper's
+    equation. remedies: as names say them, "hadamard@ffn_out" or
     "clip=0.999", or a `Transform` of one's own; kept in the order in which rows say them.
 
     Raises:
@@ -54,7 +53,6 @@ class Scheme:
     activations: Quantizer | None
     weights: Quantizer | None
     outlier_threshold: float | None = None
-    label: str = ""
     arithmetic: str = "exact"
     remedies: tuple[Remedy | Kind | str, ...] | list[Remedy | Kind | str] = ()
 
@@ -71,7 +69,6 @@ class Scheme:
         if not self.quantizes_projections:
             self._check("outlier_threshold", self.outlier_threshold, [None], " where no operand is quantized")
         remedies = map(Remedy.of, self.remedies)
-        object.__setattr__(self, "label", self.label or self.name)
         object.__setattr__(self, "remedies", tuple(sorted(remedies, key=_place)))
         self._check_remedies()
 
@@ -180,7 +177,7 @@ class Scheme:
         weights, as SpinQuant learns then, unless nothing else is quantized."""
         left = [remedy for remedy in self.remedies if not remedy.kind.codes and remedy != self.attention]
         weights = None if self.doing("codes") and self.activations else self.weights
-        return replace(self, name="rotation", label="", weights=weights, remedies=left)
+        return replace(self, name="rotation", weights=weights, remedies=left)
 
     def at(self, role: str | None) -> "Scheme":
         """The scheme as projections have it whose input has a role, without the remedies of others; None for all."""
@@ -229,48 +226,48 @@ _ZEROPOINT, _LARGE = Quantizer("int8", "tensor", False), "group-128"
 _ZEROPOINT_VECTOR = Quantizer("int8", "row", False), Quantizer("int8", "column", False)
 
 _OWN = [
-    Scheme("fp32", None, None, None, "32-bit Float"),
-    Scheme("absmax", _TENSOR, _TENSOR, None, "Int8 absmax"),
-    Scheme("zeropoint", _ZEROPOINT, _ZEROPOINT, None, "Int8 zeropoint"),
-    Scheme("absmax-row", _ROW, _TENSOR, None, "Int8 absmax row-wise"),
-    Scheme("absmax-vector", _ROW, _COLUMN, None, "Int8 absmax vector-wise"),
-    Scheme("zeropoint-vector", *_ZEROPOINT_VECTOR, None, "Int8 zeropoint vector-wise"),
-    Scheme("absmax-row-decomp", _ROW, _TENSOR, ALPHA, "Int8 absmax row-wise + decomposition"),
-    Scheme("llm.int8", _ROW, _COLUMN, ALPHA, "Absmax LLM.int8() (vector-wise + decomp)"),
-    Scheme("llm.int8-zeropoint", *_ZEROPOINT_VECTOR, ALPHA, "Zeropoint LLM.int8() (vector-wise + decomp)"),
-    Scheme("llm.int8-bnb", _ROW, _COLUMN, ALPHA, "LLM.int8() as in bitsandbytes", "bitsandbytes"),
+    Scheme("fp32", None, None),
+    Scheme("absmax", _TENSOR, _TENSOR),
+    Scheme("zeropoint", _ZEROPOINT, _ZEROPOINT),
+    Scheme("absmax-row", _ROW, _TENSOR),
+    Scheme("absmax-vector", _ROW, _COLUMN),
+    Scheme("zeropoint-vector", *_ZEROPOINT_VECTOR),
+    Scheme("absmax-row-decomp", _ROW, _TENSOR, ALPHA),
+    Scheme("llm.int8", _ROW, _COLUMN, ALPHA),
+    Scheme("llm.int8-zeropoint", *_ZEROPOINT_VECTOR, ALPHA),
+    Scheme("llm.int8-bnb", _ROW, _COLUMN, ALPHA, "bitsandbytes"),
 ]
 
 
 def _alike(granularity: str, *formats: str) -> list[Scheme]:
     """Both operands in one format, of whose name the scheme is."""
     both = {name: Quantizer(name, granularity) for name in formats}
-    return [Scheme(name, format, format, None, name.upper().replace("-", " ")) for name, format in both.items()]
+    return [Scheme(name, format, format) for name, format in both.items()]
 
 
-def _by_row(name: str, activations: str | None, weights: str, label: str) -> Scheme:
+def _by_row(name: str, activations: str | None, weights: str) -> Scheme:
     """Symmetric formats with scales by row, of activations, and by column, of weights."""
-    return Scheme(name, activations and Quantizer(activations, "row"), Quantizer(weights, "column"), None, label)
+    return Scheme(name, activations and Quantizer(activations, "row"), Quantizer(weights, "column"))
 
 
 _OF_FORMATS = [
-    _by_row("w8a8", "int8", "int8", "W8A8"),
-    _by_row("w6a6", "int6", "int6", "W6A6"),
-    _by_row("w4a8", "int8", "int4", "W4A8"),
-    _by_row("w4a4", "int4", "int4", "W4A4"),
-    _by_row("w8", None, "int8", "W8, weights alone"),
-    _by_row("w6", None, "int6", "W6, weights alone"),
-    _by_row("w4", None, "int4", "W4, weights alone"),
+    _by_row("w8a8", "int8", "int8"),
+    _by_row("w6a6", "int6", "int6"),
+    _by_row("w4a8", "int8", "int4"),
+    _by_row("w4a4", "int4", "int4"),
+    _by_row("w8", None, "int8"),
+    _by_row("w6", None, "int6"),
+    _by_row("w4", None, "int4"),
     *_alike("tensor", "fp8-e4m3", "fp8-e5m2"),
-    _by_row("fp8-e4m3-row", "fp8-e4m3", "fp8-e4m3", "FP8 E4M3 vector-wise"),
-    _by_row("fp8-e5m2-row", "fp8-e5m2", "fp8-e5m2", "FP8 E5M2 vector-wise"),
+    _by_row("fp8-e4m3-row", "fp8-e4m3", "fp8-e4m3"),
+    _by_row("fp8-e5m2-row", "fp8-e5m2", "fp8-e5m2"),
     *_alike(BLOCK, "mxfp8-e4m3", "mxfp8-e5m2", "mxfp6-e2m3", "mxfp6-e3m2", "mxfp4", "mxint8", "nvfp4"),
     *_alike("group-32", "bfp8", "bfp6", "bfp4"),
     # Of serving systems, in groups as they have them.
-    Scheme("qserve", Quantizer("int8", "row"), Quantizer("int4-in-int8", _LARGE), None, "QServe"),
-    Scheme("fireq", Quantizer("fp8-e4m3", "row"), Quantizer("int4-e4m3", _LARGE), None, "FireQ"),
-    Scheme("comet", Quantizer("int4-int8", _LARGE), Quantizer("int4", _LARGE), None, "COMET", remedies=["reorder"]),
-    Scheme("flexq", *2 * [Quantizer("int6", _LARGE)], None, "FlexQ", remedies=["activations=8@ffn_out"]),
+    Scheme("qserve", Quantizer("int8", "row"), Quantizer("int4-in-int8", _LARGE)),
+    Scheme("fireq", Quantizer("fp8-e4m3", "row"), Quantizer("int4-e4m3", _LARGE)),
+    Scheme("comet", Quantizer("int4-int8", _LARGE), Quantizer("int4", _LARGE), remedies=["reorder"]),
+    Scheme("flexq", *2 * [Quantizer("int6", _LARGE)], remedies=["activations=8@ffn_out"]),
 ]
 #: Every scheme by its name; a user may add to it.
 SCHEMES = {scheme.name: scheme for scheme in _OWN + _OF_FORMATS}
@@ -383,11 +380,11 @@ def in_groups(name: str) -> Scheme | None:
         for operand in OPERANDS
         if (quantizer := getattr(base, operand))
     }
-    return replace(base, name=name, label=f"{base.label}, groups of {written['group']}", **operands)
+    return replace(base, name=name, **operands)
 
 
 def remedied(scheme: Scheme, written: str) -> Scheme:
-    """A scheme with remedies; its name and label say so.
+    """A scheme with remedies; its name says so.
 
     written: `REMEDY[=NUMBER][@ROLE/ROLE]`, several joined by +, in the order in which they act: "hadamard",
     "tokens=20+smoothing=0.75", "hadamard@ffn_out". Remedies are the names in `REMEDIES`.
@@ -397,7 +394,7 @@ def remedied(scheme: Scheme, written: str) -> Scheme:
             not go with the scheme or with another one, or stands in front of one that acts before it.
     """
     remedies = [Remedy.read(part) for part in written.split("+")]
-    name, label = f"{scheme.name}+{written}", ", ".join([scheme.label, *(remedy.label for remedy in remedies)])
+    name = f"{scheme.name}+{written}"
     # On the input as it is, as a transform of it, on what transforms give, on the weight; others stand anywhere.
     stages = {part: REMEDIES.get(re.split("[=@]", part)[0], Kind()).stage for part in name.split("+")[1:]}
     given = [part for part, stage in stages.items() if stage]
@@ -407,7 +404,7 @@ def remedied(scheme: Scheme, written: str) -> Scheme:
             f"scheme '{name}' has '{'+'.join(given)}'; expected the order in which remedies act, {', '.join(STAGES)}: "
             f"write '{'+'.join(acting)}'"
         )
-    return replace(scheme, name=name, label=label, remedies=(*scheme.remedies, *remedies))
+    return replace(scheme, name=name, remedies=(*scheme.remedies, *remedies))
 
 
 def is_own(scheme: Scheme) -> bool:
@@ -471,6 +468,7 @@ def read_scheme(written: str) -> Scheme:
     """
     try:
         parts = json.loads(written)
+        parts.pop("label", None)  # of models that were saved while schemes had one
         remedies = [Remedy(name, number, tuple(roles)) for name, number, roles in parts.pop("remedies", [])]
         if transform := parts.pop("transform", None):
             remedies += map(Remedy.read, transform.split("+"))

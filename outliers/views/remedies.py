@@ -174,7 +174,7 @@ def _of_cache(cache: Formats, scheme: Scheme, others: list[str]) -> tuple[str, s
 
 def _without_name(base: str) -> Scheme:
     """A scheme but for its name and decomposition: schemes that are equal but for it are one format."""
-    return replace(get_scheme(base), name=NONE, label=NONE, outlier_threshold=None)
+    return replace(get_scheme(base), name=NONE, outlier_threshold=None)
 
 
 def _bits(row: dict, scheme: Scheme, operand: str, known_bits: dict[tuple, float]) -> float | None:

@@ -42,8 +42,7 @@ def _no_projection(scheme: object) -> bool:  # which can be pickled, as one's ow
 class Kind:
     """A row of the table of remedies.
 
-    label: what tables call a scheme with it. numbered: the same with its number, {:g} or in {percent:g}. number: the
-    number that it takes; None for none. stage: which of `STAGES` it acts in; None for one with its own place. places:
+    number: that it takes; None for none. stage: which of `STAGES` it acts in; None for one with its own place. places:
     where it may be asked to act alone. needs: statistics that a calibration has to keep for it. calibrated: whether it
     has to know the magnitudes of the inputs. refuses: reasons why a scheme cannot have it, and whether they are so.
     learns: whether it learns with the whole model what it is. name: of one's own, which is in no table.
@@ -54,8 +53,6 @@ class Kind:
     `Magnitudes`, the quantizer and its number. scheme: another scheme, from the one that has it, and its number.
     """
 
-    label: str = ""
-    numbered: str = ""
     number: Number | None = None
     stage: str | None = None
     places: tuple[str, ...] = ROLES
@@ -80,7 +77,7 @@ class Transform(Kind):
     hidden_states: of X (tokens, features) and that tensor X T. weight: of a weight (outputs, features) and that tensor
     the weight times T⁻ᵀ. by_feature: whether each feature becomes one feature, so that the largest magnitudes become
     what the values become; after others nothing calibrated can follow. calibrated: whether it has to know the
-    magnitudes of the inputs. label: what tables call a scheme with it. name: of one's own, which is in no table.
+    magnitudes of the inputs. name: of one's own, which is in no table.
 
     Example:
         >>> import torch
@@ -117,21 +114,18 @@ REMEDIES: dict[str, Kind] = {
         calibrated=True,
         by_feature=True,
         number=Number("an exponent from 0 to 1", lambda exponent: 0 <= exponent <= 1, SEARCH, _TWENTIETHS[:-1]),
-        label="AWQ",
     ),
     "hadamard": Transform(
         _IN + "hadamard:drawn",
         *_ROTATED,
         number=Number("a seed: a whole number from 0 on", lambda seed: seed == seed // 1 and 0 <= seed < 2**53, 0.0),
-        label="rotated",
     ),
-    "reorder": Transform(_IN + "reorder:order", *_SORTED, calibrated=True, by_feature=True, label="reordered"),
+    "reorder": Transform(_IN + "reorder:order", *_SORTED, calibrated=True, by_feature=True),
     "rotation": Transform(
         _IN + "rotation:fit",
         *2 * (_IN + "rotation:turn",),
         calibrated=True,
         number=Number("a number of steps: a whole number from 0 on", lambda steps: steps >= 0 == steps % 1, 32),
-        label="learned rotation",
         learns=True,
     ),
     "smoothing": Transform(
@@ -140,16 +134,13 @@ REMEDIES: dict[str, Kind] = {
         calibrated=True,
         by_feature=True,
         number=Number("a strength from 0 to 1", lambda strength: 0 <= strength <= 1, 0.5, _TWENTIETHS),
-        label="smoothed",
     ),
     "tokens": Kind(
-        numbered="tokens from {:g} on exact",
         number=Number(f"a positive number, such as {ALPHA}", lambda number: LEAST <= number <= MOST, example=20),
         stage="tokens",
         around=_IN + "tokens:multiply_by_token",
     ),
     "clip": Kind(
-        numbered="clipped at {:g}",
         number=Number(
             f"a quantile above 0, at most 1, or '{SEARCH}'", lambda share: 0 < share <= 1, None, _QUANTILES, 0.999
         ),
@@ -158,7 +149,6 @@ REMEDIES: dict[str, Kind] = {
         clips=_IN + "clip:clipped",
     ),
     "activations": Kind(
-        numbered="activations in {:g} bits",
         number=Number(f"{' or '.join(map(str, INTEGERS))} bits", INTEGERS.__contains__, example=8),
         refuses=(
             (
@@ -169,8 +159,6 @@ REMEDIES: dict[str, Kind] = {
         scheme=_IN + "activations:in_bits",
     ),
     "gptq": Kind(
-        label="GPTQ",
-        numbered="GPTQ damped by {:g}",
         number=Number("a damping above 0, at most 1, such as 0.01", lambda damping: 0 < damping <= 1, 0.01),
         stage="gptq",
         needs=("gram",),
@@ -186,8 +174,6 @@ REMEDIES: dict[str, Kind] = {
         codes=_IN + "gptq:compensated",
     ),
     "attention": Kind(
-        label="attention in int8",
-        numbered="attention in int8 but for {percent:g} %",
         number=Number(
             "the share of its products that stays in 16 bits, from 0 on and below 1", lambda share: 0 <= share < 1, 0.0
         ),
@@ -272,17 +258,6 @@ class Remedy(NamedTuple):
         if self.own is None and self.name not in REMEDIES:
             raise unknown_name("remedy", self.name, REMEDIES)
         return self.own or REMEDIES[self.name]
-
-    @property
-    def label(self) -> str:
-        """The label of a scheme with it in tables."""
-        kind, number = self.kind, self.number
-        label = kind.label or self.name
-        if number == SEARCH:
-            label = f"searched {self.name}"
-        elif number is not None and not (kind.numbered and number == kind.number.default):
-            label = (kind.numbered or f"{label} {{:g}}").format(number, percent=100 * number)
-        return label + (f" in {', '.join(self.roles)}" if self.roles else "")
 
     def do(self, what: str, *given, **named) -> Any:
         """The result of what its row does, see `Kind`."""
