@@ -81,7 +81,7 @@ def test_cells():
     assert cell("+.2f", 0.5, 0.01, unit=100) == "+50.00±1.00", "the sign is of the number alone"
     assert cell(".6g", 1.23456789, 0.0123, behind=".2g") == "1.23457±0.012"
     assert cell(".2f", 2e7, 3.0) == "2.00e+07±3.00", "broken models make no wide tables"
-    assert [cell(".2f", value) for value in (None, math.nan)] == ["-", "-"]
+    assert [cell(".2f", value) for value in (None, math.nan)] == ["–", "–"]
     assert cell(".2f", 1.0, math.nan) == "1.00"
     assert scattered("kl", ".1f", 10)({"kl": 0.1, "kl_deviation": 0.02}) == "1.0±0.2"
     assert with_interval("{:.1f}".format, 2.0, 1.0, 3.0) == "2.0 [1.0, 3.0]"
@@ -93,7 +93,7 @@ def test_columns_of_a_table():
     columns = (("Name", "{name}"), ("X", "{x:.1f}"), ("of both", lambda row: row["name"] * 2))
     table = Table.of("one", "Caption.", columns, data, data.head(2), names=1)
     assert table.headers == ["Name", "X", "of both"]
-    assert table.cells == [["a", "1.0", "aa"], ["b", "-", "bb"]]
+    assert table.cells == [["a", "1.0", "aa"], ["b", "–", "bb"]]
     assert Table.of("one", "Caption.", columns, data, data.head(1)).cells == table.cells[:1]
     assert table.data is data
     words = Table.of_words("two", "Caption.", ["a", "b"], [["1", "2"]])

@@ -807,6 +807,7 @@ def test_one_line(monkeypatch, capsys, tmp_path, case):
         (f"sweep --model {POCKET_MODEL} --calibration-blocks 2 --scheme absmax", "--calibration-blocks has no effect"),
         (f"sweep --model {POCKET_MODEL} --skip ffn_out --scheme fp32", "--skip has no effect without a scheme"),
         (f"sweep --model {POCKET_MODEL} --alpha 5 --scheme fp32,absmax", "--alpha has no effect without a scheme that"),
+        (f"damage {POCKET_MODEL} --alpha 5 --scheme absmax --by error", "--alpha has no effect without a scheme that"),
         (f"trace {POCKET_MODEL} --alpha 5", None),
         (f"sweep --model {POCKET_MODEL} --alpha 5 --skip ffn_out --scheme llm.int8", None),
         (f"origins {POCKET_MODEL} --by weights --places q", "--places has no effect without readers in --by"),

@@ -133,7 +133,7 @@ def test_measured_beside_published():
     table = beside("table1", {("fairseq-dense-125m", "fp32"): 25.75, ("gpt2-1m", "fp32"): 163.6})
     assert table.headers == ["model", "scheme", "measured", "published", "difference"]
     assert table.cells[0] == ["fairseq-dense-125m", "fp32", "25.75", "25.65", "+0.10"]
-    assert table.cells[1] == ["fairseq-dense-125m", "absmax", "not run", "87.76", "-"]
+    assert table.cells[1] == ["fairseq-dense-125m", "absmax", "not run", "87.76", "–"]
     assert len(table.cells) == 45, "another model has nothing to stand beside"
     assert not table.folded
     assert table.data["measured"].notna().sum() == 1
@@ -141,7 +141,7 @@ def test_measured_beside_published():
     texts = beside("table3", {("8x A100 80 GB", "8"): "OPT-175B / BLOOM", ("8x A100 80 GB", "16"): "OPT-66B"})
     assert [row[-1] for row in texts.cells[:2]] == ["same", "other"]
     own = beside("table5", {("LLM.int8()", "512"): 0.5})
-    assert own.cells[-1] == ["LLM.int8()", "512", "0.50", "-", "-"]
+    assert own.cells[-1] == ["LLM.int8()", "512", "0.50", "–", "–"]
     assert "out of memory" in {row[-2] for row in beside("table6", {}).cells}
 
 

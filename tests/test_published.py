@@ -185,7 +185,7 @@ def test_perplexities(planted, tmp_path):
     facts = [[number("perplexity", "value", x, "", "1%") | {"cell": "perplexity"}] for x in (value, 1.02 * value)]
     found = verdicts(planted["plain"], tmp_path, *facts, [{"published": value, "under": "int8"}], text=str(text))
     assert [one.agreement for one in found] == ["agrees", "differs", "not measured"]
-    assert found[2].measured == "-"
+    assert found[2].measured == "–"
 
 
 @pytest.mark.parametrize(

@@ -257,11 +257,11 @@ def test_tables_of_readers():
     section = account_section(made_up({"k": 0.5, "up": 0.0}, {"k": 5.0}))
     readers, heads = section.tables
     assert [row[:4] for row in readers.cells] == [
-        ["-", "nothing removed", "20.000", "-"],
+        ["–", "nothing removed", "20.000", "–"],
         ["3", "k", "30.000", "+50.00"],
         ["3", "up", "20.000", "+0.00"],
     ]
-    assert readers.cells[1][4:7] == ["+1.00±1.00", "49.0", "40.00"] and readers.cells[2][6] == "-"
+    assert readers.cells[1][4:7] == ["+1.00±1.00", "49.0", "40.00"] and readers.cells[2][6] == "–"
     assert heads.cells == [["3", "k", "0", "0", "8.00", "5.00", "-3.00", "+0.01±0.01", "50.0", "50.0"]]
 
 

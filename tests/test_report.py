@@ -95,7 +95,7 @@ def test_a_broken_model_makes_no_wide_table(rows):
 
 def test_a_missing_cell_is_a_dash(rows):
     baseline = perplexity_table(rows[:-1]).form("github").splitlines()[2]
-    assert baseline.split()[-2] == "-"
+    assert baseline.split()[-2] == "–"
 
 
 def test_every_scheme_has_a_style_of_its_own():
@@ -303,10 +303,10 @@ def test_remedies_are_columns_of_their_formats(saved):
     table, _ = remedies_section(saved).tables
     assert table.headers == ["format", "bits", "none", "hadamard", "features=6", "reorder"]
     assert table.cells == [
-        ["absmax", "8.00, 8.00", "20.00", "12.00±0.50*", "-", "-"],
-        ["w4a4", "4.05, 4.06", "110.00*", "-", "-", "-"],
-        ["w8a8", "8.06, 8.06", "10.20", "-", "10.10*", "-"],
-        ["nvfp4", "4.50, 4.50", "-", "-", "-", "1.0e+06*"],
+        ["absmax", "8.00, 8.00", "20.00", "12.00±0.50*", "–", "–"],
+        ["w4a4", "4.05, 4.06", "110.00*", "–", "–", "–"],
+        ["w8a8", "8.06, 8.06", "10.20", "–", "10.10*", "–"],
+        ["nvfp4", "4.50, 4.50", "–", "–", "–", "1.0e+06*"],
     ]
     assert [round(100 * point.cost.mean) for point in remedy_points(saved)] == [100, 20, 1000, 2, 1, 9999900]
     assert remedy_points(saved[1:]) == [], "nothing without what it is compared with"
@@ -467,8 +467,8 @@ def test_table4_has_the_papers_form(family):
     lines = emergence_table(family).form("github").splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (lines[0], *lines[2:])]
     assert cells[0][:8] == ["Model", "PPL", "Params", "Count", "1-sided", "Layers", "SDims", "Quartiles"]
-    assert cells[1] == ["gpt2-0", "30.0", "1M", "0", "0", "-", "-", "-", "40.0%", "-"]
-    assert cells[2] == ["gpt2-1", "22.0", "10M", "1", "1", "40%", "20.0%", "(-8.0, -7.0, -6.5)", "40.0%", "20.0%"]
+    assert cells[1] == ["gpt2-0", "30.0", "1M", "0", "0", "–", "–", "–", "40.0%", "–"]
+    assert cells[2] == ["gpt2-1", "22.0", "10M", "1", "1", "40%", "20.0%", "(−8.0, −7.0, −6.5)", "40.0%", "20.0%"]
 
 
 def test_fit_recovers_an_exponential():

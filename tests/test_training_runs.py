@@ -149,10 +149,10 @@ def test_table_7_has_the_papers_columns_and_ours():
     (table,) = section.tables
     assert table.headers[1:6] == ["FFN", "Linear", "Attention", "Decomp", "PPL"]
     cells = {tuple(row[1:5]): row for row in table.cells}
-    assert cells["", "", "", "0 %"][5:] == ["100.67±7.59", "-", "100.67±7.59", "-", "-", "-"]
+    assert cells["", "", "", "0 %"][5:] == ["100.67±7.59", "–", "100.67±7.59", "–", "–", "–"]
     assert cells["yes", "yes", "", "0 %"][6:] == ["+0.5 [+0.3, +0.7]", *cells["yes", "yes", "", "0 %"][7:]]
     assert cells["yes", "yes", "", "0 %"][-2:] == ["+0.5", "+5.3"], "what the paper's models lost"
-    assert cells["yes", "yes", "yes", "2 %"][-2:] == ["+45.3", "-"]
+    assert cells["yes", "yes", "yes", "2 %"][-2:] == ["+45.3", "–"]
     assert table.data.set_index("run").loc["FFN, linear", "increase"] == pytest.approx(0.005, rel=0.01)
     assert "over 3 seeds" in section.printed
     rows = ended(COSTS)
@@ -161,7 +161,7 @@ def test_table_7_has_the_papers_columns_and_ours():
     of_one = table7_section(ended({run: costs[:1] for run, costs in COSTS.items()}))
     assert of_one.tables[0].cells[2][5:7] == ["100.50", "+0.5"] and "trained with one seed" in of_one.printed
     alone = table7_section(ended({"FFN": (0, 0, 0)}))
-    assert (alone.tables[0].cells[0][6], alone.findings) == ("-", []), "nothing to compare with"
+    assert (alone.tables[0].cells[0][6], alone.findings) == ("–", []), "nothing to compare with"
 
 
 def test_table_7_is_measured_by_the_keys_of_the_published():

@@ -355,7 +355,7 @@ def test_means_and_table():
     assert table.loc[("opt-1b", "fp32"), ("mean", "acc")] == pytest.approx(0.65)
     assert table.loc[("opt-1b", "llm.int8"), ("piqa", "acc")] == 0.6
     assert table.loc[("opt-1b", "llm.int8")].isna().sum() == 3
-    assert accuracy_table(rows).cells[1] == ["opt-1b", "llm.int8", "60.0", "60.0", "-", "-", "-"]
+    assert accuracy_table(rows).cells[1] == ["opt-1b", "llm.int8", "60.0", "60.0", "–", "–", "–"]
     assert measured(rows)["opt-1b", "piqa", "acc", "llm.int8"] == 0.6
     assert "float16, not quantized" in zeroshot_section(rows).printed
 

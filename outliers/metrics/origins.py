@@ -145,7 +145,8 @@ class Account:
 
         neurons: how many of a layer are named, those with the largest means at some place; the rest is one writer.
         """
-        return pd.DataFrame(record for record in self.records(neurons) if record["metric"] == "origins.writer")
+        table = pd.DataFrame(record for record in self.records(neurons) if record["metric"] == "origins.writer")
+        return table.astype({name: "Int64" for name in ("layer", "index", "count") if name in table})
 
     def states(self) -> pd.DataFrame:
         """One row a feature and layer: its state before the layer, and, with their number as layer, after all."""

@@ -12,7 +12,7 @@ from outliers.models.names import distinct_names
 from outliers.show.axes import BETWEEN, HOVER, count_label
 from outliers.show.explorer import packed, plotly
 from outliers.show.section import FINDINGS, Drawing, Finding, Section
-from outliers.show.tables import Table
+from outliers.show.tables import MISSING, Table
 from outliers.show.words import listed
 
 HERE = Path(__file__).parent
@@ -193,7 +193,8 @@ def models(rows: list[dict]) -> Table | None:
     for row in rows:
         if "weights_hash" in row:
             name = names[row["model"], row.get("checkpoint")]
-            fields = [name, row.get("revision", "-"), row["dtype"], count_label(row["parameters"]), row["weights_hash"]]
+            revision, size = row.get("revision", MISSING), count_label(row["parameters"])
+            fields = [name, revision, row["dtype"], size, row["weights_hash"]]
             record = records.setdefault((name, row["weights_hash"]), [*fields, {}])
             record[-1][row.get("tokens_hash", "")] = None
     cells = [[*record[:-1], " ".join(record[-1]).strip()] for record in records.values()]

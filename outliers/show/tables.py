@@ -33,7 +33,8 @@ ONE = "Each run was trained with one seed; the scatter over seeds is unknown."
 # What a format takes as its own and tabulate leaves as it is: |x| would end two cells of Markdown, <s> strike text out.
 ESCAPED = {"github": partial(re.sub, r"([|<])", r"\\\1")}
 NUMBERS = Numbers()
-MISSING, FAILED = "-", "–"  # never numbers
+MISSING, FAILED = "–", "failed"  # never numbers
+NEGATIVE = re.compile(r"(?<![\w.])-(?=[\d.]|inf)")  # the hyphen of a number, and none between words or in an exponent
 LARGE = 1e7  # from here on powers of ten are written
 
 Form = str | Callable[[Mapping], str]  # of a column: a format of fields of a row, or what makes a cell of a row
@@ -74,13 +75,19 @@ class Table(NamedTuple):
         """The table in a format of the tabulate library: github, latex_booktabs, simple, html."""
         text = self.headers[: self.names] if isinstance(self.names, int) else self.names
         align = ["left" if header in text else "right" for header in self.headers]
-        headers, *cells = [list(map(ESCAPED.get(tablefmt, str), row)) for row in (self.headers, *self.cells)]
-        return tabulate(cells, headers, tablefmt=tablefmt, disable_numparse=True, colalign=align)
+        rows = [[*map(_typeset, row, align)] for row in self.cells]
+        headers, *cells = [list(map(ESCAPED.get(tablefmt, str), row)) for row in (self.headers, *rows)]
+        text = tabulate(cells, headers, tablefmt=tablefmt, disable_numparse=True, colalign=align)
+        return text.replace("−", "$-$") if tablefmt.startswith("latex") else text
 
     @property
     def printed(self) -> str:
         """The table on a terminal, with its caption below."""
         return f"{self.form('simple')}\n\n{wrapped(self.caption)}"
+
+
+def _typeset(cell: str, align: str) -> str:
+    return NEGATIVE.sub("−", cell) if align == "right" else cell
 
 
 def _filled(form: str, row: Mapping) -> str:
@@ -115,7 +122,7 @@ def failed_notes(rows: Iterable[Mapping]) -> list[str]:
     for row in rows:
         if "failed" in row:
             reasons[row["failed"]][_called(row)] = None
-    return [f"{FAILED} {'; '.join(called)}: {reason}" for reason, called in reasons.items()]
+    return [f"{FAILED}: {'; '.join(called)}: {reason}" for reason, called in reasons.items()]
 
 
 def _called(row: Mapping) -> str:
@@ -146,7 +153,7 @@ def values_table(rows: Sequence[Mapping], parts: Sequence[str] = PARTS) -> Table
     data = pd.DataFrame(few).reindex(columns=[*places, "value", "standard_deviation", "unit"])
     caption = "Values by model, variant and metric."
     if any("failed" in row for row in few):
-        caption += f" {FAILED}: failed, as the notes say."
+        caption += " Notes say why cells failed."
     return Table("measured", caption, ["model", "variant", "metric", "value"], cells, data, names=3)
 
 

@@ -12,7 +12,7 @@ from outliers.models.names import known_configs
 from outliers.models.source import config_path, find_model
 from outliers.models.weight_files import INT8
 from outliers.quantization.schemes import REMEDIES, SCHEMES, Scheme, get_scheme
-from outliers.specification.kinds import Named, OfOneModel, OfSchemes
+from outliers.specification.kinds import Named, OfSchemes
 from outliers.text.documents import check_text
 from outliers.text.task_data import check_task
 from outliers.variants.peer import PEER
@@ -43,7 +43,7 @@ CALIBRATES = (
 BESIDE = {
     "memory": (lambda spec: spec.stream, "--stream"),
     "alpha": (
-        lambda spec: not isinstance(spec, OfSchemes) or isinstance(spec, OfOneModel) or _acting(_decomposes)(spec),
+        lambda spec: not isinstance(spec, OfSchemes) or _acting(_decomposes)(spec),
         "a scheme that decomposes, such as llm.int8",
     ),
     "data": (lambda spec: any(task.endswith("-local") for task in spec.tasks), "a local task, such as piqa-local"),

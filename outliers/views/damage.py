@@ -231,9 +231,9 @@ WEIGHTS = (
     ("projection", "{projection}"),
     ("per token (dB)", lambda row: decibels(row["by_token_db"])),
     ("weights (dB)", lambda row: decibels(row["weight_db"])),
-    ("largest weight", lambda row: _signed(row["largest_weight"])),
+    ("largest weight", "{largest_weight:.2g}"),
     ("at", "{largest_at}"),
-    ("largest change", lambda row: _signed(row["largest_change"])),
+    ("largest change", "{largest_change:.2g}"),
     ("changed at", "{changed_at}"),
 )
 ERRORS = (
@@ -460,10 +460,6 @@ def _of_places(damage: Damages, field: str) -> list[Finding]:
 
 def _of_errors(damage: Damages) -> list[Finding]:
     return say(OF_ERRORS, damage.errors.to_dict("records"), scheme=damage.scheme)
-
-
-def _signed(weight: float) -> str:
-    return f"{weight:.2g}".replace("-", "−")
 
 
 def damage_explorer(damages: Mapping[str, "Damages"]) -> list[Explorer]:

@@ -34,7 +34,7 @@ COLUMNS = (
     ("removed", "{without}"),
     ("perplexity", "{perplexity:,.2f}"),
     ("increase (%)", lambda row: percent(row["cost"]).removesuffix(" %") if row["cost"] else MISSING),
-    ("largest entry", lambda row: f"{row['entry']:,.0f}".replace("-", "−")),
+    ("largest entry", "{entry:,.0f}"),
     ("feature", "{feature:.0f}"),
     ("layer", "{layer:.0f}"),
     ("position", "{position:.0f}"),

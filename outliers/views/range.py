@@ -7,7 +7,7 @@ import pandas as pd
 from outliers.errors import first_of
 from outliers.metrics.records import LIMITS
 from outliers.show.section import Finding, Section, of_subjects, subject_of, together
-from outliers.show.tables import Table
+from outliers.show.tables import MISSING, Table
 from outliers.show.words import amount
 
 WHAT = {
@@ -30,10 +30,10 @@ def beyond(value: float) -> list[str]:
 
 COLUMNS = (
     ("", lambda row: WHAT[row["metric"]]),
-    ("role", lambda row: row["role"] or "-"),
+    ("role", lambda row: row["role"] or MISSING),
     ("layer", "{layer:.0f}"),
     ("largest", lambda row: amount(row["value"])),
-    ("beyond", lambda row: ", ".join(beyond(row["value"])) or "-"),
+    ("beyond", lambda row: ", ".join(beyond(row["value"])) or MISSING),
 )
 
 

@@ -468,7 +468,7 @@ def remedies_table(model: str, points: list[Point]) -> Table:
 def _row(format: str, points: Sequence[Point], remedies: Sequence[str]) -> list[str]:
     least = min(point.perplexity.mean for point in points)
     values = {point.remedy: _cell(point.perplexity, least) for point in points}
-    bits = ("-" if count is None else f"{count:.2f}" for count in (points[0].weight_bits, points[0].activation_bits))
+    bits = (MISSING if bits is None else f"{bits:.2f}" for bits in (points[0].weight_bits, points[0].activation_bits))
     others = ", ".join(f"{remedy} {value}" for remedy, value in values.items() if remedy not in remedies)
     return [format, ", ".join(bits), *(values.get(remedy, MISSING) for remedy in remedies), others or MISSING]
 

@@ -156,7 +156,7 @@ def _range(low: str, high: str) -> str:
 COLUMNS = (
     ("weight", lambda row: called(row["candidate"], row["layer"])),
     ("found by", "{found_by}"),
-    ("value", lambda row: f"{row['value']:.3f}".replace("-", "−")),
+    ("value", "{value:.3f}"),
     ("KL", "{kl:.4f}"),
     ("zero", _percent("cost")),
 )

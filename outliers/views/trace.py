@@ -26,7 +26,7 @@ from outliers.show.legends import legend
 from outliers.show.maps import Scale, map_on, number_above, pooled
 from outliers.show.section import Drawing, Failures, Finding, Section, by_stack, failures
 from outliers.show.style import GREY, HEAT, SEQUENTIAL, chosen, color_of, figure_function, panels_of
-from outliers.show.tables import Table, wrapped
+from outliers.show.tables import MISSING, Table, wrapped
 from outliers.show.words import Names, ranges
 from outliers.views.emergence import emergence_table, metric_of
 from outliers.views.range import beyond_float16, place_of
@@ -388,7 +388,7 @@ def _experts(every: pd.DataFrame) -> Table:
 
 
 def _unused(of_layer: pd.DataFrame) -> str:
-    return ranges(of_layer[of_layer["share"] == 0]["expert"].tolist()) or "–"
+    return ranges(of_layer[of_layer["share"] == 0]["expert"].tolist()) or MISSING
 
 
 def _tokens(trace: "Trace") -> list[Table]:
