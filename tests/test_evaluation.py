@@ -134,7 +134,6 @@ def test_extreme_logits(blocks):
     [
         ([[1, 2, 3]], r"a block is of type list; expected int64 token ids \(T,\)"),
         (torch.ones(3, dtype=torch.int64), r"a block is int64 of shape \(\); expected int64 token ids \(T,\)"),
-        (torch.ones(2, 3, 4, dtype=torch.int64), r"a block is int64 of shape \(3, 4\)"),
         (torch.ones(2, 3), r"a block is float32 of shape \(3,\)"),
         ([torch.ones(0, dtype=torch.int64)], r"a block is int64 of shape \(0,\)"),
         ([], "no blocks to evaluate"),

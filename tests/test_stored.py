@@ -280,11 +280,6 @@ def test_awq(tmp_path):
         torch.testing.assert_close(one.module.weight, ((codes - spread[0]) * spread[1]).T)
 
 
-def test_words_hold_codes_from_their_lowest_bits():
-    codes = torch.randint(0, 16, (3, 16), generator=torch.Generator().manual_seed(0))
-    assert torch.equal(unpack_words(into_words(codes, 4), 4), codes)
-
-
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory):
     """The folder of a GPTQ checkpoint."""
@@ -329,7 +324,6 @@ def test_what_is_saved_of_it_is_plain(packed, tmp_path):
             },
             'location "input"; expected one of weight_input',
         ),
-        ({"quant_method": "hqq"}, "by 'hqq'; expected 16 or 32 bits or mxfp4, bitsandbytes"),
         ({"quant_method": ["gptq"]}, "expected 16 or 32 bits"),
     ],
 )
@@ -420,17 +414,9 @@ def ints(*shape: int) -> torch.Tensor:
             {},
             r"qzeros' as I32 of the shape \(4, 8\); expected I32 of the shape \(2, 16\).*bits 8",
         ),
-        (
-            "gptq",
-            {"group_size": 16},
-            {},
-            r"qzeros' as I32 of the shape \(4, 8\); expected I32 of the shape \(8, 8\)",
-        ),
         ("gptq", {"group_size": -1}, {}, r"\(1, 8\), as its 'quantization_config' has it \(bits 4, group_size -1"),
         ("gptq", {"group_size": "32"}, {}, "'group_size' '32'; expected a whole number"),
         ("gptq", {}, {"qzeros": None}, r"lacks '{}.qzeros'; expected I32 of the shape \(2, 8\)"),
-        ("gptq", {}, {"scales": None}, r"lacks '{}.scales'; expected F16 or BF16 or F32 of the shape \(2, 64\)"),
-        ("gptq", {}, {"scales": torch.zeros(3, 5)}, r"'{}.scales' as F32 of the shape \(3, 5\); expected"),
         ("gptq", {}, {"scales": ints(2, 64)}, r"'{}.scales' as I32 of the shape \(2, 64\); expected F16"),
         ("gptq", {}, {"g_idx": None}, r"lacks '{}.g_idx'; expected I32 or I64 of the shape \(64,\).*desc_act True"),
         ("gptq", {}, {"g_idx": ints(64) + 99}, "'{}.g_idx' with groups from 99 to 99; expected groups from 0 to 1"),
@@ -450,36 +436,15 @@ def ints(*shape: int) -> torch.Tensor:
         ("gptq", {}, {"qweight": ints(4, 64)}, r"'{}.qzeros' .*expected I32 of the shape \(1, 8\)"),
         ("gptq", {}, {"qweight": ints(64)}, "cannot load '{}.qweight'"),
         ("gptq", {}, {"weight": torch.zeros(64, 64)}, "holds a tensor twice: '{}.weight' in .* and '{}.qweight'"),
-        (
-            "gptq",
-            {"quant_method": "awq"},
-            {},
-            r"qzeros' as I32 of the shape \(4, 8\); expected I32 of the shape \(1, 64\)",
-        ),
         ("gptq", {"quant_method": "bitsandbytes"}, {}, "holds packed codes '.*qweight', and .* says 'bitsandbytes'"),
-        ("awq", {"group_size": 16}, {}, r"qzeros' as I32 of the shape \(4, 8\); expected I32 of the shape \(8, 8\)"),
         ("awq", {}, {"qweight": ints(8, 64)}, r"'{}.qzeros' .* expected I32 of the shape \(1, 64\)"),
         ("awq", {"zero_point": False}, {}, "'.*qzeros' with zero points from 0 to 15; expected 8 everywhere"),
-        ("awq", {}, {"weight": torch.zeros(64, 64)}, "holds a tensor twice"),
         ("int8", {"load_in_8bit": False}, {}, "'.*SCB'; expected none.*load_in_8bit False"),
-        (
-            "int8",
-            {},
-            {"SCB": torch.ones(32)},
-            r"'{}.SCB' as F32 of the shape \(32,\); expected F32 of the shape \(64,\)",
-        ),
         ("int8", {}, {"weight_format": torch.tensor(2).byte()}, "'{}.weight_format' with col_turing; expected row"),
         ("nf4", {"load_in_4bit": False}, {}, "'.*weight.absmax'; expected none.*load_in_4bit False"),
         ("nf4", {"bnb_4bit_quant_type": "fp4"}, {}, "'.*bitsandbytes__nf4'; expected fp4"),
         ("nf4", {}, {"weight": torch.zeros(64, 1).byte()}, r"'{}.weight' as U8 of the shape \(64, 1\); .*\(2048, 1\)"),
-        ("nf4", {}, {"weight": torch.zeros(1024, 1).half()}, "'{}.weight' as F16 .*; expected U8"),
         ("nf4", {}, {"weight.absmax": torch.zeros(64)}, "'{}.weight.absmax' as F32 .*; expected U8"),
-        (
-            "nf4",
-            {},
-            {"weight.nested_absmax": None},
-            r"lacks '{}.weight.nested_absmax'; expected F32 of the shape \(1,\)",
-        ),
         ("nf4", {}, {STATE: None}, "lacks '{}.weight.quant_state.bitsandbytes__nf4'"),
         (
             "nf4",
@@ -495,8 +460,6 @@ def ints(*shape: int) -> torch.Tensor:
         ("compressed", {}, {"weight_packed": ints(64, 16)}, r"'{}.weight_packed' .*\(64, 16\); .*\(64, 8\)"),
         ("compressed", {}, {"weight_shape": torch.tensor([64, 32])}, r"'{}.weight_packed' .*\(64, 8\); .*\(64, 4\)"),
         ("compressed", {}, {"weight_g_idx": ints(64)}, "'{}.weight_g_idx'; expected none"),
-        ("compressed", {}, {"weight": torch.zeros(64, 64)}, "holds a tensor twice"),
-        ("codes", {}, {"weight_scale": torch.ones(64, 2)}, r"'{}.weight_scale' .*\(64, 2\); .*\(64, 1\)"),
         (
             "codes",
             {},

@@ -4,7 +4,6 @@ import collections
 import gzip
 import itertools
 import json
-import os
 import subprocess
 import sys
 
@@ -23,7 +22,7 @@ from outliers.text.blocks import find_text, load_text, sequences, tokens_hash
 from outliers.text.documents import read_file, sample
 from outliers.text.given import text_name
 from outliers.text.tokens import LONGEST, visible_token
-from tests.conftest import C4, STORIES, needs_shared, needs_smollm2
+from tests.conftest import C4, STORIES, needs_shared
 
 
 @pytest.fixture(scope="module")
@@ -109,11 +108,7 @@ LONG = "One long document of words, which has enough of them. "
         ("ends of lines as on Windows", b'{"text": "%s"}\r\n{"text": "x"}\r\n'),
         ("ends of lines as on old Macs", b'{"text": "%s"}\r{"text": "x"}\r'),
         ("a torn row after it", b'{"text": "%s"}\n{"tex'),
-        ("a row that is not UTF-8 after it", b'{"text": "%s"}\n\xff\n'),
-        ("a long row after it", b'{"text": "%s"}\n' + b"x" * (2**24 + 1)),
-        ("half a surrogate pair after it", b'{"text": "%s"}\n{"text": "\\ud800"}\n'),
         ("half a surrogate pair elsewhere", b'{"url": "\\ud800", "text": "%s"}\n'),
-        ("NaN elsewhere", b'{"x": NaN, "y": 1e999, "text": "%s"}\n'),
         ("a field twice", b'{"text": 1, "text": "%s"}\n'),
     ],
 )
@@ -153,25 +148,6 @@ def test_compressed_members_follow_each_other(tmp_path):
     members = [gzip.compress(part) for part in (b"One t", b"wo\n", b"", b"three")]
     (tmp_path / "a.txt.gz").write_bytes(b"".join(members) + bytes(100))
     assert read_file(tmp_path / "a.txt.gz") == ["One two\nthree"]
-
-
-def test_damage_after_what_is_needed_stops_nothing(tmp_path, tokenizer):
-    lines = [json.dumps({"text": text}) for text in sample()]
-    content = gzip.compress("\n".join(lines).encode())
-    (tmp_path / "a.jsonl.gz").write_bytes(content[: len(content) // 2] + bytes(1000))
-    blocks = load_text(str(tmp_path / "a.jsonl.gz"), tokenizer, 64, 4)
-    assert torch.equal(blocks, load_text("sample", tokenizer, 64, 4))
-    with pytest.raises(UserError, match=r"line \d\d of text file '.*a.jsonl.gz' cannot be read"):
-        load_text(str(tmp_path / "a.jsonl.gz"), tokenizer, 64, 256)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="everything may be read by root")
-def test_what_may_not_be_read(tmp_path):
-    (tmp_path / "a.txt").touch(mode=0)
-    (tmp_path / "a.txt").chmod(0o200)
-    (tmp_path / "a.txt").write_text("words")
-    with pytest.raises(UserError, match="cannot be read: Permission denied"):
-        read_file(tmp_path / "a.txt")
 
 
 def test_documents_without_tokens_end(tmp_path, tokenizer):
@@ -329,18 +305,13 @@ def test_token_ids_of_ones_own(tokenizer):
         (np.arange(12), "document 1 of a ndarray of 12 documents is of type int64; expected strings"),
         ({"train": []}, "text is {'train': .* of type dict; expected a name, a path, an iterable of documents, one"),
         (b"bytes", "of type bytes; expected a name"),
-        (7, "text is 7 of type int; expected a name"),
         (None, "text is None of type NoneType; expected a name"),
         (torch.zeros(50), r"token ids are float32 of shape \(50,\); expected int64 \(blocks, T\), or \(tokens,\)"),
-        (torch.zeros(50, dtype=torch.int32), "token ids are int32 of shape"),
         (torch.zeros(2, 5, 5, dtype=torch.int64), r"token ids are int64 of shape \(2, 5, 5\)"),
-        (torch.zeros((), dtype=torch.int64), r"token ids are int64 of shape \(\)"),
         (torch.arange(-1, 49), "token ids go down to -1; expected 0 or more"),
-        (torch.arange(-1, 49).view(-1, 10), "token ids go down to -1; expected 0 or more"),
         (torch.zeros(0, dtype=torch.int64), "text 'tensor of 0 token ids' is too short: 0 tokens make 0 blocks of 10"),
         ([[1, 2], []], "document 2 of a list of 2 documents is an empty list; leave it out"),
         ([[1, 2], [1, -2]], "token ids of document 2 of a list of 2 documents go down to -2; expected 0 or more"),
-        ([[1, 2], [1.0, 2.0]], "document 2 of a list of 2 documents is of type list; expected strings"),
         ([[True, False]], "token ids of document 1 of a list of 1 documents are bool"),
         ([torch.zeros(3)], "token ids of document 1 of a list of 1 documents are float32 of shape"),
         ([torch.zeros(3, 3, dtype=torch.int64)], "document 1 of a list of 1 documents is of type Tensor; expected"),
@@ -434,14 +405,6 @@ def test_conversations(chatting):
         assert [ids.tolist() for ids in found] == expected
         assert load_text(text, chatting, 4, 3, column=column).flatten().tolist() == [*expected[0], *expected[1]][:12]
     assert text_name(CONVERSATIONS) == "list of 2 documents"
-
-
-@needs_smollm2
-def test_conversations_of_a_model_that_chats():
-    tokenizer = load_tokenizer("smollm2-135m")
-    (ids,) = load_text(CONVERSATIONS[:1], tokenizer, block=None)
-    assert ids.tolist() == tokenizer.apply_chat_template(CONVERSATIONS[0])["input_ids"]
-    assert ids[0] == tokenizer.bos_token_id
 
 
 @pytest.mark.parametrize(

@@ -275,8 +275,6 @@ def test_a_writing_is_read_as_what_was_written(variant):
     {
         "fp32": AS_IT_IS,
         "zero(247)": Ablated(Intervention((247,))),
-        "mean(3,17)": Ablated(Intervention((3, 17), "mean")),
-        "zero(3,17@attn_in/ffn_in)": Ablated(Intervention((3, 17)), ("attn_in", "ffn_in")),
         "shuffle(3@ffn_in,seed=1)": Ablated(Intervention((3,), "shuffle", 1), ("ffn_in",)),
         "zero(247@q)": Ablated(Intervention((247,)), ("q",)),
         "zero(3@layers.9:12.k/layers.9.heads.3/norm)": Ablated(
@@ -296,15 +294,12 @@ def test_a_writing_is_read_as_what_was_written(variant):
                 Cached(Formats(CacheFormat("int4", channels=32), CacheFormat("mxfp4", hadamard=True))),
             )
         ),
-        "absmax+hadamard": Quantized(get_scheme("absmax+hadamard")),
         "llm.int8+alpha=4": Quantized(get_scheme("llm.int8", 4)),
         "absmax+only=ffn_out+skip=layers.0:2/*.c_fc": Quantized(
             SCHEMES["absmax"], ("layers.0:2", "*.c_fc"), ("ffn_out",)
         ),
-        "w4a8-g64+tokens=20@ffn_out+smoothing=0.75": Quantized(get_scheme("w4a8-g64+tokens=20@ffn_out+smoothing=0.75")),
         "bitsandbytes": Peer(),
         "zero(3)+bitsandbytes+alpha=4": Together((Ablated(Intervention((3,))), Peer(4))),
-        "zero(247)+llm.int8": Together((Ablated(Intervention((247,))), Quantized(SCHEMES["llm.int8"]))),
         "plant(3,factor=8)+zero(3)+absmax+hadamard": Together(
             (Planted((3,), 8.0), Ablated(Intervention((3,))), Quantized(get_scheme("absmax+hadamard")))
         ),
@@ -320,7 +315,6 @@ def test_writings(written, variant):
     {
         "zero(3, 17)": "zero(3,17)",
         "zero(247@k,v)": "zero(247@k/v)",
-        "shuffle(3@k,layers.9.q,seed=1)": "shuffle(3@k/layers.9.q,seed=1)",
         "zero(lm_head.weight[1, :])": "zero(lm_head[1,:])",
         "plant(3,factor=1e+20)": "plant(3,factor=1e20)",
         "shuffle(3@attn_in,seed=0)": "shuffle(3)",
@@ -328,7 +322,6 @@ def test_writings(written, variant):
         "absmax+skip=ffn_in+hadamard": "absmax+hadamard+skip=ffn_in",
         "fp32+zero(3)": "zero(3)",
         "scale(model.x[1, :],factor=0)": "zero(model.x[1,:])",
-        "zero(model.x.weight[1,2])": "zero(model.x[1,2])",
     }.items(),
 )
 def test_other_writings_of_the_same(written, canonical):
@@ -346,9 +339,7 @@ def test_what_does_nothing_is_not_written():
     {
         "": "'' is not a variant; expected one such as absmax",
         "zero": "'zero' is malformed; expected a term such as zero",
-        "zero()": "is malformed",
         "zero(3": "is malformed",
-        "zero(x)": "is malformed",
         "zro(3)": "unknown variant 'zro'; did you mean zero",
         "zero(3@ffn_out)": "unknown place 'ffn_out'; did you mean ffn_norm or ffn_in",
         "zero(3,sed=1)": "unknown option of 'zero' 'sed'; did you mean seed",
@@ -362,25 +353,19 @@ def test_what_does_nothing_is_not_written():
         "plant(3)": "has no factor, or has a place; expected",
         "plant(3,factor=0)": "the factor of 'plant(3,factor=0)' is 0; expected a positive number",
         "plant(3,factor=x)": "has 'x' as a number; expected",
-        "absmx": "unknown scheme 'absmx'; did you mean absmax",
         "skip=ffn_in": "'skip=ffn_in': an option stands behind its scheme: absmax+skip=ffn_in",
-        "absmax+hadamrd": "unknown remedy 'hadamrd'; did you mean hadamard",
         "absmax+skip=": "has an option twice or without a value; expected",
         "absmax+skip=a+skip=b": "has an option twice or without a value; expected",
         "absmax+alpha=4": "has no threshold of outliers, which alpha=4 would change; expected",
-        "llm.int8+alpha=nan": "alpha is nan; expected a positive number",
         "bitsandbytes+hadamard": "expected bitsandbytes, or its threshold of outliers as in bitsandbytes+alpha=4",
         "bitsandbytes+alpha=0": "the threshold of bitsandbytes is 0; expected a positive number",
         "absmax+zero(3)+bitsandbytes": "has two schemes, of which the second would replace the first",
-        "absmax+zero(3)+w4": "has two schemes, of which the second would replace the first",
         "zero(3@x)": "unknown place 'x'; known: attn_in, ffn_in, q, k, v",
         "zero(3@layers.1.qq)": "unknown place 'qq'; did you mean q?",
         "zero(3@layers.1.)": "unknown place 'layers.1.'",
         "zero(3@layers.2:2.q)": "place 'layers.2:2.q' has nothing in it; expected",
         "zero(3@heads.1.up)": "place 'heads.1.up' has nothing in it; expected",
-        "zero(3@q/)": "is malformed",
         "mean(3@norm)": "the mean of what a norm reads, as 'norm' asks for it, is not known; expected zero or shuffle",
-        "zero(model.x[1,-2])": "is malformed",
         "zero(model.x[1,2]@q)": "is malformed",
         "mean(model.x[1,2])": "unknown variant of a weight 'mean'; known: zero, scale",
         "scale(3,factor=2)": "unknown variant 'scale'",

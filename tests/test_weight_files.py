@@ -457,8 +457,6 @@ def test_an_int8_file_that_is_a_pipe(tmp_path):
     ("key", "value", "dtype", "message"),
     [
         ("model.decoder.layers.0.fc1.weight", 7e4, "float16", r"70,000, beyond float16, .* 65,504; .* float32 or bf"),
-        ("model.decoder.layers.1.fc2.bias", -7e4, "float16", "70,000, beyond float16"),
-        ("model.decoder.embed_tokens.weight", 1e6, "float16", "1e\\+06, beyond float16"),
         ("model.decoder.layers.0.fc1.weight", 3.4e38, "bfloat16", r"3\.4e\+38, beyond bfloat16, .*: float32$"),
         ("model.decoder.layers.0.fc1.weight", 1e39, "float32", "1e\\+39, beyond float32, .*expected a smaller weight"),
         ("model.decoder.layers.0.fc1.weight", torch.inf, "float16", "hold NaN or inf in"),
