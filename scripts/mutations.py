@@ -74,8 +74,8 @@ MUTATIONS = {
     ],
     "outliers/tracing/compare.py": [("b[name] - a[name]", "a[name] - b[name]"), ("-ratio, -change", "ratio, -change")],
     "outliers/tracing/trace.py": [
-        (".clamp(max=1))", ")"),
-        ("SINK * (queries if", "SINK * (len(visible) if"),
+        (".clamp_(max=1)", ""),
+        ("SINK * queries", "SINK * len(visible)"),
         ("magnitudes[role] >= self.alpha", "magnitudes[role] > self.alpha"),
         ("kept[self.number, : len(ids)].zero_()", "pass"),
     ],

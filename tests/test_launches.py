@@ -27,6 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="counts the interpreter's launches"),
 ]
+COPIES = ("to", "contiguous", "reshape")  # or views
 NOTHING = ("is_set_to", "promote_types", "_unsafe_view")  # what the host does alone
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero")
 
@@ -53,27 +54,33 @@ class Counter(TorchDispatchMode):
         name = operator._schema.name.removeprefix("aten::")
         masks = name in ("index", "index_put_") and any(one is not None and one.dtype == torch.bool for one in args[1])
         self.reads += name in READS or masks
-        self.operators += not (operator.is_view or name in READS + NOTHING)
-        return operator(*args, **(kwargs or {}))
+        result = operator(*args, **(kwargs or {}))
+        copies = name in COPIES and result.data_ptr() != args[0].data_ptr()
+        self.operators += copies or not (operator.is_view or name in READS + NOTHING)
+        return result
 
 
 @contextmanager
 def counting(counter: Counter):
-    launch, tolist = GridExecutor.__call__, torch.Tensor.tolist
+    launch = GridExecutor.__call__
 
     def counted(self, *args, **named):
         counter.kernels += 1
         with _disable_current_modes():
             return launch(self, *args, **named)
 
-    def read(tensor):
-        counter.reads += 1
-        with _disable_current_modes():
-            return tolist(tensor)
+    def reading(read: Callable) -> Callable:
+        def counted_read(tensor):
+            counter.reads += 1
+            with _disable_current_modes():
+                return read(tensor)
+
+        return counted_read
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GridExecutor, "__call__", counted)
-        patch.setattr(torch.Tensor, "tolist", read)
+        for name in ("tolist", "cpu"):
+            patch.setattr(torch.Tensor, name, reading(getattr(torch.Tensor, name)))
         patch.setattr(dispatch, "_is_watched", lambda _tensor: False)  # by who does not change what runs
         with counter:
             yield
@@ -138,9 +145,9 @@ def test_a_layer_of_an_evaluation(name):
 
 @pytest.mark.slow
 def test_a_block_of_an_evaluation_and_a_trace():
-    """Of a model with two layers."""
+    """Of a model with two layers, which have four hidden states and the residual stream each."""
     model = make_model("gpt2")
     plain = of_a_block(lambda blocks: outliers.perplexity(model, blocks))
     assert_at_most(plain, 0, 80, 1)
     found = of_a_block(lambda blocks: outliers.trace(model, blocks, alpha=3.0))
-    assert_at_most(found - plain, 8, 1043, 33)
+    assert_at_most(found - plain, 14, 69, 3)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from outlier_kernels import dispatch, reference_states, states
+from outlier_kernels import reference_states, states
 from outlier_kernels.cpu import states as cpu_states
 
 from tests.conftest import pairwise
@@ -105,9 +105,9 @@ def test_states_do_not_depend_on_the_threads(threads):
 
     def found():
         statistics = states.empty(states.STATISTICS, 600, x.device)
-        hits = dispatch.add_state(statistics, x, ids_of(x), 6.0, None)
+        hits = cpu_states.add(statistics, x, ids_of(x), 6.0, None)
         residual = states.empty(states.RESIDUAL, 600, x.device)
-        dispatch.add_residual(residual, x, ids_of(x), LIMITS)
+        cpu_states.add_residual(residual, x, ids_of(x), LIMITS)
         return [*statistics.values(), hits, *residual.values()]
 
     want = found()

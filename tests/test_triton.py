@@ -33,7 +33,7 @@ from triton.runtime.jit import JITFunction, create_function_from_signature  # no
 from tests.conftest import pairwise  # noqa: E402
 from tests.test_kernels import int8, of_finite_floats  # noqa: E402
 from tests.test_products import laid_out, places  # noqa: E402
-from tests.test_states import assert_same_states  # noqa: E402
+from tests.test_states import LIMITS, assert_same_residuals, assert_same_states  # noqa: E402
 
 # numpy, which interprets the kernels, warns of divisions by zero and casts of NaN whose results are not used.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -419,21 +419,61 @@ def test_models_train_on_a_gpu_as_on_a_cpu():
     torch.testing.assert_close(losses[0][1], losses[1][1], rtol=0.05, atol=1e-3)
 
 
-@pairwise("shape dtype kept", [(1, 1), (5, 33), (40, 300)], DTYPES, ["magnitudes", "hits", "nothing"])
-def test_states_are_those_of_the_reference(shape, dtype, kept):
-    """Of two sequences, and of other strides; the largest magnitudes so far, or which were hits, are kept."""
-    x = (4 * random(*shape)).to(dtype)
-    for sequences in ([x, x.flip(0)], [x.T], [x.repeat(1, 2)[:, ::2]]):
-        assert_same_states(triton_states, [one.to(DEVICE) for one in sequences], kept)
+def state_of_seed(seed: int) -> torch.Tensor:
+    """A hidden state of any shape, strides, dtype and size, of nothing but hits or one value, with one large entry."""
+    torch.manual_seed(seed)
+    pick = lambda *choices: choices[int(torch.randint(len(choices), ()))]  # noqa: E731
+    tokens, features = pick(1, 2, 7, 33, 70), pick(1, 5, 40, 129, 300)
+    every = torch.randn(tokens, features), torch.randn(features, tokens).T, torch.randn(tokens, 2 * features)[:, ::2]
+    x = pick(*every) * 10.0 ** pick(-3, 0, 0, 1, 2)
+    if pick(True, False):
+        x = x * 0 + pick(0.0, 7.0, 150.0)
+    if pick(True, False):
+        x[pick(*range(tokens)), pick(*range(features))] = pick(1e4, 500.0, -3e4)
+    return x.to(pick(*DTYPES)).to(DEVICE)
+
+
+@pytest.mark.parametrize("seeds", [range(6), pytest.param(range(6, 200), marks=pytest.mark.slow)], ids=["6", "200"])
+def test_any_states_are_those_of_the_reference(seeds):
+    """Of two sequences; the largest magnitudes so far, or which were hits, are kept."""
+    for seed in seeds:
+        x = state_of_seed(seed)
+        kept, largest = ("magnitudes", "hits", "nothing")[seed % 3], x.float().abs().max().item()
+        assert_same_states(triton_states, [x, x.flip(0)], kept, largest)
+        assert_same_residuals(triton_states, [x, x.flip(0)], kept.replace("hits", "nothing"))
 
 
 @pytest.mark.parametrize("bad", POISONS)
 def test_states_that_are_not_finite(bad):
+    """The first one is named when the report is read, and nothing waits before."""
     x = random(20, 140)
     x[19, 133], x[3, 135] = bad, torch.nan
+    found, report, ids = states.Found(), triton_states.Report(torch.device(DEVICE)), torch.arange(20, device=DEVICE)
+    given = [states.empty(table, 140, DEVICE) for table in (states.STATISTICS, states.RESIDUAL)]
+    paths = triton_states.add, triton_states.add_residual
+    for place, state in (("before", random(20, 140)), ("here", x), ("later", x[:, 5:])):
+        for path, statistics, limits in zip(paths, given, (6.0, LIMITS), strict=True):
+            report.begin(found, place, state.numel())
+            path(statistics, state.to(DEVICE), ids, limits, None, report=report)
     with pytest.raises(states.NotFinite) as raised:
-        triton_states.add(states.empty(states.STATISTICS, 140, DEVICE), x.to(DEVICE), torch.arange(20), 6.0, None)
-    assert raised.value.feature == 133
+        report.read(found)
+    assert (raised.value.place, raised.value.feature) == ("here", 133)
+
+
+def test_hits_of_more_states_than_a_report_has_room_for(monkeypatch):
+    """A full report is read in between."""
+    monkeypatch.setattr(triton_states, "MOST", 2)
+    monkeypatch.setattr(triton_states, "LEAST_ROOM", 1)
+    found, sizes = states.Found(), (3, 3, 40, 3, 40)
+    report = triton_states.Report(torch.device(DEVICE))
+    for place, features in enumerate(sizes):
+        report.begin(found, place, 2 * features)
+        x = torch.full((2, features), 9.0, device=DEVICE)
+        ids, statistics = torch.arange(2, device=DEVICE), states.empty(states.STATISTICS, features, x.device)
+        triton_states.add(statistics, x, ids, 6.0, None, report, True)
+    report.read(found)
+    assert [(place, len(hits)) for place, hits in found.hits] == [(i, 2 * size) for i, size in enumerate(sizes)]
+    assert found.waiting == 2 * sum(sizes)
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="needs a GPU: the interpreter is too slow for layers of this size")
@@ -496,8 +536,13 @@ HEAVY_PRODUCTS = [
     (torch.bfloat16, torch.float32, (), 5140, 4096, 103, None),
     (torch.float32, torch.float32, (2, 3), 512, 128, 0, 2**40),
 ]
-# Of states: dtype, features, whether what is kept is of the same dtype, or bool, or nothing.
-STATES = list(itertools.product(DTYPES, (4096, 5140), (True, torch.bool, None)))
+# Of states: dtype, features, and whether what is kept is of the same dtype, or bool, or nothing.
+STATES = [
+    (torch.float16, 4096, True),
+    (torch.bfloat16, 5140, torch.bool),
+    (torch.float32, 5140, True),
+    (torch.float32, 4096, None),
+]
 
 
 def compile_launch(kernel: JITFunction, arguments: tuple, named: dict, capability: tuple[int, int]) -> dict:
@@ -553,8 +598,14 @@ def launch_all(capability: tuple[int, int]) -> None:
     quantization.quantize(torch.empty(64, 40000, dtype=torch.bfloat16, device="meta"), int8())
     for dtype, features, kept in STATES:
         x = torch.empty(512, features, dtype=dtype, device="meta")
+        ids = torch.empty(512, dtype=torch.int64, device="meta")
         kept = kept and torch.empty_like(x, dtype=dtype if kept is True else kept)
-        triton_states.shares(x, 6.0, kept)
+        report = triton_states.Report(x.device)
+        report.begin(states.Found(), None, x.numel())
+        triton_states.add(states.empty(states.STATISTICS, features, x.device), x, ids, 6.0, kept, report, True)
+        if kept is None or kept.dtype != torch.bool:
+            residual = states.empty(states.RESIDUAL, features, x.device)
+            triton_states.add_residual(residual, x, ids, LIMITS, kept, None, report)
 
 
 def compile_all(capability: tuple[int, int]) -> None:

@@ -8,7 +8,6 @@ from importlib import import_module
 from types import ModuleType
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from outlier_kernels import cpu, reference, states, triton
@@ -247,7 +246,14 @@ def product(
 
 
 def add_state(
-    statistics: states.Statistics, x: torch.Tensor, ids: torch.Tensor, alpha: float, kept: torch.Tensor | None
+    statistics: states.Statistics,
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    alpha: float,
+    kept: torch.Tensor | None,
+    found: states.Found,
+    place: object,
+    listed: bool = True,
 ) -> torch.Tensor:
     """Add a hidden state to the statistics of `states.STATISTICS`.
 
@@ -258,19 +264,30 @@ def add_state(
         alpha: magnitude of a hit, as float32 has it.
         kept: what is kept of each entry, (tokens, features) contiguous, on any device: its largest magnitude so far, in
             the dtype of x; or bool, whether it was a hit. None: neither.
+        found: what gets the hits, in any order, and their place; a GPU's when it is read.
+        listed: whether it does.
 
     Returns:
         The hits of each feature, int64 (features,).
 
     Raises:
-        NotFinite: there is NaN or inf in x; the statistics are of no use then.
+        NotFinite: there is NaN or inf in x; the statistics are of no use then. On a GPU `found` raises it.
     """
-    return _serving("states", x.device, x, kept)[1].add(statistics, x, ids.to(x.device), alpha, kept)
+    module = _serving("states", x.device, x, kept)[1]
+    given = statistics, x, ids.to(x.device), alpha, kept
+    if hasattr(module, "Report"):
+        return module.add(*given, _report(module, x, found, place, listed), listed)
+    hits = module.add(*given)
+    if listed:
+        found.append(place, module.values_of_hits(x, hits, alpha))
+    return hits
 
 
-def values_of_hits(x: torch.Tensor, hits: torch.Tensor, alpha: float) -> np.ndarray:
-    """The hits of x in any order, (hits,) of `states.HIT`; hits: of each feature how many, as `add_state` returns."""
-    return _serving("states", x.device, x)[1].values_of_hits(x, hits, alpha)
+def _report(module: ModuleType, x: torch.Tensor, found: states.Found, place: object, listed: bool) -> object:
+    """The report of the states of a device, which has a place for one more."""
+    report = found.reports.get(x.device) or found.reports.setdefault(x.device, module.Report(x.device))
+    report.begin(found, place, x.numel() if listed else 0)
+    return report
 
 
 def add_residual(
@@ -278,8 +295,11 @@ def add_residual(
     x: torch.Tensor,
     ids: torch.Tensor,
     limits: tuple[float, float],
-    kept: torch.Tensor | None = None,
-) -> torch.Tensor | None:
+    kept: torch.Tensor | None,
+    massive: torch.Tensor,
+    found: states.Found,
+    place: object,
+) -> None:
     """Add a state of the residual stream to the statistics of `states.RESIDUAL`.
 
     Args:
@@ -289,14 +309,18 @@ def add_residual(
         limits: as float32 has them; an entry is massive with a magnitude above the first, and of at least the second
             times the median magnitude, which is an entry's, the lower one of two.
         kept: the largest magnitude of each entry so far, as in `add_state`. None: nothing is kept.
-
-    Returns:
-        Massive activations at each position, int64 (tokens,); None if there is none.
+        massive: int64 (tokens,) on the device of x, to which massive activations at each position are added.
+        found, place: as in `add_state`.
 
     Raises:
-        NotFinite: there is NaN or inf in x.
+        NotFinite: there is NaN or inf in x. On a GPU `found` raises it.
     """
-    return _serving("states", x.device, x, kept)[1].add_residual(statistics, x, ids.to(x.device), limits, kept)
+    module = _serving("states", x.device, x, kept)[1]
+    given = statistics, x, ids.to(x.device), limits, kept
+    if hasattr(module, "Report"):
+        module.add_residual(*given, massive, _report(module, x, found, place, False))
+    elif (at_position := module.add_residual(*given)) is not None:
+        massive += at_position
 
 
 @torch.library.custom_op("outlier_kernels::linear", mutates_args=())

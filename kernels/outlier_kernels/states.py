@@ -50,11 +50,38 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # that are read as they
 
 
 class NotFinite(ValueError):
-    """A hidden state holds NaN or inf; feature: the first one with it."""
+    """A hidden state holds NaN or inf; feature: the first one with it. place: of the state, where it is found later."""
 
-    def __init__(self, feature: int):
+    def __init__(self, feature: int, place: object = None):
         super().__init__(f"NaN or inf in feature {feature}")
-        self.feature = feature
+        self.feature, self.place = feature, place
+
+
+class Found:
+    """The hits of states, as far as the host has read them, and reports on devices that it has not.
+
+    hits: the place of a state and its hits, (hits,) of `HIT`. waiting: how many hits those are.
+    """
+
+    def __init__(self):
+        self.hits: list[tuple[object, np.ndarray]] = []
+        self.waiting = 0
+        self.reports: dict[torch.device, object] = {}
+
+    def append(self, place: object, hits: np.ndarray) -> None:
+        """Add the hits of a state."""
+        if len(hits):
+            self.hits.append((place, hits))
+            self.waiting += len(hits)
+
+    def read(self) -> None:
+        """Wait for the states so far.
+
+        Raises:
+            NotFinite: there is NaN or inf in one of them.
+        """
+        for report in self.reports.values():
+            report.read(self)
 
 
 def empty(table: dict[str, tuple], features: int, device: torch.device) -> Statistics:

@@ -146,7 +146,7 @@ def _trace(
             for observer in observers:
                 observer.end(number, ids_of(model, block))
             see_last(block, last)
-    if not observers[0].sequences:
+    if not observers[0].lengths:
         raise UserError("no blocks to trace; expected at least one")
     traces = [observer.result() for observer in observers]
     for trace, (view, roles) in zip(traces, views, strict=True):
@@ -209,11 +209,12 @@ def _roles_of(model: PreTrainedModel, view: View, roles: Collection[str]) -> tup
 
 
 @contextmanager
-def _naming(layer: int, state: str) -> Iterator[None]:
-    """Say where a hidden state is not finite."""
+def _naming(*place: int | str) -> Iterator[None]:
+    """Say where a hidden state is not finite: in this one, or in that which a report names."""
     try:
         yield
     except states.NotFinite as broken:
+        layer, state = broken.place or place
         raise not_finite(f"in the hidden states of layer {layer}, role {state}, feature {broken.feature}") from None
 
 
@@ -239,15 +240,17 @@ class _Observer:
         self.view = view
         self.roles, self.alpha, self.total, self.room, self.names = roles, alpha, counts, room, names
         self.at_once, self.block = at_once
-        self.sequences = self.heads = 0
+        self.heads, self.lengths = 0, []
         self.tokens = TokenSums(len(counts["residual.massive_tokens"])) if names else None
         self.by_layer: dict[str, dict[int, states.Statistics]] = defaultdict(dict)  # state, layer
         self.experts: dict[int, torch.Tensor] = {}  # layer: tokens of each expert (E,)
         self.sketch: Counter = Counter()
-        self.hits: list[tuple] = []  # those that the sketch has not: layer, place of the role, hits
-        self.waiting = 0  # how many they are
-        self.massive: dict[int, torch.Tensor] = {}  # sequence: massive activations at its positions (T,), if any
+        self.found = states.Found()  # hits that the sketch has not
+        # Sequence and device: massive activations at its positions (T,).
+        self.massive: dict[tuple[int, torch.device], torch.Tensor] = {}
+        self.visible: tuple = (None, None)  # what queries last saw, and what sinks receive of it at least
         self.in_layer: dict[str, torch.Tensor] = {}  # role: hits (features,) of the sequence in this layer
+        self.in_turn: list[dict[str, torch.Tensor]] = []  # those in the layers of this turn
         self.united = [view for view in views(roles) if len(view) > 1]  # a role alone has its hits by layer
         # Role: (at_once, T, features) by device, so that no state that large moves before the end of a sequence, and
         # dtype. Of what has the features of the residual stream the largest |x| so far, from which hits follow; of
@@ -257,44 +260,52 @@ class _Observer:
 
     def begin(self, number: int, of_stacks: tuple[torch.Tensor, ...]) -> None:
         """Tell the hooks that this sequence comes next; of_stacks: the ids at the positions that each stack reads."""
+        self._end_turn()
         ids = of_stacks[self.view.inputs]
         if len(ids) < 2:
             raise UserError(f"sequence {number} has {len(ids)} tokens; expected at least 2")
         self.number, self.ids, self.block = number % self.at_once, ids, max(self.block, len(ids))
         self.kept_here.clear()
 
+    def _end_turn(self) -> None:
+        """Add up what the layers of a turn have found."""
+        with _naming():
+            self.found.read()
+        for view in self.united if self.in_turn else ():
+            hits = [of_layer[role].to(self.ids.device) for of_layer in self.in_turn for role in view]
+            of_layers = torch.stack(hits).view(len(self.in_turn), len(view), -1)
+            self._add(f"{'+'.join(view)}.layers_hit", of_layers.amax(1).clamp_(max=1).sum(0))
+        self.in_turn.clear()
+
     def see_hidden_state(self, layer: int, role: str, x: torch.Tensor) -> None:
-        kept = self._kept(role, x, x.dtype if role in ON_STREAM else torch.bool)
-        with _naming(layer, role):
-            hits = dispatch.add_state(
-                self._statistics(layer, role, states.STATISTICS, x), x, self.ids, self.alpha, kept
+        kept, place = self._kept(role, x, x.dtype if role in ON_STREAM else torch.bool), (layer, role)
+        statistics = self._statistics(layer, role, states.STATISTICS, x)
+        with _naming(*place):
+            self.in_layer[role] = dispatch.add_state(
+                statistics, x, self.ids, self.alpha, kept, self.found, place, role in SKETCHED
             )
-        self.in_layer[role] = hits
-        if role in SKETCHED:
-            hits = dispatch.values_of_hits(x, hits, self.alpha)
-            if len(hits):
-                self.hits.append((layer - self.view.layers[0], ROLES.index(role), hits))
-                self.waiting += len(hits)
 
     def see_residual(self, layer: int, x: torch.Tensor) -> None:
-        with _naming(layer, "residual"):
-            statistics = self._statistics(layer, "residual", states.RESIDUAL, x)
-            kept = self._kept("residual", x, x.dtype) if self.tokens else None
-            massive = dispatch.add_residual(statistics, x, self.ids, (MASSIVE, MASSIVE_RATIO), kept)
-        if massive is not None:
-            before, massive = self.massive.get(self.number), massive.to(self.ids.device)
-            self.massive[self.number] = massive if before is None else before.add_(massive)
-        for view in self.united:  # here the layer ends
-            self._add(f"{'+'.join(view)}.layers_hit", reduce(torch.maximum, map(self.in_layer.get, view)).clamp(max=1))
-        if self.waiting > SKETCHED_AT_ONCE:
+        place, turn = (layer, RESIDUAL), (self.number, x.device)
+        if turn not in self.massive:
+            self.massive[turn] = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+        kept = self._kept(RESIDUAL, x, x.dtype) if self.tokens else None
+        given = self._statistics(layer, RESIDUAL, states.RESIDUAL, x), x, self.ids, (MASSIVE, MASSIVE_RATIO), kept
+        with _naming(*place):
+            dispatch.add_residual(*given, self.massive[turn], self.found, place)
+        self.in_turn.append(dict(self.in_layer))  # here the layer ends
+        if self.found.waiting > SKETCHED_AT_ONCE:
             self._sketch_hits()
 
     def see_attention(self, layer: int, probabilities: torch.Tensor, _recompute, visible: torch.Tensor) -> None:
         first = visible.shape[1] - len(self.ids)  # behind the keys of a prefix, which are no positions
         # (heads, keys), over the queries that see each key, also if they are summed already
         received = probabilities[0, ..., first:].float().sum(1)
-        queries = visible[:, first:].sum(0).to(received.device)
-        sinks = received > SINK * (queries if queries.min() < len(visible) else len(visible))
+        if visible is not self.visible[0]:  # which layers share
+            queries = visible[:, first:].sum(0).to(received.device)
+            limits = torch.where(queries.min() < len(visible), SINK * queries, SINK * len(visible))
+            self.visible = visible, limits
+        sinks = received > self.visible[1]
         self.heads, sinks = len(sinks), sinks.sum(0)
         of_layer = self.by_layer["attention"].setdefault(layer, {})
         of_layer["sinks"] = add_from_start(of_layer["sinks"], sinks, 0) if of_layer else sinks
@@ -311,11 +322,12 @@ class _Observer:
     def end(self, number: int, of_stacks: tuple[torch.Tensor, ...]) -> None:
         """Add up what is kept of a sequence, whose last layer is done."""
         self.begin(number, of_stacks)
-        self.sequences, ids = self.sequences + 1, self.ids
-        self._add("text.sequences", torch.ones_like(ids))
-        massive = self.massive.pop(self.number, torch.zeros_like(ids))
-        self._add("residual.massive_positions", massive)
-        self._add_by_token("residual.massive_tokens", massive)
+        ids = self.ids
+        self.lengths.append(len(ids))
+        for turn in [turn for turn in self.massive if turn[0] == self.number]:
+            massive = self.massive.pop(turn)
+            self._add("residual.massive_positions", massive)
+            self._add_by_token("residual.massive_tokens", massive)
         hit, magnitudes = {}, {}
         for role, of_role in self.kept.items():
             of_layers = [kept[self.number, : len(ids)].to(ids.device) for kept in of_role.values()]
@@ -350,7 +362,9 @@ class _Observer:
             none = torch.zeros_like(next(iter(by_layer.values())))
             statistics["experts.tokens"] = torch.stack([by_layer.get(layer, none) for layer in self.view.layers])
             of_stack["experts"] = len(none)
-        sizes = self.block, self.sequences, self.heads
+        lengths = torch.tensor(self.lengths)
+        statistics["text.sequences"] = (lengths > torch.arange(self.block)[:, None]).sum(1)
+        sizes = self.block, len(lengths), self.heads
         trace = Trace(self.alpha, self.roles, *sizes, statistics, self.sketch, **of_stack)
         if self.tokens:
             statistics |= self.tokens.statistics()
@@ -366,15 +380,17 @@ class _Observer:
 
     def _sketch_hits(self) -> None:
         """Count the hits that the sketch has not."""
-        if self.hits:
-            *places, hits = zip(*self.hits, strict=True)
+        if self.found.hits:
+            places, hits = zip(*self.found.hits, strict=True)
             sizes, hits = torch.tensor(list(map(len, hits))), np.concatenate(hits)
-            layers, roles = (torch.tensor(numbers).repeat_interleave(sizes) for numbers in places)
+            first = self.view.layers[0]
+            numbers = torch.tensor([(layer - first, ROLES.index(role)) for layer, role in places])
+            layers, roles = numbers.repeat_interleave(sizes, 0).unbind(1)
             features, values = (torch.from_numpy(hits[name].copy()) for name in hits.dtype.names)
             keys, counts = pack_keys(layers, roles, features, buckets(values)).unique(return_counts=True)
             self.sketch.update(dict(zip(keys.tolist(), counts.tolist(), strict=True)))
-            self.hits.clear()
-            self.waiting = 0
+            self.found.hits.clear()
+            self.found.waiting = 0
 
     def _add(self, name: str, value: torch.Tensor) -> None:
         """Add what is of all layers, which may be on several devices, on that of the ids."""

@@ -1,103 +1,578 @@
-"""The statistics of a trace from one read of each hidden state: a kernel a state, whose tiles leave their shares."""
+"""The statistics of a trace from one read of each hidden state, and what the host is to know of it from one report.
 
+A kernel a state: programs leave what they find of their tiles, the last one of a strip of features and of a block of
+tokens adds up what is there, and the last of all adds it to the statistics. Nothing waits for the device until a
+report is read. A median is selected by histograms of the magnitudes' bits, which are in their order.
+"""
+
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 
-from outlier_kernels import reference_states
-from outlier_kernels.reference_states import add_residual, values_of_hits
-from outlier_kernels.states import Statistics, serves
-from outlier_kernels.triton import launch
+from outlier_kernels.reference_states import values_of_hits
+from outlier_kernels.states import HIT, Found, NotFinite, Statistics, serves
+from outlier_kernels.triton import launch, room
 
-__all__ = ["add", "add_residual", "serves", "values_of_hits"]
-TILE = {"TOKENS": 8, "FEATURES": 128}
+__all__ = ["Report", "add", "add_residual", "serves", "values_of_hits"]
+TILE = {"TOKENS": 8, "FEATURES": 128, "STEPS": 4}
 NOTHING, MAGNITUDES, HITS = range(3)  # what is kept of each entry
+MOST = 1 << 9  # states in a report
+LEAST_ROOM = 1 << 20  # hits of which a report has room, at least
+SUMS = tl.constexpr(10)  # of a block: four powers of all tokens and of the rest, and their kurtoses
+BINS = tl.constexpr(1 << 16)
+FAR = tl.constexpr(2**31 - 1)  # from every place
+# Of float32's bits those that a bin leaves out, and the first bin that is not that of 0, less one: numbers of 16 bits
+# have a bin each, those of 32 bits need another histogram.
+BITS = {torch.float32: (15, 0), torch.bfloat16: (16, 0), torch.float16: (13, (103 << 10) - 1)}
+
+
+class Report:
+    """The report of the kernels of some states, on their device: int32, how many hits are listed by now, of each state
+    the same when it ended, and its first feature that is not finite or -1; and the list, features and values."""
+
+    def __init__(self, device: torch.device):
+        self.device, self.table = device, torch.zeros(1 + 2 * MOST, dtype=torch.int32, device=device)
+        self.places: list[object] = []
+        self.listed, self.expected = None, 0  # hits at most
+
+    def begin(self, found: Found, place: object, entries: int) -> None:
+        """Have a place for one more state; entries: of the state, if its hits are listed, else 0."""
+        if len(self.places) == MOST or (self.listed is not None and self.expected + entries > len(self.listed)):
+            self.read(found)
+        if entries and (self.listed is None or len(self.listed) < entries):
+            free = torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else 0
+            size = max(LEAST_ROOM, entries, free // (16 * HIT.itemsize))
+            self.listed = torch.empty(size, 2, dtype=torch.int32, device=self.device)
+        self.places.append(place)
+        self.expected += entries
+
+    def read(self, found: Found) -> None:
+        """Wait for all states, and give their hits to those that were found."""
+        if not self.places:
+            return
+        count, *ends = self.table.tolist()
+        for place, feature in zip(self.places, ends[MOST:], strict=False):
+            if feature >= 0:
+                raise NotFinite(feature, place)
+        if count:
+            hits = self.listed[:count].cpu().numpy().view(HIT)[:, 0]
+            for place, of_state in zip(self.places, np.split(hits, ends[: len(self.places)]), strict=False):
+                found.append(place, of_state)
+            self.table[:1].zero_()
+        self.places, self.expected = [], 0
+
+
+def _at_once(x: torch.Tensor) -> tuple[Found, Report]:
+    """A report of a single state."""
+    report = Report(x.device)
+    report.begin(found := Found(), None, 0)
+    return found, report
 
 
 def add(
-    statistics: Statistics, x: torch.Tensor, ids: torch.Tensor, alpha: float, kept: torch.Tensor | None
+    statistics: Statistics,
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    alpha: float,
+    kept: torch.Tensor | None,
+    report: Report | None = None,
+    listed: bool = False,
 ) -> torch.Tensor:
-    """See `dispatch.add_state`."""
-    low, high, hits, sums, squares, powers, rest = shares(x, alpha, kept)
-    reference_states.check_finite(squares)  # float32 has no squares as large, and the extremes pass over NaN
-    torch.minimum(statistics["min"], low, out=statistics["min"])
-    torch.maximum(statistics["max"], high, out=statistics["max"])
-    torch.maximum(statistics["rest.max"], rest, out=statistics["rest.max"])
-    reference_states.join_largest(statistics, x, torch.maximum(-low, high), ids)
-    squares_rest = squares - x[0].double().square()
-    added = {"hits": hits, "sequences_hit": hits > 0, "sum": sums, "squares": squares, "squares_rest": squares_rest}
-    for name, value in (added | reference_states.kurtoses(powers, x.shape[1])).items():
-        statistics[name] += value
+    """See `dispatch.add_state`; report: what tells later whether the state is finite, None for at once."""
+    found, its_report = (None, report) if report else _at_once(x)
+    tokens, features = x.shape
+    blocks = triton.cdiv(tokens, TILE["TOKENS"] * TILE["STEPS"])
+    strips, hits = triton.cdiv(features, TILE["FEATURES"]), x.new_empty(features, dtype=torch.int64)
+    spaces = room(_spaces, x.device, triton.next_power_of_2(blocks), strips)
+    launch(
+        *(add_tile, (strips, blocks), x, ids, *_kept(kept), *statistics.values(), hits, *spaces),
+        *(its_report.table, its_report.listed if listed else None, len(its_report.places) - 1),
+        *(tokens, features, *x.stride(), float(alpha)),
+        KEEPS=_keeps(kept),
+        STATES=MOST,
+        **TILE,
+    )
+    if not report:
+        its_report.read(found)
     return hits
 
 
-def shares(x: torch.Tensor, alpha: float, kept: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-    """Least and largest entry of each feature (float32), its hits (int64), its sums and squares (float64); four powers
-    of the entries, summed over each token's (float64, (4, tokens)); and the largest magnitude without position 0."""
+def _keeps(kept: torch.Tensor | None) -> int:
+    return NOTHING if kept is None else HITS if kept.dtype == torch.bool else MAGNITUDES
+
+
+def _kept(kept: torch.Tensor | None) -> list[torch.Tensor | None]:
+    return [kept.view(torch.int8) if _keeps(kept) == HITS else kept]
+
+
+def _spaces(device: torch.device, blocks: int, strips: int) -> tuple[torch.Tensor, ...]:
+    """Numbers that programs leave to others in float32, in float64 and whole ones, and tickets, which the last program of a
+    launch leaves as they are here."""
+    features, tokens = strips * TILE["FEATURES"], blocks * TILE["TOKENS"] * TILE["STEPS"]
+    return (
+        torch.empty(2 * blocks * (features + strips), device=device),
+        torch.empty(2 * blocks * features + 4 * strips * tokens + 10 * blocks, dtype=torch.float64, device=device),
+        torch.empty(blocks * (features + 3 * strips), dtype=torch.int32, device=device),
+        torch.zeros(1 + strips + blocks, dtype=torch.int32, device=device),
+    )
+
+
+def add_residual(
+    statistics: Statistics,
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    limits: tuple[float, float],
+    kept: torch.Tensor | None = None,
+    massive: torch.Tensor | None = None,
+    report: Report | None = None,
+) -> torch.Tensor:
+    """See `dispatch.add_residual`; massive: int64 (tokens,), to which massive activations are added; report: as in
+    `add`."""
+    found, its_report = (None, report) if report else _at_once(x)
+    massive = torch.zeros_like(ids) if massive is None else massive
     tokens, features = x.shape
-    blocks, strips = triton.cdiv(tokens, TILE["TOKENS"]), triton.cdiv(features, TILE["FEATURES"])
-    extremes = x.new_empty(2, blocks, features, dtype=torch.float32)
-    hits = x.new_empty(blocks, features, dtype=torch.int32)
-    sums = x.new_empty(2, blocks, features, dtype=torch.float64)
-    powers = x.new_empty(strips, 4, tokens, dtype=torch.float64)
-    rest = x.new_empty(blocks, strips, dtype=torch.float32)
-    if kept is None:
-        keeps = NOTHING
-    elif kept.dtype == torch.bool:
-        keeps, kept = HITS, kept.view(torch.int8)
-    else:
-        keeps = MAGNITUDES
-    given = x, kept, extremes, hits, sums, powers, rest, tokens, features, *x.stride(), float(alpha)
-    launch(add_tile, (strips, blocks), *given, KEEPS=keeps, **TILE)
-    return extremes[0].amin(0), extremes[1].amax(0), hits.sum(0), *sums.sum(1), powers.sum(0), rest.amax()
+    grid = triton.cdiv(features, TILE["FEATURES"]), triton.cdiv(tokens, TILE["TOKENS"] * TILE["STEPS"])
+    floats, _, wholes, tickets = room(_spaces, x.device, triton.next_power_of_2(grid[1]), grid[0])
+    bins, median = room(_bins, x.device)
+    shift, offset = BITS[x.dtype]
+    given, sizes = (statistics["sum_of_max"], statistics["sum_of_ratios"]), (tokens, features, *x.stride())
+    reported = its_report.table, len(its_report.places) - 1
+    launch(
+        *(find_middle, grid, x, ids, kept, statistics["largest"], *given, floats, wholes, tickets, bins, median),
+        *(*reported, *sizes),
+        KEEPS=_keeps(kept),
+        STATES=MOST,
+        SHIFT=shift,
+        OFFSET=offset,
+        **TILE,
+    )
+    if x.dtype == torch.float32:
+        launch(find_rest, grid, x, *given, tickets, bins, median, *sizes, SHIFT=shift, **TILE)
+    launch(find_massive, grid, x, statistics["massive"], massive, median, *sizes, *map(float, limits), **TILE)
+    if not report:
+        its_report.read(found)
+    return massive
+
+
+def _bins(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """A histogram, which the last program of a launch leaves empty; and the bin of the median, its rank there, its bits
+    and those of the largest magnitude."""
+    return torch.zeros(BINS.value, dtype=torch.int32, device=device), torch.empty(4, dtype=torch.int32, device=device)
 
 
 @triton.jit
 def add_tile(
     x,
+    ids,
     kept,
-    extremes,
+    lows,
+    highs,
+    largest,
+    rest_largest,
+    all_hits,
+    sequences,
+    all_sums,
+    all_squares,
+    rest_squares,
+    of_tensor,
+    of_token,
     hits,
-    sums,
-    powers,
-    rest,
+    floats,
+    doubles,
+    wholes,
+    tickets,
+    table,
+    listed,
+    state,
     tokens,
     features,
     token_stride,
     feature_stride,
     alpha,
     KEEPS: tl.constexpr,
+    STATES: tl.constexpr,
     TOKENS: tl.constexpr,
     FEATURES: tl.constexpr,
+    STEPS: tl.constexpr,
 ):
     strip, block, strips, blocks = tl.program_id(0), tl.program_id(1), tl.num_programs(0), tl.num_programs(1)
     feature = strip * FEATURES + tl.arange(0, FEATURES)
-    token = block * TOKENS + tl.arange(0, TOKENS).to(tl.int64)
-    inside = (token < tokens)[:, None] & (feature < features)[None, :]
-    address = x + token[:, None] * token_stride + feature[None, :].to(tl.int64) * feature_stride
-    value = tl.load(address, mask=inside, other=0).to(tl.float32)
-    magnitude = tl.abs(value)
-    hit = magnitude >= alpha  # never of the zeros outside
-    entry = token[:, None] * features + feature[None, :]
-    if KEEPS == 1:
-        before = tl.load(kept + entry, mask=inside, other=0).to(tl.float32)
-        tl.store(kept + entry, tl.maximum(before, magnitude).to(kept.dtype.element_ty), mask=inside)
-    if KEEPS == 2:
-        tl.store(kept + entry, hit.to(tl.int8), mask=hit)
+    of_feature, others = feature < features, blocks.to(tl.int64) * features
+    powers, of_blocks = doubles + 2 * others, doubles + 2 * others + 4 * strips.to(tl.int64) * tokens
+    rests, entries, programs = floats + 2 * others, wholes + others, strips * blocks
+    least, most = tl.full((FEATURES,), float("inf"), tl.float32), tl.full((FEATURES,), float("-inf"), tl.float32)
+    of_most, count = tl.zeros((FEATURES,), tl.int32), tl.zeros((FEATURES,), tl.int32)
+    sums, squares = tl.zeros((FEATURES,), tl.float64), tl.zeros((FEATURES,), tl.float64)
+    strongest, rest = tl.full((FEATURES,), -1.0, tl.float32), tl.zeros((FEATURES,), tl.float32)
+    for step in range(STEPS):
+        token = (block * STEPS + step) * TOKENS + tl.arange(0, TOKENS)
+        value, inside, entry = tile_of(x, token, feature, tokens, features, token_stride, feature_stride)
+        magnitude = tl.abs(value)
+        hit = magnitude >= alpha  # never of the zeros outside
+        if KEEPS == 1:
+            keep_largest(kept + entry, magnitude, inside)
+        if KEEPS == 2:
+            tl.store(kept + entry, hit.to(tl.int8), mask=hit)
+        of_step = tl.sum(hit.to(tl.int32), axis=0)
+        if listed is not None:
+            list_hits(table, listed, hit, tl.sum(of_step), value, feature)
+        least = tl.minimum(least, tl.min(tl.where(inside, value, float("inf")), axis=0))
+        most = tl.maximum(most, tl.max(tl.where(inside, value, float("-inf")), axis=0))
+        strongest, of_most = stronger(strongest, of_most, magnitude, token)
+        rest = tl.maximum(rest, tl.max(tl.where((token > 0)[:, None], magnitude, 0.0), axis=0))
+        first = value.to(tl.float64)
+        second = first * first
+        count, sums, squares = count + of_step, sums + tl.sum(first, axis=0), squares + tl.sum(second, axis=0)
+        place = powers + strip.to(tl.int64) * 4 * tokens + token
+        tl.store(place, tl.sum(first, axis=1), mask=token < tokens)
+        tl.store(place + tokens, tl.sum(second, axis=1), mask=token < tokens)
+        tl.store(place + 2 * tokens, tl.sum(second * first, axis=1), mask=token < tokens)
+        tl.store(place + 3 * tokens, tl.sum(second * second, axis=1), mask=token < tokens)
+    place = block.to(tl.int64) * features + feature
+    tl.store(floats + place, least, mask=of_feature)
+    tl.store(floats + others + place, most, mask=of_feature)
+    tl.store(wholes + place, count, mask=of_feature)
+    tl.store(doubles + place, sums, mask=of_feature)
+    tl.store(doubles + others + place, squares, mask=of_feature)
+    program = block * strips + strip
+    tl.store(rests + program, tl.max(rest))
+    leave_entry(rests + programs, entries, program, programs, strongest, of_most, feature, squares * 0 != 0)
+    tl.debug_barrier()
 
-    place, others = block.to(tl.int64) * features + feature, blocks.to(tl.int64) * features
-    of_feature = feature < features
-    tl.store(extremes + place, tl.min(tl.where(inside, value, float("inf")), axis=0), mask=of_feature)
-    tl.store(extremes + others + place, tl.max(tl.where(inside, value, float("-inf")), axis=0), mask=of_feature)
-    tl.store(hits + place, tl.sum(hit.to(tl.int32), axis=0), mask=of_feature)
-    tl.store(rest + block * strips + strip, tl.max(tl.where((token > 0)[:, None], magnitude, 0.0)))
+    if tl.atomic_add(tickets + 1 + strip, 1, sem="acq_rel") == blocks - 1:  # the strip is done
+        tl.store(tickets + 1 + strip, 0)
+        count, sums, squares = tl.zeros_like(count), tl.zeros_like(sums), tl.zeros_like(squares)
+        for start in range(0, blocks, 8):
+            parts = start + tl.arange(0, 8)
+            within = (parts < blocks)[:, None] & of_feature[None, :]
+            places = parts[:, None].to(tl.int64) * features + feature[None, :]
+            least = tl.minimum(least, tl.min(left(floats, places, within, float("inf")), axis=0))
+            most = tl.maximum(most, tl.max(left(floats + others, places, within, float("-inf")), axis=0))
+            count += tl.sum(left(wholes, places, within, 0), axis=0)
+            sums += tl.sum(left(doubles, places, within, 0.0), axis=0)
+            squares += tl.sum(left(doubles + others, places, within, 0.0), axis=0)
+        first = tl.load(x + feature.to(tl.int64) * feature_stride, mask=of_feature, other=0).to(tl.float32)
+        first = first.to(tl.float64)
+        tl.store(lows + feature, tl.minimum(tl.load(lows + feature, mask=of_feature), least), mask=of_feature)
+        tl.store(highs + feature, tl.maximum(tl.load(highs + feature, mask=of_feature), most), mask=of_feature)
+        tl.store(hits + feature, count.to(tl.int64), mask=of_feature)
+        increase(all_hits + feature, count, of_feature)
+        increase(sequences + feature, (count > 0).to(tl.int32), of_feature)
+        increase(all_sums + feature, sums, of_feature)
+        increase(all_squares + feature, squares, of_feature)
+        increase(rest_squares + feature, squares - first * first, of_feature)
+    if tl.atomic_add(tickets + 1 + strips + block, 1, sem="acq_rel") == strips - 1:  # the tokens are done
+        tl.store(tickets + 1 + strips + block, 0)
+        leave_kurtoses(of_blocks, powers, block, blocks, strips, tokens, features, TOKENS * STEPS)
+    tl.debug_barrier()
 
-    first = value.to(tl.float64)
-    second = first * first
-    tl.store(sums + place, tl.sum(first, axis=0), mask=of_feature)
-    tl.store(sums + others + place, tl.sum(second, axis=0), mask=of_feature)
-    powers += strip.to(tl.int64) * 4 * tokens + token
-    tl.store(powers, tl.sum(first, axis=1), mask=token < tokens)
-    tl.store(powers + tokens, tl.sum(second, axis=1), mask=token < tokens)
-    tl.store(powers + 2 * tokens, tl.sum(second * first, axis=1), mask=token < tokens)
-    tl.store(powers + 3 * tokens, tl.sum(second * second, axis=1), mask=token < tokens)
+    if tl.atomic_add(tickets, 1, sem="acq_rel") == programs - 1:  # all is done
+        tl.store(tickets, 0)
+        join_entry(
+            largest, rests + programs, entries, programs, x, ids, token_stride, feature_stride, table, state, STATES
+        )
+        of_programs = tl.zeros((1024,), tl.float32)
+        for start in range(0, programs, 1024):
+            part = start + tl.arange(0, 1024)
+            of_programs = tl.maximum(of_programs, left(rests, part, part < programs, 0.0))
+        tl.store(rest_largest, tl.maximum(tl.load(rest_largest), tl.max(of_programs)))
+        join_kurtoses(of_tensor, of_token, of_blocks, blocks, tokens, features)
+
+
+@triton.jit
+def find_middle(
+    x,
+    ids,
+    kept,
+    largest,
+    sum_of_max,
+    sum_of_ratios,
+    floats,
+    wholes,
+    tickets,
+    bins,
+    median,
+    table,
+    state,
+    tokens,
+    features,
+    token_stride,
+    feature_stride,
+    KEEPS: tl.constexpr,
+    STATES: tl.constexpr,
+    SHIFT: tl.constexpr,
+    OFFSET: tl.constexpr,
+    TOKENS: tl.constexpr,
+    FEATURES: tl.constexpr,
+    STEPS: tl.constexpr,
+):
+    strip, block, strips, programs = tl.program_id(0), tl.program_id(1), tl.num_programs(0), tl.num_programs(1)
+    programs *= strips
+    feature = strip * FEATURES + tl.arange(0, FEATURES)
+    strongest, of_most = tl.full((FEATURES,), -1.0, tl.float32), tl.zeros((FEATURES,), tl.int32)
+    bad = tl.zeros((FEATURES,), tl.int32)
+    for step in range(STEPS):
+        token = (block * STEPS + step) * TOKENS + tl.arange(0, TOKENS)
+        value, inside, entry = tile_of(x, token, feature, tokens, features, token_stride, feature_stride)
+        magnitude = tl.abs(value)
+        if KEEPS == 1:
+            keep_largest(kept + entry, magnitude, inside)
+        strongest, of_most = stronger(strongest, of_most, magnitude, token)
+        bad = tl.maximum(bad, tl.max((value * 0 != 0).to(tl.int32), axis=0))
+        number = (magnitude.to(tl.int32, bitcast=True) >> SHIFT) - OFFSET
+        tl.atomic_add(bins + tl.minimum(tl.maximum(number, 0), BINS - 1), 1, mask=inside, sem="relaxed")
+    leave_entry(floats, wholes, strip + block * strips, programs, strongest, of_most, feature, bad > 0)
+    tl.debug_barrier()
+    if tl.atomic_add(tickets, 1, sem="acq_rel") == programs - 1:
+        tl.store(tickets, 0)
+        most = join_entry(largest, floats, wholes, programs, x, ids, token_stride, feature_stride, table, state, STATES)
+        most = most.to(tl.int32, bitcast=True)
+        rank = ((tokens.to(tl.int64) * features - 1) // 2).to(tl.int32)
+        chosen, before = select(bins, rank)
+        if SHIFT == 15:
+            tl.store(median, chosen)
+            tl.store(median + 1, rank - before)
+            tl.store(median + 3, most)
+        else:
+            leave_median(median, tl.where(chosen == 0, 0, (chosen + OFFSET) << SHIFT), most, sum_of_max, sum_of_ratios)
+
+
+@triton.jit
+def find_rest(
+    x,
+    sum_of_max,
+    sum_of_ratios,
+    tickets,
+    bins,
+    median,
+    tokens,
+    features,
+    token_stride,
+    feature_stride,
+    SHIFT: tl.constexpr,
+    TOKENS: tl.constexpr,
+    FEATURES: tl.constexpr,
+    STEPS: tl.constexpr,
+):
+    chosen, feature = tl.load(median), tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
+    for step in range(STEPS):
+        token = (tl.program_id(1) * STEPS + step) * TOKENS + tl.arange(0, TOKENS)
+        value, inside, _ = tile_of(x, token, feature, tokens, features, token_stride, feature_stride)
+        bits = tl.abs(value).to(tl.int32, bitcast=True)
+        inside &= bits >> SHIFT == chosen
+        tl.atomic_add(bins + (bits & ((1 << SHIFT) - 1)), 1, mask=inside, sem="relaxed")
+    tl.debug_barrier()
+    if tl.atomic_add(tickets, 1, sem="acq_rel") == tl.num_programs(0) * tl.num_programs(1) - 1:
+        tl.store(tickets, 0)
+        rest, _ = select(bins, tl.load(median + 1))
+        leave_median(median, (chosen << SHIFT) + rest, tl.load(median + 3), sum_of_max, sum_of_ratios)
+
+
+@triton.jit
+def find_massive(
+    x,
+    massive,
+    at_position,
+    median,
+    tokens,
+    features,
+    token_stride,
+    feature_stride,
+    above,
+    ratio,
+    TOKENS: tl.constexpr,
+    FEATURES: tl.constexpr,
+    STEPS: tl.constexpr,
+):
+    middle = tl.load(median + 2).to(tl.float32, bitcast=True)
+    most = tl.load(median + 3).to(tl.float32, bitcast=True)
+    if most > above:
+        feature = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
+        count = tl.zeros((FEATURES,), tl.int64)
+        for step in range(STEPS):
+            token = (tl.program_id(1) * STEPS + step) * TOKENS + tl.arange(0, TOKENS)
+            value, _, _ = tile_of(x, token, feature, tokens, features, token_stride, feature_stride)
+            found = ((tl.abs(value) > above) & (tl.abs(value) >= ratio * middle)).to(tl.int64)
+            count, of_token = count + tl.sum(found, axis=0), tl.sum(found, axis=1)
+            tl.atomic_add(at_position + token, of_token, mask=of_token > 0, sem="relaxed")
+        tl.atomic_add(massive + feature, count, mask=count > 0, sem="relaxed")
+
+
+@triton.jit
+def tile_of(x, token, feature, tokens, features, token_stride, feature_stride):
+    """Entries of some tokens and features in float32, 0 outside; which are inside, and their numbers."""
+    token, feature = token[:, None].to(tl.int64), feature[None, :].to(tl.int64)
+    inside = (token < tokens) & (feature < features)
+    value = tl.load(x + token * token_stride + feature * feature_stride, mask=inside, other=0).to(tl.float32)
+    return value, inside, token * features + feature
+
+
+@triton.jit
+def keep_largest(kept, magnitude, inside):
+    before = tl.load(kept, mask=inside, other=0).to(tl.float32)
+    tl.store(kept, tl.maximum(before, magnitude).to(kept.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def list_hits(table, listed, hit, count, value, feature):
+    if count > 0:
+        flag = hit.to(tl.int32)
+        of_token = tl.sum(flag, axis=1)
+        place = tl.cumsum(flag, axis=1) - 1 + (tl.cumsum(of_token, axis=0) - of_token)[:, None]
+        address = listed + 2 * (tl.atomic_add(table, count, sem="relaxed").to(tl.int64) + place)
+        tl.store(address, tl.zeros_like(flag) + feature[None, :], mask=hit)
+        tl.store(address + 1, value.to(tl.int32, bitcast=True), mask=hit)
+
+
+@triton.jit
+def stronger(strongest, of_most, magnitude, token):
+    """The largest magnitude of each feature so far and its first token, after more tokens."""
+    most = tl.max(magnitude, axis=0)
+    first = tl.min(tl.where(magnitude == most[None, :], token[:, None], FAR), axis=0)
+    return tl.maximum(strongest, most), tl.where(most > strongest, first, of_most)
+
+
+@triton.jit
+def leave_entry(largest, entries, program, programs, strongest, of_most, feature, bad):
+    """Leave the largest magnitude of a program, its first feature and that one's first token; and the first feature
+    with a number that is not finite."""
+    most = tl.max(strongest)
+    first = tl.min(tl.where(strongest == most, feature, FAR))
+    tl.store(largest + program, most)
+    tl.store(entries + program, first)
+    tl.store(entries + programs + program, tl.min(tl.where(feature == first, of_most, FAR)))
+    tl.store(entries + 2 * programs + program, tl.min(tl.where(bad, feature, FAR)))
+
+
+@triton.jit
+def left(address, place, mask, other):
+    """Numbers that other programs have left."""
+    return tl.load(address + place, mask=mask, other=other, cache_modifier=".cg")
+
+
+@triton.jit
+def increase(address, value, mask):
+    tl.store(address, tl.load(address, mask=mask, other=0) + value, mask=mask)
+
+
+@triton.jit
+def join_entry(
+    largest, strongest, entries, programs, x, ids, token_stride, feature_stride, table, state, STATES: tl.constexpr
+):
+    """Put the largest entry in the place of the largest so far, unless that comes later in their order, and report;
+    returns its magnitude."""
+    most, first = tl.full((1024,), -1.0, tl.float32), tl.full((1024,), FAR, tl.int32)
+    bad, earliest = first, first
+    for start in range(0, programs, 1024):
+        part = start + tl.arange(0, 1024)
+        most = tl.maximum(most, left(strongest, part, part < programs, -1.0))
+        bad = tl.minimum(bad, left(entries + 2 * programs, part, part < programs, FAR))
+    magnitude, broken = tl.max(most), tl.min(bad)
+    for start in range(0, programs, 1024):
+        part = start + tl.arange(0, 1024)
+        alike = left(strongest, part, part < programs, -1.0) == magnitude
+        first = tl.minimum(first, left(entries, part, (part < programs) & alike, FAR))
+    feature = tl.min(first)
+    for start in range(0, programs, 1024):
+        part = start + tl.arange(0, 1024)
+        alike = left(strongest, part, part < programs, -1.0) == magnitude
+        alike &= left(entries, part, part < programs, FAR) == feature
+        earliest = tl.minimum(earliest, left(entries + programs, part, (part < programs) & alike, FAR))
+    position, finite = tl.min(earliest), broken == FAR
+    value = tl.load(x + position.to(tl.int64) * token_stride + feature.to(tl.int64) * feature_stride, mask=finite)
+    value, token = value.to(tl.float32), tl.load(ids + position, mask=finite)
+    later = token > tl.load(largest + 4)
+    later = (position > tl.load(largest + 3)) | ((position == tl.load(largest + 3)) & later)
+    later = (feature > tl.load(largest + 2)) | ((feature == tl.load(largest + 2)) & later)
+    later = (value > tl.load(largest + 1)) | ((value == tl.load(largest + 1)) & later)
+    later = (magnitude > tl.load(largest)) | ((magnitude == tl.load(largest)) & later)
+    later &= finite
+    tl.store(largest, magnitude.to(tl.float64), mask=later)
+    tl.store(largest + 1, value.to(tl.float64), mask=later)
+    tl.store(largest + 2, feature.to(tl.float64), mask=later)
+    tl.store(largest + 3, position.to(tl.float64), mask=later)
+    tl.store(largest + 4, token.to(tl.float64), mask=later)
+    tl.store(table + 1 + state, tl.load(table, cache_modifier=".cg"))
+    tl.store(table + 1 + STATES + state, tl.where(finite, -1, broken))
+    return magnitude
+
+
+@triton.jit
+def leave_kurtoses(of_blocks, powers, block, blocks, strips, tokens, features, TOKENS: tl.constexpr):
+    """Leave the powers of a block's tokens, summed, and their kurtoses: of all, and without position 0."""
+    token = block * TOKENS + tl.arange(0, TOKENS)
+    first, second = tl.zeros((TOKENS,), tl.float64), tl.zeros((TOKENS,), tl.float64)
+    third, fourth = tl.zeros((TOKENS,), tl.float64), tl.zeros((TOKENS,), tl.float64)
+    for start in range(0, strips, 16):
+        part = start + tl.arange(0, 16)
+        within = (part < strips)[:, None] & (token < tokens)[None, :]
+        place = part[:, None].to(tl.int64) * 4 * tokens + token[None, :]
+        first += tl.sum(left(powers, place, within, 0.0), axis=0)
+        second += tl.sum(left(powers + tokens, place, within, 0.0), axis=0)
+        third += tl.sum(left(powers + 2 * tokens, place, within, 0.0), axis=0)
+        fourth += tl.sum(left(powers + 3 * tokens, place, within, 0.0), axis=0)
+    found = kurtosis(first / features, second / features, third / features, fourth / features)
+    found, of_blocks = tl.where(token < tokens, found, 0.0), of_blocks + block
+    for rest in tl.static_range(2):
+        counts = token >= rest
+        tl.store(of_blocks + 4 * rest * blocks, tl.sum(tl.where(counts, first, 0.0)))
+        tl.store(of_blocks + (4 * rest + 1) * blocks, tl.sum(tl.where(counts, second, 0.0)))
+        tl.store(of_blocks + (4 * rest + 2) * blocks, tl.sum(tl.where(counts, third, 0.0)))
+        tl.store(of_blocks + (4 * rest + 3) * blocks, tl.sum(tl.where(counts, fourth, 0.0)))
+        tl.store(of_blocks + (8 + rest) * blocks, tl.sum(tl.where(counts, found, 0.0)))
+
+
+@triton.jit
+def join_kurtoses(of_tensor, of_token, of_blocks, blocks, tokens, features):
+    number, sums = tl.arange(0, 16), tl.zeros((16,), tl.float64)
+    for start in range(0, blocks, 64):
+        part = start + tl.arange(0, 64)
+        within = (number < SUMS)[:, None] & (part < blocks)[None, :]
+        sums += tl.sum(left(of_blocks, number[:, None] * blocks + part[None, :], within, 0.0), axis=1)
+    for rest in tl.static_range(2):
+        count = (tokens - rest).to(tl.float64) * features
+        first, second = one_of(sums, 4 * rest) / count, one_of(sums, 4 * rest + 1) / count
+        third, fourth = one_of(sums, 4 * rest + 2) / count, one_of(sums, 4 * rest + 3) / count
+        tl.store(of_tensor + rest, tl.load(of_tensor + rest) + kurtosis(first, second, third, fourth))
+        tl.store(of_token + rest, tl.load(of_token + rest) + one_of(sums, 8 + rest))
+
+
+@triton.jit
+def one_of(numbers, place):
+    return tl.sum(tl.where(tl.arange(0, 16) == place, numbers, 0.0))
+
+
+@triton.jit
+def kurtosis(mean, square, cube, fourth):
+    """`reference_states.kurtosis`."""
+    variance, of_mean = square - mean * mean, mean * mean
+    central = fourth - 4 * mean * cube + 6 * of_mean * square - 3 * of_mean * of_mean
+    constant = variance <= 1e-14 * square
+    return tl.where(constant, 1.0, central / tl.where(constant, 1.0, variance * variance))
+
+
+@triton.jit
+def select(bins, rank):
+    """The bin of the entry of a rank, and how many entries are in those before it; the bins are emptied."""
+    chosen, before, total = 0, 0, 0
+    for start in range(0, BINS, 4096):
+        place = bins + start + tl.arange(0, 4096)
+        count = tl.load(place, cache_modifier=".cg")
+        reached = total + tl.cumsum(count, axis=0)
+        below = reached <= rank
+        chosen += tl.sum(below.to(tl.int32))
+        before = tl.maximum(before, tl.max(tl.where(below, reached, 0)))
+        total += tl.sum(count)
+        tl.store(place, 0, mask=count > 0)
+    return chosen, before
+
+
+@triton.jit
+def leave_median(median, bits, most, sum_of_max, sum_of_ratios):
+    middle = bits.to(tl.float32, bitcast=True).to(tl.float64)
+    largest = most.to(tl.float32, bitcast=True).to(tl.float64)
+    tl.store(median + 2, bits)
+    tl.store(median + 3, most)
+    tl.store(sum_of_max, tl.load(sum_of_max) + largest)
+    tl.store(sum_of_ratios, tl.load(sum_of_ratios) + largest / middle)
