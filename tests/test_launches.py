@@ -130,8 +130,8 @@ LAYERS = {
     "absmax-vector": (2, 1, 0),
     "llm.int8": (4, 1, 0),
     "llm.int8-zeropoint": (4, 1, 0),
-    "fp8-e4m3": (0, 19, 0),
-    "absmax+hadamard": (3, 11, 0),
+    "fp8-e4m3": (2, 6, 0),
+    "absmax+hadamard": (3, 4, 0),
 }
 
 

@@ -42,6 +42,7 @@ BACKENDS = (
         *("triton", "triton", triton.runs_on),
         *("triton.layer", "triton.product", "triton.quantization", "triton.states"),
     ),
+    Backend("formats", "triton", triton.runs_on, "triton.formats", None, "triton.formats"),
     Backend("packed", "cpu", lambda device, _asked: device == "cpu" and cpu.has_int8_units(), "cpu.packed"),
     Backend(
         *("plain", "cpu", lambda device, _asked: device == "cpu"),

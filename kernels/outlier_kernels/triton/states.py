@@ -107,8 +107,8 @@ def _kept(kept: torch.Tensor | None) -> list[torch.Tensor | None]:
 
 
 def _spaces(device: torch.device, blocks: int, strips: int) -> tuple[torch.Tensor, ...]:
-    """Numbers that programs leave to others in float32, in float64 and whole ones, and tickets, which the last program of a
-    launch leaves as they are here."""
+    """Numbers that programs leave to others, in float32, in float64 and whole ones; and tickets, which the last program
+    of a launch leaves as they are here."""
     features, tokens = strips * TILE["FEATURES"], blocks * TILE["TOKENS"] * TILE["STEPS"]
     return (
         torch.empty(2 * blocks * (features + strips), device=device),

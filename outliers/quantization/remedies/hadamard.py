@@ -4,7 +4,9 @@ from functools import cache
 
 import torch
 
-RADIX = 32  # features that one small product takes together: the fewest instructions, and few passes over memory
+# Features that one small product takes together: on a CPU the fewest instructions, and few passes over memory; on a GPU
+# two launches.
+RADIX = {"cpu": 32, "cuda": 128}
 
 
 def drawn(weight: torch.Tensor, seed: float) -> torch.Tensor:
@@ -37,11 +39,12 @@ def rotate(matrix: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
     power = _power_of_two(width)
     signs, factor = made[:width], made[width:].view(width // power, -1)
     matrix = (matrix.to(made.dtype) * signs).contiguous()
-    done = 1  # features that the factors so far tell apart
-    while power > RADIX:
-        matrix = _hadamard(RADIX, factor) @ matrix.view(rows * done, RADIX, -1)
-        done, power = done * RADIX, power // RADIX
-    last = _kron(_hadamard(power, factor), factor)
+    done, radix = 1, RADIX.get(matrix.device.type, 32)  # done: features that the factors so far tell apart
+    while power > radix:
+        matrix = _hadamard(radix, factor.dtype, factor.device) @ matrix.view(rows * done, radix, -1)
+        done, power = done * radix, power // radix
+    last = _hadamard(power, factor.dtype, factor.device)
+    last = _kron(last, factor) if len(factor) > 1 else last
     return (matrix.reshape(-1, len(last)) @ last).view(rows, width)
 
 
@@ -50,9 +53,12 @@ def _power_of_two(width: int) -> int:
     return width & -width
 
 
-def _hadamard(size: int, like: torch.Tensor) -> torch.Tensor:
+@cache
+@torch.inference_mode(False)
+def _hadamard(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Sylvester's matrix (size, size), orthogonal."""
-    once, matrix = like.new_tensor([[1, 1], [1, -1]]) / 2**0.5, like.new_ones(1, 1)
+    matrix = torch.ones(1, 1, dtype=dtype, device=device)
+    once = torch.tensor([[1, 1], [1, -1]], dtype=dtype, device=device) / 2**0.5
     while len(matrix) < size:
         matrix = _kron(matrix, once)
     return matrix
