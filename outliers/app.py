@@ -211,11 +211,12 @@ def _measure(name: str, spec: Named, out: Path | None, force: bool, view: str) -
         print(text)
         return
 
-    import_for_good("outliers.runs.engine", "outliers.show.write")
+    import_for_good("outliers.runs.engine")
     from outliers.runs.run import check_all_measured, run
-    from outliers.show.write import write
 
     rows = run(spec, folder, force)
+    from outliers.show.write import write  # after what is measured, as the view
+
     text = write(resolved(view)(spec, folder, rows), folder, typed(name))
     print(text)
     check_all_measured(rows)

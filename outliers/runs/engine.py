@@ -1,10 +1,9 @@
 """Engines of an experiment's tasks: this process, one after the other, or a Ray cluster."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Union
 
-from outliers.runs.cluster import Cluster
 from outliers.runs.failures import tried
 from outliers.runs.forecast import Request, forecast, room_of
 from outliers.specification.kinds import Named
@@ -12,6 +11,9 @@ from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Task
 from outliers.terminal.interrupt import stop_if_asked
 from outliers.terminal.progress import Progress
+
+if TYPE_CHECKING:
+    from outliers.runs.cluster import Cluster
 
 
 class Here:
@@ -53,17 +55,16 @@ class Here:
         return result
 
 
-Engine = Here | Cluster
+Engine = Union[Here, "Cluster"]
 
 
-@contextmanager
-def engine_of(spec: Named, bar: Progress, bench: Bench) -> Iterator[Engine]:
+def engine_of(spec: Named, bar: Progress, bench: Bench) -> AbstractContextManager[Engine]:
     """The engine that an experiment asks for; raise UserError as `outliers.runs.cluster.Cluster`.
 
     bench: what this process keeps between cells.
     """
     if getattr(spec, "engine", "local") == "local":
-        yield Here(bar, bench)
-    else:
-        with Cluster(spec, bar) as cluster:
-            yield cluster
+        return nullcontext(Here(bar, bench))
+    from outliers.runs.cluster import Cluster
+
+    return Cluster(spec, bar)

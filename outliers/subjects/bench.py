@@ -10,6 +10,7 @@ import torch
 from outlier_kernels.dispatch import backends
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from outliers.criterion import STREAM
 from outliers.errors import BadWeights, BrokenModel, UserError
 from outliers.models.anatomy import anatomy_of, weights_of_experts
 from outliers.models.anatomy.examples import Examples, read_ids
@@ -26,17 +27,13 @@ from outliers.models.load import (
 from outliers.models.skeleton import skeleton
 from outliers.models.stream import AS_IT_IS, Variant, is_streamed, stream_model
 from outliers.models.weight_files import check_unchanged
-from outliers.quantization.calibration import observed
 from outliers.quantization.convert import check_attends, check_instead, quantize, skipped
 from outliers.quantization.magnitudes import Calibration
-from outliers.quantization.remedies.learning import check_learned, learn
 from outliers.quantization.schemes import BASELINE, Scheme
 from outliers.specification.fields import BOS, DOCUMENTS
 from outliers.specification.kinds import Machine
 from outliers.terminal.progress import Progress
 from outliers.text.blocks import find_text, tokens_hash
-from outliers.tracing.result import STREAM, Trace
-from outliers.tracing.trace import traces
 from outliers.variants.ablated import Ablated
 from outliers.variants.cached import Cached, Prefixed
 from outliers.variants.quantized import Quantized
@@ -76,7 +73,7 @@ class Bench:
         # Of the last model as it is, by draw and part of a text: last hidden states, and what layers read of blocks.
         self.exact: dict[tuple, list[torch.Tensor]] = {}
         self.inputs: dict[tuple, list[dict[int, torch.Tensor]]] = {}
-        self.traces: dict[str, list[Trace]] = {}  # of whole texts, by their hashes: of each view of the model
+        self.traces: dict[str, list] = {}  # of whole texts, by their hashes: of each view of the model
 
     def load(self, subject: Any, like: dict | None = None) -> tuple[PreTrainedModel, dict]:
         """The model of a subject, in the form that it was left in, and the facts that all its rows have in common.
@@ -147,10 +144,10 @@ class Bench:
         variants, model = list(variants), self._loaded[0]
         for variant in variants:
             self._needing.update(*(quantized.scheme.needs for quantized in schemes_of(variant)))
-        variants = [
-            self._calibrated(variant, subject) if variant.needs_calibration else variant for variant in variants
-        ]
+        variants = [self._calibrated(one, subject) if one.needs_calibration else one for one in variants]
         if any(variant.needs_trace for variant in variants):
+            from outliers.tracing.trace import traces  # late, as what few variants need
+
             text = tokens_hash(subject.blocks)
             if text not in self.traces:
                 self.traces[text] = traces(model, subject.blocks, STREAM, attention=False)
@@ -175,6 +172,9 @@ class Bench:
 
     def _calibration(self, subject: Any, variant: Variant, prefix: Variant = AS_IT_IS) -> Calibration:
         """A calibration behind a prefix, with what the schemes of a variant learn on it, the same for all draws."""
+        from outliers.quantization.calibration import observed
+        from outliers.quantization.remedies.learning import learn
+
         blocks = subject.calibration
         keys = any(isinstance(part, Cached) and part.needs_calibration for part in parts_of(variant))
         if any(not torch.equal(known.blocks, read_ids(blocks)) for known in self._calibrations.values()):
@@ -283,7 +283,10 @@ def check_scheme(
     instead: Iterable[tuple[Scheme, Collection[str]]] = (),
 ) -> None:
     """Raise UserError if schemes do not fit a model, places match nothing of it, or nothing is left to quantize."""
-    check_learned(config, scheme)
+    if scheme.learns:
+        from outliers.quantization.remedies.learning import check_learned
+
+        check_learned(config, scheme)
     if skip or only or instead or scheme.group or scheme.attention is not None:
         model = skeleton(config)
         check_attends(model, scheme)

@@ -338,7 +338,6 @@ class Causal(Pretrained):
 
     def facts(self, bench: "Bench", cell: Cell) -> dict:
         """And of the text; of a cache, whose groups depend on its length, the bits of a value."""
-        from outliers.quantization.caches import cache_bits
         from outliers.subjects.bench import protocol_of
         from outliers.text.blocks import tokens_hash
 
@@ -350,6 +349,8 @@ class Causal(Pretrained):
         if self._cut is not None and self._cut.packed and not self._by_document:
             facts["packed_blocks"] = self._cut.packed
         if formats := apart_from_cache(cell.variant)[1]:
+            from outliers.quantization.caches import cache_bits
+
             lengths = map(len, self.blocks) if self._by_document else [self.settings.block]
             facts["cache_bits"] = cache_bits(bench.load(self)[0], formats, *lengths)
         return super().facts(bench, cell) | facts

@@ -46,7 +46,7 @@ def learn(model: PreTrainedModel, scheme: Scheme, calibration: Calibration) -> N
 
 def check_learned(config: PretrainedConfig, scheme: Scheme) -> None:
     """Raise UserError if a scheme has learned rotations, and a model of a configuration can have none."""
-    if scheme.learns and family_of(config).name != "causal":
+    if family_of(config).name != "causal":
         raise UserError(f"'{scheme.name}' of '{config.model_type}'; expected a causal language model, or hadamard")
 
 
