@@ -18,6 +18,34 @@ ROOT = Path(__file__).parent.parent
 
 # The beginning of a module's path: the tests that concern it, the likeliest first.
 TESTS = {
+    "outliers/criterion": "door planning",
+    "outliers/files": "door",
+    "outliers/metrics/accuracy": "vision",
+    "outliers/metrics/damages": "damage",
+    "outliers/metrics/range": "range",
+    "outliers/metrics/trace": "results",
+    "outliers/metrics/weights": "against",
+    "outliers/models/stream": "streaming",
+    "outliers/paper": "training_runs",
+    "outliers/plugins": "loaders",
+    "outliers/presets/ablate": "seq2seq",
+    "outliers/presets/plan": "planning",
+    "outliers/quantization/plans": "exports",
+    "outliers/runs/again": "commands",
+    "outliers/runs/callback": "callback",
+    "outliers/runs/cluster": "cluster",
+    "outliers/runs/forecast": "forecast",
+    "outliers/show": "failures masked findings",
+    "outliers/specification": "masked attention",
+    "outliers/subjects": "vision latency",
+    "outliers/terminal": "progress",
+    "outliers/text/blocks": "losses",
+    "outliers/text/documents": "door",
+    "outliers/trainer": "recipes",
+    "outliers/variants/edges": "edges",
+    "outliers/variants/plant": "models",
+    "outliers/views/remedies": "report",
+    "outliers/views/trace": "vision",
     "outliers/tracing/tokens": "pieces tracing streaming",
     "outliers/tracing/states": "hidden_states streaming",
     "outliers/tracing/sketch": "tracing",
@@ -25,6 +53,7 @@ TESTS = {
     "outliers/tracing": "tracing evaluation streaming results",
     "outliers/models/attention": "attention caches keys",
     "outliers/models/stored/tensors": "weight_files",
+    "outliers/models/stored": "stored",
     "outliers/models/skeleton": "checkpoint",
     "outliers/quantization/store": "quantization weight_files remedies",
     "outliers/quantization/products": "training rooms products",
@@ -71,6 +100,7 @@ MUTATIONS = {
     "outliers/tracing/sketch.py": [
         ("(1 + RELATIVE_ERROR) / (1", "(1 + 2 * RELATIVE_ERROR) / (1"),
         ("fraction * (totals - 1)", "fraction * totals"),
+        ("* 2 / (_GAMMA + 1)", "* 2 / _GAMMA"),
     ],
     "outliers/tracing/compare.py": [("b[name] - a[name]", "a[name] - b[name]"), ("-ratio, -change", "ratio, -change")],
     "outliers/tracing/trace.py": [
@@ -83,6 +113,7 @@ MUTATIONS = {
         ('positions_hit"].double() / self.positions', 'positions_hit"].double() / (self.sequences * self.block)'),
         ("(high >= self.alpha) ^ (low", "(high >= self.alpha) | (low"),
         ("if bool(self.names) != bool(other.names):", "if False:"),
+        ('return self.stack == "cross"', "return False"),
     ],
     "outliers/tracing/tokens.py": [("ids[0] = self.vocabulary", "ids[-1] = self.vocabulary")],
     "outliers/tracing/states.py": [("== len(blocks):\n            raise", "== 1 + len(blocks):\n            raise")],
@@ -104,6 +135,7 @@ MUTATIONS = {
     ],
     "outliers/quantization/magnitudes.py": [
         (" and scheme.learning not in self.learned", " and not self.learned"),
+        ("min(len(x), math.ceil(SAMPLE / blocks))", "len(x)"),
     ],
     "outliers/quantization/linear.py": [
         (".is_set_to(weight) and self.version == _version(weight)", ".is_set_to(weight)"),
@@ -113,13 +145,17 @@ MUTATIONS = {
     "outliers/quantization/remedies/clip.py": [("math.ceil(quantile", "math.floor(quantile")],
     "outliers/quantization/remedies/smoothing.py": [("weights.pow(1 - strength)", "weights.pow(strength)")],
     "outliers/quantization/remedies/tokens.py": [("(high >= number) | (low <= -number)", "high >= number")],
-    "outliers/quantization/convert.py": [("return new.train(module.training)", "return new")],
+    "outliers/quantization/convert.py": [
+        ("return new.train(module.training)", "return new"),
+        ("None if part.path in left else KINDS[keep]", "KINDS[keep]"),
+    ],
     "outliers/quantization/store.py": [("if not same:", "if False:")],
     "outliers/quantization/layer.py": [("hidden_states, *self.parameters()", "(hidden_states,)")],
     "outliers/models/attention.py": [
         ("changes=(*changes, partial(visit, attention.layer))", "changes=(partial(visit, attention.layer), *changes)"),
         ("stack.callback(attends, attention.module, changes=changes)", "pass"),
         ("function = attending.function or ", "function = "),
+        ("if attending.function or attending.changes:", "if attending.function and attending.changes:"),
     ],
     "outliers/quantization/attention.py": [("products.scores) * (query", "products.values) * (query")],
     "outliers/quantization/products.py": [
@@ -141,6 +177,7 @@ MUTATIONS = {
     "kernels/outlier_kernels/reference_formats.py": [
         (".clamp_(min=LEAST_E4M3)", ""),
         (".clamp_(-half,", ".clamp_(1 - half,"),
+        ("(of_group * of_matrix).masked_fill(largest == 0, 1)", "(of_group / of_matrix).masked_fill(largest == 0, 1)"),
     ],
     "kernels/outlier_kernels/reference_products.py": [("torch.where(places < 0, size, places)", "places.clamp(0)")],
     "kernels/outlier_kernels/reference_states.py": [("x[1:].abs().amax()", "x.abs().amax()")],
@@ -148,7 +185,11 @@ MUTATIONS = {
     "kernels/outlier_kernels/cpu/plain.py": [("OUTERMOST = 126", "OUTERMOST = 128")],
     "kernels/outlier_kernels/cpu/packed.py": [("return 128 * int(", "return int(")],
     "kernels/outlier_kernels/cpu/products.py": [("0 if flags is None or flags.ndim == 1 else k", "0")],
-    "kernels/outlier_kernels/cpu/passes.py": [(" + ((bits >> np.uint32(16)) & np.uint32(1))", "")],
+    "kernels/outlier_kernels/cpu/passes.py": [
+        (" + ((bits >> np.uint32(16)) & np.uint32(1))", ""),
+        ("min(low[i], low[j]), max(high[i], high[j])", "min(low[i], low[j]), min(high[i], high[j])"),
+        ("if best[0] >= INFINITE:", "if False:"),
+    ],
     "kernels/outlier_kernels/triton/quantization.py": [("factor * low) - 127", "factor * low + 127)")],
     "kernels/outlier_kernels/triton/product.py": [
         ("inliers -= number", "inliers -= 0"),
@@ -183,7 +224,10 @@ MUTATIONS = {
         ("identity + half, (identity - half) @ matrix", "identity - half, (identity + half) @ matrix"),
         ("matrix + (reference.quantize(exact, quantizer).dequantize() - exact)", "matrix"),
     ],
-    "outliers/quantization/cache_formats.py": [("self.bits + 2 * HALF_BITS", "self.bits + HALF_BITS")],
+    "outliers/quantization/cache_formats.py": [
+        ("self.bits + 2 * HALF_BITS", "self.bits + HALF_BITS"),
+        ("self.first", "self.first + 1"),
+    ],
     "outliers/quantization/caches.py": [("flatten(-2).sqrt()", "flatten(-2)")],
     "outliers/variants/cached.py": [("range(layer + 1, count)", "range(layer, count)")],
     "kernels/outlier_kernels/reference_systems.py": [("round_().clamp_(max=STEPS)", "round_()")],
@@ -193,6 +237,7 @@ MUTATIONS = {
     ],
     "outliers/metrics/top1.py": [
         ("weights = visits.queries / visits.queries.mean()", "weights = torch.ones_like(visits.queries)"),
+        ("probabilities.amax(-1)", "probabilities.amin(-1)"),
     ],
     "outliers/metrics/ablations.py": [("np.arange(width), [*features, *outliers])", "np.arange(width), features)")],
     "outliers/runs/rows.py": [
@@ -217,13 +262,95 @@ MUTATIONS = {
         ("larger = other.largest.abs() > self.largest.abs()", "larger = other.largest > self.largest"),
         ("terms = self.weights[channel] * self.inputs[channel[0]] / count", "terms = self.weights[channel]"),
         ("by_head[0, :, -len(before) :]", "by_head[0, :, : len(before)]"),
+        ("or key[:2] not in self.changed", "or key[:2] in self.changed"),
     ],
     "outliers/metrics/sinks.py": [("else seen[..., 1:, :]", "else seen")],
-    "outliers/presets/super_weights.py": [("key=lambda pair: -pair[0]", "key=lambda pair: pair[0]")],
+    "outliers/presets/super_weights.py": [
+        ("key=lambda pair: -pair[0]", "key=lambda pair: pair[0]"),
+        ('row["metric"] == "perplexity" and "standard_deviation" in row}', 'row["metric"] == "perplexity"}'),
+    ],
     "outliers/views/super_weights.py": [('_logarithm(candidate, "most", "most_deviation")', "Value(0.0, 0.0)")],
     "outliers/variants/massive.py": [("entries.abs() > self.above", "entries > self.above")],
     "outliers/variants/unattended.py": [("queries != keys", "queries > keys")],
     "outliers/runs/planner.py": [(" and not cell.metric.timed", "")],
+    "outliers/criterion.py": [
+        (
+            "isinstance(value, bool) or not 0 <= number < math.inf",
+            "isinstance(value, bool) and not 0 <= number < math.inf",
+        ),
+    ],
+    "outliers/files.py": [("status.st_nlink > 1", "status.st_nlink > 2")],
+    "outliers/metrics/trace.py": [("trace.about.keys() - unknown} == about", "trace.about.keys() - unknown} != about")],
+    "outliers/metrics/range.py": [("-0.5 if scaling is None else scaling", "-0.5 if True else scaling")],
+    "outliers/metrics/accuracy.py": [("logits.max(1, keepdim=True)", "logits.min(1, keepdim=True)")],
+    "outliers/models/stored/compressed.py": [
+        ('sizes.fields.get("type") == "float"', 'sizes.fields.get("type") != "float"'),
+    ],
+    "outliers/models/stored/words.py": [
+        ("else -(-features // size)", "else features // size"),
+        ('if fields.get("sym") is True:', "if False:"),
+    ],
+    "outliers/models/stream.py": [("math.inf if self.memory is None else self.memory}", "math.inf}")],
+    "outliers/paper/table7.py": [("signed(ppl / plain[size])", "signed(plain[size] / ppl)")],
+    "outliers/plugins/loader.py": [("if not exact:", "if exact:")],
+    "outliers/presets/plan.py": [
+        ("while missing <= 0 and count - fails > 1", "while missing < 0 and count - fails > 1"),
+    ],
+    "outliers/presets/ablate.py": [("about, view is views[0])", "about, True)")],
+    "outliers/quantization/fields.py": [("scheme.exact_outliers and not small", "scheme.exact_outliers")],
+    "outliers/runs/cluster.py": [
+        ("math.ceil(share * most)", "math.floor(share * most)"),
+        ('node["CPU"] * memory / node["memory"]', 'node["CPU"] * memory / (2 * node["memory"])'),
+    ],
+    "outliers/runs/again.py": [("if words & HUB.keys() or any(", "if words & HUB.keys() and any(")],
+    "outliers/runs/forecast.py": [
+        ("SLACK = 2", "SLACK = 1"),
+        ("if room.gpus and sum(states) <=", "if room.gpus or sum(states) <="),
+        ("passing = max(passing, keeps.logits * tokens * shape.vocabulary)", "passing = passing"),
+    ],
+    "outliers/runs/callback.py": [
+        ("(last or state.global_step % self.every == 0)", "(state.global_step % self.every == 0)"),
+    ],
+    "outliers/show/section.py": [("or left <= {BASELINE} < variants", "")],
+    "outliers/show/value.py": [('row.get("mask_seeds", 1) > 1', 'row.get("mask_seeds", 1) > 2')],
+    "outliers/specification/kinds.py": [
+        ("if scheme == PEER or not written:", "if not written:"),
+        (
+            'self.block - 2 if self.objective == "each" else self.mask_seeds',
+            'self.block if self.objective == "each" else self.mask_seeds',
+        ),
+    ],
+    "outliers/subjects/served.py": [("if small:", "if False:")],
+    "outliers/subjects/causal.py": [("if labels is not None and (labels == IGNORED).all():", "if False:")],
+    "outliers/text/blocks.py": [("self.begins[:, len(self.first) + 1 :]", "self.begins[:, len(self.first) :]")],
+    "outliers/text/documents.py": [("blank = blank or number", "blank = number")],
+    "outliers/trainer/architectures.py": [('if norm == "rmsnorm":', "if False:")],
+    "outliers/variants/plant.py": [
+        ("factor * (offset + parameter[features]) - offset", "factor * (offset + parameter[features])"),
+    ],
+    "outliers/variants/peer.py": [("if len(terms) > 2 or", "if")],
+    "outliers/variants/written.py": [("parts[0] if len(parts) == 1 else Together(parts)", "Together(parts)")],
+    "outliers/views/readers.py": [('table["subject"] != "control"', 'table["subject"] != "none"')],
+    "outliers/views/trace.py": [("high = means[:, features].max().item()", "high = means[:, features].min().item()")],
+    "outliers/views/remedies.py": [("any(point.kind == kind for point in measured)", "True")],
+    "outliers/show/claims.py": [("place % 2 == 0 or not _WORDS.misses(part, fields)", "True")],
+    "outliers/variants/edges.py": [("place.head * len(part.outputs) // heads", "place.head % len(part.outputs)")],
+    "outliers/metrics/weights.py": [("weight.abs().argmax()", "weight.argmax()")],
+    "outliers/metrics/damages.py": [
+        (
+            'cost = math.nan if baseline is None else row["value"] / baseline - 1',
+            'cost = math.nan if baseline is None else row["value"] / baseline',
+        ),
+    ],
+    "outliers/quantization/plans/compressed_tensors.py": [
+        ("key=lambda group: len(group[1])", "key=lambda group: -len(group[1])"),
+    ],
+    "outliers/quantization/plans/assigned.py": [
+        ("if isinstance(module, kinds) and path not in inside", "if isinstance(module, kinds)"),
+    ],
+    "outliers/show/tables.py": [("if counts[place(row)] == 1", "if counts[place(row)] >= 1")],
+    "outliers/terminal/amounts.py": [("if seconds >= 1.5 * factor", "if seconds >= factor")],
+    "outliers/show/words.py": [("if share >= MANY:", "if share > 2 * MANY:")],
 }
 
 OUTPUT = "mutation.txt"  # of the tests of one mistake, in the clone

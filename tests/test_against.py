@@ -234,6 +234,7 @@ def test_a_checkpoint_of_compressed_tensors(tmp_path):
         for path in found.errors["projection"]
     ]
     exact = [one.module.weight for one in projections(model)]
+    assert found.errors["largest_weight"].abs().tolist() == [weight.abs().max().item() for weight in exact]
     errors = [((a - b).square().sum() / b.square().sum()).item() for a, b in zip(weights, exact, strict=True)]
     assert found.errors["weight_error"].to_numpy() == pytest.approx(errors, rel=0.1)  # 127.5 steps there, 127 here
     assert 0 < found.model["kl"] < 1e-3

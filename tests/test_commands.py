@@ -36,6 +36,7 @@ from outliers.presets.plan import Planning
 from outliers.presets.sweep import Experiment
 from outliers.presets.zeroshot import ZeroShot
 from outliers.runs import run as module
+from outliers.runs.again import key_of
 from outliers.specification.kinds import Named
 from outliers.terminal.command import run
 from outliers.terminal.options import options, signed
@@ -97,6 +98,12 @@ def test_a_finished_run_prints_again_without_torch(monkeypatch, capsys, tmp_path
     call(monkeypatch, capsys, *arguments, "--force")
     call(monkeypatch, capsys, *arguments[:-2], "--blocks", "1", *arguments[-2:])
     assert len(ran) == len(changes) + 2
+
+
+def test_what_is_of_the_hub_is_never_taken_as_it_was():
+    fields = {"models": ["pocket/gpt2-0.1m"], "text": "sample"}
+    keys = [key_of(Experiment(**fields | of_hub), "sweep") for of_hub in ({}, {"text": "c4"}, {"models": ["gpt2"]})]
+    assert [key is None for key in keys] == [False, True, True]
 
 
 def test_a_text_that_is_not_there_is_refused_before_torch_comes(tmp_path):

@@ -125,7 +125,10 @@ def test_a_library_quantizes_what_the_plan_says(format, scheme, kind):
 def test_compressed_tensors_has_several_schemes(llama):
     better = of_layers(llama, "down_proj", "1.mlp.up_proj")
     plan = plan_of(llama, "w4a8-g32", exact=of_layers(llama, "0.self_attn.q_proj"), instead={"w8a8": better})
-    made = APPLIED["compressed-tensors"](llama, outliers.export(plan, "compressed-tensors", llama))
+    exported = outliers.export(plan, "compressed-tensors", llama)
+    of_all = [group for group in exported["config_groups"].values() if group["targets"] == ["Linear"]]
+    assert [group["weights"]["num_bits"] for group in of_all] == [4], "the larger one, so that few layers are named"
+    made = APPLIED["compressed-tensors"](llama, exported)
     bits = {path: made.get_submodule(path).quantization_scheme.weights.num_bits for path in quantized(made)}
     assert bits == {path: 8 if path in better else 4 for path in paths_of(llama) if path not in plan.exact}
 

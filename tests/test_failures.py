@@ -18,6 +18,7 @@ from outliers.models.anatomy import decoder_layers
 from outliers.models.names import POCKET
 from outliers.runs import engine
 from outliers.runs.rows import read
+from outliers.show.section import section_of
 
 MODEL, TEXT = "pocket/gpt2-0.1m", {"block": 32, "blocks": 2}
 
@@ -179,6 +180,14 @@ def test_a_model_that_does_not_fit_among_others(monkeypatch, tmp_path):
     assert failed["failed"].startswith(f"'{models[1]}' needs ") and " of memory in float32 and " in failed["failed"]
     with pytest.raises(UserError, match=f"'{models[1]}' needs"):
         outliers.sweep(models=models[1:], schemes=["fp32"], **TEXT, out=tmp_path / "alone")
+
+
+def test_where_the_baseline_alone_is_left_nothing_is_compared():
+    finished = {"model": MODEL, "variant": "fp32", "metric": "perplexity", "value": 7.5}
+    rows = [finished, finished | {"variant": "absmax", "failed": "no"}]
+    errors = [finished | {"metric": "damage.error", "projection": path} for path in "ab"]
+    section = section_of(lambda _rows: pytest.fail("compared"), rows + errors)
+    assert [cells[1:3] for cells in section.tables[0].cells] == [["fp32", "perplexity"], ["absmax", "perplexity"]]
 
 
 def test_what_the_door_sees_refuses_all(monkeypatch, capsys, tmp_path):

@@ -11,6 +11,7 @@ import yaml
 from outliers.metrics.damages import damages_of
 from outliers.paper.table4 import panel_section
 from outliers.presets.emergence import OneModel
+from outliers.show import words
 from outliers.show.section import Finding, Section
 from outliers.show.value import Value
 from outliers.show.words import count, features, listed, percent, ranges
@@ -148,6 +149,11 @@ def test_a_sink_is_no_position_of_the_second_half(traced):
         found = said(trace_findings(replace(trace, statistics=trace.statistics | {"attention.sinks": sinks}), {}, str))
         assert (f"Position {position} is an attention sink for 100 % of (layer, head) pairs." in found) == told
         assert ("attention sink" in found) == told
+
+
+def test_from_a_doubling_on_a_change_is_a_ratio():
+    changes = [words.changed(share) for share in (-0.5, 0.99, 1.0)]
+    assert changes == ["falls by 50.0 %", "rises by 99.0 %", "is multiplied by 2.0"]
 
 
 # What vanishes

@@ -109,6 +109,10 @@ def test_a_subject_whose_tokenizer_has_no_mask_token(monkeypatch, capsys, folder
         assert "no mask token" in refused(monkeypatch, capsys, "--model", broken, command=command)
 
 
+def test_each_token_between_the_special_ones_is_masked_in_a_sequence_of_its_own():
+    assert Settings(name="x", block=8, blocks=3, objective="each").sequences == 3 * 6
+
+
 def test_seeds_of_masks(folder):
     """Mean and standard deviation of what each seed gives by itself, on the same text."""
     rows = run(settings(folder, Experiment, mask_seeds=3, mask_seed=5, schemes=["fp32"]), folder / "seeds")
@@ -121,7 +125,7 @@ def test_seeds_of_masks(folder):
 
 
 def test_what_is_said_of_seeds_of_masks(folder):
-    spec = settings(folder, Experiment, mask_seeds=3, schemes=["fp32", "absmax"])
+    spec = settings(folder, Experiment, mask_seeds=2, schemes=["fp32", "absmax"])
     section = show(spec, folder / "said", run(spec, folder / "said"))
     assert section.drawings[0].caption.endswith("Bars: one standard deviation by masks.")
     assert [one.text.partition("beyond ")[2] for one in section.findings] == ["the scatter of masks."]

@@ -61,7 +61,7 @@ def test_numbers_are_those_of_hooks(seen, streamed, tmp_path):
     assert {place: found[place] for place in expected} == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("case", ["gpt2", "llama"])
+@pytest.mark.parametrize("case", ["gpt2", "llama", "granite"])
 def test_attention_logits_are_those_before_the_softmax(case):
     """Of an attention function that computes them in float64."""
     model, expected = make_model(case), []

@@ -96,7 +96,9 @@ def test_map_over_the_picture():
     panels = outliers.plot.patch_map(trace)
     features = trace.outlier_features()["feature"].tolist()
     assert sorted(features)[:2] == [3, 17] and len(panels) == len(features)
+    high = max(trace.statistics[f"{role}.magnitude"][:, features].max().item() / 3 for role in ("attn_in", "ffn_in"))
     for axes, feature in zip(panels, features, strict=True):
+        assert axes.images[0].get_clim() == (0, pytest.approx(high)), "one scale for all"
         drawn_values = torch.as_tensor(axes.images[0].get_array())
         of_roles = [trace.statistics[f"{role}.magnitude"][:, feature] / 3 for role in ("attn_in", "ffn_in")]
         assert torch.allclose(drawn_values, torch.maximum(*of_roles)[5:].reshape(2, 3))
