@@ -17,7 +17,7 @@ from outliers.specification.files import experiment_files, is_experiment, specif
 from outliers.specification.kinds import Named
 from outliers.terminal import command as terminal
 from outliers.terminal.command import Force, Out, called, import_for_good, typed
-from outliers.terminal.options import options, signed
+from outliers.terminal.options import options
 
 
 class Command(NamedTuple):
@@ -103,7 +103,8 @@ def _measuring(name: str, command: Command) -> Callable:
 
     arguments = {"positional": _place(command, kind)} | ({"models": Models} if _takes_models(kind) else {})
     results = {"out": Out, "force": Force} | ({"redraw": Redraw} if command.redraws else {})
-    return signed(measure, arguments | options(kind, NO_OPTIONS) | results)
+    measure.__annotations__ = arguments | options(kind, NO_OPTIONS) | results
+    return measure
 
 
 def _place(command: Command, kind: type[Named]) -> object:

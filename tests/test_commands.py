@@ -38,8 +38,8 @@ from outliers.presets.zeroshot import ZeroShot
 from outliers.runs import run as module
 from outliers.runs.again import key_of
 from outliers.specification.kinds import Named
-from outliers.terminal.command import run
-from outliers.terminal.options import options, signed
+from outliers.terminal.command import app_of, run
+from outliers.terminal.options import options
 
 SMALL = ["--model", "pocket/gpt2-0.1m", "--block", "64", "--blocks", "2", "--scheme", "fp32", "--scheme", "absmax"]
 
@@ -135,7 +135,7 @@ def test_kernels_that_do_not_exist(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OUTLIERS_KERNELS", "cuda")
     said = refused(monkeypatch, capsys, *SMALL)
-    assert said == "OUTLIERS_KERNELS is 'cuda'; expected one of triton, packed, cpu, plain, reference\n"
+    assert said == "OUTLIERS_KERNELS is 'cuda'; expected one of triton, formats, packed, cpu, plain, reference\n"
     assert not any(tmp_path.iterdir())
 
 
@@ -392,10 +392,10 @@ def test_a_field_is_an_option(monkeypatch, capsys):
     def pick(**fields):
         given.update(fields)
 
-    command = signed(pick, options(Basket, without=["trees"]))
+    pick.__annotations__ = options(Basket, without=["trees"])
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(sys, "argv", ["pick", "--help"])
-    run(command)
+    run(pick)
     said = [" ".join(line.strip("│ ").split()) for line in capsys.readouterr().out.splitlines() if "--" in line]
     assert [line for line in said if "--help" not in line and "--debug" not in line] == [
         "--kilos <int> Weight.",
@@ -408,7 +408,7 @@ def test_a_field_is_an_option(monkeypatch, capsys):
         "--of <str> Whose; by default nobody's.",
     ]
     monkeypatch.setattr(sys, "argv", ["pick", "--sort=a,b", "--sorts=c", "--rain-water=0.5", "--pick", "--of=x"])
-    run(command)
+    run(pick)
     assert {name: value for name, value in given.items() if value is not None} == {
         "sorts": ["a,b", "c"],
         "rain_water": 0.5,
@@ -419,9 +419,7 @@ def test_a_field_is_an_option(monkeypatch, capsys):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_has_a_help(name):
-    app = typer.Typer()
-    app.command()(command_of(name))
-    for parameter in typer.main.get_command(app).params:
+    for parameter in typer.main.get_command(app_of(command_of(name))).params:
         assert parameter.help.endswith("."), parameter.name
 
 

@@ -24,6 +24,7 @@ from outliers.paper.table7 import table9_section
 from outliers.quantization.schemes import get_scheme
 from outliers.runs.forecast import Request, Room, forecast, shape_of
 from outliers.show.value import Value
+from outliers.terminal.command import app_of
 from outliers.views.causes import trained
 from outliers.views.origins import HIDDEN
 from tests.conftest import needs_smollm2
@@ -309,9 +310,7 @@ def test_commands_take_what_is_typed(arguments):
     assert importlib.util.find_spec(module), module
     if module == "outliers" or "." in module.removeprefix("outliers."):
         return  # the list of commands; scripts of the package
-    app = typer.Typer()
-    app.command()(command_of(name))
-    typer.main.get_command(app).make_context(name, options)
+    typer.main.get_command(app_of(command_of(name))).make_context(name, options)
 
 
 def test_a_wrong_option_is_noticed():

@@ -21,6 +21,7 @@ import outliers
 from outliers.__main__ import COMMANDS
 from outliers.app import command_of
 from outliers.specification.kinds import Named
+from outliers.terminal.command import app_of
 from outliers.terminal.options import options
 
 # Room of a public name to the page that it shares with others; a room that is not here has a page of its own.
@@ -74,9 +75,7 @@ def reference() -> Iterator[tuple[str, str]]:
 def commands() -> Iterator[tuple[str, str]]:
     """The page of each command, and its Markdown: what `--help` says."""
     for name in COMMANDS:
-        app = typer.Typer(add_completion=False)
-        app.command()(command_of(name))
-        command = typer.main.get_command(app)
+        command = typer.main.get_command(app_of(command_of(name)))
         called = f"python -m outliers.{name}"
         text = get_docs_for_click(obj=command, ctx=typer.Context(command), name=called)
         yield f"commands/{name}", text.replace(f"# `{called}`", f"# {name}", 1)

@@ -4,13 +4,13 @@ import contextlib
 import functools
 import gc
 import importlib
-import inspect
 import logging
 import shlex
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +19,6 @@ from typer import BadParameter, Option
 
 from outliers.errors import UserError
 from outliers.terminal.interrupt import ending_alike
-from outliers.terminal.options import signed
 from outliers.terminal.printing import is_line, printing, say
 
 # transformers imports torchao wherever it is installed, which then warns of kernels for other devices, and torch of it.
@@ -34,10 +33,6 @@ Debug = Annotated[bool, Option("--debug", help="Show the traceback of an error, 
 
 def run(command) -> None:
     """Run a command function with the process's arguments; exit with 2 after a mistake, with 130 after Ctrl-C."""
-    name, program = command.__name__, shlex.join(called(command.__name__))
-    help_text = (command.__doc__ or "").replace(f"python -m outliers.{name}", program)  # its examples
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
-    app.command(help=help_text)(_answered(command))
     with answering(), warnings.catch_warnings():
         logger = logging.getLogger("outliers")
         logger.handlers, logger.propagate = [_BesideBars()], False
@@ -46,7 +41,16 @@ def run(command) -> None:
             logging.getLogger(name).setLevel(logging.ERROR)
         warnings.showwarning = lambda message, *_place: logger.warning(f"warning: {message}")
         _check_text(sys.argv[1:])
-        app(prog_name=program, standalone_mode=False)
+        app_of(command)(prog_name=shlex.join(called(command.__name__)), standalone_mode=False)
+
+
+def app_of(command: Callable) -> typer.Typer:
+    """The app of a function: its parameters are those that its annotations name, none of which has to be given."""
+    name = command.__name__
+    help_text = (command.__doc__ or "").replace(f"python -m outliers.{name}", shlex.join(called(name)))  # its examples
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
+    app.command(help=help_text)(_answered(command))
+    return app
 
 
 def import_for_good(*modules: str) -> None:
@@ -90,15 +94,15 @@ def _check_text(arguments: list[str]) -> None:
             raise UserError(f"argument '{argument}' holds bytes that are no text; expected UTF-8 in one line")
 
 
-def _answered(command):
+def _answered(command: Callable) -> Callable:
     """The same command with the option `--debug`, which shows the traceback of a mistake above its line; after Ctrl-C
     it says in a line what is finished, and how to go on."""
 
     @functools.wraps(command)
-    def answered(*arguments, debug: bool, **options):
+    def answered(debug: bool, **options):
         try:
             with ending_alike():
-                return command(*arguments, **options)
+                return command(**options)
         except UserError as error:
             if debug:
                 _show_all(error)
@@ -110,8 +114,10 @@ def _answered(command):
             print(f"interrupted{finished}; run {again} to go on", file=sys.stderr)
             sys.exit(130)
 
-    parameters = {name: parameter.annotation for name, parameter in inspect.signature(command).parameters.items()}
-    return signed(answered, parameters | {"debug": Debug})
+    named = {name: of for name, of in command.__annotations__.items() if name != "return"} | {"debug": Debug}
+    parameters = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=of) for name, of in named.items()]
+    answered.__signature__, answered.__annotations__ = Signature(parameters), named
+    return answered
 
 
 def _show_all(error: BaseException | None) -> None:

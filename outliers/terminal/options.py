@@ -1,8 +1,7 @@
 """Options of a command from the fields of what it specifies."""
 
 import re
-from collections.abc import Callable, Iterable
-from inspect import Parameter, Signature
+from collections.abc import Iterable
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -58,10 +57,3 @@ def _help(field: FieldInfo) -> str:
         return f"{help_text}."
     values = default if isinstance(default, list) else [f"{default:g}" if isinstance(default, float) else default]
     return f"{help_text}; by default {', '.join(map(str, values))}."
-
-
-def signed(function: Callable, parameters: dict[str, Any]) -> Callable:
-    """The same function, with these annotations of parameters for who asks, as Typer does; none has to be given."""
-    named = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=of) for name, of in parameters.items()]
-    function.__signature__, function.__annotations__ = Signature(named), parameters
-    return function
