@@ -20,10 +20,19 @@ triton = pytest.importorskip("triton", reason="Triton is not installed")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from outlier_kernels import reference, reference_products, states  # noqa: E402
+from outlier_kernels import reference, reference_products, reference_states, states  # noqa: E402
 from outlier_kernels.formats import FORMATS, Quantizer, granularities  # noqa: E402
 from outlier_kernels.reference import Exact, Quantized  # noqa: E402
-from outlier_kernels.triton import few, formats, layer, outlier_features, product, quantization, tiles  # noqa: E402
+from outlier_kernels.triton import (  # noqa: E402
+    attention,
+    few,
+    formats,
+    layer,
+    outlier_features,
+    product,
+    quantization,
+    tiles,
+)
 from outlier_kernels.triton import states as triton_states  # noqa: E402
 from outlier_kernels.triton.outlier_features import find_outliers  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
@@ -100,7 +109,7 @@ def interpreter():
     with pytest.MonkeyPatch.context() as patch:
         if not HAS_GPU:
             of_triton = (triton.language.standard, triton.language.random)
-            modules = (*of_triton, quantization, outlier_features, product, few, formats, triton_states)
+            modules = (*of_triton, quantization, outlier_features, product, few, formats, triton_states, attention)
             functions = [value for module in modules for value in vars(module).values()]
             known = {each.fn: InterpretedFunction(each.fn) for each in functions if isinstance(each, JITFunction)}
             for function in known.values():
@@ -417,7 +426,11 @@ def whole_product(folder: str) -> dict:
         "perplexity": [row["value"] for row in rows],
         "int8 model": outliers.perplexity(outliers.quantize(model, "llm.int8", keep="int8"), ids),
         "loss": [loss.item(), *(one.grad.norm().item() for one in trained.parameters())],
-        "trace": {name: one.tolist() for name, one in outliers.trace(model, ids, alpha=2.0).statistics.items()},
+        "trace": {
+            name: one.tolist()
+            for name, one in outliers.trace(model, ids, alpha=2.0, attention=False).statistics.items()
+        },
+        "sinks": outliers.trace(model, ids).statistics["attention.sinks"].tolist(),
     }
 
 
@@ -435,6 +448,7 @@ def test_the_whole_product_in_triton_is_that_of_a_cpu(tmp_path):
     found, wanted = json.loads(done.stdout.splitlines()[-1]), whole_product(str(tmp_path / "cpu"))
     paths = found.pop("kernels"), wanted.pop("kernels")
     assert [set(one.values()) for one in paths] == [{"triton"}, {"cpu", "reference"}]
+    assert found.pop("sinks") == wanted.pop("sinks"), "of other states, for attention is summed in another order"
     states = found.pop("trace"), wanted.pop("trace")
     for name, value in found.items():
         assert value == pytest.approx(wanted[name], rel=1e-4), name
@@ -460,6 +474,23 @@ def test_models_train_on_a_gpu_as_on_a_cpu():
         losses.append((loss.item(), torch.stack([one.grad.float().norm().cpu() for one in model.parameters()])))
     assert abs(losses[0][0] - losses[1][0]) < 1e-3
     torch.testing.assert_close(losses[0][1], losses[1][1], rtol=0.05, atol=1e-3)
+
+
+@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 200), marks=pytest.mark.slow)], ids=["20", "200"])
+def test_any_attention_is_that_of_the_reference(seeds):
+    """Of any shape, strides and dtype, with as many keys' heads or fewer, whose scores are of any size; NaN stays."""
+    for seed in seeds:
+        torch.manual_seed(seed)
+        pick = lambda *choices: choices[int(torch.randint(len(choices), ()))]  # noqa: E731
+        heads, shared, length, features = pick(1, 3), pick(1, 2), pick(1, 2, 63, 64, 65, 130), pick(1, 8, 40, 64)
+        dtype, size = pick(*DTYPES), pick(0.0, 1.0, 5.0)
+        query = size * torch.randn(1, length, heads * shared, features).transpose(1, 2).to(dtype)
+        key = (size * torch.randn(1, length, heads, 2 * features))[..., ::2].transpose(1, 2).to(dtype)
+        if pick(True, False, False):
+            key[0, 0, pick(*range(length)), 0] = torch.nan
+        found = attention.attention_sums(*on_device(query, key), features**-0.5).cpu()
+        want = reference_states.attention_sums(query, key, features**-0.5)
+        torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 def state_of_seed(seed: int) -> torch.Tensor:
@@ -641,6 +672,9 @@ def launch_all(capability: tuple[int, int]) -> None:
     quantization.quantize(torch.empty(64, 40000, dtype=torch.bfloat16, device="meta"), int8())
     for name, dtype in zip(("fp8-e4m3 row", "nvfp4 block", "bfp6 group-16"), DTYPES, strict=True):
         formats.quantize(torch.empty(512, 4096, dtype=dtype, device="meta"), Quantizer(*name.split()))
+    for dtype, features in zip(DTYPES, (64, 80, 128), strict=True):
+        query, key = (torch.empty(1, heads, 512, features, dtype=dtype, device="meta") for heads in (8, 4))
+        attention.attention_sums(query, key, 0.125)
     for dtype, features, kept in STATES:
         x = torch.empty(512, features, dtype=dtype, device="meta")
         ids = torch.empty(512, dtype=torch.int64, device="meta")

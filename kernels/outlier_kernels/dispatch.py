@@ -23,9 +23,9 @@ class Backend(NamedTuple):
     """One implementation of the kernels.
 
     name: by which OUTLIERS_KERNELS asks for it. path: what rows call it, which the variable takes too. runs_on: whether
-    it is there for a type of device, and asked for by the variable, or not. linear, product, quantize, states: the
-    module that computes each, imported when it is first needed, whose `serves` says which operands it takes. The
-    reference takes all.
+    it is there for a type of device, and asked for by the variable, or not. linear, product, quantize, states,
+    attention: the module that computes each, imported when it is first needed, whose `serves` says which operands it
+    takes. The reference takes all.
     """
 
     name: str
@@ -35,12 +35,13 @@ class Backend(NamedTuple):
     product: str | None = None
     quantize: str | None = None
     states: str | None = None
+    attention: str | None = None
 
 
 BACKENDS = (
     Backend(
         *("triton", "triton", triton.runs_on),
-        *("triton.layer", "triton.product", "triton.quantization", "triton.states"),
+        *("triton.layer", "triton.product", "triton.quantization", "triton.states", "triton.attention"),
     ),
     Backend("formats", "triton", triton.runs_on, "triton.formats", None, "triton.formats"),
     Backend("packed", "cpu", lambda device, _asked: device == "cpu" and cpu.has_int8_units(), "cpu.packed"),
@@ -50,7 +51,7 @@ BACKENDS = (
     ),
     Backend(
         *("reference", "reference", lambda _device, _asked: True),
-        *("reference", "reference_products", "reference", "reference_states"),
+        *("reference", "reference_products", "reference", "reference_states", "reference_states"),
     ),
 )
 
@@ -322,6 +323,22 @@ def add_residual(
         module.add_residual(*given, massive, _report(module, x, found, place, False))
     elif (at_position := module.add_residual(*given)) is not None:
         massive += at_position
+
+
+def sums_attention(query: torch.Tensor, key: torch.Tensor) -> bool:
+    """Whether a kernel sums attention, beside that which the model computes."""
+    return _serving("attention", query.device, query, key)[0] is not BACKENDS[-1]
+
+
+def attention_sums(query: torch.Tensor, key: torch.Tensor, scaling: float) -> torch.Tensor:
+    """The probabilities of causal attention, summed over the queries: float32 (heads, T).
+
+    Args:
+        query: (1, heads, T, features).
+        key: (1, heads, T, features), of as many heads or of a part of them.
+        scaling: of scores, before the softmax.
+    """
+    return _serving("attention", query.device, query, key)[1].attention_sums(query, key, scaling)
 
 
 @torch.library.custom_op("outlier_kernels::linear", mutates_args=())

@@ -131,6 +131,13 @@ def median(magnitudes: torch.Tensor) -> torch.Tensor:
     return between.kthvalue(rank_between + 1).values
 
 
+def attention_sums(query: torch.Tensor, key: torch.Tensor, scaling: float) -> torch.Tensor:
+    """See `dispatch.attention_sums`."""
+    keys = key[0].float().repeat_interleave(query.shape[1] // key.shape[1], 0)
+    scores = query[0].float() @ keys.mT * scaling
+    return scores.masked_fill_(torch.ones_like(scores[0]).triu_(1).bool(), -torch.inf).softmax(-1).sum(1)
+
+
 def check_finite(by_feature: torch.Tensor) -> None:
     """Raise NotFinite if the largest |x| of a feature (features,) is NaN or inf."""
     bad = ~torch.isfinite(by_feature)

@@ -4,7 +4,7 @@ The fused kernels never make the probabilities, and an architecture's own plain 
 T), and pass over them half a dozen times. `summed_attention` makes them for some queries at a time, while they are in a
 core's cache, of the keys up to these alone, and sums them over the queries. The outputs are those of the plain products
 bit by bit: under the causal mask the other probabilities are exactly 0, and as such they take part in the products with
-the values.
+the values. On a GPU the fused kernel attends, and another one sums the probabilities, which are nowhere in memory.
 """
 
 import copy
@@ -18,6 +18,7 @@ from typing import NamedTuple
 from weakref import ref
 
 import torch
+from outlier_kernels import dispatch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import repeat_kv
@@ -159,14 +160,19 @@ def summed_attention(
 
     Returns:
         The outputs; and the probabilities summed over queries, (1, heads, 1, T), in another order than of the whole at
-        once: they agree to float32's rounding. What is not softmax under a causal mask of one sequence, in float32 and
-        on a CPU, goes to the architecture's own function, which returns all probabilities, (1, heads, T, T).
+        once: they agree to float32's rounding. What is not softmax under a causal mask of one sequence, or on a CPU not
+        in float32, goes to the architecture's own function, which returns all probabilities, (1, heads, T, T).
     """
     others = {name: given for name, given in others.items() if given is not None}
     if not others.keys() <= MASK or dropout or scaling is None or not _is_plain(query, key, attention_mask):
         plain = _named(module, "eager")
         return plain(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **others)
     heads, length = query.shape[1:3]
+    if dispatch.sums_attention(query, key):
+        given = {"is_causal": True, "scale": scaling, "enable_gqa": heads != key.shape[1]}
+        outputs = nn.functional.scaled_dot_product_attention(query, key, value, **given)
+        received = dispatch.attention_sums(query, key, scaling)
+        return outputs.transpose(1, 2).contiguous(), received[None, :, None]
     key, value = (repeat_kv(states, heads // states.shape[1]) for states in (key, value))
     key = key.transpose(2, 3)
     if math.frexp(scaling)[0] == 0.5:  # a power of two, which rounds nothing wherever it is multiplied with
@@ -189,16 +195,19 @@ def summed_attention(
 
 
 def _is_plain(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> bool:
-    """Whether one sequence attends to itself under a causal mask, in float32 on a CPU; and with several heads, for the
-    products of a single one are split among threads otherwise."""
-    if mask is None or not query.is_cpu or query.dtype != torch.float32 or query.shape[0] > 1 or query.shape[1] < 2:
+    """Whether one sequence attends to itself under a causal mask, where a kernel sums attention or in float32 on a CPU:
+    there with several heads, for the products of a single one are split among threads otherwise."""
+    if mask is None or query.shape[0] > 1:
+        return False
+    of_cpu = query.is_cpu and query.dtype == torch.float32 and query.shape[1] > 1
+    if not (dispatch.sums_attention(query, key) or of_cpu):
         return False
     length = query.shape[2]
-    if key.shape[2] != length or mask.dtype != query.dtype:
+    if key.shape[2] != length or mask.dtype != query.dtype or mask.shape != (1, 1, length, length):
         return False
     known = _plain.get(length)
     if known is None or known() is not mask:  # all layers share one
-        causal = torch.full((1, 1, length, length), torch.finfo(torch.float32).min).triu_(1)
+        causal = torch.full_like(mask, torch.finfo(mask.dtype).min).triu_(1)
         if not torch.equal(mask, causal):
             return False
         _plain[length] = ref(mask)

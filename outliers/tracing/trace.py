@@ -58,9 +58,9 @@ def trace(
             layer of the model lacks, such as ffn_out in a mixture of experts, are left out, which `Trace.roles` says.
             The residual stream is always looked at.
         alpha: magnitude from which an entry is a hit.
-        attention: whether to find attention sinks; the model then attends eagerly, where it does so in float32 on a
-            CPU by softmax alone with memory for some rows of a layer's attention matrix (heads, T, T), else for all of
-            it. Without it long contexts take less.
+        attention: whether to find attention sinks. Where attention is a causal softmax alone, that takes memory for
+            some rows of a layer's attention matrix (heads, T, T) on a CPU in float32, and none on a GPU with Triton;
+            elsewhere the model attends eagerly, with memory for all of it. Without it long contexts take less.
         variant: what the model is under meanwhile, such as a scheme, see `outliers.variants`.
         tokens: the model's tokenizer, if the trace shall know which tokens carry each feature of the residual stream,
             see `Trace.tokens`, and call them by their names; of a vision model its image processor, or True.
@@ -300,7 +300,8 @@ class _Observer:
     def see_attention(self, layer: int, probabilities: torch.Tensor, _recompute, visible: torch.Tensor) -> None:
         first = visible.shape[1] - len(self.ids)  # behind the keys of a prefix, which are no positions
         # (heads, keys), over the queries that see each key, also if they are summed already
-        received = probabilities[0, ..., first:].float().sum(1)
+        received = probabilities[0, ..., first:].float()
+        received = received[:, 0] if received.shape[1] == 1 else received.sum(1)
         if visible is not self.visible[0]:  # which layers share
             queries = visible[:, first:].sum(0).to(received.device)
             limits = torch.where(queries.min() < len(visible), SINK * queries, SINK * len(visible))

@@ -146,6 +146,7 @@ def add_residual(
         SHIFT=shift,
         OFFSET=offset,
         **TILE,
+        num_warps=8,
     )
     if x.dtype == torch.float32:
         launch(find_rest, grid, x, *given, tickets, bins, median, *sizes, SHIFT=shift, **TILE)
