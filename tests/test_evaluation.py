@@ -90,18 +90,6 @@ def test_a_padded_batch_is_each_sequence_alone(blocks, side):
     assert perplexity(model, ids) != perplexity(model, ids, mask)
 
 
-def test_a_batch_as_a_tokenizer_pads_it():
-    """Equals the same strings as sequences of their own."""
-    model, tokenizer = load_model("pocket/gpt2-0.1m"), load_tokenizer("pocket/gpt2-0.1m")
-    tokenizer.pad_token = tokenizer.eos_token
-    documents = ["One document of mine.", "Another one, which is a little longer.", "The third."]
-    alone = perplexity(model, load_text(documents, tokenizer, block=None))
-    for tokenizer.padding_side in ("left", "right"):
-        batch = tokenizer(documents, padding=True, return_tensors="pt")
-        assert batch["attention_mask"].min() == 0
-        assert perplexity(model, batch["input_ids"], attention_mask=batch["attention_mask"]) == alone
-
-
 def test_a_padded_batch_through_a_streamed_model(blocks, tmp_path):
     make_model("llama").save_pretrained(tmp_path)
     resident, streamed = make_model("llama"), stream_model(str(tmp_path))
@@ -109,17 +97,6 @@ def test_a_padded_batch_through_a_streamed_model(blocks, tmp_path):
     assert perplexity(streamed, ids, mask) == pytest.approx(perplexity(resident, sequences), rel=1e-6)
     assert perplexities(streamed, ids, [AS_IT_IS], mask) == [perplexity(streamed, sequences)]
     assert top1_softmax(streamed, sequences) == pytest.approx(top1_softmax(resident, sequences), rel=1e-6)
-
-
-def test_a_mask_of_another_batch(blocks):
-    with pytest.raises(UserError, match="an attention mask of 2 sequences for 3"):
-        perplexity(make_model("gpt2"), blocks, torch.ones(2, 24))
-
-
-def test_is_counted_by_token_not_by_batch(blocks):
-    model = make_model("gpt2")
-    one_by_one = [math.log(perplexity(model, block[None])) for block in blocks]
-    assert math.log(perplexity(model, blocks)) == pytest.approx(sum(one_by_one) / 3, rel=1e-9)
 
 
 def test_extreme_logits(blocks):

@@ -1,11 +1,9 @@
 """Masked language models."""
 
-import copy
 import math
 import shutil
 import statistics
 
-import gguf
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -13,7 +11,6 @@ from transformers import PreTrainedTokenizerFast
 
 import outliers
 from outliers import Experiment, UserError, run
-from outliers.metrics.memory import measure_footprint
 from outliers.models.anatomy import projections
 from outliers.models.anatomy.examples import IGNORED
 from outliers.paper.shown import show
@@ -22,9 +19,8 @@ from outliers.presets.zeroshot import ZeroShot
 from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Causal
 from outliers.subjects.masked import masked_text
-from tests.gguf_files import write_gguf
 from tests.test_commands import refused
-from tests.test_families import MASKED, make
+from tests.test_families import make
 
 WORDS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -52,11 +48,6 @@ def test_masks_are_those_of_the_seed():
     asked = one.labels != IGNORED
     assert (asked.sum(1) == round(0.15 * 18)).all() and (one.ids[asked] == 3).all()
     assert (one.ids[:, 0] == 1).all() and (one.ids[:, -1] == 2).all() and not asked[:, [0, -1]].any()
-
-
-def test_no_mask_token():
-    with pytest.raises(UserError, match="no mask token"):
-        masked_text(["a b c d e f"], tokenizer(mask_token=None), 4)
 
 
 @pytest.fixture(scope="module")
@@ -167,20 +158,3 @@ def test_tokens_and_sinks_have_names(folder):
     assert types["first"] == pytest.approx(1 / 22) and types["delimiter"] == pytest.approx((1 + 3) / 22)
     sinks = {name.strip("␣'") for name in found.sink_tokens()["token_text"]}
     assert {"[SEP]", "[MASK]"} <= sinks <= {"[CLS]", "[SEP]", "[MASK]", *WORDS}
-
-
-def test_no_gguf_of_bert(tmp_path):
-    """transformers reads none, and a file of llama.cpp's BERT has no head for masked tokens."""
-    place = write_gguf(
-        tmp_path / "bert.gguf", "bert", {"block_count": 2}, {"token_embd.weight": torch.ones(8, 32).numpy()}
-    )
-    with pytest.raises(UserError, match="bert") as answer:
-        outliers.load_model(str(place))
-    assert "\n" not in str(answer.value)
-    head = gguf.MODEL_TENSOR.OUTPUT
-    assert head not in gguf.MODEL_TENSORS[gguf.MODEL_ARCH.BERT]
-
-
-def test_memory_of_a_configuration():
-    found = measure_footprint(copy.deepcopy(MASKED["bert"]), 64)
-    assert found.cache == 0 and len(found.layers[8]) == 3 and found.layers[8][0] < found.layers[16][0]

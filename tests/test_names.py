@@ -11,11 +11,10 @@ import torch
 
 import outliers
 from outliers import Trace, UserError, run, variant
-from outliers.criterion import CROSS, OF_EVERY_STACK, RESIDUAL, in_transformerlens
+from outliers.criterion import OF_EVERY_STACK, RESIDUAL, in_transformerlens
 from outliers.metrics.keys import observed_channels
 from outliers.metrics.records import AFTER, ATTENDED, BEFORE
 from outliers.models.anatomy.names import names_of
-from outliers.models.hooks import STATES
 from outliers.presets.emergence import OneModel
 from tests.conftest import CONFIGS, VARIANTS, few_kinds, make_model, make_tokenizer, slow_but
 from tests.test_commands import call
@@ -219,7 +218,3 @@ def test_tables_of_a_run_have_the_names(monkeypatch, capsys, tmp_path):
         table = pd.read_csv(tmp_path / f"{name}.csv")
         assert table["transformerlens"].str.startswith("blocks.").all()
         assert table["nnsight"].str.startswith("transformer.h[").all()
-
-
-def test_every_role_has_a_name():
-    assert all(in_transformerlens(0, role) for role in STATES if role not in CROSS)

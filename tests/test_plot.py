@@ -22,7 +22,7 @@ from outliers.metrics.damages import damages_of
 from outliers.presets.training import Training
 from outliers.show import style
 from outliers.show.legends import SCATTER
-from outliers.show.section import Drawing, drawn
+from outliers.show.section import drawn
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.views.ablation import ablation_summary
 from outliers.views.growth import PANELS
@@ -405,8 +405,3 @@ def test_long_names_stay_distinct():
     assert max(map(len, style.brief(names[:1]))) <= style.LONGEST
     twins = ["x" * 30 + "-a-" + "y" * 30, "x" * 30 + "-b-" + "y" * 30]
     assert style.brief(twins) == twins
-
-
-def test_a_drawing_is_the_figure_of_its_axes():
-    axes = plot.figure4(TABLE4)
-    assert Drawing.of("a", "b", axes).figure is axes[1].figure

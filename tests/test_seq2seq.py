@@ -19,7 +19,6 @@ from outliers.metrics.attention import attended
 from outliers.metrics.latency import encoding, latency
 from outliers.metrics.sinks import SEEN as SINKS
 from outliers.metrics.top1 import SEEN as TOP1
-from outliers.models.anatomy import projections
 from outliers.models.anatomy.examples import Examples
 from outliers.models.anatomy.views import views_of
 from outliers.models.stream import stream_model
@@ -29,7 +28,6 @@ from outliers.presets.ablate import Ablation
 from outliers.presets.emergence import OneModel
 from outliers.presets.latency import Latency
 from outliers.presets.origins import Account
-from outliers.quantization.linear import QuantizedLinear
 from outliers.runs.frame import records_in
 from outliers.specification.kinds import Settings
 from outliers.subjects.bench import describe, protocol_of
@@ -220,12 +218,6 @@ def test_damage_by_stack():
     only = [outliers.quantize(model, "absmax", only=[layers]) for layers in ("layers.0:2", "layers.2:5")]
     assert list(found.stacks["perplexity_only"]) == [outliers.perplexity(one, examples("t5")) for one in only]
     assert list(found.stacks["perplexity_without"]) == list(found.stacks["perplexity_only"])[::-1]
-
-
-def test_skipped_by_a_pattern():
-    quantized = outliers.quantize(made("t5"), "absmax", skip=["encoder.*"])
-    exact = [one.path for one in projections(quantized) if not isinstance(one.module, QuantizedLinear)]
-    assert exact == [one.path for one in projections(made("t5")) if one.path.startswith("encoder.")]
 
 
 @pytest.mark.parametrize("scheme", ["absmax+smoothing=0.5", "w4a8-g8", "llm.int8", "absmax+hadamard"])
