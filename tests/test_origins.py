@@ -18,9 +18,8 @@ from outliers.models.anatomy import anatomy_of, decoder_layers
 from outliers.presets import origins as account
 from outliers.quantization.linear import stored_weight
 from outliers.views.origins import AT, origins_findings, origins_section, parts_of, readers_of
-from tests.conftest import C4, CONFIGS, VARIANTS, make_model, make_tokenizer, needs_shared, needs_smollm2, slow_but
+from tests.conftest import C4, CONFIGS, VARIANTS, make_model, needs_shared, needs_smollm2, slow_but
 from tests.kept import kept
-from tests.test_commands import refused
 from tests.test_readers import made_up
 
 FEATURES = [3, 17, 0]
@@ -216,15 +215,6 @@ def test_refused(blocks):
     ]:
         with pytest.raises(UserError, match=said):
             outliers.origins(*arguments)
-
-
-def test_refused_by_the_command(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    make_model("opt-350m").save_pretrained(tmp_path / "model")
-    make_tokenizer().save_pretrained(tmp_path / "model")
-    capsys.readouterr()
-    typed = tmp_path / "model", "--features", "3", "--block", "32", "--blocks", "2"
-    assert "norms rescale its residual stream" in refused(monkeypatch, capsys, *typed, command="origins")
 
 
 # Runs
