@@ -25,7 +25,7 @@ from outliers.quantization.convert import check_attends
 from outliers.quantization.products import Products
 from outliers.quantization.schemes import get_scheme
 from outliers.specification.fields import FieldError
-from tests.conftest import make_model, make_tokenizer
+from tests.conftest import make_model, make_tokenizer, slow_but
 from tests.test_commands import call
 from tests.test_families import MASKED, SEQ2SEQ, VISION
 from tests.test_training import by_definition, largest
@@ -70,7 +70,7 @@ def test_masks_of_other_implementations(kind):
     assert torch.equal(attend(states, mask, 0.0, 0.5), attend(states, None, 0.0, 0.5))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but(CASES, ["gpt2", "llama", "gemma3"]))
 def test_a_model_under_it_is_near_itself_and_stays_as_it_was(case, blocks):
     model = make_model(case)
     before = outliers.perplexity(model, blocks)
