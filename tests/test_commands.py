@@ -140,7 +140,7 @@ def test_kernels_that_do_not_exist(monkeypatch, capsys, tmp_path):
 
 
 TRACE = ["pocket/gpt2-0.1m", "--block", "64", "--blocks", "2", "--alpha", "3"]
-TOKENS, ABSMAX = [*TRACE, "--tokens"], [*TRACE, "--scheme", "absmax"]
+TOKENS, ABSMAX = [*TRACE, "--tokens"], [*TRACE[:-2], "--scheme", "absmax"]
 TIMED = ["pocket/gpt2-0.1m", "pocket/gpt2-0.5m", "--prompt", "8", "--tokens", "2", "--repeats", "2"]
 EMERGENCE = ["--model", "pocket/gpt2-0.1m", "--model", "pocket/gpt2-0.5m", *TRACE[1:]]
 

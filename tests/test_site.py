@@ -1,6 +1,5 @@
 """The site: it is built without a warning, every link of it leads somewhere, and all that is public is on it."""
 
-import runpy
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -13,6 +12,8 @@ import typer
 
 import outliers
 from outliers.__main__ import COMMANDS
+from outliers.app import command_of
+from outliers.terminal.command import app_of
 from tests.conftest import needs_chromium
 
 pytest.importorskip("furo", reason="the extra `docs` is not installed")
@@ -110,10 +111,8 @@ def test_a_signature_has_its_types_and_a_docstring_its_sections(site):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_of_a_command_is_on_its_page(site, name):
-    app = typer.Typer(add_completion=False)
-    app.command()(runpy.run_module(f"outliers.{name}")[name])
     text = page(site, f"docs/reference/commands/{name}").text
-    for parameter in typer.main.get_command(app).params:
+    for parameter in typer.main.get_command(app_of(command_of(name))).params:
         assert all(option in text for option in parameter.opts if option.startswith("--")), parameter.opts
 
 
