@@ -167,18 +167,19 @@ def test_a_run_says_anew_what_was_wrong_by_a_third(clock, caplog, monkeypatch):
     assert caplog.messages == ["about 3 min left", "about 4 min left"]
 
 
-def test_a_stage_after_which_values_decide(clock, caplog, monkeypatch):
+def test_stages_that_values_decide_are_foreseen(clock, caplog, monkeypatch):
     monkeypatch.setattr(module, "SHORT", 2)
     with caplog.at_level(logging.INFO, "outliers"), Progress(0, clock=clock) as bar:
-        bar.further = True
         bar.expect(Steps(4))
-        for steps in (4, 8):
-            for _ in range(4):
-                clock.now += 10
-                bar.update()
-            if steps == 4:
-                bar.expect(Steps(8))
-    assert caplog.messages == ["about 20 s left of this stage", "about 70 s left of this stage"]
+        bar.foresee(Steps(8, kind="later"))
+        for _ in range(4):
+            clock.now += 10
+            bar.update()
+        assert (bar.total, bar.left()) == (12, pytest.approx((80, 200)))
+        bar.expect(Steps(6))
+        bar.foresee(Steps(0, kind="later"))
+        assert (bar.total, bar.left()) == (10, pytest.approx((60, 60)))
+    assert caplog.messages == ["about 2 to 4 min left"], "once"
 
 
 def test_steps_of_an_earlier_run_took_no_time(clock):

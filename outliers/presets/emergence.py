@@ -15,6 +15,7 @@ from outliers.subjects.cell import Cell, Plan, Stages
 from outliers.variants.ablated import WHERE, Ablated, Intervention
 from outliers.variants.quantized import EXACT
 
+USUAL = 4  # passes over the blocks, of which the attention takes two
 CROSS = "cross"  # a view of an encoder-decoder, whose features are those of the encoder
 
 
@@ -42,7 +43,7 @@ class Emergence(Settings):
         if self.revisions and len(self.models) > 1:
             raise UserError(f"revisions of {len(self.models)} models; expected revisions of one model")
         subjects = [Causal(name, revision, self) for name in self.models for revision in self.revisions or [None]]
-        return [Plan(subject, _stages(subject, Trace(alpha=self.alpha))) for subject in subjects]
+        return [Plan(subject, _stages(subject, Trace(alpha=self.alpha)), usual=lambda: USUAL) for subject in subjects]
 
 
 class OneModel(OfOneModel):
@@ -65,7 +66,7 @@ class OneModel(OfOneModel):
         files = {"tokens": self.by_token, "imatrix": self.imatrix, "masks": self.masks}
         metric = KeptTrace(roles=OF_EVERY_STACK, alpha=self.alpha, attention=True, details=True, **files)
         subject = MaybeUnlabelled(self.model, self.revision, self)
-        return [Plan(subject, _stages(subject, metric))]
+        return [Plan(subject, _stages(subject, metric), usual=lambda: USUAL)]
 
 
 def _stages(subject: Causal, metric: Trace) -> Stages:

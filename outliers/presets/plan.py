@@ -27,7 +27,6 @@ from outliers.specification.fields import (
     Several,
     Share,
     Split,
-    Tokens,
 )
 from outliers.specification.kinds import Calibrated, OfOneModel
 from outliers.subjects import cell
@@ -183,7 +182,6 @@ class Planning(OfOneModel, Calibrated):
         default=[],
         description=f"Better schemes to try before a projection stays exact, such as llm.int8,w8a8; {NONE}",
     )
-    block: Tokens = Field(default=512, description="Tokens per block.")
     blocks: Count = Field(default=4, description="Blocks of the search, from the start of the text.")
     confirm: Count = Field(default=8, description="Blocks after them, on which the plan is confirmed.")
     draws: Several = Field(default=4, description=DRAWS)
@@ -201,7 +199,7 @@ class Planning(OfOneModel, Calibrated):
         check_search(search)
         if self.export:
             exports_of(self, Plan(model=self.model, scheme=under.name, projections=len(search.sizes)))
-        return [cell.Plan(searched, search_stages(search))]
+        return [cell.Plan(searched, search_stages(search), usual=lambda: usual_of(search))]
 
 
 def exports_of(spec: Planning, plan: Plan) -> dict[str, str]:
@@ -241,6 +239,13 @@ def search_stages(search: Search) -> Stages:
     chosen = yield from _searched(search, choices)
     found = yield from _confirmed(search, chosen, [choice for choice in choices if choice not in chosen])
     yield from _left_out(search, *found)
+
+
+def usual_of(search: Search) -> int:
+    """The usual number of passes of a search over its blocks, from those of kept plans."""
+    alone = min(len(search.sizes), 2 * CANDIDATES)
+    confirmed = search.confirmed.span[1] / search.searched.span[1] * (4 * search.draws + alone // 6)
+    return alone * (1 + len(search.better)) + search.draws * (8 + alone // 8) + round(confirmed)
 
 
 def _choices(search: Search) -> Stages:

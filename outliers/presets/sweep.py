@@ -39,7 +39,7 @@ class Experiment(OfSchemes, Calibrated):
     def plans(self) -> list[Plan]:
         """Of each model its perplexity under each scheme; those that share weight codes are side by side."""
         subjects = [MaybeUnlabelled(name, self.revision, self) for name in self.models]
-        return [Plan(subject, _stages(subject, self.quantized, self.draws), further=False) for subject in subjects]
+        return [Plan(subject, _stages(subject, self.quantized, self.draws)) for subject in subjects]
 
 
 def _stages(subject: Subject, variants: list[Quantized], draws: int) -> Stages:

@@ -64,9 +64,8 @@ class Planner:
         if requests:
             self.refused = self.engine.forecast(requests)
             self.sizes = {request.name: request.shape.weights for request in requests}
-        self.bar.further = any(plan.further for plan in plans)
-        for cells in stages:
-            self._expect(cells)
+        for plan, cells in zip(plans, stages, strict=True):
+            self._foresee(plan, cells, plan.usual())
         rows_of_plans: list[list[Row]] = [[] for _ in plans]
         for group in self.engine.groups(range(len(plans))):
             waiting = {number: stages[number] for number in group}
@@ -76,7 +75,7 @@ class Planner:
                     new_rows = [rows[cell] for cell in cells]
                     rows_of_plans[number] += new_rows
                     waiting[number] = _following(plans[number], new_rows)
-                    self._expect(waiting[number])
+                    self._foresee(plans[number], waiting[number])
                 waiting = {number: cells for number, cells in waiting.items() if cells}
         return list(chain.from_iterable(rows_of_plans))
 
@@ -233,6 +232,14 @@ class Planner:
         cell, measurement = bundle[0], bundle[0].metric.measurement
         size = self.sizes.get(cell.subject.name, 0) if measurement.unit == Measurement.unit else 0
         return Steps(measurement.steps(bundle), size, self.kinds.get(cell, ""))
+
+    def _foresee(self, plan: Plan, cells: list[Cell], usual: int = 0) -> None:
+        """Let the bar expect the cells of a stage of a plan, and those after it by what is left of the usual passes."""
+        before, kind = self.bar.total, f"later {id(plan.stages)}"
+        self._expect(cells)
+        passes = usual * len(plan.subject.blocks) if usual else self.bar.foreseen[kind]
+        left = max(0, passes - self.bar.total + before) if cells else 0
+        self.bar.foresee(Steps(left, self.sizes.get(plan.subject.name, 0), kind))
 
     def _expect(self, cells: list[Cell]) -> None:
         """Let the bar expect the steps of some cells."""

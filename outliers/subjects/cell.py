@@ -128,19 +128,19 @@ Stages = Generator[list[Cell], list[Row], None]  # cells, whose rows may decide 
 class Plan(NamedTuple):
     """The cells of a subject, stage by stage.
 
-    package: a library that it compares with; where it is not installed, a run leaves the plan out and says so. further:
-    whether stages follow that take longer than the first one.
+    package: a library that it compares with; where it is not installed, a run leaves the plan out and says so. usual:
+    how often all stages together usually pass its blocks, where values decide which ones follow the first.
     """
 
     subject: Subject
     stages: Stages
     package: str | None = None
-    further: bool = True
+    usual: Callable[[], int] = lambda: 0
 
     @classmethod
     def of(cls, subject: Subject, cells: Iterable[Cell], package: str | None = None) -> "Plan":
         """All cells in one stage."""
-        return cls(subject, (stage for stage in [list(cells)]), package, further=False)
+        return cls(subject, (stage for stage in [list(cells)]), package)
 
 
 def following(stages: Stages, rows: list[Row]) -> list[Cell]:

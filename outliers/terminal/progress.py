@@ -49,20 +49,18 @@ class Steps(NamedTuple):
 class Progress(tqdm):
     """Steps of a run that are finished, and the time that is left, by what the latest of them took.
 
-    The outermost one says, after the first steps, how long the run takes, or the stage of one in which values decide
-    what follows, and says it anew where that was wrong by a third, each time after twice as long. Where standard error
-    is no terminal, it also logs a line a minute, while no step ends too, for which it has a thread.
-
-    further: whether stages follow that values decide.
+    The outermost one says, after the first steps, how long the run takes, and says it anew where that was wrong by a
+    third, each time after twice as long. Where standard error is no terminal, it also logs a line a minute, while no
+    step ends too, for which it has a thread.
     """
 
     def __init__(
         self, total: int, unit: str = "block", description: str = "", clock: Callable[[], float] = time.monotonic
     ):
         self.clock, self.start = clock, clock()
-        self.further = False
         self.step, self.begun = Steps(1), {""}  # one like those that are made now, and the kinds of all so far
         self.todo = Counter({"": Steps(total).work})  # work that is left, by kind
+        self.foreseen: Counter[str] = Counter()  # steps of stages that values decide, by kind
         self.made = 0.0  # work of this run, which that of earlier ones says nothing about
         self.together = 1  # steps that are being made at once
         self.inside = 0.0  # how many of them are, as it were
@@ -80,8 +78,12 @@ class Progress(tqdm):
         """Add steps to those that a run has."""
         self.total += steps.count
         self.todo[steps.kind] += steps.work
-        if steps.count and self.further:
-            self.said = None
+
+    def foresee(self, steps: Steps) -> None:
+        """Expect so many steps of a kind, in the place of those that it was told before."""
+        if more := steps.count - self.foreseen[steps.kind]:
+            self.expect(steps._replace(count=more))
+            self.foreseen[steps.kind] = steps.count
 
     def enter(self, name: str, steps: Steps) -> None:
         """Say which measurement comes now, of so many steps; within one of none nothing is seen of any step."""
@@ -140,7 +142,7 @@ class Progress(tqdm):
         return f"{line}, {self._estimate(left) if left else f'since {duration(self.clock() - self.start)}'}"
 
     def _estimate(self, left: tuple[float, float]) -> str:
-        return f"about {durations(*left)} left{' of this stage' if self.further else ''}"
+        return f"about {durations(*left)} left"
 
     def close(self) -> None:
         """End it."""
