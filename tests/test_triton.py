@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -569,15 +570,13 @@ def test_real_layers_on_a_gpu(shape, dtype, symmetric, threshold):
 
 @pytest.fixture(scope="module")
 def compiled() -> list[dict]:
-    """What became of every kernel in every tile, from processes that have Triton's compiler and not its interpreter."""
+    """What became of every kernel in every tile, from a process that has Triton's compiler and not its interpreter."""
     if not (TOOLS / "ptxas").exists():
         pytest.skip("this Triton has no compiler for NVIDIA GPUs")
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    commands = [[sys.executable, __file__, *map(str, capability)] for capability in SHARED_MEMORY]
-    running = [subprocess.Popen(one, env=environment, stdout=subprocess.PIPE, text=True) for one in commands]
-    lines = [one.communicate()[0].splitlines() for one in running]
-    assert not any(one.returncode for one in running)
-    return [json.loads(line) for line in itertools.chain(*lines)]
+    done = subprocess.run([sys.executable, __file__], env=environment, stdout=subprocess.PIPE, text=True)
+    assert done.returncode == 0
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.mark.slow
@@ -611,12 +610,7 @@ HEAVY_PRODUCTS = [
     (torch.float32, torch.float32, (2, 3), 512, 128, 0, 2**40),
 ]
 # Of states: dtype, features, and whether what is kept is of the same dtype, or bool, or nothing.
-STATES = [
-    (torch.float16, 4096, True),
-    (torch.bfloat16, 5140, torch.bool),
-    (torch.float32, 5140, True),
-    (torch.float32, 4096, None),
-]
+STATES = [(torch.float16, 4096, True), (torch.bfloat16, 5140, torch.bool), (torch.float32, 5140, None)]
 
 
 def compile_launch(kernel: JITFunction, arguments: tuple, named: dict, capability: tuple[int, int]) -> dict:
@@ -687,16 +681,25 @@ def launch_all(capability: tuple[int, int]) -> None:
             triton_states.add_residual(residual, x, ids, LIMITS, kept, None, report)
 
 
-def compile_all(capability: tuple[int, int]) -> None:
-    """Compile all that is launched, and print what came out."""
-    launches = {}
-    JITFunction.run = lambda kernel, *args, grid, warmup, **named: launches.setdefault(
-        str((kernel.__name__, *(getattr(value, "dtype", value) for value in args), named)), (kernel, args, named)
-    )
-    launch_all(capability)
-    for name, launched in launches.items():
-        print(json.dumps(compile_launch(*launched, capability) | {"launch": name}))
+LAUNCHES: dict[str, tuple] = {}  # by what makes them differ: kernel, arguments, options, capability
+
+
+def compile_named(launch: str) -> str:
+    return json.dumps(compile_launch(*LAUNCHES[launch]) | {"launch": launch})
+
+
+def compile_all() -> None:
+    """Compile all that is launched for each capability, on all processors, and print what came out."""
+    for capability in SHARED_MEMORY:
+        JITFunction.run = lambda kernel, *args, grid, warmup, of=capability, **named: LAUNCHES.setdefault(
+            str((kernel.__name__, *(getattr(value, "dtype", value) for value in args), named, of)),
+            (kernel, args, named, of),
+        )
+        launch_all(capability)
+    with get_context("fork").Pool() as pool:  # so that torch and Triton are imported once
+        for line in pool.imap_unordered(compile_named, LAUNCHES):
+            print(line)
 
 
 if __name__ == "__main__":
-    compile_all((int(sys.argv[1]), int(sys.argv[2])))
+    compile_all()

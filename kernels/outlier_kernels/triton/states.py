@@ -15,7 +15,7 @@ from outlier_kernels.states import HIT, Found, NotFinite, Statistics, serves
 from outlier_kernels.triton import launch, room
 
 __all__ = ["Report", "add", "add_residual", "serves", "values_of_hits"]
-TILE = {"TOKENS": 8, "FEATURES": 128, "STEPS": 4}
+TILE = {"TOKENS": 8, "FEATURES": 128, "STEPS": 4, "num_warps": 8}
 NOTHING, MAGNITUDES, HITS = range(3)  # what is kept of each entry
 MOST = 1 << 9  # states in a report
 LEAST_ROOM = 1 << 20  # hits of which a report has room, at least
@@ -146,7 +146,6 @@ def add_residual(
         SHIFT=shift,
         OFFSET=offset,
         **TILE,
-        num_warps=8,
     )
     if x.dtype == torch.float32:
         launch(find_rest, grid, x, *given, tickets, bins, median, *sizes, SHIFT=shift, **TILE)
