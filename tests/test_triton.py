@@ -14,6 +14,7 @@ import tempfile
 from multiprocessing import get_context
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -432,6 +433,7 @@ def whole_product(folder: str) -> dict:
             for name, one in outliers.trace(model, ids, alpha=2.0, attention=False).statistics.items()
         },
         "sinks": outliers.trace(model, ids).statistics["attention.sinks"].tolist(),
+        "hits": sorted(outliers.trace(model, ids, alpha=2.0, attention=False).sketch.items()),
     }
 
 
@@ -450,6 +452,7 @@ def test_the_whole_product_in_triton_is_that_of_a_cpu(tmp_path):
     paths = found.pop("kernels"), wanted.pop("kernels")
     assert [set(one.values()) for one in paths] == [{"triton"}, {"cpu", "reference"}]
     assert found.pop("sinks") == wanted.pop("sinks"), "of other states, for attention is summed in another order"
+    assert list(map(tuple, found.pop("hits"))) == wanted.pop("hits")
     states = found.pop("trace"), wanted.pop("trace")
     for name, value in found.items():
         assert value == pytest.approx(wanted[name], rel=1e-4), name
@@ -541,14 +544,18 @@ def test_hits_of_more_states_than_a_report_has_room_for(monkeypatch):
     monkeypatch.setattr(triton_states, "LEAST_ROOM", 1)
     found, sizes = states.Found(), (3, 3, 40, 3, 40)
     report = triton_states.Report(torch.device(DEVICE))
-    for place, features in enumerate(sizes):
-        report.begin(found, place, 2 * features)
-        x = torch.full((2, features), 9.0, device=DEVICE)
-        ids, statistics = torch.arange(2, device=DEVICE), states.empty(states.STATISTICS, features, x.device)
-        triton_states.add(statistics, x, ids, 6.0, None, report, True)
+    given = [5 * random(2, features) for features in sizes]
+    for place, x in enumerate(given):
+        report.begin(found, place, x.numel())
+        ids, statistics = torch.arange(2, device=DEVICE), states.empty(states.STATISTICS, x.shape[1], DEVICE)
+        triton_states.add(statistics, x.to(DEVICE), ids, 1.0, None, report, True)
     report.read(found)
-    assert [(place, len(hits)) for place, hits in found.hits] == [(i, 2 * size) for i, size in enumerate(sizes)]
-    assert found.waiting == 2 * sum(sizes)
+    for (place, hits), x in zip(found.hits, given, strict=True):
+        features = (x.abs() >= 1).nonzero()[:, 1].tolist()
+        wanted = np.array(list(zip(features, x[x.abs() >= 1].tolist(), strict=True)), states.HIT)
+        assert given[place] is x
+        assert np.array_equal(np.sort(hits), np.sort(wanted))
+    assert found.waiting == sum(len(hits) for _, hits in found.hits)
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="needs a GPU: the interpreter is too slow for layers of this size")

@@ -56,7 +56,7 @@ class Report:
             if feature >= 0:
                 raise NotFinite(feature, place)
         if count:
-            hits = self.listed[:count].cpu().numpy().view(HIT)[:, 0]
+            hits = self.listed[:count].cpu().numpy().view(HIT)[:, 0].copy()  # the interpreter's list is written again
             for place, of_state in zip(self.places, np.split(hits, ends[: len(self.places)]), strict=False):
                 found.append(place, of_state)
             self.table[:1].zero_()
