@@ -741,6 +741,7 @@ ALL = "--memory 4GB --calibration-blocks 2 --skip ffn_out --alpha 5"
         (f"sweep --model {POCKET_MODEL} --transform none --skip none --scheme fp32", set()),
         (f"trace {POCKET_MODEL} --alpha 5", set()),
         (f"origins {POCKET_MODEL} --by weights --places q", {"places"}),
+        (f"damage {POCKET_MODEL} --by error --alpha 5 --scheme absmax", {"alpha"}),
     ],
 )
 def test_options_without_effect(monkeypatch, capsys, tmp_path, line, said):
