@@ -586,7 +586,7 @@ def compiled() -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("kernels/outlier_kernels/triton/")
 def test_compiled_kernels(compiled):
     """Products take int8 tensor-core instructions; all fit into shared memory, spill no registers, and round products
     before they are added to."""
