@@ -303,15 +303,15 @@ SERVED = {
     "float64": (ROW, "int8 column absmax", torch.float64, "exact", ""),
     "bitsandbytes": (ROW, "int8 column absmax", torch.float16, "bitsandbytes", ""),
     "exact activations": (None, "int8 column absmax", torch.float32, "exact", ""),
-    "groups of activations": (Quantizer("int8", "group-16"), "int8 column absmax", torch.float32, "exact", ""),
-    "groups of weights": (ROW, "int8 group-16 absmax", torch.float32, "exact", ""),
+    "groups of activations": (Quantizer("int8", "group-16"), "int8 column absmax", torch.float32, "exact", "formats"),
+    "groups of weights": (ROW, "int8 group-16 absmax", torch.float32, "exact", "formats"),
     **{
         name: (
             Quantizer(name, granularities(name, "activations")[-1]),
             "int8 column absmax",
             torch.float32,
             "exact",
-            "",
+            "" if name.startswith("int4-") else "formats",
         )
         for name in FORMATS
         if name != "int8"
@@ -332,8 +332,8 @@ def test_the_first_backend_that_serves_a_layer_runs(monkeypatch, forced, case):
     activations, weights, dtype, arithmetic, served = SERVED[case]
     weight = reference.quantize(torch.ones(3, 32), Quantizer.read(weights))
     runs = dispatch.backend_of(weight, activations, arithmetic, dtype).name
-    asked = {"cpu": "plain", "packed": "reference"}.get(forced, forced)  # packed weights have to be prepared
-    assert runs == (asked if asked in served.split() else "reference")
+    asked = {"cpu": "plain", "packed": "", "triton": "triton formats"}.get(forced, forced)  # packed ones are prepared
+    assert runs == next((name for name in asked.split() if name in served.split()), "reference")
     prepared = dispatch.prepare(weight, activations, arithmetic)
     packs = forced in ("packed", "cpu") and case in ("absmax", "float64") and cpu.has_int8_units()
     assert isinstance(prepared, packed.Packed) == packs
@@ -350,7 +350,7 @@ def test_backends_of_a_device(monkeypatch):
     with pytest.raises(ValueError, match="'triton', which does not run on 'cpu' here"):
         dispatch.backends(torch.device("cpu"))
     monkeypatch.setenv("OUTLIERS_KERNELS", "cuda")
-    with pytest.raises(ValueError, match="expected one of triton, packed, cpu, plain, reference"):
+    with pytest.raises(ValueError, match="expected one of triton, formats, packed, cpu, plain, reference"):
         dispatch.backends(torch.device("cpu"))
 
 

@@ -167,18 +167,14 @@ def test_bits_of_a_value(written, features, bits):
 
 
 def test_names_of_the_systems():
-    for name, parts, label in (
-        ("qserve", "int8 row absmax × int4-in-int8 group-128 absmax, exact", "QServe"),
-        ("fireq-g64", "fp8-e4m3 row absmax × int4-e4m3 group-64 absmax, exact", "FireQ, groups of 64"),
-        ("comet", "int4-int8 group-128 absmax × int4 group-128 absmax, exact, reorder", "COMET"),
-        (
-            "flexq-g64",
-            "int6 group-64 absmax × int6 group-64 absmax, exact, activations=8@ffn_out",
-            "FlexQ, groups of 64",
-        ),
+    for name, parts in (
+        ("qserve", "int8 row absmax × int4-in-int8 group-128 absmax, exact"),
+        ("fireq-g64", "fp8-e4m3 row absmax × int4-e4m3 group-64 absmax, exact"),
+        ("comet", "int4-int8 group-128 absmax × int4 group-128 absmax, exact, reorder"),
+        ("flexq-g64", "int6 group-64 absmax × int6 group-64 absmax, exact, activations=8@ffn_out"),
     ):
         scheme = get_scheme(name)
-        assert (scheme.parts, scheme.label) == (parts, label)
+        assert scheme.parts == parts
         assert is_own(scheme)
     assert get_scheme("comet").needs_calibration
     assert {FORMATS[one].bits for one in ("int4-int8", "int4-in-int8", "int4-e4m3")} == {4}
@@ -188,7 +184,6 @@ def test_activations_in_other_bits_at_a_role():
     scheme = get_scheme("w4a4+activations=8@ffn_out")
     assert str(scheme.at("ffn_out").activations) == "int8 row absmax"
     assert str(scheme.at("attn_in").activations) == "int4 row absmax"
-    assert scheme.label == "W4A4, activations in 8 bits in ffn_out"
     assert get_scheme("w4a4+activations=8").at("attn_in").parts == get_scheme("w4a8").parts
     fields = row_fields(get_scheme("flexq-g16"), make_model("gpt2"))  # of 32 features, and 128 in the last projection
     assert fields["activation_bits"] == round((3 * 32 * 7 + 128 * 9) / (3 * 32 + 128), 4)
