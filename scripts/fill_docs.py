@@ -37,7 +37,7 @@ from outliers.quantization.plans.plan import read_plan
 from outliers.quantization.schemes import BASELINE, SCHEMES
 from outliers.runs.frame import frame
 from outliers.runs.frame import records_in as read_rows
-from outliers.show.tables import cell
+from outliers.show.tables import NEGATIVE, cell
 from outliers.views.emergence import fits_of
 from outliers.views.perplexity import costs_of_schemes
 from outliers.views.plan import plan_points
@@ -306,6 +306,7 @@ def plans() -> str:
 def _markdown(headers: list, rows: list[list[str]], texts: int = 1) -> str:
     """texts: so many columns from the left are text, the others numbers."""
     align = ["left"] * texts + ["right"] * (len(headers) - texts)
+    rows = [[*row[:texts], *(NEGATIVE.sub("−", cell) for cell in row[texts:])] for row in rows]
     return tabulate(rows, headers, tablefmt="pipe", disable_numparse=True, colalign=align)
 
 
