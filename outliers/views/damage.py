@@ -392,7 +392,8 @@ OF_ERRORS = Claim(
 
 def damage_findings(damages: Mapping[str, Damages], names: Names, scatter: str = "rounding") -> list[Finding]:
     """Of the scheme that costs most: in which role and by which value, how much, and in which layers; of the others in
-    which role and how much; the worst output of each. One draw does not tell a role or a layer from others.
+    which role and how much; the worst output of each. One draw does not tell a role or a layer from others, so that
+    the outputs come first then.
 
     scatter: what scatters the values.
     """
@@ -403,7 +404,9 @@ def damage_findings(damages: Mapping[str, Damages], names: Names, scatter: str =
     for damage in measured:
         findings += [*(_of_roles(damage, names) if damage in costly else []), *_of_model(damage, scatter)]
         findings += [*_of_places(damage, "layer"), *_of_places(damage, "head")] if damage in costly[:1] else []
-    return [*findings, *(finding for damage in schemes for finding in _of_errors(damage))][:FINDINGS]
+    errors = [finding for damage in schemes for finding in _of_errors(damage)]
+    single = any(_cost(damage, damage.model).deviation is None for damage in measured)
+    return (errors + findings if single else findings + errors)[:FINDINGS]
 
 
 def _cost(damage: Damages, values: Mapping, name: str = "perplexity") -> Value:

@@ -258,7 +258,9 @@ DECOMPOSED = {
     "zeropoint-vector": "llm.int8-zeropoint",
     "absmax-row": "absmax-row-decomp",
 }
-MOST = Claim(TABLE, "{scheme} raises the perplexity of {name} by {cost:rise}.")
+MOST = Claim(
+    TABLE, "{scheme} raises the perplexity of {name} by {cost:rise}[[; llm.int8 changes it by {preserved:percent}]]."
+)
 NO_COST = Claim(TABLE, "No scheme raises the perplexity of {models} beyond the scatter of {scatter}.")
 SAVED = Claim(
     TABLE,
@@ -304,7 +306,9 @@ def sweep_findings(rows: Sequence[dict], names: dict[str, str], whole: bool = Tr
     free = [scheme for scheme, row in schemes.items() if not _costs(row)]
     several = list(schemes.values()) if len(schemes) > 1 else []
     least = say(FREE, rows, free=free) if free else say(LEAST, several)
-    return [*say(MOST, rows), *say(SAVED, pairs[:1]), *least, *(_of_models(rows, names) if whole else ())]
+    preserved = schemes["llm.int8"]["cost"] if "llm.int8" in list(schemes)[1:] else None
+    first = [*say(MOST, rows, preserved=preserved), *say(SAVED, pairs[:1])]
+    return [*first, *least, *(_of_models(rows, names) if whole else ())]
 
 
 def _of_models(rows: list[dict], names: dict[str, str]) -> list[Finding]:
