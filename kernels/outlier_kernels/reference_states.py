@@ -37,7 +37,7 @@ def add(
 
 
 def values_of_hits(x: torch.Tensor, hits: torch.Tensor, alpha: float) -> np.ndarray:
-    """See `dispatch.values_of_hits`."""
+    """The hits of a state in any order, (hits,) of `states.HIT`; hits: of each feature how many, as `add` returns."""
     columns = hits.nonzero()[:, 0]
     candidates = x.index_select(1, columns).float()
     hit = candidates.abs() >= alpha

@@ -35,7 +35,7 @@ def add(
 
 
 def values_of_hits(x: torch.Tensor, hits: torch.Tensor, alpha: float) -> np.ndarray:
-    """See `dispatch.values_of_hits`."""
+    """See `reference_states.values_of_hits`."""
     x = as_rows(x)
     places, room = 8 * x.shape[1], _room.of(8 * (x.shape[1] + x.numel()))
     count = all_passes().hits_of_state(1, 0, x=x, alpha=_float32(alpha), hits=hits, room=room)
