@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from triton.runtime.interpreter import GridExecutor
 
 import outliers
+from outliers.models.graphs import Steps
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.schemes import get_scheme
@@ -29,7 +30,7 @@ pytestmark = [
 ]
 COPIES = ("to", "contiguous", "reshape")  # or views
 NOTHING = ("is_set_to", "promote_types", "_unsafe_view")  # what the host does alone
-READS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero")
+READS = ("_local_scalar_dense", "item", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero")
 
 
 class Counts(NamedTuple):
@@ -141,6 +142,16 @@ def test_a_layer_of_an_evaluation(name):
     """Whose exact weight is kept."""
     layer, x = QuantizedLinear(torch.nn.Linear(48, 32), get_scheme(name), None), hidden_states(40)
     assert_at_most(count(lambda: layer(x)), *LAYERS[name])
+
+
+@pytest.mark.parametrize("case", ["gpt2", "opt", "llama"])
+@torch.inference_mode()
+def test_a_decode_step_of_an_int8_model_reads_nothing(case):
+    """As the CUDA graph has to, which holds it; each layer is one kernel."""
+    model = outliers.quantize(make_model(case).eval(), "llm.int8", keep="int8")
+    steps, layers = Steps(model, 2, 8), sum(isinstance(one, Int8Linear) for one in model.modules())
+    found = count(steps.decode)
+    assert (found.kernels, found.reads) == (layers, 0)
 
 
 def beside(model: torch.nn.Module) -> Counts:

@@ -15,6 +15,7 @@ from outliers.metrics.measurement import Keeps, Measurement
 from outliers.models.anatomy import check_block, context_length, stack_module, stacks_of
 from outliers.models.anatomy.examples import read_ids
 from outliers.models.decoder import inference
+from outliers.models.graphs import Steps, captured_steps, next_ids
 from outliers.quantization.caches import QuantizedCache, cache
 from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell
@@ -146,8 +147,9 @@ def latency(
 ) -> Timings:
     """Time the greedy generation of tokens (appendix D.2), after one whole generation that is not timed.
 
-    Each pass through the model is timed on its own, with the choice of the next token; on a GPU each is waited for.
-    Only the logits of the last position are made. No token ends a sequence.
+    Each pass through the model is timed on its own, with the choice of the next token; on a GPU each is waited for,
+    and a step with exact keys and values is a CUDA graph, where the model can decode so. Only the logits of the last
+    position are made. No token ends a sequence.
 
     prompts: token ids, int64 (batch, P). tokens: decode steps of a generation, which follow its first token. see:
     called between passes with the share of them that are made. empty: makes the cache of a generation, see
@@ -163,7 +165,9 @@ def latency(
     prompts = prompts.to(model.device)
     passes, made = (1 + repeats) * (1 + tokens), itertools.count(1)
     caches = [empty() if empty else DynamicCache(config=model.config) for _ in range(1 + repeats)]
-    generations = [_generate(model, prompts, tokens, cache, lambda: see(next(made) / passes)) for cache in caches][1:]
+    steps = None if empty else captured_steps(model, len(prompts), prompts.shape[1] + tokens)
+    generate = partial(_generate, model, prompts, tokens, steps, lambda: see(next(made) / passes))
+    generations = [generate(cache) for cache in caches][1:]
     prefills, steps = zip(*((times[0], times[1:]) for times, _ in generations), strict=True)
     sizes = [used.bytes for used in caches[1:] if isinstance(used, QuantizedCache)]
     return Timings(list(prefills), list(steps), generations[-1][1].cpu(), cache_bytes=sizes)
@@ -205,18 +209,26 @@ def check_generation(config: PretrainedConfig, prompt: int, tokens: int) -> None
 
 
 def _generate(
-    model: PreTrainedModel, prompts: torch.Tensor, tokens: int, cache: Cache, made: Callable[[], None]
+    model: PreTrainedModel,
+    prompts: torch.Tensor,
+    tokens: int,
+    captured: Steps | None,
+    made: Callable[[], None],
+    cache: Cache,
 ) -> tuple[list[float], torch.Tensor]:
     """Milliseconds of the prefill and of each step after it, and the ids that they chose, (batch, 1 + tokens).
 
     The prefill of an encoder-decoder is the pass of its encoder over the prompts and the first step of its decoder,
-    from a start token, with a cache of its own. cache: an empty one. made: called after each.
+    from a start token, with a cache of its own. captured: makes the steps, with its own cache. made: called after each.
+    cache: an empty one.
     """
     times, ids, encoded = [], [prompts], {}
+    if captured:
+        cache = captured.cache
+        cache.reset()
 
     def step() -> torch.Tensor:
-        logits = model(ids[-1], past_key_values=cache, use_cache=True, logits_to_keep=1).logits
-        return logits[:, -1].argmax(-1, keepdim=True)
+        return captured.after(ids[-1]) if captured and times else next_ids(model, ids[-1], cache)
 
     def decode() -> torch.Tensor:
         if not encoded:
