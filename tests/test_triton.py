@@ -59,6 +59,8 @@ TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 # Shared memory that one program may use, bytes, by capabilities to compile for. 8.6 and 8.9 have less than 8.0, and run
 # its tiles.
 SHARED_MEMORY = {(8, 0): 101_376, (8, 9): 101_376, (9, 0): 232_448}
+SAME_CODE = {(8, 9): (8, 0)}  # capabilities of which Triton makes the code of another one, assembled for them
+REGISTERS = 65_536  # of a multiprocessor, which a program may use
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -594,10 +596,12 @@ def test_compiled_kernels(compiled):
     assert len(made) >= 2 * sum(map(len, tiles.TILES.values()))
     assert not [kernel for kernel in made if not kernel["int8"]]
     assert not [kernel for kernel in compiled if kernel["fuses"]]
+    assert {tuple(kernel["capability"]) for kernel in compiled} == set(SHARED_MEMORY)
     assert not [kernel for kernel in compiled if kernel["shared"] > SHARED_MEMORY[tuple(kernel["capability"])]]
-    assert not [kernel for kernel in compiled if kernel["stack"]]
     if not (TOOLS / "cuobjdump").exists():
         pytest.skip("this Triton came without cuobjdump, which counts registers that are spilled")
+    assert not [kernel for kernel in compiled if kernel["stack"]]
+    assert not [kernel for kernel in compiled if not 0 < kernel["registers"] <= REGISTERS]
 
 
 # Of layers: input, activations, tokens, features, threshold, and whether the exact weight is at hand.
@@ -620,32 +624,51 @@ HEAVY_PRODUCTS = [
 STATES = [(torch.float16, 4096, True), (torch.bfloat16, 5140, torch.bool), (torch.float32, 5140, None)]
 
 
-def compile_launch(kernel: JITFunction, arguments: tuple, named: dict, capability: tuple[int, int]) -> dict:
-    """Compile as a launch would."""
+def compile_launch(kernel: JITFunction, arguments: tuple, named: dict, capability: tuple[int, int]) -> tuple:
+    """Compile as a launch would: what came out, and whether multiplications and additions become one."""
     target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
     backend = make_backend(target)
     given = create_function_from_signature(kernel.signature, kernel.params, backend)(*arguments, **named)
     options, *source = kernel._pack_args(backend, given[2], *given)
     binary = triton.compile(ASTSource(kernel, *source), target=target, options=vars(options))
+    return binary, options.enable_fp_fusion
+
+
+def found_in(kernel: JITFunction, binary: object, fuses: bool, capability: tuple[int, int]) -> dict:
+    """What is asserted of a kernel for a capability, that it was compiled for or another one with the same code."""
+    cubin, ptx = binary.asm["cubin"], binary.asm["ptx"]
+    registers, of_stack = usage(assembled(ptx, capability, fuses) if capability in SAME_CODE else cubin)
     return {
         "name": kernel.__name__,
         "capability": capability,
-        "int8": bool(re.search(r"(wgmma\.mma_async|mma\.sync)\S*\.s8\.s8", binary.asm["ptx"])),
-        "fuses": options.enable_fp_fusion,
+        "int8": bool(re.search(r"(wgmma\.mma_async|mma\.sync)\S*\.s8\.s8", ptx)),
+        "fuses": fuses,
         "shared": binary.metadata.shared,
-        "stack": stack(binary.asm["cubin"]),
+        "stack": of_stack,
+        "registers": registers * 32 * binary.metadata.num_warps,
     }
 
 
-def stack(cubin: bytes) -> int | None:
-    """Bytes of local memory a thread, which is where registers are spilled to."""
+def assembled(ptx: str, capability: tuple[int, int], fuses: bool) -> bytes:
+    """As Triton assembles it."""
+    major, minor = capability
+    with tempfile.TemporaryDirectory() as folder:
+        code, cubin = Path(folder, "code.ptx"), Path(folder, "code.cubin")
+        code.write_text(re.sub(r"\.target \w+", f".target sm_{major}{minor}", ptx))
+        fusion = [] if fuses else ["--fmad=false"]
+        subprocess.run([TOOLS / "ptxas", *fusion, f"--gpu-name=sm_{major}{minor}", code, "-o", cubin], check=True)
+        return cubin.read_bytes()
+
+
+def usage(cubin: bytes) -> tuple[int, int]:
+    """Registers of a thread, and its bytes of local memory, which is where registers are spilled to; 0 if unknown."""
     if not (TOOLS / "cuobjdump").exists():
-        return None
+        return 0, 0
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        usage = subprocess.run([TOOLS / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True).stdout
-    return int(re.search(r"STACK:(\d+)", usage).group(1))
+        found = subprocess.run([TOOLS / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True).stdout
+    return int(re.search(r"REG:(\d+)", found).group(1)), int(re.search(r"STACK:(\d+)", found).group(1))
 
 
 def launch_all(capability: tuple[int, int]) -> None:
@@ -655,7 +678,7 @@ def launch_all(capability: tuple[int, int]) -> None:
         x, exact = (torch.empty(rows, features, dtype=dtype, device="meta") for rows in (tokens, 4096))
         weight, bias = quantization.quantize(exact, quantizer), torch.empty(4096, dtype=dtype, device="meta")
         layer.linear(x, weight, bias, quantizer, threshold)
-        if threshold is not None and tokens > tiles.FEW and not quantizer.symmetric:
+        if threshold is not None and tokens > tiles.FEW and dtype == torch.float32:
             layer.linear(x, weight, bias, quantizer, threshold, Exact(exact, quantizer))
 
     for one in LAYERS_OF_FEW:
@@ -692,20 +715,32 @@ LAUNCHES: dict[str, tuple] = {}  # by what makes them differ: kernel, arguments,
 
 
 def compile_named(launch: str) -> str:
-    return json.dumps(compile_launch(*LAUNCHES[launch]) | {"launch": launch})
+    kernel, *_, capability = LAUNCHES[launch]
+    binary, fuses = compile_launch(*LAUNCHES[launch])
+    capabilities = capability, *(other for other, same in SAME_CODE.items() if same == capability)
+    return "\n".join(json.dumps(found_in(kernel, binary, fuses, one) | {"launch": launch}) for one in capabilities)
+
+
+def check_same_code() -> None:
+    """Of a product, as `SAME_CODE` has it."""
+    launched = next(launched for launch, launched in LAUNCHES.items() if "multiply_few" in launch)
+    for pair in SAME_CODE.items():
+        code = [compile_launch(*launched[:-1], capability)[0].asm["ptx"] for capability in pair]
+        assert len({re.sub(r"\.target \w+", "", one) for one in code}) == 1, pair
 
 
 def compile_all() -> None:
     """Compile all that is launched for each capability, on all processors, and print what came out."""
-    for capability in SHARED_MEMORY:
+    for capability in SHARED_MEMORY.keys() - SAME_CODE.keys():
         JITFunction.run = lambda kernel, *args, grid, warmup, of=capability, **named: LAUNCHES.setdefault(
             str((kernel.__name__, *(getattr(value, "dtype", value) for value in args), named, of)),
             (kernel, args, named, of),
         )
         launch_all(capability)
+    check_same_code()
     with get_context("fork").Pool() as pool:  # so that torch and Triton are imported once
-        for line in pool.imap_unordered(compile_named, LAUNCHES):
-            print(line)
+        for lines in pool.imap_unordered(compile_named, LAUNCHES):
+            print(lines)
 
 
 if __name__ == "__main__":
