@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from outliers import load_model, quantize
+from outliers.metrics.graphs import Steps, captured_steps, next_ids
 from outliers.metrics.latency import latency
-from outliers.models.graphs import Steps, captured_steps, next_ids
 from tests.conftest import make_model, needs_smollm2
 from tests.test_latency import generated
 

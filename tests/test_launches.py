@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from triton.runtime.interpreter import GridExecutor
 
 import outliers
-from outliers.models.graphs import Steps
+from outliers.metrics.graphs import Steps
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.schemes import get_scheme

@@ -11,11 +11,11 @@ import torch
 from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError
+from outliers.metrics.graphs import Steps, captured_steps, next_ids
 from outliers.metrics.measurement import Keeps, Measurement
 from outliers.models.anatomy import check_block, context_length, stack_module, stacks_of
 from outliers.models.anatomy.examples import read_ids
 from outliers.models.decoder import inference
-from outliers.models.graphs import Steps, captured_steps, next_ids
 from outliers.quantization.caches import QuantizedCache, cache
 from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell
