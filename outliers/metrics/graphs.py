@@ -66,8 +66,10 @@ def captured_steps(model: PreTrainedModel, batch: int, length: int) -> Steps | N
 
 
 def capture(step: Callable[[], object]) -> Callable[[], None]:
-    """What runs a step again, on the same memory. The step runs twice before, and makes what is made once on the stream
-    on which it is captured: kernels leave something to later ones of the same stream."""
+    """Capture a step; returns a function that repeats it on the same memory.
+
+    The step runs twice before, on the stream of the capture: kernels leave something to later ones of a stream.
+    """
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
