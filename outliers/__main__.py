@@ -5,8 +5,9 @@ import sys
 from pathlib import Path
 
 import outliers
-from outliers.errors import unknown_name
+from outliers.errors import UserError, unknown_name
 from outliers.models.names import PACKAGED, packaged_file, pocket_models
+from outliers.specification.files import experiment_files
 from outliers.terminal.command import answering, called
 
 PURPOSE = re.compile(r'"""`python -m outliers\.\w+`: (.*)\.')
@@ -49,6 +50,8 @@ def main() -> None:
             print(f"outliers {outliers.__version__}")
         elif name == "--help":
             overview()
+        elif name in {known.partition("/")[0] for known in experiment_files()}:
+            raise UserError(f"'{name}' is no command but experiments; `{' '.join(called('report'))} {name}` runs them")
         else:
             raise unknown_name("command", name, COMMANDS)
 

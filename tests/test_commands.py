@@ -472,6 +472,7 @@ def test_the_scripts_answers(script):
         assert f"outliers {name}" in said.partition("Example")[2]
         assert "python -m" not in said
     assert script("swep") == (2, "", "error: unknown command 'swep'; did you mean sweep?\n")
+    assert script("look", "gpt2")[2].endswith("no command but experiments; `outliers report look` runs them\n")
     assert script("trace", "a", "b")[2] == "error: trace takes one model, got 2: a, b; run it once for each model\n"
     assert script("trace")[2].endswith("such as `outliers trace pocket/gpt2-1.7m`\n")
     code, _, err = script("sweep", "--modle", "gpt2")
