@@ -20,15 +20,16 @@
   const inflated = async node => new Response((await fetch(`data:;base64,${node.textContent}`)).body
     .pipeThrough(new DecompressionStream("gzip"))).text();
 
+  const minus = text => text.replace(/^-(?=[0.]*$)/, "").replace("-", "−");
+
   // Numbers as `words.amount` has them; null is nothing, and infinity a sign already.
   function said(value) {
     if (typeof value !== "number") return value ?? "not quantized";
     const size = Math.abs(value), digits = size >= 100 ? 0 : size >= 10 ? 1 : size >= 0.1 ? 2 : 4;
-    const text = size >= 1000 ? Math.round(value).toLocaleString("en") : value.toFixed(digits);
-    return text.replace(/^-(?=[0.]*$)/, "").replace("-", "−");
+    return minus(size >= 1000 ? Math.round(value).toLocaleString("en") : value.toFixed(digits));
   }
 
-  const short = value => Number(value.toPrecision(3)).toLocaleString("en", {maximumSignificantDigits: 3}).replace("-", "−");
+  const short = value => minus(Number(value.toPrecision(3)).toLocaleString("en", {maximumSignificantDigits: 3}));
   const signed = value => value > 0 ? `+${said(value)}` : said(value);
   const largestOf = values => values.reduce((best, x, n) => Number.isFinite(x) && !(x <= values[best]) ? n : best, -1);
   const element = (tag, textContent, more = {}) => Object.assign(document.createElement(tag), {textContent, ...more});
@@ -53,7 +54,7 @@
     const map = () => data.maps[state.map], scale = () => data.scales[state.scale];
     const feature = () => state.column * map().share, numbered = row => data.first + row;
     const label = data.value + (data.unit && ` (${data.unit.trim()})`);
-    const amount = value => data.unit && Number.isFinite(value) ? value.toFixed(1).replace("-", "−") + data.unit : said(value);
+    const amount = value => data.unit && Number.isFinite(value) ? minus(value.toFixed(1)) + data.unit : said(value);
     const inColumn = column => map().values.map(row => row[column]);
     const largestRow = column => Math.max(0, largestOf(inColumn(column)));
     const kept = things => things?.features ? things.features.indexOf(feature()) : things ? feature() : -1;

@@ -54,7 +54,7 @@ OF_PART = (
 TABLES = (  # metric without its beginning: what it shows, its own columns, whether a page folds it
     ("type", "by type of the predicted token", (("type", "{type}"), *OF_PART), False),
     ("position", "by position", (("positions", "{first:.0f} to {last:.0f}"), *OF_PART), True),
-    ("token", "by token, those with the largest", (("token", "{name}"), ("type", "{type}"), *OF_PART), False),
+    ("token", "by token, those with the largest", (("token", "{name}"), ("type", "{type}"), *OF_PART), True),
     (
         "context",
         "by context, the places with the largest",
