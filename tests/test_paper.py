@@ -11,7 +11,7 @@ import pytest
 
 from outliers import paper
 from outliers.errors import UserError
-from outliers.metrics import metrics
+from outliers.metrics.records import metrics
 from outliers.models.load import load_model
 from outliers.paper import beyond
 from outliers.paper import report as module

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
 from outliers.criterion import ALPHA, PAPER
+from outliers.errors import UserError
+from outliers.models.plugins import plugins
 from outliers.models.pocket.ladder import CHECKPOINTS
 from outliers.specification.fields import (
     Batch,
@@ -354,3 +356,18 @@ class ZeroShot(Metric):
     task: Line = Field("lambada-local", description="Task of lm-eval, or lambada-local or piqa-local.")
     data: Data = Field(default=None, exclude=True)
     limit: Limit = None
+
+
+def metrics() -> dict[str, type[Metric]]:
+    """The records of metrics by their names: those of this project, and those of installed packages, as entry points.
+
+    Raises:
+        UserError: a plugin has a name that is taken, or cannot be imported.
+    """
+    own = [record for record in globals().values() if isinstance(record, type) and "name" in vars(record)]
+    by_name = {record.name: record for record in own}
+    for name, origin, record in plugins("outliers.metrics"):
+        if name in by_name:
+            raise UserError(f"{origin} is a metric whose name is taken; remove one of the two")
+        by_name[name] = record
+    return by_name

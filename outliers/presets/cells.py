@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, create_model
 
 from outliers.errors import UserError, unknown_name
-from outliers.metrics import metrics
-from outliers.metrics.records import Metric
+from outliers.metrics.records import Metric, metrics
 from outliers.specification.fields import Models, Name, Once, Revision, Split, resolved, saying_all
 from outliers.specification.kinds import Calibrated
 from outliers.subjects.cell import Cell, Plan

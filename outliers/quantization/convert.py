@@ -28,7 +28,6 @@ from outliers.models.anatomy import (
 )
 from outliers.models.attention import attentions, eager
 from outliers.models.hooks import check_hooks, hand_over_hooks
-from outliers.quantization.attention import AttentionProducts, put_attention, take_attention_back
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.magnitudes import Calibration, stored_weight
@@ -112,8 +111,12 @@ def quantize(
     for name in ("to", "cuda"):  # where accelerate spread the model, they are functions that move the original
         vars(copied).pop(name, None)
     if vars(copied).pop("attention_scheme", None):  # in the place of which it is put
+        from outliers.quantization.attention import take_attention_back  # late, for what few schemes change
+
         take_attention_back(copied)
     if scheme.attention is not None:
+        from outliers.quantization.attention import AttentionProducts, put_attention
+
         put_attention(copied, AttentionProducts.of(scheme), left)
         copied.attention_scheme = scheme.name
     return copied

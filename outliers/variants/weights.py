@@ -14,8 +14,6 @@ if TYPE_CHECKING:  # to read a variant takes no torch
     import torch
     from transformers import PreTrainedModel
 
-METHODS = ("zero", "scale")
-
 
 @dataclass(frozen=True)
 class Scaled(Variant):

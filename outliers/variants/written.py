@@ -1,5 +1,6 @@
 """Read what the names of variants say: `zero(247)+llm.int8`."""
 
+import pkgutil
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -10,25 +11,20 @@ from outliers.models.variant import AS_IT_IS, Variant
 from outliers.quantization.cache_formats import PARTS, Formats
 from outliers.quantization.plans.plan import MARK
 from outliers.quantization.schemes import BASELINE
-from outliers.variants.ablated import METHODS, Ablated
+from outliers.variants.ablated import METHODS
 from outliers.variants.cached import PREFIX, Cached, Prefixed
-from outliers.variants.massive import Massive
 from outliers.variants.peer import AGAINST, PEER, Against, Peer
-from outliers.variants.planted import Planted
 from outliers.variants.quantized import Quantized
 from outliers.variants.term import EXAMPLES, PLUS, Term
 from outliers.variants.together import Together
-from outliers.variants.unattended import Unattended
-from outliers.variants.weights import METHODS as OF_WEIGHTS
-from outliers.variants.weights import Scaled
 
-KINDS = {  # by the names of terms with features, or positions
-    **dict.fromkeys(METHODS, Ablated),
-    "plant": Planted,
-    "massive": Massive,
-    "unattended": Unattended,
+KINDS = {  # by the names of terms with features, or positions: the places of classes
+    **dict.fromkeys(METHODS, "outliers.variants.ablated:Ablated"),
+    "plant": "outliers.variants.planted:Planted",
+    "massive": "outliers.variants.massive:Massive",
+    "unattended": "outliers.variants.unattended:Unattended",
 }
-WEIGHTS = dict.fromkeys(OF_WEIGHTS, Scaled)  # by those of terms with a weight
+WEIGHTS = dict.fromkeys(("zero", "scale"), "outliers.variants.weights:Scaled")  # by those of terms with a weight
 FIRST = {Against: "another model stands first", Prefixed: "a prefix stands first"}
 LAST = {Cached: "a cache stands last"}
 
@@ -106,12 +102,12 @@ def _scheme(terms: list[str]) -> list[Quantized | Peer]:
     return [(Peer if terms[0] == PEER else Quantized).read(terms)]
 
 
-def _terms(written: list[str]) -> Iterable[Ablated | Massive | Planted | Scaled | Unattended]:
+def _terms(written: list[str]) -> Iterable[Variant]:
     for term in map(Term.read, written):
         kinds = WEIGHTS if term.weight else KINDS
         if term.name not in kinds:
             raise unknown_name("variant of a weight" if term.weight else "variant", term.name, kinds)
-        yield kinds[term.name].read(term)
+        yield pkgutil.resolve_name(kinds[term.name]).read(term)
 
 
 READERS = {  # by the first words of terms; others begin a scheme, or belong to one
