@@ -136,7 +136,8 @@ def locked(folder: Path) -> Iterator[None]:
         with writing(folder):
             _take(lock, folder)
         try:
-            write_whole(owner, _owner())
+            command = " ".join(shlex.join(sys.orig_argv).split())[:300]
+            write_whole(owner, f"process {os.getpid()} on {platform.node()} since {time.strftime(TIME)} ({command})\n")
             yield
         finally:
             with contextlib.suppress(OSError):
@@ -166,8 +167,3 @@ def _take(lock: FileLock, folder: Path) -> None:
                 raise UserError(
                     f"'{folder}' is in use by {who}; wait until it ends, or choose another folder with --out"
                 ) from None
-
-
-def _owner() -> str:
-    command = " ".join(shlex.join(sys.orig_argv).split())[:300]
-    return f"process {os.getpid()} on {platform.node()} since {time.strftime(TIME)} ({command})\n"

@@ -23,10 +23,6 @@ from outliers.variants.quantized import EXACT
 MOST_KEPT = 2**28  # bytes of hidden states that are kept for several variants, of the last ones and of inputs of layers
 
 
-def _seen(cell: Cell) -> Seen | Read:
-    return cell.metric.seen
-
-
 class OfStates(Measurement):
     """The pass of one variant, and all cells that ride on it; of a streamed model all variants, for its layers are read
     once for all."""
@@ -46,7 +42,8 @@ class OfStates(Measurement):
 
     def keeps(self, cells: Sequence[Cell]) -> Keeps:
         keeps = super().keeps(cells)
-        compares = any(_seen(cell).compares for cell in cells)  # with states that are kept until those under a variant
+        # with states that are kept until those under a variant
+        compares = any(cell.metric.seen.compares for cell in cells)
         settings = cells[0].subject.settings
         several = not settings.stream and find_device(settings.device).type == "cpu"
         return keeps._replace(variants=keeps.variants + 2 * compares, batch=AT_ONCE if several else 1)
@@ -71,7 +68,7 @@ class OfStates(Measurement):
 
     def values(self, cell: Cell, answers: list[list[list]]) -> list[dict]:
         draws = (list(chain.from_iterable(parts)) for parts in zip(*answers, strict=True))
-        seen, by_draw = _seen(cell), [part for draw in draws for part in by_seed(draw, cell.subject.seeds)]
+        seen, by_draw = cell.metric.seen, [part for draw in draws for part in by_seed(draw, cell.subject.seeds)]
         return seen.values(by_draw, cell.subject) if seen.of_subject else seen.values(by_draw)
 
 
@@ -89,7 +86,7 @@ def _resident(
     key: tuple,
 ) -> list[list]:
     """Of each cell what it sees of each block. key: the draw, and which part of the text it is."""
-    seers, (variant,) = [_seen(cell) for cell in cells], variants
+    seers, (variant,) = [cell.metric.seen for cell in cells], variants
     exact: list = [None] * len(blocks)
     if any(seer.compares for seer in seers):
         exact = [(model, states) for states in _exact_states(bench, blocks, key)]
@@ -158,7 +155,7 @@ def _streamed(
 ) -> list[list]:
     """The same; last hidden states of the unquantized model come first, and are kept for those under variants."""
     of_variants = {name: [cell for cell in cells if cell.variant.name == name] for name in _variants(cells)}
-    first = [EXACT] * any(_seen(cell).compares for cell in cells)
+    first = [EXACT] * any(cell.metric.seen.compares for cell in cells)
     exact: list = []
     by_cell: dict[Cell, list] = {cell: [] for cell in cells}
     names = list(of_variants)
@@ -170,7 +167,8 @@ def _streamed(
                 continue
             under = of_variants[names[number - len(first)]]
             unquantized = (model, exact[len(by_cell[under[0]])].to(states.device)) if exact else None
-            for cell, seen in zip(under, _see(list(map(_seen, under)), model, ids, states, unquantized), strict=True):
+            seers = [cell.metric.seen for cell in under]
+            for cell, seen in zip(under, _see(seers, model, ids, states, unquantized), strict=True):
                 by_cell[cell].append(seen)
     return list(by_cell.values())
 

@@ -87,7 +87,10 @@ def read_checkpoint(source: Source, name: str, revision: str | None, model: PreT
     turned = [path for path, module in model.named_modules() if isinstance(module, Conv1D)]
     stored = unpacked(stored, fields, name, turned)
     tensors, ignored = _by_own_names(stored, name, model, DEQUANTIZED.get(fields.get("quant_method")))
-    check_tensors(tensors, model, name)
+    expected = model.state_dict()
+    for tensor_name, lazy in tensors.items():
+        check_type(lazy, FLOATS if expected[tensor_name].is_floating_point() else OTHERS, name)
+        check_shape(lazy, expected[tensor_name].shape, name)
     return Checkpoint(tensors, _without_harmless(ignored, model))
 
 
@@ -213,14 +216,6 @@ def _joined(
         notes = "; ".join(dict.fromkeys(lazy.note for _, lazy in parts if lazy.note))
         tensors[own_name] = Lazy(own_name, shape, "F32", spans, partial(made, place, own_name), notes)
     return tensors
-
-
-def check_tensors(tensors: dict[str, Lazy], model: PreTrainedModel, name: str) -> None:
-    """Compare shape and type of each tensor with the model's."""
-    expected = model.state_dict()
-    for tensor_name, lazy in tensors.items():
-        check_type(lazy, FLOATS if expected[tensor_name].is_floating_point() else OTHERS, name)
-        check_shape(lazy, expected[tensor_name].shape, name)
 
 
 def check_type(lazy: Lazy, types: Collection[str], name: str) -> None:

@@ -168,19 +168,15 @@ _shapes: dict[str, Shape] = {}  # by configuration, which revisions of a model s
 def shape_of(config: PretrainedConfig) -> Shape:
     """The sizes of a model, from its configuration; what is tied counts once."""
     written = config.to_json_string()
-    if written not in _shapes:
-        _shapes[written] = _shape(config)
-    return _shapes[written]
-
-
-def _shape(config: PretrainedConfig) -> Shape:
+    if written in _shapes:
+        return _shapes[written]
     model, stack = skeleton(config), config_of_stack(config, anatomy_of(config))
     layers = [sum(map(torch.numel, (*layer.parameters(), *layer.buffers()))) for layer in decoder_layers(model)]
     number = layers.index(max(layers))
     weights = [stored_weight(part.module) for part in projections(model) if part.layer == number]
     hidden, heads = width_of(config), stack.num_attention_heads
     key_heads = getattr(stack, "num_key_value_heads", None) or heads
-    return Shape(
+    _shapes[written] = Shape(
         sum(map(torch.numel, (*model.parameters(), *model.buffers()))) - sum(layers),
         max(layers),
         len(layers),
@@ -192,6 +188,7 @@ def _shape(config: PretrainedConfig) -> Shape:
         2 * key_heads * (getattr(stack, "head_dim", None) or hidden // heads),
         getattr(config, "vocab_size", None) or config.num_labels,
     )
+    return _shapes[written]
 
 
 def need_of(request: Request, room: Room) -> Need:

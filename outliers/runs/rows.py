@@ -42,12 +42,9 @@ def _is_number(value: object) -> bool:
     return (isinstance(value, float) and math.isfinite(value)) or (type(value) is int and abs(value) < MOST)
 
 
-def _is_single(value: object) -> bool:
-    return value is None or isinstance(value, str | bool) or _is_number(value)
-
-
 def _is_flat(value: object) -> bool:
-    return all(map(_is_single, value)) if isinstance(value, LISTS) else _is_single(value)
+    values = value if isinstance(value, LISTS) else (value,)
+    return all(one is None or isinstance(one, str | bool) or _is_number(one) for one in values)
 
 
 def _is_whole(value: object) -> bool:
@@ -226,7 +223,9 @@ class Rows:
                     self._keep(row, line)
                 else:
                     torn = line
-            if torn or not line.endswith(b"\n") or _is_elsewhere_too(self.path):
+            # what is appended to a link would be seen under another name, too
+            linked = self.path.is_symlink() or (self.path.exists() and self.path.stat().st_nlink > 1)
+            if torn or not line.endswith(b"\n") or linked:
                 _mend(self.path, torn)
             stack.enter_context(finishing())
             self._exits = stack.pop_all()
@@ -376,11 +375,6 @@ def _is_torn(line: bytes) -> bool:
     except RecursionError:
         pass
     return False
-
-
-def _is_elsewhere_too(path: Path) -> bool:
-    """Whether what is appended to a file would be seen under another name, to which it is a link."""
-    return path.is_symlink() or (path.exists() and path.stat().st_nlink > 1)
 
 
 def _mend(path: Path, torn: bytes) -> None:

@@ -75,7 +75,10 @@ class Table(NamedTuple):
         """The table in a format of the tabulate library: github, latex_booktabs, simple, html."""
         text = self.headers[: self.names] if isinstance(self.names, int) else self.names
         align = ["left" if header in text else "right" for header in self.headers]
-        rows = [[*map(_typeset, row, align)] for row in self.cells]
+        rows = [
+            [NEGATIVE.sub("−", cell) if side == "right" else cell for cell, side in zip(row, align, strict=True)]
+            for row in self.cells
+        ]
         headers, *cells = [list(map(ESCAPED.get(tablefmt, str), row)) for row in (self.headers, *rows)]
         text = tabulate(cells, headers, tablefmt=tablefmt, disable_numparse=True, colalign=align)
         return text.replace("−", "$-$") if tablefmt.startswith("latex") else text
@@ -84,10 +87,6 @@ class Table(NamedTuple):
     def printed(self) -> str:
         """The table on a terminal, with its caption below."""
         return f"{self.form('simple')}\n\n{wrapped(self.caption)}"
-
-
-def _typeset(cell: str, align: str) -> str:
-    return NEGATIVE.sub("−", cell) if align == "right" else cell
 
 
 def _filled(form: str, row: Mapping) -> str:

@@ -143,16 +143,13 @@ def joined(parts: list[dict]) -> dict:
     Seconds add up, the largest memory counts. Where parts differ, as in the processor's name or in the threads, all
     that they say stands there: "AMD EPYC, 2 cores, Intel Xeon, 4 cores", "2, 4".
     """
-    names = dict.fromkeys(chain.from_iterable(parts))
-    fields = {name: _together([part[name] for part in parts if name in part]) for name in names}
+    fields = {}
+    for name in dict.fromkeys(chain.from_iterable(parts)):
+        values = list(dict.fromkeys(part[name] for part in parts if name in part))
+        fields[name] = values[0] if len(values) == 1 else ", ".join(map(str, values))
     seconds = sum(part["wall_seconds"] for part in parts)
     memory = max(part["peak_memory_bytes"] for part in parts)
     return fields | {"wall_seconds": round(seconds, 3), "peak_memory_bytes": memory}
-
-
-def _together(values: list) -> object:
-    distinct = [value for number, value in enumerate(values) if value not in values[:number]]
-    return distinct[0] if len(distinct) == 1 else ", ".join(map(str, distinct))
 
 
 def _reset() -> bool:

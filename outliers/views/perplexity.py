@@ -179,7 +179,8 @@ def _perplexities(rows: list[dict]) -> Section:
     models = dict.fromkeys(row["model"] for row in rows)
     names = dict(zip(models, names_of(models), strict=True))
     whole = len(drawn) == len(rows)
-    findings = [*beyond_findings(rows, names), *sweep_findings(costly, names, whole)][:FINDINGS]
+    beyond = (row | {"name": names[row["model"]]} for row in rows if row["metric"] == LOG_PERPLEXITY)
+    findings = [*say_each(BEYOND, beyond), *sweep_findings(costly, names, whole)][:FINDINGS]
     text = f"{terminal(tables[: 1 + len(bits)])}\n\n{note}"
     return Section("Perplexity by scheme", rows, text, tables, drawings, [note], findings=findings)
 
@@ -318,12 +319,6 @@ def _of_models(rows: list[dict], names: dict[str, str]) -> list[Finding]:
         return []
     which = "every model" if len(broken) == len(names) else f"{count(len(broken))} of {count(len(names))} models"
     return say(MODELS if broken else NO_MODEL, [{"models": which}])
-
-
-def beyond_findings(rows: Sequence[dict], names: dict[str, str]) -> list[Finding]:
-    """The schemes under which a perplexity is larger than any number."""
-    beyond = (row | {"name": names[row["model"]]} for row in rows if row["metric"] == LOG_PERPLEXITY)
-    return say_each(BEYOND, beyond)
 
 
 def _costs(row: dict) -> bool:

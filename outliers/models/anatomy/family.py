@@ -10,21 +10,6 @@ from outliers.models.anatomy.examples import Block, Example, read_ids
 from outliers.models.anatomy.row import Anatomy
 
 
-def read_alone(_model: PreTrainedModel, block: Block) -> tuple[torch.Tensor]:
-    """The input of the only stack for a block."""
-    return (read_ids(block),)
-
-
-def as_read(_config: PretrainedConfig, read: torch.Tensor) -> torch.Tensor:
-    """Of token ids, that they stand at their positions."""
-    return read
-
-
-def tokens_of(config: PretrainedConfig) -> int:
-    """The number of token ids."""
-    return config.vocab_size
-
-
 def two_tokens(_config: PretrainedConfig) -> Example:
     """Two tokens, of which each is predicted."""
     ids = torch.zeros(2, dtype=torch.int64)
@@ -53,12 +38,12 @@ class Family:
     rows: Mapping[str, Anatomy]
     made_by: type
     predicted: Callable[[Block, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-    inputs: Callable[[PreTrainedModel, Block], tuple[torch.Tensor, ...]] = read_alone
+    inputs: Callable[[PreTrainedModel, Block], tuple[torch.Tensor, ...]] = lambda _model, block: (read_ids(block),)
     keywords: Mapping[str, object] = field(default_factory=dict)
     subject: object = None
     places: Callable[[Block], tuple[torch.Tensor, torch.Tensor]] | None = None
     smallest: Callable[[PretrainedConfig], Block] = two_tokens
     check: Callable[[PretrainedConfig, Block], None] | None = None
-    ids: Callable[[PretrainedConfig, torch.Tensor], torch.Tensor] = as_read
-    vocabulary: Callable[[PretrainedConfig], int] = tokens_of
+    ids: Callable[[PretrainedConfig, torch.Tensor], torch.Tensor] = lambda _config, read: read
+    vocabulary: Callable[[PretrainedConfig], int] = lambda config: config.vocab_size
     name_of: Callable[[PretrainedConfig, int], tuple[str, str]] | None = None

@@ -25,10 +25,6 @@ class Mixture:
     reads: dict[str, int]
 
 
-def as_projected(logits: torch.Tensor, _config: PretrainedConfig) -> torch.Tensor:
-    return logits
-
-
 def divided(logits: torch.Tensor, config: PretrainedConfig) -> torch.Tensor:
     return logits / config.logits_scaling
 
@@ -45,10 +41,6 @@ def read_by_the_head(path: str) -> Callable[[PreTrainedModel, torch.Tensor], tor
 def output_embedding(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor | None]:
     head = model.get_output_embeddings()
     return head.weight, head.bias
-
-
-def read_as_they_are(_model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
-    return states
 
 
 @dataclass(frozen=True)
@@ -110,11 +102,11 @@ class Anatomy:
     alibi: str | None = None
     window: str | None = None
     bidirectional: bool = False
-    head: Callable[[PreTrainedModel, torch.Tensor], torch.Tensor] = read_as_they_are
+    head: Callable[[PreTrainedModel, torch.Tensor], torch.Tensor] = lambda _model, states: states
     output: Callable[[PreTrainedModel], tuple[torch.Tensor, torch.Tensor | None]] = output_embedding
     padded_positions: bool = False
     norms_of_sums: tuple[str, ...] = ()
-    logits: Callable[[torch.Tensor, PretrainedConfig], torch.Tensor] = as_projected
+    logits: Callable[[torch.Tensor, PretrainedConfig], torch.Tensor] = lambda logits, _config: logits
     logits_bias: str | None = None
     embedding: str | None = None
     special: tuple[tuple[str, str], ...] = ()
