@@ -12,6 +12,7 @@ import torch
 
 from outliers import UserError, ablate, load_text, perplexities, perplexity, quantize, trace, variant
 from outliers.metrics import perplexity as module
+from outliers.metrics import states
 from outliers.metrics.latency import latency
 from outliers.metrics.layers import layer_by_layer
 from outliers.metrics.measurement import records_of
@@ -20,7 +21,8 @@ from outliers.metrics.records import Agreement, Perplexity
 from outliers.metrics.states import MEASUREMENT as STATES
 from outliers.metrics.top1 import top1_softmax
 from outliers.models.anatomy import decoder_layers, projections
-from outliers.models.decoder import independent, map_blocks
+from outliers.models.decoder import map_blocks
+from outliers.models.hooks import independent
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import AS_IT_IS, stream_model
 from outliers.subjects.cell import Cell
@@ -57,6 +59,26 @@ def test_a_variant_of_a_later_layer_is_the_same_from_its_kept_input(case, blocks
     handle.remove()
     assert len(calls) == 2 * len(blocks)  # of the unquantized model, and of the first variant
     assert [row["value"] for row in rows if row["metric"] == "perplexity"] == perplexities(model, blocks, variants)
+
+
+def test_what_is_asked_of_a_variant_later_takes_no_second_pass(blocks, monkeypatch):
+    """Of the draws that were measured before, whichever metric they were measured for, as long as there is room."""
+    model = make_model("gpt2")
+    metrics, passes = (Perplexity(), Perplexity(draws=2), Agreement(draws=2)), []
+
+    def values() -> list[float]:
+        passes.clear()
+        handle = model.get_input_embeddings().register_forward_hook(independent(lambda *_: passes.append(0)))
+        given = Given(model, blocks)
+        rows = records_of(Cell(given, variant(one), metric) for one in ("absmax", "zero(3)") for metric in metrics)
+        handle.remove()
+        return [row["value"] for row in rows]
+
+    kept = values()
+    assert len(passes) == 3 * 2 * len(blocks)  # of two variants and of the unquantized model two draws each
+    monkeypatch.setattr(states, "MOST_KEPT", 0)
+    assert values() == kept
+    assert len(passes) == 2 * 5 * len(blocks)
 
 
 def test_variants_of_many_layers_start_from_the_nearest_one_before(blocks):
@@ -275,8 +297,11 @@ def test_blocks_that_pass_at_once_are_those_that_pass_in_turn(blocks, monkeypatc
         assert at_once() == 2
         with draw.drawn(model, 1):
             assert at_once() == 2
-        threads_of_one = map_blocks(model, lambda *_: torch.get_num_threads(), blocks[:1])
-        assert list(threads_of_one) == [2]
+        with variant("zero(0@ffn_in/q)+massive(1@layers.0,value=0,above=100)+unattended(0)").on(model):
+            assert at_once() == 2
+        for count, expected in ((1, [2]), (2, [1, 1]), (3, [1, 1, 2])):
+            several = blocks.repeat(2, 1)[:count]
+            assert list(map_blocks(model, lambda *_: torch.get_num_threads(), several)) == expected
         handle = model.model.norm.register_forward_hook(lambda *_: None)
         assert at_once() == 1
         handle.remove()
@@ -292,7 +317,7 @@ def test_blocks_at_once_have_the_values_of_one_thread(case, blocks, monkeypatch)
     """Of whole passes and of exchanged layers, which take layers of the model out of their places."""
     monkeypatch.setattr("outliers.models.decoder.SHORTEST", 1)
     model, several, absmax = make_model(case), blocks.repeat(4, 1), variant("absmax")
-    variants = [absmax, variant("llm.int8+only=layers.1")]
+    variants = list(map(variant, ("absmax", "llm.int8+only=layers.1", "zero(1@q/up)", "shuffle(1,2)")))
 
     def values(threads: int) -> list:
         torch.set_num_threads(threads)

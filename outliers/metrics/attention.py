@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -79,11 +79,14 @@ def attended(
     ) -> None:
         name = next(view.name for view in views.values() if view.cross is cross and layer in view.layers)
         seen_in_layer: dict[Look, list[torch.Tensor]] = {look: [] for look in seen[name]}
+        unmoved = cache(partial(_see, probabilities, visible, cross))
         for ablated, looks in questions:
-            with ablated.on(model, layer):
-                changed = recompute() if _moves(ablated) else probabilities
+            see = unmoved
+            if _moves(ablated):
+                with ablated.on(model, layer):
+                    see = partial(_see, recompute(), visible, cross)
             for look in looks:
-                seen_in_layer[look].append(look.see(changed, visible.to(changed.device), cross))
+                seen_in_layer[look].append(see(look))
         for look, by_ablation in seen_in_layer.items():  # one small tensor each, for each keeps memory around it in use
             seen[name][look].append(torch.stack(by_ablation))
         places[name].append((layer, probabilities.shape[-2]))
@@ -101,6 +104,10 @@ def _answers(places: list[tuple[int, int]], seen: dict[Look, list[torch.Tensor]]
         look: iter(look.answers(Visits(layers, queries.double(), torch.stack([visit.cpu() for visit in by_visit]))))
         for look, by_visit in seen.items()
     }
+
+
+def _see(probabilities: torch.Tensor, visible: torch.Tensor, cross: bool, look: Look) -> torch.Tensor:
+    return look.see(probabilities, visible.to(probabilities.device), cross)
 
 
 def _moves(ablated: Ablated) -> bool:

@@ -88,7 +88,7 @@ class _Observer:
     @contextmanager
     def hooks(self, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
         """Those on all layers of a model, or on one; at their end the weights are looked at."""
-        read = [part for part in projections(model) if part.role == ROLE and layer in (None, part.layer)]
+        read = [part for part in projections(model, layer) if part.role == ROLE]
         with ExitStack() as stack:
             for projection in read:
                 hook = projection.module.register_forward_hook(partial(self._see, projection.layer))
@@ -181,8 +181,8 @@ class _Nearest:
     def hooks(self, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
         """Those on all layers of a model, or on one; they look at the weights when it is there."""
         yield
-        for projection in projections(model):
-            if projection.role == ROLE and layer in (None, projection.layer):
+        for projection in projections(model, layer):
+            if projection.role == ROLE:
                 self._look(projection)
 
     def _look(self, projection: Projection) -> None:

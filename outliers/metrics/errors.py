@@ -107,7 +107,7 @@ class _Observer:
             changed = [stack.enter_context(variant.on(model, layer)) for variant in self.variants]  # before the hooks
             under_schemes = zip(*map(projections, changed), strict=True) if changed else ()
             layers = {same[0].path: [part.module for part in same] for same in under_schemes}
-            seen = [part for part in projections(model) if layer in (None, part.layer)]
+            seen = list(projections(model, layer))
             self.reading |= {(part.layer, part.role): part.inputs for part in seen}
             stack.enter_context(input_hooks(seen, self._see_input))
             for projection in seen:

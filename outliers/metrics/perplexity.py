@@ -303,9 +303,8 @@ def broken_at(model: PreTrainedModel, block: Block) -> BrokenModel:
 
     @contextmanager
     def hooks(watched: PreTrainedModel, layer: int | None) -> Iterator[None]:
-        read = [reader for reader in readers(watched) if layer in (None, reader.layer)]
         outputs = residual_hooks(watched, lambda number, x: look_at(number, RESIDUAL, x), layer)
-        with input_hooks(read, look_at), outputs:
+        with input_hooks(readers(watched, layer), look_at), outputs:
             yield
 
     variant = model.stream.last if is_streamed(model) else AS_IT_IS

@@ -57,7 +57,7 @@ class _Largest(dict[Place, float]):
     @contextmanager
     def hooks(self, model: PreTrainedModel, number: int | None) -> Iterator[None]:
         """Those that see all layers of a model, or one."""
-        seen = [part for part in readers(model) if number in (None, part.layer)]
+        seen = list(readers(model, number))
         layers = list(layers_of(model))
         with ExitStack() as stack:
             stack.enter_context(input_hooks(seen, self.see_state))

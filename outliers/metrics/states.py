@@ -89,15 +89,25 @@ def _resident(
     seers, (variant,) = [cell.metric.seen for cell in cells], variants
     exact: list = [None] * len(blocks)
     if any(seer.compares for seer in seers):
-        exact = [(model, states) for states in _exact_states(bench, blocks, key)]
+        exact = [(model, states) for states in _exact_states(bench, model, blocks, key)]
+    last_key = _key(variant, model, key)
+    known = bench.states.get(last_key)
+    last_states: dict[int, torch.Tensor] = {}
     with bench.under(variant) as changed, drawn(changed, key[0]):
         run = _pass(changed, bench, blocks, variant.first_layer(model), key)
 
         def see(number: int, block: Block) -> list:
-            ((_, ids, states),) = run(number, block)
+            if known:
+                ids, states = block.to(changed.device), known[number]
+            else:
+                ((_, ids, states),) = run(number, block)
+            if states.nbytes * len(blocks) <= MOST_KEPT:
+                last_states[number] = states
             return _see(seers, changed, ids, states, exact[number])
 
         by_block = list(map_blocks(coded(changed), see, bench.counted(blocks)))
+    if len(last_states) == len(blocks):
+        _keep(bench, last_key, [last_states[number] for number in range(len(blocks))])
     return [list(seen) for seen in zip(*by_block, strict=True)]
 
 
@@ -133,15 +143,29 @@ def _nbytes(states: Iterable[torch.Tensor]) -> int:
     return sum(state.nbytes for state in states)
 
 
-def _exact_states(bench: Bench, blocks: torch.Tensor, key: tuple) -> list[torch.Tensor]:
-    """Last hidden states (T, features) of the unquantized model; few are kept for the variants that follow."""
-    if key not in bench.exact:
-        with bench.under(EXACT) as exact, drawn(exact, key[0]):
-            last_states = list(map_blocks(exact, lambda _, block: next(run_decoder(exact, [block]))[2], blocks))
-        if _nbytes(chain.from_iterable((*bench.exact.values(), last_states))) > MOST_KEPT:
-            return last_states
-        bench.exact[key] = last_states
-    return bench.exact[key]
+def _exact_states(bench: Bench, model: PreTrainedModel, blocks: torch.Tensor, key: tuple) -> list[torch.Tensor]:
+    """Last hidden states (T, features) of the unquantized model."""
+    last_key = _key(EXACT, model, key)
+    if last_key in bench.states:
+        return bench.states[last_key]
+    with bench.under(EXACT) as exact, drawn(exact, key[0]):
+        last_states = list(map_blocks(exact, lambda _, block: next(run_decoder(exact, [block]))[2], blocks))
+    _keep(bench, last_key, last_states)
+    return last_states
+
+
+def _key(variant: Variant, model: PreTrainedModel, key: tuple) -> tuple:
+    """A key of the last hidden states of a model under a variant."""
+    return variant.name, repr(variant.fields(model)), *key
+
+
+def _keep(bench: Bench, key: tuple, states: list[torch.Tensor]) -> None:
+    """Keep last hidden states for what else is asked of them, as far as there is room: those of the unquantized model,
+    and of variants the latest."""
+    bench.states.pop(key, None)
+    bench.states[key] = states
+    while _nbytes(chain.from_iterable(bench.states.values())) > MOST_KEPT:
+        del bench.states[next((other for other in bench.states if other[0] != EXACT.name), key)]
 
 
 @inference

@@ -26,6 +26,7 @@ from outliers.models.anatomy import (
     stacks_of,
 )
 from outliers.models.anatomy.examples import Block, Example
+from outliers.models.hooks import is_independent
 from outliers.models.stream import AS_IT_IS, Once, Variant, Watched, exchanged, is_streamed
 
 _observed: dict[nn.Module, list] = {}  # models: by how many at once, and their modules that were in training mode
@@ -80,7 +81,7 @@ def map_blocks(
     the threads, and has the same bits. Blocks wait for each other where hooks are on the model, which may look at them
     one by one, unless all hooks are `independent`; where rotations of positions depend on the length of the last block;
     in mixtures, and where the first two are short: fewer threads add up products of few rows in another order. A block
-    that is alone has all threads.
+    that is alone, as the last of three, has all threads.
 
     Args:
         model: resident.
@@ -98,31 +99,33 @@ def map_blocks(
         yield from map(see, count(), blocks)
         return
     in_mode = torch.inference_mode(torch.is_inference_mode_enabled())(see)
+    numbered: Iterator[tuple[int, Block]] = enumerate(blocks)
     pending: deque[Future] = deque()
     with ThreadPoolExecutor(AT_ONCE, initializer=partial(torch.set_num_threads, threads // AT_ONCE)) as pool:
         try:
-            for number, block in enumerate(blocks):
-                pending.append(pool.submit(in_mode, number, block))
+            last = next(numbered)
+            for following in numbered:
+                pending.append(pool.submit(in_mode, *last))
+                last = following
                 if len(pending) > AT_ONCE:
                     yield pending.popleft().result()
+            left = (last[0] + 1) % AT_ONCE  # that would be alone
+            if not left:
+                pending.append(pool.submit(in_mode, *last))
             while pending:
                 yield pending.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
             torch.set_num_threads(threads)  # with which later threads begin: those of the pool have set it for them
-
-
-def independent(hook: Callable) -> Callable:
-    """Mark a hook that keeps nothing of one block for another; returned as it is."""
-    hook.independent = True
-    return hook
+    if left:
+        yield see(*last)
 
 
 def _is_independent(module: nn.Module) -> bool:
     """Whether a module and its hooks keep nothing of one block for another."""
     hooks = *module._forward_pre_hooks.values(), *module._forward_hooks.values()
     rotation = str(getattr(module, "rope_type", None))
-    return all(getattr(hook, "independent", False) for hook in hooks) and not any(map(rotation.count, BY_LENGTH))
+    return all(map(is_independent, hooks)) and not any(map(rotation.count, BY_LENGTH))
 
 
 @contextmanager

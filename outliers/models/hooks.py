@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from typing import TypeVar
 
 import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
@@ -26,6 +27,7 @@ from outliers.models.anatomy.names import State, names_of
 from outliers.models.attention import eager
 
 Visit = Callable[[int, str, torch.Tensor], torch.Tensor | None]
+Hook = TypeVar("Hook", bound=Callable)
 STATES = (*ROLES, RESIDUAL)
 MASKS = ("attention_mask", "mask")  # the names of the argument of an attention that is its mask
 
@@ -46,6 +48,17 @@ OTHER_HOOKS = (
     "_load_state_dict_pre_hooks",
     "_load_state_dict_post_hooks",
 )
+
+
+def independent(hook: Hook) -> Hook:
+    """Mark a hook, or what one calls, that keeps nothing of one block for another; returned as it is."""
+    hook.independent = True
+    return hook
+
+
+def is_independent(hook: Callable) -> bool:
+    """Whether a hook is marked so."""
+    return getattr(hook, "independent", False)
 
 
 @contextmanager
@@ -130,23 +143,34 @@ def input_hooks(projections: Iterable[Projection], visit: Visit) -> Iterator[Non
     What it returns goes on in the place of x; None leaves x as it is. Projections that read one hidden state, such as
     q, k and v, share one call and its result.
     """
-    last: tuple = (None, None, None)
+    seen = _Shared(visit)
 
     def hook_of(projection: Projection):
         def hook(_module, inputs):
-            nonlocal last
-            x, place = inputs[0], (projection.layer, projection.role)
-            if last[0] is not x or last[1] != place:
-                # OPT joins sequences and positions by itself
-                last = x, place, visit(*place, x.flatten(0, -2))
-            return None if last[2] is None else (last[2].view(x.shape), *inputs[1:])
+            x = inputs[0]
+            changed = seen(projection, x)
+            return None if changed is None else (changed.view(x.shape), *inputs[1:])
 
-        return hook
+        return independent(hook) if is_independent(visit) else hook
 
     with ExitStack() as stack:
         for projection in projections:
             stack.callback(projection.module.register_forward_pre_hook(hook_of(projection)).remove)
         yield
+
+
+class _Shared:
+    """What a visit makes of the input of projections; those that read one hidden state share it."""
+
+    def __init__(self, visit: Visit):
+        self.visit, self.last = visit, (None, None, None)
+
+    def __call__(self, projection: Projection, x: torch.Tensor) -> torch.Tensor | None:
+        last, place = self.last, (projection.layer, projection.role)  # another block may exchange the last meanwhile
+        if last[0] is not x or last[1] != place:
+            # OPT joins sequences and positions by itself
+            last = self.last = x, place, self.visit(*place, x.flatten(0, -2))
+        return last[2]
 
 
 @contextmanager
@@ -160,17 +184,13 @@ def output_hooks(readers: Iterable[tuple[Projection, torch.Tensor]], visit: Visi
     Args:
         readers: projections, each with its outputs that are changed, bool (outputs,).
     """
-    last: tuple = (None, None, None)
+    seen = _Shared(visit)
 
     def change_of(projection: Projection):
         def change(x: torch.Tensor) -> torch.Tensor:
-            nonlocal last
-            place = projection.layer, projection.role
-            if last[0] is not x or last[1] != place:
-                last = x, place, visit(*place, x.flatten(0, -2)).view(x.shape)
-            return last[2]
+            return seen(projection, x).view(x.shape)
 
-        return change
+        return independent(change) if is_independent(visit) else change
 
     with ExitStack() as stack:
         for projection, outputs in readers:
@@ -183,6 +203,11 @@ class _Outputs:
 
     def __init__(self):
         self.changes: list[tuple[torch.Tensor, Callable]] = []
+
+    @property
+    def independent(self) -> bool:
+        """Whether all changes are."""
+        return all(is_independent(change) for _, change in self.changes)
 
     def __call__(self, module: nn.Module, inputs: tuple, output: torch.Tensor) -> torch.Tensor:
         kinds = sum(outputs.long() << number for number, (outputs, _) in enumerate(self.changes))
@@ -227,7 +252,7 @@ def residual_hooks(
             changed = changed.view(state.shape)
             return (changed, *others) if isinstance(output, tuple) else changed
 
-        return hook
+        return independent(hook) if is_independent(visit) else hook
 
     with ExitStack() as stack:
         for layer, module in enumerate(decoder_layers(model)):

@@ -75,7 +75,7 @@ def observed(model: PreTrainedModel, blocks: Iterable[Block], needed: Collection
 
     @contextmanager
     def hooks(model: PreTrainedModel, layer: int | None) -> Iterator[None]:
-        there = [projection for projection in projections(model) if layer in (None, projection.layer)]
+        there = list(projections(model, layer))
         for projection in there:
             place, largest = (projection.layer, projection.role), _largest_weights(projection)
             weights[place] = torch.maximum(weights.get(place, largest), largest)

@@ -173,7 +173,7 @@ def shape_of(config: PretrainedConfig) -> Shape:
     model, stack = skeleton(config), config_of_stack(config, anatomy_of(config))
     layers = [sum(map(torch.numel, (*layer.parameters(), *layer.buffers()))) for layer in decoder_layers(model)]
     number = layers.index(max(layers))
-    weights = [stored_weight(part.module) for part in projections(model) if part.layer == number]
+    weights = [stored_weight(part.module) for part in projections(model, number)]
     hidden, heads = width_of(config), stack.num_attention_heads
     key_heads = getattr(stack, "num_key_value_heads", None) or heads
     _shapes[written] = Shape(

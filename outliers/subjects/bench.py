@@ -70,8 +70,8 @@ class Bench:
         self._needing: set[str] = set()  # statistics that they have to have
         self._tokenizer: tuple | None = None
         self._form: PreTrainedModel | None = None  # the model, under the scheme whose codes others may share
-        # Of the last model as it is, by draw and part of a text: last hidden states, and what layers read of blocks.
-        self.exact: dict[tuple, list[torch.Tensor]] = {}
+        # Of the last model by draw and part of a text: last hidden states, by variant too; what layers read as it is.
+        self.states: dict[tuple, list[torch.Tensor]] = {}
         self.inputs: dict[tuple, list[dict[int, torch.Tensor]]] = {}
         self.traces: dict[str, list] = {}  # of whole texts, by their hashes: of each view of the model
 
@@ -100,7 +100,7 @@ class Bench:
         key = subject.model, subject.revision, form
         if key != self._key:
             self._key = self._loaded = self._form = None  # never two at once
-            for kept in (self._calibrations, self._needing, self.exact, self.inputs, self.traces):
+            for kept in (self._calibrations, self._needing, self.states, self.inputs, self.traces):
                 kept.clear()
             self._loaded = load()
             self._form = self._loaded[0]

@@ -71,13 +71,14 @@ class Intervention:
         """
         import torch
 
-        from outliers.models.hooks import input_hooks, output_hooks
+        from outliers.models.hooks import independent, input_hooks, output_hooks
 
         if not self.features:
             yield
             return
         columns = list(self.features)
 
+        @independent
         def replaced(layer: int, role: str, x: torch.Tensor) -> torch.Tensor:
             mean = self.means[layer, role][columns] if self.means else None
             changed = x.clone()

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.models.anatomy import input_embeddings
-from outliers.models.decoder import independent
+from outliers.models.hooks import independent
 from outliers.quantization.convert import quantized_layers
 
 MOST_KEPT = 2**25  # entries of embeddings whose factors stay for the next variant: 134 MB

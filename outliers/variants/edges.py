@@ -94,7 +94,7 @@ def edges(model: "PreTrainedModel", written: Iterable[str], layer: int | None = 
     places = [Place.read(name) for name in written]
     for place in places:
         place.check(model)
-    every = [reader for reader in readers(model) if layer in (None, reader.layer)]
+    every = list(readers(model, layer))
     whole = Edges([], [])
     for number in range(len(decoder_layers(model))) if layer is None else (layer,):
         here = [place for place in places if place.has(number)]

@@ -74,10 +74,11 @@ class Massive(Variant):
     @contextmanager
     def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":
         """The model itself, with a hook."""
-        from outliers.models.hooks import residual_hooks
+        from outliers.models.hooks import independent, residual_hooks
 
         columns = list(self.features)
 
+        @independent
         def changed(_layer: int, x: "torch.Tensor") -> "torch.Tensor":
             state, entries = x.clone(), x[:, columns]
             state[:, columns] = entries.masked_fill(entries.abs() > self.above, self.value)

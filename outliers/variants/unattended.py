@@ -45,13 +45,14 @@ class Unattended(Variant):
     def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":
         """The model itself, with hooks on the masks of its attention."""
         from outliers.models.anatomy import layers_of
+        from outliers.models.hooks import independent
 
         with ExitStack() as stack:
             for decoder_layer in layers_of(model):
                 if layer in (None, decoder_layer.number):
                     attention = decoder_layer.module.get_submodule(decoder_layer.anatomy.attention)
-                    hook = partial(_masked, list(self.positions), decoder_layer.anatomy.bidirectional)
-                    stack.callback(attention.register_forward_pre_hook(hook, with_kwargs=True).remove)
+                    masked = partial(_masked, list(self.positions), decoder_layer.anatomy.bidirectional)
+                    stack.callback(attention.register_forward_pre_hook(independent(masked), with_kwargs=True).remove)
             yield model
 
 

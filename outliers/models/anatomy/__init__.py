@@ -245,10 +245,10 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     return [layer.module for layer in layers_of(model)]
 
 
-def projections(model: PreTrainedModel) -> Iterator[Projection]:
-    """Every linear projection of the layers, layer by layer in the order of `ROLES`; raises as `layers_of`."""
+def projections(model: PreTrainedModel, only: int | None = None) -> Iterator[Projection]:
+    """Every linear projection of the layers, or of only one, in the order of `ROLES`; raises as `layers_of`."""
     for layer in layers_of(model):
-        for role in ROLES:
+        for role in ROLES if only in (None, layer.number) else ():
             for name in getattr(layer.anatomy, role):
                 yield in_layer(layer, role, name)
 
@@ -287,11 +287,11 @@ def _kind(thing: object) -> str:
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
-def readers(model: PreTrainedModel) -> Iterator[Projection]:
+def readers(model: PreTrainedModel, only: int | None = None) -> Iterator[Projection]:
     """The projections, and the blocks of mixtures of experts: all that reads a tracked hidden state."""
-    yield from projections(model)
+    yield from projections(model, only)
     for layer in layers_of(model):
-        if layer.anatomy.mixture:
+        if layer.anatomy.mixture and only in (None, layer.number):
             yield in_layer(layer, "ffn_in", layer.anatomy.mixture.block)
 
 
