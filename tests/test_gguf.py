@@ -21,6 +21,7 @@ from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURE
 from outliers import Experiment, UserError, load_int8, perplexity, quantize, sweep
 from outliers.metrics import states
 from outliers.models.anatomy import ANATOMIES, FAMILIES
+from outliers.models.gguf import reader
 from outliers.models.gguf.header import read_header
 from outliers.models.load import load_config, load_model, load_tokenizer, quantized_from, weights_hash
 from outliers.models.stream import stream_model
@@ -276,6 +277,15 @@ def test_a_copy_is_the_same_model(file, copied):
     one, copy = model.config.to_dict(), other.config.to_dict()
     differing = {name for name in copy if copy[name] != one.get(name)}
     assert differing <= {"_name_or_path", "architectures", "dtype", "transformers_version"}
+
+
+def test_the_tokenizer_is_read_once_and_each_has_its_own(own, monkeypatch):
+    reads, read = [], reader.get_gguf_tokenizer
+    monkeypatch.setattr(reader, "get_gguf_tokenizer", lambda path: reads.append(path) or read(path))
+    first, second = load_tokenizer(str(own)), load_tokenizer(str(own))
+    assert len(reads) == 1
+    first.add_tokens(["xyzzy"])
+    assert len(first) == 1 + len(second) == 1 + len(load_tokenizer(str(own)))
 
 
 def test_the_tokenizer_is_that_of_the_vocabulary(file, copied):

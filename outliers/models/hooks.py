@@ -160,7 +160,7 @@ def input_hooks(projections: Iterable[Projection], visit: Visit) -> Iterator[Non
 
 
 class _Shared:
-    """What a visit makes of the input of projections; those that read one hidden state share it."""
+    """Calls a visit with the input of projections, once for those that read one hidden state."""
 
     def __init__(self, visit: Visit):
         self.visit, self.last = visit, (None, None, None)

@@ -216,10 +216,16 @@ def _names(tensor: Tensor) -> tuple[str, str]:
 def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
     """The tokenizer in a file, as transformers makes it."""
     with refusals(file):
-        header = read_header(file)
-        if "tokenizer.ggml.tokens" not in header.fields:
-            raise UserError(f"'{file}' holds no tokenizer; expected a GGUF file with the vocabulary of its model")
-        architecture, vocabulary, keywords = get_gguf_tokenizer(str(file))
-        # Not by AutoTokenizer, which does the same but reads all of the header by slower ways before it.
-        tokenizer, more = convert_gguf_tokenizer(architecture, vocabulary)
-        return PreTrainedTokenizerFast(tokenizer_object=tokenizer, name_or_path=str(file), **keywords, **more)
+        tokenizer, keywords = _tokenizer_in(file)
+        return PreTrainedTokenizerFast(tokenizer_object=tokenizer, name_or_path=str(file), **keywords)
+
+
+@remembered
+def _tokenizer_in(file: Path) -> tuple[object, dict]:
+    """The tokenizer in a file, of which transformers makes a copy, and what else it takes."""
+    if "tokenizer.ggml.tokens" not in read_header(file).fields:
+        raise UserError(f"'{file}' holds no tokenizer; expected a GGUF file with the vocabulary of its model")
+    architecture, vocabulary, keywords = get_gguf_tokenizer(str(file))
+    # Not by AutoTokenizer, which does the same but reads all of the header by slower ways before it.
+    tokenizer, more = convert_gguf_tokenizer(architecture, vocabulary)
+    return tokenizer, keywords | more
