@@ -275,7 +275,9 @@ def _limit(run: Request, room: Room) -> dict:
 def room_of(device: str) -> Room:
     """The room that is free for a run on a device, as its option names it."""
     host, home = free_memory(), find_device(device)
-    disks = [shutil.disk_usage(_existing(Path(folder))).free for folder in (tempfile.gettempdir(), HF_HUB_CACHE)]
+    folders = [Path(folder) for folder in (tempfile.gettempdir(), HF_HUB_CACHE)]
+    there = [next(place for place in (one, *one.absolute().parents) if place.exists()) for one in folders]
+    disks = [shutil.disk_usage(folder).free for folder in there]
     if home.type == "cpu":
         return Room(host, host, *disks)
     return Room(_free_on_gpu(home), host, *disks, sum(map(_free_on_gpu, range(torch.cuda.device_count()))))
@@ -308,8 +310,3 @@ def free_in_groups(root: Path, lines: list[str]) -> Iterator[int]:
 def _free_on_gpu(gpu: int | torch.device) -> int:
     """The memory that the driver has free, with what torch keeps in this process without using it."""
     return torch.cuda.mem_get_info(gpu)[0] + torch.cuda.memory_reserved(gpu) - torch.cuda.memory_allocated(gpu)
-
-
-def _existing(folder: Path) -> Path:
-    """A folder, or the one in which it will be."""
-    return next(place for place in (folder, *folder.absolute().parents) if place.exists())

@@ -231,6 +231,8 @@ def naming_under(subject: Any, variant: Variant) -> AbstractContextManager:
 
 def describe(subject: Any, model: PreTrainedModel) -> dict:
     """The facts that all rows of a subject's loaded model have in common."""
+    # which transformers keeps in float32 of a model in 16 bits, such as T5's wo
+    others = [tensor for name, tensor in model.named_parameters() if dtype_of(model, name) != model.dtype]
     facts = {
         "revision": getattr(model.config, "_commit_hash", None),
         "weights_hash": None if is_streamed(model) else weights_hash(model),
@@ -239,18 +241,9 @@ def describe(subject: Any, model: PreTrainedModel) -> dict:
         "zero_points": model.zero_points,
         "architecture": model.config.model_type,
         "parameters": model.num_parameters(),
-        "float32_parameters": _in_another_dtype(model) or None,
+        "float32_parameters": sum(map(torch.numel, others)) or None,
     }
     return {name: value for name, value in facts.items() if value is not None}
-
-
-def _in_another_dtype(model: PreTrainedModel) -> int:
-    """The number of parameters that transformers keeps in float32 of a model in 16 bits, such as T5's wo."""
-    return sum(
-        parameter.numel()
-        for tensor_name, parameter in model.named_parameters()
-        if dtype_of(model, tensor_name) != model.dtype
-    )
 
 
 def protocol_of(settings: Machine, blocks: torch.Tensor | Examples | None = None) -> str:

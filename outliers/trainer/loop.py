@@ -4,11 +4,13 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainingArguments
@@ -20,7 +22,6 @@ from outliers.models.anatomy.examples import Example, Examples
 from outliers.models.pocket.ladder import WARMUP
 from outliers.models.skeleton import quiet
 from outliers.specification.recipe import Recipe
-from outliers.trainer.finite import check_finite
 from outliers.trainer.optimizers import optimizer_of
 
 SAVED_EVERY, LOGGED_EVERY = 100, 20  # steps; the second divides the first, so that no mean of losses is cut
@@ -163,3 +164,36 @@ class _Looking(TrainerCallback):
         self.moved(1)
         if state.global_step in self.at:
             log_beside(self.log, control, self.seen(model, state.global_step))
+
+
+def check_finite(step: int, model: nn.Module, loss: torch.Tensor, again: Callable[[], object]) -> None:
+    """Raise BrokenModel unless the loss of a step, and the gradients that it left, are finite.
+
+    step: that is not taken yet, counted from 1. again: runs the model once more, where its loss is not finite.
+    """
+    if not torch.isfinite(loss):
+        where = _first_output(model, again)
+        raise BrokenModel(f"step {step}: the loss is {loss.item()}, {where}")
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    if not torch.isfinite(nn.utils.get_total_norm(gradients.values())):
+        broken = [name for name, gradient in gradients.items() if not torch.isfinite(gradient).all()]
+        place = f"first in '{broken[-1]}'" if broken else "whose norm is too large for a number"
+        raise BrokenModel(f"step {step}: NaN or inf in the gradients, {place}, of {len(broken)} that have some")
+
+
+@torch.no_grad()
+def _first_output(model: nn.Module, again: Callable[[], object]) -> str:
+    """Run the model again and say of which module the output is the first that is not finite."""
+    broken = []
+
+    def look(name: str, output: object) -> None:
+        tensor = output[0] if isinstance(output, tuple) else output
+        if not broken and isinstance(tensor, torch.Tensor) and not torch.isfinite(tensor).all():
+            broken.append(name)
+
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            hook = module.register_forward_hook(lambda _module, _inputs, output, name=name: look(name, output))
+            stack.callback(hook.remove)
+        again()
+    return f"first in the output of '{broken[0]}'" if broken and broken[0] else "while all outputs of layers are finite"
