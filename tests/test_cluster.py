@@ -26,6 +26,7 @@ from outliers.subjects.cell import Task
 from outliers.terminal.progress import Progress, Steps
 from tests.conftest import lasting, trace_model
 from tests.test_commands import call
+from tests.test_failures import test_a_cell_that_fails_costs_itself_alone as costs_itself_alone
 from tests.test_seq2seq import save_t5
 from tests.test_survival import own
 
@@ -132,6 +133,10 @@ def test_failing_cells_are_named_and_the_others_finish(monkeypatch, capsys, tmp_
         with pytest.raises(ValueError, match="three"):  # an error of a program ends the run
             list(engine.run(cells))
     assert sorted(arrived, key=str) == [0, 1, 2, 4, "WorkerCrashedError"]
+
+
+def test_a_variant_that_fails_costs_its_cells_alone(tmp_path):
+    costs_itself_alone(tmp_path, {"engine": "ray"})
 
 
 def test_a_trace_in_parts_is_the_trace_of_all(tmp_path):

@@ -8,8 +8,6 @@ from collections import Counter
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.nn import functional
 
 import outliers
@@ -141,19 +139,9 @@ def test_layers_from_their_stored_input_are_those_of_whole_models(case, blocks):
         ]
         whole = variant_losses(model, blocks, [one.variant for one in asked])
         assert exchange_losses(model, blocks, variant, asked) == whole
+        some = [asked[1], asked[-1]]
+        assert exchange_losses(model, blocks, variant, some) == [whole[1], whole[-1]], "some of them alone"
         assert len({loss[0].total for loss in whole}) == 2, "of two layers one alone is all but the other"
-
-
-@pytest.mark.parametrize("name", ["gpt2-0.5m", "gptj-1.7m", "opt-1.7m"])
-def test_layers_of_pocket_models(name):
-    model = load_model(f"pocket/{name}")
-    blocks = load_text("sample", load_tokenizer(f"pocket/{name}"), 64, 2)
-    asked = exchanges(model, ABSMAX, "layer")
-    whole = variant_losses(model, blocks, [one.variant for one in asked])
-    assert exchange_losses(model, blocks, ABSMAX, asked) == whole
-    assert len({loss[0].total for loss in whole}) == 2 * model.config.num_hidden_layers
-    again = [asked[1], asked[-1]]
-    assert exchange_losses(model, blocks, ABSMAX, again) == [whole[1], whole[-1]], "some of them alone"
 
 
 @pytest.mark.parametrize("case", ["gpt2", "opt", "llama"])
@@ -191,10 +179,13 @@ def test_what_is_skipped_whole_is_no_place(blocks):
 
 
 @pytest.mark.parametrize("case", ["gpt2", "gemma2", "granite"])
-@pytest.mark.parametrize("head_outputs", [7, 4096])
-def test_divergence_and_agreement_are_those_of_all_logits(case, head_outputs, blocks, monkeypatch):
+@pytest.mark.parametrize(("head_outputs", "scale"), [(7, 1), (4096, 1), (33, 100)])
+def test_divergence_and_agreement_are_those_of_all_logits(case, head_outputs, scale, blocks, monkeypatch):
+    """However the head is cut, and where almost all probability is on one token."""
     monkeypatch.setattr(losses, "HEAD_OUTPUTS", head_outputs)
     model = make_model(case)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(scale)
     quantized = quantize(model, "absmax")
     with torch.no_grad():
         logits = [torch.cat([one(block[None]).logits for block in blocks]).double() for one in (model, quantized)]
@@ -217,25 +208,6 @@ def agreements(model, changed, blocks) -> list:
             read_logits(ids, [(changed, states)], [AgreementReader], (model, exact))[0][0]
             for (_, ids, exact), (_, _, states) in runs
         ]
-
-
-@settings(max_examples=20, deadline=None)
-@given(part=st.integers(1, 120), scale=st.floats(0.01, 100), seed=st.integers(0, 99))
-def test_divergence_does_not_depend_on_how_the_head_is_cut(part, scale, seed):
-    """Also where almost all probability is on one token."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(losses, "HEAD_OUTPUTS", part)
-        model, blocks = make_model("gpt2"), torch.randint(100, (1, 8), generator=torch.Generator().manual_seed(seed))
-        with torch.no_grad():
-            model.lm_head.weight.mul_(scale)
-            quantized = quantize(model, "absmax")
-            logits = [one(blocks).logits[:, :-1].double() for one in (model, quantized)]
-        p, q = (one.log_softmax(-1) for one in logits)
-        (found,) = agreements(model, quantized, blocks)
-        kl = functional.kl_div(q, p, log_target=True, reduction="sum").item()
-        assert found.kl == pytest.approx(kl, rel=1e-3, abs=1e-5 * max(1, scale))
-        assert found.kl > -1e-5 * max(1, scale)
-        assert found.agreeing == (p.argmax(-1) == q.argmax(-1)).sum().item()
 
 
 def test_planted_outliers_are_where_the_damage_is(blocks):

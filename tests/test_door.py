@@ -210,9 +210,36 @@ def stored_by(method, answer: str) -> Case:
 
 LLAMA = {"model_type": "llama", "hidden_size": 24, "intermediate_size": 64, "num_hidden_layers": 2}
 LLAMA |= {"num_attention_heads": 4}
+# Fields by which an unknown architecture might be refused before it is named.
+UNKNOWN = {
+    "qwen2_moe": {"sliding_window": None},
+    "swin": {"num_heads": [3, 6, 12, 24], "num_attention_heads": 5, "hidden_size": 32},
+    "glm4_moe": {},
+    "deepseek_v3": {"hidden_size": 0},
+}
+SEVEN_B = {"n_embd": 8192, "n_layer": 32, "n_head": 64, "n_inner": 32768}  # billion weights, which the files lack
+SEVEN_B_CLIP = {"hidden_size": 8192, "num_hidden_layers": 32, "num_attention_heads": 64, "intermediate_size": 32768}
+
+
+def with_dropout(path: Path) -> None:
+    """A tokenizer that cuts words at random."""
+    path.write_bytes((POCKET / "gpt2-0.1m" / path.name).read_bytes().replace(b'"dropout": null', b'"dropout": 0.5'))
+
+
 FAST = b'{"tokenizer_class": "PreTrainedTokenizerFast"}'
 CONFIGURATIONS: list[Case] = [
     Case("a model of no known kind", configured(model_type="gpt9"), f"trace m {SMALL}", "^unknown architecture 'gpt9'"),
+    *(
+        Case(f"{kind} with {fields}", written(json.dumps({"model_type": kind, **fields}).encode()), typed, said)
+        for kind, fields in UNKNOWN.items()
+        for typed, said in [(f"trace m {SMALL}", f"^unknown architecture '{kind}'")]
+    ),
+    *(
+        Case(f"{of} of 7 billion weights, {typed}", configured(**fields), f"{typed} {SMALL}", answer)
+        for of, fields in (("GPT-2", SEVEN_B), ("CLIP", {"model_type": "clip", "vision_config": SEVEN_B_CLIP}))
+        for typed in ("trace m", "trace m --stream")
+        for answer in [r"asks for at least 5\.4 GB of weights, and its files have 0\.000"]
+    ),
     *(asks_for("n_embd", value, "expected a whole number from 1") for value in (10**9, 0, -64)),
     *(asks_for("n_embd", value, "expected int, got") for value in ("64", 1.5, None, True)),
     *(asks_for("n_layer", value, "expected a whole number from 1") for value in (0, 10**5, 10**9)),
@@ -241,6 +268,7 @@ CONFIGURATIONS: list[Case] = [
     asks_for("num_experts_per_tok", 5, "from 1 to 4", model_type="mixtral", num_local_experts=4),
     asks_for("num_local_experts", 10**6, "from 0 to 4,096", model_type="mixtral"),
     asks_for("sliding_window", -1, "from 0", model_type="mistral"),
+    asks_for("sliding_window", 0, "expected a whole number from 1 on, or null", model_type="mistral"),
     asks_for("encoder_layers", 10**9, "from 1 to 512", model_type="bart"),
     asks_for("d_model", 10**8, "from 1 to", model_type="xglm"),
     *(stored_by(one, "; expected 16 or 32") for one in ("hqq", "quanto", "aqlm", "fp8", "torchao", "nobody", None)),
@@ -256,6 +284,7 @@ CONFIGURATIONS: list[Case] = [
     Case(
         "a pipe", instead("config.json", os.mkfifo, configured()), f"trace m {SMALL}", "no config.json that can be read"
     ),
+    Case("random words", instead("tokenizer.json", with_dropout, configured()), f"trace m {SMALL}", "at random"),
     Case("memory of it", configured(n_layer=10**9), "memory m", "n_layer 1000000000"),
     Case("latency of it", configured(n_embd="64"), "latency m", "'n_embd' expected int, got str"),
     *(

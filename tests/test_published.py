@@ -2,7 +2,6 @@
 
 import csv
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,12 +9,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
 
 import outliers
-from outliers.app import run
 from outliers.errors import UserError
 from outliers.models.names import POCKET, short_name
 from outliers.paper import agreement
 from outliers.paper.facts import COLUMNS, facts_of, read_facts
 from tests.conftest import CONFIGS, needs_smollm2
+from tests.test_commands import call
 
 FEATURE, UNIT, LARGE = 5, 7, 3000.0
 
@@ -98,16 +97,6 @@ def planted(tmp_path_factory) -> dict[str, Path]:
     found["patch"] = plant_patch(folder / "patch")
     found["features"] = save(outliers.plant(build("llama"), [3, 17], 64.0), folder / "features")
     return found
-
-
-def call(monkeypatch, capsys, *arguments) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["report", "published", *map(str, arguments)])
-    try:
-        run("report")
-        code = 0
-    except SystemExit as stop:
-        code = stop.code
-    return code, *capsys.readouterr()
 
 
 def number(metric: str, column: str, published: object, where: str = "", tolerance: str = "") -> dict:
@@ -214,7 +203,7 @@ def test_what_cannot_be_run(planted, tmp_path, model, lines, reason):
 )
 def test_mistakes_in_a_file_are_one_line(tmp_path, monkeypatch, capsys, line, message):
     file = write_facts(tmp_path, "a", line)
-    code, said, errors = call(monkeypatch, capsys, file)
+    code, said, errors = call(monkeypatch, capsys, "published", file, command="report")
     assert (code, said, errors.count("\n")) == (2, "", 1)
     assert message.format(file) in errors
 
@@ -234,7 +223,7 @@ def test_a_page_of_a_model(planted, tmp_path, monkeypatch, capsys):
     lines = [line | {"fact": f"super weight {at}"} for lines, at in both for line in lines]
     file = write_facts(tmp_path, folder.name, *lines)
     monkeypatch.chdir(tmp_path)
-    code, said, _ = call(monkeypatch, capsys, file, folder)
+    code, said, _ = call(monkeypatch, capsys, "published", file, folder, command="report")
     assert code == 0
     assert said.index("differs: super weight 1[6, 7]") < said.index("agrees: super weight 1[5, 7]")
     place = tmp_path / "results" / "published" / short_name(str(folder))
@@ -242,14 +231,14 @@ def test_a_page_of_a_model(planted, tmp_path, monkeypatch, capsys):
     page = (place / "report.html").read_text()
     for part in ("Somebody, 2026", "1[5, 7]", "differs", "agrees", f"outliers.report published {file} {folder}"):
         assert part in page
-    assert call(monkeypatch, capsys, file, folder, "--redraw")[1] == said
+    assert call(monkeypatch, capsys, "published", file, folder, "--redraw", command="report")[1] == said
 
 
 def test_all_that_is_published_without_a_model(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(agreement, "packaged_models", list)
     monkeypatch.setattr(agreement, "is_cached", lambda _model: False)
-    code, said, _ = call(monkeypatch, capsys)
+    code, said, _ = call(monkeypatch, capsys, "published", command="report")
     assert code == 0
     assert "models: not on this machine" in said
     assert "super weight 2[3968, 7003]" in said
@@ -261,7 +250,7 @@ def test_all_that_is_published_without_a_model(tmp_path, monkeypatch, capsys):
 )
 def test_a_model_of_which_nothing_is_published(tmp_path, monkeypatch, capsys, model, expected):
     monkeypatch.chdir(tmp_path)
-    code, said, error = call(monkeypatch, capsys, "gpt2", model)
+    code, said, error = call(monkeypatch, capsys, "published", "gpt2", model, command="report")
     assert (code, said, error.count("\n"), list(tmp_path.iterdir())) == (2, "", 1, [])
     assert f"no fact about '{model.lower()}' is in the files; {expected}" in error
     assert "python -m outliers.report published --redraw lists all 58 models" in error
@@ -269,7 +258,7 @@ def test_a_model_of_which_nothing_is_published(tmp_path, monkeypatch, capsys, mo
 
 def test_redraw_runs_nothing(planted, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    code, said, _ = call(monkeypatch, capsys, "gpt2", "--redraw")
+    code, said, _ = call(monkeypatch, capsys, "published", "gpt2", "--redraw", command="report")
     assert code == 0
     assert "--redraw measures nothing" in said
 

@@ -45,7 +45,7 @@ from triton.runtime.jit import JITFunction, create_function_from_signature  # no
 from tests.conftest import pairwise  # noqa: E402
 from tests.test_kernels import int8, of_finite_floats  # noqa: E402
 from tests.test_products import laid_out, places  # noqa: E402
-from tests.test_states import LIMITS, assert_same_residuals, assert_same_states  # noqa: E402
+from tests.test_states import LIMITS, assert_same_residuals, assert_same_states, random  # noqa: E402
 
 # numpy, which interprets the kernels, warns of divisions by zero and casts of NaN whose results are not used.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -61,10 +61,6 @@ TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 SHARED_MEMORY = {(8, 0): 101_376, (8, 9): 101_376, (9, 0): 232_448}
 SAME_CODE = {(8, 9): (8, 0)}  # capabilities of which Triton makes the code of another one, assembled for them
 REGISTERS = 65_536  # of a multiprocessor, which a program may use
-
-
-def random(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 def to_device(quantized: Quantized) -> Quantized:
@@ -183,7 +179,9 @@ def test_linear_is_the_reference(shape, symmetric, per_row, threshold, dtype):
         assert torch.equal(got, want)  # all is exact up to the scales
 
 
-def test_the_largest_sum_is_exact():
+def test_the_largest_sum_is_exact(monkeypatch):
+    if not HAS_GPU:  # the interpreter takes a fraction of the time for few steps over many features
+        monkeypatch.setattr(few, "LEAST_DEPTH", 4096)
     codes = torch.full((1, reference.LARGEST_K), 127, dtype=torch.int8)
     weight = Quantized(codes, torch.ones(1, 1))
     got = run(torch.full(codes.shape, 127.0), weight)
@@ -260,7 +258,7 @@ def layer_of_seed(seed: int) -> tuple[torch.Tensor, torch.Tensor, dict]:
     return x.to(pick(torch.float16, torch.float32)), weight, scheme
 
 
-@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 200), marks=pytest.mark.slow)], ids=["20", "200"])
+@pytest.mark.parametrize("seeds", [range(10), pytest.param(range(10, 120), marks=pytest.mark.slow)], ids=["10", "120"])
 def test_any_layer_is_that_of_the_reference(seeds):
     """Outlier features, codes and scales bit for bit; outputs where codes are kept and where the exact weight is."""
     for seed in seeds:
@@ -305,7 +303,7 @@ def matrix_of_seed(seed: int) -> tuple[torch.Tensor, Quantizer]:
     return x.to(pick(*dtypes)), quantizer
 
 
-@pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 400), marks=pytest.mark.slow)], ids=["40", "400"])
+@pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 240), marks=pytest.mark.slow)], ids=["40", "240"])
 def test_any_format_is_that_of_the_reference(seeds):
     """Scales and codes bit for bit, signed zeros too; NaN has no code."""
     for seed in seeds:
@@ -482,7 +480,7 @@ def test_models_train_on_a_gpu_as_on_a_cpu():
     torch.testing.assert_close(losses[0][1], losses[1][1], rtol=0.05, atol=1e-3)
 
 
-@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 200), marks=pytest.mark.slow)], ids=["20", "200"])
+@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 120), marks=pytest.mark.slow)], ids=["20", "120"])
 def test_any_attention_is_that_of_the_reference(seeds):
     """Of any shape, strides and dtype, with as many keys' heads or fewer, whose scores are of any size; NaN stays."""
     for seed in seeds:
@@ -513,7 +511,7 @@ def state_of_seed(seed: int) -> torch.Tensor:
     return x.to(pick(*DTYPES)).to(DEVICE)
 
 
-@pytest.mark.parametrize("seeds", [range(6), pytest.param(range(6, 200), marks=pytest.mark.slow)], ids=["6", "200"])
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 60), marks=pytest.mark.slow)], ids=["3", "60"])
 def test_any_states_are_those_of_the_reference(seeds):
     """Of two sequences; the largest magnitudes so far, or which were hits, are kept."""
     for seed in seeds:
