@@ -17,7 +17,6 @@ from outlier_kernels.formats import Quantizer
 
 import outliers
 from outliers import __main__ as program
-from outliers import metrics as package
 from outliers.errors import UserError
 from outliers.metrics import records
 from outliers.metrics.measurement import Seen
@@ -264,7 +263,7 @@ def test_a_metric_is_a_record(monkeypatch, tmp_path):
     subprocess.run([sys.executable, "-c", first], check=True, cwd=tmp_path)  # nothing that it imports imports it
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(records, "Foreseen", importlib.import_module("foreseen").Foreseen, raising=False)
-    monkeypatch.setitem(METRICS, "foreseen", package.metrics()["foreseen"])
+    monkeypatch.setitem(METRICS, "foreseen", records.metrics()["foreseen"])
     monkeypatch.delitem(sys.modules, "foreseen")
     spec = Cells(metrics=["foreseen"], **SMALL)
     section = measured_section(spec, tmp_path, run(spec, tmp_path))
@@ -297,6 +296,6 @@ def test_a_plugin_takes_no_name_that_is_taken(monkeypatch):
     plugins.plugins.cache_clear()
     try:
         with pytest.raises(UserError, match=r"plugin 'perplexity' of the installed .* is a metric whose name is taken"):
-            package.metrics()
+            records.metrics()
     finally:
         plugins.plugins.cache_clear()

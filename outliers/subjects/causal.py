@@ -17,7 +17,7 @@ from outliers.variants.together import apart_from_cache, parts_of, schemes_of
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import BaseImageProcessor, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from outliers.models.anatomy.examples import Sized
     from outliers.models.variant import Variant
@@ -36,12 +36,10 @@ REFUSED = {  # options that say nothing of this family, and why
 
 def cut(subject: "Causal", text: str, blocks: int) -> "Cut":
     """The first blocks of a text, with where its documents begin."""
-    from outliers.models.load import load_tokenizer
     from outliers.text.blocks import cut_text
 
     settings = subject.settings
-    tokenizer = load_tokenizer(subject.model, subject.revision)
-    return cut_text(text, tokenizer, settings.block, blocks, settings.bos)
+    return cut_text(text, subject.reader, settings.block, blocks, settings.bos)
 
 
 def read(subject: "Causal", text: str, blocks: int, _seed: int) -> "Sized":
@@ -81,6 +79,13 @@ class Pretrained(Subject):
 
         return load_config(self.model, self.revision)
 
+    @functools.cached_property
+    def reader(self) -> "PreTrainedTokenizerBase | BaseImageProcessor":
+        """Its tokenizer, or its image processor."""
+        from outliers.models.load import load_reader
+
+        return load_reader(self.model, self.revision)
+
     @property
     def width(self) -> int:
         """The features of its residual stream."""
@@ -95,7 +100,6 @@ class Pretrained(Subject):
             UserError: the model, its revision, the device or the text is unknown, or they do not fit together.
         """
         from outliers.models.anatomy import family_of
-        from outliers.models.load import load_reader
         from outliers.models.source import local_files
         from outliers.models.stream import check_one_device
         from outliers.subjects.bench import check_machine
@@ -108,7 +112,7 @@ class Pretrained(Subject):
                 f"'{self.model}' is of the family '{family}'; expected a causal language model, which generates text"
             )
         local_files(self.model, self.revision)
-        load_reader(self.model, self.revision)
+        _ = self.reader
 
     def check(self, cells: Iterable[Cell]) -> None:
         """Raise UserError where a variant or a metric does not fit the model."""
@@ -239,11 +243,9 @@ class Causal(Pretrained):
     @functools.cached_property
     def bos_left_out(self) -> str | None:
         """The first token that the tokenizer itself would put before a text, where `bos` can and blocks lack it."""
-        from outliers.models.load import load_reader
-
         if "bos" in self._reader.REFUSED:
             return None
-        tokenizer = load_reader(self.model, self.revision)
+        tokenizer = self.reader
         first = next(iter(tokenizer("a")["input_ids"]), None)  # one without a vocabulary knows no token
         begins = first is not None and first == tokenizer.bos_token_id
         left_out = begins and any(block[0] != first for block in self.blocks)

@@ -8,7 +8,6 @@ from transformers import PreTrainedTokenizerBase
 
 from outliers.errors import UserError
 from outliers.models.anatomy.examples import IGNORED, Examples, Sized
-from outliers.models.load import load_tokenizer
 from outliers.text.blocks import cut_text
 from outliers.text.corruption import chosen_positions
 from outliers.text.given import Text
@@ -22,7 +21,7 @@ REFUSED = {"bos": "reads [CLS] before each block anyway"}  # options that say no
 
 def read(subject: "Causal", text: str, blocks: int, seed: int) -> Sized:
     """The first blocks of a text, masked by a seed, or each token by itself."""
-    tokenizer, settings = load_tokenizer(subject.model, subject.revision), subject.settings
+    tokenizer, settings = subject.reader, subject.settings
     if settings.objective is None:
         return masked_text(text, tokenizer, settings.block, blocks, seed).sized
     if settings.objective != "each":

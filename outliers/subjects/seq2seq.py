@@ -8,7 +8,6 @@ from transformers import PreTrainedTokenizerBase
 
 from outliers.errors import UserError
 from outliers.models.anatomy.examples import Examples, Sized
-from outliers.models.load import load_tokenizer
 from outliers.text.blocks import cut_text
 from outliers.text.corruption import Spans, corrupted, sentinels_of
 from outliers.text.given import Text
@@ -27,7 +26,7 @@ def read(subject: "Causal", text: str, blocks: int, seed: int) -> Sized:
     Raises:
         UserError: as `span_corrupted` and `prefixed`; or there is a seed, and no spans that it decides.
     """
-    tokenizer, settings = load_tokenizer(subject.model, subject.revision), subject.settings
+    tokenizer, settings = subject.reader, subject.settings
     if (settings.objective or ("span" if len(sentinels_of(tokenizer)) else "prefix")) == "span":
         return span_corrupted(text, tokenizer, settings.block, blocks, seed).sized
     if settings.objective == "each":

@@ -13,7 +13,6 @@ from PIL import Image
 from outliers.errors import UserError, first_of, reason_of, shown
 from outliers.files import start_of
 from outliers.models.anatomy.examples import IGNORED, Examples, Sized
-from outliers.models.load import load_processor
 from outliers.specification.fields import PICTURES
 from outliers.text.digits import digits
 
@@ -51,8 +50,7 @@ def read(subject: "Causal", text: str, blocks: int, _seed: int) -> Sized:
     """The first pictures of those that `--text` names."""
     if "block" in subject.settings.model_fields_set and not subject.of_one_variant:  # which has that of prompts
         raise UserError(f"'{subject.model}' reads pictures of a size of its own; leave --block out")
-    processor = load_processor(subject.model, subject.revision)
-    return pictures(text, processor, subject.config, blocks).sized
+    return pictures(text, subject.reader, subject.config, blocks).sized
 
 
 def pictures(
