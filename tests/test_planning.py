@@ -235,3 +235,41 @@ def test_what_no_plan_can_be_for_is_refused(fields, said, tmp_path):
     with pytest.raises((UserError, FieldError), match=said):
         run(Planning(model=MODEL, **{**SMALL, **fields}), tmp_path / "plan")
     assert not (tmp_path / "plan").exists()
+
+
+OPT = "pocket/opt-1.7m"
+FIRST, *_, LAST = SETS = ["model.decoder.layers.1.fc1", "model.decoder.layers.3.fc2", "model.decoder.layers.4.fc2"]
+
+
+@pytest.fixture(scope="module")
+def opt():
+    model = load_model(OPT)
+    return model, outliers.load_text("sample", load_tokenizer(OPT), block=128, blocks=4)
+
+
+def perplexities_of(subject, *sets, draws=2):
+    cells = [Cell(subject, Quantized(SCHEMES["absmax"], exact), Perplexity(draws=draws)) for exact in sets]
+    return [record["value"] for record in records_of(cells)]
+
+
+def test_a_set_passes_from_the_layer_in_which_it_differs(opt, monkeypatch):
+    """Bit by bit the perplexities of each set alone, from fewer layers."""
+    model, blocks = opt
+    layer, calls = type(model.model.decoder.layers[0]), []
+    forward = layer.forward
+    monkeypatch.setattr(layer, "forward", lambda self, *x, **more: calls.append(self) or forward(self, *x, **more))
+    sets = [tuple(path for path in SETS if path != left) for left in SETS]
+    alone = [perplexities_of(Given(model, blocks), exact)[0] for exact in sets]
+    count = len(calls)
+    assert perplexities_of(Given(model, blocks), *sets) == alone
+    assert len(calls) - count <= count - 2 * len(blocks) * (1 + 2), "from the second and the fourth layer on"
+
+
+def test_sets_of_other_blocks_begin_anew(opt):
+    """As many, so that nothing but the blocks tells them apart."""
+    model, blocks = opt
+    searched, confirmed = Given(model, blocks[:2]), Given(model, blocks[2:])
+    cells = [Cell(one, Quantized(SCHEMES["absmax"], (LAST,)), Perplexity()) for one in (searched, confirmed)]
+    assert [record["value"] for record in records_of(cells)] == [
+        perplexities_of(one, (LAST,), draws=1)[0] for one in (searched, confirmed)
+    ]

@@ -1,7 +1,7 @@
 """Metrics of the last hidden states: all that are asked of one variant ride on one pass over the text."""
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, takewhile
 
 import torch
 from transformers import PreTrainedModel
@@ -21,6 +21,7 @@ from outliers.variants.draw import drawn
 from outliers.variants.quantized import EXACT
 
 MOST_KEPT = 2**28  # bytes of hidden states that are kept for several variants, of the last ones and of inputs of layers
+KEPT = 2  # of so many layers in a row the output of one is kept for the variant that follows
 
 
 class OfStates(Measurement):
@@ -59,7 +60,7 @@ class OfStates(Measurement):
         with naming(subject.name):
             variants = bench.knowing(variants, subject)
         by_draw = []
-        part_of_text = facts.get("tokens_hash"), part.start, part.stop
+        part_of_text = facts.get("tokens_hash", id(subject)), part.start, part.stop
         for draw in range(cells[0].metric.draws):
             with naming(subject.name, *(variant.name for variant in variants)):
                 passes = _streamed if is_streamed(model) else _resident
@@ -94,7 +95,7 @@ def _resident(
     known = bench.states.get(last_key)
     last_states: dict[int, torch.Tensor] = {}
     with bench.under(variant) as changed, drawn(changed, key[0]):
-        run = _pass(changed, bench, blocks, variant.first_layer(model), key)
+        run = _pass(changed, bench, blocks, variant.first_layer(model), variant.layers(model), key)
 
         def see(number: int, block: Block) -> list:
             if known:
@@ -111,16 +112,44 @@ def _resident(
     return [list(seen) for seen in zip(*by_block, strict=True)]
 
 
-def _pass(model: PreTrainedModel, bench: Bench, blocks: torch.Tensor, first: int, key: tuple) -> Callable:
+def _pass(
+    model: PreTrainedModel, bench: Bench, blocks: torch.Tensor, first: int, layers: tuple, key: tuple
+) -> Callable:
     """A function that passes a numbered block through a model whose layers before `first` are those of the model as it
-    is: from what these made of it for another variant on, as far as it was kept."""
-    if not 0 < first < len(decoder_layers(model)):
+    is: from what these made of it for another variant on, as far as it was kept.
+
+    layers: the changes to each, see `Variant.layers`; where they begin with the first one, it passes from where they
+    differ from those of the variant before it.
+    """
+    further: range | tuple = ()
+    if 0 < first < len(decoder_layers(model)):
+        inputs = bench.inputs.setdefault(key, [{} for _ in blocks])
+    elif not first and layers:
+        first, inputs = _common(bench, blocks, layers, key)
+        further = range(first, len(layers) - 1, KEPT)
+    else:
         return lambda _number, block: run_decoder(model, [block])
-    inputs = bench.inputs.setdefault(key, [{} for _ in blocks])
-    outputs = (output for of_key in bench.inputs.values() for known in of_key for output in known.values())
-    if _nbytes(output[0] for output in outputs) > MOST_KEPT:  # a state is alone, or first of a tuple
-        inputs = [dict(known) for known in inputs]  # what is added is not kept
-    return lambda number, block: run_from(model, [block], first, [inputs[number]])
+
+    def run(number: int, block: Block) -> Iterator[tuple[int, Block, torch.Tensor]]:
+        passed = (inputs_of_key for _, inputs_of_key in bench.passed.values())
+        outputs = (list(known.values()) for of_key in (*bench.inputs.values(), *passed) for known in of_key)
+        if _nbytes(output[0] for output in chain.from_iterable(outputs)) > MOST_KEPT:  # alone, or first of a tuple
+            return run_from(model, [block], first, [dict(inputs[number])])  # what is added is not kept
+        return run_from(model, [block], first, [inputs[number]], further)
+
+    return run
+
+
+def _common(bench: Bench, blocks: torch.Tensor, layers: tuple, key: tuple) -> tuple[int, list[dict]]:
+    """The number of layers that change as they did for the variant before, and what is kept of them of each block."""
+    for other in [other for other in bench.passed if other[1:] != key[1:]]:
+        del bench.passed[other]  # of another text
+    before, inputs = bench.passed.get(key, ((), [{} for _ in blocks]))
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(before, layers, strict=False))
+    first = len(list(same))
+    inputs = [{number: output for number, output in known.items() if number < first} for known in inputs]
+    bench.passed[key] = layers, inputs
+    return first, inputs
 
 
 def _see(

@@ -198,13 +198,20 @@ def _run(model: PreTrainedModel, block: Block) -> torch.Tensor:
 
 
 def _run_from(
-    model: PreTrainedModel, block: Block, first: int, known: Mapping[int, object], others: Mapping[int, nn.Module]
+    model: PreTrainedModel,
+    block: Block,
+    first: int,
+    known: Mapping[int, object],
+    others: Mapping[int, nn.Module],
+    further: Iterable[int] = (),
 ) -> tuple[torch.Tensor, dict[int, object]]:
-    """The last hidden states (T, features) of a block, and what its last layers before one, of each stack, put out.
+    """The last hidden states (T, features) of a block, and what its last layers before one, of each stack, and further
+    layers put out.
 
     known: see `run_from`. others: what is in the place of some layers, by their numbers.
     """
-    layers, modules, last = layers_of(model), dict(others), {}
+    layers, modules = layers_of(model), dict(others)
+    last = {number: modules.setdefault(number, Once(layers[number].module)) for number in further}
     for _, of_stack in groupby(layers[:first], lambda layer: layer.stack):
         numbers = [layer.number for layer in of_stack]
         done = max(known.keys() & numbers, default=-1)
@@ -215,7 +222,11 @@ def _run_from(
 
 
 def run_from(
-    model: PreTrainedModel, blocks: Iterable[Block], first: int, known: list[dict[int, object]]
+    model: PreTrainedModel,
+    blocks: Iterable[Block],
+    first: int,
+    known: list[dict[int, object]],
+    further: Collection[int] = (),
 ) -> Iterator[tuple[int, Block, torch.Tensor]]:
     """As `run_decoder`, of a resident model whose layers before one may have read the blocks already.
 
@@ -224,10 +235,11 @@ def run_from(
         first: the layer before which all is as it was when what is known came to be.
         known: of each block what layers put out, by the number of the layer; that of the last one before `first` is
             added, of each stack.
+        further: layers from `first` on whose outputs are added too.
     """
     for block, (number, outputs) in zip(blocks, enumerate(known), strict=True):
         block = checked(model, block).to(model.device)
-        states, last = _run_from(model, block, first, outputs, {})
+        states, last = _run_from(model, block, first, outputs, {}, further)
         outputs |= last
         yield number, block, states
 

@@ -38,6 +38,10 @@ class Variant(Protocol):
         """From which decoder layer on it changes anything; 0 where that is not known, their number where nothing."""
         return 0
 
+    def layers(self, model: "PreTrainedModel", /) -> tuple[frozenset, ...]:
+        """Its changes to each decoder layer, in order, as far as they can be compared with those of other variants."""
+        return (frozenset(),) * self.first_layer(model)
+
     def on(self, model: "PreTrainedModel", layer: int | None = None, /) -> "AbstractContextManager[PreTrainedModel]":
         """A context with the model under it; layer: the only one that is asked for and has its weights, or None."""
 

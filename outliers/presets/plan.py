@@ -184,7 +184,7 @@ class Planning(OfOneModel, Calibrated):
     )
     blocks: Count = Field(default=4, description="Blocks of the search, from the start of the text.")
     confirm: Count = Field(default=8, description="Blocks after them, on which the plan is confirmed.")
-    draws: Several = Field(default=4, description=DRAWS)
+    draws: Several = Field(default=3, description=DRAWS)
     export: Annotated[list[Line], Split, Once] = Field(
         default=[],
         description="Formats of other libraries in which to write the plan too, such as compressed-tensors or torchao.",
@@ -375,7 +375,7 @@ def plan(
     cost: float | str = 0.05,
     by: str = "count",
     instead: "Sequence[str | Scheme]" = (),
-    draws: int = 4,
+    draws: int = 3,
     calibration: "Calibration | None" = None,
 ) -> Plan:
     """Return a plan with few exact projections under which a scheme costs at most so much perplexity.

@@ -73,6 +73,8 @@ class Bench:
         # Of the last model by draw and part of a text: last hidden states, by variant too; what layers read as it is.
         self.states: dict[tuple, list[torch.Tensor]] = {}
         self.inputs: dict[tuple, list[dict[int, torch.Tensor]]] = {}
+        # Of the last variant that changes the first layer the changes, and what layers put out of blocks.
+        self.passed: dict[tuple, tuple[tuple[frozenset, ...], list[dict[int, torch.Tensor]]]] = {}
         self.traces: dict[str, list] = {}  # of whole texts, by their hashes: of each view of the model
 
     def load(self, subject: Any, like: dict | None = None) -> tuple[PreTrainedModel, dict]:
@@ -100,7 +102,7 @@ class Bench:
         key = subject.model, subject.revision, form
         if key != self._key:
             self._key = self._loaded = self._form = None  # never two at once
-            for kept in (self._calibrations, self._needing, self.states, self.inputs, self.traces):
+            for kept in (self._calibrations, self._needing, self.states, self.inputs, self.passed, self.traces):
                 kept.clear()
             self._loaded = load()
             self._form = self._loaded[0]

@@ -142,6 +142,23 @@ class Quantized(Variant):
         layers = (part.layer for part in quantized_parts(model, self.scheme) if part.path not in left)
         return min(layers, default=len(decoder_layers(model)))
 
+    def layers(self, model: "PreTrainedModel") -> tuple[frozenset, ...]:
+        """The schemes in each, of a model of which some places stay exact, as in sets that differ in a few."""
+        from outliers.models.anatomy import decoder_layers, projections
+        from outliers.quantization.convert import check_instead, quantized_parts, skipped
+
+        if self.calibration is not None or not self.skip:
+            return super().layers(model)
+        left = skipped(model, self.skip, self.scheme, self.only)
+        others = check_instead(model, self.scheme, left, dict(self.instead))
+        schemes = dict.fromkeys(quantized_parts(model, self.scheme), self.scheme)
+        schemes |= {part: others[part.path] for part in projections(model) if part.path in others}
+        changes: list[set] = [set() for _ in decoder_layers(model)]
+        for part, scheme in schemes.items():
+            if part.path not in left:
+                changes[part.layer].add((part.path, scheme))
+        return tuple(map(frozenset, changes))
+
     @property
     def is_of_places(self) -> bool:
         """Whether it quantizes nothing but some places."""
