@@ -1,27 +1,42 @@
-"""What `make gpu` does, on a machine without a GPU: it says so; its steps are commands that there are."""
+"""What `make gpu` does, on a machine without a GPU: it says so; its sections run on a CPU with a tiny model."""
 
 import json
 import subprocess
 import sys
-import zipfile
 
 import pytest
 import torch
 
-from outliers.presets.linear_layers import LinearLayers
-from outliers.specification.files import make_experiment, read_experiment
-from tests import test_docs
 from tests.test_docs import ROOT, read
 
-sys.path += [str(ROOT / "scripts"), str(ROOT / "kernels" / "benchmarks")]
+sys.path.append(str(ROOT / "scripts"))
 
 import gpu
-import linear_layer
+
+CPU = torch.device("cpu")
+TINY = gpu.Size(
+    layers=((4, 64, 32), (40, 64, 32)),
+    model=gpu.SIZE.model | {"hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 2},
+    blocks=(2, 24),
+    decoded=(8, 4),
+)
+ROWS = {
+    "layers": ["4 × 64 × 32", "40 × 64 × 32"],
+    "trace": ["decoder", "perplexity", "trace"],
+    "schemes": ["exact", *gpu.SCHEMES],
+    "decoding": ["exact", "llm.int8", "absmax-vector"],
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu, "FOLDER", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["gpu.py"])
+    return gpu.folder_of(CPU)
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(gpu, "FOLDER", tmp_path / "gpu")
     with pytest.raises(SystemExit) as stop:
         gpu.main()
     out, err = capsys.readouterr()
@@ -30,67 +45,66 @@ def test_without_a_gpu_it_says_so(monkeypatch, capsys, tmp_path):
     assert err.startswith("error: torch ")
     assert "no NVIDIA GPU" in err
     assert err.count("\n") == 1
-    assert not (tmp_path / "gpu").exists()
+    assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", gpu.STEPS)
-def test_steps_are_commands_that_there_are(name):
-    arguments = gpu.arguments_of(name)
-    if arguments[0] != "-m":
-        assert (ROOT / arguments[0]).samefile(linear_layer.__file__)
-        assert linear_layer.parser().parse_args(arguments[1:]).out == gpu.FOLDER / name
-    elif arguments[1] == "pytest":
-        assert {"tests/test_triton.py"} <= set(arguments[3:])
-        assert all("torch.cuda" in read(file) for file in arguments[3:])
-    else:
-        test_docs.test_commands_take_what_is_typed(["python", *arguments])
+@pytest.mark.parametrize("name", ROWS)
+def test_a_section_leaves_its_rows_and_their_table(name, folder, monkeypatch):
+    monkeypatch.setattr(gpu, "ROUNDS", 1)
+    monkeypatch.setattr(gpu, "CALLS", 1)
+    assert gpu.run_section(name, CPU, TINY) == 0
+    left = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    assert [next(iter(row.values())) for row in left["rows"]] == ROWS[name]
+    numbers = [value for row in left["rows"] for value in row.values() if not isinstance(value, str)]
+    assert min(numbers) > 0
+    assert left["about"]["code"] == gpu.about(CPU)["code"]
+    assert all(first in read(folder / f"{name}.md") for first in ROWS[name])
 
 
-def test_what_measures_runs_on_the_gpu():
-    """`layers` takes it where there is one."""
-    assert [name for name in gpu.MEASURING if "cuda" not in gpu.STEPS[name]] == ["layers", "table5"]
-    assert make_experiment(read_experiment(gpu.STEPS["table5"][-1]), LinearLayers).device == "cuda"
+def test_sections_take_eight_minutes_at_most():
+    assert sum(seconds for _, seconds in gpu.SECTIONS.values()) <= 480
+    assert set(gpu.SECTIONS) == {*ROWS, "tests"}
 
 
-def on_a_gpu(monkeypatch, tmp_path, steps: dict, measuring: list) -> None:
-    """A machine with one, where there are other steps."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(gpu, "environment", lambda device: {"device_name": f"a GPU, {device}"})
-    for name, value in {"FOLDER": tmp_path / "gpu", "STEPS": steps, "MEASURING": measuring}.items():
-        monkeypatch.setattr(gpu, name, value)
+def test_tests_are_those_that_ask_for_a_gpu():
+    assert {"tests/test_triton.py", "tests/test_graphs.py"} <= set(gpu.TESTS)
+    assert all("torch.cuda" in read(file) for file in gpu.TESTS)
 
 
-def test_a_failed_step_is_recorded_and_the_others_go_on(monkeypatch, capsys, tmp_path):
-    steps = {
-        "bad": ["-c", "import sys; print('why'); sys.exit(3)"],
-        "endless": ["-c", "endless"],
-        "good": ["-c", "import pathlib, sys; pathlib.Path(sys.argv[2], 'rows').write_text('1')"],
-    }
-    on_a_gpu(monkeypatch, tmp_path, steps, ["good"])
-    start = subprocess.run
+def test_tests_that_fail_are_named(monkeypatch, tmp_path):
+    wrong = tmp_path / "test_wrong.py"
+    wrong.write_text("def test_it(): assert False\n")
+    monkeypatch.setattr(gpu, "TESTS", [str(wrong)])
+    ((row),) = gpu.run_tests(CPU, TINY)
+    assert row["exit_code"] == 1
+    assert "test_it" in row["failed"][0]
+    assert row["summary"].startswith("1 failed")
 
-    def wait(command, timeout, **keywords):
-        if "endless" in command:
+
+def test_what_is_there_is_not_run_again(monkeypatch, folder, capsys):
+    """A section that fails or hangs leaves nothing, and the others go on; one of other code is run again."""
+    ran, bad, of_code = [], {"trace", "schemes"}, gpu.about(CPU)
+
+    def run(command, timeout, **_keywords):
+        ran.append(command[-1])
+        if command[-1] == "schemes":
             raise subprocess.TimeoutExpired(command, timeout)
-        return start(command, timeout=timeout, **keywords)
+        if command[-1] in bad:
+            raise subprocess.CalledProcessError(1, command)
+        gpu.run_section(command[-1], CPU, TINY)
 
-    monkeypatch.setattr(subprocess, "run", wait)
-    (tmp_path / "gpu" / "good").mkdir(parents=True)
-    assert gpu.main() == 1
-    with zipfile.ZipFile(tmp_path / "gpu.zip") as packed:
-        assert {"about.json", "bad.log", "endless.log", "good.log", "good/rows"} <= set(packed.namelist())
-        assert packed.read("bad.log") == b"why\n"
-        about = json.loads(packed.read("about.json"))
-    assert about["device_name"] == "a GPU, cuda"
-    assert {step["step"]: step["exit_code"] for step in about["steps"]} == {
-        "bad": 3,
-        "endless": f"none within {gpu.SECONDS} seconds",
-        "good": 0,
-    }
-    assert all(step["seconds"] >= 0 and step["arguments"] == steps[step["step"]] for step in about["steps"])
-    assert "gpu.zip" in capsys.readouterr().out
-
-
-def test_without_failures_it_exits_with_0(monkeypatch, tmp_path):
-    on_a_gpu(monkeypatch, tmp_path, {"good": ["-c", ""]}, [])
-    assert gpu.main() == 0
+    monkeypatch.setattr(subprocess, "run", run)
+    sections = {name: (lambda *_: [{"run": "one", "milliseconds": 1.0}], 9) for name in gpu.SECTIONS}
+    monkeypatch.setattr(gpu, "SECTIONS", sections)
+    assert gpu.run_all(CPU) == 1
+    assert ran == list(sections)
+    assert {file.stem for file in folder.iterdir()} == set(sections) - bad
+    bad.remove("trace")
+    ran.clear()
+    assert gpu.run_all(CPU) == 1
+    assert ran == ["trace", "schemes"]
+    assert "layers: there already" in capsys.readouterr().out
+    monkeypatch.setattr(gpu, "about", lambda _device: of_code | {"code": "other"})
+    ran.clear()
+    gpu.run_all(CPU)
+    assert ran == list(sections)
