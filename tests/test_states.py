@@ -14,6 +14,7 @@ from tests.conftest import pairwise
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SUMS = ("sum", "squares", "squares_rest", "kurtosis_tensor", "kurtosis_token")
+ALPHA = 6.0
 LIMITS = (100.0, 1000.0)
 # tokens, features: one, few, and several pieces and strips with something left over
 SHAPES = [(1, 1), (1, 700), (300, 1), (7, 33), (2 * cpu_states.ROWS + 1, 40), (130, cpu_states.STRIP + 5)]
@@ -34,6 +35,22 @@ def kept_of(x: torch.Tensor, kept: str) -> torch.Tensor | None:
     return torch.zeros(x.shape, dtype=dtypes[kept], device=x.device) if kept in dtypes else None
 
 
+def add(path, statistics: states.Statistics, x: torch.Tensor, kept: torch.Tensor | None = None) -> tuple:
+    """The hits of each feature, and all of them in the order of their bytes."""
+    found = states.Found()
+    hits = path.add(statistics, x, ids_of(x).to(x.device), ALPHA, kept, found)
+    found.read()
+    return hits, np.sort(np.concatenate([of_state for _, of_state in found.hits] or [np.empty(0, states.HIT)]))
+
+
+def add_residual(path, statistics: states.Statistics, x: torch.Tensor, kept: torch.Tensor | None = None) -> list[int]:
+    """The massive activations at each position."""
+    found, massive = states.Found(), torch.zeros(len(x), dtype=torch.int64, device=x.device)
+    path.add_residual(statistics, x, ids_of(x).to(x.device), LIMITS, kept, massive, found)
+    found.read()
+    return massive.tolist()
+
+
 def added(path, table: dict, sequences: list[torch.Tensor], add) -> tuple[states.Statistics, list]:
     """The statistics of some sequences on a path, and what it returned of each."""
     statistics = states.empty(table, sequences[0].shape[1], sequences[0].device)
@@ -45,20 +62,16 @@ def assert_same_states(path, sequences: list[torch.Tensor], kept: str = "magnitu
 
     shift: how far from 0 the states are, in which the terms of kurtoses cancel as its fourth power.
     """
-    alpha = 6.0
     kinds = {module: kept_of(sequences[0], kept) for module in (reference_states, path)}
-
-    def add(module, statistics, x):
-        return module.add(statistics, x, ids_of(x).to(x.device), alpha, kinds[module])
-
-    want, wanted = added(reference_states, states.STATISTICS, sequences, add)
-    got, found = added(path, states.STATISTICS, sequences, add)
-    for x, hits, wanted_hits in zip(sequences, found, wanted, strict=True):
+    of_kind = lambda module, statistics, x: add(module, statistics, x, kinds[module])  # noqa: E731
+    want, wanted = added(reference_states, states.STATISTICS, sequences, of_kind)
+    got, found = added(path, states.STATISTICS, sequences, of_kind)
+    for x, (hits, listed), (wanted_hits, wanted_list) in zip(sequences, found, wanted, strict=True):
         assert torch.equal(hits, wanted_hits)
-        positions, features = (x.abs() >= alpha).nonzero(as_tuple=True)
+        positions, features = (x.abs() >= ALPHA).nonzero(as_tuple=True)
         every = np.array(list(zip(features.tolist(), x[positions, features].tolist(), strict=True)), states.HIT)
-        for module in kinds:
-            assert np.array_equal(np.sort(module.values_of_hits(x, hits, alpha)), np.sort(every))
+        assert np.array_equal(listed, np.sort(every))
+        assert np.array_equal(wanted_list, np.sort(every))
     assert kept == "nothing" or torch.equal(*kinds.values())
     size = sum(x.double().abs().sum(0) for x in sequences)
     sizes = {"sum": size, "squares_rest": want["squares"]}
@@ -74,13 +87,9 @@ def assert_same_states(path, sequences: list[torch.Tensor], kept: str = "magnitu
 
 def assert_same_residuals(path, sequences: list[torch.Tensor], kept: str = "magnitudes") -> None:
     kinds = {module: kept_of(sequences[0], kept) for module in (reference_states, path)}
-
-    def add(module, statistics, x):
-        massive = module.add_residual(statistics, x, ids_of(x), LIMITS, kinds[module])
-        return [0] * len(x) if massive is None else massive.tolist()
-
-    want, wanted = added(reference_states, states.RESIDUAL, sequences, add)
-    got, found = added(path, states.RESIDUAL, sequences, add)
+    of_kind = lambda module, statistics, x: add_residual(module, statistics, x, kinds[module])  # noqa: E731
+    want, wanted = added(reference_states, states.RESIDUAL, sequences, of_kind)
+    got, found = added(path, states.RESIDUAL, sequences, of_kind)
     assert found == wanted
     if kept == "magnitudes":
         assert torch.equal(*kinds.values())
@@ -105,9 +114,9 @@ def test_states_do_not_depend_on_the_threads(threads):
 
     def found():
         statistics = states.empty(states.STATISTICS, 600, x.device)
-        hits = cpu_states.add(statistics, x, ids_of(x), 6.0, None)
+        hits, _ = add(cpu_states, statistics, x)
         residual = states.empty(states.RESIDUAL, 600, x.device)
-        cpu_states.add_residual(residual, x, ids_of(x), LIMITS)
+        add_residual(cpu_states, residual, x)
         return [*statistics.values(), hits, *residual.values()]
 
     want = found()
@@ -151,8 +160,8 @@ def assert_extremes_and_hits(x: torch.Tensor, kept: str) -> None:
     """As `assert_same_states`, without kurtoses, whose terms cancel beyond all bounds here."""
     got, want = (states.empty(states.STATISTICS, x.shape[1], x.device) for _ in range(2))
     both = [kept_of(x, kept) for _ in range(2)]
-    hits = cpu_states.add(got, x, ids_of(x), 6.0, both[0])
-    assert torch.equal(hits, reference_states.add(want, x, ids_of(x), 6.0, both[1]))
+    found, wanted = add(cpu_states, got, x, both[0]), add(reference_states, want, x, both[1])
+    assert torch.equal(found[0], wanted[0])
     assert torch.equal(*both)
     for name in set(want) - set(SUMS):
         assert torch.equal(got[name], want[name]), name
@@ -166,10 +175,10 @@ def test_the_first_feature_that_is_not_finite(place, bad, dtype):
     x[100, 8] = torch.nan
     for path in (cpu_states, reference_states):
         with pytest.raises(states.NotFinite) as raised:
-            path.add(states.empty(states.STATISTICS, 9, x.device), x, ids_of(x), 6.0, None)
+            add(path, states.empty(states.STATISTICS, 9, x.device), x)
         assert raised.value.feature == place[1]
         with pytest.raises(states.NotFinite) as raised:
-            path.add_residual(states.empty(states.RESIDUAL, 9, x.device), x, ids_of(x), LIMITS)
+            add_residual(path, states.empty(states.RESIDUAL, 9, x.device), x)
         assert raised.value.feature == place[1]
 
 
@@ -179,18 +188,17 @@ def test_ties_of_the_largest_entry():
     for position, feature, value in ((199, 4, -9.0), (150, 4, 9.0), (3, 7, 9.0), (0, 9, 9.0)):
         x[position, feature] = value
     for path in (cpu_states, reference_states):
-        for table, add in ((states.STATISTICS, "add"), (states.RESIDUAL, "add_residual")):
+        for table, adding in ((states.STATISTICS, add), (states.RESIDUAL, add_residual)):
             statistics = states.empty(table, 30, x.device)
-            last = (6.0, None) if add == "add" else (LIMITS,)
-            getattr(path, add)(statistics, x, ids_of(x), *last)
+            adding(path, statistics, x)
             assert statistics["largest"].tolist() == [9, 9, 4, 150, 150 * 7 % 101]
-            getattr(path, add)(statistics, -x, ids_of(x), *last)
+            adding(path, statistics, -x)
             assert statistics["largest"].tolist() == [9, 9, 4, 150, 150 * 7 % 101], "-9 comes before 9"
-            getattr(path, add)(statistics, -x.roll(1, 1), ids_of(x), *last)
+            adding(path, statistics, -x.roll(1, 1))
             assert statistics["largest"][2] == 4 if x[199, 4] > 0 else 5
             later = torch.zeros_like(x)
             later[2, 20] = 9
-            getattr(path, add)(statistics, later, ids_of(x), *last)
+            adding(path, statistics, later)
             assert statistics["largest"].tolist() == [9, 9, 20, 2, 14], "feature 20 comes after all others"
 
 
@@ -214,14 +222,14 @@ def test_massive_activations_of_just_the_limits():
     x[7, 5], x[199, 6] = 100.0, -100.0  # just the limit, beside what is above it
     for path in (cpu_states, reference_states):
         statistics = states.empty(states.RESIDUAL, 20, x.device)
-        assert path.add_residual(statistics, x, ids_of(x), LIMITS).nonzero()[:, 0].tolist() == [7, 199]
+        assert np.flatnonzero(add_residual(path, statistics, x)).tolist() == [7, 199]
         assert statistics["massive"].nonzero()[:, 0].tolist() == [3, 19]
     assert_same_residuals(cpu_states, [x, 2 * x, 0.9 * x])
     x = torch.full((200, 20), 0.125)
     x[5, 2], x[6, 3] = 125, 124.99999  # of at least 1000 medians, and of less
     for path in (cpu_states, reference_states):
         statistics = states.empty(states.RESIDUAL, 20, x.device)
-        assert path.add_residual(statistics, x, ids_of(x), LIMITS).nonzero()[:, 0].tolist() == [5]
+        assert np.flatnonzero(add_residual(path, statistics, x)).tolist() == [5]
 
 
 def test_kurtosis_far_from_zero_and_of_a_constant():
@@ -232,7 +240,7 @@ def test_kurtosis_far_from_zero_and_of_a_constant():
     assert reference_states.kurtosis(means).item() == pytest.approx(want, rel=1e-6)
     for path in (cpu_states, reference_states):
         constant = states.empty(states.STATISTICS, 8, x.device)
-        path.add(constant, torch.full((5, 8), 3.7), torch.arange(5), 6.0, None)
+        add(path, constant, torch.full((5, 8), 3.7))
         assert constant["kurtosis_tensor"].tolist() == [1, 1]
         assert constant["kurtosis_token"].tolist() == [5, 4]
 
@@ -242,7 +250,7 @@ def test_moments_of_a_state_that_is_read_in_parts(path):
     x = random(300, 1700) * torch.linspace(1, 9, 1700)
     assert x.numel() > 3 * reference_states.IN_CACHE
     found, want = states.empty(states.STATISTICS, 1700, x.device), x.double()
-    path.add(found, x, ids_of(x), 6.0, None)
+    add(path, found, x)
     assert torch.allclose(found["sum"], want.sum(0), rtol=1e-12, atol=1e-9)
     for name, rows in (("squares", want), ("squares_rest", want[1:])):
         assert torch.allclose(found[name], rows.square().sum(0), rtol=1e-12)

@@ -22,7 +22,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from outlier_kernels import reference, reference_products, reference_states, states  # noqa: E402
+from outlier_kernels import reference, reference_losses, reference_products, reference_states, states  # noqa: E402
 from outlier_kernels.formats import FORMATS, Quantizer, granularities  # noqa: E402
 from outlier_kernels.reference import Exact, Quantized  # noqa: E402
 from outlier_kernels.triton import (  # noqa: E402
@@ -30,6 +30,7 @@ from outlier_kernels.triton import (  # noqa: E402
     few,
     formats,
     layer,
+    losses,
     outlier_features,
     product,
     quantization,
@@ -109,7 +110,8 @@ def interpreter():
     with pytest.MonkeyPatch.context() as patch:
         if not HAS_GPU:
             of_triton = (triton.language.standard, triton.language.random)
-            modules = (*of_triton, quantization, outlier_features, product, few, formats, triton_states, attention)
+            of_layers = (quantization, outlier_features, product, few, formats)
+            modules = (*of_triton, *of_layers, triton_states, attention, losses)
             functions = [value for module in modules for value in vars(module).values()]
             known = {each.fn: InterpretedFunction(each.fn) for each in functions if isinstance(each, JITFunction)}
             for function in known.values():
@@ -497,6 +499,28 @@ def test_any_attention_is_that_of_the_reference(seeds):
         torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
+@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 200), marks=pytest.mark.slow)], ids=["20", "200"])
+def test_any_losses_are_those_of_the_reference(seeds):
+    """Of any shape, strides and dtype, in two parts of the vocabulary; what is not finite stays so."""
+    for seed in seeds:
+        torch.manual_seed(seed)
+        pick = lambda *choices: choices[int(torch.randint(len(choices), ()))]  # noqa: E731
+        predictions, tokens = pick(1, 3, 20), pick(2, 50, 2048, 2500)
+        x = pick(torch.randn(predictions, tokens), torch.randn(tokens, predictions).T) * pick(0.0, 1.0, 30.0, 1000.0)
+        if pick(True, False, False):
+            x[pick(*range(predictions)), pick(*range(tokens))] = pick(*POISONS)
+        x, targets = x.to(pick(*DTYPES)), torch.randint(tokens, (predictions, 1))
+        found = []
+        for path, device in ((losses, DEVICE), (reference_losses, "cpu")):
+            sums = [torch.full((predictions, 1), first, dtype=torch.float64).to(device) for first in (-torch.inf, 0)]
+            for start, part in ((0, x[:, : tokens // 2]), (tokens // 2, x[:, tokens // 2 :])):
+                path.add(part.to(device), start, targets.to(device), *sums)
+            found.append([one.cpu() for one in sums])
+        assert torch.equal(torch.isfinite(found[0][0]), torch.isfinite(found[1][0]))
+        torch.testing.assert_close(*(one[0].nan_to_num() for one in found), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(*(one[1] for one in found), rtol=0, atol=0, equal_nan=True)
+
+
 def state_of_seed(seed: int) -> torch.Tensor:
     """A hidden state of any shape, strides, dtype and size, of nothing but hits or one value, with one large entry."""
     torch.manual_seed(seed)
@@ -526,15 +550,14 @@ def test_states_that_are_not_finite(bad):
     """The first one is named when the report is read, and nothing waits before."""
     x = random(20, 140)
     x[19, 133], x[3, 135] = bad, torch.nan
-    found, report, ids = states.Found(), triton_states.Report(torch.device(DEVICE)), torch.arange(20, device=DEVICE)
-    given = [states.empty(table, 140, DEVICE) for table in (states.STATISTICS, states.RESIDUAL)]
-    paths = triton_states.add, triton_states.add_residual
+    found, ids = states.Found(), torch.arange(20, device=DEVICE)
+    statistics, residual = (states.empty(table, 140, DEVICE) for table in (states.STATISTICS, states.RESIDUAL))
     for place, state in (("before", random(20, 140)), ("here", x), ("later", x[:, 5:])):
-        for path, statistics, limits in zip(paths, given, (6.0, LIMITS), strict=True):
-            report.begin(found, place, state.numel())
-            path(statistics, state.to(DEVICE), ids, limits, None, report=report)
+        given = state.to(DEVICE), ids
+        triton_states.add(statistics, *given, 6.0, None, found, place)
+        triton_states.add_residual(residual, *given, LIMITS, None, torch.zeros_like(ids), found, place)
     with pytest.raises(states.NotFinite) as raised:
-        report.read(found)
+        found.read()
     assert (raised.value.place, raised.value.feature) == ("here", 133)
 
 
@@ -543,13 +566,11 @@ def test_hits_of_more_states_than_a_report_has_room_for(monkeypatch):
     monkeypatch.setattr(triton_states, "MOST", 2)
     monkeypatch.setattr(triton_states, "LEAST_ROOM", 1)
     found, sizes = states.Found(), (3, 3, 40, 3, 40)
-    report = triton_states.Report(torch.device(DEVICE))
     given = [5 * random(2, features) for features in sizes]
     for place, x in enumerate(given):
-        report.begin(found, place, x.numel())
         ids, statistics = torch.arange(2, device=DEVICE), states.empty(states.STATISTICS, x.shape[1], DEVICE)
-        triton_states.add(statistics, x.to(DEVICE), ids, 1.0, None, report, True)
-    report.read(found)
+        triton_states.add(statistics, x.to(DEVICE), ids, 1.0, None, found, place)
+    found.read()
     for (place, hits), x in zip(found.hits, given, strict=True):
         features = (x.abs() >= 1).nonzero()[:, 1].tolist()
         wanted = np.array(list(zip(features, x[x.abs() >= 1].tolist(), strict=True)), states.HIT)
@@ -697,16 +718,17 @@ def launch_all(capability: tuple[int, int]) -> None:
     for dtype, features in zip(DTYPES, (64, 80, 128), strict=True):
         query, key = (torch.empty(1, heads, 512, features, dtype=dtype, device="meta") for heads in (8, 4))
         attention.attention_sums(query, key, 0.125)
+        logits, target = torch.empty(512, 4096, dtype=dtype, device="meta"), torch.empty(512, 1, device="meta")
+        losses.add(logits, 4096, target.long(), target.double(), target.double())
     for dtype, features, kept in STATES:
         x = torch.empty(512, features, dtype=dtype, device="meta")
         ids = torch.empty(512, dtype=torch.int64, device="meta")
         kept = kept and torch.empty_like(x, dtype=dtype if kept is True else kept)
-        report = triton_states.Report(x.device)
-        report.begin(states.Found(), None, x.numel())
-        triton_states.add(states.empty(states.STATISTICS, features, x.device), x, ids, 6.0, kept, report, True)
+        found = states.Found()
+        triton_states.add(states.empty(states.STATISTICS, features, x.device), x, ids, 6.0, kept, found)
         if kept is None or kept.dtype != torch.bool:
             residual = states.empty(states.RESIDUAL, features, x.device)
-            triton_states.add_residual(residual, x, ids, LIMITS, kept, None, report)
+            triton_states.add_residual(residual, x, ids, LIMITS, kept, ids, found)
 
 
 LAUNCHES: dict[str, tuple] = {}  # by what makes them differ: kernel, arguments, options, capability

@@ -24,8 +24,8 @@ class Backend(NamedTuple):
 
     name: by which OUTLIERS_KERNELS asks for it. path: what rows call it, which the variable takes too. runs_on: whether
     it is there for a type of device, and asked for by the variable, or not. linear, product, quantize, states,
-    attention: the module that computes each, imported when it is first needed, whose `serves` says which operands it
-    takes. The reference takes all.
+    attention, losses: the module that computes each, imported when it is first needed, whose `serves` says which
+    operands it takes. The reference takes all.
     """
 
     name: str
@@ -36,12 +36,14 @@ class Backend(NamedTuple):
     quantize: str | None = None
     states: str | None = None
     attention: str | None = None
+    losses: str | None = None
 
 
 BACKENDS = (
     Backend(
         *("triton", "triton", triton.runs_on),
-        *("triton.layer", "triton.product", "triton.quantization", "triton.states", "triton.attention"),
+        *("triton.layer", "triton.product", "triton.quantization"),
+        *("triton.states", "triton.attention", "triton.losses"),
     ),
     Backend("formats", "triton", triton.runs_on, "triton.formats", None, "triton.formats"),
     Backend("packed", "cpu", lambda device, _asked: device == "cpu" and cpu.has_int8_units(), "cpu.packed"),
@@ -51,7 +53,7 @@ BACKENDS = (
     ),
     Backend(
         *("reference", "reference", lambda _device, _asked: True),
-        *("reference", "reference_products", "reference", "reference_states", "reference_states"),
+        *("reference", "reference_products", "reference", "reference_states", "reference_states", "reference_losses"),
     ),
 )
 
@@ -276,20 +278,7 @@ def add_state(
         NotFinite: there is NaN or inf in x; the statistics are of no use then. On a GPU `found` raises it.
     """
     module = _serving("states", x.device, x, kept)[1]
-    given = statistics, x, ids.to(x.device), alpha, kept
-    if hasattr(module, "Report"):
-        return module.add(*given, _report(module, x, found, place, listed), listed)
-    hits = module.add(*given)
-    if listed:
-        found.append(place, module.values_of_hits(x, hits, alpha))
-    return hits
-
-
-def _report(module: ModuleType, x: torch.Tensor, found: states.Found, place: object, listed: bool) -> object:
-    """The report of the states of a device, which has a place for one more."""
-    report = found.reports.get(x.device) or found.reports.setdefault(x.device, module.Report(x.device))
-    report.begin(found, place, x.numel() if listed else 0)
-    return report
+    return module.add(statistics, x, ids.to(x.device), alpha, kept, found, place, listed)
 
 
 def add_residual(
@@ -318,11 +307,7 @@ def add_residual(
         NotFinite: there is NaN or inf in x. On a GPU `found` raises it.
     """
     module = _serving("states", x.device, x, kept)[1]
-    given = statistics, x, ids.to(x.device), limits, kept
-    if hasattr(module, "Report"):
-        module.add_residual(*given, massive, _report(module, x, found, place, False))
-    elif (at_position := module.add_residual(*given)) is not None:
-        massive += at_position
+    module.add_residual(statistics, x, ids.to(x.device), limits, kept, massive, found, place)
 
 
 def sums_attention(query: torch.Tensor, key: torch.Tensor) -> bool:
@@ -339,6 +324,21 @@ def attention_sums(query: torch.Tensor, key: torch.Tensor, scaling: float) -> to
         scaling: of scores, before the softmax.
     """
     return _serving("attention", query.device, query, key)[1].attention_sums(query, key, scaling)
+
+
+def add_logits(
+    logits: torch.Tensor, start: int, targets: torch.Tensor, normalizers: torch.Tensor, target_logits: torch.Tensor
+) -> None:
+    """Add a part of the vocabulary to the losses of predictions, each its normalizer less its target's logit.
+
+    Args:
+        logits: (predictions, tokens) of the tokens from `start` on, of any floating-point dtype; float32 or better is
+            what they are computed with.
+        targets: int64 (predictions, 1).
+        normalizers: float64 (predictions, 1), the logarithms of the sums of exponentials, which change in place.
+        target_logits: float64 (predictions, 1), which get those of the targets among the tokens.
+    """
+    _serving("losses", logits.device, logits)[1].add(logits, start, targets, normalizers, target_logits)
 
 
 @torch.library.custom_op("outlier_kernels::linear", mutates_args=())

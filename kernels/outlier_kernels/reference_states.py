@@ -3,13 +3,20 @@
 import numpy as np
 import torch
 
-from outlier_kernels.states import HIT, NotFinite, Statistics
+from outlier_kernels.states import HIT, Found, NotFinite, Statistics
 
 IN_CACHE = 1 << 16  # entries of float64 at once on a CPU, two to three times as fast as all; a GPU takes all
 
 
 def add(
-    statistics: Statistics, x: torch.Tensor, ids: torch.Tensor, alpha: float, kept: torch.Tensor | None
+    statistics: Statistics,
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    alpha: float,
+    kept: torch.Tensor | None,
+    found: Found,
+    place: object = None,
+    listed: bool = True,
 ) -> torch.Tensor:
     """See `dispatch.add_state`."""
     x = x.float()
@@ -33,13 +40,15 @@ def add(
     statistics["sequences_hit"] += hits.clamp(max=1)
     for name, value in moments(x).items():
         statistics[name] += value
+    if listed:
+        found.append(place, _values_of(x, hits, alpha))
     return hits
 
 
-def values_of_hits(x: torch.Tensor, hits: torch.Tensor, alpha: float) -> np.ndarray:
-    """The hits of a state in any order, (hits,) of `states.HIT`; hits: of each feature how many, as `add` returns."""
+def _values_of(x: torch.Tensor, hits: torch.Tensor, alpha: float) -> np.ndarray:
+    """The hits of a state in any order, (hits,) of `states.HIT`; hits: of each feature how many."""
     columns = hits.nonzero()[:, 0]
-    candidates = x.index_select(1, columns).float()
+    candidates = x.index_select(1, columns)
     hit = candidates.abs() >= alpha
     values = np.empty(int(hit.sum()), HIT)
     values["feature"], values["value"] = columns.expand_as(hit)[hit].cpu(), candidates[hit].cpu()
@@ -51,8 +60,11 @@ def add_residual(
     x: torch.Tensor,
     ids: torch.Tensor,
     limits: tuple[float, float],
-    kept: torch.Tensor | None = None,
-) -> torch.Tensor | None:
+    kept: torch.Tensor | None,
+    massive: torch.Tensor,
+    _found: Found,
+    _place: object = None,
+) -> None:
     """See `dispatch.add_residual`."""
     above, ratio = limits
     x = x.float()
@@ -66,9 +78,9 @@ def add_residual(
     largest = by_feature.amax().double()
     statistics["sum_of_max"] += largest
     statistics["sum_of_ratios"] += largest / middle
-    massive = (magnitude > above) & (magnitude >= ratio * middle)
-    statistics["massive"] += massive.sum(0)
-    return massive.sum(1)
+    at_places = (magnitude > above) & (magnitude >= ratio * middle)
+    statistics["massive"] += at_places.sum(0)
+    massive += at_places.sum(1)
 
 
 def moments(x: torch.Tensor) -> dict[str, torch.Tensor]:

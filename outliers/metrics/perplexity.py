@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+from outlier_kernels import dispatch
 from torch.nn import functional
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -16,6 +17,7 @@ from outliers.errors import BrokenModel, UserError, not_finite
 from outliers.metrics.measurement import Read, Reader, by_seed
 from outliers.models.anatomy import config_of_stack, family_of, readers, stacks_of
 from outliers.models.anatomy.examples import IGNORED, Block
+from outliers.models.anatomy.row import as_projected
 from outliers.models.decoder import inference, map_blocks, run_decoder, watched_pass
 from outliers.models.hooks import input_hooks, residual_hooks
 from outliers.models.stream import AS_IT_IS, Variant, is_streamed
@@ -193,6 +195,7 @@ class LossReader:
     """The summed negative log-likelihood of targets (predictions,), with a running log-sum-exp; sums in float64."""
 
     compares = False
+    reads_16_bits = True
 
     def __init__(self, model: PreTrainedModel, block: Block, targets: torch.Tensor):
         self.model, self.block, self.targets = model, block, targets[:, None]
@@ -201,12 +204,7 @@ class LossReader:
 
     def add(self, start: int, logits: torch.Tensor, _exact: None) -> None:
         """Logits (predictions, tokens) of the tokens from `start` on."""
-        inside = (self.targets >= start) & (self.targets < start + logits.shape[1])
-        candidates = logits.gather(1, (self.targets - start).clamp(0, logits.shape[1] - 1))
-        self.target_logits = torch.where(inside, candidates, self.target_logits)
-        largest = logits.amax(1, keepdim=True)
-        log_sum = largest.double() + (logits - largest).exp_().sum(1, keepdim=True).double().log()
-        self.log_normalizer = torch.logaddexp(self.log_normalizer, log_sum)
+        dispatch.add_logits(logits, start, self.targets, self.log_normalizer, self.target_logits)
 
     def losses(self) -> torch.Tensor:
         """Those of the predictions, float64 (predictions,); raise BrokenModel where one is NaN or inf."""
@@ -243,6 +241,7 @@ def read_logits(
     """
     heads, of_models, unquantized = [], [], None
     compares = any(reader.compares for reader in readers)
+    as_made = all(getattr(reader, "reads_16_bits", False) for reader in readers)
     for model, states in changed:
         states, targets = family_of(model.config).predicted(block, states)
         if compares or not _is_empty(block, targets):  # else it may have no head
@@ -255,7 +254,7 @@ def read_logits(
     for part in heads[0].parts if heads else ():
         before = None if unquantized is None else unquantized.logits(part).to(heads[0].device)
         for head, of_model in zip(heads, of_models, strict=True):
-            logits = head.logits(part)
+            logits = head.logits(part, as_made)
             for reader in of_model:
                 reader.add(part.start, logits, before)
     return [[reader.result() for reader in of_model] for of_model in of_models]
@@ -283,9 +282,11 @@ class Head:
         starts = range(0, len(self.weight), HEAD_OUTPUTS)
         self.parts = [slice(start, start + HEAD_OUTPUTS) for start in starts]
 
-    def logits(self, part: slice) -> torch.Tensor:
-        """Those of a part, (T, tokens), in float32 or better."""
+    def logits(self, part: slice, as_made: bool = False) -> torch.Tensor:
+        """Those of a part, (T, tokens), in float32 or better; as_made: or in 16 bits, if the model does no more."""
         logits = functional.linear(self.states, self.weight[part], None if self.bias is None else self.bias[part])
+        if as_made and self.stack.logits is as_projected:
+            return logits
         return self.stack.logits(logits.to(torch.promote_types(logits.dtype, torch.float32)), self.config)
 
 

@@ -10,16 +10,23 @@ import torch
 from outlier_kernels import reference_states
 from outlier_kernels.cpu import all_passes
 from outlier_kernels.cpu.codes import as_rows
-from outlier_kernels.states import HIT, NotFinite, Statistics, serves
+from outlier_kernels.states import HIT, Found, NotFinite, Statistics, serves
 
-__all__ = ["add", "add_residual", "serves", "values_of_hits"]
+__all__ = ["add", "add_residual", "serves"]
 
 ROWS = 128  # of a piece
 STRIP = 1024  # features of a piece, at most, whose sums stay in a core's first cache
 
 
 def add(
-    statistics: Statistics, x: torch.Tensor, ids: torch.Tensor, alpha: float, kept: torch.Tensor | None
+    statistics: Statistics,
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    alpha: float,
+    kept: torch.Tensor | None,
+    found: Found,
+    place: object = None,
+    listed: bool = True,
 ) -> torch.Tensor:
     """See `dispatch.add_state`."""
     x = as_rows(x)
@@ -31,12 +38,13 @@ def add(
     broken = all_passes().add_state(blocks * strips, ROWS * width, **given, hits=hits, joined=statistics)
     if broken:
         raise NotFinite(broken - 1)
+    if listed:
+        found.append(place, _values_of(x, hits, alpha))
     return hits
 
 
-def values_of_hits(x: torch.Tensor, hits: torch.Tensor, alpha: float) -> np.ndarray:
-    """See `reference_states.values_of_hits`."""
-    x = as_rows(x)
+def _values_of(x: torch.Tensor, hits: torch.Tensor, alpha: float) -> np.ndarray:
+    """The hits of a state, (hits,) of `HIT`."""
     places, room = 8 * x.shape[1], _room.of(8 * (x.shape[1] + x.numel()))
     count = all_passes().hits_of_state(1, 0, x=x, alpha=_float32(alpha), hits=hits, room=room)
     return np.frombuffer(ctypes.string_at(room + places, count * HIT.itemsize), HIT)
@@ -47,18 +55,22 @@ def add_residual(
     x: torch.Tensor,
     ids: torch.Tensor,
     limits: tuple[float, float],
-    kept: torch.Tensor | None = None,
-) -> torch.Tensor | None:
+    kept: torch.Tensor | None,
+    massive: torch.Tensor,
+    _found: Found,
+    _place: object = None,
+) -> None:
     """See `dispatch.add_residual`."""
     x = as_rows(x)
     tokens, features = x.shape
     blocks, at_position = -(-tokens // ROWS), torch.zeros(tokens, dtype=torch.int64)
     room = _room.of(8 * 5 * blocks + 4 * (tokens + tokens * features))
     given = {"x": x, "height": ROWS, "ids": ids, "limits": _float32(*limits), "kept": kept, "room": room}
-    massive = all_passes().add_residual(blocks, ROWS * features, **given, massive=at_position, joined=statistics)
-    if massive < 0:
+    count = all_passes().add_residual(blocks, ROWS * features, **given, massive=at_position, joined=statistics)
+    if count < 0:
         reference_states.check_finite(x.float().abs().amax(0))
-    return at_position if massive else None
+    if count:
+        massive += at_position
 
 
 class _Room(threading.local):

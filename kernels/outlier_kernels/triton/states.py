@@ -10,11 +10,10 @@ import torch
 import triton
 import triton.language as tl
 
-from outlier_kernels.reference_states import values_of_hits
 from outlier_kernels.states import HIT, Found, NotFinite, Statistics, serves
 from outlier_kernels.triton import launch, room
 
-__all__ = ["Report", "add", "add_residual", "serves", "values_of_hits"]
+__all__ = ["add", "add_residual", "serves"]
 TILE = {"TOKENS": 8, "FEATURES": 128, "STEPS": 4, "num_warps": 8}
 NOTHING, MAGNITUDES, HITS = range(3)  # what is kept of each entry
 MOST = 1 << 9  # states in a report
@@ -63,11 +62,11 @@ class Report:
         self.places, self.expected = [], 0
 
 
-def _at_once(x: torch.Tensor) -> tuple[Found, Report]:
-    """A report of a single state."""
-    report = Report(x.device)
-    report.begin(found := Found(), None, 0)
-    return found, report
+def _report(x: torch.Tensor, found: Found, place: object, listed: bool) -> Report:
+    """The report of the states of a device, which has a place for one more."""
+    report = found.reports.get(x.device) or found.reports.setdefault(x.device, Report(x.device))
+    report.begin(found, place, x.numel() if listed else 0)
+    return report
 
 
 def add(
@@ -76,25 +75,24 @@ def add(
     ids: torch.Tensor,
     alpha: float,
     kept: torch.Tensor | None,
-    report: Report | None = None,
-    listed: bool = False,
+    found: Found,
+    place: object = None,
+    listed: bool = True,
 ) -> torch.Tensor:
-    """See `dispatch.add_state`; report: what tells later whether the state is finite, None for at once."""
-    found, its_report = (None, report) if report else _at_once(x)
+    """See `dispatch.add_state`."""
+    report = _report(x, found, place, listed)
     tokens, features = x.shape
     blocks = triton.cdiv(tokens, TILE["TOKENS"] * TILE["STEPS"])
     strips, hits = triton.cdiv(features, TILE["FEATURES"]), x.new_empty(features, dtype=torch.int64)
     spaces = room(_spaces, x.device, triton.next_power_of_2(blocks), strips)
     launch(
         *(add_tile, (strips, blocks), x, ids, *_kept(kept), *statistics.values(), hits, *spaces),
-        *(its_report.table, its_report.listed if listed else None, len(its_report.places) - 1),
+        *(report.table, report.listed if listed else None, len(report.places) - 1),
         *(tokens, features, *x.stride(), float(alpha)),
         KEEPS=_keeps(kept),
         STATES=MOST,
         **TILE,
     )
-    if not report:
-        its_report.read(found)
     return hits
 
 
@@ -123,24 +121,22 @@ def add_residual(
     x: torch.Tensor,
     ids: torch.Tensor,
     limits: tuple[float, float],
-    kept: torch.Tensor | None = None,
-    massive: torch.Tensor | None = None,
-    report: Report | None = None,
-) -> torch.Tensor:
-    """See `dispatch.add_residual`; massive: int64 (tokens,), to which massive activations are added; report: as in
-    `add`."""
-    found, its_report = (None, report) if report else _at_once(x)
-    massive = torch.zeros_like(ids) if massive is None else massive
+    kept: torch.Tensor | None,
+    massive: torch.Tensor,
+    found: Found,
+    place: object = None,
+) -> None:
+    """See `dispatch.add_residual`."""
+    report = _report(x, found, place, False)
     tokens, features = x.shape
     grid = triton.cdiv(features, TILE["FEATURES"]), triton.cdiv(tokens, TILE["TOKENS"] * TILE["STEPS"])
     floats, _, wholes, tickets = room(_spaces, x.device, triton.next_power_of_2(grid[1]), grid[0])
     bins, median = room(_bins, x.device)
     shift, offset = BITS[x.dtype]
     given, sizes = (statistics["sum_of_max"], statistics["sum_of_ratios"]), (tokens, features, *x.stride())
-    reported = its_report.table, len(its_report.places) - 1
     launch(
         *(find_middle, grid, x, ids, kept, statistics["largest"], *given, floats, wholes, tickets, bins, median),
-        *(*reported, *sizes),
+        *(report.table, len(report.places) - 1, *sizes),
         KEEPS=_keeps(kept),
         STATES=MOST,
         SHIFT=shift,
@@ -150,9 +146,6 @@ def add_residual(
     if x.dtype == torch.float32:
         launch(find_rest, grid, x, *given, tickets, bins, median, *sizes, SHIFT=shift, **TILE)
     launch(find_massive, grid, x, statistics["massive"], massive, median, *sizes, *map(float, limits), **TILE)
-    if not report:
-        its_report.read(found)
-    return massive
 
 
 def _bins(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
