@@ -17,7 +17,6 @@ from outliers.errors import BrokenModel, UserError, not_finite
 from outliers.metrics.measurement import Read, Reader, by_seed
 from outliers.models.anatomy import config_of_stack, family_of, readers, stacks_of
 from outliers.models.anatomy.examples import IGNORED, Block
-from outliers.models.anatomy.row import as_projected
 from outliers.models.decoder import inference, map_blocks, run_decoder, watched_pass
 from outliers.models.hooks import input_hooks, residual_hooks
 from outliers.models.stream import AS_IT_IS, Variant, is_streamed
@@ -285,9 +284,10 @@ class Head:
     def logits(self, part: slice, as_made: bool = False) -> torch.Tensor:
         """Those of a part, (T, tokens), in float32 or better; as_made: or in 16 bits, if the model does no more."""
         logits = functional.linear(self.states, self.weight[part], None if self.bias is None else self.bias[part])
-        if as_made and self.stack.logits is as_projected:
-            return logits
-        return self.stack.logits(logits.to(torch.promote_types(logits.dtype, torch.float32)), self.config)
+        becomes = self.stack.logits
+        if not (as_made and becomes is None):
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return becomes(logits, self.config) if becomes else logits
 
 
 def broken_at(model: PreTrainedModel, block: Block) -> BrokenModel:

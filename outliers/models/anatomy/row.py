@@ -106,7 +106,7 @@ class Anatomy:
     output: Callable[[PreTrainedModel], tuple[torch.Tensor, torch.Tensor | None]] = output_embedding
     padded_positions: bool = False
     norms_of_sums: tuple[str, ...] = ()
-    logits: Callable[[torch.Tensor, PretrainedConfig], torch.Tensor] = lambda logits, _config: logits
+    logits: Callable[[torch.Tensor, PretrainedConfig], torch.Tensor] | None = None
     logits_bias: str | None = None
     embedding: str | None = None
     special: tuple[tuple[str, str], ...] = ()
