@@ -142,9 +142,9 @@ class OfAttention(Measurement):
         return super().keeps(cells)._replace(attention=PROBABILITIES, variants=1)
 
     def steps(self, cells: Sequence[Cell]) -> int:
-        """Of a block as many as it takes blocks without an ablation; an ablation takes about half of one."""
+        """Of a block as many as it takes blocks without an ablation; an ablation takes about a third of one."""
         ablations = {_parted(cell.variant)[1].name for cell in cells}
-        return len(cells[0].subject.blocks) * (1 + len(ablations) // 2)
+        return len(cells[0].subject.blocks) * (1 + len(ablations) // 3)
 
     def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list:
         subject = cells[0].subject

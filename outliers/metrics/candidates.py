@@ -17,7 +17,7 @@ from outliers.models.anatomy import Projection, anatomy_of, check_one_stack, che
 from outliers.models.decoder import inference, watched_pass
 from outliers.models.hooks import residual_hooks
 from outliers.models.skeleton import skeleton
-from outliers.models.stream import AS_IT_IS, Variant
+from outliers.models.stream import AS_IT_IS, Variant, is_streamed
 from outliers.quantization.linear import stored_weight
 from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell
@@ -234,7 +234,8 @@ def candidates(
     observer = _Observer(metric)
     last = [block for _, block, _ in watched_pass(model, blocks, observer.hooks, variant)]
     nearest = _Nearest(observer.chosen(), metric.controls)
-    watched_pass(model, last, nearest.hooks, variant)  # a streamed model reads its layers for some text alone
+    # a streamed model reads its layers for some text alone
+    watched_pass(model, last if is_streamed(model) else (), nearest.hooks, variant)
     return [*observer.layers(), *nearest.records()]
 
 

@@ -24,7 +24,8 @@ class Part(NamedTuple):
 
     check: raises what is wrong with a subject and its features before anything is measured. stages: what is asked of
     a subject with its features and the model's outlier features. needs_outliers: whether these have to be known.
-    fits: whether a model of a configuration can be asked. usual: how often it passes the blocks, of SmolLM2-135M.
+    fits: whether a model of a configuration can be asked. usual: how many passes of the blocks take as long, of
+    SmolLM2-135M.
     """
 
     check: Callable[[Causal, Sequence[int]], None]
@@ -145,8 +146,8 @@ def _key_cells(subject: ToAccount) -> list[Cell]:
 
 PARTS = {  # in the order in which they are measured
     "writers": Part(_check_writers, _writers_stages, 1),
-    "readers": Part(check_readers, readers_stages, 72, needs_outliers=True),
-    "weights": Part(check_weights, weights_stages, 52, fits=_has_neurons),
-    "massive": Part(check_weights, massive_stages, 13, fits=_has_neurons),
+    "readers": Part(check_readers, readers_stages, 62, needs_outliers=True),
+    "weights": Part(check_weights, weights_stages, 40, fits=_has_neurons),
+    "massive": Part(check_weights, massive_stages, 12, fits=_has_neurons),
     "keys": Part(_check_keys, _keys_stages, 1, fits=_shows_keys),
 }

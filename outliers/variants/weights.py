@@ -1,6 +1,5 @@
 """Single weights multiplied by a factor, or set to zero; whole rows and columns of a weight too."""
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -122,8 +121,12 @@ def _with_weight(model: "PreTrainedModel", weight: "torch.nn.Parameter", other: 
     """A model that shares all parameters and buffers of another one but a weight, wherever this stands."""
     from torch import nn
 
-    memo = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    copied = copy.deepcopy(model, memo | {id(weight): nn.Parameter(other, weight.requires_grad)})
-    for name in ("to", "cuda"):  # where accelerate spread the model, they are functions that move the original
-        vars(copied).pop(name, None)
-    return copied
+    from outliers.models.stream import exchanged
+
+    changed, scaled = {}, nn.Parameter(other, weight.requires_grad)
+    for path, module in model.named_modules(remove_duplicate=False):
+        names = [name for name, parameter in module._parameters.items() if parameter is weight]
+        if names:
+            changed[path] = exchanged(module, {})
+            changed[path]._parameters = module._parameters | dict.fromkeys(names, scaled)
+    return exchanged(model, changed)
