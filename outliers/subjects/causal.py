@@ -86,6 +86,10 @@ class Pretrained(Subject):
 
         return load_reader(self.model, self.revision)
 
+    def __getstate__(self) -> dict:
+        # as tasks on other machines have it, which seldom need its reader: that of a large vocabulary is megabytes
+        return {name: value for name, value in vars(self).items() if name != "reader"}
+
     @property
     def width(self) -> int:
         """The features of its residual stream."""
