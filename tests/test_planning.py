@@ -25,6 +25,7 @@ from outliers.presets.plan import (
     _enough,
     exports_of,
     plan_of,
+    usual_of,
 )
 from outliers.quantization.linear import stored_weight
 from outliers.show.page import about
@@ -273,3 +274,10 @@ def test_sets_of_other_blocks_begin_anew(opt):
     assert [record["value"] for record in records_of(cells)] == [
         perplexities_of(one, (LAST,), draws=1)[0] for one in (searched, confirmed)
     ]
+
+
+def test_the_usual_search_takes_as_long_as_that_of_smollm2_under_absmax():
+    """By default 204 times as long as the unquantized model passes the blocks of the search."""
+    search = Search(SimpleNamespace(span=(0, 4)), SimpleNamespace(span=(4, 8)), None, (), 0.05, "count", 3)
+    vars(search)["sizes"] = dict.fromkeys(range(210), 1)
+    assert 204 <= usual_of(search) < 1.5 * 204

@@ -243,9 +243,9 @@ def search_stages(search: Search) -> Stages:
 
 def usual_of(search: Search) -> int:
     """The usual number of passes of a search over its blocks, from those of kept plans."""
-    alone = min(len(search.sizes), 2 * CANDIDATES)
-    confirmed = search.confirmed.span[1] / search.searched.span[1] * (4 * search.draws + alone // 6)
-    return alone * (1 + len(search.better)) + search.draws * (8 + alone // 8) + round(confirmed)
+    alone = min(len(search.sizes), CANDIDATES)  # nearly all by both errors
+    confirmed = search.confirmed.span[1] / search.searched.span[1] * (search.draws * (2 + alone // 6) + alone // 3)
+    return alone * (1 + len(search.better)) + search.draws * (3 + 3 * alone // 8) + round(confirmed)
 
 
 def _choices(search: Search) -> Stages:

@@ -84,6 +84,7 @@ class Progress(tqdm):
         if more := steps.count - self.foreseen[steps.kind]:
             self.expect(steps._replace(count=more))
             self.foreseen[steps.kind] = steps.count
+            self.begun.add(steps.kind)  # the usual number stands for steps that take as long
 
     def enter(self, name: str, steps: Steps) -> None:
         """Say which measurement comes now, of so many steps; within one of none nothing is seen of any step."""
