@@ -128,15 +128,15 @@ def test_steps_of_a_larger_model_take_longer(clock):
 
 
 def test_steps_of_a_kind_that_was_not_seen_may_take_longer(clock):
-    """Up to two and a half times as long."""
+    """Up to one and a half times as long."""
     with Progress(0, clock=clock) as bar:
         for kind in ("fp32", "absmax"):
             bar.expect(Steps(4, kind=kind))
         bar.enter("m, fp32", Steps(4, kind="fp32"))
         clock.now += 20
         bar.update(2)
-        assert bar.left() == pytest.approx((60, 2 * 10 + 4 * 25))
-        assert bar.line() == "m, fp32: 2 of 8 blocks, 25%, about 60 s to 2 min left"
+        assert bar.left() == pytest.approx((60, 2 * 10 + 4 * 15))
+        assert bar.line() == "m, fp32: 2 of 8 blocks, 25%, about 60 to 80 s left"
         clock.now += 20
         bar.update(2)
         bar.enter("m, absmax", Steps(4, kind="absmax"))

@@ -106,8 +106,8 @@ class OfPlaces(Measurement):
     """All roles, layers, stacks or heads under one variant."""
 
     def steps(self, cells: Sequence[Cell]) -> int:
-        """As many as there are places in a model of which nothing is skipped."""
-        return sum(_kinds(cell) * _count(cell) * len(cell.subject.blocks) * cell.metric.draws for cell in cells)
+        """Passes of places in a model of which nothing is skipped."""
+        return sum(_kinds(cell) * _passes(cell) * len(cell.subject.blocks) * cell.metric.draws for cell in cells)
 
     def keeps(self, cells: Sequence[Cell]) -> Keeps:
         return super().keeps(cells)._replace(variants=max(_kinds(cell) * _count(cell) for cell in cells))
@@ -116,18 +116,19 @@ class OfPlaces(Measurement):
         self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict
     ) -> list[dict[tuple[str, str | int], list[list[Loss]]]]:
         """Of each kind of exchange and place, draw by draw, the loss of each block."""
-        (cell,), count = cells, _count(cells[0])
+        (cell,), passes = cells, _passes(cells[0])
         subject, metric = cell.subject, cell.metric
         model = subject.load(bench, facts)
         with naming(subject.name):
             (variant,) = bench.knowing([cell.variant], subject)
         wanted = exchanges(model, variant, metric.by)
         is_cache, is_scheme = isinstance(variant, Cached), isinstance(variant, Quantized)
-        passes = len(wanted) if is_streamed(model) else count if metric.by == "layer" and not is_cache else 1
+        streamed = is_streamed(model)
+        passes = _kinds(cell) * passes if streamed else passes if _is_by_layer(cell) else 1
         blocks = bench.counted(subject.blocks[part], passes)
         with (
             naming(subject.name, variant.name),
-            bench.under(variant) if is_scheme and not is_streamed(model) else nullcontext(model) as changed,
+            bench.under(variant) if is_scheme and not streamed else nullcontext(model) as changed,
         ):
             draws = [_drawn_losses(coded(changed), blocks, variant, wanted, draw) for draw in range(metric.draws)]
         by_place = zip(wanted, zip(*draws, strict=True), strict=True)
@@ -145,6 +146,16 @@ class OfPlaces(Measurement):
 def _kinds(cell: Cell) -> int:
     """Kinds of exchanges: a place alone, and but for heads all but it."""
     return 1 if cell.metric.by == "head" else 2
+
+
+def _passes(cell: Cell) -> int:
+    """Passes of one kind; a layer takes half of one, from its stored input."""
+    return -(-_count(cell) // 2) if _is_by_layer(cell) else _count(cell)
+
+
+def _is_by_layer(cell: Cell) -> bool:
+    """Whether all layers share the passes of a block, each from its stored input."""
+    return cell.metric.by == "layer" and not isinstance(cell.variant, Cached)
 
 
 def _count(cell: Cell) -> int:

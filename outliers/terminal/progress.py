@@ -22,9 +22,9 @@ MARKS = 1000  # of finished steps that are kept
 # A step of a model takes as long as it has weights, and these more: nine schemes on two cores of a CPU took 10 s and
 # 6.2 s for each million weights.
 FIXED = 1_500_000
-# Times as long as those before that steps of a kind take which none was made of yet: a block under int8 takes up to
-# twice as long as one of the unquantized model, on a CPU without int8 units.
-UNSEEN = 2.5
+# Times as long as those before that steps of a kind take at most which none was made of yet: a block under int8 takes
+# as long as one of the unquantized model, and twice as long on a CPU without int8 units; neither is far from it.
+UNSEEN = 1.5
 FORM = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]"
 BESIDE = 40  # columns beside the label of a bar: the bar itself, percentage, counts and times
 
