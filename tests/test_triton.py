@@ -746,7 +746,8 @@ def check_same_code() -> None:
     launched = next(launched for launch, launched in LAUNCHES.items() if "multiply_few" in launch)
     for pair in SAME_CODE.items():
         code = [compile_launch(*launched[:-1], capability)[0].asm["ptx"] for capability in pair]
-        assert len({re.sub(r"\.target \w+", "", one) for one in code}) == 1, pair
+        # Behind its files come names of folders: Triton may have kept what another checkout compiled.
+        assert len({re.sub(r"\.target \w+", "", one.partition(".file")[0]) for one in code}) == 1, pair
 
 
 def compile_all() -> None:
