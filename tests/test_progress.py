@@ -116,6 +116,8 @@ def test_steps_of_a_larger_model_take_longer(clock):
             bar.update()
         assert bar.left() == pytest.approx(2 * (4 * 101.5 / 2.5,))
         assert bar.line() == "small: 4 of 8 blocks, 50%, about 3 min left"
+        bar.set_description("a" * 70)
+        assert bar.line() == f"{'a' * 57}…: 4 of 8 blocks, 50%, about 3 min left"
         bar.enter("large", Steps(4, 10**8))
         clock.now += 150
         bar.see(0.5)

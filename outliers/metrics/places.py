@@ -122,8 +122,7 @@ class OfPlaces(Measurement):
         with naming(subject.name):
             (variant,) = bench.knowing([cell.variant], subject)
         wanted = exchanges(model, variant, metric.by)
-        is_cache, is_scheme = isinstance(variant, Cached), isinstance(variant, Quantized)
-        streamed = is_streamed(model)
+        is_scheme, streamed = isinstance(variant, Quantized), is_streamed(model)
         passes = _kinds(cell) * passes if streamed else passes if _is_by_layer(cell) else 1
         blocks = bench.counted(subject.blocks[part], passes)
         with (

@@ -27,6 +27,7 @@ FIXED = 1_500_000
 UNSEEN = 1.5
 FORM = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]"
 BESIDE = 40  # columns beside the label of a bar: the bar itself, percentage, counts and times
+LABEL = 60  # columns of a label in a log
 
 Thing = TypeVar("Thing")
 logger = logging.getLogger(__name__)
@@ -139,7 +140,8 @@ class Progress(tqdm):
     def line(self) -> str:
         """The current measurement, how much is finished, and the time that is left."""
         steps, left = self.n + self.inside, self.left()
-        line = f"{self.desc}{self.n} of {self.total} {self.unit}s, {steps / self.total if self.total else 0.0:.0%}"
+        made = f"{self.n} of {self.total} {self.unit}s, {steps / self.total if self.total else 0.0:.0%}"
+        line = f"{cut(self.desc, LABEL)}{made}"
         return f"{line}, {self._estimate(left) if left else f'since {duration(self.clock() - self.start)}'}"
 
     def _estimate(self, left: tuple[float, float]) -> str:
@@ -156,8 +158,7 @@ class Progress(tqdm):
         """The values that tqdm writes, with the same time left, and a label that leaves room for the bar."""
         values, left = super().format_dict, self.left() if hasattr(self, "ended") else None
         room = max(1, (values["ncols"] or sys.maxsize) - BESIDE)
-        if len(values["prefix"]) > room:
-            values["prefix"] = f"{values['prefix'][: room - 3]}…: "
+        values["prefix"] = cut(values["prefix"], room)
         return values | ({"rate": (self.total - self.n) / left[1]} if left and left[1] else {})
 
     def _mark(self) -> None:
@@ -180,6 +181,11 @@ class Progress(tqdm):
     def _log(self) -> None:
         while not self.ended.wait(SECONDS):
             logger.info("; ".join(bar.line() for bar in list(_open)))
+
+
+def cut(label: str, room: int) -> str:
+    """A label, which ends with a colon, of so many columns at most."""
+    return label if len(label) <= room else f"{label[: room - 3]}…: "
 
 
 def over(things: Iterable[Thing], unit: str, description: str) -> Iterator[Thing]:
