@@ -344,6 +344,7 @@ def test_what_is_asked_travels():
     cells = next(plan.stages)
     plan.subject.prepare()
     assert [cell.asked for cell in pickle.loads(pickle.dumps(cells))] == [cell.asked for cell in cells]
+    assert plan.subject.reader and "reader" not in vars(pickle.loads(pickle.dumps(plan.subject)))
 
 
 def test_mistakes_in_python(blocks):
