@@ -197,7 +197,7 @@ MUTATIONS = {
     ],
     "kernels/outlier_kernels/triton/states.py": [("(token > 0)[:, None]", "(token >= 0)[:, None]")],
     "outliers/metrics/perplexity.py": [
-        ("Loss(total, len(self.targets))", "Loss(total, 1 + len(self.targets))")
+        ("sum(), len(self.targets)", "sum(), 1 + len(self.targets)")
     ],
     "outliers/metrics/token_losses.py": [
         ("self.exact.add(start, exact, None)", "self.exact.add(start, logits, None)"),

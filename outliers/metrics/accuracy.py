@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.metrics.measurement import Read
-from outliers.metrics.perplexity import LossReader
+from outliers.metrics.perplexity import LossReader, finite_losses
 from outliers.models.anatomy.examples import Block
 from outliers.variants.draw import scattered
 
@@ -36,7 +36,7 @@ class RightReader(LossReader):
 
     def result(self) -> Right:
         """Raise UserError where there is no class."""
-        loss = super().result()
+        (loss,) = finite_losses([super().result()])
         if not loss.tokens:
             raise UserError("pictures without a class have no accuracy; give them by class, or measure the agreement")
         return Right(loss.total, int((self.token == self.targets).sum()), loss.tokens)

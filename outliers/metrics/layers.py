@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from outliers.errors import UserError
 from outliers.metrics.agreement import Agreeing, AgreementReader, values_of
 from outliers.metrics.measurement import Measurement, by_seed
-from outliers.metrics.perplexity import Loss, LossReader, perplexity_value, read_logits
+from outliers.metrics.perplexity import Loss, LossReader, finite_losses, perplexity_value, read_logits
 from outliers.models.anatomy import count_layers
 from outliers.models.decoder import inference, map_blocks, run_decoder, run_exchanged
 from outliers.models.variant import Variant
@@ -32,7 +32,7 @@ def layer_by_layer(
         def see(_number: int, block: torch.Tensor) -> list[Seen]:
             ((_, ids, states),) = run_decoder(exact, [block])
             under = [(exact, after) for _, _, after in run_exchanged(exact, changed, block, layers)]
-            return [tuple(of_layer) for of_layer in read_logits(ids, under, readers, (exact, states))]
+            return [tuple(finite_losses(seen)) for seen in read_logits(ids, under, readers, (exact, states))]
 
         by_block = list(map_blocks(exact, see, blocks))
     return {layer: [seen[layer] for seen in by_block] for layer in layers}

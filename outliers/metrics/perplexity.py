@@ -36,6 +36,21 @@ class Loss(NamedTuple):
     tokens: int
 
 
+class Later(NamedTuple):
+    """A loss that a GPU may not have computed yet: its total, float64 (), and the model and the block that it is of."""
+
+    total: torch.Tensor
+    tokens: int
+    model: PreTrainedModel
+    block: Block
+
+    def read(self, total: float) -> Loss:
+        """The loss of this total; the model is still under the variant by which it was made."""
+        if not math.isfinite(total):  # as the total is where one of the losses is not
+            raise broken_at(self.model, self.block)
+        return Loss(total, self.tokens)
+
+
 def perplexity(
     model: PreTrainedModel, blocks: Iterable[Block], attention_mask: Iterable[torch.Tensor] | None = None
 ) -> float:
@@ -125,13 +140,13 @@ def bits_per_byte(
 def losses(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> list[Loss]:
     """The loss of each block, of which perplexity is made; those of the parts of a text can be put together."""
     if is_streamed(model):
-        return [finite_loss(model, ids, states) for _, ids, states in run_decoder(model, blocks)]
+        return [loss_of(model, ids, states) for _, ids, states in run_decoder(model, blocks)]
 
-    def loss(_number: int, block: torch.Tensor) -> Loss:
+    def loss(_number: int, block: torch.Tensor) -> Loss | Later:
         ((_, ids, states),) = run_decoder(model, [block])
-        return finite_loss(model, ids, states)
+        return loss_of(model, ids, states)
 
-    return list(map_blocks(coded(model), loss, blocks))
+    return finite_losses(list(map_blocks(coded(model), loss, blocks)))
 
 
 @inference
@@ -144,7 +159,7 @@ def variant_losses(
         return [_losses_under(model, blocks, variant) for variant in variants]
     losses = [[] for _ in variants]
     for variant, ids, states in model.stream.run(model, blocks, variants, lambda *_turn: None):
-        losses[variant].append(finite_loss(model, ids, states))
+        losses[variant].append(loss_of(model, ids, states))
     return losses
 
 
@@ -184,10 +199,18 @@ def mean_loss(losses: list[Loss]) -> float:
     return sum(loss.total for loss in losses) / tokens
 
 
-def finite_loss(model: PreTrainedModel, block: Block, states: torch.Tensor) -> Loss:
-    """The loss of a block, of which these are the last hidden states (T, features); refuses NaN and inf."""
+def loss_of(model: PreTrainedModel, block: Block, states: torch.Tensor) -> Loss | Later:
+    """The loss of a block, of which these are the last hidden states (T, features)."""
     ((loss,),) = read_logits(block, [(model, states)], [LossReader])
     return loss
+
+
+def finite_losses(results: Sequence) -> list:
+    """Results of blocks, losses of a GPU as numbers, for which the host waits once; raise BrokenModel where one is NaN
+    or inf."""
+    totals = [result.total for result in results if isinstance(result, Later)]
+    read = iter(torch.stack(totals).tolist() if totals else ())
+    return [result.read(next(read)) if isinstance(result, Later) else result for result in results]
 
 
 class LossReader:
@@ -215,14 +238,12 @@ class LossReader:
     def _losses(self) -> torch.Tensor:
         return (self.log_normalizer - self.target_logits)[:, 0]
 
-    def result(self) -> Loss:
-        """The loss."""
+    def result(self) -> Loss | Later:
+        """The loss; a number where a CPU has computed it, or where a streamed model is under other variants later."""
         if _is_empty(self.block, self.targets):
             return Loss(0.0, 0)
-        total = self._losses().sum().item()  # the only read of a block; not finite if one of the losses is not
-        if not math.isfinite(total):
-            raise broken_at(self.model, self.block)
-        return Loss(total, len(self.targets))
+        later = Later(self._losses().sum(), len(self.targets), self.model, self.block)
+        return later.read(later.total.item()) if later.total.is_cpu or is_streamed(self.model) else later
 
 
 def read_logits(

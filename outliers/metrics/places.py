@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.metrics.measurement import Keeps, Measurement, by_seed
-from outliers.metrics.perplexity import Loss, finite_loss, perplexity_value, variant_losses
+from outliers.metrics.perplexity import Loss, finite_losses, loss_of, perplexity_value, variant_losses
 from outliers.models.anatomy import ROLES, count_layers, stacks_of
 from outliers.models.decoder import inference, map_blocks, run_exchanged, run_from
 from outliers.models.stream import is_streamed
@@ -83,7 +83,7 @@ def _from_inputs(
     for variant in variants:
         with variant.on(model):
             passed = run_from(model, blocks, variant.first_layer(model), kept)
-            losses.append([finite_loss(model, ids, states) for _, ids, states in passed])
+            losses.append(finite_losses([loss_of(model, ids, states) for _, ids, states in passed]))
     return losses
 
 
@@ -96,7 +96,8 @@ def _by_layer(
         base, other = {ONLY: (exact, changed), WITHOUT: (changed, exact)}[kind]
 
         def losses(_number: int, block: torch.Tensor) -> list[Loss]:
-            return [finite_loss(base, ids, states) for _, ids, states in run_exchanged(base, other, block, layers)]
+            passed = run_exchanged(base, other, block, layers)
+            return finite_losses([loss_of(base, ids, states) for _, ids, states in passed])
 
         by_block = list(map_blocks(base, losses, blocks)) if layers else []
     return {layer: [block_losses[number] for block_losses in by_block] for number, layer in enumerate(sorted(layers))}

@@ -8,10 +8,10 @@ from transformers import PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.metrics.measurement import Keeps, Measurement, Read, Seen, by_seed
-from outliers.metrics.perplexity import read_logits
+from outliers.metrics.perplexity import finite_losses, read_logits
 from outliers.models.anatomy import decoder_layers, family_of
 from outliers.models.anatomy.examples import Block
-from outliers.models.decoder import AT_ONCE, inference, map_blocks, run_decoder, run_from
+from outliers.models.decoder import AT_ONCE, inference, map_blocks, placed, run_decoder, run_from
 from outliers.models.load import find_device
 from outliers.models.stream import Variant, is_streamed
 from outliers.quantization.convert import coded
@@ -99,7 +99,7 @@ def _resident(
 
         def see(number: int, block: Block) -> list:
             if known:
-                ids, states = block.to(changed.device), known[number]
+                ids, states = placed(changed, block), known[number]
             else:
                 ((_, ids, states),) = run(number, block)
             if states.nbytes * len(blocks) <= MOST_KEPT:
@@ -107,9 +107,10 @@ def _resident(
             return _see(seers, changed, ids, states, exact[number])
 
         by_block = list(map_blocks(coded(changed), see, bench.counted(blocks)))
+        by_cell = [finite_losses(seen) for seen in zip(*by_block, strict=True)]
     if len(last_states) == len(blocks):
         _keep(bench, last_key, [last_states[number] for number in range(len(blocks))])
-    return [list(seen) for seen in zip(*by_block, strict=True)]
+    return by_cell
 
 
 def _pass(

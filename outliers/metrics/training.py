@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from outliers.criterion import ALPHA
 from outliers.errors import UserError
 from outliers.metrics.measurement import Measurement
-from outliers.metrics.perplexity import Loss, finite_loss, perplexity, perplexity_of
+from outliers.metrics.perplexity import Later, Loss, finite_losses, loss_of, perplexity, perplexity_of
 from outliers.metrics.records import Training
 from outliers.models.anatomy.examples import Block
 from outliers.models.decoder import inference
@@ -85,10 +85,10 @@ def watch_views(
 def _watch(
     model: PreTrainedModel, blocks: Iterable[torch.Tensor], alpha: float, attention: bool
 ) -> dict[str, dict[str, float]]:
-    losses: list[Loss] = []
-    see = lambda ids, states: losses.append(finite_loss(model, ids, states))  # noqa: E731
+    losses: list[Loss | Later] = []
+    see = lambda ids, states: losses.append(loss_of(model, ids, states))  # noqa: E731
     found_traces = traces(model, sequences(blocks, None), alpha=alpha, attention=attention, see_last=see)
-    by_view: dict[str, dict[str, float]] = {"": {"perplexity": perplexity_of(losses)}}
+    by_view: dict[str, dict[str, float]] = {"": {"perplexity": perplexity_of(finite_losses(losses))}}
     for view in found_traces:
         by_view.setdefault(view.stack, {}).update(trace_row(view) | _largest(view))
     return by_view

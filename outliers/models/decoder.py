@@ -169,7 +169,7 @@ def run_decoder(
         yield from ((number, ids, state) for number, (_, ids, state) in enumerate(passed))
         return
     for number, block in enumerate(blocks):
-        block = checked(model, block).to(model.device)
+        block = placed(model, block)
         begin(number, ids_of(model, block))
         yield number, block, _run(model, block)
 
@@ -238,7 +238,7 @@ def run_from(
         further: layers from `first` on whose outputs are added too.
     """
     for block, (number, outputs) in zip(blocks, enumerate(known), strict=True):
-        block = checked(model, block).to(model.device)
+        block = placed(model, block)
         states, last = _run_from(model, block, first, outputs, {}, further)
         outputs |= last
         yield number, block, states
@@ -265,6 +265,12 @@ def checked(model: PreTrainedModel, block: Block) -> Block:
     return block
 
 
+def placed(model: PreTrainedModel, block: Block) -> Block:
+    """A block, checked, on the device of a model, for which nothing waits."""
+    # MPS does not copy the memory of a CPU before it returns
+    return checked(model, block).to(model.device, non_blocking=model.device.type != "mps")
+
+
 def run_exchanged(
     model: PreTrainedModel, other: PreTrainedModel, block: Block, layers: Collection[int]
 ) -> Iterator[tuple[int, Block, torch.Tensor]]:
@@ -274,7 +280,7 @@ def run_exchanged(
     the layers are computed on average. Yields the number of each exchanged layer, and as `run_decoder` the block
     and its last hidden states (T, features).
     """
-    block, modules, known = checked(model, block).to(model.device), decoder_layers(other), {}
+    block, modules, known = placed(model, block), decoder_layers(other), {}
     for number in sorted(layers):
         states, known = _run_from(model, block, number, known, {number: modules[number]})
         yield number, block, states

@@ -399,7 +399,7 @@ class Prefix:
         sequence = inputs[0] if inputs else keywords.get("input_ids", keywords.get("inputs_embeds"))
         _check_room(self.config, self.positions, sequence.shape[1])
         past, mask, places = (keywords.get(name) for name in ("past_key_values", "attention_mask", "position_ids"))
-        if past is None:
+        if past is None or past is family_of(self.config).cache:
             keywords = keywords | {"past_key_values": self.cache}
         elif type(past) is not DynamicCache:
             raise UserError(f"a prefix in a cache of type {type(past).__name__}; expected a DynamicCache")

@@ -167,7 +167,9 @@ def run_stack(
 
     inputs: what it reads of a block. memory: what the stack before it puts out, (1, T, features), if there is one.
     """
-    keywords = {} if stack.decoder else family_of(model.config).keywords
+    family, keywords = family_of(model.config), {}
+    if not stack.decoder:
+        keywords = family.keywords | ({"past_key_values": family.cache} if family.cache else {})
     if memory is not None:
         keywords = keywords | {"encoder_hidden_states": memory}
     return stack_module(model, stack)(inputs[None], **keywords).last_hidden_state[0]

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Cache
+from transformers.cache_utils import DynamicLayer
 
 from outliers.models.anatomy.family import Family
 from outliers.models.anatomy.row import Anatomy, Mixture, capped, divided, one_norm, two_norms
@@ -141,4 +142,24 @@ def _behind_the_first(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, torch.arange(1, len(ids))
 
 
-CAUSAL = Family("causal", _ROWS, AutoModelForCausalLM, _next, keywords={"use_cache": False}, places=_behind_the_first)
+class NothingBefore(Cache):
+    """No keys and values of earlier positions, and none are kept. Without a cache transformers looks whether positions
+    begin anew, for which the host would wait for the GPU."""
+
+    def __init__(self):
+        super().__init__(layers=[DynamicLayer()])
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_arguments, **_keywords) -> tuple:
+        """The states themselves."""
+        return key_states, value_states
+
+
+CAUSAL = Family(
+    "causal",
+    _ROWS,
+    AutoModelForCausalLM,
+    _next,
+    keywords={"use_cache": False},
+    cache=NothingBefore(),
+    places=_behind_the_first,
+)

@@ -20,9 +20,9 @@ class Example(NamedTuple):
     ids: torch.Tensor
     labels: torch.Tensor
 
-    def to(self, device: torch.device | str) -> "Example":
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Example":
         """The same on a device."""
-        return Example(*(tensor.to(device) for tensor in self))
+        return Example(*(tensor.to(device, non_blocking=non_blocking) for tensor in self))
 
 
 Block = torch.Tensor | Example  # of a causal language model the token ids alone, which are its labels too

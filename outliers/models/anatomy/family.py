@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import Cache, PretrainedConfig, PreTrainedModel
 
 from outliers.models.anatomy.examples import Block, Example, read_ids
 from outliers.models.anatomy.row import Anatomy
@@ -25,7 +25,8 @@ class Family:
     of each architecture, by the type of model in a configuration. made_by: the class of transformers that makes them,
     with a head. inputs: what each stack reads of a block. predicted: of a block and the last hidden states (T,
     features) those that predict something, and what: int64 (predicted,). keywords: what the last stack is called with
-    beside what it reads; of a model that generates `use_cache` is False among them.
+    beside what it reads; of a model that generates `use_cache` is False among them. cache: that of a pass which nothing
+    is trained by, if it takes one.
     places: of a block of text, the tokens among which the predicted ones stand, int64 (T,), and their positions.
     smallest: a block that a model of a configuration can read.
 
@@ -40,6 +41,7 @@ class Family:
     predicted: Callable[[Block, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
     inputs: Callable[[PreTrainedModel, Block], tuple[torch.Tensor, ...]] = lambda _model, block: (read_ids(block),)
     keywords: Mapping[str, object] = field(default_factory=dict)
+    cache: Cache | None = None
     subject: object = None
     places: Callable[[Block], tuple[torch.Tensor, torch.Tensor]] | None = None
     smallest: Callable[[PretrainedConfig], Block] = two_tokens
