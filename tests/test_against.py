@@ -1,14 +1,12 @@
 """A model of somebody else against its original: the same, with one damaged weight, and as other libraries store it."""
 
 import copy
-import importlib.util
 import json
 import math
 
 import pytest
 import torch
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 import outliers
 from outliers import UserError, quantize, run, variant
@@ -27,14 +25,11 @@ from outliers.subjects.causal import Causal
 from outliers.variants.peer import Against
 from tests.gguf_files import save_gguf
 from tests.test_commands import call, refused
-from tests.test_stored import BY_TOKEN, llama, of_compressed_tensors
+from tests.test_stored import BY_TOKEN, W8, llama, of_bitsandbytes, of_compressed_tensors
 
 MODEL = "pocket/gpt2-0.1m"
 SMALL = {"model": MODEL, "block": 32, "blocks": 2}
 DAMAGED = "transformer.h.1.mlp.c_fc"
-needs_bitsandbytes = pytest.mark.skipif(
-    importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed"
-)
 
 
 @pytest.fixture(scope="module")
@@ -112,10 +107,8 @@ def test_of_our_int8_models_the_damage_is_that_of_their_scheme(scheme, model, bl
     found, expected = damage(model, blocks, against=str(tmp_path)), damage(model, blocks, scheme)
     assert found.errors["projection"].tolist() == expected.errors["projection"].tolist()
     for table in ("errors", "roles", "layers"):
-        columns = [
-            name for name in getattr(expected, table) if name.startswith(("error", "by_token", "perplexity_only"))
-        ]
-        values = getattr(found, table)[columns].to_numpy(), getattr(expected, table)[columns].to_numpy()
+        of_both = (getattr(one, table).filter(regex="^(error|by_token|perplexity_only)") for one in (found, expected))
+        values = [columns.to_numpy() for columns in of_both]
         assert values[0] == pytest.approx(values[1], rel=1e-4), table
     assert found.model == pytest.approx(expected.model, rel=1e-3)
 
@@ -189,12 +182,8 @@ def test_of_a_model_with_another_head_the_divergence_is_of_both_heads(model):
 # As other libraries have it
 
 
-@needs_bitsandbytes
 def test_a_model_of_bitsandbytes_in_memory_computes_as_it_does(model, blocks, tmp_path):
-    model.save_pretrained(tmp_path / "exact")
-    config = BitsAndBytesConfig(load_in_8bit=True)
-    other = AutoModelForCausalLM.from_pretrained(tmp_path / "exact", quantization_config=config, dtype=torch.float32)
-    other.save_pretrained(tmp_path / "theirs")
+    other = of_bitsandbytes(model, tmp_path, load_in_8bit=True)
     computed = damage(model, blocks, against=other, by="error").errors
     stored = damage(model, blocks, against=str(tmp_path / "theirs"), by="error").errors
     scheme = damage(model, blocks, "llm.int8-bnb", by="error").errors
@@ -209,11 +198,8 @@ def test_a_model_of_torchao_in_memory(blocks):
 
     model = llama(4096)
     other = copy.deepcopy(model)
-    quantize_(
-        other,
-        Int8WeightOnlyConfig(),
-        filter_fn=lambda module, path: "layers" in path and isinstance(module, torch.nn.Linear),
-    )
+    of_layers = lambda module, path: "layers" in path and isinstance(module, torch.nn.Linear)  # noqa: E731
+    quantize_(other, Int8WeightOnlyConfig(), filter_fn=of_layers)
     found = damage(model, blocks, against=other)
     for one, theirs in zip(projections(model), projections(other), strict=True):
         weight = theirs.module.weight.dequantize()
@@ -225,14 +211,11 @@ def test_a_model_of_torchao_in_memory(blocks):
 
 
 def test_a_checkpoint_of_compressed_tensors(tmp_path):
-    from_scheme = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
-    folder = of_compressed_tensors(tmp_path, "int-quantized", from_scheme, {**BY_TOKEN, "type": "int"})
+    folder = of_compressed_tensors(tmp_path, "int-quantized", W8, BY_TOKEN)
     model, ids = llama(), torch.arange(40)
     found = damage(model, [ids], against=str(folder))
-    weights = [
-        weight_of(quantize(model, "absmax-vector", keep="int8").get_submodule(path))
-        for path in found.errors["projection"]
-    ]
+    small = quantize(model, "absmax-vector", keep="int8")
+    weights = [weight_of(small.get_submodule(path)) for path in found.errors["projection"]]
     exact = [one.module.weight for one in projections(model)]
     assert found.errors["largest_weight"].abs().tolist() == [weight.abs().max().item() for weight in exact]
     errors = [((a - b).square().sum() / b.square().sum()).item() for a, b in zip(weights, exact, strict=True)]
@@ -244,20 +227,8 @@ def test_a_checkpoint_of_compressed_tensors(tmp_path):
 def test_another_type_of_gguf(kind, bits, monkeypatch, capsys, tmp_path):
     model = llama(4096)
     exact, other = (save_gguf(model, tmp_path / f"{name}.gguf", name) for name in ("F16", kind))
-    arguments = [
-        exact,
-        "--against",
-        other,
-        "--by",
-        "error,model",
-        "--block",
-        32,
-        "--blocks",
-        2,
-        "--out",
-        tmp_path / "out",
-    ]
-    code, _, err = call(monkeypatch, capsys, *arguments, command="damage")
+    sizes = ["--by", "error,model", "--block", 32, "--blocks", 2, "--out", tmp_path / "out"]
+    code, _, err = call(monkeypatch, capsys, exact, "--against", other, *sizes, command="damage")
     assert code == 0, err
     rows = records_in(tmp_path / "out")
     errors = [10 * math.log10(row["value"]) for row in rows if row["metric"] == "damage.error"]
@@ -272,12 +243,8 @@ def test_another_type_of_gguf(kind, bits, monkeypatch, capsys, tmp_path):
 # In a sweep, and by its writing
 
 
-@needs_bitsandbytes
 def test_a_sweep_has_such_a_checkpoint_as_a_column(model, monkeypatch, capsys, tmp_path):
-    model.save_pretrained(tmp_path / "exact")
-    config = BitsAndBytesConfig(load_in_8bit=True)
-    other = AutoModelForCausalLM.from_pretrained(tmp_path / "exact", quantization_config=config, dtype=torch.float32)
-    other.save_pretrained(tmp_path / "theirs")
+    of_bitsandbytes(model, tmp_path, load_in_8bit=True)
     outliers.load_tokenizer(MODEL).save_pretrained(tmp_path / "theirs")
     arguments = ["--model", f"{MODEL},{tmp_path / 'theirs'}", "--scheme", "fp32", "--block", 32, "--blocks", 2]
     code, out, err = call(monkeypatch, capsys, *arguments, "--out", tmp_path / "out")
@@ -289,21 +256,6 @@ def test_a_sweep_has_such_a_checkpoint_as_a_column(model, monkeypatch, capsys, t
 
 def test_a_sweep_says_what_a_folder_of_codes_is_for(own, monkeypatch, capsys, tmp_path):
     assert "holds an int8 model of outliers.save_quantized" in refused(monkeypatch, capsys, own, "--out", tmp_path)
-
-
-@pytest.mark.parametrize(
-    "written", ["against(a/b)", "against(a.gguf,only=ffn_out/attn_in)", "against(a,skip=layers.0)", "against(a)+absmax"]
-)
-def test_its_writing_is_read_back(written):
-    assert variant(written).name == written
-
-
-@pytest.mark.parametrize(
-    "written", ["against()", "against(a(b))", "against", "absmax+against(a)", "against(a)+against(b)"]
-)
-def test_what_is_no_writing_of_one(written):
-    with pytest.raises(UserError):
-        variant(written)
 
 
 def test_another_model_under_a_scheme(broken, model, blocks):

@@ -130,7 +130,7 @@ SMALLER = {
     "batches": [1],
 }
 SCHEMES = 5  # of an experiment, the first ones
-LAYERS = 12  # of the small model
+LAYERS = 2  # of the small model
 # Options of commands that read text.
 READING = ("trace", "ablate", "origins", "damage", "emergence", "sweep", "measure")
 SIZES = dict.fromkeys(READING, "--block 32 --blocks 1") | {"plan": "--block 32 --blocks 1 --confirm 1 --draws 2"}
@@ -158,7 +158,7 @@ def place(small_model, tmp_path_factory) -> Path:
     save_gguf(AutoModelForCausalLM.from_pretrained(small_model), folder / "model.gguf")
     plan = folder / "results" / "plan" / "smollm2-135m" / "plan.yaml"  # of a command of the block before
     plan.parent.mkdir(parents=True)
-    outliers.Plan(model="small", scheme="absmax", exact=["model.layers.3.mlp.down_proj"], projections=7 * LAYERS).write(
+    outliers.Plan(model="small", scheme="absmax", exact=["model.layers.1.mlp.down_proj"], projections=7 * LAYERS).write(
         plan
     )
     watched = folder / "my-training" / "outliers"
@@ -196,13 +196,13 @@ def run(typed: str, small_model: Path, monkeypatch) -> None:
         "pocket/gpt2-1.7m": str(small_model),
         "path/to/folder": str(small_model),
         "path/to/model.gguf": "model.gguf",
-        "247,507": "3,17",  # features of a model of 576, and places of one of 30 layers
+        "247,507": "3,17",  # features of a model of 576
         "247": "3",
-        "k,layers.9:12.k,norm": "k,layers.0:1.k,norm",
     }
     if "published" in typed.split():
         stands_for["smollm2-135m"] = "--redraw"  # nobody published anything about the small one
-    arguments = [stands_for.get(argument, argument) for argument in shlex.split(typed)[3:]]
+    last = re.sub(r"\b(layers|blocks)\.\d+(:\d+)?", rf"\1.{LAYERS - 1}", typed)  # in the place of one of many
+    arguments = [stands_for.get(argument, argument) for argument in shlex.split(last)[3:]]
     sizes = "" if "--redraw" in arguments else SIZES.get(module.rpartition(".")[2], "")
     monkeypatch.setattr(sys, "argv", [module, *arguments, *sizes.split()])
     try:

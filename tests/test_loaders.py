@@ -1,6 +1,7 @@
 """Our layers and numbers in other libraries: the loaders of transformers, adapters of PEFT, lm-eval's command line."""
 
 import importlib.util
+import itertools
 import json
 import subprocess
 import sys
@@ -27,17 +28,18 @@ from outliers.models.anatomy import projections
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.remedies.hadamard import _drawn
 from outliers.quantization.schemes import get_scheme
-from tests.conftest import SIZES, in_turn, make_model
+from tests.conftest import FIVE, SIZES, make_model
 from tests.pretend_devices import PretendDevices
 from tests.test_devices import places_of
 from tests.test_zeroshot import needs_harness
 
 needs_peft = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="needs peft of outliers[peers]")
+OWN = outliers.Scheme("mine", outliers.Quantizer("int8", "row"), outliers.Quantizer("int8", "column"), 4.0)
 KEPT_AS = {"llm.int8": "int8", "absmax+hadamard@ffn_out": "int8", "w4a8-g16": "int8", "zeropoint+attention": "int8"}
-KEPT_AS |= {"fp8-e4m3-row": "exact", "absmax+tokens=4": "exact", "fp32": "int8", "fp32+attention": "int8"}
+KEPT_AS |= {"fp8-e4m3-row": "exact", "absmax+tokens=4": "exact", "fp32": "int8", "fp32+attention": "int8", OWN: "int8"}
 OTHERS = {
-    AutoModelForMaskedLM: ("bert", {**SIZES, "intermediate_size": 48}),
-    AutoModelForSeq2SeqLM: ("t5", {"d_model": 32, "d_kv": 8, "num_heads": 4, "num_layers": 2, "d_ff": 48}),
+    "bert": (AutoModelForMaskedLM, {**SIZES, "intermediate_size": 48}),
+    "t5": (AutoModelForSeq2SeqLM, {"d_model": 32, "d_kv": 8, "num_heads": 4, "num_layers": 2, "d_ff": 48}),
 }
 
 
@@ -49,7 +51,11 @@ def folder(tmp_path_factory):
     def saved(case: str) -> Path:
         if case not in found:
             found[case] = tmp_path_factory.mktemp(case)
-            make_model(case).save_pretrained(found[case])
+            if case in OTHERS:
+                kind, fields = OTHERS[case]
+                kind.from_config(AutoConfig.for_model(case, vocab_size=100, **fields)).save_pretrained(found[case])
+            else:
+                make_model(case).save_pretrained(found[case])
         return found[case]
 
     return saved
@@ -70,23 +76,27 @@ def same(one, other, ids) -> bool:
     return torch.equal(one(ids, **others).logits, other(ids, **others).logits)
 
 
-def check(path, scheme, ids, tmp_path, kind=AutoModelForCausalLM, dtype="auto", skip=()):
-    """See that a model loaded under a scheme is that of `quantize`, and comes back from disk as it was."""
-    ours = outliers.quantize(kind.from_pretrained(path, dtype=dtype), scheme, KEPT_AS[scheme], skip)
-    theirs = load(path, scheme, kind=kind, dtype=dtype, skip=skip)
-    assert same(ours, theirs, ids)
+@pytest.mark.parametrize(
+    ("case", "scheme", "how"),
+    [
+        *((case, "llm.int8", {"skip": ["layers.0"]}) for case in FIVE),
+        *((case, scheme, {}) for scheme, case in zip(KEPT_AS, itertools.cycle(["gpt2", "llama", "opt"]), strict=False)),
+        *((case, "llm.int8", {}) for case in OTHERS),
+        *(("gpt2", "llm.int8", {"dtype": torch.bfloat16}), ("llama", "llm.int8", {"dtype": torch.float16})),
+    ],
+    ids=str,
+)
+def test_a_model_is_ours_bit_for_bit_and_comes_back_from_disk(case, scheme, how, folder, blocks, tmp_path):
+    """Scales stay in 32 bits."""
+    kind, skip, dtype = OTHERS.get(case, (AutoModelForCausalLM,))[0], how.get("skip", ()), how.get("dtype", "auto")
+    ours = outliers.quantize(kind.from_pretrained(folder(case), dtype=dtype), scheme, KEPT_AS[scheme], skip)
+    theirs = load(folder(case), scheme, kind=kind, **how)
+    assert same(ours, theirs, blocks)
     theirs.save_pretrained(tmp_path / "saved")
-    assert same(theirs, kind.from_pretrained(tmp_path / "saved"), ids)
-    return theirs
-
-
-def test_a_model_is_ours_bit_for_bit_and_comes_back_from_disk(case, folder, blocks, tmp_path):
-    check(folder(case), "llm.int8", blocks, tmp_path, skip=["layers.0"])
-
-
-@in_turn("case scheme", ["gpt2", "llama", "opt"], KEPT_AS)
-def test_under_every_kind_of_scheme(case, scheme, folder, blocks, tmp_path):
-    check(folder(case), scheme, blocks, tmp_path)
+    assert same(theirs, kind.from_pretrained(tmp_path / "saved"), blocks)
+    if "dtype" in how:
+        assert theirs.dtype == dtype
+        assert {one.module.scale.dtype for one in projections(theirs)} == {torch.float32}
 
 
 def test_what_a_scheme_draws_is_drawn_where_it_is_needed(llama, blocks):
@@ -95,21 +105,6 @@ def test_what_a_scheme_draws_is_drawn_where_it_is_needed(llama, blocks):
     theirs = load(llama, "absmax+hadamard")
     ours = outliers.quantize(AutoModelForCausalLM.from_pretrained(llama), "absmax+hadamard", "int8")
     assert same(ours, theirs, blocks)
-
-
-@in_turn("case dtype", ["gpt2", "llama"], [torch.bfloat16, torch.float16])
-def test_in_16_bits_scales_stay_what_they_are(case, dtype, folder, blocks, tmp_path):
-    model = check(folder(case), "llm.int8", blocks, tmp_path, dtype=dtype)
-    assert model.dtype == dtype
-    assert {one.module.scale.dtype for one in projections(model)} == {torch.float32}
-
-
-@pytest.mark.parametrize("kind", OTHERS)
-def test_other_families(kind, blocks, tmp_path):
-    name, fields = OTHERS[kind]
-    config = AutoConfig.for_model(name, vocab_size=100, **fields)
-    kind.from_config(config).save_pretrained(tmp_path / "exact")
-    check(tmp_path / "exact", "llm.int8", blocks, tmp_path, kind)
 
 
 def test_a_plan_goes_with_the_model(llama, blocks, tmp_path):
@@ -195,7 +190,6 @@ def test_our_own_file_is_written_of_it_too(llama, blocks, tmp_path):
 
 # The configuration.
 
-OWN = outliers.Scheme("mine", outliers.Quantizer("int8", "row"), outliers.Quantizer("int8", "column"), 4.0)
 CONFIGS = [
     outliers.OutliersConfig("llm.int8"),
     outliers.OutliersConfig("absmax+hadamard", skip=("ffn_out", "layers.0:2")),
@@ -211,13 +205,6 @@ def test_a_configuration_is_read_as_it_was_written(config):
     again = outliers.OutliersConfig.from_dict(written)
     assert again.to_dict() == written
     assert again.arguments == config.arguments
-
-
-def test_an_own_scheme_is_kept_by_its_parts(llama, blocks, tmp_path):
-    theirs = load(llama, OWN)
-    theirs.save_pretrained(tmp_path)
-    ours = outliers.quantize(AutoModelForCausalLM.from_pretrained(llama), OWN, "int8")
-    assert same(ours, AutoModelForCausalLM.from_pretrained(tmp_path), blocks)
 
 
 def test_a_configuration_is_one_line():

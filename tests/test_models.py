@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
-from outliers import load_model, load_tokenizer, plant
+from outliers import load_model, load_tokenizer, plant, trace
 from outliers.errors import UserError, reason_of
 from outliers.models.anatomy import FAMILIES, anatomy_of, context_length, projections, readers, weights_of_experts
 from outliers.models.names import POCKET, pocket_models
@@ -65,17 +65,13 @@ def test_projections_are_the_known_modules(case):
 
 
 @every_kind
-def test_roles_are_inside_and_outside_the_attention(case):
-    model = make_model(case)
+def test_roles_are_what_their_names_say(case, blocks):
+    """Inside and outside the attention; what writes to the hidden states, and what reads them."""
+    model, seen = make_model(case), {}
     attention = f".{anatomy_of(model.config).attention}."
     for p in projections(model):
         assert (attention in p.path) == (p.role in ("attn_in", "attn_out"))
         assert p.role not in ("attn_out", "ffn_out") or shape(p.module)[1] == 32, "it is added to the hidden states"
-
-
-@every_kind
-def test_attn_out_and_ffn_roles_see_what_their_names_say(case, blocks):
-    model, seen = make_model(case), {}
     for p in readers(model):
         p.module.register_forward_pre_hook(lambda _, x, p=p: seen.setdefault((p.layer, p.role), []).append(x[0]))
     model(blocks[:1])
@@ -129,7 +125,8 @@ def test_pocket_family_is_complete_and_light():
 
 @every_kind
 def test_planting_keeps_the_function(case, blocks):
-    """Exactly for a power of two, up to rounding for another factor; the given model is not touched."""
+    """Exactly for a power of two, up to rounding for another factor; the given model is not touched, and the features
+    are found."""
     model = make_model(case)
     before, weights = model(blocks).logits, {k: v.clone() for k, v in model.state_dict().items()}
     if case == "olmo2":
@@ -140,6 +137,8 @@ def test_planting_keeps_the_function(case, blocks):
         assert torch.equal(plant(model, [3, 17], 64)(blocks).logits, before)
     planted = plant(model, [3, 17], 37.7)
     assert (planted(blocks).logits - before).abs().max() < 2e-5 * before.abs().max()
+    found = trace(planted, blocks, attention=False).outlier_features()
+    assert (sorted(found["feature"]) == [3, 17] and (found["layers"] == 1).all()) or case == "opt-350m"
     changed = {k for k, v in planted.state_dict().items() if not torch.equal(v, weights[k])}
     anatomy = anatomy_of(model.config)
     kinds = (anatomy, *anatomy.others)
@@ -163,7 +162,9 @@ def test_planting_mistakes(features, factor, message):
 def test_a_skeleton_is_the_model_without_its_values(case, buffers, tmp_path):
     """As it is loaded: positions of GPT-J are not rounded, as those of a model that is made in 16 bits are."""
     made, verbosity = make_model(case), logging.get_verbosity()
+    before = copy.deepcopy(made.config.to_dict())
     model = skeleton(made.config, torch.bfloat16, buffers)
+    assert (model.dtype, made.config.to_dict()) == (torch.bfloat16, before), "the configuration is left as it was"
     made.save_pretrained(tmp_path)
     real = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert not model.training
@@ -177,13 +178,6 @@ def test_a_skeleton_is_the_model_without_its_values(case, buffers, tmp_path):
         assert tensor.is_meta != buffers
         if buffers:
             assert torch.equal(tensor, expected[name])
-
-
-def test_a_skeleton_leaves_the_configuration():
-    config = make_model("gpt2").config
-    before = copy.deepcopy(config.to_dict())
-    assert skeleton(config, torch.bfloat16).dtype == torch.bfloat16
-    assert config.to_dict() == before
 
 
 def test_what_another_library_says_is_one_line_and_never_nothing():

@@ -1,5 +1,6 @@
 """Checkpoints that other libraries wrote in few bits: against what these libraries read, or against packing by hand."""
 
+import importlib
 import json
 from types import SimpleNamespace
 
@@ -38,7 +39,7 @@ def save_like(folder, fields: dict, packed, model=None):
             for end, tensor in packed(weight).items()
         }
     model.config.save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": fields}
+    config = json.loads((folder / "config.json").read_text()) | ({"quantization_config": fields} if fields else {})
     (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder
@@ -58,32 +59,27 @@ def weights_of(model) -> dict[str, torch.Tensor]:
     return {one.path: weight_of(one.module) for one in projections(model)}
 
 
-@pytest.mark.parametrize("model", ["llama", "gpt2"])
-def test_bitsandbytes_in_8_bits(model, tmp_path):
-    bitsandbytes = pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
-    (llama() if model == "llama" else outliers.load_model("pocket/gpt2-0.1m")).save_pretrained(tmp_path / "exact")
-    config = BitsAndBytesConfig(load_in_8bit=True)
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "exact", quantization_config=config, dtype=torch.float32)
-    theirs.save_pretrained(tmp_path / "theirs")
-    own = weights_of(outliers.load_model(str(tmp_path / "theirs")))
-    assert own
-    for path, weight in own.items():
-        layer = theirs.get_submodule(path)
-        expected = bitsandbytes.functional.int8_vectorwise_dequant(layer.weight.data, layer.weight.SCB)
-        torch.testing.assert_close(weight, expected, rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("kind", ["nf4", "fp4"])
-@pytest.mark.parametrize("nested", [False, True])
-def test_bitsandbytes_in_4_bits(kind, nested, tmp_path):
+def of_bitsandbytes(model, folder, **how):
+    """A model as the library has it in memory, and as it writes it."""
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
-    llama().save_pretrained(tmp_path / "exact")
-    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=kind, bnb_4bit_use_double_quant=nested)
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "exact", quantization_config=config, dtype=torch.float32)
-    theirs.save_pretrained(tmp_path / "theirs")
-    own = weights_of(outliers.load_model(str(tmp_path / "theirs")))
-    for path, expected in weights_of(theirs).items():
-        torch.testing.assert_close(own[path], expected, rtol=1e-6, atol=0)
+    model.save_pretrained(folder / "exact")
+    config = BitsAndBytesConfig(**how)
+    theirs = AutoModelForCausalLM.from_pretrained(folder / "exact", quantization_config=config, dtype=torch.float32)
+    theirs.save_pretrained(folder / "theirs")
+    return theirs
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "nf4", "fp4", "nested"])
+def test_bitsandbytes(kind, tmp_path):
+    bits = {"load_in_8bit": True} if kind in ("llama", "gpt2") else {"load_in_4bit": True}
+    how = {"bnb_4bit_quant_type": "fp4" if kind == "fp4" else "nf4", "bnb_4bit_use_double_quant": kind == "nested"}
+    model = outliers.load_model("pocket/gpt2-0.1m") if kind == "gpt2" else llama()
+    theirs = of_bitsandbytes(model, tmp_path, **bits, **how)
+    dequantized = importlib.import_module("bitsandbytes.functional").int8_vectorwise_dequant
+    for path, weight in weights_of(outliers.load_model(str(tmp_path / "theirs"))).items():
+        own = theirs.get_submodule(path)
+        expected = dequantized(own.weight.data, own.weight.SCB) if "load_in_8bit" in bits else weight_of(own)
+        torch.testing.assert_close(weight, expected, rtol=1e-6, atol=0)
 
 
 def of_compressed_tensors(folder, how: str, weights: dict, activations: dict | None = None):
@@ -117,27 +113,15 @@ def of_compressed_tensors(folder, how: str, weights: dict, activations: dict | N
     return folder
 
 
-BY_TOKEN = {"num_bits": 8, "symmetric": True, "strategy": "token", "dynamic": True}
+W8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+W4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+BY_TOKEN = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
 COMPRESSED = {
-    "w4a16": (
-        "pack-quantized",
-        {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32},
-    ),
-    "w4a16-asymmetric": (
-        "pack-quantized",
-        {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": 32},
-    ),
-    "w8a16": ("pack-quantized", {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}),
-    "w8a8": (
-        "int-quantized",
-        {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"},
-        {**BY_TOKEN, "type": "int"},
-    ),
-    "fp8": (
-        "float-quantized",
-        {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor"},
-        {**BY_TOKEN, "type": "float"},
-    ),
+    "w4a16": ("pack-quantized", W4),
+    "w4a16-asymmetric": ("pack-quantized", W4 | {"symmetric": False}),
+    "w8a16": ("pack-quantized", W8),
+    "w8a8": ("int-quantized", W8, BY_TOKEN),
+    "fp8": ("float-quantized", W8 | {"type": "float", "strategy": "tensor"}, BY_TOKEN | {"type": "float"}),
 }
 
 
@@ -226,11 +210,8 @@ def test_zero_points_that_borrow_from_the_next_one(tmp_path):
     def packed(weight: torch.Tensor, borrows: bool) -> dict:
         tensors = gptq(weight, 4)[1]
         zeros = torch.randint(0, 16, tensors["scales"].shape, generator=torch.Generator().manual_seed(0))
-        if not borrows:
-            return tensors | {"qzeros": into_words((zeros - 1) % 16, 4)}
-        return of_version(tensors | {"qzeros": into_words((zeros - 1) % 16, 4)}, 4, "gptqmodel") | {
-            "qzeros": (into_words(zeros, 4).long() - 0x11111111).int()
-        }
+        words = (into_words(zeros, 4).long() - 0x11111111).int() if borrows else into_words((zeros - 1) % 16, 4)
+        return tensors | {"qzeros": words}
 
     fields = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "checkpoint_format": "gptq"}
     by_words = {**fields, "meta": {"quantizer": ["gptqmodel:4.2.5"]}}
@@ -281,55 +262,36 @@ def test_awq(tmp_path):
         torch.testing.assert_close(one.module.weight, ((codes - spread[0]) * spread[1]).T)
 
 
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory):
-    """The folder of a GPTQ checkpoint."""
-    fields = {"quant_method": "gptq", "bits": 4, "group_size": 32}
-    return save_like(tmp_path_factory.mktemp("packed"), fields, lambda weight: gptq(weight, 4)[1])
+def test_what_is_saved_of_it_is_plain(tmp_path):
+    model = outliers.load_model(str(save_like(tmp_path / "packed", *PACKINGS["gptq"])))
+    model.save_pretrained(tmp_path / "plain")
+    again = weights_of(outliers.load_model(str(tmp_path / "plain")))
+    assert all(torch.equal(weight, again[path]) for path, weight in weights_of(model).items())
 
 
-def test_what_is_saved_of_it_is_plain(packed, tmp_path):
-    model = outliers.load_model(str(packed))
-    model.save_pretrained(tmp_path)
-    again = outliers.load_model(str(tmp_path))
-    assert all(torch.equal(weight, weights_of(again)[path]) for path, weight in weights_of(model).items())
+OF_INPUTS = {"config_groups": {"a": {"apply": [{"location": "input"}]}}}
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("method", "fields", "message"),
     [
-        ({"quant_method": "gptq", "bits": 5}, "with bits 5; expected one of 4, 2, 3, 8"),
-        (
-            {"quant_method": "gptq", "checkpoint_format": "marlin"},
-            'with checkpoint_format "marlin"; expected one of gptq',
-        ),
-        ({"quant_method": "gptq", "checkpoint_format": "gptq", "format": "marlin"}, 'with format "marlin"'),
-        ({"quant_method": "gptq", "is_marlin_format": True}, "with is_marlin_format true"),
-        ({"quant_method": "gptq", "pack_dtype": "int8"}, 'with pack_dtype "int8"'),
-        ({"quant_method": "awq", "version": "gemv"}, 'with version "gemv"; expected one of gemm'),
-        ({"quant_method": "awq", "version": "GEMM", "format": "marlin"}, 'with format "marlin"; expected one of gemm'),
-        ({"quant_method": "bitsandbytes", "bnb_4bit_quant_storage": "bfloat16"}, "with bnb_4bit_quant_storage"),
-        ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "expected one of dense"),
-        (
-            {"quant_method": "compressed-tensors", "format": "dense", "config_groups": {"a": {"format": "marlin-24"}}},
-            r'with config_groups\.\*\.format "marlin-24"; expected one of dense',
-        ),
-        (
-            {"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-24-bitmask"}},
-            'sparsity_config.format "sparse-24-bitmask"',
-        ),
-        (
-            {
-                "quant_method": "compressed-tensors",
-                "transform_config": {"config_groups": {"a": {"apply": [{"location": "input"}]}}},
-            },
-            'location "input"; expected one of weight_input',
-        ),
-        ({"quant_method": ["gptq"]}, "expected 16 or 32 bits"),
+        ("gptq", {"bits": 5}, "with bits 5; expected one of 4, 2, 3, 8"),
+        ("gptq", {"checkpoint_format": "marlin"}, 'with checkpoint_format "marlin"; expected one of gptq'),
+        ("gptq", {"checkpoint_format": "gptq", "format": "marlin"}, 'with format "marlin"'),
+        ("gptq", {"is_marlin_format": True}, "with is_marlin_format true"),
+        ("gptq", {"pack_dtype": "int8"}, 'with pack_dtype "int8"'),
+        ("awq", {"version": "gemv"}, 'with version "gemv"; expected one of gemm'),
+        ("awq", {"version": "GEMM", "format": "marlin"}, 'with format "marlin"; expected one of gemm'),
+        ("bitsandbytes", {"bnb_4bit_quant_storage": "bfloat16"}, "with bnb_4bit_quant_storage"),
+        ("compressed-tensors", {"format": "nvfp4-pack-quantized"}, "expected one of dense"),
+        ("compressed-tensors", {"config_groups": {"a": {"format": "marlin-24"}}}, r'config_groups\.\*\.format "marl'),
+        ("compressed-tensors", {"sparsity_config": {"format": "sparse-24"}}, 'sparsity_config.format "sparse-24"'),
+        ("compressed-tensors", {"transform_config": OF_INPUTS}, 'location "input"; expected one of weight_input'),
+        (["gptq"], {}, "expected 16 or 32 bits"),
     ],
 )
-def test_what_is_not_undone_is_refused(fields, message, tmp_path):
-    save_like(tmp_path, fields, lambda weight: {"weight": weight})
+def test_what_is_not_undone_is_refused(method, fields, message, tmp_path):
+    save_like(tmp_path, {"quant_method": method} | fields, lambda weight: {"weight": weight})
     with pytest.raises(UserError, match=message):
         outliers.load_model(str(tmp_path))
 
@@ -369,24 +331,26 @@ def compressed(weight: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"weight_packed": into_words(codes, 4), "weight_scale": scales, "weight_shape": torch.tensor(weight.shape)}
 
 
-W4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": True}
+COMPRESSED_TENSORS = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+
+
+def without_order(weight: torch.Tensor, groups: int | None = None) -> dict[str, torch.Tensor]:
+    tensors = gptq(weight, 4, sym=True)[1]
+    return {end: tensors[end][: None if end == "qweight" else groups] for end in ("qweight", "qzeros", "scales")}
+
+
 PACKINGS = {  # by method: the fields of a checkpoint that is right, and its tensors
-    "gptq": (
-        {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": True},
-        lambda weight: gptq(weight, 4, sym=True)[1],
-    ),
+    "gptq": (GPTQ, lambda weight: gptq(weight, 4, sym=True)[1]),
+    # An order that follows from the configuration needs no g_idx: of one group, and of features in their own order.
+    "gptq, one group": (GPTQ | {"group_size": -1}, lambda weight: without_order(weight, 1)),
+    "gptq, static groups": (GPTQ | {"static_groups": True}, without_order),
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}, lambda weight: awq(weight)),
     "int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}, int8),
     "nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, nf4),
-    "compressed": (
-        {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"a": {"weights": W4}}},
-        compressed,
-    ),
+    "compressed": (COMPRESSED_TENSORS | {"config_groups": {"a": {"weights": W4}}}, compressed),
     "codes": (
-        {
-            "quant_method": "compressed-tensors",
-            "config_groups": {"a": {"weights": {"num_bits": 8, "type": "int", "strategy": "channel"}}},
-        },
+        {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": W8}}},
         lambda weight: {"weight": weight.sign().to(torch.int8), "weight_scale": torch.ones(len(weight), 1)},
     ),
 }
@@ -409,30 +373,16 @@ def ints(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("method", "fields", "tensors", "message"),
     [
-        (
-            "gptq",
-            {"bits": 8},
-            {},
-            r"qzeros' as I32 of the shape \(4, 8\); expected I32 of the shape \(2, 16\).*bits 8",
-        ),
+        ("gptq", {"bits": 8}, {}, r"qzeros' as I32 of the shape \(4, 8\); expected I32 of the shape \(2, 16\).*bits 8"),
+        ("gptq", None, {}, r"holds packed codes 'model.layers.0.*qweight', and .* says nothing of them"),
         ("gptq", {"group_size": -1}, {}, r"\(1, 8\), as its 'quantization_config' has it \(bits 4, group_size -1"),
         ("gptq", {"group_size": "32"}, {}, "'group_size' '32'; expected a whole number"),
         ("gptq", {}, {"qzeros": None}, r"lacks '{}.qzeros'; expected I32 of the shape \(2, 8\)"),
         ("gptq", {}, {"scales": ints(2, 64)}, r"'{}.scales' as I32 of the shape \(2, 64\); expected F16"),
         ("gptq", {}, {"g_idx": None}, r"lacks '{}.g_idx'; expected I32 or I64 of the shape \(64,\).*desc_act True"),
         ("gptq", {}, {"g_idx": ints(64) + 99}, "'{}.g_idx' with groups from 99 to 99; expected groups from 0 to 1"),
-        (
-            "gptq",
-            {},
-            {"g_idx": ints(64)},
-            "'{}.g_idx' with groups from 0 to 0; expected groups from 0 to 1, each whole",
-        ),
-        (
-            "gptq",
-            {"desc_act": False},
-            {"g_idx": torch.arange(64).int() % 2},
-            "'{}.g_idx' with features in another order",
-        ),
+        ("gptq", {}, {"g_idx": ints(64)}, "'{}.g_idx' with groups from 0 to 0; expected .* from 0 to 1, each whole"),
+        ("gptq", {"desc_act": False}, {"g_idx": torch.arange(64).int() % 2}, "'{}.g_idx' with features in another"),
         ("gptq", {}, {"qzeros": ints(2, 8)}, "'{}.qzeros' with zero points from 0 to 0; expected 8 everywhere, or 7"),
         ("gptq", {}, {"qweight": ints(4, 64)}, r"'{}.qzeros' .*expected I32 of the shape \(1, 8\)"),
         ("gptq", {}, {"qweight": ints(64)}, "cannot load '{}.qweight'"),
@@ -461,24 +411,14 @@ def ints(*shape: int) -> torch.Tensor:
         ("compressed", {}, {"weight_packed": ints(64, 16)}, r"'{}.weight_packed' .*\(64, 16\); .*\(64, 8\)"),
         ("compressed", {}, {"weight_shape": torch.tensor([64, 32])}, r"'{}.weight_packed' .*\(64, 8\); .*\(64, 4\)"),
         ("compressed", {}, {"weight_g_idx": ints(64)}, "'{}.weight_g_idx'; expected none"),
-        (
-            "codes",
-            {},
-            {"weight_zero_point": torch.ones(64, 1).char()},
-            "'{}.weight_zero_point' with zero points that are not",
-        ),
-        (
-            "codes",
-            {},
-            {"weight": torch.zeros(64, 64).to(torch.float8_e4m3fn)},
-            "'{}.weight' as F8_E4M3 .*; expected I8",
-        ),
+        ("codes", {}, {"weight_zero_point": torch.ones(64, 1).char()}, "'{}.weight_zero_point' with zero points that"),
+        ("codes", {}, {"weight": torch.zeros(64, 64).to(torch.float8_e4m3fn)}, "'{}.weight' as F8_E4M3 .* expected I8"),
     ],
 )
 def test_sizes_and_labels_that_contradict_the_tensors_are_one_line(method, fields, tensors, message, tmp_path):
     """With the tensor, what was expected of it, and what it is; of two, one of which is not there, of a projection."""
     own, packed = PACKINGS[method]
-    save_like(tmp_path, own | fields, packed)
+    save_like(tmp_path, fields if fields is None else own | fields, packed)
     stored = load_file(tmp_path / "model.safetensors")
     changed = {f"{PATH}.{end}": tensor for end, tensor in tensors.items()}
     stored = {key: tensor for key, tensor in (stored | changed).items() if tensor is not None}
@@ -486,30 +426,6 @@ def test_sizes_and_labels_that_contradict_the_tensors_are_one_line(method, field
     with pytest.raises(UserError, match=message.replace("{}", PATH)) as refused:
         outliers.load_model(str(tmp_path))
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize("fields", [{"group_size": -1}, {"static_groups": True}])
-def test_an_order_that_follows_from_the_configuration_needs_no_g_idx(fields, tmp_path):
-    """One group has none, and static groups are those of features in their own order."""
-    own, packed = PACKINGS["gptq"]
-    one = "group_size" in fields
-
-    def without(weight: torch.Tensor) -> dict:
-        tensors = packed(weight)
-        count = 1 if one else len(tensors["scales"])
-        return {"qweight": tensors["qweight"], "qzeros": tensors["qzeros"][:count], "scales": tensors["scales"][:count]}
-
-    save_like(tmp_path, own | fields, without)
-    assert outliers.load_model(str(tmp_path)).zero_points is None
-
-
-def test_packed_codes_of_which_nothing_is_said(packed, tmp_path):
-    config = json.loads((packed / "config.json").read_text())
-    del config["quantization_config"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    save_file(load_file(packed / "model.safetensors"), tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(UserError, match=r"holds packed codes 'model.layers.0.*qweight', and .* says nothing of them"):
-        outliers.load_model(str(tmp_path))
 
 
 def test_weights_that_alone_know_how_they_multiply_have_none():

@@ -520,18 +520,6 @@ def test_mistakes(gpt2):
             ask()
 
 
-PLANTABLE = sorted(set(CONFIGS) - {"opt-350m", "olmo2"})
-
-
-@pytest.mark.parametrize("planted_case", PLANTABLE)
-def test_finds_what_was_planted(planted_case, blocks):
-    features = [0, 13, 20, 31]
-    model = plant(make_model(planted_case), features, 30.5)
-    found = trace(model, blocks, attention=False).outlier_features()
-    assert sorted(found["feature"]) == features
-    assert (found["layers"] == 1).all()
-
-
 def test_row_of_table4(blocks):
     model = plant(make_model("gpt2"), [5, 20], 30)
     found = trace(model, blocks)

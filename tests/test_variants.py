@@ -150,16 +150,22 @@ def test_a_trace_under_a_variant(name, models, blocks):
         assert torch.equal(one.statistics["ffn_out.sum"], by_hand.statistics["ffn_out.sum"])
 
 
-def test_what_needs_a_trace_says_so(models, blocks):
+def test_what_needs_a_trace_or_a_calibration_says_so(models, blocks):
     mean = Together((Quantized(SCHEME), Ablated(Intervention((1, 2), "mean"))))
-    assert mean.needs_trace
-    assert not any(variant.needs_trace for variant in VARIANTS.values())
-    with pytest.raises(UserError, match="give it a trace"):
-        perplexities(models[0], blocks, [mean])
-    known = mean.knowing(trace(models[0], blocks, STREAM, attention=False))
-    assert not known.needs_trace
-    one, other = (perplexities(model, blocks, [known]) for model in models)
-    assert one == other != perplexities(models[0], blocks, [VARIANTS["ablation under a scheme"]])
+    smooth = outliers.variant("zero(1)+absmax+smoothing")
+    for variant, needs, message in (
+        (mean, (True, False), "give it a trace"),
+        (smooth, (False, True), "needs the magnitudes of the inputs"),
+    ):
+        assert (variant.needs_trace, variant.needs_calibration) == needs
+        with pytest.raises(UserError, match=message):
+            perplexities(models[0], blocks, [variant])
+        known = variant.knowing(trace(models[0], blocks, STREAM, attention=False)) if variant is mean else variant
+        known = pickle.loads(pickle.dumps(known.calibrated(calibrate(models[0], blocks))))
+        assert not known.needs_trace and not known.needs_calibration
+        one, other = (perplexities(model, blocks, [known]) for model in models)
+        assert one == other != perplexities(models[0], blocks, [VARIANTS["ablation under a scheme"]])
+    assert not any(variant.needs_trace or variant.needs_calibration for variant in VARIANTS.values())
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -231,7 +237,8 @@ QUANTIZED = st.builds(
     only=PLACES_OF_SCHEMES,
 )
 PEERS = st.builds(Peer, NUMBERS)
-OTHERS = st.lists(ABLATIONS | MASSIVE | UNATTENDED | PLANTS | WEIGHTS, min_size=1, max_size=3)
+OTHER = ABLATIONS | MASSIVE | UNATTENDED | PLANTS | WEIGHTS
+OTHERS = st.lists(OTHER, min_size=1, max_size=3)
 CACHES = st.builds(
     CacheFormat, st.sampled_from(["int2", "int8"]), st.none() | NUMBER.filter(bool), NUMBER, NUMBER, st.booleans()
 )
@@ -249,19 +256,7 @@ SEVERAL = st.builds(
 
 
 @settings(max_examples=200)
-@given(
-    st.just(AS_IT_IS)
-    | ABLATIONS
-    | MASSIVE
-    | UNATTENDED
-    | PLANTS
-    | WEIGHTS
-    | QUANTIZED
-    | PEERS
-    | CACHED
-    | PREFIXES
-    | SEVERAL
-)
+@given(st.one_of(st.just(AS_IT_IS), OTHER, QUANTIZED, PEERS, CACHED, PREFIXES, SEVERAL))
 def test_a_writing_is_read_as_what_was_written(variant):
     again = outliers.variant(variant.name)
     assert again == variant
@@ -322,6 +317,9 @@ def test_writings(written, variant):
         "absmax+skip=ffn_in+hadamard": "absmax+hadamard+skip=ffn_in",
         "fp32+zero(3)": "zero(3)",
         "scale(model.x[1, :],factor=0)": "zero(model.x[1,:])",
+        "against(a/b)": "against(a/b)",
+        "against(a.gguf,only=ffn_out/attn_in)": "against(a.gguf,only=ffn_out/attn_in)",
+        "against(a,skip=layers.0)+absmax": "against(a,skip=layers.0)+absmax",
     }.items(),
 )
 def test_other_writings_of_the_same(written, canonical):
@@ -373,6 +371,9 @@ def test_what_does_nothing_is_not_written():
         "scale(model.x[1,2])": "has no factor; expected one: scale(model.x[1,2],factor=0.5)",
         "scale(model.x[1,2],factor=inf)": "has the factor inf; expected a finite number",
         "zero(model.x[1,2],factor=2)": "unknown option of 'zero' 'factor'",
+        **dict.fromkeys(("against()", "against(a(b))", "against"), "is malformed; expected the name of a model"),
+        "absmax+against(a)": "another model stands first: against(a)+absmax",
+        "against(a)+against(b)": "has several terms that stand first; expected one prefix, or one other model",
     }.items(),
 )
 def test_what_cannot_be_read_is_refused(written, message):
@@ -440,10 +441,6 @@ def test_places_that_there_are_not(places, message, models, blocks):
     for model in models:
         with pytest.raises(UserError, match=re.escape(message)):
             perplexities(model, blocks, [Quantized(SCHEMES["absmax"], **places)])
-
-
-def test_a_feature_that_there_is_not(models, blocks):
-    for model in models:
         with pytest.raises(UserError, match="feature 999 is out of range"):
             perplexities(model, blocks, [outliers.variant("zero(1,999)")])
 
@@ -481,15 +478,3 @@ def test_the_first_layer_that_changes(written, layer, models):
         assert outliers.variant(written).first_layer(model) == want
     assert Together(()).first_layer(models[0]) == models[0].config.num_hidden_layers
     assert Ablated(Intervention(())).first_layer(models[0]) == models[0].config.num_hidden_layers
-
-
-def test_what_needs_a_calibration_says_so(models, blocks):
-    together = outliers.variant("zero(1)+absmax+smoothing")
-    assert (together.needs_trace, together.needs_calibration) == (False, True)
-    assert not any(variant.needs_calibration for variant in VARIANTS.values())
-    with pytest.raises(UserError, match="needs the magnitudes of the inputs"):
-        perplexities(models[0], blocks, [together])
-    known = together.calibrated(calibrate(models[0], blocks))
-    assert not known.needs_calibration
-    one, other = (perplexities(model, blocks, [pickle.loads(pickle.dumps(known))]) for model in models)
-    assert one == other

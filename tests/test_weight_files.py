@@ -1,4 +1,4 @@
-"""Which files are a model, and what is compared before any is read: resident, streamed and int8 loading agree.
+"""Which files are a model, and what is compared before any is read.
 
 `test_generated_folders` writes folders with a seeded generator, each with some accidents; the others are particular.
 Files that are refused for what is in them are in test_door.py, and those that are damaged in test_fuzz.py.
@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import random
-import re
 import shutil
 import struct
 import sys
@@ -26,12 +25,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from outliers import UserError, load_int8, load_model, load_quantized, perplexity, quantize, save_quantized
 from outliers.models import checkpoint
+from outliers.models.load import weights_hash
 from outliers.models.names import POCKET
 from outliers.models.source import Source
 from outliers.models.stream import stream_model
 from outliers.models.weight_files import INDEX, INT8, WEIGHTS
 from outliers.presets.emergence import OneModel
-from tests.conftest import make_model, trace_model
+from tests.conftest import in_turn, make_model, trace_model
 from tests.gguf_files import save_gguf
 from tests.test_stored import gptq, save_like
 
@@ -172,15 +172,6 @@ def same_tensors(one: PreTrainedModel, other: PreTrainedModel) -> bool:
     )
 
 
-def check_alike(folder: Path) -> tuple[PreTrainedModel | None, object]:
-    """See that a folder gives the same weights and the same warning in memory and in int8, or the same refusal."""
-    model, about = outcome(lambda: load_model(str(folder)))
-    small, about_small = outcome(lambda: load_int8(str(folder)))
-    assert about == about_small
-    assert model is None or same_tensors(small, quantize(model, "llm.int8", keep="int8"))
-    return model, about
-
-
 def load_streamed(name: str) -> PreTrainedModel:
     """With all layers read once."""
     model = stream_model(name)
@@ -257,7 +248,7 @@ class Opened:
 @pytest.mark.parametrize("load", [load_model, load_int8, load_streamed], ids=["resident", "int8", "streamed"])
 @pytest.mark.parametrize("kind", ["shards", "gguf", "gptq"])
 def test_each_weight_file_is_opened_once(load, kind, tmp_path):
-    """From the name to the last layer, however many tensors it holds."""
+    """From the name to the last layer, however many tensors it holds; each loader makes the same model of it."""
     if kind == "gguf":
         name = save_gguf(make_model("llama"), tmp_path / "model.gguf")
     elif kind == "gptq":
@@ -268,8 +259,13 @@ def test_each_weight_file_is_opened_once(load, kind, tmp_path):
         name = tmp_path
     files = {file.name for file in tmp_path.iterdir() if file.suffix in (".gguf", ".safetensors")}
     opened = Opened(tmp_path)
-    load(str(name))
+    found = load(str(name))
     assert {file: count for file, count in opened.counts().items() if file in files} == dict.fromkeys(files, 1)
+    model = load_model(str(name))
+    if load is load_streamed:
+        assert found.stream.weights_hash() == weights_hash(model)
+    else:
+        assert same_tensors(found, model if load is load_model else quantize(model, "llm.int8", keep="int8"))
 
 
 @pytest.fixture
@@ -294,9 +290,9 @@ def test_links_of_the_cache_of_the_hub(opt, tmp_path):
     for number, file in enumerate(sorted(opt.iterdir())):
         file.rename(repository / "blobs" / str(number))
         (snapshot / file.name).symlink_to(f"../../blobs/{number}")
-    assert check_alike(snapshot)[0]
+    assert outcome(lambda: load_model(str(snapshot)))[0]
     (tmp_path / "short").symlink_to(snapshot)
-    assert check_alike(tmp_path / "short")[0]
+    assert outcome(lambda: load_model(str(tmp_path / "short")))[0]
     assert outcome(lambda: load_model(str(repository / "blobs")))[0] is None
 
 
@@ -364,13 +360,13 @@ HARMLESS = {
 def test_what_checkpoints_are_known_to_carry_stays_quiet(kind, tmp_path):
     make_model(kind).save_pretrained(tmp_path)
     change(tmp_path, lambda of: of.update({key: torch.ones(2) for key in HARMLESS[kind]}))
-    model, ignored = check_alike(tmp_path)
-    assert model is not None
-    assert ignored == []
+    assert load_model(str(tmp_path)).ignored_tensors == []
 
 
-@pytest.mark.parametrize("case", ["mixtral", "qwen3-moe"])
-@pytest.mark.parametrize("of", ["another number", "another shape", "another type"])
+EXPERTS = {"another number": "lacks 1 tensors", "another shape": "shape", "another type": "as I8"}
+
+
+@in_turn("case of", ["mixtral", "qwen3-moe"], EXPERTS)
 def test_experts_that_do_not_fit(case, of, tmp_path):
     make_model(case).save_pretrained(tmp_path)
 
@@ -386,18 +382,18 @@ def test_experts_that_do_not_fit(case, of, tmp_path):
             tensors[key] = tensors[key].to(torch.int8)
 
     change(tmp_path, alter)
-    model, said = check_alike(tmp_path)
-    assert model is None
-    assert re.search({"another number": "lacks 1 tensors", "another shape": "shape", "another type": "as I8"}[of], said)
+    with pytest.raises(UserError, match=EXPERTS[of]):
+        load_model(str(tmp_path))
 
 
 def test_a_head_of_its_own_survives_int8(tmp_path):
     """Where the configuration says that it is tied, but the checkpoint holds another one: transformers leaves it."""
     make_model("gpt2").save_pretrained(tmp_path)
     change(tmp_path, lambda of: of.update({"lm_head.weight": of["transformer.wte.weight"] + 1}))
-    model, _ = check_alike(tmp_path)
+    model = load_model(str(tmp_path))
     assert not torch.equal(model.lm_head.weight, model.transformer.wte.weight)
     small = load_int8(str(tmp_path))
+    assert same_tensors(small, quantize(model, "llm.int8", keep="int8"))
     save_quantized(small, tmp_path / "small")
     assert same_tensors(load_quantized(tmp_path / "small"), small)
 
@@ -424,26 +420,19 @@ def first(part: str, alter: Callable[[torch.Tensor], torch.Tensor]) -> Callable[
         (first("scale", lambda scale: scale * torch.nan), "hold NaN or inf"),
         (lambda of: of.pop("transformer.ln_f.weight"), "lacks 1 tensors"),
         (lambda of: of.update(further=torch.ones(1)), r"does not have \(further"),
+        *((shared, "cannot read an int8 model") for shared in ("[]", "5", '{"a": "b"}', '{"a": []}', "{")),
     ],
 )
 def test_int8_files_that_do_not_fit(alter, message, tmp_path):
+    """alter: what tensors become, or what a header says that they share."""
     save_quantized(quantize(make_model("gpt2"), "llm.int8", keep="int8"), tmp_path)
     with safe_open(tmp_path / INT8, "pt") as file:
-        header = file.metadata()
+        header = file.metadata() | ({"shared": alter} if isinstance(alter, str) else {})
     tensors = load_file(tmp_path / INT8)
-    alter(tensors)
+    if callable(alter):
+        alter(tensors)
     save_file(tensors, tmp_path / INT8, header)
     with pytest.raises(UserError, match=message):
-        load_quantized(tmp_path)
-
-
-@pytest.mark.parametrize("shared", ["[]", "5", '{"a": "b"}', '{"a": []}', "{"])
-def test_int8_files_that_share_what_is_not_there(shared, tmp_path):
-    save_quantized(quantize(make_model("gpt2"), "llm.int8", keep="int8"), tmp_path)
-    with safe_open(tmp_path / INT8, "pt") as file:
-        header = file.metadata() | {"shared": shared}
-    save_file(load_file(tmp_path / INT8), tmp_path / INT8, header)
-    with pytest.raises(UserError, match="cannot read an int8 model"):
         load_quantized(tmp_path)
 
 
