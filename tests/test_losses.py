@@ -17,6 +17,7 @@ from outliers.subjects.seq2seq import prefixed, span_corrupted
 from outliers.text.blocks import cut_text
 from outliers.views.emergence import emergence_table
 from outliers.views.perplexity import bits_table, sweep_section
+from outliers.views.token_losses import token_losses_section
 from tests.conftest import STORIES, needs_shared, needs_smollm2
 
 MODEL = "pocket/gpt2-0.1m"
@@ -304,6 +305,15 @@ def test_a_page_of_losses_of_tokens(tmp_path):
     names = [table.name.rpartition("_gpt2")[0] for table in sections[1].tables]
     assert names == ["", "token_losses", *(f"losses_by_{kind}" for kind in ("type", "position", "token", "context"))]
     assert [drawing.name for drawing in sections[1].drawings] == ["loss_by_position_gpt2-0.1m"]
+
+
+@pytest.mark.parametrize(("deviation", "shared"), [(1.0, True), (5.0, False)])
+def test_parts_of_an_increase_within_its_scatter_are_no_shares_of_it(deviation, shared):
+    row = {"model": MODEL, "scheme": "absmax", "value": 8.0, "standard_deviation": deviation, "tokens": 100}
+    kinds = {"total": {}, "carriers": {"share": 0.5}, "type": {"type": "digit"}}
+    rows = [row | {"metric": f"token_losses.{kind}"} | fields for kind, fields in kinds.items()]
+    section = token_losses_section(rows)
+    assert (section.printed.count("100.0%"), bool(section.findings)) == (1 + shared, shared)
 
 
 def test_pictures_have_no_losses_of_tokens(tmp_path):

@@ -96,7 +96,8 @@ def _summary(variant: str, rows: list[dict]) -> dict:
     """The row of a variant in the first table. rises: whether the loss does, beyond its scatter."""
     by_metric = grouped(rows, itemgetter("metric"))
     (total,) = by_metric["token_losses.total"]
-    half = next((row for row in by_metric["token_losses.carriers"] if row["share"] == HALF), {})
+    carriers = by_metric["token_losses.carriers"] if _has_shares(total) else []
+    half = next((row for row in carriers if row["share"] == HALF), {})
     value = value_of(total)
     types = max(by_metric["token_losses.type"], key=lambda row: row["value"])
     return {
@@ -111,6 +112,12 @@ def _summary(variant: str, rows: list[dict]) -> dict:
         "type_tokens": types["tokens"] / total["tokens"],
         "rises": bool(half) and value.deviation is not None and value.is_above(exact(0)),
     }
+
+
+def _has_shares(total: Mapping) -> bool:
+    """Whether parts of an increase are shares of it: not where it is within its scatter, if that is known."""
+    value = value_of(total)
+    return value.mean > 0 if value.deviation is None else value.is_above(exact(0))
 
 
 def _summary_table(name: str, caption: str, totals: list[dict]) -> Table:
@@ -167,6 +174,6 @@ def _shares(row: Mapping, total: Mapping) -> dict:
         **row,
         "name": row.get("token_text", f"{row.get('others', 0):,} others"),
         "tokens_share": row["tokens"] / total["tokens"],
-        "increase_share": row["value"] / total["value"] if total["value"] > 0 else None,
+        "increase_share": row["value"] / total["value"] if _has_shares(total) else None,
         "each": row["value"] / row["tokens"],
     }
