@@ -19,7 +19,7 @@ paper: $(VENV)/installed-paper
 
 notebooks: $(VENV)/installed-dev
 	@$(MODEL)
-	cd notebooks && ../$(VENV)/bin/jupyter execute --inplace --NotebookClient.record_timing=False *.ipynb
+	$(RUN) scripts/notebooks.py
 
 # README, docs and a reference of what is public as a site: build/docs/index.html.
 docs: $(VENV)/installed-dev
