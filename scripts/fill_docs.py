@@ -31,7 +31,6 @@ import yaml
 from tabulate import tabulate
 
 from outliers.models.anatomy import ANATOMIES
-from outliers.paper import table1
 from outliers.paper.facts import read_facts
 from outliers.quantization.plans.plan import read_plan
 from outliers.quantization.schemes import BASELINE, SCHEMES
@@ -41,7 +40,7 @@ from outliers.show.tables import NEGATIVE, cell
 from outliers.views.emergence import fits_of
 from outliers.views.perplexity import costs_of_schemes
 from outliers.views.plan import plan_points
-from outliers.views.published import published_models
+from outliers.views.published import TABLE1, published_models
 
 ROOT = Path(__file__).parent.parent
 sys.path += [str(ROOT / "benchmarks"), str(ROOT / "kernels" / "benchmarks")]
@@ -255,7 +254,7 @@ def smollm2(schemes: Collection[str] = SCHEMES) -> str:
     """What some schemes cost SmolLM2-135M, with their scatter, beside what they cost models of the paper."""
     rows = read_rows(ROOT / "results/kept/smollm2-135m/sweep")
     own, sizes = {row["scheme"]: row["cost"] for row in costs_of_schemes(rows)}, ("1.3b", "6.7b", "13b")
-    published = table1.PUBLISHED.values
+    published = TABLE1
 
     def of_paper(scheme: str, size: str) -> str:
         model = f"fairseq-dense-{size}"

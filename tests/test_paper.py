@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from outliers import paper
 from outliers.errors import UserError
 from outliers.metrics.records import metrics
 from outliers.models.load import load_model
-from outliers.paper import beyond
 from outliers.paper import report as module
+from outliers.paper.artefacts import ARTEFACTS, BEYOND
 from outliers.paper.facts import elsewhere
-from outliers.paper.published import comparison
-from outliers.paper.report import ARTEFACTS, experiments, report
+from outliers.paper.published import Artefact, Published, by_keys, comparison
+from outliers.paper.report import experiments, report
 from outliers.paper.shown import OF_KINDS, view_of
 from outliers.paper.table4 import table4_section
 from outliers.presets.sweep import Experiment
@@ -25,6 +24,7 @@ from outliers.presets.training import Training
 from outliers.quantization.schemes import TABLE1
 from outliers.runs.rows import Row
 from outliers.runs.run import rows_of
+from outliers.show.section import Section
 from outliers.specification.fields import resolved
 from outliers.specification.files import experiment_files
 from outliers.subjects import bench
@@ -164,36 +164,14 @@ def test_values_published_elsewhere_stand_beside_table4():
     assert [table.name for table in table4_section(rows[-len(values) :]).tables] == ["table4"]
 
 
-NEW = """
-from outliers.paper.published import Artefact, Published, grid
-from outliers.show.section import Section
-from outliers.presets.sweep import Experiment
-
-ARTEFACTS = {
-    "table2": Artefact(
-        "Table 2",
-        Experiment,
-        Published("LLM.int8(), Table 2", ("model", "scheme"), grid({"gpt2-0.1m": [1.0]}, ["fp32"])),
-        lambda rows: {("gpt2-0.1m", row["scheme"]): row["value"] for row in rows},
-        lambda rows: Section("One more", rows, "nothing new"),
-    )
-}
-"""
-
-
-def test_a_new_table_is_one_file_its_experiments_and_its_values(tmp_path, monkeypatch):
-    (tmp_path / "files").mkdir()
-    (tmp_path / "files" / "table2.py").write_text(NEW)
+def test_a_new_table_is_one_row_its_experiments_and_its_values(tmp_path, monkeypatch):
+    published = Published("LLM.int8(), Table 2", ("model", "scheme"), {("gpt2-0.1m", "fp32"): 1.0})
+    show, measured = (lambda rows: Section("One more", rows, "nothing new")), by_keys("model", "scheme")
+    monkeypatch.setitem(ARTEFACTS, "table2", Artefact("Table 2", Experiment, published, measured, show))
     (tmp_path / "table2.yaml").write_text(SMALL.replace("table1", "table2"))
-    monkeypatch.setattr(paper, "__path__", [*paper.__path__, str(tmp_path / "files")])
-    found = module._gathered()
-    assert list(found) == [*list(ARTEFACTS)[:2], "table2", *list(ARTEFACTS)[2:]]
-    assert [name for name in found if name != "table2"] == list(ARTEFACTS)
-    monkeypatch.setattr(module, "ARTEFACTS", found)
     said = report(str(tmp_path / "table2.yaml"), tmp_path / "out")[0]
     assert "Table 2: one more" in said
     assert re.search(r"gpt2-0.1m +fp32 +\d+\.?\d* +1 ", said)
-    monkeypatch.delitem(sys.modules, "outliers.paper.table2")
 
 
 def test_another_scheme_of_the_table_breaks_no_published_table():
@@ -213,7 +191,7 @@ def test_another_scheme_of_the_table_breaks_no_published_table():
 
 def test_every_table_and_figure_has_an_experiment_of_each_set():
     of_trainings = [spec.shows for spec in experiments("training")]  # which take a night, and so are a set of their own
-    of_paper = [name for name in ARTEFACTS if name not in (*beyond.ARTEFACTS, *of_trainings)]
+    of_paper = [name for name in ARTEFACTS if name not in (*BEYOND, *of_trainings)]
     others = ["families_table1", "pictures_table1", "families_table4"]  # of embedded models alone
     for name, shown in (("paper", of_paper), ("pocket", [*of_paper, *others])):
         assert [spec.shows for spec in experiments(name)] == shown
@@ -221,7 +199,7 @@ def test_every_table_and_figure_has_an_experiment_of_each_set():
             f"{name}/{one}" for one in shown
         }
     alone = [spec for name in ("look", "remedies", "attention", "training/causes") for spec in experiments(name)]
-    assert [*(spec.shows for spec in alone), *others] == list(beyond.ARTEFACTS)
+    assert [*(spec.shows for spec in alone), *others] == list(BEYOND)
 
 
 def test_a_view_is_named_in_one_place():

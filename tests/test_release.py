@@ -90,6 +90,7 @@ def test_a_wheel_that_differs_is_noticed(distributions, monkeypatch):
         "outliers/show/page.html",
         "outliers/text/sample.jsonl",
         "outliers/text/tasks/data/piqa_valid.jsonl",
+        "outliers/views/printed/table1.csv",
     ],
 )
 def test_what_comes_along(distributions, path):

@@ -17,16 +17,9 @@ from hypothesis import strategies as st
 from scipy.stats import ttest_1samp
 
 from outliers.errors import UserError
+from outliers.paper.artefacts import ARTEFACTS
 from outliers.paper.report import experiments, report
-from outliers.paper.table7 import (
-    OF_TABLE9,
-    OF_TABLE10,
-    PUBLISHED,
-    TASKS,
-    measured,
-    table7_section,
-    table9_section,
-)
+from outliers.paper.table7 import table7_section, table9_section
 from outliers.presets.training import Training
 from outliers.runs.rows import Row, read
 from outliers.runs.run import rows_of
@@ -37,6 +30,7 @@ from outliers.specification.recipe import Recipe
 from outliers.terminal import progress
 from outliers.text.documents import sample
 from outliers.views.causes import causes, causes_findings, causes_section, causes_table, checkpoints, ends, trained
+from outliers.views.published import TABLE7 as PRINTED
 from tests.conftest import SHARED
 from tests.test_commands import call
 from tests.training_rows import TABLE7, rows_of_runs
@@ -165,8 +159,8 @@ def test_table_7_has_the_papers_columns_and_ours():
 
 
 def test_table_7_is_measured_by_the_keys_of_the_published():
-    found = measured(ended(COSTS))
-    assert set(found) == {("479k", *key) for _, *key in PUBLISHED.values if ("479k", *key) in found}
+    found = ARTEFACTS["table7"].measured(ended(COSTS))
+    assert set(found) == {("479k", *key) for _, *key in PRINTED if ("479k", *key) in found}
     assert found["479k", "16 bits", "0 %"] == pytest.approx(np.mean(PLAIN))
 
 
@@ -179,7 +173,7 @@ def test_table_7_is_as_published():
     for row in rows:
         parts = ", ".join(name for column, name in named.items() if row[column] == "yes") or "16 bits"
         published[row["params"], parts, f"{row['decomposition_pct']} %"] = float(row["ppl"])
-    assert PUBLISHED.values == published
+    assert published == PRINTED
 
 
 @needs_paper
@@ -187,14 +181,16 @@ def test_tables_9_and_10_are_as_published():
     text = (PAPER / "llm_int8_paper.txt").read_text()
     lines = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.count("|") > 8]
     scores = [[float(cell) for cell in line if re.fullmatch(r"\d\d\.\d+", cell)] for line in lines]
-    scores = [of_line for of_line in scores if len(of_line) == len(TASKS)]
-    for published, taken in ((OF_TABLE9, slice(0, 6)), (OF_TABLE10, slice(6, 12))):
+    table9, table10 = (ARTEFACTS[name].published for name in ("table9", "table10"))
+    tasks = dict.fromkeys(task for _, task in table9.values)
+    scores = [of_line for of_line in scores if len(of_line) == len(tasks)]
+    for published, taken in ((table9, slice(0, 6)), (table10, slice(6, 12))):
         rows: dict[tuple, list] = {}
         for (*row, _task), value in published.values.items():
             rows.setdefault(tuple(row), []).append(value)
         assert list(rows.values()) == scores[taken]
     methods = [line[0].partition(" (")[0] for line in lines if line[0] and line[-2].startswith("8")]
-    assert methods[:6] == [method for method, *_ in dict.fromkeys((key[0],) for key in OF_TABLE9.values)]
+    assert methods[:6] == [method for method, *_ in dict.fromkeys((key[0],) for key in table9.values)]
 
 
 def test_methods_that_were_not_run():

@@ -17,7 +17,7 @@ from outliers import UserError, load_model, load_tokenizer, quantize, run
 from outliers.metrics import zeroshot as module
 from outliers.metrics.records import ZeroShot as Metric
 from outliers.metrics.zeroshot import FOLDER, STANDARD_ERRORS, _task, documents_hash, load_tasks, zeroshot
-from outliers.paper.figure1 import measured
+from outliers.paper.artefacts import ARTEFACTS
 from outliers.presets.zeroshot import ZeroShot
 from outliers.views.zeroshot import (
     accuracies,
@@ -354,7 +354,7 @@ def test_means_and_table():
     assert table.loc[("opt-1b", "llm.int8"), ("piqa", "acc")] == 0.6
     assert table.loc[("opt-1b", "llm.int8")].isna().sum() == 3
     assert accuracy_table(rows).cells[1] == ["opt-1b", "llm.int8", "60.0", "60.0", "–", "–", "–"]
-    assert measured(rows)["opt-1b", "piqa", "acc", "llm.int8"] == 0.6
+    assert ARTEFACTS["figure1"].measured(rows)["opt-1b", "piqa", "acc", "llm.int8"] == 0.6
     assert "float16, not quantized" in zeroshot_section(rows).printed
 
 

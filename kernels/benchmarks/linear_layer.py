@@ -31,8 +31,8 @@ from scipy.stats import gmean
 from tabulate import tabulate
 
 from outliers.metrics.linear_layer import BASELINE, milliseconds, rows_of, ways
-from outliers.paper.table5 import PUBLISHED
 from outliers.subjects.provenance import environment
+from outliers.views.published import numbers_of
 
 # Tokens, features, outputs: the layers of the paper's Table 5, then others from prefill to decoding.
 SHAPES = (
@@ -168,10 +168,10 @@ def table(results: pd.DataFrame, form: str = "pipe") -> str:
     columns = [way for way in WAYS[1:] if way in set(results["way"])]
     passes = [way for way in results["way"].unique() if way.startswith(f"{LAYER}: ") and way != f"{LAYER}: {PRODUCT}"]
     limits = [LAYER, *passes] if "share_of_limit" in results and results["share_of_limit"].any() else []
-    cells = []
+    cells, published = [], numbers_of("table5")
     for (tokens, features, outputs), rows in results.groupby(["tokens", "features", "outputs"], sort=False):
         of = rows.set_index("way")
-        paper = PUBLISHED.values.get((LAYER, str(features))) if (tokens, outputs) == (512, 4 * features) else None
+        paper = published.get((LAYER, str(features))) if (tokens, outputs) == (512, 4 * features) else None
         cells.append(
             [
                 f"{tokens} × {features} → {outputs}",

@@ -1,11 +1,11 @@
 """Artefacts of the paper, and the machinery of published numbers: ours beside them.
 
-The paper is LLM.int8() (Dettmers et al., 2022, arXiv:2208.07339); its numbers stand in the files beside this one, those
+The paper is LLM.int8() (Dettmers et al., 2022, arXiv:2208.07339); its numbers stand in `outliers/views/printed`, those
 of others in `facts.csv`, see `facts.py`. Models are keyed by their short names in lower case, so that a hub id and a
 local copy are the same model.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import pandas as pd
@@ -14,8 +14,8 @@ from outliers.models.names import short_name
 from outliers.show.section import Section
 from outliers.show.tables import MISSING, Table
 from outliers.specification.kinds import Named
+from outliers.views.published import Key
 
-Key = tuple[str, ...]
 BLOG = "bitsandbytes integration blog"  # huggingface.co/blog/hf-bitsandbytes-integration
 
 
@@ -47,13 +47,16 @@ def key_of(model: str) -> str:
     return short_name(model).lower()
 
 
-def grid(rows: dict, columns: Iterable) -> dict[Key, float | str]:
-    """A printed table, its values row by row, as (row, column) to value; a row may be several parts of a key."""
-    return {
-        (*(row if isinstance(row, tuple) else (row,)), str(column)): value
-        for row, values in rows.items()
-        for column, value in zip(columns, values, strict=True)
-    }
+def by_keys(*fields: str, of: Callable[[list[dict]], Iterable[Mapping]] = list) -> Callable[[list[dict]], dict]:
+    """Measured values by the keys of printed ones; of: makes records with these fields and a `value` of rows."""
+
+    def measured(rows: list[dict]) -> dict[Key, float | str]:
+        return {
+            tuple(key_of(row[field]) if field == "model" else str(row[field]) for field in fields): row["value"]
+            for row in of(rows)
+        }
+
+    return measured
 
 
 def comparison(artefact: str, published: Published, measured: dict[Key, float | str]) -> Table:

@@ -1,20 +1,16 @@
 """Tables and figures of the paper and of experiments beyond it: measured, drawn, and put on one page."""
 
-import importlib
 import logging
-import math
-import pkgutil
-import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outliers import paper
 from outliers.errors import NoOutlier, UserError, unknown_name
 from outliers.files import write_whole
 from outliers.models.names import short_name
-from outliers.paper.published import Artefact, comparison
+from outliers.paper.artefacts import ARTEFACTS, BEYOND
+from outliers.paper.published import comparison
 from outliers.paper.shown import show
 from outliers.presets.emergence import OneModel
 from outliers.show.page import page
@@ -29,28 +25,6 @@ if TYPE_CHECKING:
     from outliers.subjects.bench import Bench
 
 logger = logging.getLogger(__name__)
-FILES = ("table", "figure", "beyond")  # beginnings of the names of files with artefacts
-
-
-def _gathered() -> dict[str, Artefact]:
-    """The artefacts of all files, by name: in the order of the paper's numbers, tables before figures, then others.
-
-    A file with several is where its first one is.
-    """
-    names = [file.name for file in pkgutil.iter_modules(paper.__path__) if file.name.startswith(FILES)]
-    groups = [importlib.import_module(f"{paper.__name__}.{name}").ARTEFACTS for name in names]
-    groups.sort(key=lambda group: _place(next(iter(group.values())).label))
-    return {name: artefact for group in groups for name, artefact in group.items()}
-
-
-def _place(label: str) -> tuple[float, bool]:
-    number = re.search(r"\d+", label)
-    return int(number[0]) if number else math.inf, label.startswith("Figure")
-
-
-ARTEFACTS = _gathered()
-
-
 def experiments(name: str, device: str | None = None, models: Sequence[str] = ()) -> list[Named]:
     """The experiments of a name: a set of those that come along ("pocket", "paper"), one of them, or a file; validated.
 
@@ -235,7 +209,7 @@ def _title(name: str, specs: list[Named]) -> str:
     label = ARTEFACTS[specs[0].shows].label
     if len(specs) > 1 and isinstance(specs[0], OneModel):
         return f"Outlier features of {short_name(specs[0].model)} and their cost"
-    if _place(label)[0] == math.inf:
+    if specs[0].shows in BEYOND:
         return label
     if len(specs) == 1:
         return f"{label} of LLM.int8(): {name}"

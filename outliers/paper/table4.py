@@ -1,13 +1,9 @@
 """Table 4 of the paper, one row a model, and the sections of Figures 3 and 4, which are drawn from its rows."""
 
-import functools
-
 import pandas as pd
 
 from outliers.models.names import short_name
 from outliers.paper.facts import elsewhere
-from outliers.paper.published import Artefact, Key, Published, grid, key_of
-from outliers.presets.emergence import Emergence
 from outliers.show.section import Drawing, Failures, Section, failures
 from outliers.views.emergence import (
     Fit,
@@ -19,16 +15,9 @@ from outliers.views.emergence import (
     figure4,
     fit_line,
     fits_of,
-    table4,
 )
 from outliers.views.growth import growth, rows_of_watched
-from outliers.views.published import TABLE4, TABLE4_COLUMNS
 
-PUBLISHED = Published(
-    "LLM.int8(), Table 4",
-    ("model", "metric"),
-    grid(TABLE4, TABLE4_COLUMNS),
-)
 FIGURES = {  # caption of each pair of panels
     figure3: "Layers and positions affected by the most common outlier feature, (a) by size and (b) by perplexity.",
     figure4: "(a) Median magnitude of the most common outlier feature and (b) number of outlier features.",
@@ -99,18 +88,3 @@ def panel_section(name: str, rows: list[dict]) -> Section:
     models = distinct_models(rows)
     findings = emergence_findings(models, fits_of(models), name)
     return Section(title, rows, f"{name}.png, {name}.svg", drawings=[drawing], findings=findings)
-
-
-def measured(rows: list[dict]) -> dict[Key, float]:
-    """The numbers of Table 4 by the keys of the published ones."""
-    table = table4(rows).stack().dropna()
-    return {(key_of(model), metric): value for (model, metric), value in table.items()}
-
-
-ARTEFACTS = {
-    "table4": Artefact("Table 4", Emergence, PUBLISHED, measured, table4_section),
-    **{
-        panel: Artefact(panel.replace("figure", "Figure "), Emergence, section=functools.partial(panel_section, panel))
-        for panel in PANELS
-    },
-}

@@ -269,12 +269,12 @@ def remedy_costs(
         if panel in ours:
             _plot_panel(axes, ours[panel], [point for point in measured if point.panel == panel], styles)
         else:
-            axes.plot(range(len(REMEDIES)), [other.increase for other in REMEDIES], "o", color=GREY)
-            name_places(axes, [f"{other.what}, {other.bits}" for other in REMEDIES])
+            axes.plot(REMEDIES["increase"], "o", color=GREY)
+            name_places(axes, list(map("{}, {}".format, REMEDIES["what"], REMEDIES["bits"])))
         axes.set_title(textwrap.fill(PANELS.get(panel, panel), 8 * width), loc="center")
     for axes in panels[1:]:
         axes.grid(axis="y")
-    cost_axis(panels[0], [*(100 * point.cost.mean for point in measured), *(other.increase for other in REMEDIES)])
+    cost_axis(panels[0], [*(100 * point.cost.mean for point in measured), *REMEDIES["increase"]])
     handles = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     entries = [handles[style["label"]] for style in styles.values() if style["label"] in handles]
     legend(ax, axes, [*entries, *explained(bars=_bars(measured))], "right upper")
