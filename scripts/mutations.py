@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
+from argparse import ArgumentParser
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
@@ -396,6 +397,7 @@ def run_tests(clone: Path, arguments: list[str]) -> None:
 
 
 def main() -> None:
+    _, arguments = ArgumentParser(description=__doc__).parse_known_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     for name in ("torch", "transformers.modeling_utils", "datasets", "scipy.stats", "matplotlib.pyplot", "hypothesis"):
         import_module(name)
@@ -408,7 +410,7 @@ def main() -> None:
         numbers = range(int(first), int(last or first) + 1)
         caught = 0
         for number in numbers:
-            test = caught_by(clone, *table[number - 1], sys.argv[1:])
+            test = caught_by(clone, *table[number - 1], arguments)
             caught += bool(test)
             module, _, new = table[number - 1]
             print(f"{number:2} {f'caught by {test}' if test else 'SURVIVED'}, {module}: {new}", flush=True)

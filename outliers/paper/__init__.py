@@ -1,1 +1,1 @@
-"""What experiments show, by name (`artefacts.py`), with what the paper and others published beside it."""
+"""Tables and figures that experiments show (`artefacts.py`), with what the paper and others published beside them."""
