@@ -22,7 +22,7 @@ from outlier_kernels import dispatch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import repeat_kv
-from transformers.masking_utils import eager_mask
+from transformers.masking_utils import causal_mask_function, eager_mask
 
 from outliers.errors import UserError
 from outliers.models.anatomy import Projection, anatomy_of, in_layer, layers_of, stack_module, stacks_of
@@ -31,9 +31,10 @@ OURS = "outliers"  # the name of `attend` among the implementations of attention
 ROLE = "attention"  # of what attention multiplies, beside the roles of projections
 QUERIES = 128  # at once, and fewest: of few rows a product is summed in another order
 MASK = {"use_cache", "position_ids", "sliding_window"}  # arguments that change nothing beside the mask
+OF_ONE = {"mask_function": causal_mask_function, "batch_size": 1, "q_offset": 0, "kv_offset": 0, "attention_mask": None}
 
 States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # queries, keys and values, each (batch, heads, T, features)
-_plain: dict[int, ref] = {}  # length: the mask that was last found to be causal
+_plain: dict[int, ref] = {}  # length: the mask that was last made, or found to be causal
 
 
 class Attending(NamedTuple):
@@ -194,6 +195,19 @@ def summed_attention(
     return outputs, received
 
 
+def causal_mask(**given) -> torch.Tensor | None:
+    """A mask of transformers for `summed_attention`; that of a sequence that attends to itself is the one of the block
+    before, if it is still there, for nobody has to look then whether it is causal."""
+    length = given.get("q_length")
+    if length != given["kv_length"] or any(given.get(name) != value for name, value in OF_ONE.items()):
+        return eager_mask(**given)
+    mask = _plain[length]() if length in _plain else None
+    if mask is None or (mask.dtype, mask.device) != (given["dtype"], given["device"]):
+        mask = eager_mask(**given)
+        _plain[length] = ref(mask)
+    return mask
+
+
 def _is_plain(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> bool:
     """Whether one sequence attends to itself under a causal mask, where a kernel sums attention or in float32 on a CPU:
     there with several heads, for the products of a single one are split among threads otherwise."""
@@ -215,4 +229,4 @@ def _is_plain(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None)
 
 
 AttentionInterface.register(OURS, attend)
-AttentionMaskInterface.register(OURS, eager_mask)
+AttentionMaskInterface.register(OURS, causal_mask)
