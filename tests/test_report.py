@@ -395,8 +395,8 @@ def test_variants_that_nobody_here_can_read_are_listed(variants):
     rows = [*variants, *(variants[0] | {"scheme": name, "variant": name, "value": names[name]} for name in names)]
     assert len(remedy_points(rows)) == len(remedy_points(variants))
     assert [cells[1:] for cells in remedies_section(rows).tables[-1].cells] == [
-        ["mine", "perplexity", "9±0.01"],
-        ["bitsandbytes", "perplexity", "10.5±0.01"],
+        ["mine", "perplexity", "9.000±0.010"],
+        ["bitsandbytes", "perplexity", "10.500±0.010"],
     ]
     assert {point.scheme: point.perplexity.mean for point in attention_points(rows)}.items() >= names.items()
 

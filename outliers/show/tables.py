@@ -94,25 +94,22 @@ def _filled(form: str, row: Mapping) -> str:
     return MISSING if any(pd.isna(row[field]) for field in fields) else NUMBERS.format(form, **row)
 
 
-def cell(form: str, value: float | None, scatter: float | None = None, unit: float = 1, behind: str = "") -> str:
-    """A number in a cell, with its scatter behind ±, where that is known; those of broken models are short.
-
-    behind: the form of the scatter, by default that of the number.
-    """
+def cell(form: str, value: float | None, scatter: float | None = None, unit: float = 1) -> str:
+    """A number in a cell, with its scatter behind ±, where that is known; those of broken models are short."""
     if pd.isna(value):
         return MISSING
-    ending = "" if pd.isna(scatter) else f"±{_number(behind or form.removeprefix('+'), unit * scatter)}"
+    ending = "" if pd.isna(scatter) else f"±{_number(form.removeprefix('+'), unit * scatter)}"
     return f"{_number(form, unit * value)}{ending}"
 
 
-def measured_cell(form: str, row: Mapping, behind: str = "") -> str:
+def measured_cell(form: str, row: Mapping) -> str:
     """The value of a row in a cell; FAILED where it failed; a perplexity that is larger than any number with its
     logarithm."""
     if "failed" in row:
         return FAILED
     if LOG_PERPLEXITY in row["metric"]:
         return f"> 1e{min(308, math.floor(row['value'] / math.log(10)))} ({cell('.2f', *value_of(row))} nats)"
-    return cell(form, *value_of(row), behind=behind)
+    return cell(form, *value_of(row))
 
 
 def failed_notes(rows: Iterable[Mapping]) -> list[str]:
@@ -145,7 +142,7 @@ def values_table(rows: Sequence[Mapping], parts: Sequence[str] = PARTS) -> Table
     counts = Counter(map(place, rows))
     few = [row for row in rows if counts[place(row)] == 1]
     cells = [
-        [short_name(row.get("model", "")), row["variant"], _metric(row, parts), measured_cell(".6g", row, ".2g")]
+        [short_name(row.get("model", "")), row["variant"], _metric(row, parts), measured_cell(_form(row), row)]
         for row in few
     ]
     places = PLACES if any("stack" in row for row in few) else PLACES[:-1]
@@ -154,6 +151,12 @@ def values_table(rows: Sequence[Mapping], parts: Sequence[str] = PARTS) -> Table
     if any("failed" in row for row in few):
         caption += " Notes say why cells failed."
     return Table("measured", caption, ["model", "variant", "metric", "value"], cells, data, names=3)
+
+
+def _form(row: Mapping) -> str:
+    """The form of a value whose scatter has two digits; of six digits where there is no scatter."""
+    scatter = value_of(row).deviation
+    return f".{max(0, 1 - math.floor(math.log10(scatter)))}f" if scatter else ".6g"
 
 
 def _metric(row: Mapping, parts: Sequence[str]) -> str:

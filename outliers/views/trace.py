@@ -27,7 +27,7 @@ from outliers.show.maps import Scale, map_on, number_above, pooled
 from outliers.show.section import Drawing, Failures, Finding, Section, by_stack, failures
 from outliers.show.style import GREY, HEAT, SEQUENTIAL, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, wrapped
-from outliers.show.words import Names, ranges
+from outliers.show.words import Names, amount, ranges
 from outliers.views.emergence import emergence_table, metric_of
 from outliers.views.range import beyond_float16, place_of
 
@@ -342,8 +342,8 @@ def _massive(every: pd.DataFrame) -> Table | str:
     if table.empty:
         most = every.loc[every["value"].abs().idxmax()].to_dict()
         return (
-            f"No massive activation in the residual stream ({rule}): its largest entry is {most['value']:,.1f}, after "
-            f"layer {most['layer']} in feature {most['feature']}, at position {most['position']}, token "
+            f"No massive activation in the residual stream ({rule}): its largest entry is {amount(most['value'])}, "
+            f"after layer {most['layer']} in feature {most['feature']}, at position {most['position']}, token "
             f"{most['token_text']}."
         )
     places = table.assign(largest=table["value"].abs()).groupby(["feature", "position", "token_text"], sort=False)
