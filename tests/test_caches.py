@@ -18,13 +18,8 @@ from outliers.quantization.caches import Codes, cache_bits, through
 from tests.conftest import in_turn, make_model
 from tests.test_commands import call
 
-CACHED = [
-    "gpt2",
-    "opt",
-    "llama",
-    "qwen2",
-    "gpt_neox",
-]  # learned positions, rotations, biases of keys, fused projections
+# Learned positions, rotations, biases of keys, fused projections.
+CACHED = ["gpt2", "opt", "llama", "qwen2", "gpt_neox"]
 KIVI = "keys=int4/channels=8/recent=5+values=int4/recent=5"
 
 
@@ -240,10 +235,8 @@ def test_four_bits_take_less_than_a_third_of_sixteen():
     model = LlamaForCausalLM(LlamaConfig(vocab_size=500, intermediate_size=64, **fields)).to(torch.bfloat16)
     ids = torch.randint(500, (1, 2048), generator=torch.Generator().manual_seed(0))
     sizes = {}
-    for name, cache in {
-        "int4": outliers.cache(model, "kv=int4"),
-        "bfloat16": DynamicCache(config=model.config),
-    }.items():
+    caches = {"int4": outliers.cache(model, "kv=int4"), "bfloat16": DynamicCache(config=model.config)}
+    for name, cache in caches.items():
         with torch.inference_mode():
             model(ids, past_key_values=cache, use_cache=True)
         sizes[name] = cache.bytes if name == "int4" else sum(2 * layer.keys.nbytes for layer in cache.layers)
@@ -363,20 +356,9 @@ def test_a_simulated_format_is_no_cache(format):
 
 
 def test_latency_takes_the_cache_of_a_variant(tmp_path):
-    rows = outliers.run(
-        outliers.Cells(
-            models=["pocket/gpt2-0.1m"],
-            variants=["fp32", "kv=int4"],
-            metrics=["latency"],
-            block=32,
-            blocks=1,
-            prompt=16,
-            tokens=2,
-            repeats=2,
-        ),
-        tmp_path,
-    )
+    spec = {"models": ["pocket/gpt2-0.1m"], "variants": ["fp32", "kv=int4"], "metrics": ["latency"]}
+    of_time = {"block": 32, "blocks": 1, "prompt": 16, "tokens": 2, "repeats": 2}
+    rows = outliers.run(outliers.Cells(**spec, **of_time), tmp_path)
     sizes = {row["variant"]: row["value"] for row in rows if row["metric"] == "latency.cache"}
-    assert sizes == {"kv=int4": 2 * 2 * 2 * 18 * (6 + 4)}, (
-        "2 layers of keys and values, 2 heads, 18 positions of 12 channels"
-    )
+    of_heads = 2 * 2 * 2  # layers, keys and values, heads
+    assert sizes == {"kv=int4": of_heads * 18 * (6 + 4)}, "18 positions of 12 channels, a scale and a minimum"

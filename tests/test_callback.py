@@ -52,6 +52,15 @@ def trained(*given, **arguments) -> Trainer:
     return trainer
 
 
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory) -> tuple[Trainer, str, Path]:
+    """A Trainer that has trained, the hash of the weights that it began with, and its folder of rows."""
+    trainer = trainer_of(tmp_path_factory.mktemp("training"))
+    first = weights_hash(trainer.model)
+    trainer.train()
+    return trainer, first, Path(trainer.args.output_dir) / "outliers"
+
+
 def losses_of(trainer: Trainer) -> list[tuple]:
     """What the Trainer logged by itself: losses and norms of gradients by step."""
     history = [entry for entry in trainer.state.log_history if "loss" in entry]
@@ -108,11 +117,9 @@ def test_tensorboard_has_it(tmp_path):
         assert written[f"train/{name}"] == expected
 
 
-def test_rows_are_those_of_the_model(tmp_path):
-    trainer = trainer_of(tmp_path)
-    first = weights_hash(trainer.model)
-    trainer.train()
-    rows = records_in(tmp_path / "outliers")
+def test_rows_are_those_of_the_model(ran):
+    trainer, first, folder = ran
+    rows = records_in(folder)
     assert list(dict.fromkeys(row["checkpoint"] for row in rows)) == ["step-0", "step-2", "step-4", "step-6"]
     assert (rows[0]["weights_hash"], rows[-1]["weights_hash"]) == (first, weights_hash(trainer.model))
     assert {row["experiment"] for row in rows} == {"emergence"}
@@ -120,13 +127,11 @@ def test_rows_are_those_of_the_model(tmp_path):
     assert last == outliers.watch(trainer.model, HELD_OUT)
 
 
-def test_rows_say_what_those_of_an_emergence_say(tmp_path):
-    trainer = trainer_of(tmp_path / "training")
-    trainer.train()
+def test_rows_say_what_those_of_an_emergence_say(ran, tmp_path):
     spec = outliers.Emergence(models=["pocket/gpt2-0.1m"], text="sample", block=32, blocks=2)
     (largest,) = (row for row in outliers.run(spec, tmp_path / "out") if row["metric"] == "max")
     expected = {**largest, "checkpoint": "step-6"}
-    row = records_in(tmp_path / "training" / "outliers")[-1]
+    row = records_in(ran[2])[-1]
     assert expected.keys() - row.keys() == {"peak_memory_bytes"}
     assert row.keys() <= expected.keys()
     own = {"model", "parameters", "weights_hash", "text", "tokens_hash", "protocol", "metric", "value", "wall_seconds"}
@@ -180,9 +185,8 @@ def test_what_somebody_else_wrote_meanwhile_stays(tmp_path):
     assert {row["checkpoint"] for row in rows} == {"step-0", "step-2", "step-4", "step-6"}
 
 
-def test_what_it_wrote_is_drawn(tmp_path, monkeypatch, capsys):
-    trained(tmp_path)
-    folder = tmp_path / "outliers"
+def test_what_it_wrote_is_drawn(ran, monkeypatch, capsys):
+    *_, folder = ran
     before = (folder / "rows.jsonl").read_bytes()
     code, out, err = call(monkeypatch, capsys, "--redraw", folder, command="emergence")
     assert (code, err) == (0, "")

@@ -116,17 +116,19 @@ def test_int8_models_on_disk_are_looked_at_too(tmp_path):
 def test_mistakes_show_before_heavy_imports(folder, tmp_path):
     change(folder, n_layer=0)
     said = {
-        "/nowhere": "model folder '/nowhere' does not exist",
-        "no-such-user/no-such-model": "cannot reach the hub to load 'no-such-user/no-such-model'",
-        "pocket/gpt2-0.1m --text c4": "cannot load 'allenai/c4' from the hub",
-        str(folder): "asks for n_layer 0",
+        "trace /nowhere": "model folder '/nowhere' does not exist",
+        "trace no-such-user/no-such-model": "cannot reach the hub to load 'no-such-user/no-such-model'",
+        "trace pocket/gpt2-0.1m --text c4": "cannot load 'allenai/c4' from the hub",
+        f"trace {folder}": "asks for n_layer 0",
+        "training training/causes": "text file 'c4_en_1000.jsonl' does not exist",
     }
-    typed = [["outliers.trace", *arguments.split()] for arguments in said]
+    typed = [f"outliers.{line}".split() for line in said]
     found = answers(typed, HF_HOME=str(tmp_path / "hub"), HF_HUB_OFFLINE="1")
-    for (code, out, err, imported), message in zip(found, said.values(), strict=True):
+    for (code, out, err, imported), (line, message) in zip(found, said.items(), strict=True):
         assert (code, out) == (2, "")
         assert err.startswith("error: ") and message in err and err.count("\n") == 1
-        assert not {"torch", "transformers", "datasets", "numpy", "pandas"} & {*imported}
+        quick = {"torch"} if line.startswith("training") else {"torch", "transformers", "datasets", "numpy", "pandas"}
+        assert not quick & {*imported}
 
 
 @pytest.fixture

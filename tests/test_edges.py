@@ -141,15 +141,9 @@ def zeroed(x, features=(3, 17)):
 @pytest.mark.parametrize(
     ("case", "place"),
     [
-        ("llama", "k"),
-        ("llama", "layers.1.q"),
-        ("llama", "up"),
-        ("mixtral", "router"),
-        ("gpt-oss", "experts"),
-        ("qwen3-moe-dense-first", "layers.0.gate"),
-        ("gpt2", "norm"),
-        ("llama", "layers.1.attn_norm"),
-        ("gptj", "ffn_norm"),
+        *(("llama", place) for place in ("k", "layers.1.q", "up", "layers.1.attn_norm")),
+        *(("mixtral", "router"), ("gpt-oss", "experts"), ("qwen3-moe-dense-first", "layers.0.gate")),
+        *(("gpt2", "norm"), ("gptj", "ffn_norm")),
     ],
 )
 def test_modules_of_their_own(case, place, blocks):
@@ -267,16 +261,8 @@ def test_top1_of_cells(tmp_path):
 @pytest.mark.parametrize(
     ("case", "written", "message"),
     [
-        (
-            "gpt2",
-            "zero(3@gate)",
-            "place 'gate': layer 0 has no such reader of the residual stream; expected some of q, k",
-        ),
-        (
-            "mixtral",
-            "zero(3@up)",
-            "place 'up': layer 0 has no such reader of the residual stream; expected some of q, k",
-        ),
+        ("gpt2", "zero(3@gate)", "place 'gate': layer 0 has no such reader of the residual stream; expected some of"),
+        ("mixtral", "zero(3@up)", "place 'up': layer 0 has no such reader of the residual stream; expected some of"),
         ("qwen3-moe-dense-first", "zero(3@gate)", "place 'gate': layer 1 has no such reader"),
         ("olmo2", "zero(3@norm)", "place 'norm': layer 0 has no such reader"),
         ("opt-350m", "zero(3@attn_norm)", "place 'attn_norm': layer 0 has no such reader"),

@@ -284,19 +284,11 @@ def run(*arguments) -> str:
     return answer.stdout
 
 
-READ = "AutoModelForCausalLM.from_pretrained(sys.argv[1]).config.quantization_config.scheme"
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        f"from transformers import AutoModelForCausalLM; import outliers; print({READ})",
-        f"from outliers import OutliersConfig; from transformers import AutoModelForCausalLM; print({READ})",
-    ],
-)
-def test_one_import_is_enough_for_what_was_saved(lines, llama, tmp_path):
+def test_one_import_is_enough_for_what_was_saved(llama, tmp_path):
     load(llama, "llm.int8").save_pretrained(tmp_path)
-    assert run("-c", f"import sys; {lines}", tmp_path) == "llm.int8\n"
+    read = "AutoModelForCausalLM.from_pretrained(sys.argv[1]).config.quantization_config.scheme"
+    lines = f"import sys; from transformers import AutoModelForCausalLM; import outliers; print({read})"
+    assert run("-c", lines, tmp_path) == "llm.int8\n"
 
 
 def test_an_import_alone_imports_neither_torch_nor_transformers():

@@ -23,6 +23,10 @@ LLAMA3 = (
     r"|\s+(?!\S)|\s+"
 )
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
+BY_THREES = pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated")
+BLANKS = normalizers.Replace(" ", "▁")
+UNKNOWN_BYTES = {"byte_fallback": True, "fuse_unk": True}
 
 
 def trained(model, trainer, normalizer=None, words=None):
@@ -58,21 +62,12 @@ KINDS = {
     ),
     "falcon": lambda: byte_pairs(
         words=pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Punctuation("contiguous"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False),
-                pre_tokenizers.Digits(),
-                pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated"),
-            ]
+            [pre_tokenizers.Punctuation("contiguous"), GPT2, pre_tokenizers.Digits(), BY_THREES]
         )
     ),
-    "llama": lambda: byte_pairs(
-        normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]),
-        byte_fallback=True,
-        fuse_unk=True,
-    ),
+    "llama": lambda: byte_pairs(normalizers.Sequence([normalizers.Prepend("▁"), BLANKS]), **UNKNOWN_BYTES),
     "mistral": lambda: byte_pairs(words=pre_tokenizers.Metaspace(prepend_scheme="first", split=False), fuse_unk=True),
-    "gemma": lambda: byte_pairs(normalizers.Replace(" ", "▁"), pre_tokenizers.Split(" ", "merged_with_previous")),
+    "gemma": lambda: byte_pairs(BLANKS, pre_tokenizers.Split(" ", "merged_with_previous")),
     "xglm": lambda: unigrams(
         normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]),
         pre_tokenizers.Metaspace(),
@@ -146,7 +141,7 @@ def test_tokens_are_those_of_the_whole(monkeypatch, kind):
     tokenizer = tokenizer_of(kind)
     joined = 0
 
-    @settings(max_examples=50)
+    @settings(max_examples=30)
     @given(PARTS)
     def check(parts):
         nonlocal joined
@@ -165,7 +160,7 @@ def test_tokens_are_those_of_the_whole(monkeypatch, kind):
 
     shorten(monkeypatch)
     check()
-    assert joined >= 25 or kind == "unigrams without words", "hardly any text was cut"
+    assert joined >= 15 or kind == "unigrams without words", "hardly any text was cut"
 
 
 def test_a_word_that_a_unigram_model_weighs_is_not_cut(short):

@@ -236,11 +236,7 @@ def test_schemes_of_a_plugin(install, blocks):
         ("X = 5", "x = broken:X", "plugin 'x' .* is int; expected a Scheme or a list of them"),
         (ONE.format("llm.int8"), "x = broken:ONE", "plugin 'x' .* has a scheme 'llm.int8', as outliers itself has"),
         (ONE.format("twice") + "X = [ONE, ONE]", "x = broken:X", "has a scheme 'twice', as plugin 'x' of .* has"),
-        (
-            "import outliers\noutliers.Scheme('x', 5, None)",
-            "x = broken:X",
-            "activations of scheme 'x' is 5; ",
-        ),
+        ("import outliers\noutliers.Scheme('x', 5, None)", "x = broken:X", "activations of scheme 'x' is 5; "),
     ],
 )
 def test_a_broken_plugin_is_one_line(install, code, entry, message):
@@ -250,19 +246,26 @@ def test_a_broken_plugin_is_one_line(install, code, entry, message):
         get_scheme("of a plugin")
 
 
+NOWHERE, SMOOTH = {"skip": ["*.nothing"]}, {"schemes": ["absmax+smoothing"]}
+
+
 @pytest.mark.parametrize(
     "spec",
     [
-        Experiment(**SMALL, schemes=["absmax"], skip=["*.nothing"]),
-        Latency(models=SMALL["models"], skip=["*.nothing"]),
-        ZeroShot(models=SMALL["models"], tasks=["piqa-local"], skip=["*.nothing"]),
-        Ablation(model=SMALL["models"][0], scheme="absmax", skip=["*.nothing"]),
+        Experiment(**SMALL, schemes=["absmax"], **NOWHERE),
+        *(Latency(models=SMALL["models"], **asked) for asked in (NOWHERE, SMOOTH)),
+        *(ZeroShot(models=SMALL["models"], tasks=["piqa-local"], **asked) for asked in (NOWHERE, SMOOTH)),
+        Ablation(model=SMALL["models"][0], scheme="absmax", **NOWHERE),
+        Ablation(model=SMALL["models"][0], scheme="absmax+smoothing", features=[1]),
     ],
 )
-def test_what_cannot_be_skipped_is_refused_before_anything_is_loaded(spec, tmp_path, monkeypatch, caplog):
+def test_places_that_there_are_not_and_missing_calibrations_are_refused_before_anything_is_loaded(
+    spec, tmp_path, monkeypatch, caplog
+):
     for load in ("subjects.bench.load_model", "models.load.load_model", "quantization.store.load_int8"):
         monkeypatch.setattr(f"outliers.{load}", lambda *_, **__: pytest.fail("loaded"))
-    with pytest.raises(UserError, match=r"unknown place in skip '\*.nothing'"):
+    message = r"unknown place in skip '\*.nothing'" if spec.skip else r"'absmax\+smoothing' needs the magnitudes of"
+    with pytest.raises(UserError, match=message):
         run(spec, tmp_path / "out")
     assert not list(tmp_path.iterdir())
     assert not caplog.messages

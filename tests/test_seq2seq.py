@@ -6,12 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-    T5Config,
-)
+from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingArguments, T5Config
 
 import outliers
 from outliers import Ablated, Intervention, Trace, UserError, run
@@ -41,24 +36,19 @@ from tests.test_families import T5, examples, made
 from tests.test_seq2seq_text import tokenizer
 
 
-def save_t5(path: Path, case: str = "t5", sentinels: int = 30) -> None:
+def save(model, path: Path, sentinels: int = 30) -> Path:
     """A small model, its tokenizer and a text."""
-    made(case).save_pretrained(path)
+    model.save_pretrained(path)
     tokenizer(sentinels).save_pretrained(path)
     (path / "text.txt").write_text(" ".join(f"w{number * 7 % 40}" for number in range(1200)))
+    return path
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     """The folder of a model with a tokenizer that has sentinels, or some that have none."""
 
-    @functools.cache
-    def of(case: str, sentinels: int = 30):
-        path = tmp_path_factory.mktemp(case)
-        save_t5(path, case, sentinels)
-        return path
-
-    return of
+    return functools.cache(lambda case, sentinels=30: save(made(case), tmp_path_factory.mktemp(case), sentinels))
 
 
 def test_wo_stays_in_float32(folder):
@@ -108,13 +98,9 @@ def test_seeds_of_spans(folder):
 
 
 @pytest.fixture(scope="session")
-def planted(tmp_path_factory, folder):
+def planted(tmp_path_factory):
     """A T5 with two outlier features in both stacks, and its text."""
-    path = tmp_path_factory.mktemp("planted")
-    outliers.plant(made("t5"), [5, 17], 64.0).save_pretrained(path)
-    tokenizer().save_pretrained(path)
-    (path / "text.txt").write_text((folder("t5") / "text.txt").read_text())
-    return path
+    return save(outliers.plant(made("t5"), [5, 17], 64.0), tmp_path_factory.mktemp("planted"))
 
 
 @pytest.fixture(scope="session")
@@ -128,11 +114,8 @@ def traced(planted, tmp_path_factory):
 def test_each_view_is_traced_and_kept(traced, planted):
     spec, out, rows, _ = traced
     counts = {row["stack"]: row for row in rows if row["metric"] == "count"}
-    assert {stack: row["features"] for stack, row in counts.items()} == {
-        "encoder": [5, 17],
-        "decoder": [5, 17],
-        "cross": [],
-    }
+    assert list(counts) == ["encoder", "decoder", "cross"]
+    assert [row["features"] for row in counts.values()] == [[5, 17], [5, 17], []]
     assert [row["layers"] for row in counts.values()] == [[0, 2], [2, 5], [2, 5]]
     model, blocks = outliers.load_model(str(planted)), Causal(str(planted), None, spec).blocks
     for stack in counts:
@@ -170,14 +153,9 @@ def test_attention_is_told_apart(planted):
     model, blocks = outliers.load_model(str(planted)), examples("t5")[:1]
     model.set_attn_implementation("eager")
     with torch.no_grad():
-        out = model(
-            input_ids=blocks[0].ids[None], labels=blocks[0].labels[None], output_attentions=True, use_cache=False
-        )
-    expected = {
-        "encoder": out.encoder_attentions,
-        "decoder": out.decoder_attentions,
-        "cross": out.cross_attentions,
-    }
+        given = {"input_ids": blocks[0].ids[None], "labels": blocks[0].labels[None]}
+        out = model(**given, output_attentions=True, use_cache=False)
+    expected = {"encoder": out.encoder_attentions, "decoder": out.decoder_attentions, "cross": out.cross_attentions}
     (((of_top1, of_sinks)),) = attended(model, blocks, [(Ablated(Intervention(())), [TOP1, SINKS])])
     for stack, layers in expected.items():
         top1 = torch.stack([layer.amax(-1).double().mean() for layer in layers]).mean().item()

@@ -91,7 +91,7 @@ def test_hidden_states_in_a_file(saved, blocks):
     assert states.sum() == 7 * states.numel()
 
 
-LARGER = {"n_embd": 256, "n_layer": 6, "n_head": 4, "n_positions": 64, "vocab_size": 100}
+LARGER = {"n_embd": 256, "n_layer": 3, "n_head": 4, "n_positions": 64, "vocab_size": 100}
 GROWTH = """
 import sys
 import torch
@@ -184,11 +184,8 @@ def test_hash_is_that_of_the_resident_model(folder, blocks):
     assert passed.stream.bytes_read == before, "nothing is read twice for it"
     perplexity(passed, blocks)
     assert passed.stream.weights_hash() == expected
-
-
-@pytest.mark.parametrize("case", ["gpt-oss"])
-def test_hash_in_16_bits(folder):
-    assert stream_model(folder, "float16").stream.weights_hash() == weights_hash(load_model(folder, "float16"))
+    half = weights_hash(load_model(folder, "float16"))
+    assert stream_model(folder, "float16").stream.weights_hash() == half != expected
 
 
 SCHEMES = ["fp32", "absmax", "llm.int8"]

@@ -3,8 +3,6 @@
 import csv
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -38,12 +36,8 @@ from tests.training_rows import TABLE7, rows_of_runs
 SEEDS = [0, 1, 2]
 RECIPE = {"start": "gpt2-0.5m", "steps": 1000}
 SPEC = Training(recipe=RECIPE, runs=TABLE7, seeds=SEEDS, watched=[100, 400])
-CAUSES = Training(
-    recipe=RECIPE,
-    runs={"as it is": {}, "Muon": {"optimizer": "muon"}, "rotary": {"positions": "rotary"}},
-    seeds=SEEDS,
-    watched=[100, 400],
-)
+OF_CAUSES = {"as it is": {}, "Muon": {"optimizer": "muon"}, "rotary": {"positions": "rotary"}}
+CAUSES = Training(recipe=RECIPE, runs=OF_CAUSES, seeds=SEEDS, watched=[100, 400])
 PLAIN = [100.0, 104.0, 98.0]
 PAPER = SHARED / "paper"
 needs_paper = pytest.mark.skipif(not PAPER.exists(), reason="needs the paper's tables beside the clone")
@@ -87,17 +81,9 @@ def test_rows_of_training_runs_are_those_that_are_asked_for():
 @pytest.mark.parametrize(
     "fields",
     [
-        {"recipe": RECIPE | {"steps": 900}},
-        {"recipe": RECIPE | {"start": "gpt2-0.1m"}},
-        {"recipe": RECIPE | {"weight_decay": 0.0}},
-        {"recipe": RECIPE | {"stochastic": True}},
-        {"runs": {"other": {}}},
-        {"seeds": [7]},
-        {"blocks": 7},
-        {"alpha": 7.0},
-        {"text": "c4"},
-        {"draws": 1},
-        {"schemes": ["llm.int8"]},
+        *({"recipe": RECIPE | other} for other in ({"steps": 900}, {"start": "gpt2-0.1m"}, {"weight_decay": 0.0})),
+        *({"recipe": RECIPE | {"stochastic": True}}, {"runs": {"other": {}}}, {"seeds": [7]}, {"blocks": 7}),
+        *({"alpha": 7.0}, {"text": "c4"}, {"draws": 1}, {"schemes": ["llm.int8"]}),
     ],
     ids=str,
 )
@@ -277,16 +263,14 @@ def test_what_differs_beyond_the_scatter_of_seeds_is_said():
 @pytest.mark.parametrize(
     ("having", "sentence"),
     [
-        ("", "Outlier features by the criterion emerged in none of six runs."),
-        ("a", "Outlier features by the criterion emerged in one of six runs: 'a'."),
-        ("abcd", "Outlier features by the criterion emerged in four of six runs: 'a', 'b', 'c' and 'd'."),
-        ("bc", "Outlier features by the criterion emerged in two of six runs: 'b' and 'c'."),
-        ("abcdef", "Outlier features by the criterion emerged in six of six runs: 'a', 'b', 'c', 'd', 'e' and 'f'."),
+        ("a", "in one of six runs: 'a'."),
+        ("abcd", "in four of six runs: 'a', 'b', 'c' and 'd'."),
+        ("abcdef", "in six of six runs: 'a', 'b', 'c', 'd', 'e' and 'f'."),
     ],
 )
 def test_the_runs_are_named(having, sentence):
     ends = pd.DataFrame([{"run": run, "seed": 0, "count": int(run in having), "max.residual": 1} for run in "abcdef"])
-    assert causes_findings(ends, "causes")[0].text == sentence
+    assert causes_findings(ends, "causes")[0].text == f"Outlier features by the criterion emerged {sentence}"
 
 
 def test_the_figure_shows_every_seed_and_the_first_run_in_grey():
@@ -388,18 +372,6 @@ def test_mistakes(arguments, message, folder, monkeypatch, capsys):
     assert (code, out) == (2, "")
     assert message in err and err.startswith("error: ") and err.count("\n") == 1
     assert not Path("results/training").exists() and not Path("build").exists()
-
-
-def test_a_mistake_is_said_before_anything_is_imported_that_takes_seconds(folder):
-    program = (
-        "import sys, runpy; sys.argv = ['training', 'training/causes']\n"
-        "try: runpy.run_module('outliers.training', run_name='__main__')\n"
-        "except SystemExit as stop: assert stop.code == 2\n"
-        "assert 'torch' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("error: text file")
 
 
 def test_the_experiments_of_trainings():

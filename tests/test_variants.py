@@ -36,24 +36,19 @@ from outliers.variants.weights import Scaled
 
 MODEL = "pocket/gpt2-0.1m"
 SCHEME = get_scheme("llm.int8", 2.0)
-VARIANTS = {
-    "as it is": AS_IT_IS,
-    "quantized": Quantized(SCHEME),
-    "ablated": Ablated(Intervention((1, 2)), ("attn_in", "ffn_in")),
-    "planted": Planted((3,), 8.0),
-    "ablation under a scheme": Together((Quantized(SCHEME), Ablated(Intervention((1, 2))))),
-    "scheme on planted outliers": Together((Planted((3,), 8.0), Quantized(SCHEME))),
-}
 OF_SCHEME = {"scheme": "llm.int8", "alpha": 2.0, "outlier_weights": "exact"}
 OF_ABLATION = {"method": "zero", "features": [1, 2], "where": ["attn_in"], "seed": 0}
+PLANTED = {"planted": [3], "factor": 8.0}
+ZERO = Ablated(Intervention((1, 2)))
 FIELDS = {
-    "as it is": {},
-    "quantized": OF_SCHEME,
-    "ablated": OF_ABLATION | {"where": ["attn_in", "ffn_in"]},
-    "planted": {"planted": [3], "factor": 8.0},
-    "ablation under a scheme": OF_SCHEME | OF_ABLATION,
-    "scheme on planted outliers": OF_SCHEME | {"planted": [3], "factor": 8.0},
+    "as it is": (AS_IT_IS, {}),
+    "quantized": (Quantized(SCHEME), OF_SCHEME),
+    "ablated": (replace(ZERO, where=("attn_in", "ffn_in")), OF_ABLATION | {"where": ["attn_in", "ffn_in"]}),
+    "planted": (Planted((3,), 8.0), PLANTED),
+    "ablation under a scheme": (Together((Quantized(SCHEME), ZERO)), OF_SCHEME | OF_ABLATION),
+    "scheme on planted outliers": (Together((Planted((3,), 8.0), Quantized(SCHEME))), OF_SCHEME | PLANTED),
 }
+VARIANTS = {name: variant for name, (variant, _) in FIELDS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +106,9 @@ def test_resident_and_streamed_models_take_any(name, models, blocks):
         assert hooks(model) == 0
         assert all(map(torch.equal, state, (one for one in model.parameters() if not one.is_meta)))
     assert variant.name
-    assert variant.fields() == FIELDS[name]
-    assert variant.fields(models[0]) == FIELDS[name] | ({"kernels": "cpu"} if "scheme" in FIELDS[name] else {})
+    fields = FIELDS[name][1]
+    assert variant.fields() == fields
+    assert variant.fields(models[0]) == fields | ({"kernels": "cpu"} if "scheme" in fields else {})
 
 
 @pytest.mark.parametrize("written", ["shuffle(1,2)", "shuffle(1@ffn_in,seed=3)+llm.int8", "shuffle(2@layers.1.q)"])

@@ -1,7 +1,9 @@
 """Vision transformers: states and losses beside those of transformers, pictures by place, pictures at the door."""
 
 import math
+import os
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -160,47 +162,29 @@ def test_pictures_without_a_class(saved):
         outliers.perplexity(make("vit"), found)
 
 
-def spoiled(folder, case):
-    """Do to a folder of pictures what a case says."""
-    first = folder / "dog" / "0.png"
-    if case == "no picture":
-        first.write_bytes(b"GIF89a")
-    elif case == "cut":
-        first.write_bytes(first.read_bytes()[:200])
-    elif case == "huge":
-        Image.new("1", (9000, 9000)).save(first)
-    elif case == "pipe":
-        first.unlink()
-        import os
-
-        os.mkfifo(first)
-    elif case == "class":
-        (folder / "dog").rename(folder / "wolf")
-    elif case == "beside":
-        (folder / "lonely.png").write_bytes(first.read_bytes())
-    elif case == "empty":
-        for file in folder.rglob("*.png"):
-            file.rename(file.with_suffix(".txt"))
+def rename_all(folder):
+    for file in folder.rglob("*.png"):
+        file.rename(file.with_suffix(".txt"))
 
 
-@pytest.mark.parametrize(
-    ("case", "message"),
-    [
-        ("no picture", "dog/0.png' is not a readable picture: cannot identify"),
-        ("cut", "dog/0.png' is not a readable picture: "),
-        ("huge", "9,000 x 9,000 pixels, more than"),
-        ("pipe", "is not a regular file"),
-        ("class", "class 'wolf' is none of the 5 that the model knows"),
-        ("beside", "pictures beside folders of pictures"),
-        ("empty", "holds no pictures; expected files that end in .jpg"),
-        ("absent", "is not a folder; a vision model reads a folder of pictures"),
-    ],
-)
-def test_bad_pictures(saved, case, message):
-    folder = saved / "pictures" if case != "absent" else saved / "nowhere"
-    spoiled(folder, case)
+SPOILED = {  # what is done to a folder of pictures, of which one is the first, and what is said
+    "no picture": (lambda _, first: first.write_bytes(b"GIF89a"), "dog/0.png' is not a readable picture: cannot"),
+    "cut": (lambda _, first: first.write_bytes(first.read_bytes()[:200]), "dog/0.png' is not a readable picture: "),
+    "huge": (lambda _, first: Image.new("1", (9000, 9000)).save(first), "9,000 x 9,000 pixels, more than"),
+    "pipe": (lambda _, first: first.unlink() or os.mkfifo(first), "is not a regular file"),
+    "class": (lambda folder, _: (folder / "dog").rename(folder / "wolf"), "class 'wolf' is none of the 5 that"),
+    "beside": (lambda folder, first: shutil.copy(first, folder / "lonely.png"), "pictures beside folders of pictures"),
+    "empty": (lambda folder, _: rename_all(folder), "holds no pictures; expected files that end in .jpg"),
+    "absent": (lambda folder, _: folder.rename(folder.with_name("gone")), "is not a folder; a vision model reads"),
+}
+
+
+@pytest.mark.parametrize("case", SPOILED)
+def test_bad_pictures(saved, case):
+    spoil, message = SPOILED[case]
+    spoil(saved / "pictures", saved / "pictures" / "dog" / "0.png")
     with pytest.raises(UserError, match=message):
-        Causal(str(saved / "vit"), None, Settings(name="x", text=str(folder), blocks=24)).prepare()
+        Causal(str(saved / "vit"), None, Settings(name="x", text=str(saved / "pictures"), blocks=24)).prepare()
 
 
 @pytest.mark.parametrize(
