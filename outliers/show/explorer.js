@@ -295,7 +295,7 @@
         .map(({name, values, magnitude, most}) => {
           const row = document.createElement("tr");
           const tokens = most.map(([token, position, term]) => `${token} ${said(term)} (position ${position})`);
-          row.append(...[name, ...values.map(said), magnitude === undefined ? "-" : said(magnitude), tokens.join(", ") || "-"]
+          row.append(...[name, ...values.map(said), magnitude === undefined ? "–" : said(magnitude), tokens.join(", ") || "–"]
             .map(text => element("td", text)));
           return row;
         }));

@@ -32,6 +32,7 @@ def loss_by_position(rows: Rows, *, ax: Axes | None = None) -> Axes:
         axes.plot(middles, [row["value"] / row["tokens"] for row in line], **style)
     axes.axhline(0, color="black", linewidth=0.6, zorder=0)
     axes.set_xscale("symlog", base=2, linthresh=1)
+    axes.set_xlim(left=-0.2)  # of a symmetric scale, which has a half of negative positions
     axes.set(xlabel="position", ylabel="increase of the loss (nats)")
     axes.xaxis.set_major_formatter("{x:g}")
     legend(ax, axes, axes.lines[:-1], "right upper")
