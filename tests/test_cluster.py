@@ -27,7 +27,8 @@ from outliers.terminal.progress import Progress, Steps
 from tests.conftest import lasting, trace_model
 from tests.test_commands import call
 from tests.test_failures import test_a_cell_that_fails_costs_itself_alone as costs_itself_alone
-from tests.test_seq2seq import save_t5
+from tests.test_families import made
+from tests.test_seq2seq import save
 from tests.test_survival import own
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'outliers[cluster]'")
@@ -335,7 +336,7 @@ OTHERS = {  # families: what a small model reads, and in how much memory it is s
 def test_other_families_by_two_workers_and_streamed(family, tmp_path):
     fields, memory = OTHERS[family]
     if family == "seq2seq":
-        save_t5(tmp_path)
+        save(made("t5"), tmp_path)
         fields = fields | {"models": [str(tmp_path)], "text": str(tmp_path / "text.txt")}
     asked = fields | {"schemes": ["fp32", "absmax"], "blocks": 4}
     ways = {"here": {}, "ray": {"engine": "ray"}, "streamed": {"stream": True, "memory": memory}}

@@ -8,33 +8,13 @@ import pytest
 import torch
 from torch import nn
 from transformers import (
+    AutoConfig,
     AutoModelForImageClassification,
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
-    BartConfig,
-    BertConfig,
-    CamembertConfig,
-    CLIPConfig,
-    DeiTConfig,
-    Dinov2Config,
-    Dinov2WithRegistersConfig,
-    DistilBertConfig,
-    ElectraConfig,
     GenerationConfig,
-    MarianConfig,
-    MBartConfig,
-    ModernBertConfig,
-    MT5Config,
-    PegasusConfig,
-    RobertaConfig,
-    SiglipConfig,
-    T5Config,
-    T5GemmaConfig,
     Trainer,
     TrainingArguments,
-    UMT5Config,
-    ViTConfig,
-    XLMRobertaConfig,
 )
 
 import outliers
@@ -51,30 +31,31 @@ from outliers.runs.frame import records_in
 from outliers.variants.draw import drawn
 from tests.conftest import slow_but
 
+config = AutoConfig.for_model
 BERT = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 99, "intermediate_size": 64}
 MODERN = {"local_attention": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 MODERN |= {"cls_token_id": 1, "sep_token_id": 2}
 MASKED = {
-    "bert": BertConfig(**BERT),
-    "roberta": RobertaConfig(**BERT),
-    "xlm-roberta": XLMRobertaConfig(**BERT),
-    "camembert": CamembertConfig(**BERT),
-    "electra": ElectraConfig(**BERT, embedding_size=16),
-    "distilbert": DistilBertConfig(dim=32, n_layers=3, n_heads=4, hidden_dim=64, vocab_size=99),
-    "modernbert": ModernBertConfig(**BERT, **MODERN),
+    "bert": config("bert", **BERT),
+    "roberta": config("roberta", **BERT),
+    "xlm-roberta": config("xlm-roberta", **BERT),
+    "camembert": config("camembert", **BERT),
+    "electra": config("electra", **BERT, embedding_size=16),
+    "distilbert": config("distilbert", dim=32, n_layers=3, n_heads=4, hidden_dim=64, vocab_size=99),
+    "modernbert": config("modernbert", **BERT, **MODERN),
 }
 SIZES = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "image_size": 16, "patch_size": 4}
 VIT = {**SIZES, "intermediate_size": 64}
 NAMES = {0: "tabby, tabby cat", 1: "dog", 2: "sea_bird", 3: "owl", 4: "fox"}
 CLASSES = {"id2label": NAMES, "label2id": {name: number for number, name in NAMES.items()}}
 VISION = {
-    "vit": ViTConfig(**VIT, **CLASSES),
-    "deit": DeiTConfig(**VIT, **CLASSES, architectures=["DeiTForImageClassification"]),
-    "dinov2": Dinov2Config(**SIZES, **CLASSES),
-    "dinov2-gated": Dinov2Config(**SIZES, **CLASSES, use_swiglu_ffn=True),
-    "registers": Dinov2WithRegistersConfig(**SIZES, **CLASSES),
-    "clip": CLIPConfig(vision_config=VIT, **CLASSES),
-    "siglip": SiglipConfig(vision_config=VIT, **CLASSES),
+    "vit": config("vit", **VIT, **CLASSES),
+    "deit": config("deit", **VIT, **CLASSES, architectures=["DeiTForImageClassification"]),
+    "dinov2": config("dinov2", **SIZES, **CLASSES),
+    "dinov2-gated": config("dinov2", **SIZES, **CLASSES, use_swiglu_ffn=True),
+    "registers": config("dinov2_with_registers", **SIZES, **CLASSES),
+    "clip": config("clip", vision_config=VIT, **CLASSES),
+    "siglip": config("siglip", vision_config=VIT, **CLASSES),
 }
 T5 = {"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
 T5 |= {"decoder_start_token_id": 0}
@@ -86,15 +67,15 @@ GEMMA = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_atten
 GEMMA |= {"num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 64, "sliding_window": 8}
 ENDS = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1}
 SEQ2SEQ = {
-    "t5": T5Config(**T5, num_decoder_layers=3),
-    "t5-gated": T5Config(**T5 | {"d_kv": 16}, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
-    "mt5": MT5Config(**T5),
-    "umt5": UMT5Config(**T5),
-    "bart": BartConfig(**BART),
-    "mbart": MBartConfig(**BART),
-    "marian": MarianConfig(**BART),
-    "pegasus": PegasusConfig(**BART),
-    "t5gemma": T5GemmaConfig(encoder=GEMMA, decoder=GEMMA | {"num_hidden_layers": 3}, vocab_size=99, **ENDS),
+    "t5": config("t5", **T5, num_decoder_layers=3),
+    "t5-gated": config("t5", **T5 | {"d_kv": 16}, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+    "mt5": config("mt5", **T5),
+    "umt5": config("umt5", **T5),
+    "bart": config("bart", **BART),
+    "mbart": config("mbart", **BART),
+    "marian": config("marian", **BART),
+    "pegasus": config("pegasus", **BART),
+    "t5gemma": config("t5gemma", encoder=GEMMA, decoder=GEMMA | {"num_hidden_layers": 3}, vocab_size=99, **ENDS),
 }
 CONFIGS = MASKED | VISION | SEQ2SEQ
 FEW = ["bert", "modernbert", "registers", "siglip", "t5", "t5gemma"]

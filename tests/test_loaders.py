@@ -9,17 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors import safe_open
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForSeq2SeqLM,
-    Trainer,
-    TrainingArguments,
-)
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, Trainer, TrainingArguments
 
 import outliers
 from outliers.metrics.perplexity import perplexity
@@ -38,8 +31,8 @@ OWN = outliers.Scheme("mine", outliers.Quantizer("int8", "row"), outliers.Quanti
 KEPT_AS = {"llm.int8": "int8", "absmax+hadamard@ffn_out": "int8", "w4a8-g16": "int8", "zeropoint+attention": "int8"}
 KEPT_AS |= {"fp8-e4m3-row": "exact", "absmax+tokens=4": "exact", "fp32": "int8", "fp32+attention": "int8", OWN: "int8"}
 OTHERS = {
-    "bert": (AutoModelForMaskedLM, {**SIZES, "intermediate_size": 48}),
-    "t5": (AutoModelForSeq2SeqLM, {"d_model": 32, "d_kv": 8, "num_heads": 4, "num_layers": 2, "d_ff": 48}),
+    "bert": (transformers.AutoModelForMaskedLM, {**SIZES, "intermediate_size": 48}),
+    "t5": (transformers.AutoModelForSeq2SeqLM, {"d_model": 32, "d_kv": 8, "num_heads": 4, "num_layers": 2, "d_ff": 48}),
 }
 
 

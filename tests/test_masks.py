@@ -27,19 +27,12 @@ def planted():
 
 def inputs(model, blocks) -> dict[str, torch.Tensor]:
     """What norms and layers put out, (blocks, T, features) by names of TransformerLens, by plain hooks of torch."""
-    found = {}
-
-    def hook_of(name):
-        def hook(_module, _inputs, output):
-            found.setdefault(name, []).append(output[0])
-
-        return hook
-
-    handles = []
+    found, handles = {}, []
     for number, layer in enumerate(model.model.layers):
         modules = {role: getattr(layer, norm) for role, norm in ROLES.items()} | {"residual": layer}
         for role, module in modules.items():
-            handles.append(module.register_forward_hook(hook_of(in_transformerlens(number, role))))
+            seen = found.setdefault(in_transformerlens(number, role), [])
+            handles.append(module.register_forward_hook(lambda _module, _inputs, out, seen=seen: seen.append(out[0])))
     with torch.no_grad():
         for block in blocks:
             model(block[None], use_cache=False)

@@ -85,20 +85,15 @@ def test_bitsandbytes(kind, tmp_path):
 def of_compressed_tensors(folder, how: str, weights: dict, activations: dict | None = None):
     """A checkpoint that the library itself writes."""
     pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")
+    from compressed_tensors import quantization as library
     from compressed_tensors.compressors import ModelCompressor
-    from compressed_tensors.quantization import (
-        QuantizationArgs,
-        QuantizationConfig,
-        QuantizationScheme,
-        apply_quantization_config,
-    )
     from compressed_tensors.quantization.utils import calculate_qparams
 
-    model, args = llama(), QuantizationArgs(**weights)
-    inputs = activations and QuantizationArgs(**activations)
-    scheme = QuantizationScheme(targets=["Linear"], weights=args, input_activations=inputs, format=how)
+    model, args = llama(), library.QuantizationArgs(**weights)
+    inputs = activations and library.QuantizationArgs(**activations)
+    scheme = library.QuantizationScheme(targets=["Linear"], weights=args, input_activations=inputs, format=how)
     said = {"ignore": ["lm_head"], "format": how, "quantization_status": "frozen"}
-    apply_quantization_config(model, QuantizationConfig(config_groups={"group_0": scheme}, **said))
+    library.apply_quantization_config(model, library.QuantizationConfig(config_groups={"group_0": scheme}, **said))
     for one in projections(model):
         groups = one.module.weight.data.unflatten(1, (-1, weights.get("group_size", one.module.weight.shape[1])))
         groups = groups if weights["strategy"] != "tensor" else groups.flatten()[None, None]

@@ -34,18 +34,7 @@ from outliers.variants.plant import plant
 from outliers.variants.quantized import Quantized
 from outliers.variants.written import variant
 from outliers.views.trace import trace_findings
-from tests.conftest import (
-    C4,
-    CONFIGS,
-    STORIES,
-    WINDOWS,
-    few_kinds,
-    in_turn,
-    make_model,
-    make_tokenizer,
-    needs_shared,
-    slow_but,
-)
+from tests.conftest import C4, CONFIGS, STORIES, WINDOWS, few_kinds, make_model, make_tokenizer, needs_shared, slow_but
 
 ALPHA = 1.5
 
@@ -279,14 +268,14 @@ def test_an_entry_of_just_alpha_is_a_hit(gpt2, role):
         assert one_sided.tolist() == (signs.sum(0) == 1).tolist()
 
 
-@in_turn("case streamed", ["mixtral", "qwen3-moe", "qwen3-moe-dense-first", "gpt-oss"], [False, True])
-def test_shares_of_experts_are_those_of_the_router(case, streamed, blocks, tmp_path):
+@pytest.mark.parametrize("case", ["mixtral", "qwen3-moe", "qwen3-moe-dense-first", "gpt-oss"])
+def test_shares_of_experts_are_those_of_the_router(case, blocks, tmp_path):
     """Which experts transformers' own router logits choose, of two parts of a text that are merged and saved."""
     model = make_model(case)
     with torch.no_grad():
         logits = model(blocks, output_router_logits=True).router_logits
     expected = {layer: of.topk(2).indices.flatten().bincount(minlength=4) / len(of) for layer, of in enumerate(logits)}
-    if streamed:
+    if case in ("qwen3-moe", "gpt-oss"):  # streamed
         model.save_pretrained(tmp_path / "model")
         model = stream_model(str(tmp_path / "model"), memory=0)
     parts = [trace(model, part, "attn_in", attention=False) for part in (blocks[:1], blocks[1:])]

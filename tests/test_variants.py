@@ -5,6 +5,7 @@ import pickle
 import re
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -33,6 +34,7 @@ from outliers.variants.peer import Peer
 from outliers.variants.term import Weight
 from outliers.variants.unattended import Unattended
 from outliers.variants.weights import Scaled
+from tests.test_tracing import hooks
 
 MODEL = "pocket/gpt2-0.1m"
 SCHEME = get_scheme("llm.int8", 2.0)
@@ -61,10 +63,6 @@ def blocks(models):
     return torch.randint(models[0].config.vocab_size, (3, 24), generator=torch.Generator().manual_seed(0))
 
 
-def hooks(model) -> int:
-    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
-
-
 def by_hand(name: str, model, blocks) -> float:
     """The same by functions that know nothing of variants."""
     if name == "as it is":
@@ -75,17 +73,11 @@ def by_hand(name: str, model, blocks) -> float:
         model = quantize(model, SCHEME)
     if "ablat" not in name:
         return perplexity(model, blocks)
-    roles = ("attn_in", "ffn_in") if name == "ablated" else ("attn_in",)
-    handles = []
-    for layer in model.transformer.h:
-        inputs = {"attn_in": layer.attn.c_attn, "ffn_in": layer.mlp.c_fc}
-        for role in roles:
-            handles.append(inputs[role].register_forward_pre_hook(without))
-    try:
+    with ExitStack() as stack:
+        for layer in model.transformer.h:
+            for module in (layer.attn.c_attn, layer.mlp.c_fc)[: 2 if name == "ablated" else 1]:
+                stack.callback(module.register_forward_pre_hook(without).remove)
         return perplexity(model, blocks)
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def without(_module, inputs):
