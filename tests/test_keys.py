@@ -305,12 +305,17 @@ def test_in_an_account(tmp_path):
 
 
 def test_parameters_and_variants_of_the_command(tmp_path):
-    fields = {"models": ["pocket/gpt2-0.1m"], "variants": ["fp32", "kv=int4"], "block": 32, "blocks": 1}
+    variants = ["fp32", "kv=int4", "zero(3)"]  # of which the last names features too
+    fields = {"models": ["pocket/gpt2-0.1m"], "variants": variants, "block": 32, "blocks": 1}
     spec = outliers.Cells(**fields, metrics="keys", channels=1)
     section = show(spec, tmp_path, run(spec, tmp_path))
-    assert {one.name for one in section.tables} >= {"keys", "keys_2", "biases", "biases_2"}
-    assert [one.name for one in section.drawings] == ["key_map", "key_map_2"]
-    assert {one.text.partition(": ")[0] for one in section.findings} == {"gpt2-0.1m", "gpt2-0.1m under kv=int4"}
+    assert {one.name for one in section.tables} >= {"keys", "keys_2", "keys_3", "biases", "biases_2"}
+    assert [one.name for one in section.drawings] == ["key_map", "key_map_2", "key_map_3"]
+    assert {one.text.partition(": ")[0] for one in section.findings} == {
+        "gpt2-0.1m",
+        "gpt2-0.1m under kv=int4",
+        "gpt2-0.1m under zero(3)",
+    }
     cells = next(one for one in section.tables if one.name == "keys").data
     assert cells.groupby(["layer", "role", "side"]).size().max() == 1
 

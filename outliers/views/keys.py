@@ -19,7 +19,7 @@ from outliers.show.explorer import Explorer, map_of, of_tables
 from outliers.show.maps import MOST_COLUMNS, Scale, map_on, number_above, pooled
 from outliers.show.section import Drawing, Finding, Section, of_subjects, printed, subject_of, together
 from outliers.show.style import HEAT, chosen, figure_function, panels_of
-from outliers.show.tables import MISSING, Table
+from outliers.show.tables import MISSING, Table, scattered
 from outliers.show.value import Rows, grouped, records
 from outliers.show.words import amount, count, signed
 
@@ -125,22 +125,15 @@ MAP_CAPTION = (
 )
 
 
-def _share(field: str):
-    return lambda row: MISSING if pd.isna(row[field]) else f"{100 * row[field]:.1f}"
-
-
 def _states(row: Mapping) -> str:
     return f"{row['role']}, before" if row["side"] == BEFORE else row["role"]
 
 
 def _written(row: Mapping) -> str:
-    if not isinstance(row["features"], list):
+    if not isinstance(row["terms"], list):  # of a variant that removes features, every row has some
         return MISSING
-    return ", ".join(f"{feature} {signed(term)}" for feature, term in _terms(row)[:NAMED])
-
-
-def _terms(row: Mapping) -> list[tuple[int, float]]:
-    return list(zip(row["features"], row["terms"], strict=True))
+    terms = zip(row["features"][:NAMED], row["terms"], strict=False)
+    return ", ".join(f"{feature} {signed(term)}" for feature, term in terms)
 
 
 PLACE = (("states", _states), ("layer", "{layer:.0f}"))
@@ -151,11 +144,11 @@ COLUMNS = (
     ("largest", "{value:.1f}"),
     ("median", "{median:.2f}"),
     ("mean", lambda row: signed(row["mean"])),
-    ("constant (%)", _share("constant")),
-    ("bias (%)", _share("bias_share")),
+    ("constant (%)", scattered("constant", ".1f", 100)),
+    ("bias (%)", scattered("bias_share", ".1f", 100)),
     ("main writers", _written),
 )
-BIASES = (*PLACE, ("norm", lambda row: amount(row["bias"])), ("share (%)", _share("bias_share")))
+BIASES = (*PLACE, ("norm", lambda row: amount(row["bias"])), ("share (%)", scattered("bias_share", ".1f", 100)))
 OWN = (
     *("role", "side", "layer", "head", "channel", "position", "value", "median", "mean", "rms", "constant"),
     *("bias", "bias_share", "features", "terms"),
@@ -270,7 +263,7 @@ def writing_findings(rows: list[dict]) -> list[Finding]:
     """The features that write most of the mean of the largest channel of keys of some layers, where that is constant;
     those of most layers first."""
     channels = _of(rows, "channel")
-    first = _first(_projected(channels[channels["role"] == "keys"]).dropna(subset=["features"])).to_dict("records")
+    first = _first(_projected(channels[channels["role"] == "keys"]).dropna(subset=["terms"])).to_dict("records")
     first = [row | {"feature": row["features"][0], "term": row["terms"][0]} for row in first]
     led = [row for row in first if row["constant"] >= CONSTANT and row["term"] / row["mean"] >= MOST]
     of_features = sorted(grouped(led, itemgetter("feature")).values(), key=lambda led: -len(led))
