@@ -15,7 +15,7 @@ from outliers.models.load import load_model
 from outliers.paper import report as module
 from outliers.paper.artefacts import ARTEFACTS, BEYOND
 from outliers.paper.facts import elsewhere
-from outliers.paper.published import Artefact, Published, by_keys, comparison
+from outliers.paper.published import Artefact, Published, comparison
 from outliers.paper.report import experiments, report
 from outliers.paper.shown import OF_KINDS, view_of
 from outliers.paper.table4 import table4_section
@@ -164,10 +164,14 @@ def test_values_published_elsewhere_stand_beside_table4():
     assert [table.name for table in table4_section(rows[-len(values) :]).tables] == ["table4"]
 
 
+def _own(rows: list[dict]) -> list[dict]:
+    return [row | {"model": "gpt2-0.1m"} for row in rows]
+
+
 def test_a_new_table_is_one_row_its_experiments_and_its_values(tmp_path, monkeypatch):
     published = Published("LLM.int8(), Table 2", ("model", "scheme"), {("gpt2-0.1m", "fp32"): 1.0})
-    show, measured = (lambda rows: Section("One more", rows, "nothing new")), by_keys("model", "scheme")
-    monkeypatch.setitem(ARTEFACTS, "table2", Artefact("Table 2", Experiment, published, measured, show))
+    table2 = Artefact("Table 2", Experiment, published, _own, lambda rows: Section("One more", rows, "nothing new"))
+    monkeypatch.setitem(ARTEFACTS, "table2", table2)
     (tmp_path / "table2.yaml").write_text(SMALL.replace("table1", "table2"))
     said = report(str(tmp_path / "table2.yaml"), tmp_path / "out")[0]
     assert "Table 2: one more" in said

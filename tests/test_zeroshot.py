@@ -354,7 +354,7 @@ def test_means_and_table():
     assert table.loc[("opt-1b", "llm.int8"), ("piqa", "acc")] == 0.6
     assert table.loc[("opt-1b", "llm.int8")].isna().sum() == 3
     assert accuracy_table(rows).cells[1] == ["opt-1b", "llm.int8", "60.0", "60.0", "–", "–", "–"]
-    assert ARTEFACTS["figure1"].measured(rows)["opt-1b", "piqa", "acc", "llm.int8"] == 0.6
+    assert ARTEFACTS["figure1"].ours(rows)["opt-1b", "piqa", "acc", "llm.int8"] == 0.6
     assert "float16, not quantized" in zeroshot_section(rows).printed
 
 

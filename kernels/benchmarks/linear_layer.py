@@ -168,7 +168,7 @@ def table(results: pd.DataFrame, form: str = "pipe") -> str:
     columns = [way for way in WAYS[1:] if way in set(results["way"])]
     passes = [way for way in results["way"].unique() if way.startswith(f"{LAYER}: ") and way != f"{LAYER}: {PRODUCT}"]
     limits = [LAYER, *passes] if "share_of_limit" in results and results["share_of_limit"].any() else []
-    cells, published = [], numbers_of("table5")
+    cells, published = [], numbers_of("table5", ("way", "dimension"))
     for (tokens, features, outputs), rows in results.groupby(["tokens", "features", "outputs"], sort=False):
         of = rows.set_index("way")
         paper = published.get((LAYER, str(features))) if (tokens, outputs) == (512, 4 * features) else None

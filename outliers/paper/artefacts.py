@@ -6,7 +6,7 @@ which drawing again does without.
 
 from functools import partial
 
-from outliers.paper.published import BLOG, Artefact, Published, by_keys
+from outliers.paper.published import BLOG, Artefact, Published, key_of
 from outliers.paper.table4 import PANELS, families_section, panel_section, table4_section
 from outliers.paper.table7 import table7_section, table9_section, table10_section
 from outliers.presets.ablate import Ablation
@@ -21,6 +21,7 @@ from outliers.presets.sweep import Experiment
 from outliers.presets.training import Training
 from outliers.presets.zeroshot import ZeroShot
 from outliers.show.axes import count_label
+from outliers.specification.kinds import Named
 from outliers.views.attention import attention_section
 from outliers.views.causes import causes_section
 from outliers.views.emergence import table4
@@ -44,92 +45,54 @@ def _largest(rows: list[dict]) -> list[dict]:
 def _metrics(rows: list[dict]) -> list[dict]:
     """The numbers of Table 4, one by one."""
     table = table4(rows).stack().dropna().rename_axis(["model", "metric"])
-    return table.rename("value").reset_index().to_dict("records")
+    return _named(table.rename("value").reset_index().to_dict("records"))
 
 
-def _tasks(rows: list[dict]) -> list[dict]:
-    return [row | {"metric": row["metric"].removeprefix(PREFIX)} for row in rows]
+def _named(rows: list[dict]) -> list[dict]:
+    """Values by the names that are printed for their models and metrics."""
+    return [row | {"model": key_of(row["model"]), "metric": row["metric"].removeprefix(PREFIX)} for row in rows]
 
 
 def _trained(rows: list[dict]) -> list[dict]:
     return [
-        run._asdict() | {"size": count_label(run.parameters), "value": run.perplexity.value} for run in settings(rows)
+        run._asdict() | {"model": count_label(run.parameters), "value": run.perplexity.value} for run in settings(rows)
     ]
 
 
 def _steps(rows: list[dict]) -> list[dict]:
     """Decode steps, of which the paper prints the milliseconds a token."""
-    return [row for row in rows if row["metric"] == "latency.decode"]
+    steps = (row for row in rows if row["metric"] == "latency.decode")
+    return _named([row | {"hardware": row["device_name"]} for row in steps])
 
 
-PAPER, SCORES = "LLM.int8(), Table ", ", scores of GLUE tasks"
+def _table(number: int, kind: type[Named], keys: tuple[str, ...], form: str = "{:.4g}", more: str = "", **of_ours):
+    """A table of the paper; more: of its source. of_ours: what is measured beside it, and what shows that."""
+    published = Published(f"LLM.int8(), Table {number}{more}", keys, numbers_of(f"table{number}", keys), form)
+    return Artefact(f"Table {number}", kind, published, **of_ours)
+
+
+FIGURE1 = ("model", "task", "metric", "scheme")
 RECIPE = ("model", "int8", "decomposition")
+SCORES = ", scores of GLUE tasks"  # of which nothing was measured: ours are perplexities
 ARTEFACTS = {
-    "table1": Artefact(
-        "Table 1",
-        Experiment,
-        Published(f"{PAPER}1", ("model", "scheme"), numbers_of("table1"), "{:.2f}"),
-        by_keys("model", "scheme"),
-    ),
+    "table1": _table(1, Experiment, ("model", "scheme"), "{:.2f}", measured=_named),
     "figure1": Artefact(
         "Figure 1",
         ZeroShot,
-        Published(
-            f"{BLOG} (the paper's figure prints no numbers)",
-            ("model", "task", "metric", "scheme"),
-            numbers_of("figure1", 3),
-        ),
-        by_keys("model", "task", "metric", "scheme", of=_tasks),
+        Published(f"{BLOG} (the paper's figure prints no numbers)", FIGURE1, numbers_of("figure1", FIGURE1)),
+        measured=_named,
     ),
-    "table3": Artefact(
-        "Table 3",
-        Memory,
-        Published(f"{PAPER}3", ("hardware", "bits"), numbers_of("table3"), "{}"),
-        by_keys("hardware", "bits", of=_largest),
-    ),
-    "table4": Artefact(
-        "Table 4",
-        Emergence,
-        Published(f"{PAPER}4", ("model", "metric"), numbers_of("table4")),
-        by_keys("model", "metric", of=_metrics),
-        table4_section,
-    ),
+    "table3": _table(3, Memory, ("hardware", "bits"), "{}", measured=_largest),
+    "table4": _table(4, Emergence, ("model", "metric"), measured=_metrics, section=table4_section),
     **{
         panel: Artefact(panel.replace("figure", "Figure "), Emergence, section=partial(panel_section, panel))
         for panel in PANELS
     },
-    "table5": Artefact(
-        "Table 5",
-        LinearLayers,
-        Published(f"{PAPER}5", ("way", "dimension"), numbers_of("table5"), "{:.2f}"),
-        by_keys("way", "dimension", of=times_of),
-    ),
-    "table6": Artefact(
-        "Table 6",
-        Latency,
-        Published(f"{PAPER}6; {BLOG}", ("model", "scheme", "hardware", "batch"), numbers_of("table6", 3)),
-        by_keys("model", "scheme", "device_name", "batch", of=_steps),
-    ),
-    "table7": Artefact(
-        "Table 7",
-        Training,
-        Published(f"{PAPER}7", RECIPE, numbers_of("table7", 3), "{:.2f}"),
-        by_keys("size", "int8", "decomposition", of=_trained),
-        table7_section,
-    ),
-    # Of Tables 10 and 9 nothing was measured: ours are perplexities, and the paper's are scores of tasks.
-    "table10": Artefact(
-        "Table 10",
-        Training,
-        Published(f"{PAPER}10{SCORES}", (*RECIPE, "task"), numbers_of("table10", 3)),
-        section=table10_section,
-    ),
-    "table9": Artefact(
-        "Table 9",
-        Training,
-        Published(f"{PAPER}9{SCORES}", ("method", "task"), numbers_of("table9")),
-        section=table9_section,
-    ),
+    "table5": _table(5, LinearLayers, ("way", "dimension"), "{:.2f}", measured=times_of),
+    "table6": _table(6, Latency, ("model", "scheme", "hardware", "batch"), more=f"; {BLOG}", measured=_steps),
+    "table7": _table(7, Training, RECIPE, "{:.2f}", measured=_trained, section=table7_section),
+    "table10": _table(10, Training, (*RECIPE, "task"), more=SCORES, section=table10_section),
+    "table9": _table(9, Training, ("method", "task"), more=SCORES, section=table9_section),
 }
 BEYOND = {
     "trace": Artefact("Outlier features", OneModel),

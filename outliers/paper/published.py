@@ -31,32 +31,26 @@ class Published(NamedTuple):
 class Artefact(NamedTuple):
     """A table or figure of the paper, or what an experiment beyond it shows.
 
-    kind: of its experiments. published: its numbers, where some were. measured: ours by the same keys, where the metric
-    is the same. section: what rows of it show, where that is not what those of its kind do.
+    kind: of its experiments. published: its numbers, where some were. measured: of rows, ours as records with a `value`
+    and what their keys are, where the metric is the same. section: what rows of it show, where that is not what those
+    of its kind do.
     """
 
     label: str
     kind: type[Named]
     published: Published | None = None
-    measured: Callable[[list[dict]], dict[Key, float | str]] | None = None
+    measured: Callable[[list[dict]], Iterable[Mapping]] | None = None
     section: Callable[[list[dict]], Section] | None = None
+
+    def ours(self, rows: list[dict]) -> dict[Key, float | str]:
+        """Measured values by the keys of published ones."""
+        records = self.measured(rows) if rows and self.measured else ()
+        return {tuple(str(record[key]) for key in self.published.keys): record["value"] for record in records}
 
 
 def key_of(model: str) -> str:
     """A model as the published numbers name it."""
     return short_name(model).lower()
-
-
-def by_keys(*fields: str, of: Callable[[list[dict]], Iterable[Mapping]] = list) -> Callable[[list[dict]], dict]:
-    """Measured values by the keys of printed ones; of: makes records with these fields and a `value` of rows."""
-
-    def measured(rows: list[dict]) -> dict[Key, float | str]:
-        return {
-            tuple(key_of(row[field]) if field == "model" else str(row[field]) for field in fields): row["value"]
-            for row in of(rows)
-        }
-
-    return measured
 
 
 def comparison(artefact: str, published: Published, measured: dict[Key, float | str]) -> Table:

@@ -172,8 +172,7 @@ def _section(spec: Named, folder: Path, rows: list[dict], reasons: list) -> Sect
     if rows:
         section = section_of(artefact.section, rows) if artefact.section else show(spec, folder, rows)
     if artefact.published:
-        ours = artefact.measured(records(rows)) if rows and artefact.measured else {}
-        beside.append(comparison(spec.shows, artefact.published, ours))
+        beside.append(comparison(spec.shows, artefact.published, artefact.ours(records(rows))))
     not_run = [str(reason) if isinstance(reason, NoOutlier) else f"Not run: {reason}" for reason in reasons]
     title = section.title
     if not title.startswith(artefact.label):

@@ -48,7 +48,7 @@ def table9_section(rows: list[dict]) -> Section:
     plain = {setting.int8: setting for setting in settings(rows) if setting.decomposition == "0 %"}
     ours = {method: plain[int8] for method, int8 in METHODS.items() if int8 in plain}
     cells, data = [], []
-    for method in dict.fromkeys(method for method, _ in numbers_of("table9")):
+    for method in dict.fromkeys(method for method, _ in numbers_of("table9", ("method", "task"))):
         setting = ours.get(method)
         cells.append([method, *(perplexities(setting)[:2] if setting else ("not run", MISSING))])
         data.append({"method": method, **(unrounded(setting) if setting else {})})

@@ -2,32 +2,24 @@
 
 import importlib
 
-_HOME = {
-    "heat_map": "outliers.views.trace",
-    "sorted_profile": "outliers.views.trace",
-    "magnitude_by_position": "outliers.views.trace",
-    "patch_map": "outliers.views.trace",
-    "key_map": "outliers.views.keys",
-    "ablation_bars": "outliers.views.ablation",
-    "life_line": "outliers.views.origins",
-    "weight_costs": "outliers.views.super_weights",
-    "damage_map": "outliers.views.damage",
-    "damage_bars": "outliers.views.damage",
-    "damage_heads": "outliers.views.damage",
-    "sweep_costs": "outliers.views.perplexity",
-    "plan_curve": "outliers.views.plan",
-    "remedy_costs": "outliers.views.remedies",
-    "frontier": "outliers.views.remedies",
-    "attention_costs": "outliers.views.attention",
-    "accuracy_by_size": "outliers.views.zeroshot",
-    "figure3": "outliers.views.emergence",
-    "figure4": "outliers.views.emergence",
-    "along_training": "outliers.views.emergence",
-    "causes": "outliers.views.causes",
-    "growth": "outliers.views.growth",
-    "your_style": "outliers.show.style",
-    "LOOK": "outliers.show.style",
+_VIEWS = {  # where figures are drawn
+    "trace": ["heat_map", "sorted_profile", "magnitude_by_position", "patch_map"],
+    "keys": ["key_map"],
+    "ablation": ["ablation_bars"],
+    "origins": ["life_line"],
+    "super_weights": ["weight_costs"],
+    "damage": ["damage_map", "damage_bars", "damage_heads"],
+    "perplexity": ["sweep_costs"],
+    "plan": ["plan_curve"],
+    "remedies": ["remedy_costs", "frontier"],
+    "attention": ["attention_costs"],
+    "zeroshot": ["accuracy_by_size"],
+    "emergence": ["figure3", "figure4", "along_training"],
+    "causes": ["causes"],
+    "growth": ["growth"],
 }
+_HOME = {name: f"outliers.views.{view}" for view, names in _VIEWS.items() for name in names}
+_HOME |= dict.fromkeys(["your_style", "LOOK"], "outliers.show.style")
 __all__ = list(_HOME)
 
 

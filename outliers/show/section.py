@@ -195,7 +195,9 @@ JOINED = ("tables", "drawings", "notes", "findings", "explorers")
 
 
 def together(title: str, sections: Sequence[Section]) -> Section:
-    """Several sections as one, of the rows of the first."""
+    """Several sections as one, of the rows of the first; the only one as it is."""
+    if len(sections) == 1:
+        return sections[0]
     lists = {name: [entry for section in sections for entry in getattr(section, name)] for name in JOINED}
     further = {name: frame for section in sections for name, frame in section.further.items()}
     printed = "\n\n".join(filter(None, (section.printed for section in sections)))

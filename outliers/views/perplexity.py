@@ -137,9 +137,8 @@ def sweep_section(rows: list[dict]) -> Section:
     """The section of a sweep; of pictures with their classification too."""
     picture_rows = [row for row in rows if row["metric"] in OF_PICTURES]
     loss_rows = [row for row in rows if row["metric"] in PERPLEXITIES]
-    if not picture_rows:
-        return _perplexities(rows)
-    sections = [*([_perplexities(loss_rows)] if loss_rows else []), _classes(picture_rows)]
+    parts = ((_perplexities, loss_rows), (_classes, picture_rows))
+    sections = [section(part) for section, part in parts if part]
     return together(sections[0].title, sections)._replace(rows=rows)
 
 

@@ -9,12 +9,12 @@ PRINTED = Path(__file__).with_name("printed")
 Key = tuple[str, ...]
 
 
-def numbers_of(name: str, parts: int = 1) -> dict[Key, float | str]:
-    """A printed table, its values row by row, by the parts of their row and their column; by the parts alone where it
-    has one column of values."""
+def numbers_of(name: str, keys: Key) -> dict[Key, float | str]:
+    """A printed table, its values row by row, by what they are of; columns that are called as a key say it of rows."""
     with (PRINTED / f"{name}.csv").open(newline="", encoding="utf-8") as file:
         header, *lines = csv.reader(file)
-    columns = [[column] for column in header[parts:]] if len(header) > parts + 1 else [[]]
+    parts = len(header) - len(set(header) - set(keys))
+    columns = [[column] for column in header[parts:]] if len(keys) > parts else [[]]
     return {
         (*line[:parts], *column): _value(text)
         for line in lines
@@ -30,7 +30,10 @@ def _value(text: str) -> float | str:
         return text
 
 
-TABLE1, TABLE7 = numbers_of("table1"), numbers_of("table7", 3)  # perplexity on C4; of models that were trained in int8
+TABLE1, TABLE7 = (
+    numbers_of("table1", ("model", "scheme")),  # perplexity on C4
+    numbers_of("table7", ("model", "int8", "decomposition")),  # of models that were trained in int8
+)
 FAIRSEQ = list(dict.fromkeys(model for model, _ in TABLE1))
 
 # LLaMA-2-7B on WikiText-2, weights by GPTQ, keys and values in 4 bits too: QuaRot (2024), Table 1. OPT-175B on

@@ -39,8 +39,7 @@ COLUMNS = (
 
 def range_section(rows: list[dict]) -> Section:
     """The largest numbers of each model under each variant; rows of other metrics are left out."""
-    sections = of_subjects([row for row in rows if row["metric"].startswith("range.")], _section)
-    return sections[0] if len(sections) == 1 else together("Ranges", sections)
+    return together("Ranges", of_subjects([row for row in rows if row["metric"].startswith("range.")], _section))
 
 
 def _section(rows: list[dict], ending: str) -> Section:

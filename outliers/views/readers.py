@@ -10,7 +10,7 @@ from outliers.models.names import short_name
 from outliers.presets.readers import readings
 from outliers.show.claims import Claim, say
 from outliers.show.section import Finding, Section, printed
-from outliers.show.tables import MISSING, Form, Table, cell, scattered
+from outliers.show.tables import MISSING, Table, cell, scattered
 from outliers.show.value import exact, value_of
 from outliers.show.words import percent
 from outliers.views.origins import reads
@@ -33,11 +33,6 @@ HEADS_CAPTION = (
     "standard deviations of random features: margin with and without the feature, the difference, that of random "
     "features, and the attention to the first position."
 )
-
-
-def _measured(form: Form) -> Form:
-    """A column of the attention, which places of other projections have not."""
-    return lambda row: MISSING if pd.isna(row["margin"]) else form.format(**row)
 
 
 def _deviations(row: Mapping) -> str:

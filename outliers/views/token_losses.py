@@ -10,7 +10,7 @@ from outliers.models.names import short_name
 from outliers.show.legends import legend, scheme_styles
 from outliers.show.section import Drawing, Finding, Section, printed, together
 from outliers.show.style import figure_function, panels_of
-from outliers.show.tables import MISSING, Table, cell
+from outliers.show.tables import MISSING, Table, cell, scattered
 from outliers.show.value import Rows, exact, grouped, records, value_of
 from outliers.show.words import part
 
@@ -46,6 +46,14 @@ SUMMARY = (
     "carry half of it, and their share."
 )
 BY_POSITION = "Increase of the loss of a predicted token by its position, in groups that double; points are means."
+OF_VARIANTS = (
+    ("variant", "{variant}"),
+    ("increase (nats)", lambda row: cell("+.2f", row["value"], row["value_deviation"])),
+    ("nats a token", lambda row: cell("+.4f", row["value_a_token"], row["value_deviation_a_token"])),
+    ("tokens", "{tokens:,}"),
+    ("carry half", scattered("half", ".0f")),
+    ("of the tokens", lambda row: MISSING if pd.isna(row["half"]) else part(row["half_a_token"])),
+)
 OF_PART = (
     ("tokens", "{tokens:.0f}"),
     ("of the tokens", "{tokens_share:.1%}"),
@@ -122,23 +130,9 @@ def _has_shares(total: Mapping) -> bool:
 
 
 def _summary_table(name: str, caption: str, totals: list[dict]) -> Table:
-    cells = [
-        [
-            total["variant"],
-            cell("+.2f", total["value"], total["value_deviation"]),
-            cell("+.4f", total["value"] / total["tokens"], _over(total["value_deviation"], total["tokens"])),
-            f"{total['tokens']:,}",
-            cell(".0f", total["half"], total["half_deviation"]),
-            MISSING if total["half"] is None else part(total["half"] / total["tokens"]),
-        ]
-        for total in totals
-    ]
-    headers = ["variant", "increase (nats)", "nats a token", "tokens", "carry half", "of the tokens"]
-    return Table(name, caption, headers, cells, pd.DataFrame(totals))
-
-
-def _over(deviation: float | None, tokens: int) -> float | None:
-    return None if deviation is None else deviation / tokens
+    data = pd.DataFrame(totals)
+    of_a_token = data[["value", "value_deviation", "half"]].astype(float).div(data["tokens"], axis=0)
+    return Table.of(name, caption, OF_VARIANTS, data, data.join(of_a_token, rsuffix="_a_token"))
 
 
 def _said(name: str, total: Mapping) -> list[str]:
