@@ -222,6 +222,18 @@ def test_other_code_has_another_hash(tmp_path, name, old, new):
     assert sources(tmp_path, (name, old, new)) != provenance.code_hash()
 
 
+def test_code_is_parsed_again_where_a_file_of_it_changed(tmp_path, monkeypatch):
+    monkeypatch.setattr(provenance, "PARSED", tmp_path / "code")
+    code_hash, code = provenance.code_hash.__wrapped__, provenance.code_hash()
+    assert code_hash() == code
+    monkeypatch.setattr(provenance, "hash_of", lambda _places: "0" * 12)
+    assert code_hash() == code
+    monkeypatch.setattr(provenance, "ROOMS", provenance.ROOMS[1:])
+    assert code_hash() == "0" * 12
+    (tmp_path / "code").write_text("torn")
+    assert code_hash() == "0" * 12
+
+
 def test_all_places_of_code_are_there():
     package = Path(outliers.__file__).parent
     assert all((package / room).exists() for room in provenance.ROOMS)
