@@ -1,5 +1,6 @@
 """Write what was measured into its folder: rows, tables, figures and the page."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
@@ -37,18 +38,18 @@ def write_files(section: Section, folder: Path) -> None:
         write_whole(folder / f"{drawing.name}.png", drawn(drawing.figure, "png"))
 
 
-def _kind(value) -> tuple:
-    """The kind of values in one column of Parquet, or of lists of them."""
-    if isinstance(value, list):
-        return list, *sorted({_kind(entry) for entry in value}, key=str)
-    return (float if isinstance(value, int) and not isinstance(value, bool) else type(value),)
+def _kinds(values: Iterable) -> set[tuple]:
+    """The kinds of values in one column of Parquet, and of lists of them; a list of none is of any."""
+    values = list(values)
+    kinds = {(float if kind is int else kind,) for kind in set(map(type, values)) - {list}}
+    lists = (value for value in values if isinstance(value, list) and value)
+    return kinds | {(list, *sorted(_kinds(value), key=str)) for value in lists}
 
 
 def _columns(rows: list[dict]) -> pd.DataFrame:
     """Rows as columns of one type each, as Parquet has them: where kinds are mixed, all are words."""
     frame = pd.DataFrame(rows)
     for column in frame.columns:
-        kinds = {_kind(value) for value in frame[column].dropna() if value != []}
-        if len(kinds) > 1:
+        if len(_kinds(frame[column].dropna())) > 1:
             frame[column] = frame[column].map(str, na_action="ignore")
     return frame

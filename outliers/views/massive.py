@@ -67,7 +67,8 @@ def becomes_of(rows: list[dict]) -> pd.DataFrame:
     plain = [row for row in rows if row["variant"] == BASELINE]
     rows_removed: list[dict] = []
     for removed, variant in removals(plain).items():
-        measured = [row for row in rows if row["variant"] == variant.name]
+        name = variant.name
+        measured = [row for row in rows if row["variant"] == name]
         perplexity = next(row["value"] for row in measured if row["metric"] == "perplexity")
         entry = max((row for row in measured if row["metric"] == "residual.value"), key=lambda row: abs(row["value"]))
         sinks = next(row for row in measured if row["metric"] == "sinks")

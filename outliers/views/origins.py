@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from outliers.metrics.origins import Account
     from outliers.show.value import Rows
 
+Singles = Mapping[tuple[float, float, str], pd.DataFrame]  # writers, by feature, layer and part
 AT = {"mean": ("value", "mean after the first position"), "first": ("first", "first position")}
 # Part: colour, hatch (which tells them apart in grey), place beside its layer.
 BARS = {"embedding": ("grey", "", 0.3), "attention": ("orange", "//", -0.2), "feed-forward": ("blue", "", 0.2)}
@@ -119,9 +120,9 @@ def _name_writers(axes: Axes, rows: pd.DataFrame, column: str) -> None:
     """Name the single writers that make the largest bars, each at the free place that is nearest to its bar's end."""
     parts = parts_of(rows).sort_values(column, key=abs, ascending=False, kind="stable")
     most = rows.loc[rows["metric"] == "origins.state", column].abs().max()
-    taken = _drawn(axes)
+    taken, singles = _drawn(axes), singles_of(rows)
     for part in parts.head(NAMED).to_dict("records"):
-        largest = largest_of(rows, part, column)
+        largest = largest_of(singles, part, column)
         worth = abs(part[column]) >= WORTH_A_NAME * most
         if worth and largest is not None and largest[column] / part[column] >= SHARE:
             end = part["layer"] + BARS[part["part"]][2], part[column]
@@ -180,12 +181,17 @@ def reads(cost: float, usual: Value) -> bool:
     return cost >= READ and exact(cost).is_above(usual)
 
 
-def largest_of(rows: pd.DataFrame, part: Mapping, column: str) -> pd.Series | None:
-    """The single writer that writes most of a part, as `parts_of` has it; None where none is known."""
-    in_layer = rows["layer"].isna() if part["layer"] == BEFORE else rows["layer"] == part["layer"]
-    singles = rows[in_layer & (rows["metric"] == "origins.writer") & rows["writer"].isin(SINGLE)]
-    singles = singles[(singles["writer"].map(PART_OF) == part["part"]) & (singles["feature"] == part["feature"])]
-    return None if singles.empty else singles.loc[(singles[column] * np.sign(part[column])).idxmax()]
+def singles_of(rows: pd.DataFrame) -> Singles:
+    """The single writers, by feature and part, as `parts_of` has them."""
+    singles = rows[(rows["metric"] == "origins.writer") & rows["writer"].isin(SINGLE)]
+    layer, part = singles["layer"].astype(float).fillna(BEFORE), singles["writer"].map(PART_OF)
+    return dict(iter(singles.groupby([singles["feature"], layer, part], sort=False)))
+
+
+def largest_of(singles: Singles, part: Mapping, column: str) -> pd.Series | None:
+    """The single writer that writes most of a part; None where none is known."""
+    of_part = singles.get((part["feature"], part["layer"], part["part"]))
+    return None if of_part is None else of_part.loc[(of_part[column] * np.sign(part[column])).idxmax()]
 
 
 def name_of(writer: Mapping | None) -> str | None:
@@ -444,8 +450,9 @@ def _columns(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _with_most(parts: pd.DataFrame, writers: pd.DataFrame) -> pd.DataFrame:
     """Parts of layers with the single writer that writes most of each, by mean and at the first position."""
+    singles = singles_of(writers)
     most = {
-        name: [name_of(largest_of(writers, part, column)) for part in parts.to_dict("records")]
+        name: [name_of(largest_of(singles, part, column)) for part in parts.to_dict("records")]
         for name, column in (("most", "value"), ("first_most", "first"))
     }
     return parts.assign(**most)
@@ -472,10 +479,10 @@ def _written(rows: pd.DataFrame, parts: pd.DataFrame, ordinary: pd.DataFrame, co
     if _standing_out(states.loc[[peak.name]], ordinary, column).empty:
         return None
     parts = _standing_out(parts, ordinary, column)
-    parts = parts[parts[column].abs() >= WORTH * abs(peak[column])]
+    parts, singles = parts[parts[column].abs() >= WORTH * abs(peak[column])], singles_of(rows)
     same, before = parts[column] * peak[column] > 0, parts["layer"] < peak["layer"]
     writers, takers = (
-        [_contribution(rows, part, column) for part in _most(chosen_parts, column, count).to_dict("records")]
+        [_contribution(singles, part, column) for part in _most(chosen_parts, column, count).to_dict("records")]
         for chosen_parts, count in ((parts[same & before], WRITERS), (parts[~same & ~before], TAKERS))
     )
     when = f"before layer {peak['layer']:.0f}" if peak["layer"] < len(states) - 1 else "after the last layer"
@@ -487,9 +494,9 @@ def _most(parts: pd.DataFrame, column: str, count: int) -> pd.DataFrame:
     return parts.loc[parts[column].abs().nlargest(count).index].sort_values("layer", kind="stable")
 
 
-def _contribution(rows: pd.DataFrame, part: Mapping, column: str) -> str:
+def _contribution(singles: Singles, part: Mapping, column: str) -> str:
     """A block of a layer with its contribution, and the single writer that makes most of it."""
-    value, largest = signed(part[column]), largest_of(rows, part, column)
+    value, largest = signed(part[column]), largest_of(singles, part, column)
     if part["layer"] == BEFORE:
         return f"the embedding ({value})"
     most = ""
@@ -527,7 +534,8 @@ def origins_explorer(rows: pd.DataFrame, of: str, readers: Mapping[str, Sequence
     rows: of the metric `origins`, of one model under one variant; of: what it is called. readers: of a feature the
     places that read it, where that was measured.
     """
-    rows = rows.reindex(columns=rows.columns.union(["count"], sort=False))  # which none has where all are named
+    # of the columns, which are copied with each selection, those that are told; none has a count where all are named
+    rows = rows.reindex(columns=["metric", "part", *OWN])
     by_feature = [group for _, group in rows[rows["feature"].notna()].groupby("feature", sort=False)]
     content = {
         "places": [words for _, words in AT.values()],
