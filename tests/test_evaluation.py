@@ -353,3 +353,20 @@ def in_new_thread(function):
     """What a function returns in a thread that begins now."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(function).result()
+
+
+@pytest.mark.parametrize(("most", "made"), [(2**28, 2), (0, 4)])
+def test_exact_logits_are_made_twice_at_most(blocks, monkeypatch, most, made):
+    """Once for one variant that is compared with them, and once for all that follow, where there is room."""
+    monkeypatch.setattr(states, "MOST_KEPT", most)
+    model, usual, heads = make_model("gpt2"), module.Head.logits, []
+    monkeypatch.setattr(module.Head, "logits", lambda head, *given: heads.append(head) or usual(head, *given))
+
+    def values(*names: str) -> list[float]:
+        subject = Given(model, blocks[:1])
+        return [record["value"] for record in records_of(Cell(subject, variant(name), Agreement()) for name in names)]
+
+    names = "absmax", "zero(3)", "llm.int8", "zero(5)"
+    together = values(*names)
+    assert len(heads) == made + len(names)
+    assert together == [value for name in names for value in values(name)]

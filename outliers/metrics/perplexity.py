@@ -250,14 +250,14 @@ def read_logits(
     block: Block,
     changed: Iterable[tuple[PreTrainedModel, torch.Tensor]],
     readers: Sequence[type[Reader]],
-    exact: tuple[PreTrainedModel, torch.Tensor] | None = None,
+    exact: tuple | None = None,
 ) -> list[list]:
     """The results of all readers for each of some models with its last hidden states (T, features) of a block.
 
     The vocabulary is passed once, a part after the other: the logits of a part are made once for all readers of a
     model, and those of the unquantized model once for all models.
 
-    exact: the unquantized model with its states, where a reader compares.
+    exact: the unquantized model with its states, where a reader compares, and perhaps what its logits are kept in.
     """
     heads, of_models, unquantized = [], [], None
     compares = any(reader.compares for reader in readers)
@@ -269,10 +269,10 @@ def read_logits(
             targets = targets.to(heads[-1].device)
         of_models.append([reader(model, block, targets) for reader in readers])
     if compares:
-        model, states = exact
-        unquantized = Head(model, family_of(model.config).predicted(block, states)[0])
+        model, states, *kept = exact
+        unquantized = Head(model, family_of(model.config).predicted(block, states)[0], *kept)
     for part in heads[0].parts if heads else ():
-        before = None if unquantized is None else unquantized.logits(part).to(heads[0].device)
+        before = None if unquantized is None else unquantized.kept_logits(part).to(heads[0].device)
         for head, of_model in zip(heads, of_models, strict=True):
             logits = head.logits(part, as_made)
             for reader in of_model:
@@ -289,10 +289,11 @@ class Head:
     """The head of a model for hidden states (T, features), of a part of the vocabulary at a time.
 
     All logits of a block, (T, vocabulary), are by far the largest tensor of an evaluation, and making them costs more
-    than using them.
+    than using them. kept: logits that are not made again, by the first token of their part.
     """
 
-    def __init__(self, model: PreTrainedModel, states: torch.Tensor):
+    def __init__(self, model: PreTrainedModel, states: torch.Tensor, kept: dict[int, torch.Tensor] | None = None):
+        self.kept = kept
         self.stack = stacks_of(model.config)[-1]
         self.config = config_of_stack(model.config, self.stack)
         self.weight, bias = self.stack.output(model)
@@ -309,6 +310,14 @@ class Head:
         if not (as_made and becomes is None):
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return becomes(logits, self.config) if becomes else logits
+
+    def kept_logits(self, part: slice) -> torch.Tensor:
+        """Those of a part, from the second time on as they were kept."""
+        if self.kept is None:
+            return self.logits(part)
+        if part.start not in self.kept:
+            self.kept[part.start] = self.logits(part)
+        return self.kept[part.start]
 
 
 def broken_at(model: PreTrainedModel, block: Block) -> BrokenModel:

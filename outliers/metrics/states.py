@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from outliers.errors import UserError
 from outliers.metrics.measurement import Keeps, Measurement, Read, Seen, by_seed
 from outliers.metrics.perplexity import finite_losses, read_logits
-from outliers.models.anatomy import decoder_layers, family_of
+from outliers.models.anatomy import decoder_layers, family_of, stacks_of
 from outliers.models.anatomy.examples import Block
 from outliers.models.decoder import AT_ONCE, inference, map_blocks, placed, run_decoder, run_from
 from outliers.models.load import find_device
@@ -20,7 +20,8 @@ from outliers.subjects.cell import Cell
 from outliers.variants.draw import drawn
 from outliers.variants.quantized import EXACT
 
-MOST_KEPT = 2**28  # bytes of hidden states that are kept for several variants, of the last ones and of inputs of layers
+# Bytes of hidden states that are kept for several variants: of the last ones, with logits, and of inputs of layers.
+MOST_KEPT = 2**28
 KEPT = 2  # of so many layers in a row the output of one is kept for the variant that follows
 
 
@@ -90,7 +91,10 @@ def _resident(
     seers, (variant,) = [cell.metric.seen for cell in cells], variants
     exact: list = [None] * len(blocks)
     if any(seer.compares for seer in seers):
-        exact = [(model, states) for states in _exact_states(bench, model, blocks, key)]
+        exact_states = _exact_states(bench, model, blocks, key)
+        reads = any(seer.compares for seer in seers if isinstance(seer, Read))
+        logits = _room_of_logits(bench, model, exact_states, key) if reads else exact
+        exact = [(model, *pair) for pair in zip(exact_states, logits, strict=True)]
     last_key = _key(variant, model, key)
     known = bench.states.get(last_key)
     last_states: dict[int, torch.Tensor] = {}
@@ -158,13 +162,13 @@ def _see(
     model: PreTrainedModel,
     block: Block,
     states: torch.Tensor,
-    exact: tuple[PreTrainedModel, torch.Tensor] | None,
+    exact: tuple | None,
 ) -> list:
-    """The values of each metric on a block; those that read logits read them at once."""
+    """The values of each metric on a block; those that read logits read them at once. exact: as of `read_logits`."""
     readers = [seer.reader for seer in seers if isinstance(seer, Read)]
     results = iter(read_logits(block, [(model, states)], readers, exact)[0] if readers else ())
     return [
-        next(results) if isinstance(seer, Read) else seer.see(model, block, states, exact if seer.compares else None)
+        next(results) if isinstance(seer, Read) else seer.see(model, block, states, exact and exact[:2])
         for seer in seers
     ]
 
@@ -184,6 +188,22 @@ def _exact_states(bench: Bench, model: PreTrainedModel, blocks: torch.Tensor, ke
     return last_states
 
 
+def _room_of_logits(
+    bench: Bench, model: PreTrainedModel, states: list[torch.Tensor], key: tuple
+) -> list[dict[int, torch.Tensor] | None]:
+    """Of each block what the logits of the unquantized model are kept in, for the second variant that is compared with
+    them and those after it, if there is room for those of all blocks."""
+    if key not in bench.logits:
+        bench.logits.clear()
+        bench.logits[key] = []
+    elif not bench.logits[key]:
+        weight, _ = stacks_of(model.config)[-1].output(model)
+        size = torch.promote_types(weight.dtype, torch.float32).itemsize * len(weight) * sum(map(len, states))
+        if size + _nbytes(states) <= MOST_KEPT:
+            bench.logits[key] = [{} for _ in states]
+    return bench.logits[key] or [None] * len(states)
+
+
 def _key(variant: Variant, model: PreTrainedModel, key: tuple) -> tuple:
     """A key of the last hidden states of a model under a variant."""
     return variant.name, repr(variant.fields(model)), *key
@@ -194,7 +214,8 @@ def _keep(bench: Bench, key: tuple, states: list[torch.Tensor]) -> None:
     and of variants the latest."""
     bench.states.pop(key, None)
     bench.states[key] = states
-    while _nbytes(chain.from_iterable(bench.states.values())) > MOST_KEPT:
+    logits = [of_part for of_blocks in bench.logits.values() for kept in of_blocks for of_part in kept.values()]
+    while _nbytes(chain(logits, *bench.states.values())) > MOST_KEPT:
         del bench.states[next((other for other in bench.states if other[0] != EXACT.name), key)]
 
 

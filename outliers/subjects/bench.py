@@ -70,8 +70,10 @@ class Bench:
         self._needing: set[str] = set()  # statistics that they have to have
         self._tokenizer: tuple | None = None
         self._form: PreTrainedModel | None = None  # the model, under the scheme whose codes others may share
-        # Of the last model by draw and part of a text: last hidden states, by variant too; what layers read as it is.
+        # Of the last model by draw and part of a text: last hidden states, by variant too; logits and what layers read
+        # as it is.
         self.states: dict[tuple, list[torch.Tensor]] = {}
+        self.logits: dict[tuple, list[dict[int, torch.Tensor]]] = {}
         self.inputs: dict[tuple, list[dict[int, torch.Tensor]]] = {}
         # Of the last variant that changes the first layer the changes, and what layers put out of blocks.
         self.passed: dict[tuple, tuple[tuple[frozenset, ...], list[dict[int, torch.Tensor]]]] = {}
@@ -102,7 +104,8 @@ class Bench:
         key = subject.model, subject.revision, form
         if key != self._key:
             self._key = self._loaded = self._form = None  # never two at once
-            for kept in (self._calibrations, self._needing, self.states, self.inputs, self.passed, self.traces):
+            of_model = self.states, self.logits, self.inputs, self.passed, self.traces
+            for kept in (self._calibrations, self._needing, *of_model):
                 kept.clear()
             self._loaded = load()
             self._form = self._loaded[0]
