@@ -303,7 +303,7 @@ MUTATIONS = {
         ("math.ceil(share * most)", "math.floor(share * most)"),
         ('node["CPU"] * memory / node["memory"]', 'node["CPU"] * memory / (2 * node["memory"])'),
     ],
-    "outliers/runs/again.py": [("if words & HUB.keys() or any(", "if words & HUB.keys() and any(")],
+    "outliers/runs/again.py": [(" and None not in map(local_place", " or None not in map(local_place")],
     "outliers/runs/forecast.py": [
         ("SLACK = 2", "SLACK = 1"),
         ("if room.gpus and sum(states) <=", "if room.gpus or sum(states) <="),

@@ -17,6 +17,7 @@ from outliers.metrics import states
 from outliers.metrics.latency import latency
 from outliers.metrics.records import Perplexity, ZeroShot
 from outliers.runs.planner import Planner
+from outliers.runs.run import foreseeing, of_all
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell
 from outliers.terminal import progress as module
@@ -26,6 +27,7 @@ from tests.conftest import make_model
 from tests.test_commands import SMALL, call
 
 MODEL = "pocket/gpt2-0.1m"
+COUNTS = [("one", 2), ("two", 3)]  # experiments, with their blocks
 
 
 class Clock:
@@ -296,6 +298,18 @@ def test_a_command_says_a_line(monkeypatch, capsys, tmp_path):
         re.match(r"pocket/gpt2-0.1m, absmax, perplexity, blocks 0 to 1: 2 of 4 blocks, 50%, about \d+ s left", line)
         for line in lines
     )
+
+
+def test_several_experiments_have_one_bar(monkeypatch, tmp_path):
+    """It expects the steps of all from the start, those of an experiment as they are once it runs."""
+    specs = [Cells(name=name, models=[MODEL], block=16, blocks=blocks) for name, blocks in COUNTS]
+    with foreseeing(specs) as bar:
+        assert bar.total == 5
+        bar.foresee(bar.foreseen[of_all(specs[0])]._replace(count=9))
+        for number, spec in enumerate(specs):
+            assert len(run(spec, tmp_path / str(number), bar=bar)) == 1
+            assert (bar.total, bar.n) == (5, (2, 5)[number])
+    assert not module._open
 
 
 def test_generations_say_how_far_they_are():

@@ -23,6 +23,7 @@ from outliers.terminal.command import called
 
 if TYPE_CHECKING:
     from outliers.subjects.bench import Bench
+    from outliers.terminal.progress import Progress
 
 logger = logging.getLogger(__name__)
 def experiments(name: str, device: str | None = None, models: Sequence[str] = ()) -> list[Named]:
@@ -95,15 +96,16 @@ def report(
     alone = len(specs) == 1
     folder = out or (specs[0].folder if alone else _folder(name, specs))
     places = [folder if alone else folder / Path(spec.name).name for spec in specs]
-    known: dict[str, tuple[list[dict], list]] = {}  # Table 4 and Figures 3 and 4 are one measurement
-    sections, bench = [], None if redraw else _bench()
-    for spec, place in zip(specs, places, strict=True):
-        measurement = spec.model_copy(update={"shows": None}).model_dump_json()
-        if measurement not in known:
-            known[measurement] = _measured(spec, place, force, bench) if bench else _drawn(spec, place)
-        sections.append(_without_repeats(_section(spec, place, *known[measurement]), sections))
+    asked = [spec.model_copy(update={"shows": None}).model_dump_json() for spec in specs]
+    once: dict[str, tuple[Named, Path]] = {}  # Table 4 and Figures 3 and 4 are one measurement
+    for measurement, *pair in zip(asked, specs, places, strict=True):
+        once.setdefault(measurement, tuple(pair))
+    known = {key: _drawn(*pair) for key, pair in once.items()} if redraw else _all_measured(once, force)
     if not any(rows for rows, _ in known.values()):
         raise UserError(str(next(reasons[0] for _, reasons in known.values())))
+    sections: list[Section] = []
+    for measurement, spec, place in zip(asked, specs, places, strict=True):
+        sections.append(_without_repeats(_section(spec, place, *known[measurement]), sections))
     command = [*called("report"), name, *models, *(["--device", device] if device else [])]
     for section, place in zip(sections, places, strict=True):
         if section.rows:
@@ -114,10 +116,14 @@ def report(
     return "\n" + "\n\n\n".join(printed), [row for rows, _ in known.values() for row in rows]
 
 
-def _bench() -> "Bench":
+def _all_measured(asked: dict[str, tuple[Named, Path]], force: bool) -> dict[str, tuple[list[dict], list]]:
+    """The rows of experiments in their folders, with one bar for all, and why there are no others."""
+    from outliers.runs.run import foreseeing
     from outliers.subjects.bench import Bench  # late, and so is all that measures: redrawing needs no torch
 
-    return Bench()
+    with foreseeing(spec for spec, _ in asked.values()) as bar:
+        bench = Bench(bar)
+        return {key: _measured(spec, place, force, bench, bar) for key, (spec, place) in asked.items()}
 
 
 def _drawn(spec: Named, folder: Path) -> tuple[list[dict], list[str]]:
@@ -126,17 +132,18 @@ def _drawn(spec: Named, folder: Path) -> tuple[list[dict], list[str]]:
     return rows, [] if rows else [f"'{folder}' has no finished rows of this experiment"]
 
 
-def _measured(spec: Named, folder: Path, force: bool, bench: "Bench") -> tuple[list[dict], list]:
+def _measured(spec: Named, folder: Path, force: bool, bench: "Bench", bar: "Progress") -> tuple[list[dict], list]:
     """The rows of an experiment, and why there are no others.
 
     Where something is wrong with an experiment of several models, each model has a try of its own. bench: with the
     model of the experiment before, which most of a page have in common.
     """
-    rows, reason = tried(spec, folder, force, bench)
+    rows, reason = tried(spec, folder, force, bench, bar)
     models = getattr(spec, "models", [])
     if reason is None or len(models) < 2:
         return rows, [reason] if reason else []
-    tries = {model: tried(spec.model_copy(update={"models": [model]}), folder, force, bench) for model in models}
+    copies = {model: spec.model_copy(update={"models": [model]}) for model in models}
+    tries = {model: tried(copied, folder, force, bench, bar) for model, copied in copies.items()}
     rows = [row for rows_of_model, _ in tries.values() for row in rows_of_model]
     return rows, [f"{model}: {why}" for model, (_, why) in tries.items() if why] if rows else [reason]
 
@@ -149,12 +156,14 @@ def drawn_again(spec: Named, folder: Path) -> list[dict]:
     return records(rows_of(spec, read(folder)))
 
 
-def tried(spec: Named, folder: Path, force: bool, bench: "Bench") -> tuple[list[dict], UserError | None]:
+def tried(
+    spec: Named, folder: Path, force: bool, bench: "Bench", bar: "Progress | None" = None
+) -> tuple[list[dict], UserError | None]:
     """The rows of an experiment, or why it cannot run."""
     from outliers.runs.run import run
 
     try:
-        return run(spec, folder, force, bench), None
+        return run(spec, folder, force, bench, bar), None
     except UserError as error:
         return [], error
 

@@ -32,15 +32,20 @@ def key_of(spec: Named, command: str) -> str | None:
 
     Files count by their sizes and times. None where something is of the hub, where it may have changed.
     """
-    words = set(_words(list(vars(spec).values())))
-    models = _words([getattr(spec, field, ()) for field in OF_MODELS])
-    if words & HUB.keys() or any(local_place(name) is None for name in models):
+    if not is_here(spec):
         return None
-    named = [packaged_file(word) if word in PACKAGED else Path(word) for word in sorted(words - {""})]
+    words = set(_words(list(vars(spec).values()))) - {""}
+    named = [packaged_file(word) if word in PACKAGED else Path(word) for word in sorted(words)]
     files = [file for place in [*CODE, *named] for file in _files_in(place)]
     variables = sorted(pair for pair in os.environ.items() if pair[0].startswith(VARIABLES))
     here = [sys.version, platform.node(), os.cpu_count(), INSTALLED.stat().st_mtime_ns, variables]
     return hashlib.sha256(repr((command, spec, os.getcwd(), _stamps(files), here)).encode()).hexdigest()
+
+
+def is_here(spec: Named) -> bool:
+    """Whether no model and no text of a specification is of the hub."""
+    models = _words([getattr(spec, field, ()) for field in OF_MODELS])
+    return HUB.keys().isdisjoint(_words(list(vars(spec).values()))) and None not in map(local_place, models)
 
 
 def printed(folder: Path, key: str | None) -> str | None:

@@ -4,23 +4,26 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from outliers.errors import BrokenModel, MeasurementFailed
+from outliers.errors import BrokenModel, MeasurementFailed, UserError
 from outliers.metrics.measurement import Keeps, Measurement, bundles_of
 from outliers.models.names import full_name
 from outliers.quantization.schemes import BASELINE
+from outliers.runs.again import is_here
 from outliers.runs.engine import Engine
 from outliers.runs.failures import failed, tried
-from outliers.runs.forecast import request_of
+from outliers.runs.forecast import Request, request_of
 from outliers.runs.rows import Row, Rows
+from outliers.specification.kinds import Named
 from outliers.subjects.bench import Bench, check_same_weights, naming
 from outliers.subjects.cell import Cell, Failed, NotMeasured, Plan, Subject, Task, following
 from outliers.subjects.provenance import code_hash, environment, joined, measuring
 from outliers.terminal.interrupt import stop_if_asked
-from outliers.terminal.progress import Progress, Steps
+from outliers.terminal.progress import FIXED, Progress, Steps
 from outliers.variants.together import schemes_of
 
 logger = logging.getLogger(__name__)
@@ -58,12 +61,10 @@ class Planner:
             plan.subject.check(cells)
             for cell in cells:
                 cell.metric.measurement.check(cell)
-        self.bar.unit = next((cell.metric.measurement.unit for cells in stages for cell in cells), self.bar.unit)
-        needs = [(plan.subject, keeps) for plan, cells in zip(plans, stages, strict=True) for keeps in keeps_of(cells)]
-        requests = [request_of(subject, keeps) for subject, keeps in needs if keeps]
-        if requests:
+        if not self.bar.foreseen:  # else it is that of several experiments
+            self.bar.unit = next((cell.metric.measurement.unit for cells in stages for cell in cells), self.bar.unit)
+        if requests := self._requests(plans, stages):
             self.refused = self.engine.forecast(requests)
-            self.sizes = {request.name: request.shape.weights for request in requests}
         for plan, cells in zip(plans, stages, strict=True):
             self._foresee(plan, cells, plan.usual())
         rows_of_plans: list[list[Row]] = [[] for _ in plans]
@@ -78,6 +79,22 @@ class Planner:
                     self._foresee(plans[number], waiting[number])
                 waiting = {number: cells for number, cells in waiting.items() if cells}
         return list(chain.from_iterable(rows_of_plans))
+
+    def _requests(self, plans: Sequence[Plan], stages: Sequence[list[Cell]]) -> list[Request]:
+        """The runs of models, whose sizes are known from now on."""
+        needs = [(plan.subject, keeps) for plan, cells in zip(plans, stages, strict=True) for keeps in keeps_of(cells)]
+        requests = [request_of(subject, keeps) for subject, keeps in needs if keeps]
+        self.sizes = {request.name: request.shape.weights for request in requests}
+        return requests
+
+    def usual_steps(self, plans: Sequence[Plan]) -> Iterator[Steps]:
+        """Those of plans of which nothing is measured yet, whose subjects are prepared."""
+        stages = [next(plan.stages) for plan in plans]
+        self._requests(plans, stages)
+        for plan, cells in zip(plans, stages, strict=True):
+            steps = [self.steps(bundle) for bundle in bundles_of(cells)]
+            left = plan.usual() * len(plan.subject.blocks) - sum(stage.count for stage in steps)
+            yield from (*steps, Steps(max(0, left), self.sizes.get(plan.subject.name, 0)))
 
     def _measured(self, cells: list[Cell]) -> dict[Cell, Row]:
         """The row of each cell, found or measured; of those that fail it is written after all others."""
@@ -237,7 +254,7 @@ class Planner:
         """Let the bar expect the cells of a stage of a plan, and those after it by what is left of the usual passes."""
         before, kind = self.bar.total, f"later {id(plan.stages)}"
         self._expect(cells)
-        passes = usual * len(plan.subject.blocks) if usual else self.bar.foreseen[kind]
+        passes = usual * len(plan.subject.blocks) if usual else self.bar.foreseen[kind].count
         left = max(0, passes - self.bar.total + before) if cells else 0
         self.bar.foresee(Steps(left, self.sizes.get(plan.subject.name, 0), kind))
 
@@ -301,6 +318,21 @@ class Planner:
         row = replace(twin, asked=cell.asked, made=twin.made | {"same_weights_as": other})
         self._write({cell: row})
         return row
+
+
+def usual_steps(spec: Named) -> Steps:
+    """The usual steps of a specification, as of one model; none where a model or a text of it is of the hub, or wrong,
+    which its run says."""
+    steps = []
+    with suppress(UserError):
+        if is_here(spec):
+            plans = spec.plans()
+            for plan in plans:
+                plan.subject.prepare()
+            steps = list(Planner(None, None, None, "").usual_steps(plans))
+    count = sum(one.count for one in steps)
+    size = sum(one.work for one in steps) // count - FIXED if count else 0
+    return Steps(count, size)
 
 
 def _following(plan: Plan, rows: list[Row]) -> list[Cell]:

@@ -3,7 +3,8 @@
 import importlib.util
 import logging
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,12 +16,19 @@ from outliers.subjects.cell import Cell, Plan, following
 
 if TYPE_CHECKING:
     from outliers.subjects.bench import Bench
+    from outliers.terminal.progress import Progress
 
 OF_ONE_MODEL = ("trace", "ablate", "origins", "damage")  # experiments of which a folder holds those of one model
 logger = logging.getLogger(__name__)
 
 
-def run(spec: Named, out: str | Path | None = None, force: bool = False, bench: "Bench | None" = None) -> list[dict]:
+def run(
+    spec: Named,
+    out: str | Path | None = None,
+    force: bool = False,
+    bench: "Bench | None" = None,
+    bar: "Progress | None" = None,
+) -> list[dict]:
     """Return the rows of a specification, measured or read from its folder.
 
     Each finished row is on disk before the next one starts; rows found there are used again. Names, texts and sizes are
@@ -32,6 +40,7 @@ def run(spec: Named, out: str | Path | None = None, force: bool = False, bench: 
         out: folder for `rows.jsonl`, and for a trace that is kept; by default that of the specification.
         force: measure again what is finished.
         bench: what an earlier run in this process has left, such as its model, of which this one takes what it can.
+        bar: that of several runs; see `foreseeing`.
 
     Returns:
         A flat dictionary for each value, subject by subject, in the order of what is asked; for a cell that failed one
@@ -47,16 +56,35 @@ def run(spec: Named, out: str | Path | None = None, force: bool = False, bench: 
     from outliers.runs.engine import engine_of  # late, for it brings torch, which redrawing does without
     from outliers.runs.planner import Planner
     from outliers.subjects.bench import Bench
-    from outliers.terminal.progress import Progress
+    from outliers.terminal.progress import Progress, Steps
 
+    if bar:
+        bar.foresee(Steps(kind=of_all(spec)))  # which are known better from now on
     plans = [plan for plan in spec.plans() if _is_possible(plan)]
     for plan in plans:
         plan.subject.prepare()  # mistakes show before a folder is made
     rows = Rows(Path(out or spec.folder))
-    with rows, Progress(0) as bar, engine_of(spec, bar, bench or Bench(bar)) as engine:
+    with rows, nullcontext(bar) if bar else Progress(0) as bar, engine_of(spec, bar, bench or Bench(bar)) as engine:
         if isinstance(spec, OfOneModel):
             _check_alone(spec, rows)
         return records(Planner(rows, engine, bar, spec.experiment or spec.name, force).run(plans))
+
+
+@contextmanager
+def foreseeing(specs: Iterable[Named]) -> "Iterator[Progress]":
+    """The bar of the runs of some specifications, which expects the usual steps of all from the start."""
+    from outliers.runs.planner import usual_steps  # late, as in `run`
+    from outliers.terminal.progress import Progress
+
+    with Progress(0, "step") as bar:
+        for spec in specs:
+            bar.foresee(usual_steps(spec)._replace(kind=of_all(spec)))
+        yield bar
+
+
+def of_all(spec: Named) -> str:
+    """The kind of the steps of a specification that are foreseen."""
+    return f"of {spec.name}"
 
 
 def _check_alone(spec: OfOneModel, rows: Rows) -> None:

@@ -5,7 +5,7 @@ import math
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
@@ -61,7 +61,7 @@ class Progress(tqdm):
         self.clock, self.start = clock, clock()
         self.step, self.begun = Steps(1), {""}  # one like those that are made now, and the kinds of all so far
         self.todo = Counter({"": Steps(total).work})  # work that is left, by kind
-        self.foreseen: Counter[str] = Counter()  # steps of stages that values decide, by kind
+        self.foreseen: dict[str, Steps] = defaultdict(Steps)  # that are not decided yet, by kind
         self.made = 0.0  # work of this run, which that of earlier ones says nothing about
         self.together = 1  # steps that are being made at once
         self.inside = 0.0  # how many of them are, as it were
@@ -82,10 +82,11 @@ class Progress(tqdm):
 
     def foresee(self, steps: Steps) -> None:
         """Expect so many steps of a kind, in the place of those that it was told before."""
-        if more := steps.count - self.foreseen[steps.kind]:
-            self.expect(steps._replace(count=more))
-            self.foreseen[steps.kind] = steps.count
-            self.begun.add(steps.kind)  # the usual number stands for steps that take as long
+        before = self.foreseen[steps.kind]
+        self.total += steps.count - before.count
+        self.todo[steps.kind] += steps.work - before.work
+        self.foreseen[steps.kind] = steps
+        self.begun.add(steps.kind)  # the usual number stands for steps that take as long
 
     def enter(self, name: str, steps: Steps) -> None:
         """Say which measurement comes now, of so many steps; within one of none nothing is seen of any step."""
