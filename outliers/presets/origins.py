@@ -74,7 +74,7 @@ class Account(OfOneModel):
     )
     controls: Several = Field(default=5, description="Draws of random features, as controls.")
     seed: int = Field(default=0, description="Seed of random draws.", ge=0, lt=2**63)
-    blocks: Count = Field(default=3, description="Number of blocks, from the start of the text.")
+    blocks: Count = Field(default=2, description="Number of blocks, from the start of the text.")
 
     def plans(self) -> list[Plan]:
         """The parts of the account of the features of a specification; by default of what a trace finds."""
