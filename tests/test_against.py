@@ -243,17 +243,6 @@ def test_another_type_of_gguf(kind, bits, monkeypatch, capsys, tmp_path):
 # In a sweep, and by its writing
 
 
-def test_a_sweep_has_such_a_checkpoint_as_a_column(model, monkeypatch, capsys, tmp_path):
-    of_bitsandbytes(model, tmp_path, load_in_8bit=True)
-    outliers.load_tokenizer(MODEL).save_pretrained(tmp_path / "theirs")
-    arguments = ["--model", f"{MODEL},{tmp_path / 'theirs'}", "--scheme", "fp32", "--block", 32, "--blocks", 2]
-    code, out, err = call(monkeypatch, capsys, *arguments, "--out", tmp_path / "out")
-    assert code == 0, err
-    assert "theirs" in out
-    stored = {row["model"]: row.get("quantized_from") for row in records_in(tmp_path / "out")}
-    assert stored == {MODEL: None, str(tmp_path / "theirs"): "bitsandbytes"}
-
-
 def test_a_sweep_says_what_a_folder_of_codes_is_for(own, monkeypatch, capsys, tmp_path):
     assert "holds an int8 model of outliers.save_quantized" in refused(monkeypatch, capsys, own, "--out", tmp_path)
 

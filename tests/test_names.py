@@ -160,14 +160,6 @@ def test_a_place_by_either_name_is_one_variant():
 
 
 @pytest.mark.parametrize(
-    "place", ["blocks.1.ln1.hook_normalized", "blocks.1.mlp.hook_post", "blocks.1.hook_resid_post", "blocks.1."]
-)
-def test_what_no_projection_reads_is_no_place(place):
-    with pytest.raises(UserError, match="unknown place"):
-        variant(f"zero(3@{place})")
-
-
-@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ({"names": "baukit"}, "unknown names 'baukit'; known: transformerlens, nnsight"),

@@ -30,12 +30,10 @@ from outliers.quantization.remedies.hadamard import drawn, rotate
 from outliers.quantization.remedies.smoothing import factors
 from outliers.quantization.schemes import by_weights, get_scheme, read_scheme, write_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
-from outliers.runs.frame import records_in
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.text.blocks import load_text, tokens_hash
 from outliers.views.perplexity import perplexity_table
 from tests.conftest import make_model
-from tests.test_commands import call
 
 ROW, COLUMN = Quantizer("int8", "row"), Quantizer("int8", "column")
 MODEL = "pocket/gpt2-0.1m"
@@ -571,19 +569,3 @@ def test_a_remedy_for_all_schemes(tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             Experiment(schemes=schemes, transform=transform, **SMALL)
-
-
-def test_a_remedy_in_a_command(monkeypatch, capsys, tmp_path):
-    arguments = ["--model", MODEL, "--block", "32", "--blocks", "2", "--scheme", "fp32,absmax", "--out", tmp_path]
-    code, out, _ = call(monkeypatch, capsys, *arguments, "--transform", "tokens=9+smoothing=0.6")
-    assert code == 0
-    assert "absmax+tokens=9+smoothing=0.6" in out
-    assert [row["scheme"] for row in records_in(tmp_path)] == ["fp32", "absmax+tokens=9+smoothing=0.6"]
-    code, _, err = call(monkeypatch, capsys, *arguments, "--transform", "smoothing", "--calibration", "sample")
-    assert code == 2
-    assert err.startswith("error: block 1 to calibrate on is block 1 of what is measured")
-
-
-# A real model
-
-

@@ -348,6 +348,9 @@ def test_what_does_nothing_is_not_written():
         "bitsandbytes+alpha=0": "the threshold of bitsandbytes is 0; expected a positive number",
         "absmax+zero(3)+bitsandbytes": "has two schemes, of which the second would replace the first",
         "zero(3@x)": "unknown place 'x'; known: attn_in, ffn_in, q, k, v",
+        "zero(3@blocks.1.)": "unknown place",  # and of TransformerLens what no projection reads
+        **{f"zero(3@blocks.1.{name})": "unknown place" for name in ("ln1.hook_normalized", "mlp.hook_post")},
+        "zero(3@blocks.1.hook_resid_post)": "unknown place",
         "zero(3@layers.1.qq)": "unknown place 'qq'; did you mean q?",
         "zero(3@layers.1.)": "unknown place 'layers.1.'",
         "zero(3@layers.2:2.q)": "place 'layers.2:2.q' has nothing in it; expected",
