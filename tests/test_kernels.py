@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from outlier_kernels import cpu, dispatch, reference
-from outlier_kernels.cpu import packed
+from outlier_kernels.cpu import all_passes, packed
 from outlier_kernels.formats import FORMATS, Quantizer, granularities
 
 from tests.conftest import needs_int8_units, pairwise
@@ -227,9 +227,9 @@ def test_the_largest_weight_stays_finite():
 @pairwise(
     "shape dtype outliers granularity bias",
     # Tokens, features, outputs: one token, parts of tiles, of words and of blocks, several strips and pieces.
-    [(1, 576, 192), (5, 30, 70), (7, 1, 1), (200, 300, 130), (97, 1030, 65)],
+    [(1, 576, 192), (5, 30, 70), (7, 1, 1), (200, 300, 130), (97, 1030, 65), (9, 40, all_passes().STRIP + 300)],
     [*DTYPES, torch.float64],
-    [0, 1, packed.FEW, packed.FEW + 1],
+    [0, 1, 2, 3, packed.FEW, packed.FEW + 1],
     ["row", "tensor"],
     [None, torch.float32, torch.bfloat16, torch.float64],
 )

@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from outlier_kernels import dispatch, reference
-from outlier_kernels.cpu import all_passes, codes, packed, plain
+from outlier_kernels.cpu import codes, packed, plain
 from outlier_kernels.formats import ROWS, Quantizer
 from outlier_kernels.reference import Exact, Quantized
 
@@ -214,22 +214,6 @@ def test_wide_layers(several_threads, shape, layout, kind):
         for threshold, of_exact in ((None, None), (6.0, None), (6.0, Exact(exact, weights))):
             given = LAYOUTS[layout](x), weight, torch.randn(outputs), activations, threshold, of_exact
             assert_same(plain.linear(*given), reference.linear(*given))
-
-
-@needs_int8_units
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("outliers", range(6))
-def test_wide_packed_layers(several_threads, dtype, outliers):
-    """More outputs than a strip of them, and outlier features with loops of their own and without."""
-    x, exact = torch.randn(9, 40).to(dtype), torch.randn(all_passes().STRIP + 300, 40)
-    x[4, 5 : 5 + outliers] = 20.0
-    weight = reference.quantize(exact, Quantizer("int8", "column"))
-    for bias in (None, torch.randn(len(exact))):
-        found, expected = (
-            path.linear(x, operand, bias, threshold=6.0).float()
-            for path, operand in ((packed, packed.pack(weight)), (reference, weight))
-        )
-        torch.testing.assert_close(found, expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-4)
 
 
 OUTLIER = 2  # a feature; of each row, whether it is to be quantized again without it (None: either will do)

@@ -258,16 +258,3 @@ def test_moments_of_a_state_that_is_read_in_parts(path):
         rows = want[first:].numpy()
         assert found["kurtosis_tensor"][first].item() == pytest.approx(scipy.stats.kurtosis(rows, None, fisher=False))
         assert found["kurtosis_token"][first].item() == pytest.approx(scipy.stats.kurtosis(rows, 1, fisher=False).sum())
-
-
-@given(st.lists(st.floats(0, 2.0**100, width=32), min_size=1, max_size=200))
-def test_median_of_anything(values):
-    x = torch.tensor(values)
-    assert reference_states.median(x) == np.sort(values)[(len(values) - 1) // 2]
-
-
-def test_median_of_large_and_uneven_states():
-    x = random(300, 128).abs()
-    x[:, 5] *= 1e4
-    for changed in (x, x.sort(0).values, torch.where(x > 0.5, 1.0, 0.0), x.T):
-        assert reference_states.median(changed) == changed.median()

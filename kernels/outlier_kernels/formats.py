@@ -198,6 +198,11 @@ def large_groups(groups: float) -> int:
     return max(1, int(groups / LARGE_GROUPS))
 
 
+def is_int8(quantizer: Quantizer | None) -> bool:
+    """Whether kernels make its codes: int8 of rows, or of everything."""
+    return quantizer is not None and quantizer.format == "int8" and quantizer.group is None
+
+
 def granularities(format: str, operand: str) -> list[str]:
     """The granularities that an operand in a format may have."""
     fixed = FORMATS[format].group is not None

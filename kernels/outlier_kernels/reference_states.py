@@ -71,7 +71,7 @@ def add_residual(
     magnitude = x.abs()
     by_feature = magnitude.amax(0)
     check_finite(by_feature)
-    middle = median(magnitude)
+    middle = magnitude.median()  # of an even number the lower one
     if kept is not None:
         kept.copy_(torch.maximum(kept.to(x), magnitude))
     join_largest(statistics, x, by_feature, ids)
@@ -124,23 +124,6 @@ def kurtosis(means: torch.Tensor) -> torch.Tensor:
     central_fourth = fourth - 4 * mean * cube + 6 * mean**2 * square - 3 * mean**4
     constant = variance <= 1e-14 * square
     return torch.where(constant, 1.0, central_fourth / torch.where(constant, 1.0, variance) ** 2)
-
-
-def median(magnitudes: torch.Tensor) -> torch.Tensor:
-    """The median of a tensor (the lower one of an even number), faster than by selection among all entries.
-
-    A sample gives two bounds between which the median lies almost surely; what is below them is only counted.
-    """
-    flat = magnitudes.flatten()
-    rank = (len(flat) - 1) // 2
-    sample = flat[:: max(1, len(flat) // 4096) | 1].sort().values  # an odd stride meets every feature
-    low, high = (sample[min(int(len(sample) * part), len(sample) - 1)] for part in (0.45, 0.55))
-    under = flat < low
-    between = flat[under != (flat <= high)]
-    rank_between = rank - int(under.sum())
-    if not 0 <= rank_between < len(between):
-        return flat.median()
-    return between.kthvalue(rank_between + 1).values
 
 
 def attention_sums(query: torch.Tensor, key: torch.Tensor, scaling: float) -> torch.Tensor:

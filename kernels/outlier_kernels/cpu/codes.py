@@ -4,15 +4,10 @@ import torch
 
 from outlier_kernels.cpu import all_passes
 from outlier_kernels.cpu.compiled import KINDS
-from outlier_kernels.formats import Quantizer
+from outlier_kernels.formats import Quantizer, is_int8
 from outlier_kernels.reference_integers import Quantized, absmax_scale, dynamic_range_and_zero_point
 
 STRIP = 512  # features at once, at most, whose extremes are looked for
-
-
-def is_int8(quantizer: Quantizer | None) -> bool:
-    """Whether the passes make its codes: those of rows, or of everything."""
-    return quantizer is not None and quantizer.format == "int8" and quantizer.group is None
 
 
 def as_rows(matrix: torch.Tensor) -> torch.Tensor:

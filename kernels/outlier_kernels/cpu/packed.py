@@ -14,7 +14,7 @@ import torch
 
 from outlier_kernels.cpu import all_passes, codes
 from outlier_kernels.cpu.compiled import KINDS
-from outlier_kernels.formats import ROWS, Quantizer
+from outlier_kernels.formats import ROWS, Quantizer, is_int8
 from outlier_kernels.reference_integers import Quantized
 
 LARGEST_K = 66_000  # features in one sum of products of up to 255 · 127: k · 32385 < 2^31
@@ -54,7 +54,7 @@ def prepare(weight: Quantized, activations: Quantizer | None = ROWS) -> Packed |
 def packs(weight: Quantized, activations: Quantizer | None = ROWS) -> bool:
     """Whether a weight can be packed for activations: both int8 and absmax, its scales float32, and codes whose sums
     have room for the products."""
-    if not codes.is_int8(activations) or not activations.symmetric:
+    if not is_int8(activations) or not activations.symmetric:
         return False
     if not weight.has_exact_sums or weight.zero_point is not None or weight.scale.dtype != torch.float32:
         return False

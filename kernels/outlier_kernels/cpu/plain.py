@@ -12,7 +12,7 @@ import torch
 from outlier_kernels import reference
 from outlier_kernels.cpu import all_passes, codes
 from outlier_kernels.cpu.compiled import KINDS
-from outlier_kernels.formats import ROWS, Quantizer
+from outlier_kernels.formats import ROWS, Quantizer, is_int8
 from outlier_kernels.reference import Exact, Quantized
 
 OUTERMOST = 126  # what the largest of a zeropoint group may be rounded to
@@ -22,7 +22,7 @@ LARGEST_ZERO_POINT = 2**20  # and zero points, beyond which float32 is too coars
 
 def serves(weight: Quantized, activations: Quantizer | None, dtype: torch.dtype) -> bool:
     """Whether both operands are int8 and their scales float32, for outputs that the passes can write."""
-    if not codes.is_int8(activations) or dtype not in KINDS:
+    if not is_int8(activations) or dtype not in KINDS:
         return False
     return weight.has_exact_sums and weight.scale.dtype == torch.float32
 
@@ -41,7 +41,7 @@ def linear(
     by_reference = partial(reference.linear, hidden_states, weight, bias, activations, threshold, exact)
     if not x.numel() or len(outliers) == x.shape[1]:
         return by_reference()
-    if len(outliers) and exact is not None and not codes.is_int8(exact.quantizer):  # codes may follow from anything
+    if len(outliers) and exact is not None and not is_int8(exact.quantizer):  # codes may follow from anything
         return by_reference()
     room = x.new_empty(x.shape, dtype=torch.int8)
     quantized = codes.quantize_without(x, activations, outliers, room)

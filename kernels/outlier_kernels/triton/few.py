@@ -24,8 +24,8 @@ def multiply(
     rows, light = 16 if tokens <= 16 else FEW, x.itemsize <= 2 and activations.symmetric
     depth = 4096 // rows if light else LEAST_DEPTH  # of what registers hold
     launch(
-        *(multiply_few, (triton.cdiv(outputs, columns),), x, aligned(weight.codes, padded), *small, result),
-        *(tokens, outputs, features, padded, *x.stride(), int(weight.scale.numel() > 1)),
+        *(multiply_few, (triton.cdiv(outputs, columns),), x, (aligned(weight.codes, padded), *small), result),
+        *((tokens, outputs, features, padded, *x.stride()), int(weight.scale.numel() > 1)),
         None if threshold is None else float(threshold),
         PER_ROW=activations.per_row,
         ROWS=rows,
@@ -41,18 +41,9 @@ def multiply(
 @triton.jit
 def multiply_few(
     x,
-    other_codes,
-    other_scale,
-    other_zero_point,
-    other_code_sums,
-    bias,
+    others,
     result,
-    rows,
-    columns,
-    features,
-    padded,
-    row_stride,
-    feature_stride,
+    sizes,
     other_scale_stride,
     threshold,
     PER_ROW: tl.constexpr,
@@ -61,6 +52,8 @@ def multiply_few(
     DEPTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    other_codes, other_scale, other_zero_point, other_code_sums, bias = others
+    rows, columns, features, padded, row_stride, feature_stride = sizes
     row, place = tl.arange(0, ROWS), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside, column = row < rows, tl.minimum(place, columns - 1).to(tl.int64)
     x += row[:, None].to(tl.int64) * row_stride

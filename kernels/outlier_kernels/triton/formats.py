@@ -7,12 +7,13 @@ import triton
 import triton.language as tl
 
 from outlier_kernels import reference
-from outlier_kernels.formats import E4M3, FORMATS, Element, Format, Quantizer
+from outlier_kernels.formats import E4M3, FORMATS, Format, Quantizer
 from outlier_kernels.reference_formats import LEAST_E4M3, LEAST_SHARED
-from outlier_kernels.reference_integers import Quantized, largest_code
+from outlier_kernels.reference_integers import Quantized
+from outlier_kernels.states import DTYPES
 from outlier_kernels.triton import launch
 from outlier_kernels.triton.outlier_features import find_outliers
-from outlier_kernels.triton.quantization import DTYPES, join_limits, load_inliers, round_to_even
+from outlier_kernels.triton.quantization import join_limits, load_inliers, round_to_even
 
 ENTRIES = 2048  # of a tile
 STRIP = 2048  # features at once, at most
@@ -22,39 +23,37 @@ TINY, LEAST, OF_E4M3 = (tl.constexpr(number) for number in (torch.finfo(torch.fl
 class Rounding(NamedTuple):
     """The way from a group's largest magnitude to its scale, and from values divided by that to codes.
 
-    divisor: of the largest magnitude, or 0 where its power of two is the scale, times two factors, of which the first
-    leaves a number that e8m0 has. of_matrix: divisor of the largest magnitude of the matrix, under which there are
+    divisor: of the largest magnitude, or 0 where its power of two is the scale, times two numbers, of which the first
+    leaves one that e8m0 has. of_matrix: divisor of the largest magnitude of the matrix, under which there are
     scales in e4m3; 0 for none. mantissa_bits: of floating-point codes, -1 for whole ones; least_step: their smallest
-    step. least, most: codes.
+    step. smallest, largest: codes.
     """
 
     divisor: float
-    factors: tuple[float, float]
+    first: float
+    second: float
     of_matrix: float
     mantissa_bits: int
     least_step: float
-    least: float
-    most: float
+    smallest: float
+    largest: float
 
 
 def rounding_of(format: Format) -> Rounding | None:
     """That of a format; None if the kernel does not round to it."""
-    element, half = format.element, 2 ** (format.bits - 1)
+    element, half = format.element, 2.0 ** (format.bits - 1)
     if format.quantizer == "quantize_integers":
-        return Rounding(largest_code(format), (1, 1), 0, -1, 0, -largest_code(format), largest_code(format))
+        return Rounding(half - 1, 1.0, 1.0, 0.0, -1, 0.0, 1 - half, half - 1)
     if format.quantizer == "quantize_mantissas":
-        return Rounding(0, (1, 2.0 ** (2 - format.bits)), 0, -1, 0, -half, half - 1)
+        return Rounding(0.0, 1.0, 2 / half, 0.0, -1, 0.0, -half, half - 1)
     if format.quantizer not in ("quantize_scaled", "quantize_microscaling", "quantize_nvfp4"):
         return None
-    codes = (element.mantissa_bits, _least_step(element), -element.largest, element.largest)
+    least_step = 2.0 ** (element.least_exponent - element.mantissa_bits)
+    codes = (element.mantissa_bits, least_step, -element.largest, element.largest)
     if format.quantizer == "quantize_microscaling":
-        return Rounding(0, (2.0**-element.largest_exponent, 1), 0, *codes)
-    of_matrix = element.largest * E4M3.largest if format.quantizer == "quantize_nvfp4" else 0
-    return Rounding(element.largest, (1, 1), of_matrix, *codes)
-
-
-def _least_step(element: Element) -> float:
-    return 2.0 ** (element.least_exponent - element.mantissa_bits)
+        return Rounding(0.0, 2.0**-element.largest_exponent, 1.0, 0.0, *codes)
+    of_matrix = element.largest * E4M3.largest if format.quantizer == "quantize_nvfp4" else 0.0
+    return Rounding(element.largest, 1.0, 1.0, of_matrix, *codes)
 
 
 def serves(matrix: torch.Tensor | Quantized, quantizer: Quantizer | None, dtype: torch.dtype | None = None) -> bool:
@@ -87,17 +86,10 @@ def quantize(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
     width = min(triton.next_power_of_2(group), STRIP)
     height = max(1, ENTRIES // width)
     launch(
-        *(round_tile, (triton.cdiv(len(groups), height),), groups, limits, codes, scale, *groups.shape),
-        *groups.stride(),
+        *(round_tile, (triton.cdiv(len(groups), height),), groups, limits, codes, scale),
+        (*groups.shape, *groups.stride()),
+        **{name.upper(): number for name, number in rounding._asdict().items()},
         PER_ROW=quantizer.per_row,
-        DIVISOR=float(rounding.divisor),
-        FIRST=float(rounding.factors[0]),
-        SECOND=float(rounding.factors[1]),
-        OF_MATRIX=float(rounding.of_matrix),
-        MANTISSA_BITS=rounding.mantissa_bits,
-        LEAST_STEP=float(rounding.least_step),
-        SMALLEST=float(rounding.least),
-        LARGEST=float(rounding.most),
         ROWS=height,
         FEATURES=width,
     )
@@ -110,10 +102,7 @@ def round_tile(
     limits,
     codes,
     scale,
-    rows,
-    features,
-    row_stride,
-    feature_stride,
+    sizes,
     PER_ROW: tl.constexpr,
     DIVISOR: tl.constexpr,
     FIRST: tl.constexpr,
@@ -126,6 +115,7 @@ def round_tile(
     ROWS: tl.constexpr,
     FEATURES: tl.constexpr,
 ):
+    rows, features, row_stride, feature_stride = sizes
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS).to(tl.int64)
     inside = row < rows
     matrix += row[:, None] * row_stride

@@ -2,12 +2,13 @@
 
 import torch
 
-from outlier_kernels.formats import ROWS, Quantizer
+from outlier_kernels.formats import ROWS, Quantizer, is_int8
 from outlier_kernels.reference import LARGEST_K, Exact, Quantized
+from outlier_kernels.states import DTYPES
 from outlier_kernels.triton import few, has_int8_units
 from outlier_kernels.triton.outlier_features import find_outliers
 from outlier_kernels.triton.product import multiply
-from outlier_kernels.triton.quantization import ALIGNMENT, DTYPES, is_int8, quantize
+from outlier_kernels.triton.quantization import ALIGNMENT, quantize
 from outlier_kernels.triton.tiles import FEW
 
 

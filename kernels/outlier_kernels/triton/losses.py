@@ -4,8 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from outlier_kernels.states import DTYPES
 from outlier_kernels.triton import launch
-from outlier_kernels.triton.quantization import DTYPES
 
 TOKENS = 2048  # of the vocabulary at once
 

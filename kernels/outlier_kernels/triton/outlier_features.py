@@ -34,12 +34,10 @@ def find_outliers(
     space, keys, outliers = room(_space, matrix.device, features)
     block = {"ROWS": 128 if rows > 32 else 32, "FEATURES": 128, "num_warps": 8}
     grid = (triton.cdiv(features, block["FEATURES"]), triton.cdiv(rows, block["ROWS"]))
-    found = outliers if threshold is not None else (None,) * 3
-    of_limits = (keys, outliers.limits) if limits else (None, None)
-    threshold = None if threshold is None else float(threshold)
+    found, threshold = (None, None) if threshold is None else (tuple(outliers[:3]), float(threshold))
+    of_limits = (keys, outliers.limits) if limits else None
     launch(
-        *(look_at_tile, grid, matrix, left_out, space, *found[:3], *of_limits, rows, features, *matrix.stride()),
-        *(threshold,),
+        *(look_at_tile, grid, matrix, left_out, space, found, of_limits, (rows, features, *matrix.stride()), threshold),
         **block,
         LISTED=min(triton.next_power_of_2(features), 4096),
     )
@@ -60,31 +58,27 @@ def look_at_tile(
     matrix,
     left_out,
     space,
-    flags,
-    places,
-    count,
-    keys,
-    limits,
-    rows,
-    features,
-    row_stride,
-    feature_stride,
+    found,
+    of_limits,
+    sizes,
     threshold,
     ROWS: tl.constexpr,
     FEATURES: tl.constexpr,
     LISTED: tl.constexpr,
 ):
+    rows, features, row_stride, feature_stride = sizes
     feature = tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS).to(tl.int64)
     of_features = feature < features
     inside = (row < rows)[:, None] & of_features[None, :]
     address = matrix + row[:, None] * row_stride + feature[None, :].to(tl.int64) * feature_stride
     value = tl.load(address, mask=inside, other=0).to(tl.float32)
-    if flags is not None:
+    if found is not None:
         hit = tl.max((tl.abs(value) >= threshold).to(tl.int32), axis=0)
         # Several programs may write the same feature; all of them write a 1.
         tl.store(space + 1 + feature, hit, mask=(hit > 0) & of_features)
-    if limits is not None:
+    if of_limits is not None:
+        keys, limits = of_limits
         low = tl.max(tl.where(inside, key_of(-value), LEAST_KEY), axis=0)
         tl.atomic_max(keys + feature, low, mask=of_features, sem="relaxed")
         high = tl.max(tl.where(inside, key_of(value), LEAST_KEY), axis=0)
@@ -100,23 +94,23 @@ def look_at_tile(
             inlier = within
             if left_out is not None:
                 inlier &= tl.load(left_out + listed, mask=within, other=1) == 0
-            if flags is not None:
+            if found is not None:
                 flag = tl.load(space + 1 + listed, mask=within, other=0, cache_modifier=".cg")
-                tl.store(flags + listed, flag.to(tl.int8), mask=within)
-                tl.store(places + before + tl.cumsum(flag) - 1, listed, mask=flag > 0)
+                tl.store(found[0] + listed, flag.to(tl.int8), mask=within)
+                tl.store(found[1] + before + tl.cumsum(flag) - 1, listed, mask=flag > 0)
                 tl.store(space + 1 + listed, 0, mask=flag > 0)
                 before += tl.sum(flag)
                 inlier &= flag == 0
-            if limits is not None:
+            if of_limits is not None:
                 lows = tl.load(keys + listed, mask=within, other=LEAST_KEY, cache_modifier=".cg")
                 highs = tl.load(keys + features + listed, mask=within, other=LEAST_KEY, cache_modifier=".cg")
                 least = tl.maximum(least, tl.max(tl.where(inlier, lows, LEAST_KEY)))
                 most = tl.maximum(most, tl.max(tl.where(inlier, highs, LEAST_KEY)))
                 tl.store(keys + listed, LEAST_KEY, mask=within)
                 tl.store(keys + features + listed, LEAST_KEY, mask=within)
-        if flags is not None:
-            tl.store(count, before)
-        if limits is not None:  # of nothing the largest is below the least
+        if found is not None:
+            tl.store(found[2], before)
+        if of_limits is not None:  # of nothing the largest is below the least
             tl.store(limits, tl.where(least == LEAST_KEY, float("inf"), -value_of(least)))
             tl.store(limits + 1, tl.where(most == LEAST_KEY, float("-inf"), value_of(most)))
         tl.store(space, 0)

@@ -8,9 +8,10 @@ import triton.language as tl
 from outlier_kernels import reference_products
 from outlier_kernels.reference import LARGEST_K
 from outlier_kernels.reference_integers import Quantized
+from outlier_kernels.states import DTYPES
 from outlier_kernels.triton import has_int8_units, launch, tiles
 from outlier_kernels.triton.outlier_features import Outliers
-from outlier_kernels.triton.quantization import DTYPES, as_four, quantize_rows
+from outlier_kernels.triton.quantization import as_four, quantize_rows
 
 LEAST_DEPTH, LEAST_COLUMNS = 32, 16  # what int8 units take
 
@@ -80,11 +81,10 @@ def multiply(
     from_list_to_list = 0 if places is None or places.ndim == 1 else most
     grid = matrices * triton.cdiv(m, tile.rows), triton.cdiv(n, tile.columns)
     launch(
-        *(multiply_codes, grid),
-        *(*of_left, aligned(of_right.codes, padded), *small, four, other_four, places, count, result),
-        *(None if matrices == 1 else heads, m, n, features, padded, most, from_list_to_list),
+        *(multiply_codes, grid, four, other_four, tuple(of_left), (aligned(of_right.codes, padded), *small)),
+        *(places, count, result, None if matrices == 1 else heads, (m, n, features, padded, most, from_list_to_list)),
         # A scale and a zero point of a whole matrix are read by every row.
-        *(int(of_left.scale.numel() > 1), int(of_right.scale.numel() > 1), *four.stride(), *other_four.stride()),
+        *((int(of_left.scale.numel() > 1), int(of_right.scale.numel() > 1)), four.stride(), other_four.stride()),
         **tile.blocks,
         BLOCK_OUTLIERS=16,
         WHOLE=padded % tile.depth == 0,
@@ -112,37 +112,18 @@ def aligned(codes: torch.Tensor, padded: int) -> torch.Tensor:
 
 @triton.jit
 def multiply_codes(
-    codes,
-    scale,
-    zero_point,
-    code_sums,
-    other_codes,
-    other_scale,
-    other_zero_point,
-    other_code_sums,
-    bias,
     left,
     right,
+    of_left,
+    of_right,
     places,
     count,
     result,
     heads,
-    rows,
-    columns,
-    features,
-    padded,
-    most,
-    places_stride,
-    scale_stride,
-    other_scale_stride,
-    batch_stride,
-    head_stride,
-    row_stride,
-    feature_stride,
-    other_batch_stride,
-    other_head_stride,
-    other_row_stride,
-    other_feature_stride,
+    sizes,
+    scale_strides,
+    strides,
+    other_strides,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
     BLOCK_DEPTH: tl.constexpr,
@@ -150,6 +131,11 @@ def multiply_codes(
     WHOLE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    codes, scale, zero_point, code_sums = of_left
+    other_codes, other_scale, other_zero_point, other_code_sums, bias = of_right
+    rows, columns, features, padded, most, places_stride = sizes
+    scale_stride, other_scale_stride = scale_strides
+    feature_strides = strides[3], other_strides[3]
     # Programs that run together share columns of the right operand, of a layer the larger one.
     tiles_of_one = tl.cdiv(rows, BLOCK_ROWS)
     first_row, first_column = tl.program_id(0) % tiles_of_one * BLOCK_ROWS, tl.program_id(1) * BLOCK_COLUMNS
@@ -157,12 +143,12 @@ def multiply_codes(
     # Beyond the edge the last row is computed again: without masks the loads below stay wide.
     row = tl.minimum(first_row + tile_row, rows - 1).to(tl.int64)
     column = tl.minimum(first_column + tile_column, columns - 1).to(tl.int64)
-    left += row[:, None] * row_stride
-    right += column[None, :] * other_row_stride
+    left += row[:, None] * strides[2]
+    right += column[None, :] * other_strides[2]
     if heads is not None:  # of one matrix alone these numbers would take registers
         matrix = (tl.program_id(0) // tiles_of_one).to(tl.int64)
-        left += matrix // heads * batch_stride + matrix % heads * head_stride
-        right += matrix // heads * other_batch_stride + matrix % heads * other_head_stride
+        left += matrix // heads * strides[0] + matrix % heads * strides[1]
+        right += matrix // heads * other_strides[0] + matrix % heads * other_strides[1]
         row, column = matrix * rows + row, matrix * columns + column
         result += matrix * rows * columns
         if places is not None:
@@ -182,9 +168,7 @@ def multiply_codes(
         if places is not None:
             inliers -= number
             if right.dtype.element_ty == tl.int8:
-                outlier_sum, input_sum = sum_outliers(
-                    left, right, places, number, feature_stride, other_feature_stride, BLOCK_OUTLIERS
-                )
+                outlier_sum, input_sum = sum_outliers(left, right, places, number, feature_strides, BLOCK_OUTLIERS)
                 other_sum -= outlier_sum
         zero, code_sum = tl.load(zero_point + row * scale_stride), tl.load(code_sums + row)
         value = with_zero_points(sums, inliers, zero, code_sum, other_zero, other_sum) * step[:, None]
@@ -196,9 +180,7 @@ def multiply_codes(
         value *= tl.load(other_scale + column * other_scale_stride)[None, :]
     if places is not None:
         for start in tl.range(0, number, BLOCK_OUTLIERS, num_stages=1):
-            inputs, weights = load_outliers(
-                left, right, places, number, start, feature_stride, other_feature_stride, BLOCK_OUTLIERS
-            )
+            inputs, weights = load_outliers(left, right, places, number, start, feature_strides, BLOCK_OUTLIERS)
             value = tl.dot(inputs, weights.to(tl.float32), value, input_precision=PRECISION)
     if right.dtype.element_ty == tl.int8:
         value *= tl.load(other_scale + column * other_scale_stride)[None, :]
@@ -241,28 +223,24 @@ def sum_codes(codes, other_codes, padded, BLOCK_DEPTH: tl.constexpr, WHOLE: tl.c
 
 
 @triton.jit
-def sum_outliers(left, right, places, number, feature_stride, other_feature_stride, BLOCK_OUTLIERS: tl.constexpr):
+def sum_outliers(left, right, places, number, feature_strides, BLOCK_OUTLIERS: tl.constexpr):
     """Sums over the outlier features of the codes that they meet, int32 (columns,), and of the inputs, float32
     (rows,)."""
     other_sum = tl.zeros((right.shape[1],), tl.int32)
     input_sum = tl.zeros((left.shape[0],), tl.float32)
     for start in tl.range(0, number, BLOCK_OUTLIERS, num_stages=1):
-        inputs, weights = load_outliers(
-            left, right, places, number, start, feature_stride, other_feature_stride, BLOCK_OUTLIERS
-        )
+        inputs, weights = load_outliers(left, right, places, number, start, feature_strides, BLOCK_OUTLIERS)
         input_sum += tl.sum(inputs, axis=1)
         other_sum += tl.sum(weights.to(tl.int32), axis=0)
     return other_sum, input_sum
 
 
 @triton.jit
-def load_outliers(
-    left, right, places, number, start, feature_stride, other_feature_stride, BLOCK_OUTLIERS: tl.constexpr
-):
+def load_outliers(left, right, places, number, start, feature_strides, BLOCK_OUTLIERS: tl.constexpr):
     """Inputs, float32 (rows, outliers), and what they meet, (outliers, columns), of some outlier features."""
     position = start + tl.arange(0, BLOCK_OUTLIERS)
     place = tl.load(places + position, mask=position < number, other=-1)
     is_place = place >= 0
-    inputs = tl.load(left + place[None, :].to(tl.int64) * feature_stride, mask=is_place[None, :], other=0)
-    weights = tl.load(right + place[:, None] * other_feature_stride, mask=is_place[:, None], other=0)
+    inputs = tl.load(left + place[None, :].to(tl.int64) * feature_strides[0], mask=is_place[None, :], other=0)
+    weights = tl.load(right + place[:, None] * feature_strides[1], mask=is_place[:, None], other=0)
     return inputs.to(tl.float32), weights

@@ -6,8 +6,9 @@ import torch
 import triton
 import triton.language as tl
 
-from outlier_kernels.formats import Quantizer
+from outlier_kernels.formats import Quantizer, is_int8
 from outlier_kernels.reference_integers import Quantized
+from outlier_kernels.states import DTYPES
 from outlier_kernels.triton import launch, room
 from outlier_kernels.triton.outlier_features import find_outliers
 
@@ -18,12 +19,6 @@ STRIP = 4096  # features at once of wider rows, which are read twice
 FEATURES = 32  # of a tile of a transposed matrix, whose rows lie side by side
 # Triton's interpreter rounds a fused multiply-add twice.
 FUSES = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-
-
-def is_int8(quantizer: Quantizer | None) -> bool:
-    """Whether the kernels make its codes: those of rows, or of everything."""
-    return quantizer is not None and quantizer.format == "int8" and quantizer.group is None
 
 
 def serves(matrix: torch.Tensor, quantizer: Quantizer | None) -> bool:
@@ -82,8 +77,8 @@ def quantize_rows(
         width = STRIP if four.stride(3) == 1 else FEATURES
     height = max(1, ENTRIES // width)
     launch(
-        *(quantize_tile, (batches * heads * triton.cdiv(rows, height),), four, left_out, limits, *made, seed),
-        *(heads, rows, features, padded, *four.stride()),
+        *(quantize_tile, (batches * heads * triton.cdiv(rows, height),), four, left_out, limits, tuple(made), seed),
+        *((heads, rows, features, padded), four.stride()),
         0 if left_out is None or left_out.ndim == 1 else features,
         ROWS=height,
         FEATURES=width,
@@ -115,24 +110,18 @@ def quantize_tile(
     matrices,
     left_out,
     limits,
-    codes,
-    scale,
-    zero_point,
-    code_sums,
+    made,
     seed,
-    heads,
-    rows,
-    features,
-    padded,
-    batch_stride,
-    head_stride,
-    row_stride,
-    feature_stride,
+    sizes,
+    strides,
     left_out_stride,
     ROWS: tl.constexpr,
     FEATURES: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
+    codes, scale, zero_point, code_sums = made
+    heads, rows, features, padded = sizes
+    batch_stride, head_stride, row_stride, feature_stride = strides
     tiles_of_one = tl.cdiv(rows, ROWS)
     matrix = (tl.program_id(0) // tiles_of_one).to(tl.int64)
     row = tl.program_id(0) % tiles_of_one * ROWS + tl.arange(0, ROWS)

@@ -86,9 +86,9 @@ def add(
     strips, hits = triton.cdiv(features, TILE["FEATURES"]), x.new_empty(features, dtype=torch.int64)
     spaces = room(_spaces, x.device, triton.next_power_of_2(blocks), strips)
     launch(
-        *(add_tile, (strips, blocks), x, ids, *_kept(kept), *statistics.values(), hits, *spaces),
+        *(add_tile, (strips, blocks), x, ids, _kept(kept), tuple(statistics.values()), hits, spaces),
         *(report.table, report.listed if listed else None, len(report.places) - 1),
-        *(tokens, features, *x.stride(), float(alpha)),
+        *((tokens, features, *x.stride()), float(alpha)),
         KEEPS=_keeps(kept),
         STATES=MOST,
         **TILE,
@@ -100,8 +100,8 @@ def _keeps(kept: torch.Tensor | None) -> int:
     return NOTHING if kept is None else HITS if kept.dtype == torch.bool else MAGNITUDES
 
 
-def _kept(kept: torch.Tensor | None) -> list[torch.Tensor | None]:
-    return [kept.view(torch.int8) if _keeps(kept) == HITS else kept]
+def _kept(kept: torch.Tensor | None) -> torch.Tensor | None:
+    return kept.view(torch.int8) if _keeps(kept) == HITS else kept
 
 
 def _spaces(device: torch.device, blocks: int, strips: int) -> tuple[torch.Tensor, ...]:
@@ -133,10 +133,10 @@ def add_residual(
     floats, _, wholes, tickets = room(_spaces, x.device, triton.next_power_of_2(grid[1]), grid[0])
     bins, median = room(_bins, x.device)
     shift, offset = BITS[x.dtype]
-    given, sizes = (statistics["sum_of_max"], statistics["sum_of_ratios"]), (tokens, features, *x.stride())
+    sums, sizes = (statistics["sum_of_max"], statistics["sum_of_ratios"]), (tokens, features, *x.stride())
     launch(
-        *(find_middle, grid, x, ids, kept, statistics["largest"], *given, floats, wholes, tickets, bins, median),
-        *(report.table, len(report.places) - 1, *sizes),
+        *(find_middle, grid, x, ids, kept, statistics["largest"], sums, (floats, wholes, tickets, bins, median)),
+        *(report.table, len(report.places) - 1, sizes),
         KEEPS=_keeps(kept),
         STATES=MOST,
         SHIFT=shift,
@@ -144,8 +144,8 @@ def add_residual(
         **TILE,
     )
     if x.dtype == torch.float32:
-        launch(find_rest, grid, x, *given, tickets, bins, median, *sizes, SHIFT=shift, **TILE)
-    launch(find_massive, grid, x, statistics["massive"], massive, median, *sizes, *map(float, limits), **TILE)
+        launch(find_rest, grid, x, sums, (tickets, bins, median), sizes, SHIFT=shift, **TILE)
+    launch(find_massive, grid, x, statistics["massive"], massive, median, sizes, *map(float, limits), **TILE)
 
 
 def _bins(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -159,29 +159,13 @@ def add_tile(
     x,
     ids,
     kept,
-    lows,
-    highs,
-    largest,
-    rest_largest,
-    all_hits,
-    sequences,
-    all_sums,
-    all_squares,
-    rest_squares,
-    of_tensor,
-    of_token,
+    statistics,
     hits,
-    floats,
-    doubles,
-    wholes,
-    tickets,
+    spaces,
     table,
     listed,
     state,
-    tokens,
-    features,
-    token_stride,
-    feature_stride,
+    sizes,
     alpha,
     KEEPS: tl.constexpr,
     STATES: tl.constexpr,
@@ -189,6 +173,10 @@ def add_tile(
     FEATURES: tl.constexpr,
     STEPS: tl.constexpr,
 ):
+    lows, highs, largest, rest_largest, all_hits, sequences = statistics[:6]
+    all_sums, all_squares, rest_squares, of_tensor, of_token = statistics[6:]
+    floats, doubles, wholes, tickets = spaces
+    tokens, features, _, feature_stride = sizes
     strip, block, strips, blocks = tl.program_id(0), tl.program_id(1), tl.num_programs(0), tl.num_programs(1)
     feature = strip * FEATURES + tl.arange(0, FEATURES)
     of_feature, others = feature < features, blocks.to(tl.int64) * features
@@ -200,7 +188,7 @@ def add_tile(
     strongest, rest = tl.full((FEATURES,), -1.0, tl.float32), tl.zeros((FEATURES,), tl.float32)
     for step in range(STEPS):
         token = (block * STEPS + step) * TOKENS + tl.arange(0, TOKENS)
-        value, inside, entry = tile_of(x, token, feature, tokens, features, token_stride, feature_stride)
+        value, inside, entry = tile_of(x, token, feature, sizes)
         magnitude = tl.abs(value)
         hit = magnitude >= alpha  # never of the zeros outside
         if KEEPS == 1:
@@ -262,9 +250,7 @@ def add_tile(
 
     if tl.atomic_add(tickets, 1, sem="acq_rel") == programs - 1:  # all is done
         tl.store(tickets, 0)
-        join_entry(
-            largest, rests + programs, entries, programs, x, ids, token_stride, feature_stride, table, state, STATES
-        )
+        join_entry(largest, rests + programs, entries, programs, x, ids, sizes, table, state, STATES)
         of_programs = tl.zeros((1024,), tl.float32)
         for start in range(0, programs, 1024):
             part = start + tl.arange(0, 1024)
@@ -279,19 +265,11 @@ def find_middle(
     ids,
     kept,
     largest,
-    sum_of_max,
-    sum_of_ratios,
-    floats,
-    wholes,
-    tickets,
-    bins,
-    median,
+    sums,
+    spaces,
     table,
     state,
-    tokens,
-    features,
-    token_stride,
-    feature_stride,
+    sizes,
     KEEPS: tl.constexpr,
     STATES: tl.constexpr,
     SHIFT: tl.constexpr,
@@ -300,6 +278,8 @@ def find_middle(
     FEATURES: tl.constexpr,
     STEPS: tl.constexpr,
 ):
+    floats, wholes, tickets, bins, median = spaces
+    tokens, features, _, _ = sizes
     strip, block, strips, programs = tl.program_id(0), tl.program_id(1), tl.num_programs(0), tl.num_programs(1)
     programs *= strips
     feature = strip * FEATURES + tl.arange(0, FEATURES)
@@ -307,7 +287,7 @@ def find_middle(
     bad = tl.zeros((FEATURES,), tl.int32)
     for step in range(STEPS):
         token = (block * STEPS + step) * TOKENS + tl.arange(0, TOKENS)
-        value, inside, entry = tile_of(x, token, feature, tokens, features, token_stride, feature_stride)
+        value, inside, entry = tile_of(x, token, feature, sizes)
         magnitude = tl.abs(value)
         if KEEPS == 1:
             keep_largest(kept + entry, magnitude, inside)
@@ -319,7 +299,7 @@ def find_middle(
     tl.debug_barrier()
     if tl.atomic_add(tickets, 1, sem="acq_rel") == programs - 1:
         tl.store(tickets, 0)
-        most = join_entry(largest, floats, wholes, programs, x, ids, token_stride, feature_stride, table, state, STATES)
+        most = join_entry(largest, floats, wholes, programs, x, ids, sizes, table, state, STATES)
         most = most.to(tl.int32, bitcast=True)
         rank = ((tokens.to(tl.int64) * features - 1) // 2).to(tl.int32)
         chosen, before = select(bins, rank)
@@ -328,30 +308,25 @@ def find_middle(
             tl.store(median + 1, rank - before)
             tl.store(median + 3, most)
         else:
-            leave_median(median, tl.where(chosen == 0, 0, (chosen + OFFSET) << SHIFT), most, sum_of_max, sum_of_ratios)
+            leave_median(median, tl.where(chosen == 0, 0, (chosen + OFFSET) << SHIFT), most, sums)
 
 
 @triton.jit
 def find_rest(
     x,
-    sum_of_max,
-    sum_of_ratios,
-    tickets,
-    bins,
-    median,
-    tokens,
-    features,
-    token_stride,
-    feature_stride,
+    sums,
+    spaces,
+    sizes,
     SHIFT: tl.constexpr,
     TOKENS: tl.constexpr,
     FEATURES: tl.constexpr,
     STEPS: tl.constexpr,
 ):
+    tickets, bins, median = spaces
     chosen, feature = tl.load(median), tl.program_id(0) * FEATURES + tl.arange(0, FEATURES)
     for step in range(STEPS):
         token = (tl.program_id(1) * STEPS + step) * TOKENS + tl.arange(0, TOKENS)
-        value, inside, _ = tile_of(x, token, feature, tokens, features, token_stride, feature_stride)
+        value, inside, _ = tile_of(x, token, feature, sizes)
         bits = tl.abs(value).to(tl.int32, bitcast=True)
         inside &= bits >> SHIFT == chosen
         tl.atomic_add(bins + (bits & ((1 << SHIFT) - 1)), 1, mask=inside, sem="relaxed")
@@ -359,7 +334,7 @@ def find_rest(
     if tl.atomic_add(tickets, 1, sem="acq_rel") == tl.num_programs(0) * tl.num_programs(1) - 1:
         tl.store(tickets, 0)
         rest, _ = select(bins, tl.load(median + 1))
-        leave_median(median, (chosen << SHIFT) + rest, tl.load(median + 3), sum_of_max, sum_of_ratios)
+        leave_median(median, (chosen << SHIFT) + rest, tl.load(median + 3), sums)
 
 
 @triton.jit
@@ -368,10 +343,7 @@ def find_massive(
     massive,
     at_position,
     median,
-    tokens,
-    features,
-    token_stride,
-    feature_stride,
+    sizes,
     above,
     ratio,
     TOKENS: tl.constexpr,
@@ -385,7 +357,7 @@ def find_massive(
         count = tl.zeros((FEATURES,), tl.int64)
         for step in range(STEPS):
             token = (tl.program_id(1) * STEPS + step) * TOKENS + tl.arange(0, TOKENS)
-            value, _, _ = tile_of(x, token, feature, tokens, features, token_stride, feature_stride)
+            value, _, _ = tile_of(x, token, feature, sizes)
             found = ((tl.abs(value) > above) & (tl.abs(value) >= ratio * middle)).to(tl.int64)
             count, of_token = count + tl.sum(found, axis=0), tl.sum(found, axis=1)
             tl.atomic_add(at_position + token, of_token, mask=of_token > 0, sem="relaxed")
@@ -393,8 +365,9 @@ def find_massive(
 
 
 @triton.jit
-def tile_of(x, token, feature, tokens, features, token_stride, feature_stride):
+def tile_of(x, token, feature, sizes):
     """Entries of some tokens and features in float32, 0 outside; which are inside, and their numbers."""
+    tokens, features, token_stride, feature_stride = sizes
     token, feature = token[:, None].to(tl.int64), feature[None, :].to(tl.int64)
     inside = (token < tokens) & (feature < features)
     value = tl.load(x + token * token_stride + feature * feature_stride, mask=inside, other=0).to(tl.float32)
@@ -450,9 +423,7 @@ def increase(address, value, mask):
 
 
 @triton.jit
-def join_entry(
-    largest, strongest, entries, programs, x, ids, token_stride, feature_stride, table, state, STATES: tl.constexpr
-):
+def join_entry(largest, strongest, entries, programs, x, ids, sizes, table, state, STATES: tl.constexpr):
     """Put the largest entry in the place of the largest so far, unless that comes later in their order, and report;
     returns its magnitude."""
     most, first = tl.full((1024,), -1.0, tl.float32), tl.full((1024,), FAR, tl.int32)
@@ -473,7 +444,7 @@ def join_entry(
         alike &= left(entries, part, part < programs, FAR) == feature
         earliest = tl.minimum(earliest, left(entries + programs, part, (part < programs) & alike, FAR))
     position, finite = tl.min(earliest), broken == FAR
-    value = tl.load(x + position.to(tl.int64) * token_stride + feature.to(tl.int64) * feature_stride, mask=finite)
+    value = tl.load(x + position.to(tl.int64) * sizes[2] + feature.to(tl.int64) * sizes[3], mask=finite)
     value, token = value.to(tl.float32), tl.load(ids + position, mask=finite)
     later = token > tl.load(largest + 4)
     later = (position > tl.load(largest + 3)) | ((position == tl.load(largest + 3)) & later)
@@ -562,10 +533,10 @@ def select(bins, rank):
 
 
 @triton.jit
-def leave_median(median, bits, most, sum_of_max, sum_of_ratios):
+def leave_median(median, bits, most, sums):
     middle = bits.to(tl.float32, bitcast=True).to(tl.float64)
     largest = most.to(tl.float32, bitcast=True).to(tl.float64)
     tl.store(median + 2, bits)
     tl.store(median + 3, most)
-    tl.store(sum_of_max, tl.load(sum_of_max) + largest)
-    tl.store(sum_of_ratios, tl.load(sum_of_ratios) + largest / middle)
+    tl.store(sums[0], tl.load(sums[0]) + largest)
+    tl.store(sums[1], tl.load(sums[1]) + largest / middle)
