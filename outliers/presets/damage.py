@@ -21,7 +21,7 @@ from outliers.variants.quantized import EXACT, Quantized
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
     from outliers.metrics.damages import Damages
     from outliers.models.anatomy.examples import Block
@@ -74,26 +74,21 @@ def _stages(subject: Causal, variants: Sequence[Damaging], spec: Damage) -> Stag
     if spec.against:
         _check_tokenizers(subject, spec.against)
     chosen = "by" in spec.model_fields_set
-    by_stack = _by_stack(subject, subject.config, variants, spec.by, spec.draws, chosen)
+    by_stack = _by_stack(subject, variants, spec.by, spec.draws, chosen)
     yield _cells(subject, variants, spec.by, spec.draws, chosen)
     if by_stack:
         yield by_stack
 
 
 def _by_stack(
-    subject: Subject,
-    config: "PretrainedConfig",
-    variants: Sequence[Damaging],
-    by: Collection[str],
-    draws: int,
-    chosen: bool,
+    subject: Subject, variants: Sequence[Damaging], by: Collection[str], draws: int, chosen: bool
 ) -> list[Cell]:
     """The cells by stack, where the model has several; chosen: whether somebody asked for it, who is told otherwise."""
     from outliers.models.anatomy import stacks_of
 
     if "stack" not in by:
         return []
-    if len(stacks_of(config)) == 1:
+    if len(stacks_of(subject.config)) == 1:
         if chosen:
             raise UserError(f"'{subject.name}' has one stack of layers; leave 'stack' out")
         return []
@@ -234,6 +229,6 @@ def damage(
         raise UserError("no blocks to evaluate; expected at least one")
     subject, chosen = Given(model, blocks), by is not DAMAGE_BY
     cells = _cells(subject, [variant], by, draws, chosen)
-    cells += _by_stack(subject, model.config, [variant], by, draws, chosen)
+    cells += _by_stack(subject, [variant], by, draws, chosen)
     (damages,) = damages_of(records_of(cells)).values()
     return damages

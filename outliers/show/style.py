@@ -26,6 +26,7 @@ COLORS = {
     "purple": "#CC79A7",
     "grey": "#999999",
 }
+Panels = Axes | np.ndarray  # of a figure: its axes, an array where there are several
 Draw = TypeVar("Draw", bound=Callable)  # a figure function, whose own signature stays
 GREY = COLORS["grey"]  # of what others published, in any style
 MARKERS = "osv^DPX*"

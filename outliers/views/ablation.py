@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
@@ -10,7 +9,7 @@ from outliers.quantization.schemes import BASELINE
 from outliers.show.claims import NEXT, Claim, say
 from outliers.show.legends import legend
 from outliers.show.section import Drawing, Failures, Finding, Section, by_stack, failures, subject_of
-from outliers.show.style import chosen, color_of, figure_function, panels_of
+from outliers.show.style import Panels, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, with_interval
 from outliers.show.value import Value, exact
 from outliers.show.words import count, features
@@ -28,9 +27,7 @@ WIDTH = 0.38
 
 
 @figure_function
-def ablation_bars(
-    measurements: pd.DataFrame, *, metric: str | None = None, ax: Axes | None = None
-) -> Axes | np.ndarray:
+def ablation_bars(measurements: pd.DataFrame, *, metric: str | None = None, ax: Axes | None = None) -> Panels:
     """Top-1 softmax probability and perplexity damage without the outliers and without random features, by method.
 
     Example:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
@@ -15,7 +14,7 @@ from outliers.show.axes import cost_axis, name_places, plot_costs
 from outliers.show.claims import NEXT, Claim, say
 from outliers.show.legends import SCATTER, explained, in_order, scheme_legend, scheme_styles
 from outliers.show.section import Drawing, Finding, Section, printed
-from outliers.show.style import GREY, chosen, figure_function, panels_of
+from outliers.show.style import GREY, Panels, chosen, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, cell, scatter_note
 from outliers.show.value import Rows, Value, grouped, records, scattered_by, value_of
 from outliers.variants.term import PLUS
@@ -82,9 +81,7 @@ def attention_of(remedy: Remedy | None) -> str:
 
 
 @figure_function
-def attention_costs(
-    rows: Rows, *, model: str | None = None, paper: bool = True, ax: Axes | None = None
-) -> Axes | np.ndarray:
+def attention_costs(rows: Rows, *, model: str | None = None, paper: bool = True, ax: Axes | None = None) -> Panels:
     """Increase of a model's perplexity by scheme, in per cent, with attention in 16 bits and in int8.
 
     A panel a model; then the paper's Table 7, of a model that was trained so. Bars are one standard deviation by

@@ -14,7 +14,7 @@ from outliers.show.axes import count_label, log_axis
 from outliers.show.claims import Claim, say
 from outliers.show.legends import entry, legend
 from outliers.show.section import Drawing, Finding, Section, printed
-from outliers.show.style import GREY, brief, chosen, color_of, figure_function, panels_of
+from outliers.show.style import GREY, Panels, brief, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import Table, cell, seeds_note, with_interval
 from outliers.show.value import Rows, Value, mean, ratio, records, value_of
 from outliers.show.words import NAMED, listed
@@ -60,7 +60,7 @@ def of_runs(trained: pd.DataFrame, column: str) -> dict[str, dict[int, float]]:
 
 
 @figure_function
-def causes(rows: Rows, *, run: str | None = None, ax: Axes | None = None) -> Axes | np.ndarray:
+def causes(rows: Rows, *, run: str | None = None, ax: Axes | None = None) -> Panels:
     """The largest |x| along training runs that differ in one thing each, a panel a run, with its perplexity at the end.
 
     A line a seed. The first run, from which the others differ, stands behind each of them in grey.

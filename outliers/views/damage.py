@@ -20,7 +20,7 @@ from outliers.show.explorer import Explorer, map_of, of_tables
 from outliers.show.legends import SCATTER, explained, legend
 from outliers.show.maps import Scale, map_on
 from outliers.show.section import FINDINGS, Drawing, Finding, Section, printed
-from outliers.show.style import HEAT, brief, chosen, color_of, figure_function, panels_of
+from outliers.show.style import HEAT, Panels, brief, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import Table, scatter_note, scattered
 from outliers.show.value import Value, exact, scattered_by, value_of
 from outliers.show.words import Names, decibels, percent
@@ -44,7 +44,7 @@ HIGHEST = 40  # inches of a figure of many schemes
 @figure_function
 def damage_map(
     damages: "Damages | ByScheme", *, scheme: str | None = None, error: str | None = None, ax: Axes | None = None
-) -> Axes | np.ndarray:
+) -> Panels:
     """Layer × role: the largest error ‖Y_q − Y‖² / ‖Y‖² of the role's projections in dB, a row of panels a scheme.
 
     All are on one scale: the hundredth part of the errors that is smallest has the darkest colour, and errors that are
@@ -110,7 +110,7 @@ def _places_with_room(layers: pd.Index, most: int) -> tuple[list[int], list]:
 @figure_function
 def damage_bars(
     damages: "Damages | ByScheme", *, scheme: str | None = None, place: str | None = None, ax: Axes | None = None
-) -> Axes | np.ndarray:
+) -> Panels:
     """Log-perplexity added by quantizing each role and layer alone, and removed by keeping it alone exact.
 
     A row of panels a scheme. Bars are one standard deviation by rounding, where there are several draws.
@@ -172,9 +172,7 @@ def _bars(axes: Axes, damage: "Damages", table: pd.DataFrame, place: str) -> Non
 
 
 @figure_function
-def damage_heads(
-    damages: "Damages | ByScheme", *, scheme: str | None = None, ax: Axes | None = None
-) -> Axes | np.ndarray:
+def damage_heads(damages: "Damages | ByScheme", *, scheme: str | None = None, ax: Axes | None = None) -> Panels:
     """Head × layer: the log-perplexity that keys and values of a head cost where nothing else is quantized.
 
     A panel a cache, all on one scale.

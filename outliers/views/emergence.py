@@ -16,7 +16,7 @@ from outliers.show.axes import count_label, parameters_axis, perplexity_axis, th
 from outliers.show.claims import Claim, say, say_each
 from outliers.show.legends import entry, legend
 from outliers.show.section import Finding
-from outliers.show.style import COLORS, GREY, MARKERS, brief, chosen, color_of, figure_function, panels_of
+from outliers.show.style import COLORS, GREY, MARKERS, Panels, brief, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import Table, with_interval
 from outliers.show.value import Rows, reach, records
 from outliers.show.words import amount, count
@@ -130,7 +130,7 @@ def fits_of(models: pd.DataFrame) -> dict[str, Fit | None]:
 
 
 @figure_function
-def figure3(rows: Rows, *, panel: str | None = None, paper: bool = True, ax: Axes | None = None) -> Axes | np.ndarray:
+def figure3(rows: Rows, *, panel: str | None = None, paper: bool = True, ax: Axes | None = None) -> Panels:
     """Layers and positions that the most common outlier feature affects, (a) by size and (b) by perplexity.
 
     In (b) the exponentials of `fits_of`, as far as their intervals show growth. Where all models are one in several
@@ -148,7 +148,7 @@ def figure3(rows: Rows, *, panel: str | None = None, paper: bool = True, ax: Axe
 
 
 @figure_function
-def figure4(rows: Rows, *, panel: str | None = None, paper: bool = True, ax: Axes | None = None) -> Axes | np.ndarray:
+def figure4(rows: Rows, *, panel: str | None = None, paper: bool = True, ax: Axes | None = None) -> Panels:
     """(a) Median magnitude of the most common outlier feature and (b) number of outlier features, by perplexity.
 
     In (a), hollow marks are of models in which no feature is an outlier by the criterion, but some value is.
@@ -300,7 +300,7 @@ TRAINING = {"step": _step_axis, "perplexity": perplexity_axis}  # panel, which i
 @figure_function
 def along_training(
     checkpoints: pd.DataFrame, *, panel: str | None = None, alpha: float = ALPHA, ax: Axes | None = None
-) -> Axes | np.ndarray:
+) -> Panels:
     """Largest hidden state of models along their training, by step and by perplexity.
 
     Example:

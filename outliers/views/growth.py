@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -11,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from outliers.errors import UserError
 from outliers.show.axes import log_axis, threshold
 from outliers.show.legends import legend
-from outliers.show.style import chosen, color_of, figure_function, panels_of
+from outliers.show.style import Panels, chosen, color_of, figure_function, panels_of
 from outliers.show.value import Rows, records
 from outliers.views.causes import ALONG, LARGEST, checkpoints
 from outliers.views.emergence import AFFECTED
@@ -46,7 +45,7 @@ def watched(rows: Rows) -> dict[str, pd.DataFrame]:
 
 
 @figure_function
-def growth(rows: Rows, *, panel: str | None = None, ax: Axes | None = None) -> Axes | np.ndarray:
+def growth(rows: Rows, *, panel: str | None = None, ax: Axes | None = None) -> Panels:
     """Growth of outlier features in a model while it trains, by step.
 
     Largest values of each hidden state; number of outlier features; layers and positions that the most common one

@@ -18,7 +18,7 @@ from outliers.show.claims import Claim, say
 from outliers.show.explorer import Explorer, map_of, of_tables
 from outliers.show.maps import MOST_COLUMNS, Scale, map_on, number_above, pooled
 from outliers.show.section import Drawing, Finding, Section, of_subjects, printed, subject_of, together
-from outliers.show.style import HEAT, chosen, figure_function, panels_of
+from outliers.show.style import HEAT, Panels, chosen, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, scattered
 from outliers.show.value import Rows, grouped, records
 from outliers.show.words import amount, count, signed
@@ -37,7 +37,7 @@ LEAST = 0.5  # of a map of channels: times the median, below which all have the 
 
 
 @figure_function
-def key_map(rows: Rows, *, role: str | None = None, ax: Axes | None = None) -> Axes | np.ndarray:
+def key_map(rows: Rows, *, role: str | None = None, ax: Axes | None = None) -> Panels:
     """Layer × channel of the concatenated heads: the largest |key| and |value| beside the median channel of the head.
 
     Channels that exceed three times the median in a tenth of the layers are numbered above, within their head. All

@@ -23,7 +23,7 @@ from outliers.show.claims import Claim, say_each
 from outliers.show.explorer import Explorer
 from outliers.show.legends import legend
 from outliers.show.section import FINDINGS, Drawing, Finding, Section, of_subjects, printed, subject_of, together
-from outliers.show.style import COLORS, SEQUENTIAL, chosen, color_of, figure_function, panels_of
+from outliers.show.style import COLORS, SEQUENTIAL, Panels, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import MISSING, Form, Table
 from outliers.show.value import Value, exact, grouped, records
 from outliers.show.words import amount, signed
@@ -53,7 +53,7 @@ TICKS = 8  # at most
 @figure_function
 def life_line(
     account: "Account | Rows", *, feature: int | None = None, at: str | None = None, ax: Axes | None = None
-) -> Axes | np.ndarray:
+) -> Panels:
     """Layer by layer, what attention and feed-forward part write into a feature as bars, and its state as a line.
 
     The line has the state before each layer, and at its end that after all. The band below has the gain of each norm at

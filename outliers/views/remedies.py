@@ -28,7 +28,7 @@ from outliers.show.axes import beside, cost_axis, increase_axis, name_places, pl
 from outliers.show.claims import NEXT, Claim, say
 from outliers.show.legends import SCATTER, entry, explained, legend
 from outliers.show.section import Drawing, Finding, Section, printed
-from outliers.show.style import COLORS, GREY, MARKERS, chosen, color_of, figure_function, panels_of
+from outliers.show.style import COLORS, GREY, MARKERS, Panels, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, cell, scatter_note, values_table
 from outliers.show.value import Rows, Value, exact, grouped, records, scattered_by, value_of
 from outliers.show.words import listed, percent
@@ -242,7 +242,7 @@ def _in_lines(remedy: str) -> str:
 @figure_function
 def remedy_costs(
     rows: Rows, *, model: str | None = None, panel: str | None = None, paper: bool = True, ax: Axes | None = None
-) -> Axes | np.ndarray:
+) -> Panels:
     """Increase of a model's perplexity by number format, in per cent, with remedies and without.
 
     A panel a granularity of the weights' scales, in it the formats from few bits to many, with the bits of a value, and
@@ -282,9 +282,7 @@ def remedy_costs(
 
 
 @figure_function
-def frontier(
-    rows: Rows, *, model: str | None = None, panel: str | None = None, ax: Axes | None = None
-) -> Axes | np.ndarray:
+def frontier(rows: Rows, *, model: str | None = None, panel: str | None = None, ax: Axes | None = None) -> Panels:
     """Increase of a model's log-perplexity by number format, in nats, against bits per value, with remedies and
     without.
 
@@ -327,15 +325,10 @@ def frontier(
 def _points_of(rows: Rows, model: str | None) -> list[Point]:
     """Those of a model, or of the only one."""
     measured = points(records(rows))
-    model = model or _only([point.model for point in measured])
-    return [point for point in measured if point.model == model]
-
-
-def _only(models: list[str]) -> str | None:
-    names = list(dict.fromkeys(models))
+    names = [model] if model else list(dict.fromkeys(point.model for point in measured))
     if len(names) > 1:
         raise UserError(f"the rows are of {len(names)} models; choose one by model=: {', '.join(names)}")
-    return names[0] if names else None
+    return [point for point in measured if point.model in names]
 
 
 def _bars(points: Sequence[Point]) -> str:

@@ -25,7 +25,7 @@ from outliers.show.explorer import Explorer, of_tables
 from outliers.show.legends import legend
 from outliers.show.maps import Scale, map_on, number_above, pooled
 from outliers.show.section import Drawing, Failures, Finding, Section, by_stack, failures
-from outliers.show.style import GREY, HEAT, SEQUENTIAL, chosen, color_of, figure_function, panels_of
+from outliers.show.style import GREY, HEAT, SEQUENTIAL, Panels, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, wrapped
 from outliers.show.words import Names, amount, ranges
 from outliers.views.emergence import emergence_table, metric_of
@@ -57,7 +57,7 @@ BESIDE = 2  # positions before the patches in a line of a title
 
 
 @figure_function
-def heat_map(trace: "Trace", *, role: str | None = None, ax: Axes | None = None) -> Axes | np.ndarray:
+def heat_map(trace: "Trace", *, role: str | None = None, ax: Axes | None = None) -> Panels:
     """Layer × feature: the largest |x|, on one logarithmic scale with a step at α, so that hits stand out.
 
     Outlier features are numbered above the roles of the residual stream. The hundredth part of the values that is
@@ -176,7 +176,7 @@ def magnitude_by_position(trace: "Trace", *, ax: Axes | None = None) -> Axes:
 
 
 @figure_function
-def patch_map(trace: "Trace", *, ax: Axes | None = None) -> Axes | np.ndarray:
+def patch_map(trace: "Trace", *, ax: Axes | None = None) -> Panels:
     """Largest |x| over the layers at each patch, averaged over pictures, as a map over the picture: of the most common
     outlier features (without one, of the feature that comes nearest), with what stands before the patches beside it.
 
@@ -206,7 +206,7 @@ def patch_map(trace: "Trace", *, ax: Axes | None = None) -> Axes | np.ndarray:
 
 
 @figure_function
-def sorted_profile(trace: "Trace", *, role: str | None = None, ax: Axes | None = None) -> Axes | np.ndarray:
+def sorted_profile(trace: "Trace", *, role: str | None = None, ax: Axes | None = None) -> Panels:
     """Largest |x| of each feature, sorted, one line a layer: outliers stand above the rest at the left.
 
     The axes are logarithmic; the hundredth part of the values that is smallest lies below them.
