@@ -478,7 +478,7 @@ def leave_kurtoses(of_blocks, powers, block, blocks, strips, tokens, features, T
         fourth += tl.sum(left(powers + 3 * tokens, place, within, 0.0), axis=0)
     found = kurtosis(first / features, second / features, third / features, fourth / features)
     found, of_blocks = tl.where(token < tokens, found, 0.0), of_blocks + block
-    for rest in tl.static_range(2):
+    for rest in range(2):
         counts = token >= rest
         tl.store(of_blocks + 4 * rest * blocks, tl.sum(tl.where(counts, first, 0.0)))
         tl.store(of_blocks + (4 * rest + 1) * blocks, tl.sum(tl.where(counts, second, 0.0)))
@@ -494,7 +494,7 @@ def join_kurtoses(of_tensor, of_token, of_blocks, blocks, tokens, features):
         part = start + tl.arange(0, 64)
         within = (number < SUMS)[:, None] & (part < blocks)[None, :]
         sums += tl.sum(left(of_blocks, number[:, None] * blocks + part[None, :], within, 0.0), axis=1)
-    for rest in tl.static_range(2):
+    for rest in range(2):
         count = (tokens - rest).to(tl.float64) * features
         first, second = one_of(sums, 4 * rest) / count, one_of(sums, 4 * rest + 1) / count
         third, fourth = one_of(sums, 4 * rest + 2) / count, one_of(sums, 4 * rest + 3) / count
