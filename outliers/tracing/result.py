@@ -24,7 +24,7 @@ from outliers.criterion import (
     in_transformerlens,
 )
 from outliers.errors import UserError, first_of, shown
-from outliers.tracing import store, tokens
+from outliers.tracing import tokens
 from outliers.tracing.frame import Frame
 from outliers.tracing.sketch import quantiles, unpack_keys
 from outliers.tracing.statistics import BY_POSITION, ON_STREAM, STREAM, combine, states_of_tokens, views
@@ -186,9 +186,13 @@ class Trace:
         Raises:
             UserError: it cannot be written.
         """
+        from outliers.tracing import store  # late, for it brings pyarrow and pydantic, as for `load`
+
         store.write(Path(f"{stem}.safetensors"), json.dumps(self._header()), self.statistics, self.sketch)
 
     def _header(self) -> dict:
+        from outliers.tracing import store
+
         absent = {*({"stack", "first_layer"} if not self.stack else ()), *({"experts"} if not self.experts else ())}
         return {name: getattr(self, name) for name in store.Header.model_fields if name not in absent}
 
@@ -199,6 +203,8 @@ class Trace:
         Raises:
             UserError: it is missing, damaged, or of a version that kept less.
         """
+        from outliers.tracing import store
+
         header, statistics, sketch = store.read(Path(f"{stem}.safetensors"))
         return cls(**dict(header), statistics=statistics, sketch=sketch)
 

@@ -5,10 +5,12 @@ from collections.abc import Iterable
 import torch
 from outlier_kernels import states
 
-from outliers.criterion import STREAM
+from outliers.criterion import CROSS, PAPER, STREAM
 from outliers.tracing.tokens import EXTREMES, PLACES, WINDOW
 
 ON_STREAM = (*STREAM, "cross_kv")  # and of that of another stack
+# Roles with quartiles of each feature; so many feed-forward units have hits that theirs grow for long.
+SKETCHED = (*PAPER, *CROSS)
 # Statistics that have a place for each position up to the longest sequence's last: the dimension in which they do.
 BY_POSITION = {"magnitude": 0, "massive_positions": 0, "sequences": 0, "sinks": 1}
 

@@ -10,17 +10,15 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, NonNegativeIn
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from outliers.criterion import CROSS, PAPER, RESIDUAL, ROLES
+from outliers.criterion import RESIDUAL, ROLES
 from outliers.errors import UserError, reason_of
 from outliers.files import check_file, write_whole
 from outliers.terminal.printing import is_line
 from outliers.text.tokens import LONGEST_NAME
 from outliers.tracing.sketch import pack_keys, unpack_keys
-from outliers.tracing.statistics import tables_of
+from outliers.tracing.statistics import SKETCHED, tables_of
 from outliers.tracing.tokens import EXTREMES, TYPES
 
-# Roles with quartiles of each feature; so many feed-forward units have hits that theirs grow for long.
-SKETCHED = (*PAPER, *CROSS)
 KEYS, COUNTS = "sketch.keys", "sketch.counts"  # see `outliers.tracing.sketch.pack_keys`
 MAY_BE_INFINITE = "residual.sum_of_ratios"  # where the median is 0
 

@@ -24,8 +24,7 @@ from outliers.text.blocks import sequences
 from outliers.text.tokens import named_ids
 from outliers.tracing.result import Trace
 from outliers.tracing.sketch import buckets, pack_keys
-from outliers.tracing.statistics import BY_POSITION, ON_STREAM, add_from_start, states_of_tokens, views
-from outliers.tracing.store import SKETCHED
+from outliers.tracing.statistics import BY_POSITION, ON_STREAM, SKETCHED, add_from_start, states_of_tokens, views
 from outliers.tracing.tokens import TokenSums
 
 ALIKE = {"attn_in": ("cross_in", "cross_kv"), "attn_out": ("cross_out",)}
