@@ -107,6 +107,16 @@ def test_a_run_says_once_how_long_it_takes(clock, caplog, monkeypatch):
     assert len(caplog.messages) == 1, "none of less than two seconds"
 
 
+def test_a_long_run_says_later_how_long_it_takes(clock, caplog, monkeypatch):
+    """Of a thousand steps the fourth takes as long as thirty others."""
+    monkeypatch.setattr(module, "SHORT", 2)
+    with caplog.at_level(logging.INFO, "outliers"), Progress(1000, clock=clock) as bar:
+        for seconds in (1, 1, 1, 30, *[1] * 40):
+            clock.now += seconds
+            bar.update()
+    assert caplog.messages == ["about 17 min left"]
+
+
 def test_steps_of_a_larger_model_take_longer(clock):
     """As long as it has weights, and 1.5 million more."""
     with Progress(0, clock=clock) as bar:

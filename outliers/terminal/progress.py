@@ -17,6 +17,7 @@ SECONDS = 60  # between two lines
 # Seconds: after its first step a run says how long it takes, for several blocks may end at once; what is too short to
 # say.
 SOON, SHORT = 2, 2
+PART = 1 / 100  # of the time that is left, after which a run says it first: one of minutes not by its first steps
 WRONG = 4 / 3  # times as long as it said, or as short, from which on a run says it anew
 MARKS = 1000  # of finished steps that are kept
 # A step of a model takes as long as it has weights, and these more: nine schemes on two cores of a CPU took 10 s and
@@ -172,7 +173,7 @@ class Progress(tqdm):
         if len(self.marks) < 3 or _open[0] is not self or now - self.marks[1][0] < SOON:
             return
         left, age = self.left(), now - self.start
-        if not left or left[1] < SHORT:
+        if not left or left[1] < SHORT or (not self.said and now - self.marks[1][0] < PART * left[1]):
             return
         before, least, most = self.said or (0, math.inf, 0)
         if age >= 2 * before and (age + left[0] > WRONG * most or WRONG * (age + left[1]) < least):
