@@ -300,7 +300,7 @@ def test_remedies_at_some_roles():
         "ffn_out": "hadamard=0+tokens=20",
     }
     assert [one.needs_calibration for one in at.values()] == [False, False, True, False]
-    beside = get_scheme("absmax+hadamard+tokens=20@ffn_out").at("ffn_in")
+    beside = get_scheme("absmax+tokens=20@ffn_out+hadamard").at("ffn_in")
     assert list(map(str, beside.remedies)) == ["hadamard=0"]
     everywhere = get_scheme("absmax+tokens=20+hadamard")
     assert everywhere.at("ffn_in") is everywhere
