@@ -761,7 +761,7 @@ def test_massive_activations_and_sinks_are_said(found, family):
     assert {table.name for table in nothing.tables} == {"features", "table4", "largest"}
     massive, sinks = nothing.notes
     assert massive.startswith("No massive activation in the residual stream (|x| > 100 and at least 1,000 times")
-    assert massive.endswith("is 2,500.0, after layer 1 in feature 3, at position 0, token '40'.")
+    assert massive.endswith("is 2,500, after layer 1 in feature 3, at position 0, token '40'.")
     assert sinks.startswith("No attention sink (")
     assert all(note in " ".join(nothing.printed.split()) for note in nothing.notes)
     assert massive in html.unescape(page("", [nothing], ""))
