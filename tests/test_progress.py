@@ -28,6 +28,7 @@ from tests.test_commands import SMALL, call
 
 MODEL = "pocket/gpt2-0.1m"
 COUNTS = [("one", 2), ("two", 3)]  # experiments, with their blocks
+TOTALS = [2, 5]  # of the first, of both
 
 
 class Clock:
@@ -310,15 +311,17 @@ def test_a_command_says_a_line(monkeypatch, capsys, tmp_path):
     )
 
 
-def test_several_experiments_have_one_bar(monkeypatch, tmp_path):
+@pytest.mark.parametrize("several", [1, 2])
+def test_several_experiments_have_one_bar(monkeypatch, tmp_path, several):
     """It expects the steps of all from the start, those of an experiment as they are once it runs."""
-    specs = [Cells(name=name, models=[MODEL], block=16, blocks=blocks) for name, blocks in COUNTS]
+    specs = [Cells(name=name, models=[MODEL], block=16, blocks=blocks) for name, blocks in COUNTS[:several]]
+    total = TOTALS[several - 1]
     with foreseeing(specs) as bar:
-        assert bar.total == 5
+        assert bar.total == total
         bar.foresee(bar.foreseen[of_all(specs[0])]._replace(count=9))
         for number, spec in enumerate(specs):
             assert len(run(spec, tmp_path / str(number), bar=bar)) == 1
-            assert (bar.total, bar.n) == (5, (2, 5)[number])
+            assert (bar.total, bar.n) == (total, TOTALS[number])
     assert not module._open
 
 

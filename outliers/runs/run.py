@@ -58,13 +58,17 @@ def run(
     from outliers.subjects.bench import Bench
     from outliers.terminal.progress import Progress, Steps
 
-    if bar:
+    if bar is not None:  # one of no steps is false
         bar.foresee(Steps(kind=of_all(spec)))  # which are known better from now on
     plans = [plan for plan in spec.plans() if _is_possible(plan)]
     for plan in plans:
         plan.subject.prepare()  # mistakes show before a folder is made
     rows = Rows(Path(out or spec.folder))
-    with rows, nullcontext(bar) if bar else Progress(0) as bar, engine_of(spec, bar, bench or Bench(bar)) as engine:
+    with (
+        rows,
+        Progress(0) if bar is None else nullcontext(bar) as bar,
+        engine_of(spec, bar, bench or Bench(bar)) as engine,
+    ):
         if isinstance(spec, OfOneModel):
             _check_alone(spec, rows)
         return records(Planner(rows, engine, bar, spec.experiment or spec.name, force).run(plans))
