@@ -226,6 +226,22 @@ class Accuracy(StatesMetric):
     )
 
 
+class Alone(StatesMetric):
+    """Whether it is given nothing of the unquantized model."""
+
+    name = "alone"
+    seen_by = Seen(
+        lambda _model, _ids, _states, exact: exact is None,
+        lambda draws: [{"metric": "alone", "value": float(all(draws[0]))}],
+    )
+
+
+def test_a_metric_that_compares_nothing_is_given_nothing_to_compare_with(tmp_path):
+    """Beside one that compares."""
+    spec = Cells(models=[MODEL], metrics=[Alone(), "agreement"], variants=["absmax"], block=16, blocks=1)
+    assert values(run(spec, tmp_path))["absmax", "alone"] == 1
+
+
 def test_a_metric_of_ones_own(tmp_path, model_and_blocks):
     model, blocks = model_and_blocks
     spec = Cells(models=[MODEL], metrics=[Accuracy(), "perplexity"], variants=["fp32", "absmax"], block=16, blocks=2)

@@ -167,8 +167,11 @@ def _see(
     """The values of each metric on a block; those that read logits read them at once. exact: as of `read_logits`."""
     readers = [seer.reader for seer in seers if isinstance(seer, Read)]
     results = iter(read_logits(block, [(model, states)], readers, exact)[0] if readers else ())
+    unquantized = exact and exact[:2]
     return [
-        next(results) if isinstance(seer, Read) else seer.see(model, block, states, exact and exact[:2])
+        next(results)
+        if isinstance(seer, Read)
+        else seer.see(model, block, states, unquantized if seer.compares else None)
         for seer in seers
     ]
 
