@@ -254,11 +254,10 @@ def smollm2(schemes: Collection[str] = SCHEMES) -> str:
     """What some schemes cost SmolLM2-135M, with their scatter, beside what they cost models of the paper."""
     rows = read_rows(ROOT / "results/kept/smollm2-135m/sweep")
     own, sizes = {row["scheme"]: row["cost"] for row in costs_of_schemes(rows)}, ("1.3b", "6.7b", "13b")
-    published = TABLE1
 
     def of_paper(scheme: str, size: str) -> str:
         model = f"fairseq-dense-{size}"
-        return f"{100 * (published[model, scheme] / published[model, BASELINE] - 1):+.1f}"
+        return f"{100 * (TABLE1[model, scheme] / TABLE1[model, BASELINE] - 1):+.1f}"
 
     cells = []
     for row in sorted(rows, key=lambda row: list(SCHEMES).index(row["scheme"])):

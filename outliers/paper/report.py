@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from outliers.terminal.progress import Progress
 
 logger = logging.getLogger(__name__)
+
+
 def experiments(name: str, device: str | None = None, models: Sequence[str] = ()) -> list[Named]:
     """The experiments of a name: a set of those that come along ("pocket", "paper"), one of them, or a file; validated.
 
