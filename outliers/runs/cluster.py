@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from outliers.errors import UserError, reason_of
-from outliers.runs.failures import tried
+from outliers.errors import MeasurementFailed, UserError, reason_of
+from outliers.runs.engine import result_of, tried
 from outliers.runs.forecast import PROCESS, Need, Request, Room, forecast, room_of
 from outliers.specification.kinds import Spread
 from outliers.subjects.bench import Bench
-from outliers.subjects.cell import Failed, Task
+from outliers.subjects.cell import Task
 from outliers.terminal.interrupt import asked_to_stop, stop_if_asked
 from outliers.terminal.progress import Progress
 
@@ -89,8 +89,8 @@ class Cluster:
     def forecast(self, requests: list[Request]) -> dict[str, str]:
         """The models that cannot fit where one of the workers is, and why."""
         ((_, self.room),) = self.run([Task("what is free", _room, requests[0], ())])
-        if isinstance(self.room, Failed):
-            raise UserError(f"no worker of the cluster answers: {self.room.reason}")
+        if isinstance(self.room, MeasurementFailed):
+            raise UserError(f"no worker of the cluster answers: {self.room}")
         needs, refused = forecast(requests, self.room)
         needs.sort(key=lambda needed: needed.memory)
         self.forecasts = {needed.model: needed for needed in needs}  # the largest of a model
@@ -118,7 +118,7 @@ class Cluster:
         tasks = list(tasks)
         lacks = {name: self._lack(task) for name, task in {task.subject.name: task for task in tasks}.items()}
         waiting, running = deque(task for task in tasks if not lacks[task.subject.name]), {}
-        yield from ((task, Failed(lack)) for task in tasks if (lack := lacks[task.subject.name]))
+        yield from ((task, MeasurementFailed(lack)) for task in tasks if (lack := lacks[task.subject.name]))
         self.bar.spread(min(len(waiting), self._slots(waiting[0])) if waiting else 1)
         try:
             while (waiting or running) and not asked_to_stop():
@@ -143,7 +143,7 @@ class Cluster:
             except self.ray.exceptions.RayTaskError:  # an error of a program
                 raise
             except self.ray.exceptions.RayError as error:
-                result, warnings = Failed(f"{type(error).__name__}: {reason_of(error, 300)}"), []
+                result, warnings = MeasurementFailed(f"{type(error).__name__}: {reason_of(error, 300)}"), []
             for warning in warnings:
                 if warning not in self.warned:
                     logger.warning(warning)
@@ -252,16 +252,9 @@ def _measure(
     heard, root = _Warnings(), logging.getLogger("outliers")
     root.addHandler(heard)
     try:
-        return tried(_result, _bench[1], function, subject, arguments), heard.messages
+        return tried(result_of, _bench[1], function, subject, arguments), heard.messages
     finally:
         root.removeHandler(heard)
-
-
-def _result(bench: Bench, function: Callable, subject, arguments: tuple) -> Any:
-    result = function(bench, subject, *arguments)
-    bench.check_weights()
-    bench.check_unchanged()
-    return result
 
 
 def _room(_bench: Bench, request: Request) -> Room:

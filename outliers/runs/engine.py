@@ -1,19 +1,17 @@
-"""Engines of an experiment's tasks: this process, one after the other, or a Ray cluster."""
+"""The engine of tasks in this process, one after the other; a Ray cluster is another one. Failures cost cells alone."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Union
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
-from outliers.runs.failures import tried
+from outliers.errors import MeasurementFailed, UserError, reason_of
 from outliers.runs.forecast import Request, forecast, room_of
-from outliers.specification.kinds import Named
 from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Task
 from outliers.terminal.interrupt import stop_if_asked
 from outliers.terminal.progress import Progress
 
-if TYPE_CHECKING:
-    from outliers.runs.cluster import Cluster
+NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")  # in torch's RuntimeError, by device
+LESS = "take a smaller --block, fewer schemes at once, --stream, or a machine with more"
 
 
 class Here:
@@ -44,27 +42,36 @@ class Here:
             stop_if_asked()
             self.bar.enter(task.name, task.steps)
             end = self.bar.n + task.steps.count
-            result = tried(self._result, task)
+            result = tried(result_of, self.bench, task.function, task.subject, task.arguments)
             if end > self.bar.n:  # what the task did not move itself
                 self.bar.update(end - self.bar.n)
             yield task, result
 
-    def _result(self, task: Task) -> Any:
-        result = task.function(self.bench, task.subject, *task.arguments)
-        self.bench.check_weights()
-        return result
+
+def result_of(bench: Bench, function: Callable, subject: Any, arguments: tuple) -> Any:
+    """The result of a task, whose weights are those that it was to have, in files that did not change meanwhile."""
+    result = function(bench, subject, *arguments)
+    bench.check_weights()
+    bench.check_unchanged()
+    return result
 
 
-Engine = Union[Here, "Cluster"]
+def tried(function: Callable, *arguments: Any) -> Any:
+    """Return what a function returns, or how it failed: a UserError, too little memory, or a refusal of the system.
 
-
-def engine_of(spec: Named, bar: Progress, bench: Bench) -> AbstractContextManager[Engine]:
-    """The engine that an experiment asks for; raise UserError as `outliers.runs.cluster.Cluster`.
-
-    bench: what this process keeps between cells.
+    Errors of a program, such as TypeError, and Ctrl-C end the run.
     """
-    if getattr(spec, "engine", "local") == "local":
-        return nullcontext(Here(bar, bench))
-    from outliers.runs.cluster import Cluster
-
-    return Cluster(spec, bar)
+    try:
+        return function(*arguments)
+    except UserError as error:
+        kind = type(error) if isinstance(error, MeasurementFailed) else MeasurementFailed
+        return kind(str(error))  # without the traceback, whose frames hold the model
+    except (MemoryError, RuntimeError) as error:
+        reason = reason_of(error, 300)
+        if isinstance(error, RuntimeError) and not any(part in reason for part in NO_MEMORY):
+            raise
+        return MeasurementFailed(f"too little memory ({reason}); {LESS}")
+    except BrokenPipeError:  # of what is printed
+        raise
+    except OSError as error:
+        return MeasurementFailed(f"the system refuses it ({reason_of(error, 300)})")

@@ -7,25 +7,29 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from outliers.errors import BrokenModel, MeasurementFailed, UserError
+from outliers.errors import BadWeights, BrokenModel, MeasurementFailed, UserError
 from outliers.metrics.measurement import Keeps, Measurement, bundles_of
 from outliers.models.names import full_name
 from outliers.quantization.schemes import BASELINE
 from outliers.runs.again import is_here
-from outliers.runs.engine import Engine
-from outliers.runs.failures import failed, tried
+from outliers.runs.engine import Here, tried
 from outliers.runs.forecast import Request, request_of
 from outliers.runs.rows import Row, Rows
 from outliers.specification.kinds import Named
 from outliers.subjects.bench import Bench, check_same_weights, naming
-from outliers.subjects.cell import Cell, Failed, NotMeasured, Plan, Subject, Task, following
+from outliers.subjects.cell import Cell, NotMeasured, Plan, Subject, Task, following
 from outliers.subjects.provenance import code_hash, environment, joined, measuring
 from outliers.terminal.interrupt import stop_if_asked
 from outliers.terminal.progress import FIXED, Progress, Steps
 from outliers.variants.together import schemes_of
 
+if TYPE_CHECKING:
+    from outliers.runs.cluster import Cluster
+
+Failures = dict[Cell, MeasurementFailed]
+Outcomes = dict[Cell, Row | MeasurementFailed]
 logger = logging.getLogger(__name__)
 
 OF_TWINS = ("architecture", "parameters", "tokens_hash")  # facts that models of the same weights have in common
@@ -41,7 +45,7 @@ class Planner:
     experiment: what its rows say that they were made for. force: measure again what has rows.
     """
 
-    def __init__(self, rows: Rows, engine: Engine, bar: Progress, experiment: str, force: bool = False):
+    def __init__(self, rows: Rows, engine: "Here | Cluster", bar: Progress, experiment: str, force: bool = False):
         self.rows, self.engine, self.bar, self.experiment, self.force = rows, engine, bar, experiment, force
         self.subjects: dict[tuple, Subject] = {}  # the first of those that may have the same weights
         self.refused: dict[str, str] = {}  # models that do not fit in memory, and why
@@ -107,7 +111,7 @@ class Planner:
             try:
                 kept = cell.metric.measurement.beside_row(cell, cell_facts, self)
             except MeasurementFailed as error:
-                failures[cell] = failed(error)
+                failures[cell] = error
                 continue
             row = None if self.force else self.rows.find(cell.asked, cell_facts)
             if kept is None and row:
@@ -115,7 +119,7 @@ class Planner:
             elif kept is not None and not row:
                 row = self._rows([cell], kept, facts)[cell]
                 self._write({cell: row})
-            if isinstance(row, Failed):
+            if isinstance(row, MeasurementFailed):
                 failures[cell] = row
             elif row:
                 rows[cell] = row
@@ -126,7 +130,7 @@ class Planner:
             self.bar.skip(self.steps(bundle))
         new = [alike[0] for key, alike in missing.items() if key not in self.known]
         answered = self._answered(list(bundles_of(new)), facts)
-        failures |= {cell: result for cell, result in answered.items() if isinstance(result, Failed)}
+        failures |= {cell: result for cell, result in answered.items() if isinstance(result, MeasurementFailed)}
         rows |= {cell: row for cell, row in answered.items() if cell not in failures}
         self.known |= {_common(cell, facts[cell]): rows[cell] for cell in new if cell in rows}
         for key, alike in missing.items():
@@ -137,16 +141,16 @@ class Planner:
                     failures.setdefault(cell, failures[alike[0]])
         return rows | self._failed(failures, facts, rows)
 
-    def _failed(self, failures: dict[Cell, Failed], facts: dict[Cell, dict], rows: dict[Cell, Row]) -> dict[Cell, Row]:
+    def _failed(self, failures: Failures, facts: dict[Cell, dict], rows: dict[Cell, Row]) -> dict[Cell, Row]:
         """The rows of cells that failed, which say why; each reason is said once of a model."""
         fine = {(id(cell.subject), cell.metric.measurement) for cell in rows if cell.variant.name == BASELINE}
         reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
         failed_rows = {}
         for cell, failure in failures.items():
-            reason = failure.reason
+            reason = str(failure)
             for called in (f"'{cell.subject.name}' under {cell.variant.name}: ", f"'{cell.subject.name}': "):
                 reason = reason.removeprefix(called)  # its row says it
-            if failure.broken and (id(cell.subject), cell.metric.measurement) in fine:
+            if isinstance(failure, BrokenModel) and (id(cell.subject), cell.metric.measurement) in fine:
                 kind = "scheme" if schemes_of(cell.variant) else "variant"
                 reason = f"{reason.partition('; expected')[0]}; {FINE.format(kind)}"
             reasons[cell.subject.name, reason].append(cell.name)
@@ -159,14 +163,14 @@ class Planner:
         self._write(failed_rows)
         return failed_rows
 
-    def _facts(self, cells: list[Cell]) -> tuple[dict[Cell, dict], dict[Cell, Failed]]:
+    def _facts(self, cells: list[Cell]) -> tuple[dict[Cell, dict], Failures]:
         """The facts of cells, and why some have none."""
         subjects = {id(cell.subject): cell.subject for cell in cells}
         by_subject = [[cell for cell in cells if id(cell.subject) == key] for key in subjects]
-        found: dict[Cell, dict | Failed] = {}
+        found: dict[Cell, dict | MeasurementFailed] = {}
         for group in by_subject:
             if reason := self.refused.get(group[0].subject.name):
-                found |= dict.fromkeys(group, Failed(reason))
+                found |= dict.fromkeys(group, MeasurementFailed(reason))
         tasks = [
             Task("its facts", _look, group[0].subject, (group,), number=number)
             for number, group in enumerate(by_subject)
@@ -174,13 +178,13 @@ class Planner:
         ]
         for task, looked in self.engine.run(tasks):
             group = by_subject[task.number]
-            looked = [looked] * len(group) if isinstance(looked, Failed) else looked
+            looked = [looked] * len(group) if isinstance(looked, MeasurementFailed) else looked
             found |= dict(zip(group, looked, strict=True))
         # In the order of the cells, whichever a cluster looked at first: of equal weights the first name is measured.
-        failures = {cell: found[cell] for cell in cells if isinstance(found[cell], Failed)}
+        failures = {cell: found[cell] for cell in cells if isinstance(found[cell], MeasurementFailed)}
         return self._with_weights({cell: found[cell] for cell in cells if cell not in failures}, failures), failures
 
-    def _with_weights(self, facts: dict[Cell, dict], failures: dict[Cell, Failed]) -> dict[Cell, dict]:
+    def _with_weights(self, facts: dict[Cell, dict], failures: Failures) -> dict[Cell, dict]:
         """With the weights of a streamed model where rows or another one may have them, for they are read for that;
         without the cells of one whose weights cannot be read, which are failures."""
         for cell, cell_facts in list(facts.items()):
@@ -189,7 +193,7 @@ class Planner:
             if unknown and (self._has_twin(cell, cell_facts) or (not self.force and self.rows.may_have(cell.asked))):
                 ((_, weights),) = self.engine.run([Task("its weights", _weights, cell.subject, ())])
                 for other in [other for other in facts if other.subject is cell.subject]:
-                    if isinstance(weights, Failed):
+                    if isinstance(weights, MeasurementFailed):
                         failures[other] = weights
                         del facts[other]
                     else:
@@ -201,7 +205,7 @@ class Planner:
         kind = tuple(facts.get(name) for name in OF_TWINS)
         return self.subjects.setdefault(kind, cell.subject) is not cell.subject
 
-    def _answered(self, bundles: list[list[Cell]], facts: dict[Cell, dict]) -> dict[Cell, Row | Failed]:
+    def _answered(self, bundles: list[list[Cell]], facts: dict[Cell, dict]) -> Outcomes:
         """The rows of cells that are measured, each written when its last part is there.
 
         Of cells that are answered together and fail, each half is tried by itself.
@@ -213,15 +217,15 @@ class Planner:
             for task in self.tasks(bundle, parts[number], facts[bundle[0]], number)
         ]
         arrived: dict[int, dict] = defaultdict(dict)
-        results: dict[Cell, Row | Failed] = {}
+        results: Outcomes = {}
         again: list[list[Cell]] = []
         for task, answer in self.engine.run(tasks):
             bundle, answers = bundles[task.number], arrived[task.number]
             answers[task.arguments[1].start] = answer
             if len(answers) < len(parts[task.number]):
                 continue
-            failure = next((answer for answer in answers.values() if isinstance(answer, Failed)), None)
-            if failure and len(bundle) > 1 and not failure.of_model:
+            failure = next((answer for answer in answers.values() if isinstance(answer, MeasurementFailed)), None)
+            if failure and len(bundle) > 1 and not isinstance(failure, BadWeights):
                 again += [bundle[: len(bundle) // 2], bundle[len(bundle) // 2 :]]
                 continue
             ordered = [answers[part.start] for part in parts[task.number]]
@@ -268,8 +272,8 @@ class Planner:
     def results(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Any]]:
         """Each task with what it returned; raise MeasurementFailed where one failed."""
         for task, result in self.engine.run(tasks):
-            if isinstance(result, Failed):
-                raise result.error
+            if isinstance(result, MeasurementFailed):
+                raise result
             yield task, result
 
     def weights(self, subject: Subject) -> dict:
@@ -282,11 +286,12 @@ class Planner:
         blocks = len(bundle[0].subject.blocks)
         return self.engine.parts(blocks, count) if bundle[0].metric.measurement.splits else [slice(0, blocks)]
 
-    def _rows(self, bundle: list[Cell], parts: list[tuple], facts: dict[Cell, dict]) -> dict[Cell, Row | Failed]:
+    def _rows(self, bundle: list[Cell], parts: list[tuple], facts: dict[Cell, dict]) -> Outcomes:
         """The rows of cells that were answered together; with the weights of a streamed model, known from now on."""
         weights = [part_weights for _, part_weights, _ in parts]
         subject, known = bundle[0].subject, facts[bundle[0]]
-        if failure := tried(_check, subject, [known | part_weights for part_weights in (weights[0] | known, *weights)]):
+        of_parts = [known | part_weights for part_weights in (weights[0] | known, *weights)]
+        if failure := tried(check_same_weights, subject.name, of_parts):
             return dict.fromkeys(bundle, failure)
         for cell in facts:
             if cell.subject is subject:
@@ -305,8 +310,8 @@ class Planner:
         made = {"experiment": self.experiment, **_made(cell, joined(list(spent)))}
         return Row(asked=cell.asked, facts=facts[cell], values=values, made=made)
 
-    def _write(self, rows: dict[Cell, Row | Failed]) -> None:
-        if finished := [row for row in rows.values() if not isinstance(row, Failed)]:
+    def _write(self, rows: Outcomes) -> None:
+        if finished := [row for row in rows.values() if isinstance(row, Row)]:
             self.rows.add(*finished)
 
     def _under_its_name(self, cell: Cell, twin: Row) -> Row:
@@ -352,12 +357,6 @@ def _check_finite(values: list[dict]) -> None:
                 raise BrokenModel(f"'{name}' of {value['metric']} is {number}; expected finite numbers")
 
 
-def _check(subject: Subject, weights: list[dict]) -> None:
-    """Raise UserError where the weights of a subject changed while it was measured."""
-    check_same_weights(subject.name, weights)
-    subject.check_unchanged()
-
-
 def keeps_of(cells: list[Cell]) -> Iterable[Keeps | None]:
     """The memory that each kind of measurement keeps for some cells of a subject."""
     by_measurement: dict[Measurement, list[Cell]] = defaultdict(list)
@@ -388,11 +387,11 @@ def _made(cell: Cell, spent: dict) -> dict:
     return {**device, **{name: value for name, value in spent.items() if name not in facts}, **streamed}
 
 
-def _look(bench: Bench, subject: Subject, cells: list[Cell]) -> list[dict | Failed]:
+def _look(bench: Bench, subject: Subject, cells: list[Cell]) -> list[dict | MeasurementFailed]:
     """The facts of some cells of a subject; where its model cannot be loaded it is tried once."""
-    looked: list[dict | Failed] = []
+    looked: list[dict | MeasurementFailed] = []
     for cell in cells:
-        lost = looked and isinstance(looked[-1], Failed) and not bench.is_loaded
+        lost = looked and isinstance(looked[-1], MeasurementFailed) and not bench.is_loaded
         looked.append(looked[-1] if lost else tried(_facts, bench, subject, cell))
     return looked
 

@@ -4,7 +4,7 @@ import importlib.util
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,8 @@ from outliers.specification.kinds import Named, OfOneModel
 from outliers.subjects.cell import Cell, Plan, following
 
 if TYPE_CHECKING:
+    from outliers.runs.cluster import Cluster
+    from outliers.runs.engine import Here
     from outliers.subjects.bench import Bench
     from outliers.terminal.progress import Progress
 
@@ -53,9 +55,7 @@ def run(
     Example:
         >>> rows = outliers.run(outliers.Cells(models=["pocket/gpt2-0.1m"], metrics=["top1"], block=64, blocks=2))
     """
-    from outliers.runs.engine import engine_of  # late, for it brings torch, which redrawing does without
-    from outliers.runs.planner import Planner
-    from outliers.subjects.bench import Bench
+    from outliers.runs.planner import Planner  # late, for it brings torch, which redrawing does without
     from outliers.terminal.progress import Progress, Steps
 
     if bar is not None:  # one of no steps is false
@@ -63,15 +63,25 @@ def run(
     plans = [plan for plan in spec.plans() if _is_possible(plan)]
     for plan in plans:
         plan.subject.prepare()  # mistakes show before a folder is made
-    rows = Rows(Path(out or spec.folder))
     with (
-        rows,
+        Rows(Path(out or spec.folder)) as rows,
         Progress(0) if bar is None else nullcontext(bar) as bar,
-        engine_of(spec, bar, bench or Bench(bar)) as engine,
+        _engine(spec, bar, bench) as engine,
     ):
         if isinstance(spec, OfOneModel):
             _check_alone(spec, rows)
         return records(Planner(rows, engine, bar, spec.experiment or spec.name, force).run(plans))
+
+
+def _engine(spec: Named, bar: "Progress", bench: "Bench | None") -> "AbstractContextManager[Here | Cluster]":
+    if getattr(spec, "engine", "local") == "ray":
+        from outliers.runs.cluster import Cluster
+
+        return Cluster(spec, bar)
+    from outliers.runs.engine import Here
+    from outliers.subjects.bench import Bench
+
+    return nullcontext(Here(bar, bench or Bench()))
 
 
 @contextmanager

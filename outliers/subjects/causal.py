@@ -159,12 +159,6 @@ class Pretrained(Subject):
         if not has_bitsandbytes():
             raise UserError("variant 'bitsandbytes' needs bitsandbytes; pip install 'outliers[peers]'")
 
-    def check_unchanged(self) -> None:
-        """Raise UserError if the files of the model changed since they were read."""
-        from outliers.models.weight_files import check_unchanged
-
-        check_unchanged(self.model, self.revision)
-
     def load(self, bench: "Bench", facts: dict | None = None) -> "PreTrainedModel":
         """The model, in memory or streamed; it has the weights that the facts say."""
         return bench.load(self, facts)[0]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from outliers.errors import BadWeights, BrokenModel, MeasurementFailed, UserError
+from outliers.errors import UserError
 from outliers.terminal.progress import Steps
 
 if TYPE_CHECKING:
@@ -48,9 +48,6 @@ class Subject:
     def check(self, cells: Iterable["Cell"]) -> None:
         """Raise UserError where a variant or a metric of cells does not fit it."""
 
-    def check_unchanged(self) -> None:
-        """Raise UserError if its files changed since they were read."""
-
     def load(self, bench: Bench, facts: dict | None = None) -> "PreTrainedModel":
         """The model, if it has the weights that the facts say."""
 
@@ -83,23 +80,6 @@ class Cell:
     def name(self) -> str:
         """Its name in messages, beside its subject."""
         return f"{self.variant.name}, {self.metric.name}" if self.subject.of_variants else self.metric.name
-
-
-class Failed(NamedTuple):
-    """The outcome of a task that failed, in the place of what it would have returned.
-
-    broken: whether the model computed no numbers. of_model: whether all else that is asked of the model fails too.
-    """
-
-    reason: str
-    broken: bool = False
-    of_model: bool = False
-
-    @property
-    def error(self) -> MeasurementFailed:
-        """The same as an error."""
-        kind = BrokenModel if self.broken else BadWeights if self.of_model else MeasurementFailed
-        return kind(self.reason)
 
 
 class NotMeasured(UserError):
