@@ -98,51 +98,64 @@ def _measuring(name: str, command: Command) -> Callable:
             _redraw(name, kind, redraw, out, [positional, models, force, *given.values()])
             return
         places = [positional] if isinstance(positional, str) else positional or []
-        spec = _specified(name, command, kind, places, models or [], _fields(given))
-        _measure(name, spec, out, force, command.view)
+        fields = {  # which divide what has commas themselves
+            field: ",".join(value) if isinstance(value, list) and field not in APART else value
+            for field, value in given.items()
+            if value is not None
+        }
+        _measure(name, _specified(name, command, kind, places, models or [], fields), out, force, command.view)
 
-    arguments = {"positional": _place(command, kind)} | ({"models": Models} if _takes_models(kind) else {})
+    one, several = "model" in kind.model_fields, "models" in kind.model_fields
+    if one or several:
+        metavar, help_text = ("MODEL", MODEL) if one else ("EXPERIMENT|MODEL", f"{MODEL} {EXPERIMENT}")
+        place = Annotated[list[str] | None, Argument(metavar=metavar, help=help_text, show_default=False)]
+        arguments = {"positional": place, "models": Models}
+    else:
+        help_text = f"The name of one that comes along, such as {command.example}, or a file."
+        place = Annotated[str | None, Argument(metavar="EXPERIMENT", help=help_text, show_default=False)]
+        arguments = {"positional": place}
     results = {"out": Out, "force": Force} | ({"redraw": Redraw} if command.redraws else {})
     measure.__annotations__ = arguments | options(kind, NO_OPTIONS) | results
     return measure
 
 
-def _place(command: Command, kind: type[Named]) -> object:
-    """The argument of a command: one or several models, several with an experiment before them, or an experiment."""
-    if not _takes_models(kind):
-        help_text = f"The name of one that comes along, such as {command.example}, or a file."
-        return Annotated[str | None, Argument(metavar="EXPERIMENT", help=help_text, show_default=False)]
-    metavar, help_text = ("MODEL", MODEL) if _takes_one_model(kind) else ("EXPERIMENT|MODEL", f"{MODEL} {EXPERIMENT}")
-    return Annotated[list[str] | None, Argument(metavar=metavar, help=help_text, show_default=False)]
-
-
 def _specified(
     name: str, command: Command, kind: type[Named], places: list[str], behind: list[str], fields: dict
 ) -> Named:
-    """The specification of what is typed; behind: models behind their option."""
-    if _takes_models(kind):
-        _check_flags(kind, fields, places)
-        experiment, chosen = _experiment_and_models(name, kind, places, behind, command)
-        if experiment is None and not chosen:
-            chosen = command.instead(fields)
-        return specify(experiment, chosen | fields, command.default, kind)
-    if not places:
-        raise UserError(f"no experiment is named; expected one, such as `{' '.join([*called(name), command.example])}`")
-    spec = specify(places[0], fields, None, kind)
+    """The specification of what is typed.
 
-    from outliers.paper.report import check_shown
+    behind: models behind their option, beside which what is in the first place is an experiment.
+    """
+    one, several = "model" in kind.model_fields, "models" in kind.model_fields
+    example = " ".join([*called(name), command.example])
+    if not one and not several:
+        if not places:
+            raise UserError(f"no experiment is named; expected one, such as `{example}`")
+        spec = specify(places[0], fields, None, kind)
 
-    check_shown(spec)
-    return spec
+        from outliers.paper.report import check_shown
 
-
-def _fields(given: dict) -> dict:
-    """The values of the options that are given; the fields themselves divide what has commas."""
-    fields = {field: value for field, value in given.items() if value is not None}
-    joined = {
-        field: ",".join(value) for field, value in fields.items() if isinstance(value, list) and field not in APART
-    }
-    return fields | joined
+        check_shown(spec)
+        return spec
+    _check_flags(kind, fields, places)
+    experiment = None
+    if several and places and (behind or is_meant_as_experiment(places[0])):
+        experiment, *places = places
+        if not is_experiment(experiment):
+            hint = "or the path of a .yaml file, which the first argument is beside --model"
+            raise unknown_name("experiment", experiment, experiment_files(), hint)
+    models = models_of([*places, *behind])
+    if one and len(models) > 1:
+        raise UserError(f"{name} takes one model, got {len(models)}: {', '.join(models)}; run it once for each model")
+    if not models and (places or behind or not (experiment or command.default)):
+        raise UserError(f"no model is named; expected {'one' if one else 'some'}, such as `{example}`")
+    if one:
+        chosen = {"model": models[0]}
+    elif models:
+        chosen = {field: models for field in OF_MODELS if field in kind.model_fields}
+    else:
+        chosen = {} if experiment else command.instead(fields)
+    return specify(experiment, chosen | fields, command.default, kind)
 
 
 def _check_flags(kind: type[Named], fields: dict, places: list[str]) -> None:
@@ -151,39 +164,6 @@ def _check_flags(kind: type[Named], fields: dict, places: list[str]) -> None:
     for place in places[1:] if flags else ():
         if re.search(r"\.[a-z]+$", place) and not os.path.exists(place):
             raise UserError(f"--{flags[-1]} takes no value, got '{place}'; --out names the folder of its file")
-
-
-def _takes_models(kind: type[Named]) -> bool:
-    return not kind.model_fields.keys().isdisjoint({"model", "models"})
-
-
-def _takes_one_model(kind: type[Named]) -> bool:
-    return "model" in kind.model_fields
-
-
-def _experiment_and_models(
-    name: str, kind: type[Named], places: list[str], behind: list[str], command: Command
-) -> tuple[str | None, dict]:
-    """The experiment that is named, if one is, and the fields of the models that are.
-
-    behind: models behind their option, beside which what is in the first place is an experiment.
-    """
-    experiment = None
-    if places and not _takes_one_model(kind) and (behind or is_meant_as_experiment(places[0])):
-        experiment, *places = places
-        if not is_experiment(experiment):
-            hint = "or the path of a .yaml file, which the first argument is beside --model"
-            raise unknown_name("experiment", experiment, experiment_files(), hint)
-    models = models_of([*places, *behind])
-    if _takes_one_model(kind) and len(models) > 1:
-        raise UserError(f"{name} takes one model, got {len(models)}: {', '.join(models)}; run it once for each model")
-    if not models and (places or behind or not (experiment or command.default)):
-        example = " ".join([*called(name), command.example])
-        count = "one" if _takes_one_model(kind) else "some"
-        raise UserError(f"no model is named; expected {count}, such as `{example}`")
-    if _takes_one_model(kind):
-        return None, {"model": models[0]}
-    return experiment, {field: models for field in OF_MODELS if models and field in kind.model_fields}
 
 
 def models_of(entries: list[str]) -> list[str]:

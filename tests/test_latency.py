@@ -338,7 +338,7 @@ def test_layers_of_real_models_stand_beside_dimensions(tmp_path):
     write(table5.speed_section(rows), tmp_path, "python -m outliers.report")
     assert set(pd.read_parquet(tmp_path / "rows.parquet")["dimension"]) == {"16", "24x8"}
     with pytest.raises(UserError, match="field 'dimensions"):
-        make_experiment({"dimensions": ["24by8"], "name": "x"}, LinearLayers)
+        LinearLayers(dimensions=["24by8"], name="x")
 
 
 def test_linear_layers_on_a_device_that_is_not_there(tmp_path, monkeypatch):

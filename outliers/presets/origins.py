@@ -9,8 +9,8 @@ from outliers.criterion import STREAM
 from outliers.errors import unknown_name
 from outliers.metrics.records import Keys, Origins, Trace
 from outliers.presets.emergence import counted
-from outliers.presets.readers import check_readers, readers_stages
-from outliers.presets.super_weights import check_weights, massive_stages, weights_stages
+from outliers.presets.readers import readers_stages
+from outliers.presets.super_weights import massive_stages, weights_stages
 from outliers.runs.rows import Row
 from outliers.specification.fields import Count, Features, Name, Names, Neurons, Positions, Several
 from outliers.specification.kinds import OfOneModel
@@ -22,13 +22,11 @@ from outliers.variants.quantized import EXACT
 class Part(NamedTuple):
     """A part of the account.
 
-    check: raises what is wrong with a subject and its features before anything is measured. stages: what is asked of
-    a subject with its features and the model's outlier features. needs_outliers: whether these have to be known.
-    fits: whether a model of a configuration can be asked. usual: how many passes of the blocks take as long, of
-    SmolLM2-135M.
+    stages: what is asked of a subject with its features and the model's outlier features; the first one raises what is
+    wrong with them, whichever the outlier features are. needs_outliers: whether these have to be known. fits: whether a
+    model of a configuration can be asked. usual: how many passes of the blocks take as long, of SmolLM2-135M.
     """
 
-    check: Callable[[Causal, Sequence[int]], None]
     stages: Callable[[Causal, Sequence[int], Sequence[int]], Stages]
     usual: int
     needs_outliers: bool = False
@@ -43,7 +41,8 @@ class ToAccount(Causal):
     def prepare(self) -> None:
         super().prepare()
         for part in self.parts:
-            part.check(self, self.settings.features or [0])  # before a trace is made
+            for cell in next(part.stages(self, self.settings.features or [0], ())):  # before a trace is made
+                cell.metric.measurement.check(cell)
 
     @property
     def parts(self) -> list[Part]:
@@ -102,18 +101,9 @@ def standing_out(traced: Row) -> list[int]:
     return list(dict.fromkeys([*counted(traced)[0]["features"], massive]))
 
 
-def _check_writers(subject: ToAccount, features: Sequence[int]) -> None:
-    (cell,) = _writer_cells(subject, features)
-    cell.metric.measurement.check(cell)
-
-
 def _writers_stages(subject: ToAccount, features: Sequence[int], _outliers: Sequence[int]) -> Stages:
-    yield _writer_cells(subject, features)
-
-
-def _writer_cells(subject: ToAccount, features: Sequence[int]) -> list[Cell]:
     spec = subject.settings
-    return [Cell(subject, EXACT, Origins(features=features, positions=spec.positions, neurons=spec.neurons))]
+    yield [Cell(subject, EXACT, Origins(features=features, positions=spec.positions, neurons=spec.neurons))]
 
 
 def _has_neurons(config: Any) -> bool:
@@ -121,11 +111,6 @@ def _has_neurons(config: Any) -> bool:
     from outliers.models.anatomy import anatomy_of  # late, for it brings torch
 
     return not anatomy_of(config).mixture
-
-
-def _check_keys(subject: ToAccount, _features: Sequence[int]) -> None:
-    (cell,) = _key_cells(subject)
-    cell.metric.measurement.check(cell)
 
 
 def _shows_keys(config: Any) -> bool:
@@ -137,17 +122,13 @@ def _shows_keys(config: Any) -> bool:
 
 
 def _keys_stages(subject: ToAccount, _features: Sequence[int], _outliers: Sequence[int]) -> Stages:
-    yield _key_cells(subject)
-
-
-def _key_cells(subject: ToAccount) -> list[Cell]:
-    return [Cell(subject, EXACT, Keys())]
+    yield [Cell(subject, EXACT, Keys())]
 
 
 PARTS = {  # in the order in which they are measured
-    "writers": Part(_check_writers, _writers_stages, 1),
-    "readers": Part(check_readers, readers_stages, 62, needs_outliers=True),
-    "weights": Part(check_weights, weights_stages, 40, fits=_has_neurons),
-    "massive": Part(check_weights, massive_stages, 12, fits=_has_neurons),
-    "keys": Part(_check_keys, _keys_stages, 1, fits=_shows_keys),
+    "writers": Part(_writers_stages, 1),
+    "readers": Part(readers_stages, 62, needs_outliers=True),
+    "weights": Part(weights_stages, 40, fits=_has_neurons),
+    "massive": Part(massive_stages, 12, fits=_has_neurons),
+    "keys": Part(_keys_stages, 1, fits=_shows_keys),
 }

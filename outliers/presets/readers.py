@@ -28,24 +28,13 @@ VALUES = {  # metric: the columns of its values, by their fields
 }
 
 
-def check_readers(subject: Causal, features: Sequence[int]) -> None:
-    """Raise UserError where a model has not these features or the places of the settings, or controls are too few."""
-    spec = subject.settings
-    _places(_skeleton(subject), spec.places)
-    _drawn(features, subject.width, spec.controls, spec.seed, ())
-
-
 def readers_stages(subject: Causal, features: Sequence[int], outliers: Sequence[int]) -> Stages:
     """The model as it is, and without each feature and each control where each place reads it."""
-    spec = subject.settings
-    controls = _drawn(features, subject.width, spec.controls, spec.seed, outliers)
-    yield _cells(subject, features, _places(_skeleton(subject), spec.places), controls)
-
-
-def _skeleton(subject: Causal) -> "PreTrainedModel":
     from outliers.models.skeleton import skeleton
 
-    return skeleton(subject.config)
+    spec = subject.settings
+    places = _places(skeleton(subject.config), spec.places)
+    yield _cells(subject, features, places, _drawn(features, subject.width, spec.controls, spec.seed, outliers))
 
 
 def _drawn(features: Sequence[int], width: int, controls: int, seed: int, outliers: Iterable[int]) -> tuple[int, ...]:

@@ -32,12 +32,6 @@ FOUND = "candidates.weight"  # the metric of their values
 ABOUT = ("layer", "output", "input", "found_by", "value")  # what is said of a candidate
 
 
-def check_weights(subject: Causal, _features: Sequence[int]) -> None:
-    """Raise UserError where a model has no weights to search."""
-    cell = _search(subject)
-    cell.metric.measurement.check(cell)
-
-
 def weights_stages(subject: Causal, _features: Sequence[int], _outliers: Sequence[int]) -> Stages:
     """The search of a model by its settings."""
     return search_stages(subject)

@@ -5,7 +5,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import outlier_kernels
@@ -36,10 +36,9 @@ def key_of(spec: Named, command: str) -> str | None:
         return None
     words = set(_words(list(vars(spec).values()))) - {""}
     named = [packaged_file(word) if word in PACKAGED else Path(word) for word in sorted(words)]
-    files = [file for place in [*CODE, *named] for file in _files_in(place)]
     variables = sorted(pair for pair in os.environ.items() if pair[0].startswith(VARIABLES))
     here = [sys.version, platform.node(), os.cpu_count(), INSTALLED.stat().st_mtime_ns, variables]
-    return hashlib.sha256(repr((command, spec, os.getcwd(), _stamps(files), here)).encode()).hexdigest()
+    return hashlib.sha256(repr((command, spec, os.getcwd(), _stamps(*CODE, *named), here)).encode()).hexdigest()
 
 
 def is_here(spec: Named) -> bool:
@@ -52,7 +51,7 @@ def printed(folder: Path, key: str | None) -> str | None:
     """The text that a run with this key printed, if it left the files of a folder as they are."""
     try:
         record = json.loads(read_whole(folder / FILE, MOST_BYTES))
-        return record["printed"] if record["key"] == key and record["files"] == _stamps(_outputs(folder)) else None
+        return record["printed"] if record["key"] == key and record["files"] == _stamps(folder) else None
     except (OSError, ValueError, LookupError, TypeError, UserError):
         return None
 
@@ -60,7 +59,7 @@ def printed(folder: Path, key: str | None) -> str | None:
 def keep(folder: Path, key: str | None, text: str) -> None:
     """Keep what a run with this key printed, beside the files that it wrote."""
     if key:
-        record = {"key": key, "files": _stamps(_outputs(folder)), "printed": text}
+        record = {"key": key, "files": _stamps(folder), "printed": text}
         write_whole(folder / FILE, json.dumps(record))
 
 
@@ -73,17 +72,10 @@ def _words(value: object) -> Iterator[str]:
             yield from _words(entry)
 
 
-def _files_in(place: Path) -> Iterable[Path]:
-    """A file, or those of a folder but for compiled ones; none where nothing is."""
-    if place.is_dir():
-        return [path for path in sorted(place.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
-    return [place] if place.is_file() else []
-
-
-def _outputs(folder: Path) -> list[Path]:
-    return [path for path in _files_in(folder) if not path.name.startswith(".")]
-
-
-def _stamps(files: Iterable[Path]) -> dict[str, list[int]]:
-    """Sizes and times of change of files."""
+def _stamps(*places: Path) -> dict[str, list[int]]:
+    """Sizes and times of change of files, and of those in folders but for hidden and compiled ones."""
+    files = [place for place in places if place.is_file()]
+    for folder in filter(Path.is_dir, places):
+        inside = (path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)
+        files += [path for path in inside if not path.name.startswith(".")]
     return {str(file): [file.stat().st_size, file.stat().st_mtime_ns] for file in files}

@@ -45,7 +45,7 @@ def specify(name: str | None, fields: dict, default: str | None, kind: type[Kind
         UserError: as `read_experiment` and `make_experiment`.
     """
     if name is None and (default is None or "models" in fields):
-        return make_experiment(fields, kind)
+        return kind(**fields)
     name = name or default
     spec = make_experiment(read_experiment(name).replaced(fields), kind)
     return _with_models_that_are_here(spec) if name in experiment_files() and "models" not in fields else spec
@@ -157,12 +157,11 @@ def _lines(node: yaml.Node, count: Iterator[int], path: tuple = ()) -> Iterator[
         yield (*path, key), line
 
 
-def make_experiment(fields: dict | Fields, kind: type[Kind]) -> Kind:
+def make_experiment(fields: Fields, kind: type[Kind]) -> Kind:
     """Validate the fields of an experiment; a UserError names the file and the line of a field from a file."""
-    values, places = fields if isinstance(fields, Fields) else (fields, {})
     try:
-        return kind(**values)
+        return kind(**fields.values)
     except FieldError as error:
         parts = [error.path[:end] for end in range(len(error.path), 0, -1)] or [()]
-        place = next((places[part] for part in parts if part in places), None)
+        place = next((fields.places[part] for part in parts if part in fields.places), None)
         raise (UserError(f"{place}, {error}") if place else error) from None

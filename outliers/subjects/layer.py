@@ -1,4 +1,4 @@
-"""Layers with random weights: a linear layer of a shape, and the projections of a model's decoder layer."""
+"""A linear layer of a shape, with random weights."""
 
 from typing import TYPE_CHECKING
 
@@ -31,22 +31,15 @@ class Layer(Subject):
 
     def prepare(self) -> None:
         """See that the device is there."""
-        _check(self.settings)
+        from outliers.subjects.bench import check_machine  # which imports torch, as what follows
+
+        check_machine(self.settings)
 
     def facts(self, _bench: "Bench", _cell: Cell) -> dict:
         """The number of its outputs, and the kernels that multiply it."""
-        return {"outputs": layer_shape(self.dimension)[1], **_kernels(self.settings)}
+        from outlier_kernels import dispatch
 
+        from outliers.models.load import find_device
 
-def _check(settings: Machine) -> None:
-    from outliers.subjects.bench import check_machine  # which imports torch, as what follows
-
-    check_machine(settings)
-
-
-def _kernels(settings: Machine) -> dict:
-    from outlier_kernels import dispatch
-
-    from outliers.models.load import find_device
-
-    return {"kernels": dispatch.backends(find_device(settings.device))[0].path}
+        first, *_ = dispatch.backends(find_device(self.settings.device))
+        return {"outputs": layer_shape(self.dimension)[1], "kernels": first.path}
