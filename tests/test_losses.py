@@ -38,7 +38,8 @@ def exact_losses(model, blocks) -> torch.Tensor:
 def test_the_tokens_of_a_document_stand_for_its_bytes(name):
     """Wherever blocks cut it; the end of a document stands for none."""
     tokenizer = outliers.load_tokenizer(name)
-    ids, sizes = (part.flatten().tolist() for part in cut_text(DOCUMENTS, tokenizer, 2)[:2])
+    cut = cut_text(DOCUMENTS, tokenizer, 2)
+    ids, sizes = cut.ids.flatten().tolist(), cut.sizes.flatten().tolist()
     ends = [number for number, token in enumerate(ids) if token == tokenizer.eos_token_id]
     bounds = [0, *ends][: len(DOCUMENTS)]
     found = [sum(sizes[start:end]) for start, end in zip(bounds, ends, strict=False)]
@@ -50,7 +51,8 @@ def test_the_tokens_of_a_document_stand_for_its_bytes(name):
 def test_tokens_of_bytes_stand_for_them(name):
     """Each character of the name of a token is a byte, also where several tokens share a character of the text."""
     tokenizer = outliers.load_tokenizer(name)
-    (ids,), (sizes,) = (part.tolist() for part in cut_text(DOCUMENTS[:1], tokenizer, 16, 1)[:2])
+    cut = cut_text(DOCUMENTS[:1], tokenizer, 16, 1)
+    (ids,), (sizes,) = cut.ids.tolist(), cut.sizes.tolist()
     assert sizes == [len(token) for token in tokenizer.convert_ids_to_tokens(ids)]
 
 

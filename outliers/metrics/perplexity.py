@@ -127,13 +127,13 @@ def bits_per_byte(
         >>> 0 < outliers.bits_per_byte(model, "sample", tokenizer, block=64, blocks=2) < 8
         True
     """
-    ids, sizes, *_ = cut_text(text, tokenizer, block, blocks, bos, column)
-    if sizes is None:
+    cut = cut_text(text, tokenizer, block, blocks, bos, column)
+    if cut.predicted_bytes is None:
         raise UserError(
             "bits per byte of token ids, or by a tokenizer that does not say which characters a token is of; expected "
             "a text and a fast tokenizer: perplexity needs neither"
         )
-    return sum(loss.total for loss in losses(model, ids)) / math.log(2) / int(sizes[:, 1:].sum())
+    return sum(loss.total for loss in losses(model, cut.ids)) / math.log(2) / int(cut.predicted_bytes.sum())
 
 
 @inference

@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import BaseImageProcessor, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    from outliers.models.anatomy.examples import Sized
+    from outliers.models.anatomy.examples import Examples
     from outliers.models.variant import Variant
     from outliers.subjects.bench import Bench
     from outliers.text.blocks import Cut
@@ -34,18 +34,12 @@ REFUSED = {  # options that say nothing of this family, and why
 }
 
 
-def cut(subject: "Causal", text: str, blocks: int) -> "Cut":
+def read(subject: "Causal", text: str, blocks: int, _seed: int) -> "Cut":
     """The first blocks of a text, with where its documents begin."""
     from outliers.text.blocks import cut_text
 
     settings = subject.settings
     return cut_text(text, subject.reader, settings.block, blocks, settings.bos)
-
-
-def read(subject: "Causal", text: str, blocks: int, _seed: int) -> "Sized":
-    """The first blocks of a text, as a causal language model reads them: int64 (blocks, T); and, where they are known,
-    the UTF-8 bytes of the text that the predicted tokens of each stand for, int64 (blocks,)."""
-    return cut(subject, text, blocks).sized
 
 
 class Pretrained(Subject):
@@ -196,43 +190,44 @@ class Causal(Pretrained):
         return super().asked | {"text": text_label(settings.text), "block": settings.block, "blocks": settings.blocks}
 
     @functools.cached_property
-    def blocks(self) -> "torch.Tensor | list[torch.Tensor]":
+    def _text(self) -> "Cut | Examples | torch.Tensor":
+        """What its family reads of the text, by all seeds one after the other."""
+        from outliers.models.anatomy.examples import Examples
+        from outliers.text.blocks import Cut
+
+        settings, (first, count) = self.settings, self.span
+        texts = [self._read(settings.text, first + count, number) for number in range(settings.mask_seeds)]
+        if self._by_document:
+            if not isinstance(texts[0], Cut):
+                raise UserError(f"'{self.model}' reads no documents by themselves; leave --documents out")
+            texts[0].check_packed()
+        texts = [text[first:] for text in texts]
+        return texts[0] if len(texts) == 1 else Examples.joined(texts)
+
+    @functools.cached_property
+    def _sized(self) -> tuple:
+        """Its blocks and their sizes, see there."""
+        from outliers.text.blocks import Cut
+
+        text = self._text
+        if not isinstance(text, Cut):
+            return text, getattr(text, "sizes", None)
+        return text.documents if self._by_document else (text.ids, text.predicted_bytes)
+
+    @property
+    def blocks(self) -> "torch.Tensor | list[torch.Tensor] | Examples":
         """Token ids, int64 (blocks, T), or of each document (T,); or `Examples`, of all seeds one after the other."""
-        return self._text[0]
+        return self._sized[0]
 
     @property
     def sizes(self) -> "torch.Tensor | None":
         """UTF-8 bytes of the text that the predicted tokens of each block stand for, int64 (blocks,), if known."""
-        return self._text[1]
+        return self._sized[1]
 
     @property
     def span(self) -> tuple[int, int]:
         """The first of its blocks of the text, and their number."""
         return 0, self.settings.blocks
-
-    @functools.cached_property
-    def _text(self) -> "Sized":
-        from outliers.models.anatomy.examples import Examples
-
-        if self._cut is not None:
-            return self._cut.documents if self._by_document else self._cut.sized
-        settings, (first, count) = self.settings, self.span
-        texts = [self._read(settings.text, first + count, number) for number in range(settings.mask_seeds)]
-        parts = [tuple(part if part is None else part[first:] for part in whole) for whole in texts]
-        return parts[0] if len(parts) == 1 else Examples.joined([examples for examples, _ in parts]).sized
-
-    @functools.cached_property
-    def _cut(self) -> "Cut | None":
-        """Its blocks with where documents begin; None of a family that reads none by themselves."""
-        first, count = self.span
-        if not hasattr(self._reader, "cut"):
-            if self._by_document:
-                raise UserError(f"'{self.model}' reads no documents by themselves; leave --documents out")
-            return None
-        cut = self._checked(self._reader.cut, self.settings.text, first + count)
-        if self._by_document:
-            cut.check_packed()
-        return cut.behind(first)
 
     @property
     def _by_document(self) -> bool:
@@ -276,15 +271,16 @@ class Causal(Pretrained):
     def calibration(self) -> "torch.Tensor":
         """Blocks for schemes that have to know how large inputs are; raise UserError where one of them is measured."""
         from outliers.models.anatomy.examples import read_ids
+        from outliers.text.blocks import Cut
 
         settings = self.settings
         text, count = getattr(settings, "calibration", None), getattr(settings, "calibration_blocks", 4)
         first = settings.blocks if text is None else 0
         try:
-            blocks = self._read(settings.text if text is None else text, first + count)[0][first:]
+            found = self._read(settings.text if text is None else text, first + count)[first:]
         except UserError as error:
             raise UserError(f"no {count} blocks to calibrate on: {error}") from None
-        of_text = self.blocks if self._cut is None else self._cut.ids
+        blocks, of_text = (part.ids if isinstance(part, Cut) else part for part in (found, self._text))
         measured = {read_ids(block).numpy().tobytes(): number for number, block in enumerate(of_text, 1)}
         for number, block in enumerate(blocks, 1):
             if same := measured.get(read_ids(block).numpy().tobytes()):
@@ -302,25 +298,20 @@ class Causal(Pretrained):
         family = family_of(self.config)
         return family.subject or import_module(f"outliers.subjects.{family.name}")
 
-    def _read(self, text: str, blocks: int, number: int = 0) -> "Sized":
-        """The first blocks of a text by a seed of some, and their `sizes`; number: which of the seeds."""
-        return self._checked(self._reader.read, text, blocks, self.settings.mask_seed + number)
-
-    def _checked(self, read: Callable[..., Any], *which: object) -> tuple:
-        """The blocks that the family reads of a text, and more of them, where options and ids fit the model."""
+    def _read(self, text: str, blocks: int, number: int = 0) -> "Cut | Examples | torch.Tensor":
+        """The first blocks of a text by a seed of some, where options and ids fit the model; number: which of the
+        seeds."""
         from outliers.models.anatomy import check_block
-        from outliers.models.anatomy.examples import read_ids
 
-        reader, block = self._reader, self.settings.block
+        reader, settings = self._reader, self.settings
         for option, reason in reader.REFUSED.items():
-            if unusual({option: getattr(self.settings, option)}):
+            if unusual({option: getattr(settings, option)}):
                 raise UserError(f"'{self.model}' {reason}; leave --{option.replace('_', '-')} out")
         if reader.READS_TEXT:
-            check_block(self.config, block)
-        found = read(self, *which)
-        found = found if isinstance(found, tuple) else (found, getattr(found, "sizes", None))
+            check_block(self.config, settings.block)
+        found = reader.read(self, text, blocks, settings.mask_seed + number)
         if reader.READS_TEXT:
-            check_block(self.config, block, int(read_ids(found[0]).max()))
+            check_block(self.config, settings.block, int(getattr(found, "ids", found).max()))
         return found
 
     def prepare(self) -> None:
@@ -346,8 +337,8 @@ class Causal(Pretrained):
             facts["calibration_hash"] = tokens_hash(self.calibration)
         if self.bos_left_out:
             facts["bos_left_out"] = self.bos_left_out
-        if self._cut is not None and self._cut.packed and not self._by_document:
-            facts["packed_blocks"] = self._cut.packed
+        if not self._by_document and (packed := getattr(self._text, "packed", 0)):
+            facts["packed_blocks"] = packed
         if formats := apart_from_cache(cell.variant)[1]:
             from outliers.quantization.caches import cache_bits
 

@@ -7,7 +7,7 @@ from torch.nn import functional
 from transformers import PreTrainedTokenizerBase
 
 from outliers.errors import UserError
-from outliers.models.anatomy.examples import IGNORED, Examples, Sized
+from outliers.models.anatomy.examples import IGNORED, Examples
 from outliers.text.blocks import cut_text
 from outliers.text.corruption import chosen_positions
 from outliers.text.given import Text
@@ -19,18 +19,18 @@ READS_TEXT = True
 REFUSED = {"bos": "reads [CLS] before each block anyway"}  # options that say nothing of this family, and why
 
 
-def read(subject: "Causal", text: str, blocks: int, seed: int) -> Sized:
+def read(subject: "Causal", text: str, blocks: int, seed: int) -> Examples:
     """The first blocks of a text, masked by a seed, or each token by itself."""
     tokenizer, settings = subject.reader, subject.settings
     if settings.objective is None:
-        return masked_text(text, tokenizer, settings.block, blocks, seed).sized
+        return masked_text(text, tokenizer, settings.block, blocks, seed)
     if settings.objective != "each":
         raise UserError(
             f"objective '{settings.objective}' is of encoder-decoders; expected each, or leave --objective out"
         )
     if seed or settings.mask_seeds > 1:
         raise UserError("each token is masked by itself, without a seed; leave --mask-seed and --mask-seeds out")
-    return each_masked(text, tokenizer, settings.block, blocks).sized
+    return each_masked(text, tokenizer, settings.block, blocks)
 
 
 def masked_text(
@@ -84,9 +84,9 @@ def _between_ends(
     if tokenizer.mask_token_id is None:
         raise UserError("the model's tokenizer has no mask token; expected that of a masked language model")
     first, last = _ends(tokenizer)
-    inner, sizes, *_ = cut_text(text, tokenizer, block - 2, blocks)
-    whole = torch.cat([torch.full((len(inner), 1), first), inner, torch.full((len(inner), 1), last)], 1)
-    return whole, None if sizes is None else functional.pad(sizes, (1, 1))
+    cut = cut_text(text, tokenizer, block - 2, blocks)
+    before, after = (torch.full((len(cut.ids), 1), token) for token in (first, last))
+    return torch.cat([before, cut.ids, after], 1), None if cut.sizes is None else functional.pad(cut.sizes, (1, 1))
 
 
 def _predicting(

@@ -7,7 +7,7 @@ from torch.nn import functional
 from transformers import PreTrainedTokenizerBase
 
 from outliers.errors import UserError
-from outliers.models.anatomy.examples import Examples, Sized
+from outliers.models.anatomy.examples import Examples
 from outliers.text.blocks import cut_text
 from outliers.text.corruption import Spans, corrupted, sentinels_of
 from outliers.text.given import Text
@@ -20,7 +20,7 @@ REFUSED = {"bos": "reads what its tokenizer puts around each block"}  # options 
 SHORTEST = Spans.of(2).read
 
 
-def read(subject: "Causal", text: str, blocks: int, seed: int) -> Sized:
+def read(subject: "Causal", text: str, blocks: int, seed: int) -> Examples:
     """The first blocks of a text with what is to be predicted: spans of them by a seed, or their second halves.
 
     Raises:
@@ -28,7 +28,7 @@ def read(subject: "Causal", text: str, blocks: int, seed: int) -> Sized:
     """
     tokenizer, settings = subject.reader, subject.settings
     if (settings.objective or ("span" if len(sentinels_of(tokenizer)) else "prefix")) == "span":
-        return span_corrupted(text, tokenizer, settings.block, blocks, seed).sized
+        return span_corrupted(text, tokenizer, settings.block, blocks, seed)
     if settings.objective == "each":
         raise UserError("objective 'each' is of masked language models; expected span or prefix")
     if seed or settings.mask_seeds > 1:
@@ -36,7 +36,7 @@ def read(subject: "Causal", text: str, blocks: int, seed: int) -> Sized:
             f"'{subject.model}' predicts the second half of each block, without a seed; leave --mask-seed and "
             "--mask-seeds out"
         )
-    return prefixed(text, tokenizer, settings.block, blocks).sized
+    return prefixed(text, tokenizer, settings.block, blocks)
 
 
 def span_corrupted(
@@ -79,12 +79,12 @@ def span_corrupted(
             "use shorter blocks"
         )
     generator = torch.Generator().manual_seed(seed)
-    ids, sizes, *_ = cut_text(text, tokenizer, spans.tokens, blocks)
-    sized = torch.stack([ids, torch.zeros_like(ids) if sizes is None else sizes], 2)
+    cut = cut_text(text, tokenizer, spans.tokens, blocks)
+    sized = torch.stack([cut.ids, torch.zeros_like(cut.ids) if cut.sizes is None else cut.sizes], 2)
     marks, last = (functional.pad(special[:, None], (0, 1)) for special in (sentinels, torch.tensor([end])))  # 0 bytes
     pairs = [corrupted(tokens, marks, last, generator) for tokens in sized]
     read, targets = map(torch.stack, zip(*pairs, strict=True))
-    predicted = None if sizes is None else targets[..., 1].sum(1)
+    predicted = None if cut.sizes is None else targets[..., 1].sum(1)
     return Examples(read[..., 0], targets[..., 0], "+span", sizes=predicted)
 
 
@@ -110,10 +110,10 @@ def prefixed(text: Text, tokenizer: PreTrainedTokenizerBase, block: int, blocks:
         raise UserError(
             f"blocks of {block} tokens; expected at least {2 * (around + 1)}: half of it is read, with special ones"
         )
-    ids, sizes, *_ = cut_text(text, tokenizer, block - around, blocks)
-    first, second = ids.tensor_split([text_tokens], 1)
+    cut = cut_text(text, tokenizer, block - around, blocks)
+    first, second = cut.ids.tensor_split([text_tokens], 1)
     before, after = (torch.tensor(ends).long().expand(len(first), -1) for ends in (before, after))
-    predicted = None if sizes is None else sizes[:, text_tokens:].sum(1)
+    predicted = None if cut.sizes is None else cut.sizes[:, text_tokens:].sum(1)
     return Examples(torch.cat([before, first, after], 1), second, "+prefix", sizes=predicted)
 
 

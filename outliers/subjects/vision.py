@@ -12,7 +12,7 @@ from PIL import Image
 
 from outliers.errors import UserError, first_of, reason_of, shown
 from outliers.files import start_of
-from outliers.models.anatomy.examples import IGNORED, Examples, Sized
+from outliers.models.anatomy.examples import IGNORED, Examples
 from outliers.specification.fields import PICTURES
 from outliers.text.digits import digits
 
@@ -46,11 +46,11 @@ class Picture(NamedTuple):
     label: str | None
 
 
-def read(subject: "Causal", text: str, blocks: int, _seed: int) -> Sized:
+def read(subject: "Causal", text: str, blocks: int, _seed: int) -> Examples:
     """The first pictures of those that `--text` names."""
     if "block" in subject.settings.model_fields_set and not subject.of_one_variant:  # which has that of prompts
         raise UserError(f"'{subject.model}' reads pictures of a size of its own; leave --block out")
-    return pictures(text, subject.reader, subject.config, blocks).sized
+    return pictures(text, subject.reader, subject.config, blocks)
 
 
 def pictures(

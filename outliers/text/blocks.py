@@ -6,14 +6,15 @@ import math
 import os
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple, overload
+from typing import Literal, overload
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from outliers.errors import UserError, shown
-from outliers.models.anatomy.examples import Examples, Sized
+from outliers.models.anatomy.examples import Examples
 from outliers.text.documents import NamedText, find_named
 from outliers.text.given import Conversation, Text, checked_ids, conversation_text, given_documents, text_name
 from outliers.text.pieces import Piece, tokenize
@@ -26,7 +27,8 @@ SILENT = 10_000  # documents in a row without a token, before it is the tokenize
 Document = str | Iterable[str] | torch.Tensor | Conversation
 
 
-class Cut(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Cut:
     """A text in blocks, before each of which the ids `first` stand.
 
     ids: int64 (blocks, T). sizes: the UTF-8 bytes of the text that each token stands for, int64 (blocks, T), if known.
@@ -38,10 +40,9 @@ class Cut(NamedTuple):
     begins: torch.Tensor
     first: list[int]
 
-    def behind(self, block: int) -> "Cut":
-        """The blocks behind the first ones."""
-        sizes = None if self.sizes is None else self.sizes[block:]
-        return Cut(self.ids[block:], sizes, self.begins[block:], self.first)
+    def __getitem__(self, part: slice) -> "Cut":
+        sizes = None if self.sizes is None else self.sizes[part]
+        return Cut(self.ids[part], sizes, self.begins[part], self.first)
 
     @property
     def packed(self) -> int:
@@ -57,12 +58,12 @@ class Cut(NamedTuple):
             )
 
     @property
-    def sized(self) -> Sized:
-        """Its blocks, and the bytes that the predicted tokens of each stand for."""
-        return self.ids, None if self.sizes is None else self.sizes[:, 1:].sum(1)
+    def predicted_bytes(self) -> torch.Tensor | None:
+        """The bytes that the predicted tokens of each block stand for, int64 (blocks,), if known."""
+        return None if self.sizes is None else self.sizes[:, 1:].sum(1)
 
     @property
-    def documents(self) -> Sized:
+    def documents(self) -> tuple[list[torch.Tensor], torch.Tensor | None]:
         """The documents of its blocks, each a sequence of its own, (T,), and the same bytes of each.
 
         What a block holds of a document is one of them, with the ids `first` before it. Of a single token nothing is

@@ -51,11 +51,6 @@ class Examples:
         return cls(ids, labels, of_seeds[0].protocol, len(of_seeds), sizes)
 
     @property
-    def sized(self) -> "Sized":
-        """Themselves and their sizes."""
-        return self, self.sizes
-
-    @property
     def shape(self) -> torch.Size:
         """Their number and their length."""
         return self.ids.shape
@@ -71,9 +66,6 @@ class Examples:
 
     def __iter__(self) -> Iterator[Example]:
         return (self[number] for number in range(len(self)))
-
-
-Sized = tuple[torch.Tensor | list[torch.Tensor] | Examples, torch.Tensor | None]  # blocks, and sizes as of `Examples`
 
 
 def read_ids(block: Block | Examples) -> torch.Tensor:
