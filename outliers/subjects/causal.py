@@ -191,7 +191,7 @@ class Causal(Pretrained):
 
     @functools.cached_property
     def _text(self) -> "Cut | Examples | torch.Tensor":
-        """What its family reads of the text, by all seeds one after the other."""
+        """The text as its family reads it, by all seeds one after the other."""
         from outliers.models.anatomy.examples import Examples
         from outliers.text.blocks import Cut
 
