@@ -14,7 +14,7 @@ from outliers.models.attention import eager
 from outliers.models.decoder import inference, watched_pass
 from outliers.models.hooks import attention_hooks
 from outliers.models.stream import AS_IT_IS, Variant
-from outliers.subjects.bench import Bench, naming_under
+from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell
 from outliers.variants.ablated import Ablated, Intervention
 from outliers.variants.edges import ROLES, Place
@@ -154,7 +154,7 @@ class OfAttention(Measurement):
         questions: dict[str, tuple[Ablated, list[Look]]] = {}
         for cell, (_, ablated) in zip(cells, parted, strict=True):
             questions.setdefault(ablated.name, (ablated, []))[1].append(_look(cell))
-        with naming_under(subject, variant):
+        with naming(subject.name, variant.name):
             counted = bench.counted(blocks, self.steps(cells) // len(subject.blocks))
             attended_views = attended(model, counted, list(questions.values()), variant)
         answers = {name: iter(views) for name, views in zip(questions, attended_views, strict=True)}

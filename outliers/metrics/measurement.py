@@ -12,7 +12,7 @@ from outlier_kernels.formats import FORMATS
 from transformers import PreTrainedModel
 
 from outliers.quantization.schemes import Scheme
-from outliers.subjects.bench import Bench, naming_under
+from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell, Stages, following
 from outliers.variants.together import others_of, schemes_of
 
@@ -109,7 +109,7 @@ class OnePass(Measurement):
         (cell,) = cells
         subject = cell.subject
         model, blocks = subject.load(bench, facts), bench.counted(subject.blocks[part])
-        with naming_under(subject, cell.variant):
+        with naming(subject.name, cell.variant.name):
             (variant,) = bench.knowing([cell.variant], subject)
             return [self.observed(bench, cell, model, blocks, variant)]
 

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, cr
 
 from outliers.errors import UserError, unknown_name
 from outliers.metrics.records import Metric, metrics
-from outliers.specification.fields import Models, Name, Once, Revision, Split, resolved, saying_all
+from outliers.specification.fields import Checked, Models, Name, Once, Revision, Split, resolved, saying_all
 from outliers.specification.kinds import Calibrated
 from outliers.subjects.cell import Cell, Plan
 
@@ -53,7 +53,20 @@ Metrics = Annotated[
 ]
 
 
-class _Cells(Calibrated):
+Parameters = create_model(
+    "Parameters",
+    __base__=Checked,
+    __doc__="The parameters of all metrics, each as a field that need not be given, but for those that are settings.",
+    **{
+        name: (field.annotation | None, Field(None, description=field.description))
+        for record in METRICS.values()
+        for name, field in record.model_fields.items()
+        if name not in Calibrated.model_fields
+    },
+)
+
+
+class Cells(Calibrated, Parameters):
     """The cells of models, variants and metrics; further fields are parameters of the metrics that have them."""
 
     of_folder = True
@@ -71,9 +84,8 @@ class _Cells(Calibrated):
         Raises:
             UserError: a field was given that is a parameter of none of them.
         """
-        given = self.model_fields_set - _Cells.model_fields.keys()
         records = [metric if isinstance(metric, Metric) else metric(**self._of(metric)) for metric in self.metrics]
-        for field in sorted(given):
+        for field in sorted(self.model_fields_set & Parameters.model_fields.keys()):
             if not any(field in type(record).model_fields for record in records):
                 raise UserError(
                     f"field '{field}' is a parameter of none of the requested metrics "
@@ -99,15 +111,3 @@ class _Cells(Calibrated):
         asked = [(kind(name, self.revision, self), part) for name in self.models for (kind, _), part in groups.items()]
         return [Plan.of(subject, [Cell(subject, *pair) for pair in pairs]) for subject, pairs in asked]
 
-
-def _parameters() -> dict:
-    """The parameters of all metrics, each as a field that need not be given."""
-    fields = {name: field for record in METRICS.values() for name, field in record.model_fields.items()}
-    return {
-        name: (field.annotation | None, Field(None, description=field.description))
-        for name, field in fields.items()
-        if name not in _Cells.model_fields
-    }
-
-
-Cells = create_model("Cells", __base__=_Cells, __doc__=_Cells.__doc__, **_parameters())

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -220,18 +220,14 @@ def check_same_weights(model: str, facts: Iterable[dict]) -> None:
 
 
 @contextmanager
-def naming(model: str, *schemes: str) -> Iterator[None]:
-    """Let what is wrong with a model say which one it is, and under which scheme."""
+def naming(model: str, *variants: str) -> Iterator[None]:
+    """Let what is wrong with a model say which one it is, and under which variants, where these change anything."""
     try:
         yield
     except BrokenModel as error:
-        under = f" under {' or '.join(schemes)}" if schemes else ""
+        changing = " or ".join(variant for variant in variants if variant != BASELINE)
+        under = f" under {changing}" if changing else ""
         raise BrokenModel(f"'{model}'{under}: {error}") from None
-
-
-def naming_under(subject: Any, variant: Variant) -> AbstractContextManager:
-    """The same of a subject under a variant, which is not named where it changes nothing."""
-    return naming(subject.name, *([] if variant.name == BASELINE else [variant.name]))
 
 
 def describe(subject: Any, model: PreTrainedModel) -> dict:
@@ -264,13 +260,6 @@ def left_fields(model: PreTrainedModel, parameters: int) -> dict:
     """The share of a model's parameters that no scheme quantizes because experts hold it, as a field of 8-bit rows."""
     experts = weights_of_experts(model)
     return {"unquantized_experts": round(experts / parameters, 4)} if experts else {}
-
-
-def check_parts(config: PretrainedConfig, variants: Collection[Variant]) -> None:
-    """Raise UserError if a variant names something that a model has not."""
-    model = skeleton(config) if variants else None
-    for variant in variants:
-        variant.check(model)
 
 
 def check_scheme(

@@ -114,20 +114,27 @@ class Pretrained(Subject):
 
     def check(self, cells: Iterable[Cell]) -> None:
         """Raise UserError where a variant or a metric does not fit the model."""
-        from outliers.subjects.bench import check_parts, check_scheme, say_what_is_left
+        from outliers.models.skeleton import skeleton
+        from outliers.subjects.bench import check_scheme, say_what_is_left
         from outliers.variants.draw import check_draws
 
         cells = list(cells)
         for cell in cells:
             check_draws(getattr(cell.metric, "draws", 1), self.settings.dtype)
         parts = [part for cell in cells for part in parts_of(cell.variant)]
-        check_parts(self.config, {part.name: part for part in parts if hasattr(part, "check")}.values())
+        with_places = {part.name: part for part in parts if hasattr(part, "check")}
+        model = skeleton(self.config) if with_places else None
+        for part in with_places.values():
+            part.check(model)
         if getattr(self.settings, "stream", False):
             for part in parts:
                 if getattr(part, "in_memory", False):
                     raise UserError(f"{part.name} in a streamed model; expected one in memory: leave --stream out")
         if peers := any(isinstance(part, Peer) for part in parts):
-            self.check_peer()
+            from outliers.quantization.peers import has_bitsandbytes
+
+            if not has_bitsandbytes():
+                raise UserError("variant 'bitsandbytes' needs bitsandbytes; pip install 'outliers[peers]'")
         for part in parts:
             if part.needs_calibration:
                 self.check_calibration(part)
@@ -145,13 +152,6 @@ class Pretrained(Subject):
             f"'{variant.name}' needs the magnitudes of the inputs, and nothing is calibrated here; expected one "
             "that need not know"
         )
-
-    def check_peer(self) -> None:
-        """Raise UserError where bitsandbytes is not installed."""
-        from outliers.quantization.peers import has_bitsandbytes
-
-        if not has_bitsandbytes():
-            raise UserError("variant 'bitsandbytes' needs bitsandbytes; pip install 'outliers[peers]'")
 
     def load(self, bench: "Bench", facts: dict | None = None) -> "PreTrainedModel":
         """The model, in memory or streamed; it has the weights that the facts say."""

@@ -163,7 +163,6 @@ def load_text(
         >>> outliers.load_text("sample", tokenizer, block=64, blocks=2).shape
         torch.Size([2, 64])
     """
-    _check_sizes(block, blocks)
     if block is not None:
         cut = cut_text(text, tokenizer, block, blocks, bos, column, sized=False)
         if documents:
@@ -245,7 +244,7 @@ def _too_long(text: Text) -> UserError:
 
 def _given_blocks(ids: torch.Tensor, block: int, blocks: int | None, bos: bool) -> torch.Tensor:
     """The first of blocks that somebody has cut."""
-    checked_ids(ids, "token ids")
+    ids = checked_ids(ids, "token ids")
     count, tokens = ids.shape
     if tokens != block or count < (blocks or 1):
         raise UserError(
@@ -254,13 +253,14 @@ def _given_blocks(ids: torch.Tensor, block: int, blocks: int | None, bos: bool) 
         )
     if bos:
         raise UserError("token ids that are blocks already get no first token; run without --bos")
-    return ids[:blocks].cpu()
+    return ids[:blocks]
 
 
 def _sequences(
     text: Text, tokenizer: PreTrainedTokenizerBase, count: int | None, first: list[int], column: str
 ) -> list[torch.Tensor]:
     """The first documents of a text, each as a sequence after the ids `first`."""
+    _check_sizes(None, count)
     tensors, total = [], 0
     for number, document in enumerate(itertools.islice(find_text(text, column).documents(), count), 1):
         ids = array("q", first)
