@@ -383,8 +383,7 @@ def _made(cell: Cell, spent: dict) -> dict:
     """The place and the cost of a cell's measurement, but for what is a fact of it."""
     facts = (CODE, *MACHINE) if cell.metric.timed else (CODE,)
     streamed = {"streamed": True} if getattr(cell.subject.settings, "stream", False) else {}
-    device = {"device": cell.subject.settings.device}
-    return {**device, **{name: value for name, value in spent.items() if name not in facts}, **streamed}
+    return {name: value for name, value in spent.items() if name not in facts} | streamed
 
 
 def _look(bench: Bench, subject: Subject, cells: list[Cell]) -> list[dict | MeasurementFailed]:

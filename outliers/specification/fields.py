@@ -93,9 +93,9 @@ def _by(check: Callable[[str, Any], float], value: Any) -> float:
         raise ValueError(str(error).partition("; ")[2]) from None
 
 
-def _scheme(value: object, others: tuple[str, ...]) -> str | Scheme:
-    """A scheme, or the name of one that there is; also `others`, which are not ours."""
-    if isinstance(value, Scheme) or value in others:
+def _scheme(value: object) -> str | Scheme:
+    """A scheme, or the name of one that there is."""
+    if isinstance(value, Scheme):
         return value
     if not isinstance(value, str):
         raise ValueError("expected the name of a scheme, or a Scheme")
@@ -132,17 +132,6 @@ def saying_all() -> Iterator[None]:
         raise PydanticCustomError(UNKNOWN, "{message}", {"message": str(error)}) from None
 
 
-def _one_scheme(*others: str):
-    """A scheme, by name or as it is; also `others`, which are not ours."""
-    written = PlainSerializer(lambda scheme: scheme if isinstance(scheme, str) else repr(scheme))
-    check = PlainValidator(partial(_scheme, others=others), json_schema_input_type=str)
-    return Annotated[str | Scheme, check, written]
-
-
-def _schemes(*others: str):
-    return Annotated[list[_one_scheme(*others)], Split, Field(min_length=1), Once, AfterValidator(_of_different_names)]
-
-
 def _shape(value: str) -> str:
     if not all(0 < int(size) <= LARGEST_LAYER for size in value.split("x")):
         raise ValueError(f"expected features and outputs from 1 to {LARGEST_LAYER}")
@@ -154,20 +143,18 @@ def whole(most: int, **least: int):
     return Annotated[int, BeforeValidator(_number), Field(le=most, **(least or {"gt": 0}))]
 
 
-def _helped(kind: object, text: str):
-    """A type with the help of the options of its fields."""
-    return Annotated[kind, Field(description=text)]
-
-
 # A list may be given as "a,b", as on the command line; repeated entries count once.
 Split = BeforeValidator(lambda value: [part for part in value.split(",") if part] if isinstance(value, str) else value)
 Once = AfterValidator(lambda entries: list(dict.fromkeys(entries)))
 Line = Annotated[str, AfterValidator(_line)]
 Name = Annotated[str, AfterValidator(_name)]
 Names = Annotated[list[Line], Split, Field(min_length=1), Once]
-OneScheme = _one_scheme()
-Schemes = _schemes()
-SchemesAndPeer = _schemes(PEER)
+_WRITTEN = PlainSerializer(lambda scheme: scheme if isinstance(scheme, str) else repr(scheme))
+OneScheme = Annotated[str | Scheme, PlainValidator(_scheme, json_schema_input_type=str), _WRITTEN]
+_SchemeOrPeer = Annotated[OneScheme, WrapValidator(lambda value, check: value if value == PEER else check(value))]
+_OfSchemes = (Split, Field(min_length=1), Once, AfterValidator(_of_different_names))
+Schemes = Annotated[list[OneScheme], *_OfSchemes]
+SchemesAndPeer = Annotated[list[_SchemeOrPeer], *_OfSchemes]  # also the layers of another library
 Tokens = whole(10**7, ge=2)  # of a sequence
 Count = whole(10**6)
 Repeats = whole(10**4)
@@ -185,33 +172,36 @@ Shapes = Annotated[list[Shape], Split, Field(min_length=1), Once]
 NONE = "by default none."  # with which it ends where the option takes that word, too
 TEXT = "sample, c4, wikitext2, or a .txt, .txt.gz or .jsonl file; for vision models a folder of pictures."
 MODEL = "Hub id, local folder or GGUF file, pocket/NAME, or smollm2-135m."
-Model, Models = _helped(Line, MODEL), _helped(Names, MODEL)
-Revision = _helped(Line | None, "Branch, tag or commit on the hub, or a checkpoint's folder in a local folder.")
-Text = _helped(Annotated[str, WrapValidator(_text), PlainSerializer(_dump_text)], TEXT)
-Begin = _helped(bool, "Begin each block with the model's own first token, as Gemma needs it.")
-Threshold = _helped(
-    Annotated[float, BeforeValidator(_number), AfterValidator(partial(_by, check_threshold))],
-    "Magnitude from which a value is an outlier.",
-)
-Skip = _helped(
-    Annotated[list[Line], Split, AfterValidator(_skip), Once],
-    f"Exact projections: roles such as ffn_out, layers.N, patterns such as *.down_proj, @plan.yaml; {NONE}",
-)
+Model, Models = Annotated[Line, Field(description=MODEL)], Annotated[Names, Field(description=MODEL)]
+Revision = Annotated[
+    Line | None, Field(description="Branch, tag or commit on the hub, or a checkpoint's folder in a local folder.")
+]
+Text = Annotated[str, WrapValidator(_text), PlainSerializer(_dump_text), Field(description=TEXT)]
+Begin = Annotated[bool, Field(description="Begin each block with the model's own first token, as Gemma needs it.")]
+Threshold = Annotated[
+    float,
+    BeforeValidator(_number),
+    AfterValidator(partial(_by, check_threshold)),
+    Field(description="Magnitude from which a value is an outlier."),
+]
+SKIP = f"Exact projections: roles such as ffn_out, layers.N, patterns such as *.down_proj, @plan.yaml; {NONE}"
+Skip = Annotated[list[Line], Split, AfterValidator(_skip), Once, Field(description=SKIP)]
 DRAWS = "Number of measurements with embeddings perturbed by 1e-6, for mean ± scatter by rounding."
-Draws = _helped(Repeats, DRAWS)
-Positions = _helped(
-    Annotated[list[whole(10**7, ge=0)], Split, Once],
-    "Further positions at which contributions are given, beside their means and the first position.",
-)
-Neurons = _helped(
-    Count, "Neurons listed per layer, those with the largest contributions; the others are one writer."
-)
-Limit = _helped(Count | None, "Examples of each task, from its start; by default all.")
-Data = _helped(
-    Line | None,
+Draws = Annotated[Repeats, Field(description=DRAWS)]
+Positions = Annotated[
+    list[whole(10**7, ge=0)],
+    Split,
+    Once,
+    Field(description="Further positions at which contributions are given, beside their means and the first position."),
+]
+NEURONS = "Neurons listed per layer, those with the largest contributions; the others are one writer."
+Neurons = Annotated[Count, Field(description=NEURONS)]
+Limit = Annotated[Count | None, Field(description="Examples of each task, from its start; by default all.")]
+DATA = (
     "Folder with lambada_test.jsonl, piqa_valid.jsonl and piqa_valid_labels.lst, for more examples of the local tasks "
-    "than the embedded ones.",
+    "than the embedded ones."
 )
+Data = Annotated[Line | None, Field(description=DATA)]
 
 PICTURES = "pictures"  # the protocol of vision models
 # In the protocol of a row: each block begins with the model's own first token; each document passes by itself.

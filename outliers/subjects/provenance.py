@@ -38,12 +38,12 @@ def environment(device: str | torch.device) -> dict:
     device: as it was asked for: "cpu", "cuda", "cuda:1" or "auto".
     """
     return {
+        "device": str(device),
         "version": outliers.__version__,
         "code": code_hash(),
         "commit": _commit(),
         "python": platform.python_version(),
         **{name: _version(name) for name in ("torch", "transformers", "triton", "bitsandbytes") if _version(name)},
-        "device": str(device),
         "device_name": _names(_gpus(device)) or _processor(),
         "threads": torch.get_num_threads(),
     }
@@ -125,7 +125,7 @@ def measuring(device: str | torch.device) -> Iterator[Spent]:
     """Take the time and the memory of a measurement: `with measuring("cpu") as spent: ...`, then `spent.fields`.
 
     The fields are `wall_seconds`; `peak_memory_bytes`, the most that torch held on each GPU meanwhile, added up, or
-    that this process had resident on a CPU; and those of `environment` but the device. What was in memory before
+    that this process had resident on a CPU; and those of `environment`. What was in memory before
     counts: the model, torch itself, what is freed but not given back to the system. Measurements may be nested, or run
     in several threads of a process: each has the most of its own time, whichever thread took it.
 
@@ -151,8 +151,7 @@ def measuring(device: str | torch.device) -> Iterator[Spent]:
             spent.see()
             _measuring.remove(spent)
     seconds = round(time.perf_counter() - start, 3)
-    where = {name: value for name, value in environment(device).items() if name != "device"}
-    spent.fields = where | {"wall_seconds": seconds, "peak_memory_bytes": sum(spent.peaks)}
+    spent.fields = environment(device) | {"wall_seconds": seconds, "peak_memory_bytes": sum(spent.peaks)}
 
 
 def joined(parts: list[dict]) -> dict:

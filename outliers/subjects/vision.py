@@ -119,22 +119,17 @@ def _of_folder(folder: Path) -> list[Picture]:
     by_class = {file.parent != folder for file in files}
     if len(by_class) > 1:
         raise UserError(f"folder '{folder}' holds pictures beside folders of pictures; expected all by class, or none")
-    places = [file.relative_to(folder).parts for file in files]
+    classes = [file.relative_to(folder).parts[0] if by_class == {True} else None for file in files]
     return [
-        Picture(str(file), lambda file=file: _open(_bytes_of(file)), parts[0] if len(parts) > 1 else None)
-        for file, parts in zip(files, places, strict=True)
+        Picture(str(file), lambda file=file: _open(start_of(file, LARGEST_FILE + 1)), label)
+        for file, label in zip(files, classes, strict=True)
     ]
 
 
-def _bytes_of(file: Path) -> bytes:
-    content = start_of(file, LARGEST_FILE + 1)
+def _open(content: bytes | None) -> Image.Image:
+    """A picture in colours; raises ValueError, or what PIL raises, for anything else."""
     if content is None:
         raise ValueError("it is not a regular file")
-    return content
-
-
-def _open(content: bytes) -> Image.Image:
-    """A picture in colours; raises ValueError, or what PIL raises, for anything else."""
     if len(content) > LARGEST_FILE:
         raise ValueError(f"it is larger than {LARGEST_FILE >> 20} MB")
     with warnings.catch_warnings():
