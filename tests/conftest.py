@@ -1,13 +1,14 @@
 """Small random models of every architecture, and the shared material where it is present."""
 
+import importlib.util
 import itertools
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -26,11 +27,13 @@ if not torch.cuda.is_available():  # Triton, which transformers may import, deci
 from outlier_kernels.cpu import has_int8_units
 from outlier_kernels.formats import FORMATS, Format, Quantizer
 from outlier_kernels.reference import Quantized
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from outliers import SCHEMES, Scheme, Trace, run
+from outliers import SCHEMES, Scheme, Trace, load_text, load_tokenizer, run
 from outliers.models import plugins
 from outliers.models.names import packaged_file
+from outliers.models.weight_files import WEIGHTS
 from outliers.presets.emergence import OneModel
 from outliers.runs.rows import Row
 
@@ -41,8 +44,10 @@ settings.load_profile("same")
 SHARED = Path(__file__).parent.parent.parent / "shared"
 STORIES = SHARED / "models" / "stories260K"
 C4 = SHARED / "text" / "c4_en_1000.jsonl"
+PAPER_TABLES = SHARED / "paper"
 
 needs_shared = pytest.mark.skipif(not C4.exists(), reason="needs the shared models and texts beside the clone")
+needs_paper = pytest.mark.skipif(not PAPER_TABLES.exists(), reason="needs the paper's tables beside the clone")
 needs_smollm2 = pytest.mark.skipif(
     packaged_file("smollm2-135m") is None, reason="needs SmolLM2: python -m outliers.get smollm2-135m"
 )
@@ -50,6 +55,9 @@ needs_smollm2 = pytest.mark.skipif(
 needs_int8_units = pytest.mark.skipif(
     not has_int8_units(), reason="needs int8 units (AVX-512 VNNI); without them other code runs"
 )
+
+MISSING = [name for name in ("lm_eval", "accelerate") if importlib.util.find_spec(name) is None]
+needs_harness = pytest.mark.skipif(bool(MISSING), reason=f"needs {' and '.join(MISSING)} of outliers[zeroshot]")
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, such as Debian's package chromium")
@@ -179,10 +187,26 @@ def model(case):
     return make_model(case)
 
 
+def sample_blocks(model: str, block: int, blocks: int) -> torch.Tensor:
+    """The first blocks of the embedded text by the tokenizer of a model."""
+    return load_text("sample", load_tokenizer(model), block, blocks)
+
+
 @pytest.fixture
 def blocks() -> torch.Tensor:
     """Three blocks of 24 random token ids."""
     return torch.randint(100, (3, 24), generator=torch.Generator().manual_seed(1))
+
+
+@contextmanager
+def inputs_of(modules: dict[Hashable, torch.nn.Module]) -> Iterator[dict[Hashable, list[torch.Tensor]]]:
+    """What modules read meanwhile, each by its name, as plain hooks of torch see it."""
+    seen: dict[Hashable, list] = {name: [] for name in modules}
+    with ExitStack() as stack:
+        for name, module in modules.items():
+            hook = lambda _module, inputs, name=name: seen[name].append(inputs[0].detach())  # noqa: E731
+            stack.enter_context(module.register_forward_pre_hook(hook))
+        yield seen
 
 
 @pytest.fixture
@@ -242,6 +266,14 @@ def answer_within(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, usual)
 
 
+def alter_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
+    """Change the tensors of the model in a folder, which is returned."""
+    tensors = load_file(folder / WEIGHTS)
+    change(tensors)
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+    return folder
+
+
 TIMES = ("wall_seconds", "peak_memory_bytes")
 
 
@@ -250,6 +282,11 @@ def a_row(model: str, experiment: str = "sweep", **subject) -> Row:
     asked = {"subject": {"model": model, **subject}, "variant": "fp32", "metric": {"name": "perplexity"}}
     values = [{"metric": "perplexity", "value": 7.5}]
     return Row(asked=asked, facts={}, values=values, made={"experiment": experiment})
+
+
+def names(folder: Path) -> set[str]:
+    """What is in a folder."""
+    return {path.name for path in folder.iterdir()}
 
 
 def lasting(rows: list[dict]) -> list[dict]:

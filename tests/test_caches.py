@@ -16,7 +16,7 @@ from outliers.models.stream import AS_IT_IS, stream_model
 from outliers.quantization.cache_formats import CacheFormat, Formats
 from outliers.quantization.caches import Codes, cache_bits, through
 from tests.conftest import in_turn, make_model
-from tests.test_commands import call, refused
+from tests.test_commands import call
 
 # Learned positions, rotations, biases of keys, fused projections.
 CACHED = ["gpt2", "opt", "llama", "qwen2", "gpt_neox"]
@@ -283,30 +283,6 @@ def test_bits_of_a_value(written, bits):
 def test_malformed_writings_are_refused(written, message):
     with pytest.raises(UserError, match=message):
         outliers.variant(written)
-
-
-GPT2 = "pocket/gpt2-0.1m"
-
-
-@pytest.mark.parametrize(
-    ("command", "model", "asked", "message"),
-    [
-        ("measure", "pocket/gptj-1.7m", "kv=int4", "the attention of 'gptj' cannot be replaced"),
-        ("measure", "pocket/bert-1.4m", "kv=int4", "a cache of keys and values of 'bert'; expected a causal"),
-        ("measure", GPT2, "kv=int4/layers=2", "in a model with 2 layers of keys; expected some of 0:2"),
-        ("measure", GPT2, "kv=int4/heads=1:3", "in a model with 2 heads of keys; expected some of 0:2"),
-        ("measure", GPT2, "kv=bfp4/block=8", "blocks of 8 channels, which do not divide the 12 of a head"),
-        ("measure", GPT2, "kv=mxfp4", "blocks of 32 channels, which do not divide the 12 of a head"),
-        ("measure", GPT2, "values=int4/before", "which no rotation changes; leave before out"),
-        ("damage", GPT2, "--by head", "schemes have no heads"),
-        ("damage", GPT2, "--cache kv=int4 --by error", "'kv=int4' quantizes no projection"),
-        ("damage", GPT2, "--cache kv=int4/layers=0", "quantizes some places already"),
-        ("damage", GPT2, "--cache absmax", "unknown part of a cache 'absmax'"),
-    ],
-)
-def test_what_a_model_or_a_command_cannot_have(command, model, asked, message, monkeypatch, capsys, tmp_path):
-    options = ["--variant", asked, "--blocks", "1"] if command == "measure" else asked.split()
-    assert message in refused(monkeypatch, capsys, model, *options, "--out", tmp_path, command=command)
 
 
 def test_damage_by_place_is_that_of_the_variants_that_name_it(blocks):

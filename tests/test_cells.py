@@ -40,9 +40,9 @@ from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell
 from outliers.subjects.configured import Configured
 from outliers.terminal.progress import Progress
-from outliers.text.blocks import load_text
 from outliers.variants.quantized import EXACT
 from outliers.views.measured import measured_section
+from tests.conftest import sample_blocks
 from tests.test_commands import call
 from tests.test_docs import read as page
 
@@ -73,23 +73,9 @@ def test_a_row_is_found_by_what_it_asks_and_by_its_facts_in_any_order(tmp_path_f
     assert Row.read(row.line) == row
 
 
-@pytest.mark.parametrize(
-    ("metric", "value", "message"),
-    [
-        ("count", 2**63, "expected a finite number"),
-        ("perplexity", 0, "'value' of perplexity is not a positive number"),
-        ("damage.perplexity_only", -1.0, "is not a positive number"),
-    ],
-)
-def test_what_no_table_can_hold_is_refused(metric, value, message):
-    asked = {"subject": {"model": "m"}, "variant": "fp32", "metric": {"name": "m"}}
-    with pytest.raises(UserError, match=message):
-        Row(asked=asked, facts={}, values=[{"metric": metric, "value": value}], made={})
-
-
 def test_numbers_of_numpy_and_tuples_are_kept():
-    asked = {"subject": {"model": "m"}, "variant": "fp32", "metric": {"name": "m"}}
     value = {"metric": "m", "value": np.float64(0.5), "features": (3, 17), "interval": (np.float64(0.25), None)}
+    asked = {"subject": {"model": "m"}, "variant": "fp32", "metric": {"name": "m"}}
     (again,) = Row.read(Row(asked=asked, facts={}, values=[value], made={}).line).values
     assert again == {"metric": "m", "value": 0.5, "features": [3, 17], "interval": [0.25, None]}
 
@@ -158,7 +144,7 @@ def test_schemes_of_one_name_and_other_parts_have_rows_of_their_own(tmp_path):
 
 @pytest.fixture(scope="module")
 def model_and_blocks():
-    return load_model(MODEL), load_text("sample", load_tokenizer(MODEL), 16, 2)
+    return load_model(MODEL), sample_blocks(MODEL, 16, 2)
 
 
 def values(rows: list[dict]) -> dict:

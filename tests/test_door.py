@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import outliers
 from outliers.models.names import POCKET
 from outliers.models.weight_files import INDEX, WEIGHTS
-from tests.conftest import answer_within
+from tests.conftest import alter_weights, answer_within
 from tests.test_commands import call, refused
 
 SECONDS = 30  # for any answer; it takes a fraction of one, but the first of a process imports what it needs
@@ -131,9 +131,7 @@ def changed(change: Callable[[dict], object]) -> Callable[[Path], None]:
 
     def make(folder: Path) -> None:
         configured()(folder)
-        tensors = load_file(folder / "m" / WEIGHTS)
-        change(tensors)
-        save_file(tensors, folder / "m" / WEIGHTS, {"format": "pt"})
+        alter_weights(folder / "m", change)
 
     return make
 
@@ -274,6 +272,7 @@ CONFIGURATIONS: list[Case] = [
     *(stored_by(one, "; expected 16 or 32") for one in ("hqq", "quanto", "aqlm", "fp8", "torchao", "nobody", None)),
     *(stored_by(one, ", and its files hold none so") for one in ("gptq", "awq", "bitsandbytes")),
     Case("no size at all", written(b'{"model_type": "llama"}'), f"trace m {SMALL}", "at least 1.0 GB of weights"),
+    Case("a report of it", instead("config.json", nothing, configured()), "report m", "'m': it has no config.json"),
     Case("no architecture", written(b'{"n_embd": 64}'), f"trace m {SMALL}", "no 'model_type'"),
     Case("a list", written(b"[]"), f"trace m {SMALL}", "holds no JSON object"),
     Case("deep nesting", written(b"[" * 200_000), f"trace m {SMALL}", "nested too deeply"),
@@ -430,6 +429,8 @@ ROWS = [  # that hold what no row may
     (with_fields("values", value=True), "values.0.value: .*got True"),
     (with_fields("values", value=0), "values.0: 'value' of"),
     (with_fields("values", value=2**63), "values.0.value"),
+    (with_fields("values", metric="damage.perplexity_only", value=-1.0), "is not a positive number"),
+    (with_fields("values", layer=-1), "values.0.layer: expected a whole number from 0 on, got -1"),
     (with_fields("facts", parameters=2**63), "facts.parameters"),
     (with_fields("facts", parameters=0), "facts.parameters: expected a whole number from 1 on, got 0"),
     (with_fields("facts", parameters=0.5), "facts.parameters: expected a whole number from 1 on, got 0.5"),
@@ -550,6 +551,10 @@ YAML = [  # what an experiment file holds, and the answer
     (fields(hardware="{a: 1, a: 2}"), "line 2: field 'a' stands twice"),
     ("? [a]\n: 1\n", "a field's name is no text"),
     ("1: 2", "holds no fields"),
+    (fields(block="1"), "e.yaml, line 2, field 'block': Input should be greater than or equal to 2, got 1"),
+    ("models:\n  - a\n  - [b]\n", "e.yaml, line 3, field 'models.1': Input should be a valid string"),
+    ("# one\n\nmodel: [a]\nmodels: [a]\n", "e.yaml, line 3, unknown field 'model'; did you mean models"),
+    ("text: c4\nblock: 8\n", "e.yaml, line 1, field 'models': Field required"),
     (fields(block="9" * 5000), "'e.yaml' cannot be read: "),
     ("- 1\n- 2\n", "expected a mapping"),
     (fields(name="2024-13-45"), "'e.yaml' cannot be read: month must be in"),
@@ -562,19 +567,38 @@ YAML = [  # what an experiment file holds, and the answer
     (fields(modles="1"), "e.yaml, line 2, unknown field 'modles'"),
     (fields(**{"x" * 100: "1"}), "e.yaml, line 2, unknown field"),
 ]
+SHOWN = {  # of an experiment file of a report
+    "models: [a]\n": "e.yaml, line 1, unknown table or figure 'None'",
+    "models: [a]\nshows: tabel1\n": "e.yaml, line 2, unknown table or figure 'tabel1'; did you mean table1",
+    "shows: table6\nmodels: [a]\nbatches: 1, x\n": "e.yaml, line 3, field 'batches.1'",
+    "shows: table3\nmodels: [a]\nhardware:\n  - {hardware: A, gpus: 0, gigabytes: 1}": "line 4, field 'hardware.0.gp",
+    "shows: figure1\nmodels: [a]\nblock: 3\n": "line 3, unknown field 'block'",
+    "shows: table5\ndimensions: [0x0]": "field 'dimensions.0': .*than 0",
+    "shows: table5\ndimensions: [9999999]": "field 'dimensions.0': .*less",
+}
+TRAINED = {  # of one of training runs
+    "runs: {a: {start: bert-1.4m}}": "'a' trains 'bert-1.4m', which learns masked tokens; expected a rung that learns",
+    "runs:\n  a:\n    epochs: 3\n": "e.yaml, line 3, unknown field of runs.a 'epochs'; did you mean steps",
+    "shows: table1\nruns: {a: {}}": "unknown table or figure 'table1'; did you mean table10",
+}
 RING = [file(fields(extends=f"{one}.yaml")) for one in "fp"]
+BASE = file("models: [a]\nalpha: -1\n", "b.yaml")
+EXTENDING = [both(BASE, file(f"extends: b.yaml\nblocks: {blocks}")) for blocks in (0, 3)]
 OPTIONS: list[Case] = [
     *(Case(_of_file(content), file(content), "sweep e.yaml", answer) for content, answer in YAML),
     Case("a ring of files", both(RING[0], file("extends: ./e.yaml", "f.yaml")), "sweep e.yaml", "itself in 'extends'"),
     Case("one that extends a pipe", both(RING[1], file(os.mkfifo, "p.yaml")), "sweep e.yaml", "'p.yaml' is not a file"),
-    Case("no features", file("shows: table5\ndimensions: [0x0]"), "report e.yaml", "field 'dimensions.0': .*than 0"),
-    Case("too many", file("shows: table5\ndimensions: [9999999]"), "report e.yaml", "field 'dimensions.0': .*less"),
+    *(Case(_of_file(content), file(content), "report e.yaml", answer) for content, answer in SHOWN.items()),
+    *(Case(_of_file(content), file(content), "training e.yaml", answer) for content, answer in TRAINED.items()),
+    Case("a mistake that extends", EXTENDING[0], "sweep e.yaml", "e.yaml, line 2, field 'blocks'"),
+    Case("a mistake that is extended", EXTENDING[1], "sweep e.yaml", "b.yaml, line 2, field 'alpha'"),
 ]
 
 # What is typed where nothing is, and a pattern of the answer.
 EMPTY = ("text", "out", "model", "revision", "scheme", "device", "memory")
 REFUSED = {
     f"trace nowhere/at/all {SMALL}": "model folder 'nowhere/at/all'",
+    "training pocket/table1": "field 'runs': Field required",
     f"ablate {POCKET_MODEL} --seed -1": "seed is -1; expected a whole number from 0",
     f"ablate {POCKET_MODEL} --seed {2**70}": f"seed is {2**70}; expected",
     f"ablate {POCKET_MODEL} --controls 100000000": "100000000 controls; expected",
@@ -595,12 +619,39 @@ REFUSED = {
         )
     },
     f"plan {POCKET_MODEL} --draws 1": "field 'draws': .*greater than or equal to 2",
+    **{
+        f"plan {POCKET_MODEL} {SMALL} {options}": answer
+        for options, answer in (
+            ("--scheme fp32", "which quantizes no projection"),
+            ("--instead fp32", "'fp32' in the place of 'absmax'"),
+            ("--instead absmax+smoothing", "without a calibration"),
+            ("--cost much", "expected a share such as 5%"),
+            ("--cost 0", "greater than 0"),
+            ("--export gguf", "unknown format of an export 'gguf'"),
+            ("--export bitsandbytes", "'bitsandbytes' cannot express scheme 'absmax'"),
+        )
+    },
     f"{SWEEP} --draws 0": "field 'draws': Input should be greater than 0, got 0",
     f"{SWEEP} --draws 1000000000": "field 'draws': .*less than or equal",
     f"{SWEEP} --block {10**18}": "field 'block': .*less than or equal to 10000000",
     f"{SWEEP} --bos --blocks {10**18}": "field 'blocks': .*less than",
     f"{SWEEP} --block ten": "Invalid value for '--block'",
+    f"{SWEEP} --draws 3 --dtype bfloat16": "3 draws in bfloat16.*expected float32 or 1 draw",
+    f"{SWEEP} --mask-seed 2": "leave --mask-seed out",
+    f"{SWEEP} --mask-seeds 2": "leave --mask-seeds out",
+    f"{SWEEP} --objective each": "leave --objective out",
+    **{
+        f"sweep {POCKET_MODEL} {SMALL} --scheme absmax+smoothing --{options}": answer
+        for options, answer in (
+            ("calibration sample", "block 1 to calibrate on is block 1 of what is measured, .* with --cali"),
+            ("calibration-blocks 100000", "no 100000 blocks to calibrate on: text 'sample' is too short"),
+            ("calibration no.txt", "no 4 blocks to calibrate on: text file 'no.txt' does not exist"),
+        )
+    },
+    "zeroshot pocket/bert-1.4m --task piqa-local": "is of the family 'masked'; expected a causal language model",
+    "trace pocket/t5-1.9m --masks": "several stacks",
     f"zeroshot --model {POCKET_MODEL} --limit {10**20}": "field 'limit'",
+    f"zeroshot --model {POCKET_MODEL} --task piqa-local --data no": "file 'no/piqa_valid.jsonl' does not exist",
     f"latency {POCKET_MODEL} --bos --batch {10**12}": "field 'batches.0'",
     f"latency {POCKET_MODEL} --prompt {10**12}": "field 'prompt'",
     f"latency {POCKET_MODEL} --tokens {10**12}": "field 'tokens'",
@@ -628,6 +679,18 @@ REFUSED = {
             ("--variant 'zreo(3)'", "unknown variant 'zreo'; did you mean zero"),
             ("--variant absmax+prefix", "'absmax.prefix': a prefix stands first: prefix.absmax"),
             ("--variant kv=int4+absmax", "'kv=int4.absmax': a cache stands last: absmax.kv=int4"),
+            ("--variant 'prefix(999999)'", "token 999999 in a prefix; expected ids below 4096, of the vocabulary"),
+            ("--variant prefix=0", "'prefix=0' is not a prefix; expected prefix, prefix=2 or the ids of tokens"),
+            ("--variant 'prefix(3)' --stream", r"prefix\(3\) in a streamed model; .* in memory: leave --stream out"),
+            ("--variant kv=int4/layers=2", "in a model with 2 layers of keys; expected some of 0:2"),
+            ("--variant kv=int4/heads=1:3", "in a model with 2 heads of keys; expected some of 0:2"),
+            ("--variant kv=bfp4/block=8", "blocks of 8 channels, which do not divide the 12 of a head"),
+            ("--variant kv=mxfp4", "blocks of 32 channels, which do not divide the 12 of a head"),
+            ("--metric latency --prompt 16 --variant 'prefix(3)+kv=int4'", "generates behind a prefix in kv=int4"),
+            ("--variant 'zero(transformer.h.9.mlp.c_fc[0,0])'", "unknown weight 'transformer.h.9.mlp.c_fc'; did you"),
+            ("--variant 'absmax+zero(transformer.h.0.mlp.c_fc[999,0])'", "has the output 999; expected one of 0 to"),
+            ("--variant 'zero(3@layers.0.gate)'", "place 'layers.0.gate': layer 0 has no such reader of the residual"),
+            ("--variant values=int4/before", "which no rotation changes; leave before out"),
             ("--variant 'absmax+against(m)'", r"another model stands first: against\(m\).absmax"),
             ("--variant alpha=4+llm.int8", "'alpha=4.llm.int8': an option stands behind its scheme: llm.int8.alpha=4"),
             ("--variant absmax+bitsandbytes", "'absmax.bitsandbytes' has two schemes"),
@@ -638,6 +701,20 @@ REFUSED = {
             ("--metric zeroshot --stream", "zero-shot tasks of a streamed model; expected one in memory"),
             ("--variant bitsandbytes --stream", "bitsandbytes in a streamed model; expected one in memory"),
             ("--metric origins", "no feature is given"),
+        )
+    },
+    "measure pocket/gptj-1.7m --variant kv=int4": "the attention of 'gptj' cannot be replaced",
+    "measure pocket/bert-1.4m --variant kv=int4": "a cache of keys and values of 'bert'; expected a causal",
+    "measure pocket/bert-1.4m --variant 'prefix(3)'": "a prefix before what 'bert' reads; expected a causal language m",
+    "measure pocket/gptj-1.7m --metric keys": "^queries, keys and values of 'gptj', whose attention cannot be replaced",
+    "origins pocket/gptj-1.7m --by keys": "^queries, keys and values of 'gptj', whose attention cannot be replaced",
+    **{
+        f"damage {POCKET_MODEL} {options}": answer
+        for options, answer in (
+            ("--by head", "schemes have no heads"),
+            ("--cache kv=int4 --by error", "'kv=int4' quantizes no projection"),
+            ("--cache kv=int4/layers=0", "quantizes some places already"),
+            ("--cache absmax", "unknown part of a cache 'absmax'"),
         )
     },
     **{
@@ -705,6 +782,12 @@ TYPED = {
     "sweep pocket/tabel1": "unknown experiment 'pocket/tabel1'; did you mean pocket/table1",
     "sweep pocket": "unknown experiment 'pocket'; did you mean pocket/",
     "latency gpt2 --model pocket/gpt2-0.1m": "unknown experiment 'gpt2'",
+    "training": "no experiment is named; expected one, such as `python -m outliers.training training/causes`",
+    "training causes": "unknown experiment 'causes'; did you mean training/causes",
+    "training training/causes": "text file 'c4_en_1000.jsonl' does not exist; expected the first 1,000 rows of C4",
+    "training training/table10": "text file 'wikitext2_train.txt.gz' does not exist; expected WikiText-2",
+    "training training/causes --seeds x": "field 'seeds.0'",
+    "training training/causes --runs x": "No such option: --runs",
     "memory --gpu 0x24": "field 'hardware.0.gpus': Input should be greater than 0, got 0",
     "memory --context 1": "field 'context': Input should be greater than or equal to 2",
     "trace 'a b c'": "unknown model 'a b c'",

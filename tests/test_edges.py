@@ -1,18 +1,16 @@
 """Features that are replaced where some of the projections read them, against second computations."""
 
-import re
 from contextlib import ExitStack
 
 import pytest
 import torch
 
 import outliers
-from outliers import Ablated, Intervention, UserError, load_model, perplexities, quantize, trace, variant
+from outliers import Ablated, Intervention, quantize, trace, variant
 from outliers.metrics.top1 import top1_softmax
 from outliers.models.anatomy import anatomy_of, decoder_layers, readers
 from outliers.models.anatomy.parts import QKV, parts
 from outliers.models.hooks import attention_hooks, input_hooks
-from outliers.models.stream import stream_model
 from outliers.tracing.result import STREAM
 from outliers.variants.edges import PLACES
 from tests.conftest import CONFIGS, FIVE, VARIANTS, in_turn, make_model
@@ -232,15 +230,6 @@ def test_hooks_come_off_after_an_error(blocks):
     assert hooks(model) == 0
 
 
-def test_resident_and_streamed():
-    resident, streamed = (load("pocket/gpt2-0.1m") for load in (load_model, stream_model))
-    blocks = torch.randint(resident.config.vocab_size, (2, 24), generator=torch.Generator().manual_seed(0))
-    names = ["zero(1,2@q)", "zero(1@layers.1:2.heads.1/up)", "zero(1@norm)", "zero(1@v)+absmax+zero(2@k)"]
-    one, other = (perplexities(model, blocks, list(map(variant, names))) for model in (resident, streamed))
-    assert one == other
-    assert len({*one, *perplexities(resident, blocks, [variant("fp32")])}) == len(names) + 1
-
-
 def test_top1_without_a_feature_at_edges(blocks):
     """An edge of attention changes a layer at a time; one of something else propagates, as perplexity has it."""
     model = make_model("gpt2")
@@ -256,24 +245,3 @@ def test_top1_of_cells(tmp_path):
     found = dict(zip(names, (row["value"] for row in outliers.run(spec, tmp_path)), strict=True))
     assert found.pop("zero(3@q/k/v)") == found["zero(3)"]
     assert len({*found.values()}) == len(found)
-
-
-@pytest.mark.parametrize(
-    ("case", "written", "message"),
-    [
-        ("gpt2", "zero(3@gate)", "place 'gate': layer 0 has no such reader of the residual stream; expected some of"),
-        ("mixtral", "zero(3@up)", "place 'up': layer 0 has no such reader of the residual stream; expected some of"),
-        ("qwen3-moe-dense-first", "zero(3@gate)", "place 'gate': layer 1 has no such reader"),
-        ("olmo2", "zero(3@norm)", "place 'norm': layer 0 has no such reader"),
-        ("opt-350m", "zero(3@attn_norm)", "place 'attn_norm': layer 0 has no such reader"),
-        ("gpt2", "zero(3@layers.1:3.q)", "place 'layers.1:3.q' in a model of 2 layers; expected some of layers.0:2"),
-        ("gpt2", "zero(3@layers.0.heads.4)", "in a model of 4 heads; expected one of 0 to 3"),
-        ("gpt2", "zero(32@q)", "feature 32 is out of range"),
-    ],
-)
-def test_what_a_model_has_not(case, written, message, blocks):
-    model = make_model(case)
-    with pytest.raises(UserError, match=re.escape(message)):
-        logits(model, blocks, written)
-    with pytest.raises(UserError, match=re.escape(message)):
-        variant(written).check(model.to("meta"))

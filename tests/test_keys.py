@@ -27,7 +27,6 @@ from outliers.quantization.caches import through
 from outliers.views.account import account_section
 from outliers.views.keys import keys_explorer, keys_section, writing_findings
 from tests.conftest import make_model, make_tokenizer, slow_but
-from tests.test_commands import refused
 
 # Modules of transformers with their own rotation of positions; queries, keys and values of them are computed here by
 # plain products: separate projections (of which keys are few, and have biases in qwen2), and fused ones.
@@ -278,14 +277,6 @@ def test_numbers_that_are_none_are_refused(blocks):
         model.model.layers[1].self_attn.k_proj.weight[3, 3] = torch.nan
     with pytest.raises(BrokenModel, match="NaN or inf in the keys of layer 1"):
         observed_channels(model, blocks)
-
-
-@pytest.mark.parametrize("command", ["measure", "origins"])
-def test_models_that_show_nothing_are_refused(command, monkeypatch, capsys, tmp_path):
-    asked = {"measure": ["--metric", "keys"], "origins": ["--by", "keys"]}[command]
-    error = refused(monkeypatch, capsys, "pocket/gptj-1.7m", *asked, "--out", tmp_path / "out", command=command)
-    assert error.startswith("queries, keys and values of 'gptj', whose attention cannot be replaced")
-    assert not (tmp_path / "out").exists()
 
 
 def test_an_account_leaves_them_out():

@@ -15,7 +15,6 @@ from outliers.models.anatomy import projections
 from outliers.models.anatomy.examples import IGNORED
 from outliers.paper.shown import show
 from outliers.presets.damage import Damage
-from outliers.presets.zeroshot import ZeroShot
 from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Causal
 from outliers.subjects.masked import masked_text
@@ -86,13 +85,6 @@ def test_options_of_others(folder, options, message):
         Causal(str(folder), None, settings(folder, **options)).prepare()
 
 
-@pytest.mark.parametrize("option", ["mask_seed", "mask_seeds", "objective"])
-def test_options_of_masks_and_a_causal_model(option):
-    asked = Settings(name="x", **{option: "each" if option == "objective" else 2})
-    with pytest.raises(UserError, match=f"leave --{option.replace('_', '-')} out"):
-        Causal("pocket/gpt2-0.1m", None, asked).prepare()
-
-
 def test_a_subject_whose_tokenizer_has_no_mask_token(monkeypatch, capsys, folder, tmp_path):
     broken = shutil.copytree(folder, tmp_path / "model")
     tokenizer(mask_token=None).save_pretrained(broken)
@@ -123,12 +115,6 @@ def test_what_is_said_of_seeds_of_masks(folder):
     spec = settings(folder, Damage, mask_seeds=3, schemes=["absmax"], by=["model"])
     findings = show(spec, folder / "damage", run(spec, folder / "damage")).findings
     assert findings[0].text.endswith(", within the scatter of masks.")
-
-
-def test_zero_shot_tasks_are_refused(folder):
-    (plan,) = ZeroShot(models=[str(folder)], tasks=["piqa-local"]).plans()
-    with pytest.raises(UserError, match="is of the family 'masked'; expected a causal language model, which generates"):
-        plan.subject.prepare()
 
 
 def test_pseudo_perplexity(folder):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import outliers
-from outliers import SCHEMES, Quantized, UserError, load_model, load_tokenizer, perplexity, plan, run
+from outliers import SCHEMES, Quantized, load_model, perplexity, plan, run
 from outliers.metrics.measurement import records_of
 from outliers.metrics.records import Perplexity
 from outliers.models.anatomy import projections
@@ -29,10 +29,10 @@ from outliers.presets.plan import (
 )
 from outliers.quantization.linear import stored_weight
 from outliers.show.page import about
-from outliers.specification.fields import FieldError
 from outliers.subjects.cell import Cell
 from outliers.subjects.given import Given
 from outliers.views.plan import kept_plan_section, plan_curve, plan_points
+from tests.conftest import sample_blocks
 
 MODEL = "pocket/gpt2-0.1m"
 BROKEN = ["transformer.h.1.mlp.c_proj"]  # the last one, whose output nothing quantized reads
@@ -53,7 +53,7 @@ def broken():
 
 @pytest.fixture(scope="module")
 def blocks():
-    return outliers.load_text("sample", load_tokenizer(MODEL), block=64, blocks=8)
+    return sample_blocks(MODEL, 64, 8)
 
 
 def test_what_is_broken_stays_exact_and_the_cost_is_that_of_the_model_without_it(broken, blocks):
@@ -83,7 +83,7 @@ def test_nothing_stays_exact_where_nothing_has_to(blocks):
 
 def test_no_single_projection_can_be_left_out(blocks):
     model = load_model("pocket/opt-1.7m")
-    text = outliers.load_text("sample", load_tokenizer("pocket/opt-1.7m"), block=128, blocks=12)
+    text = sample_blocks("pocket/opt-1.7m", 128, 12)
     found = plan(model, text[:4], "w4a4", text[4:], cost=0.03, draws=4)
     unquantized = perplexity(model, text[4:])
 
@@ -182,7 +182,7 @@ def kept(tmp_path_factory):
 def test_other_blocks_confirm_it(kept):
     _, _, rows = kept
     confirmed = [row for row in rows if row.get("stage") == CONFIRM]
-    text = outliers.load_text("sample", load_tokenizer(MODEL), block=32, blocks=5)
+    text = sample_blocks(MODEL, 32, 5)
     exact = next(row for row in confirmed if row["variant"] == "fp32")
     assert {(row["first_block"], row["blocks"], row["draws"]) for row in confirmed} == {(2, 3, 2)}
     assert exact["value"] == pytest.approx(perplexity(load_model(MODEL), text[2:]), rel=1e-5)
@@ -219,33 +219,13 @@ def test_the_curve_has_a_point_for_each_set(kept):
     assert sum(drawn) == len(points)
 
 
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"scheme": "fp32"}, "which quantizes no projection"),
-        ({"instead": "fp32"}, "'fp32' in the place of 'absmax'"),
-        ({"instead": "absmax+smoothing"}, "without a calibration"),
-        ({"cost": "much"}, "expected a share such as 5%"),
-        ({"cost": 0}, "greater than 0"),
-        ({"draws": 1}, "greater than or equal to 2"),
-        ({"export": "gguf"}, "unknown format of an export 'gguf'"),
-        ({"export": "bitsandbytes"}, "'bitsandbytes' cannot express scheme 'absmax'"),
-    ],
-)
-def test_what_no_plan_can_be_for_is_refused(fields, said, tmp_path):
-    with pytest.raises((UserError, FieldError), match=said):
-        run(Planning(model=MODEL, **{**SMALL, **fields}), tmp_path / "plan")
-    assert not (tmp_path / "plan").exists()
-
-
 OPT = "pocket/opt-1.7m"
 FIRST, *_, LAST = SETS = ["model.decoder.layers.1.fc1", "model.decoder.layers.3.fc2", "model.decoder.layers.4.fc2"]
 
 
 @pytest.fixture(scope="module")
 def opt():
-    model = load_model(OPT)
-    return model, outliers.load_text("sample", load_tokenizer(OPT), block=128, blocks=4)
+    return load_model(OPT), sample_blocks(OPT, 128, 4)
 
 
 def perplexities_of(subject, *sets, draws=2):

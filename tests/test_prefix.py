@@ -9,7 +9,6 @@ from outliers import Calibration, UserError, calibrate, perplexity
 from outliers.subjects.bench import Bench
 from outliers.subjects.given import Given
 from tests.conftest import C4, make_model, needs_shared, needs_smollm2
-from tests.test_commands import call
 
 TOKENS = (3, 41)
 BEHIND = outliers.variant("prefix(3,41)")
@@ -160,39 +159,6 @@ def test_a_prefix_longer_than_the_window(case, blocks):
     expected = model(torch.cat([tokens, blocks[1]])[None]).logits[:, len(tokens) :]
     with outliers.variant(f"prefix({','.join(map(str, tokens.tolist()))})").on(model) as behind:
         torch.testing.assert_close(behind(blocks[1][None]).logits, expected)
-
-
-@pytest.mark.parametrize(
-    ("model", "variant", "message"),
-    [
-        ("pocket/gpt2-0.1m", "absmax+prefix(3)", "a prefix stands first: prefix(3)+absmax"),
-        ("pocket/gpt2-0.1m", "prefix(999999)", "token 999999 in a prefix; expected ids below 4096, of the vocabulary"),
-        ("pocket/gpt2-0.1m", "prefix=0", "'prefix=0' is not a prefix; expected prefix, prefix=2 or the ids of tokens"),
-        ("pocket/gpt2-0.1m", "prefix+absmax", "0 outlier tokens in 4 blocks of calibration text; expected 1"),
-        ("pocket/bert-1.4m", "prefix(3)", "a prefix before what 'bert' reads; expected a causal language model"),
-    ],
-)
-def test_prefixes_that_cannot_be_are_refused(model, variant, message, monkeypatch, capsys, tmp_path):
-    options = ["--variant", variant, "--blocks", "1", "--block", "64", "--out", tmp_path]
-    code, _, errors = call(monkeypatch, capsys, model, *options, command="measure")
-    assert code == (1 if "calibration text" in message else 2)  # which shows as the text is measured
-    assert message in errors
-
-
-def test_a_prefix_before_a_cache_in_few_bits_is_refused_before_a_model_is_loaded(monkeypatch, capsys, tmp_path):
-    """Where a model generates; in a perplexity both are simulated."""
-    monkeypatch.setattr("outliers.subjects.bench.Bench.load", None)
-    options = ["--variant", "prefix(3)+kv=int4", "--metric", "latency", "--block", 64, "--blocks", 1, "--prompt", 32]
-    code, _, errors = call(monkeypatch, capsys, "pocket/gpt2-0.1m", *options, "--out", tmp_path, command="measure")
-    assert code == 2
-    assert "'prefix(3)+kv=int4' generates behind a prefix in kv=int4; expected one alone" in errors
-
-
-def test_streamed_models_have_no_prefix(monkeypatch, capsys, tmp_path):
-    options = ["--variant", "prefix(3)", "--stream", "--blocks", "1", "--out", tmp_path]
-    code, _, errors = call(monkeypatch, capsys, "pocket/gpt2-0.1m", *options, command="measure")
-    assert code == 2
-    assert "prefix(3) in a streamed model; expected one in memory: leave --stream out" in errors
 
 
 def test_a_prefix_fits_the_context_with_its_block(blocks):

@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 from outliers import SCHEMES, Experiment, Quantized, Scheme, calibrate, perplexities, perplexity, quantize, sweep
 from outliers.errors import BrokenModel, UserError
 from outliers.models.anatomy import projections
-from outliers.models.load import load_model, load_tokenizer
+from outliers.models.load import load_model
 from outliers.models.stream import stream_model
 from outliers.presets.latency import Latency
 from outliers.quantization.int8 import Int8Linear
@@ -31,9 +31,9 @@ from outliers.quantization.remedies.smoothing import factors
 from outliers.quantization.schemes import by_weights, get_scheme, read_scheme, write_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from outliers.specification.files import make_experiment, read_experiment
-from outliers.text.blocks import load_text, tokens_hash
+from outliers.text.blocks import tokens_hash
 from outliers.views.perplexity import perplexity_table
-from tests.conftest import make_model
+from tests.conftest import inputs_of, make_model, sample_blocks
 
 ROW, COLUMN = Quantizer("int8", "row"), Quantizer("int8", "column")
 MODEL = "pocket/gpt2-0.1m"
@@ -380,16 +380,11 @@ def test_gptq_in_a_format_that_nothing_is_rounded_to_at_a_given_scale(as_they_ar
 
 
 def test_a_calibration_has_the_largest_inputs(blocks):
-    model, seen = make_model("llama"), {}
-
-    def look(name):
-        return lambda _module, inputs, _output: seen.setdefault(name, []).append(inputs[0].abs().amax((0, 1)))
-
+    model = make_model("llama")
+    with inputs_of({one.path: one.module for one in projections(model)}) as seen:
+        found = calibrate(model, blocks)
     for projection in projections(model):
-        projection.module.register_forward_hook(look(projection.path))
-    found = calibrate(model, blocks)
-    for projection in projections(model):
-        assert torch.equal(found.of(projection).inputs, torch.stack(seen[projection.path]).amax(0).detach())
+        assert torch.equal(found.of(projection).inputs, torch.cat(seen[projection.path], 1).abs().amax((0, 1)))
     assert len(found.magnitudes) == 2 * 4
     assert found.tokens_hash == tokens_hash(blocks)
     halves = calibrate(model, blocks[:1]).merge(calibrate(model, iter(blocks[1:])))
@@ -516,7 +511,7 @@ def test_a_remedy_is_saved_streamed_and_in_a_sweep(remedy, tmp_path, blocks):
         assert perplexities(streamed, blocks, [variant]) == [pytest.approx(exact)]
     asked = Experiment(schemes=[scheme.name], **SMALL)
     (row,) = sweep(asked, tmp_path / "out")
-    text, model = load_text("sample", load_tokenizer(MODEL), 32, 6), load_model(MODEL)
+    text, model = sample_blocks(MODEL, 32, 6), load_model(MODEL)
     found = calibrate(model, text[2:], [scheme])
     assert row["scheme_parts"].endswith(f", exact, {scheme.remedies[0]}")
     assert row.get("calibration_hash") == (tokens_hash(text[2:]) if scheme.needs_calibration else None)
@@ -526,7 +521,7 @@ def test_a_remedy_is_saved_streamed_and_in_a_sweep(remedy, tmp_path, blocks):
 
 def test_rows_are_of_the_text_that_they_are_calibrated_on(tmp_path):
     fields = SMALL | {"schemes": ["absmax", "absmax+smoothing"]}
-    rows, text = sweep(Experiment(**fields), tmp_path), load_text("sample", load_tokenizer(MODEL), 32, 6)
+    rows, text = sweep(Experiment(**fields), tmp_path), sample_blocks(MODEL, 32, 6)
     others = [
         sweep(Experiment(**fields, calibration_blocks=2, **of_text), tmp_path)
         for of_text in ({"calibration": text[4:]}, {}, {"calibration": ["Some other text. " * 99]})
@@ -534,21 +529,6 @@ def test_rows_are_of_the_text_that_they_are_calibrated_on(tmp_path):
     assert [[row in rows for row in other] for other in others] == 3 * [[True, False]]
     assert others[0][1]["calibration_hash"] == tokens_hash(text[4:])
     assert [cells[0] for cells in perplexity_table(rows).cells] == ["absmax", "absmax+smoothing"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"calibration": "sample"}, "block 1 to calibrate on is block 1 of what is measured, .* with --cali"),
-        ({"calibration_blocks": 10**5}, "no 100000 blocks to calibrate on: text 'sample' is too short"),
-        ({"calibration": "nowhere.txt"}, "no 4 blocks to calibrate on: text file 'nowhere.txt' does not exist"),
-    ],
-)
-def test_text_that_cannot_be_calibrated_on(tmp_path, monkeypatch, fields, message):
-    monkeypatch.setattr("outliers.subjects.bench.load_model", lambda *_, **__: pytest.fail("loaded"))
-    with pytest.raises(UserError, match=message):
-        sweep(Experiment(schemes=["absmax+smoothing"], **SMALL, **fields), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_remedy_for_all_schemes(tmp_path):

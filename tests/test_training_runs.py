@@ -29,7 +29,8 @@ from outliers.terminal import progress
 from outliers.text.documents import sample
 from outliers.views.causes import causes, causes_findings, causes_section, causes_table, checkpoints, ends, trained
 from outliers.views.published import TABLE7 as PRINTED
-from tests.conftest import SHARED
+from tests.conftest import PAPER_TABLES, needs_paper
+from tests.kept import KEPT
 from tests.test_commands import call
 from tests.training_rows import TABLE7, rows_of_runs
 
@@ -39,8 +40,6 @@ SPEC = Training(recipe=RECIPE, runs=TABLE7, seeds=SEEDS, watched=[100, 400])
 OF_CAUSES = {"as it is": {}, "Muon": {"optimizer": "muon"}, "rotary": {"positions": "rotary"}}
 CAUSES = Training(recipe=RECIPE, runs=OF_CAUSES, seeds=SEEDS, watched=[100, 400])
 PLAIN = [100.0, 104.0, 98.0]
-PAPER = SHARED / "paper"
-needs_paper = pytest.mark.skipif(not PAPER.exists(), reason="needs the paper's tables beside the clone")
 
 
 def ended(costs: dict[str, Sequence[float]]) -> list[dict]:
@@ -71,8 +70,7 @@ def kept_runs(spec: Training, names: Iterable[str]) -> list[Row]:
 
 
 def test_rows_of_training_runs_are_those_that_are_asked_for():
-    kept = Path(__file__).parent.parent / "results" / "kept"
-    others = [row for run in ("training", "remedies", "training-runs/causes") for row in read(kept / run)]
+    others = [row for run in ("training", "remedies", "training-runs/causes") for row in read(KEPT / run)]
     rows = kept_runs(SPEC, TABLE7)
     assert rows_of(SPEC, [*reversed(others), *reversed(rows), *others]) == rows, "in the order of the experiment"
     assert rows_of(SPEC, rows[1:]) == rows[1:], "as far as they ended"
@@ -152,7 +150,7 @@ def test_table_7_is_measured_by_the_keys_of_the_published():
 
 @needs_paper
 def test_table_7_is_as_published():
-    with (PAPER / "table7_int8_training.csv").open() as file:
+    with (PAPER_TABLES / "table7_int8_training.csv").open() as file:
         rows = list(csv.DictReader(file))
     named = {"ffn_int8": "FFN", "linear_int8": "linear", "attention_int8": "attention"}
     published = {}
@@ -164,7 +162,7 @@ def test_table_7_is_as_published():
 
 @needs_paper
 def test_tables_9_and_10_are_as_published():
-    text = (PAPER / "llm_int8_paper.txt").read_text()
+    text = (PAPER_TABLES / "llm_int8_paper.txt").read_text()
     lines = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.count("|") > 8]
     scores = [[float(cell) for cell in line if re.fullmatch(r"\d\d\.\d+", cell)] for line in lines]
     table9, table10 = (ARTEFACTS[name].published for name in ("table9", "table10"))
@@ -346,32 +344,6 @@ def test_a_training_experiment_from_the_command_line(train, folder, monkeypatch,
     code, out, _ = train("seven.yaml", "--out", "results/tiny")
     assert code == 0 and "Table 7" in (results / "report.html").read_text()
     assert (results / "table7_published.md").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "no experiment is named; expected one, such as `python -m outliers.training training/causes`"),
-        (["causes"], "unknown experiment 'causes'; did you mean training/causes"),
-        (["bert.yaml"], "'a' trains 'bert-1.4m', which learns masked tokens; expected a rung that learns next tokens"),
-        (["training/causes"], "text file 'c4_en_1000.jsonl' does not exist; expected the first 1,000 rows of C4"),
-        (["training/table10"], "text file 'wikitext2_train.txt.gz' does not exist; expected WikiText-2"),
-        (["training/causes", "--seeds", "x"], "field 'seeds.0'"),
-        (["training/causes", "--runs", "x"], "No such option: --runs"),
-        (["wrong.yaml"], "wrong.yaml, line 3, unknown field of runs.a 'epochs'; did you mean steps"),
-        (["table1.yaml"], "unknown table or figure 'table1'; did you mean table10"),
-        (["pocket/table1"], "field 'runs': Field required"),
-    ],
-)
-def test_mistakes(arguments, message, folder, monkeypatch, capsys):
-    monkeypatch.chdir(folder)
-    Path("wrong.yaml").write_text("runs:\n  a:\n    epochs: 3\n")
-    Path("bert.yaml").write_text("runs: {a: {start: bert-1.4m}}\n")
-    Path("table1.yaml").write_text("shows: table1\nruns: {a: {}}\n")
-    code, out, err = call(monkeypatch, capsys, *arguments, command="training")
-    assert (code, out) == (2, "")
-    assert message in err and err.startswith("error: ") and err.count("\n") == 1
-    assert not Path("results/training").exists() and not Path("build").exists()
 
 
 def test_the_experiments_of_trainings():

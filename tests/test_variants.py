@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import outliers
-from outliers import Planted, Quantized, Together, UserError, calibrate, load_text, plant, quantize, run, trace
+from outliers import Planted, Quantized, Together, UserError, calibrate, plant, quantize, run, trace
 from outliers.criterion import OF_EVERY_STACK
 from outliers.metrics.perplexity import perplexities, perplexity
 from outliers.metrics.top1 import top1_softmax
 from outliers.models.anatomy import projections
-from outliers.models.load import load_model, load_tokenizer
+from outliers.models.load import load_model
 from outliers.models.stream import AS_IT_IS, stream_model
 from outliers.presets.ablate import Ablation
 from outliers.presets.sweep import Experiment, sweep
@@ -34,6 +34,7 @@ from outliers.variants.peer import Peer
 from outliers.variants.term import Weight
 from outliers.variants.unattended import Unattended
 from outliers.variants.weights import Scaled
+from tests.conftest import make_model, sample_blocks
 from tests.test_tracing import hooks
 
 MODEL = "pocket/gpt2-0.1m"
@@ -114,6 +115,26 @@ def test_what_is_shuffled_depends_on_no_order(written, models, blocks):
     assert math.prod(parts) ** (1 / len(parts)) == pytest.approx(whole, rel=1e-12)
 
 
+WEIGHTS_OF = ["transformer.h.1.mlp.c_proj[2,60]", "transformer.h.0.attn.c_attn[:,3]", "transformer.h.1.mlp.c_fc[5,:]"]
+SCALED = [*(f"zero({name})" for name in WEIGHTS_OF), "+".join(f"scale({name},factor=-2)" for name in WEIGHTS_OF)]
+STREAMED = {  # variants by their writings
+    "edges": ["zero(1,2@q)", "zero(1@layers.1:2.heads.1/up)", "zero(1@norm)", "zero(1@v)+absmax+zero(2@k)"],
+    "massive entries": ["massive(3@layers.0,value=7,above=0.5)", "massive(3@layers.1,value=0,above=0.1)"],
+    "weights": SCALED,
+    **{f"weights {after}": [one + after for one in SCALED] for after in ("+absmax", "+plant(3,factor=8)")},
+    "weights and edges under a scheme": [f"{one}+zero(3@q)+llm.int8+alpha=1" for one in SCALED],
+}
+
+
+@pytest.mark.parametrize("written", STREAMED.values(), ids=STREAMED)
+def test_a_streamed_model_has_the_same_perplexities(written, models, blocks):
+    """And the hash of what it read is that of its weights."""
+    resident, streamed = (perplexities(model, blocks, list(map(outliers.variant, written))) for model in models)
+    assert resident == streamed
+    assert len({*resident, perplexity(models[0], blocks)}) == len(written) + 1
+    assert models[1].stream.weights_hash() == stream_model(MODEL).stream.weights_hash()
+
+
 def test_attention_under_a_variant(models, blocks):
     interventions = [Intervention(()), Intervention((1, 2))]
     want = top1_softmax(quantize(models[0], SCHEME), blocks, interventions)
@@ -176,7 +197,7 @@ def test_an_ablation_under_a_scheme_has_rows_of_its_own(stream, tmp_path):
 def test_numbers_are_those_of_a_model_in_which_something_is_skipped(stream, models, tmp_path):
     fields = {"block": 32, "blocks": 1, "stream": stream, "skip": ["*.c_proj"]}
     (row,) = sweep(Experiment(models=[MODEL], schemes=["absmax"], **fields), tmp_path)
-    blocks = load_text("sample", load_tokenizer(MODEL), 32, 1)
+    blocks = sample_blocks(MODEL, 32, 1)
     some = quantize(models[0], "absmax", skip=["*.c_proj"])
     assert row["value"] == pytest.approx(perplexity(some, blocks), rel=1e-6)
     assert row["value"] != pytest.approx(perplexity(quantize(models[0], "absmax"), blocks), rel=1e-6)
@@ -396,7 +417,7 @@ def test_places_are_those_of_patterns(name):
     """Bit for bit: of each role and layer alone, and of all but it, by the patterns of its modules."""
     name = f"pocket/{name}"
     resident, streamed = load_model(name), stream_model(name)
-    blocks = load_text("sample", load_tokenizer(name), 16, 1)
+    blocks = sample_blocks(name, 16, 1)
     scheme, parts = SCHEMES["absmax"], list(projections(resident))
     places = {role: {one.path for one in parts if one.role == role} for role in OF_EVERY_STACK}
     places |= {"layers.1": {one.path for one in parts if one.layer == 1}}
@@ -434,6 +455,37 @@ def test_places_that_there_are_not(places, message, models, blocks):
             perplexities(model, blocks, [Quantized(SCHEMES["absmax"], **places)])
         with pytest.raises(UserError, match="feature 999 is out of range"):
             perplexities(model, blocks, [outliers.variant("zero(1,999)")])
+
+
+@pytest.mark.parametrize(
+    ("case", "written", "message"),
+    [
+        ("gpt2", "zero(3@gate)", "place 'gate': layer 0 has no such reader of the residual stream; expected some of"),
+        ("mixtral", "zero(3@up)", "place 'up': layer 0 has no such reader of the residual stream; expected some of"),
+        ("qwen3-moe-dense-first", "zero(3@gate)", "place 'gate': layer 1 has no such reader"),
+        ("olmo2", "zero(3@norm)", "place 'norm': layer 0 has no such reader"),
+        ("opt-350m", "zero(3@attn_norm)", "place 'attn_norm': layer 0 has no such reader"),
+        ("gpt2", "zero(3@layers.1:3.q)", "place 'layers.1:3.q' in a model of 2 layers; expected some of layers.0:2"),
+        ("gpt2", "zero(3@layers.0.heads.4)", "in a model of 4 heads; expected one of 0 to 3"),
+        ("gpt2", "zero(32@q)", "feature 32 is out of range"),
+        ("gpt2", "massive(3@layers.2,value=0,above=1)", "place 'layers.2' in a model of 2 layers"),
+        ("gpt2", "massive(99@layers.0,value=0,above=1)", "feature 99"),
+        ("llama", "zero(model.layers.1.mlp.don_proj[0,0])", "unknown weight 'model.layers.1.mlp.don_proj'; did you me"),
+        ("llama", "zero(model.layers.2.mlp.up_proj[0,0])", "unknown weight 'model.layers.2.mlp.up_proj'; did you mean"),
+        ("llama", "zero(model.norm[0,0])", "'model.norm' is float32 of shape (32,); expected floating-point numbers"),
+        ("mixtral", "zero(model.layers.0.mlp.experts.down_proj[0,0])", "is float32 of shape (4, 32, 48); expected"),
+        ("llama", "zero(model.layers.1.mlp.down_proj[32,0])", "has the output 32; expected one of 0 to 31"),
+        ("llama", "zero(model.layers.1.mlp.down_proj[0,48])", "has the input 48; expected one of 0 to 47"),
+        ("gpt2", "zero(transformer.h.0.attn.c_attn[96,:])", "has the output 96; expected one of 0 to 95"),
+    ],
+)
+def test_what_a_model_has_not(case, written, message):
+    """Said of its values, and of its shapes alone."""
+    model, one = make_model(case), outliers.variant(written)
+    with pytest.raises(UserError, match=re.escape(message)):
+        perplexities(model, torch.arange(24).view(2, 12), [one])
+    with pytest.raises(UserError, match=re.escape(message)):
+        one.check(model.to("meta"))
 
 
 def test_places_are_fields(models):
