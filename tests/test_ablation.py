@@ -9,12 +9,12 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from outliers import UserError, load_model, load_text, load_tokenizer, perplexity, plant, trace
+from outliers import UserError, load_model, perplexity, plant, trace
 from outliers.metrics.ablations import ablate, interval_of_mean, summary
 from outliers.metrics.top1 import top1_softmax
 from outliers.models.anatomy import anatomy_of, decoder_layers, projections
 from outliers.variants.ablated import METHODS, Intervention
-from tests.conftest import make_model, padded
+from tests.conftest import inputs_of, make_model, padded, sample_blocks
 from tests.test_tracing import hooks
 
 
@@ -73,12 +73,9 @@ def test_methods(method):
 
     def inputs() -> list[torch.Tensor]:
         """What q, k and v are called with."""
-        seen, keep = [], lambda _, args: seen.append(args[0][0].clone())
-        handles = [one.module.register_forward_pre_hook(keep) for one in first]
-        model(blocks)
-        for handle in handles:
-            handle.remove()
-        return seen
+        with torch.no_grad(), inputs_of({one.path: one.module for one in first}) as seen:
+            model(blocks)
+        return [x[0].clone() for (x,) in seen.values()]
 
     before, others = inputs()[0], [n for n in range(32) if n not in (2, 9)]
     with Intervention((2, 9), method, seed=1, means={(0, "attn_in"): before.mean(0)}).on(first):
@@ -184,14 +181,9 @@ def test_mistakes(blocks):
         "feature 32 is out of range; .* features 0 to 31": {"features": [3, 32]},
         "feature -1 is out of range": {"features": [-1]},
         "17 of 32 features leave 15 others": {"features": range(17)},
-        "9 controls; expected at least 10": {"controls": 9},
-        "100000000 controls; .*, 10000 at most": {"controls": 10**8},
         "nan controls": {"controls": float("nan")},
-        "seed is -1; expected a whole number": {"seed": -1},
-        f"seed is {2**70}; expected": {"seed": 2**70},
         "seed is 0.5; expected": {"seed": 0.5},
         "features are whole numbers": {"features": [1.5]},
-        "unknown method 'men'; did you mean mean": {"methods": ["men"]},
         "unknown place 'attn_out'": {"where": ["attn_out"]},
         "blocks of 70 tokens are longer": {"blocks": torch.zeros(1, 70, dtype=torch.int64)},
     }.items():
@@ -218,8 +210,7 @@ def test_planted_features_carry_no_more_than_before(blocks):
 
 
 def test_outliers_of_a_trained_model_matter():
-    model, tokenizer = load_model("pocket/gpt2-1.7m"), load_tokenizer("pocket/gpt2-1.7m")
-    blocks = load_text("sample", tokenizer, 256, 4)
+    model, blocks = load_model("pocket/gpt2-1.7m"), sample_blocks("pocket/gpt2-1.7m", 256, 4)
     found = trace(model, blocks, attention=False).outlier_features()["feature"]
     table = summary(ablate(model, blocks, found)).set_index("subject")
     assert table.loc["outliers", "damage"] > 5 * table.loc["control", "damage_high"]

@@ -23,6 +23,7 @@ from outliers.runs.forecast import Room, need_of, request_of
 from outliers.runs.frame import records_in
 from outliers.subjects.causal import Causal
 from outliers.variants.peer import Against
+from tests.conftest import inputs_of, sample_blocks
 from tests.gguf_files import save_gguf
 from tests.test_commands import call, refused
 from tests.test_stored import BY_TOKEN, W8, llama, of_bitsandbytes, of_compressed_tensors
@@ -39,7 +40,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def blocks():
-    return outliers.load_text("sample", outliers.load_tokenizer(MODEL), block=32, blocks=2)
+    return sample_blocks(MODEL, 32, 2)
 
 
 @pytest.fixture(scope="module")
@@ -84,14 +85,12 @@ def test_of_our_llm_int8_outlier_features_meet_weights_of_codes(model, blocks, t
     alpha = 2.0
     outliers.save_quantized(quantize(model, get_scheme("llm.int8", alpha), keep="int8"), tmp_path)
     found = damage(model, blocks, against=str(tmp_path), by="error").errors.set_index("projection")
+    with torch.no_grad(), inputs_of({one.path: one.module for one in projections(model)}) as seen:
+        for block in blocks:
+            model(block[None])
     shares = []
     for one in projections(model):
-        rows = []
-        handle = one.module.register_forward_pre_hook(lambda _module, inputs: rows.append(inputs[0][0]))  # noqa: B023
-        with torch.no_grad():
-            for block in blocks:
-                model(block[None])
-        handle.remove()
+        rows = [x[0] for x in seen[one.path]]
         exact = torch.cat([one.module(x) for x in rows]).double()
         theirs = torch.cat([by_hand(one.module, x, alpha) for x in rows])
         error = ((theirs - exact).square().sum() / exact.square().sum()).item()

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from outliers import Experiment, Trace, UserError, run, sweep
 from outliers.presets.ablate import Ablation
@@ -24,9 +23,10 @@ from outliers.runs.rows import Rows
 from outliers.specification.kinds import Settings
 from outliers.subjects.cell import Task
 from outliers.terminal.progress import Progress, Steps
-from tests.conftest import lasting, trace_model
+from tests.conftest import alter_weights, lasting, names, trace_model
 from tests.test_commands import call
 from tests.test_failures import test_a_cell_that_fails_costs_itself_alone as costs_itself_alone
+from tests.test_failures import with_nan
 from tests.test_families import made
 from tests.test_seq2seq import save
 from tests.test_survival import own
@@ -63,21 +63,28 @@ def kill_one_worker(killed: list[int], stop: threading.Event) -> None:
                 return
 
 
-def test_a_sweep_gives_the_same_rows_and_one_writer_has_them(tmp_path):
-    want = sweep(Experiment(**SWEEP), tmp_path / "here")
-    rows = sweep(Experiment(**SWEEP, engine="ray"), tmp_path / "there")
+IN_PARTS = {"models": MODELS[:1], "schemes": ["llm.int8"], "blocks": 7}
+CUT, WHOLE = {"by": ["error"]}, {"by": ["role", "layer"]}  # of a text that is cut, and of one that is not: many cells
+MEASURED = {
+    "a sweep": Experiment(**SWEEP),
+    "a row in parts of the text": Experiment(**SWEEP | IN_PARTS),
+    "an ablation": Ablation(model=MODELS[0], block=64, blocks=2, features=[3, 7], methods=["zero", "mean"]),
+    "errors": Damage(model=MODELS[0], block=64, blocks=5, schemes=["absmax"], **CUT),
+    "damage by place": Damage(model=MODELS[0], block=64, blocks=5, schemes=["absmax"], **WHOLE),
+}
+
+
+@pytest.mark.parametrize("spec", MEASURED.values(), ids=MEASURED)
+def test_two_workers_have_the_same_rows_and_one_writer(spec, tmp_path):
+    there, want = spec.model_copy(update={"engine": "ray"}), run(spec, tmp_path / "here")
+    rows = run(there, tmp_path / "there")
     assert lasting(rows) == lasting(want)
     assert sorted_rows(read_rows(tmp_path / "there")) == sorted_rows(want)
-    assert {path.name for path in (tmp_path / "there").iterdir()} == {"rows.jsonl"}
-    again = sweep(Experiment(**SWEEP, engine="ray"), tmp_path / "there")
-    assert again == rows, "finished rows are used again"
+    assert names(tmp_path / "there") == {"rows.jsonl"}
+    assert run(there, tmp_path / "there") == rows, "finished rows are used again"
 
 
-def test_one_row_is_measured_in_parts_of_the_text(tmp_path):
-    one = {**SWEEP, "models": MODELS[:1], "schemes": ["llm.int8"], "blocks": 7}
-    assert lasting(sweep(Experiment(**one, engine="ray"), tmp_path / "there")) == lasting(
-        sweep(Experiment(**one), tmp_path / "here")
-    )
+def test_parts_of_a_text():
     with Progress(0) as bar, Cluster(Settings(name="parts"), bar) as engine:
         assert engine.parts(7, 1) == [slice(0, 1), slice(1, 3), slice(3, 5), slice(5, 7)]
         assert engine.parts(2, 1) == [slice(0, 1), slice(1, 2)]
@@ -108,10 +115,7 @@ def number(_bench, _job, value: int) -> int:
 
 
 def test_failing_cells_are_named_and_the_others_finish(monkeypatch, capsys, tmp_path):
-    damaged = own(tmp_path)
-    tensors = load_file(damaged / "model.safetensors")
-    tensors["transformer.h.0.mlp.c_fc.weight"][0, 0] = float("nan")
-    save_file(tensors, damaged / "model.safetensors", {"format": "pt"})
+    damaged = with_nan(own(tmp_path))
     arguments = ["--model", MODELS[0], "--model", damaged, "--scheme", "fp32", "--block", "64", "--blocks", "4"]
     code, _, err = call(monkeypatch, capsys, *arguments, "--engine", "ray", "--out", tmp_path / "out")
     reason = f"the weights of '{damaged}' hold NaN or inf in 'transformer.h.0.mlp.c_fc.weight'; expected finite weights"
@@ -175,28 +179,12 @@ def test_of_equal_weights_the_first_name_is_measured(tmp_path, monkeypatch):
     assert {row["model"] for row in rows if "same_weights_as" in row} == {fields["models"][1]}
 
 
-@pytest.mark.parametrize(
-    ("kind", "fields"),
-    [
-        (Ablation, {"blocks": 2, "features": [3, 7], "methods": ["zero", "mean"]}),
-        (Damage, {"blocks": 5, "schemes": ["absmax"], "by": ["error"]}),  # of a text that is cut
-        (Damage, {"blocks": 5, "schemes": ["absmax"], "by": ["role", "layer"]}),  # of one that is not: many cells
-    ],
-)
-def test_other_measurements_have_the_same_rows(tmp_path, kind, fields):
-    here, there = (kind(model=MODELS[0], block=64, **fields, engine=engine) for engine in ("local", "ray"))
-    assert lasting(run(there, tmp_path / "there")) == lasting(run(here, tmp_path / "here"))
-
-
 def test_a_checkpoint_that_changes_between_workers_is_named(monkeypatch, tmp_path):
     model, kept = own(tmp_path), Cluster.run
-    file = model / "model.safetensors"
 
     def then_change(engine, cells):
         yield from kept(engine, cells)
-        tensors = load_file(file)
-        tensors["transformer.ln_f.bias"] += 1
-        save_file(tensors, file, {"format": "pt"})
+        alter_weights(model, lambda tensors: tensors["transformer.ln_f.bias"].add_(1))
 
     # Each pass is seen to use another file: first the one that describes the model, then the one that traces it.
     monkeypatch.setattr(Cluster, "run", then_change)
@@ -316,9 +304,7 @@ def test_without_ray_the_extra_is_named(monkeypatch, tmp_path):
 
 def test_what_a_worker_warns_of_is_said_once(tmp_path, caplog):
     """Here of a tensor that the model has no place for, of which both workers warn."""
-    folder = own(tmp_path)
-    tensors = load_file(folder / "model.safetensors")
-    save_file(tensors | {"beside": torch.ones(1)}, folder / "model.safetensors", {"format": "pt"})
+    folder = alter_weights(own(tmp_path), lambda tensors: tensors.update(beside=torch.ones(1)))
     fields = {"models": [str(folder)], "schemes": ["fp32", "absmax"], "block": 64, "blocks": 4}
     rows = sweep(Experiment(**fields, engine="ray"), tmp_path / "out")
     assert all(row["ignored_tensors"] == ["beside"] for row in rows)

@@ -13,7 +13,6 @@ from torch.nn import functional
 import outliers
 from outliers import Ablated, Intervention, Quantized, Together, UserError, calibrate, plant, quantize, run
 from outliers.criterion import OF_EVERY_STACK
-from outliers.metrics import errors as of_projections
 from outliers.metrics import perplexity as losses
 from outliers.metrics.agreement import AgreementReader
 from outliers.metrics.damages import damages_of
@@ -28,14 +27,12 @@ from outliers.models.load import load_model, load_tokenizer
 from outliers.presets.damage import Damage, damage
 from outliers.quantization.schemes import SCHEMES, TABLE1
 from outliers.runs.frame import records_in
-from outliers.runs.rows import FILE
-from outliers.show.write import write
 from outliers.subjects.cell import Cell
 from outliers.subjects.given import Given
 from outliers.text.blocks import load_text, tokens_hash
 from outliers.variants.draw import drawn
 from outliers.views.damage import damage_bars, damage_map, damage_section
-from tests.conftest import C4, make_model, needs_shared, needs_smollm2, padded
+from tests.conftest import C4, inputs_of, make_model, needs_shared, needs_smollm2, padded, sample_blocks
 from tests.test_tracing import hooks
 
 ABSMAX = Quantized(SCHEMES["absmax"])
@@ -49,24 +46,18 @@ def rounded(values: torch.Tensor, per_row: bool) -> torch.Tensor:
     return scale * (values / scale).round()
 
 
-def inputs_of(model, block) -> dict[str, torch.Tensor]:
-    """What each projection reads of a block, by its path: float64 (T, features)."""
-    found, handles = {}, []
-    for one in projections(model):
-        keep = lambda _module, inputs, path=one.path: found.update({path: inputs[0].flatten(0, -2).double()})  # noqa: E731
-        handles.append(one.module.register_forward_pre_hook(keep))
-    with torch.no_grad():
+def inputs_by_path(model, block) -> dict[str, torch.Tensor]:
+    """What each projection reads of a block: float64 (T, features)."""
+    with torch.no_grad(), inputs_of({one.path: one.module for one in projections(model)}) as seen:
         model(block[None])
-    for handle in handles:
-        handle.remove()
-    return found
+    return {path: x.flatten(0, -2).double() for path, (x,) in seen.items()}
 
 
 @pytest.mark.parametrize(("scheme", "per_row"), [("absmax", False), ("absmax-vector", True)])
 @pytest.mark.parametrize("case", ["gpt2", "opt", "llama", "falcon"])
 def test_errors_by_hand(case, scheme, per_row, blocks):
     model = make_model(case)
-    energies, squares, ratios, inputs = {}, {}, {}, [inputs_of(model, block) for block in blocks]
+    energies, squares, ratios, inputs = {}, {}, {}, [inputs_by_path(model, block) for block in blocks]
     for of_block in inputs:
         for one in projections(model):
             weight = one.module.weight.detach().double()
@@ -99,11 +90,8 @@ def test_tokens_whose_output_is_zero_have_no_error_by_token(blocks):
     token = blocks[0, 3]
     with torch.no_grad():
         model.get_input_embeddings().weight[token] = 0
-    x, weight = (
-        inputs_of(model, blocks[0])[path],
-        {one.path: one.module for one in projections(model)}[path].weight,
-    )
-    exact, weight = x @ weight.detach().double().T, weight.detach().double()
+    x, weight = inputs_by_path(model, blocks[0])[path], model.get_submodule(path).weight.detach().double()
+    exact = x @ weight.T
     there = blocks[0] != token
     assert not exact[~there].any() and exact[there].any(1).all()
     error = (rounded(x[there], True) @ rounded(weight, True).T - exact[there]).square().sum(1)
@@ -262,14 +250,13 @@ def test_draws_give_mean_and_scatter(blocks):
 # Runs
 
 
-def test_rows_are_what_the_function_finds_and_are_found_again(tmp_path, monkeypatch):
+def test_rows_are_what_the_function_finds_and_are_found_again(tmp_path):
     spec = Damage(**SMALL, schemes=["llm.int8", "absmax"])
     rows = run(spec, tmp_path)
     kept = records_in(tmp_path)  # in the order in which they were measured
     assert len(kept) == len(rows)
     assert all(row in kept for row in rows)
-    model, tokenizer = load_model(MODEL), load_tokenizer(MODEL)
-    blocks = load_text("sample", tokenizer, 32, 3)
+    model, blocks = load_model(MODEL), sample_blocks(MODEL, 32, 3)
     found = damages_of(rows)
     for scheme in spec.schemes:
         want = damage(model, blocks, scheme)
@@ -288,37 +275,19 @@ def test_rows_are_what_the_function_finds_and_are_found_again(tmp_path, monkeypa
         "damage.perplexity_only": 2 * (4 + layers),
         "damage.perplexity_without": 2 * (4 + layers),
     }
-    schemes, usual = [], of_projections.block_errors
-    monkeypatch.setattr(
-        of_projections,
-        "block_errors",
-        lambda model, blocks, some, *more: (
-            schemes.append([one.name for one in some]) or usual(model, blocks, some, *more)
-        ),
-    )
     assert run(spec, tmp_path) == rows
     assert damages_of(run(Damage(**SMALL, by=["error"]), tmp_path))["absmax"].errors.equals(found["absmax"].errors)
-    lines = (tmp_path / FILE).read_text().splitlines(keepends=True)
-    (lost,) = [line for line in lines if '"name": "errors"' in line and '"variant": "absmax"' in line]
-    (tmp_path / FILE).write_text("".join(line for line in lines if line != lost))
-    spent = ("wall_seconds", "peak_memory_bytes")
-    again = [{name: value for name, value in row.items() if name not in spent} for row in run(spec, tmp_path)]
-    assert again == [{name: value for name, value in row.items() if name not in spent} for row in rows]
-    assert schemes == [["absmax"]], "nothing is measured again but of which rows were lost"
 
 
 def test_a_calibrated_scheme_is_calibrated_on_the_blocks_that_follow(tmp_path):
     name, by = "absmax+smoothing", ["error", "role"]
-    blocks, model = load_text("sample", load_tokenizer(MODEL), 32, 5), load_model(MODEL)
+    blocks, model = sample_blocks(MODEL, 32, 5), load_model(MODEL)
     found = damage(model, blocks[:3], name, by, calibration=calibrate(model, blocks[3:]))
-    for stream in (False, True):
-        rows = run(Damage(**SMALL, schemes=[name], by=by, calibration_blocks=2, stream=stream), tmp_path / str(stream))
-        under = [row for row in rows if row.get("scheme") == name]
-        assert {row["calibration_hash"] for row in under} == {tokens_hash(blocks[3:])}
-        for table in ("errors", "roles"):
-            expected = getattr(found, table).select_dtypes("number")
-            got = getattr(damages_of(rows)[name], table).select_dtypes("number")
-            assert got.to_numpy() == pytest.approx(expected.to_numpy(), rel=1e-5)
+    rows = run(Damage(**SMALL, schemes=[name], by=by, calibration_blocks=2), tmp_path)
+    assert {row["calibration_hash"] for row in rows if row.get("scheme") == name} == {tokens_hash(blocks[3:])}
+    for table in ("errors", "roles"):
+        expected, got = (getattr(one, table).select_dtypes("number") for one in (found, damages_of(rows)[name]))
+        assert got.to_numpy() == pytest.approx(expected.to_numpy(), rel=1e-5)
     with pytest.raises(UserError, match="needs the magnitudes of the inputs"):
         damage(model, blocks[:3], name, by)
 
@@ -384,21 +353,6 @@ def test_a_model_with_nan_is_named(blocks):
 def found(tmp_path_factory):
     """Rows of a small run."""
     return run(Damage(**SMALL, schemes=["absmax", "llm.int8"], draws=2), tmp_path_factory.mktemp("damage"))
-
-
-def test_files(found, tmp_path):
-    section = damage_section(found, "token {}".format)
-    printed = write(section, tmp_path, "")
-    names = {path.name for path in tmp_path.iterdir()}
-    tables = ("damage_model", "damage_roles", "damage_layers", "damage_worst")
-    assert {f"{name}.{ending}" for name in tables for ending in ("md", "tex", "csv")} <= names
-    assert {"damage_errors.png", "damage_places.svg", "errors.csv", "report.html", "rows.parquet"} <= names
-    assert "Under absmax the perplexity rises from" in printed
-    assert "token " in printed
-    worst = (tmp_path / "damage_worst.md").read_text().splitlines()
-    assert len(worst) == 2 + 2 * 10
-    layers = (tmp_path / "damage_layers.md").read_text()
-    assert "±" in layers
 
 
 def test_figures_show_the_values(found):

@@ -6,9 +6,8 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
-from outliers import SCHEMES, Cells, Intervention, Quantized, Trace, UserError, ablate, load_text, perplexity
+from outliers import SCHEMES, Cells, Intervention, Quantized, Trace, UserError, ablate, perplexity
 from outliers.criterion import OF_EVERY_STACK, PAPER
 from outliers.metrics.top1 import top1_softmax
 from outliers.models.load import load_model, load_tokenizer
@@ -24,7 +23,7 @@ from outliers.subjects.provenance import measuring
 from outliers.tracing.table4 import table4_row, trace_row
 from outliers.tracing.trace import trace, traces
 from outliers.views.emergence import metric_of
-from tests.conftest import TIMES, lasting, trace_model
+from tests.conftest import TIMES, alter_weights, lasting, sample_blocks, trace_model
 
 TRACED = {"model": "pocket/gpt2-0.1m", "block": 64, "blocks": 6, "alpha": 3}
 
@@ -41,8 +40,7 @@ def in_any_order(rows: list[dict]) -> list[str]:
 def test_trace_rows_are_what_the_api_measures(tmp_path):
     found, rows = trace_model(OneModel(**TRACED), tmp_path)
     assert in_any_order(records_in(tmp_path)) == in_any_order(rows)
-    model, tokenizer = load_model(TRACED["model"]), load_tokenizer(TRACED["model"])
-    blocks = load_text("sample", tokenizer, 64, 6)
+    model, blocks = load_model(TRACED["model"]), sample_blocks(TRACED["model"], 64, 6)
     want = trace(model, blocks, alpha=3)
     assert found.sketch == want.sketch
     assert Trace.load(tmp_path / "trace").outlier_features().equals(want.outlier_features())
@@ -71,7 +69,7 @@ def test_a_kept_trace_without_tokens_is_made_again_for_them(tmp_path):
     assert not plain.names
     assert all(torch.equal(value, found.statistics[name]) for name, value in plain.statistics.items())
     tokenizer = load_tokenizer(TRACED["model"])
-    want = trace(load_model(TRACED["model"]), load_text("sample", tokenizer, 64, 6), alpha=3, tokens=tokenizer)
+    want = trace(load_model(TRACED["model"]), sample_blocks(TRACED["model"], 64, 6), alpha=3, tokens=tokenizer)
     assert found.tokens(3).equals(want.tokens(3))
     written = (tmp_path / "trace.safetensors").stat().st_mtime_ns
     for by_token in (False, True):
@@ -164,8 +162,8 @@ def test_rows_of_an_ablation_are_what_the_api_measures(tmp_path):
     asked = {"methods": ["mean", "shuffle"], "where": ["ffn_in"], "seed": 5}
     spec = Ablation(**TRACED | {"blocks": 2}, features=[3, 7], **asked)
     want = run(spec, tmp_path)
-    model, tokenizer = load_model(TRACED["model"]), load_tokenizer(TRACED["model"])
-    table = ablate(model, load_text("sample", tokenizer, 64, 2), [3, 7], alpha=spec.alpha, **asked)
+    model, blocks = load_model(TRACED["model"]), sample_blocks(TRACED["model"], 64, 2)
+    table = ablate(model, blocks, [3, 7], alpha=spec.alpha, **asked)
     for metric in ("top1_softmax", "perplexity"):
         values = [row["value"] for row in treated(want) if row["metric"] == metric]
         assert values == pytest.approx(table[metric].tolist(), rel=1e-6)
@@ -175,7 +173,7 @@ def test_ablation_finds_its_features_and_is_drawn_again_without_the_model(tmp_pa
     """Of so few features some are drawn several times as controls, whose rows differ in their numbers alone."""
     spec = Ablation(**TRACED | {"blocks": 2})
     rows = run(spec, tmp_path)
-    found = trace(load_model(TRACED["model"]), load_text("sample", load_tokenizer(TRACED["model"]), 64, 2), alpha=3)
+    found = trace(load_model(TRACED["model"]), sample_blocks(TRACED["model"], 64, 2), alpha=3)
     outliers = next(row for row in rows if row.get("subject") == "outliers")
     assert outliers["features"] == sorted(found.outlier_features()["feature"])
     controls = [row for row in rows if row.get("subject") == "control" and row["metric"] == "perplexity"]
@@ -188,18 +186,10 @@ def test_ablation_finds_its_features_and_is_drawn_again_without_the_model(tmp_pa
     assert rows_of(Ablation(**{**TRACED, "alpha": 6}), read(tmp_path / "none")) == []
 
 
-@pytest.mark.parametrize("field", [{"methods": ["burn"]}, {"features": [24]}, {"controls": 3}, {"seed": -1}])
-def test_mistakes_of_an_ablation_show_before_anything_is_measured(field, tmp_path):
-    with pytest.raises(UserError):
-        run(Ablation(**TRACED, **field), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_trace_under_a_scheme(tmp_path):
     fields = {"models": [TRACED["model"]], "block": 64, "blocks": 2}
     rows = run(Cells(**fields, variants=["absmax"], metrics=["trace"], alpha=3), tmp_path)
-    model, tokenizer = load_model(TRACED["model"]), load_tokenizer(TRACED["model"])
-    blocks = load_text("sample", tokenizer, 64, 2)
+    model, blocks = load_model(TRACED["model"]), sample_blocks(TRACED["model"], 64, 2)
     found = trace(model, blocks, PAPER, 3, attention=False, variant=Quantized(SCHEMES["absmax"]))
     assert metrics(rows) == trace_row(found) != trace_row(trace(model, blocks, PAPER, 3, attention=False))
     assert {(row["scheme"], row["alpha"]) for row in rows} == {("absmax", 3)}
@@ -210,9 +200,7 @@ def test_emergence_over_checkpoints_of_a_folder(tmp_path):
     folder = tmp_path / "run"
     for step in ("step-1", "step-2", "step-3"):
         shutil.copytree(POCKET / "gpt2-0.1m", folder / step)
-    tensors = load_file(folder / "step-1" / "model.safetensors")
-    tensors["transformer.wte.weight"] *= 1.5
-    save_file(tensors, folder / "step-1" / "model.safetensors", {"format": "pt"})
+    alter_weights(folder / "step-1", lambda tensors: tensors["transformer.wte.weight"].mul_(1.5))
     fields = {"block": 64, "blocks": 2, "alpha": 3}
     spec = Emergence(models=[str(folder)], revisions=["step-1", "step-2", "step-3"], **fields)
     rows = run(spec, tmp_path / "out")
@@ -229,8 +217,6 @@ def test_emergence_over_checkpoints_of_a_folder(tmp_path):
 
     with pytest.raises(UserError, match=r"unknown revision .* 'step-4'; did you mean step-"):
         run(Emergence(models=[str(folder)], revisions=["step-4"]), tmp_path / "no")
-    with pytest.raises(UserError, match="revisions of 2 models; expected revisions of one model"):
-        run(Emergence(models=["a", "b"], revisions=["c"]), tmp_path / "no")
     assert not (tmp_path / "no").exists()
 
 

@@ -112,15 +112,6 @@ def test_a_padded_batch_is_each_sequence_alone(blocks, side):
     assert perplexity(model, ids) != perplexity(model, ids, mask)
 
 
-def test_a_padded_batch_through_a_streamed_model(blocks, tmp_path):
-    make_model("llama").save_pretrained(tmp_path)
-    resident, streamed = make_model("llama"), stream_model(str(tmp_path))
-    sequences, ids, mask = padded(blocks, "left")
-    assert perplexity(streamed, ids, mask) == pytest.approx(perplexity(resident, sequences), rel=1e-6)
-    assert perplexities(streamed, ids, [AS_IT_IS], mask) == [perplexity(streamed, sequences)]
-    assert top1_softmax(streamed, sequences) == pytest.approx(top1_softmax(resident, sequences), rel=1e-6)
-
-
 def test_extreme_logits(blocks):
     model = make_model("gpt2")
     with torch.no_grad():

@@ -15,23 +15,24 @@ from outliers.presets.origins import Account
 from outliers.presets.plan import Planning
 from outliers.presets.zeroshot import ZeroShot
 from outliers.runs.rows import FILE, Rows
-from tests.conftest import lasting
-from tests.test_zeroshot import LOCAL, needs_harness
+from tests.conftest import lasting, needs_harness
+from tests.test_zeroshot import LOCAL
 
 MODEL, OTHER = "pocket/gpt2-0.1m", "pocket/gpt2-0.5m"
 TEXT = {"block": 32, "blocks": 2, "alpha": 3}
+MEASURES = ["agreement", "keys", "range", "top1", "sinks", "token_losses"]
 MEASURED = {
     "sweep": Experiment(models=[MODEL], schemes=["fp32", "zeropoint", "llm.int8"], draws=2, **TEXT),
     "trace": OneModel(model=MODEL, **TEXT),
     "ablate": Ablation(model=MODEL, features=[3, 7], methods=["mean", "shuffle"], **TEXT),
     "origins": Account(
-        model=MODEL, features=[3], by="writers,readers,keys", places="q,up", controls=2, neurons=1, **TEXT
+        model=MODEL, features=[3], by="writers,readers,weights,keys", places="q,up", controls=2, neurons=1, **TEXT
     ),
     "damage": Damage(model=MODEL, schemes=["absmax"], draws=2, **TEXT),
     "plan": Planning(model=MODEL, scheme="w4a4", cost="1%", confirm=3, draws=2, **TEXT),
     "emergence": Emergence(models=[MODEL, OTHER], **TEXT),
     "measure": Cells(
-        models=[MODEL], metrics="agreement,keys,range", variants=["absmax", "zero(3)+llm.int8"], block=32, blocks=2
+        models=[MODEL], metrics=MEASURES, variants=["absmax", "zero(3)+llm.int8", "absmax+zero(3)"], block=32, blocks=2
     ),
     "latency": Latency(
         models=[MODEL], schemes=["fp32", "llm.int8"], dtype="float32", batches=[1, 3], prompt=8, tokens=2, repeats=2

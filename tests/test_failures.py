@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from matplotlib import pyplot
-from safetensors.torch import load_file, save_file
 
 import outliers
 from outliers import UserError, Variant
@@ -18,6 +17,7 @@ from outliers.models.names import POCKET
 from outliers.runs import engine
 from outliers.runs.rows import read
 from outliers.show.section import section_of
+from tests.conftest import alter_weights
 from tests.test_commands import call
 
 MODEL, TEXT = "pocket/gpt2-0.1m", {"block": 32, "blocks": 2}
@@ -56,19 +56,17 @@ def lasting(rows: list[dict]) -> list[tuple]:
 
 
 def damaged(folder: Path, change) -> str:
-    """A pocket model whose weights file is another one."""
-    path = shutil.copytree(POCKET / "gpt2-0.1m", folder) / "model.safetensors"
-    change(path)
+    """A pocket model with a change to its folder."""
+    change(shutil.copytree(POCKET / "gpt2-0.1m", folder))
     return str(folder)
 
 
-def with_nan(path: Path) -> None:
-    tensors = load_file(path)
-    tensors["transformer.h.0.mlp.c_fc.weight"][0, 0] = float("nan")
-    save_file(tensors, path, {"format": "pt"})
+def with_nan(folder: Path) -> Path:
+    return alter_weights(folder, lambda tensors: tensors["transformer.h.0.mlp.c_fc.weight"][0, 0].fill_(torch.nan))
 
 
-def truncated(path: Path) -> None:
+def truncated(folder: Path) -> None:
+    path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
@@ -208,12 +206,13 @@ def test_what_decides_as_it_goes_says_what_it_lacks(monkeypatch, capsys, tmp_pat
 
 
 def test_a_trace_whose_head_overflows_shows_its_findings(monkeypatch, capsys, tmp_path):
-    def untied(path: Path) -> None:
-        tensors = load_file(path)
-        tensors["lm_head.weight"] = tensors["transformer.wte.weight"].float()
-        tensors["lm_head.weight"][0, 0] = 3e38
-        save_file(tensors, path, {"format": "pt"})
-        config = path.with_name("config.json")
+    def untied(folder: Path) -> None:
+        def change(tensors: dict) -> None:
+            tensors["lm_head.weight"] = tensors["transformer.wte.weight"].float()
+            tensors["lm_head.weight"][0, 0] = 3e38
+
+        alter_weights(folder, change)
+        config = folder / "config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": False}))
 
     model = damaged(tmp_path / "other", untied)

@@ -1,8 +1,6 @@
 """What a run needs: against the memory of processes and counted sizes, and refusals word by word."""
 
 import pickle
-import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -36,9 +34,8 @@ from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Pretrained
 from outliers.terminal.amounts import duration, size
 from tests.conftest import CONFIGS, make_model, needs_smollm2
-from tests.test_commands import call
+from tests.kept import KEPT
 
-ROOT = Path(__file__).parent.parent
 NOTHING = Keeps()
 MUCH = Room(10**15, 10**15, 10**15, 10**15)
 PARAMETERS = 6_658_473_984  # of OPT-6.7B
@@ -99,20 +96,16 @@ def test_every_architecture_has_a_shape(case):
     assert need_of(asked(model.config, model=("pocket/gpt2-0.1m", None), block=8), MUCH).memory > PROCESS
 
 
-KEPT = {"sweep": Experiment, "trace": OneModel, "ablation": Ablation}
+SPECS = {"sweep": Experiment, "trace": OneModel, "ablation": Ablation, "damage": Damage}
 
 
-@pytest.mark.parametrize("kind", [*KEPT, "damage"])
+@pytest.mark.parametrize("kind", SPECS)
 @needs_smollm2
 def test_memory_is_that_of_kept_rows(kind):
-    rows = read_rows(ROOT / "results/kept" / ("damage/smollm2-135m" if kind == "damage" else f"smollm2-135m/{kind}"))
+    rows = read_rows(KEPT / ("damage/smollm2-135m" if kind == "damage" else f"smollm2-135m/{kind}"))
     measured = max(row["peak_memory_bytes"] for row in rows)
-    block = {"block": rows[0]["block"], "blocks": 1}
-    if kind == "sweep":
-        spec = Experiment(models=["smollm2-135m"], **block)
-    else:
-        spec = {**KEPT, "damage": Damage}[kind](model="smollm2-135m", **block)
-    (plan,) = spec.plans()
+    model = {"models": ["smollm2-135m"]} if kind == "sweep" else {"model": "smollm2-135m"}
+    (plan,) = SPECS[kind](**model, block=rows[0]["block"], blocks=1).plans()
     plan.subject.prepare()
     needs = [need_of(request_of(plan.subject, keeps), MUCH).memory for keeps in keeps_of(next(plan.stages))]
     assert 0.9 < max(needs) / measured < 1.3
@@ -286,15 +279,3 @@ def test_limits_of_control_groups_count(tmp_path):
 
 def test_free_memory_is_that_of_the_machine_at_most():
     assert 0 < module.free_memory() <= module.psutil.virtual_memory().total
-
-
-def test_a_command_refuses_what_cannot_fit(monkeypatch, capsys, tmp_path):
-    arguments = ["--model", "pocket/gpt2-0.1m", "--scheme", "fp32", "--blocks", "1", "--out", tmp_path / "out"]
-    monkeypatch.setattr(module, "free_memory", lambda: 10**6)
-    code, _, err = call(monkeypatch, capsys, *arguments)
-    assert code == 2
-    assert re.fullmatch(
-        r"error: 'pocket/gpt2-0.1m' needs 7\d\d MB of memory in float32 and 1 MB are free; no option makes it fit on "
-        r"this machine\n",
-        err,
-    )

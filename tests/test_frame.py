@@ -1,7 +1,6 @@
 """Results as a data frame: rows, folders and trees of them."""
 
 import json
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -10,8 +9,8 @@ import outliers
 from outliers.errors import UserError
 from outliers.runs.frame import PROVENANCE, RESULT
 from outliers.runs.frame import records_in as read_rows
+from tests.kept import KEPT
 
-KEPT = Path(__file__).parent.parent / "results" / "kept"
 FIELDS = {"models": ["pocket/gpt2-0.1m"], "schemes": ["fp32", "absmax", "llm.int8"], "block": 32, "blocks": 2}
 FOLDERS = sorted(file.parent for file in KEPT.rglob("rows.jsonl"))
 

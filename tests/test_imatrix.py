@@ -1,7 +1,5 @@
 """Importance matrices: read back by gguf, against sums that plain hooks of torch add up."""
 
-from collections import defaultdict
-
 import gguf
 import numpy as np
 import pytest
@@ -11,7 +9,7 @@ import outliers
 from outliers.errors import UserError
 from outliers.models.anatomy import projections
 from outliers.presets.emergence import OneModel
-from tests.conftest import few_kinds, make_model, trace_model
+from tests.conftest import few_kinds, inputs_of, make_model, trace_model
 from tests.gguf_files import tensors_of
 from tests.test_commands import refused
 
@@ -32,22 +30,11 @@ def weights_of(tensors: dict) -> set[str]:
 
 def sums(model, blocks) -> dict[str, torch.Tensor]:
     """The sums of squares of what each projection is called with, float64, by its path."""
-    found = defaultdict(float)
     model.set_attn_implementation("eager")  # as a trace attends: another order of sums is 1e-6 away
-
-    def hook_of(path):
-        def hook(_module, inputs):
-            found[path] = found[path] + inputs[0].flatten(0, -2).double().square().sum(0)
-
-        return hook
-
-    handles = [one.module.register_forward_pre_hook(hook_of(one.path)) for one in projections(model)]
-    with torch.no_grad():
+    with torch.no_grad(), inputs_of({one.path: one.module for one in projections(model)}) as seen:
         for block in blocks:
             model(block[None], use_cache=False)
-    for handle in handles:
-        handle.remove()
-    return found
+    return {path: sum(x.flatten(0, -2).double().square().sum(0) for x in xs) for path, xs in seen.items()}
 
 
 @few_kinds

@@ -25,7 +25,7 @@ from outliers.show.write import write
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.views import latency as table6
 from outliers.views import linear_layer as table5
-from tests.conftest import SHARED, make_model, needs_shared
+from tests.conftest import PAPER_TABLES, make_model, needs_paper
 
 CPU = torch.device("cpu")
 needs_bitsandbytes = pytest.mark.skipif(not has_bitsandbytes(), reason="bitsandbytes is not installed")
@@ -297,7 +297,7 @@ def test_rows_of_ways():
 LAYERS = {"dimensions": [32, 16], "tokens": 8, "seconds": 1e-6}
 
 
-def test_linear_layers(tmp_path, monkeypatch):
+def test_linear_layers(tmp_path):
     rows = run(LinearLayers(**LAYERS), tmp_path)
     assert read_rows(tmp_path) == rows
     names = list(ways(8, 16, 64, CPU, torch.bfloat16))
@@ -307,24 +307,6 @@ def test_linear_layers(tmp_path, monkeypatch):
     assert all(row["outputs"] == 4 * row["dimension"] and row["q1"] <= row["value"] <= row["q3"] for row in rows)
     assert {row["value"] for row in rows if row["way"] == "16 bits" and row["unit"] == "1"} == {1.0}
     assert {"tokens", "dtype", "kernels", "device", "threads", "version", "wall_seconds"} <= set(rows[0])
-
-    timed = []
-    monkeypatch.setattr(
-        "outliers.metrics.linear_layer.milliseconds",
-        lambda named, *_: timed.append(named) or {name: [1.0, 2.0] for name in named},
-    )
-    assert run(LinearLayers(**LAYERS), tmp_path) == rows
-    assert not timed
-    assert len(run(LinearLayers(**{**LAYERS, "dimensions": [16, 8, 32]}), tmp_path)) == 6 * len(names)
-    assert len(timed) == 1
-
-    shown = table5.speed_table(rows)
-    assert shown.headers == ["way", "16", "32"]
-    assert [cells[0] for cells in shown.cells] == names
-    assert shown.cells[0] == ["16 bits", "1.00", "1.00"]
-    assert table5.speeds(rows).columns.tolist() == [16, 32]
-    times = {(row["way"], row["dimension"]): row["value"] for row in rows if row["metric"].endswith("times_16_bits")}
-    assert table5.speeds(rows).loc["vector-wise", 32] == times["vector-wise", 32]
 
 
 def test_layers_of_real_models_stand_beside_dimensions(tmp_path):
@@ -360,11 +342,11 @@ def test_shipped_experiments(name):
     assert spec.dtype in ("float16", "bfloat16"), "what is compared with is 16 bits"
 
 
-@needs_shared
+@needs_paper
 def test_the_papers_sizes():
-    with open(SHARED / "paper" / "table5_matmul_speed.csv") as file:
+    with open(PAPER_TABLES / "table5_matmul_speed.csv") as file:
         dimensions = [int(row["model_dim"]) for row in csv.DictReader(file)]
     assert make_experiment(read_experiment("paper/table5"), LinearLayers).dimensions == dimensions
-    columns = pd.read_csv(SHARED / "paper" / "table6_latency_ms_per_token.csv").columns
+    columns = pd.read_csv(PAPER_TABLES / "table6_latency_ms_per_token.csv").columns
     batches = [int(name.removeprefix("batch_")) for name in columns if name.startswith("batch_")]
     assert make_experiment(read_experiment("paper/table6"), Latency).batches == batches

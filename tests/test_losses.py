@@ -220,14 +220,13 @@ def parts_of(rows: list[dict], kind: str) -> list[dict]:
     return [row for row in rows if row["metric"] == f"token_losses.{kind}"]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_losses_of_tokens_are_those_of_float64(tmp_path, stream):
+def test_losses_of_tokens_are_those_of_float64(tmp_path):
     """Of each context that is listed; and so few tokens carry each share of the whole."""
     model, tokenizer = outliers.load_model(MODEL), outliers.load_tokenizer(MODEL)
     blocks = outliers.load_text("sample", tokenizer, 32, 3)
     before, after = (exact_losses(one, blocks) for one in (model, outliers.quantize(model, "w4a4")))
     increase = after - before
-    rows = run(Cells(**SMALL, variants=["w4a4"], metrics=["token_losses"], stream=stream), tmp_path)
+    rows = run(Cells(**SMALL, variants=["w4a4"], metrics=["token_losses"]), tmp_path)
     (total,) = parts_of(rows, "total")
     assert total["value"] == pytest.approx(increase.sum().item(), rel=1e-4)
     assert (total["tokens"], total["loss"]) == (3 * 31, pytest.approx(before.mean().item(), rel=1e-6))
@@ -250,7 +249,6 @@ def test_losses_of_tokens_are_those_of_float64(tmp_path, stream):
     ("model", "options"),
     [
         (MODEL, {"draws": 2}),
-        (MODEL, {"stream": True}),
         ("pocket/bert-1.4m", {"mask_seed": 1}),
         ("pocket/t5-1.9m", {}),
     ],

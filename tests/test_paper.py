@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -22,25 +21,20 @@ from outliers.paper.table4 import table4_section
 from outliers.presets.sweep import Experiment
 from outliers.presets.training import Training
 from outliers.quantization.schemes import TABLE1
-from outliers.runs.rows import Row
-from outliers.runs.run import rows_of
 from outliers.show.section import Section
 from outliers.specification.fields import resolved
 from outliers.specification.files import experiment_files
 from outliers.subjects import bench
 from outliers.views import OF_METRICS
 from outliers.views.published import published_models
-from tests.conftest import SHARED
+from tests.conftest import PAPER_TABLES, needs_paper
+from tests.kept import KEPT
 from tests.test_docs import fill_docs
-
-KEPT = Path(__file__).parent.parent / "results" / "kept" / "pocket"
-PAPER = SHARED / "paper"
-needs_paper = pytest.mark.skipif(not PAPER.exists(), reason="needs the paper's tables beside the clone")
 
 
 def read(name: str) -> list[dict]:
     """A published table."""
-    with (PAPER / name).open() as file:
+    with (PAPER_TABLES / name).open() as file:
         return list(csv.DictReader(file))
 
 
@@ -122,8 +116,6 @@ def test_table6_is_as_published():
         assert ("int8" in row["precision"].lower()) == (scheme == "llm.int8")
         assert hardware.replace(" ", "").lower().startswith(row["hardware"].split()[0].lower())
         assert ("blog" in hardware) == (row["source"] == "blog")
-
-
 
 
 def test_measured_beside_published():
@@ -233,30 +225,6 @@ def test_the_papers_models_are_named_by_hub_id():
     assert all(model.count("/") == 1 for of_one in models.values() for model in of_one)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("models: [a]\n", "mine.yaml, line 1, unknown table or figure 'None'"),
-        ("models: [a]\nshows: tabel1\n", "mine.yaml, line 2, unknown table or figure 'tabel1'; did you mean table1"),
-        ("shows: table6\nmodels: [a]\nbatches: 1, x\n", "mine.yaml, line 3, field 'batches.1'"),
-        (
-            "shows: table3\nmodels: [a]\nhardware:\n  - {hardware: A, gpus: 0, gigabytes: 1}\n",
-            "line 4, field 'hardware.0.gpus'",
-        ),
-        ("shows: figure1\nmodels: [a]\nblock: 3\n", "line 3, unknown field 'block'"),
-    ],
-)
-def test_mistakes_in_files(tmp_path, content, message):
-    (tmp_path / "mine.yaml").write_text(content)
-    with pytest.raises(UserError, match=message):
-        experiments(str(tmp_path / "mine.yaml"))
-
-
-def test_unknown_names():
-    with pytest.raises(UserError, match="unknown experiment 'papre'; did you mean paper"):
-        experiments("papre")
-
-
 SMALL = "shows: table1\nmodels: [pocket/gpt2-0.1m]\nschemes: [fp32, absmax]\nblock: 32\nblocks: 2\n"
 
 
@@ -307,29 +275,6 @@ def test_models_that_cannot_be_reached_are_named_and_the_others_measured(tmp_pat
     assert [cell.strip() for cell in lines[0].split("|")] == ["", "Perplexity", "gpt2-0.1m", "gpt2-0.5m", ""]
 
 
-def test_nothing_that_can_run_is_a_mistake(small_set):
-    with pytest.raises(UserError, match="has no finished rows"):
-        report("small", small_set, redraw=True)
-    assert not small_set.exists() or not list(small_set.rglob("*.*"))
-
-
-def test_rows_of_an_experiment():
-    spec = Experiment(models=["b", "a"], schemes=["fp32", "absmax"], block=8)
-
-    def row(value: float = 1, variant: str = "fp32", experiment: str = "sweep", **changed) -> Row:
-        subject = {"model": "a", "text": "sample", "block": 8, "blocks": 32, "dtype": "float32"} | changed
-        asked = {"subject": subject, "variant": variant, "metric": {"name": "perplexity"}}
-        facts = {"architecture": "gpt2", "parameters": 1, "scheme": "fp32"}
-        return Row(
-            asked=asked, facts=facts, values=[{"metric": "perplexity", "value": value}], made={"experiment": experiment}
-        )
-
-    other = [row(block=16), row(variant="llm.int8"), row(model="c"), row(text="c4"), row(bos=True)]
-    newer, first = row(value=2), row(model="b")
-    of_another = row(value=3, experiment="ablate")
-    assert rows_of(spec, [row(), *other, newer, first, of_another]) == [first, newer]
-
-
 def _taken_apart(text: str) -> tuple[str, list[float]]:
     """A text without its long fractions, and these."""
     long = re.compile(r"-?\d+\.\d{9,}(?:e-?\d+)?")
@@ -338,7 +283,7 @@ def _taken_apart(text: str) -> tuple[str, list[float]]:
 
 @pytest.mark.slow
 def test_redrawing_needs_no_model_and_gives_the_same_tables(tmp_path):
-    folder = shutil.copytree(KEPT, tmp_path / "pocket")
+    folder = shutil.copytree(KEPT / "pocket", tmp_path / "pocket")
     kept = {path: path.read_text() for path in folder.rglob("*") if path.suffix in (".md", ".csv")}
     assert len(kept) > 30
     for path in kept:

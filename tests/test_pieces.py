@@ -15,7 +15,7 @@ from transformers.models.byt5.tokenization_byt5 import ByT5Tokenizer
 from outliers import UserError, load_tokenizer
 from outliers.text import pieces
 from outliers.text.documents import sample
-from tests.conftest import in_turn
+from tests.conftest import answer_within, in_turn
 
 SPECIAL = ["<unk>", "<s>", "<mask>"]
 LLAMA3 = (
@@ -102,6 +102,12 @@ def whole(text: str, tokenizer) -> list[int]:
 
 def in_pieces(parts, tokenizer) -> list[int]:
     return list(itertools.chain(*(piece.ids for piece in pieces.tokenize(parts, tokenizer, "a.txt"))))
+
+
+@pytest.fixture(autouse=True)
+def _no_hang():
+    with answer_within(300):  # or a piece of nothing follows another without end
+        yield
 
 
 @pytest.fixture

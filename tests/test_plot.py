@@ -26,7 +26,7 @@ from outliers.show.section import drawn
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.views.ablation import ablation_summary
 from outliers.views.growth import PANELS
-from tests.conftest import STORIES, needs_shared, needs_smollm2
+from tests.conftest import STORIES, needs_shared, needs_smollm2, sample_blocks
 from tests.kept import KEPT, kept
 from tests.training_rows import rows_of_runs
 
@@ -99,8 +99,7 @@ def first(axes):
 
 
 def make_trace(name: str):
-    model, tokenizer = outliers.load_model(name), outliers.load_tokenizer(name)
-    return outliers.trace(model, outliers.load_text("sample", tokenizer, block=128, blocks=2))
+    return outliers.trace(outliers.load_model(name), sample_blocks(name, 128, 2))
 
 
 MODELS = [
@@ -288,9 +287,7 @@ def test_one_panel_goes_on_axes_of_ones_own(draw, panel):
 
 
 def test_an_ablation_is_drawn_as_it_comes():
-    model, tokenizer = (load("pocket/gpt2-0.1m") for load in (outliers.load_model, outliers.load_tokenizer))
-    blocks = outliers.load_text("sample", tokenizer, block=32, blocks=1)
-    measured = outliers.ablate(model, blocks, [3])
+    measured = outliers.ablate(outliers.load_model("pocket/gpt2-0.1m"), sample_blocks("pocket/gpt2-0.1m", 32, 1), [3])
     of_summary = drawn(plot.ablation_bars(summary(measured))[0].figure, "svg")
     assert drawn(plot.ablation_bars(measured)[0].figure, "svg") == of_summary
 

@@ -93,29 +93,30 @@ def test_workers_finish_several_steps_at_once(clock):
 
 def test_a_run_says_once_how_long_it_takes(clock, caplog, monkeypatch):
     monkeypatch.setattr(module, "SHORT", 2)
-    with caplog.at_level(logging.INFO, "outliers"):
-        with Progress(200, description="m, fp32", clock=clock) as bar:
-            for _ in range(3):
-                clock.now += 1.1
-                with Progress(5, clock=clock) as inner:
-                    inner.update()
-                bar.update()
-        assert caplog.messages == ["about 4 min left"]
-        with Progress(6, clock=clock) as bar:
-            for _ in range(6):
-                clock.now += 0.45
-                bar.update()
-    assert len(caplog.messages) == 1, "none of less than two seconds"
-
-
-def test_a_long_run_says_later_how_long_it_takes(clock, caplog, monkeypatch):
-    """Of a thousand steps the fourth takes as long as thirty others."""
-    monkeypatch.setattr(module, "SHORT", 2)
-    with caplog.at_level(logging.INFO, "outliers"), Progress(1000, clock=clock) as bar:
-        for seconds in (1, 1, 1, 30, *[1] * 40):
-            clock.now += seconds
+    with caplog.at_level(logging.INFO, "outliers"), Progress(200, description="m, fp32", clock=clock) as bar:
+        for _ in range(3):
+            clock.now += 1.1
+            with Progress(5, clock=clock) as inner:
+                inner.update()
             bar.update()
-    assert caplog.messages == ["about 17 min left"]
+    assert caplog.messages == ["about 4 min left"]
+
+
+@pytest.mark.parametrize(
+    ("total", "seconds", "said"),
+    [
+        (1000, (1, 1, 1, 30, *[1] * 40), ["about 17 min left"]),  # of which the fourth is as long as thirty others
+        (20, (10, 10, 10, 12, 14, 30, 40, 10), ["about 3 min left", "about 4 min left"]),  # anew, if wrong by a third
+        (6, [0.45] * 6, []),  # where less than two seconds are left
+    ],
+)
+def test_what_a_run_says_as_its_steps_end(total, seconds, said, clock, caplog, monkeypatch):
+    monkeypatch.setattr(module, "SHORT", 2)
+    with caplog.at_level(logging.INFO, "outliers"), Progress(total, clock=clock) as bar:
+        for step in seconds:
+            clock.now += step
+            bar.update()
+    assert caplog.messages == said
 
 
 def test_steps_of_a_larger_model_take_longer(clock):
@@ -171,15 +172,6 @@ def test_each_way_of_measuring_a_variant_is_a_kind(monkeypatch, tmp_path):
     monkeypatch.setattr(Progress, "expect", lambda bar, steps: (kinds.append(steps.kind), expect(bar, steps)))
     run(Cells(models=[MODEL], metrics=["perplexity", "top1", "range"], block=16, blocks=1), tmp_path)
     assert len(set(kinds)) == len(kinds) == 3
-
-
-def test_a_run_says_anew_what_was_wrong_by_a_third(clock, caplog, monkeypatch):
-    monkeypatch.setattr(module, "SHORT", 2)
-    with caplog.at_level(logging.INFO, "outliers"), Progress(20, clock=clock) as bar:
-        for seconds in (10, 10, 10, 12, 14, 30, 40, 10):
-            clock.now += seconds
-            bar.update()
-    assert caplog.messages == ["about 3 min left", "about 4 min left"]
 
 
 def test_stages_that_values_decide_are_foreseen(clock, caplog, monkeypatch):

@@ -1,5 +1,7 @@
 """The largest numbers of a pass against plain hooks, and what is said where a dtype does not hold one."""
 
+from contextlib import ExitStack
+
 import pytest
 import torch
 from transformers import AttentionInterface
@@ -8,22 +10,20 @@ import outliers
 from outliers.metrics.range import block_sums, largest_numbers
 from outliers.models.anatomy import decoder_layers, readers
 from outliers.models.load import load_model, load_tokenizer
-from outliers.models.stream import AS_IT_IS, stream_model
-from tests.conftest import FIVE, make_model
+from outliers.models.stream import AS_IT_IS
+from tests.conftest import make_model
 from tests.test_commands import call
 
 BLOCKS = torch.arange(48).view(2, 24)
 
 
-@pytest.fixture(params=FIVE)
-def seen(request, tmp_path):
-    """A model, and the largest numbers that hooks of torch see in it."""
-    model, expected = make_model(request.param), {}
+def test_numbers_are_those_of_hooks(case):
+    model, expected = make_model(case), {}
 
     def largest(key, x):
         expected[key] = max(expected.get(key, 0.0), x.detach().abs().max().item())
 
-    def add(part):
+    def hook_of(part):
         def hook(_module, inputs, output):
             x = inputs[0].flatten(0, -2)
             largest(("range.input", part.layer, part.role, ""), x)
@@ -34,28 +34,20 @@ def seen(request, tmp_path):
             rest = x[:, x.shape[1] // 32 * 32 :].sum(1)
             largest(("range.block_sum", part.layer, part.role, ""), torch.cat([whole.flatten(), rest]))
 
-        return part.module.register_forward_hook(hook)
+        return hook
 
-    handles = [add(part) for part in readers(model)]  # blocks of mixtures among them
-    for number, layer in enumerate(decoder_layers(model)):
+    def hook_of_layer(number):
+        return lambda _module, _inputs, output: largest(
+            ("range.input", number, "residual", ""), output[0] if isinstance(output, tuple) else output
+        )
 
-        def of_layer(_module, _inputs, output, number=number):
-            largest(("range.input", number, "residual", ""), output[0] if isinstance(output, tuple) else output)
-
-        handles.append(layer.register_forward_hook(of_layer))
-    for block in BLOCKS:
-        model(block[None])
-    for handle in handles:
-        handle.remove()
-    return model, expected
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-def test_numbers_are_those_of_hooks(seen, streamed, tmp_path):
-    model, expected = seen
-    if streamed:
-        model.save_pretrained(tmp_path)
-        model = stream_model(str(tmp_path))
+    with ExitStack() as stack:
+        for part in readers(model):  # blocks of mixtures among them
+            stack.enter_context(part.module.register_forward_hook(hook_of(part)))
+        for number, layer in enumerate(decoder_layers(model)):
+            stack.enter_context(layer.register_forward_hook(hook_of_layer(number)))
+        for block in BLOCKS:
+            model(block[None])
     found = largest_numbers(model, BLOCKS, AS_IT_IS)
     assert expected.keys() <= found.keys()
     assert {place: found[place] for place in expected} == pytest.approx(expected, rel=1e-5)

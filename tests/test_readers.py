@@ -18,8 +18,7 @@ from outliers.presets import readers as preset
 from outliers.presets.origins import Account
 from outliers.views.account import account_section
 from outliers.views.origins import origins_section
-from tests.conftest import C4, make_model, needs_shared, needs_smollm2
-from tests.test_commands import call
+from tests.conftest import C4, make_model, needs_shared, needs_smollm2, sample_blocks
 
 AS_IT_IS = Ablated(Intervention(()))
 
@@ -130,12 +129,6 @@ def test_metrics_of_attention_share_a_pass_and_are_those_alone(tmp_path, monkeyp
         return {(row["variant"], row["metric"], row.get("layer"), row.get("head")): row["value"] for row in rows}
 
     assert values(rows) == values(alone[0]) | values(alone[1])
-    fields |= {"metrics": ["sinks"], "variants": ["absmax+zero(3)"]}
-    resident, streamed = (
-        run(outliers.Cells(**fields, stream=stream), tmp_path / str(stream)) for stream in (False, True)
-    )
-    assert [row["value"] for row in resident] == [row["value"] for row in streamed]
-    assert resident[0]["value"] != values(rows)["zero(3)", "sinks", None, None]
 
 
 # Features at places
@@ -278,9 +271,8 @@ def pocket(tmp_path_factory) -> tuple:
 
 def test_an_account_is_what_python_returns(pocket):
     _, _, rows = pocket
-    model, tokenizer = load_model("pocket/gpt2-0.1m"), outliers.load_tokenizer("pocket/gpt2-0.1m")
-    blocks = outliers.load_text("sample", tokenizer, block=32, blocks=2)
-    want = outliers.readers(model, blocks, [3, 5], ["q", "up"], controls=2)
+    blocks = sample_blocks("pocket/gpt2-0.1m", 32, 2)
+    want = outliers.readers(load_model("pocket/gpt2-0.1m"), blocks, [3, 5], ["q", "up"], controls=2)
     arrays = ["shares", "margins"]
     pd.testing.assert_frame_equal(preset.readings(rows).drop(columns=arrays), want.drop(columns=arrays), rtol=1e-12)
 
@@ -299,16 +291,6 @@ def test_writers_alone_of_given_features_need_no_trace(tmp_path):
     spec = Account(model="pocket/gpt2-0.1m", features=[3], by="writers", block=32, blocks=1)
     assert {row["metric"].partition(".")[0] for row in run(spec, tmp_path)} == {"origins"}
     assert spec.blocks == 1 and Account(model="a").blocks == 2
-
-
-def test_the_command(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    small = ["pocket/gpt2-0.1m", "--block", "32", "--blocks", "1"]
-    asked = ["--by", "readers", "--features", "3", "--place", "k,layers.1.up", "--controls", "2"]
-    code, out, err = call(monkeypatch, capsys, *small, *asked, command="origins")
-    assert (code, err) == (0, "")
-    assert "layers.1.up" in out and "random features (%)" in out
-    assert (tmp_path / "results/origins/gpt2-0.1m/readers.csv").is_file()
 
 
 # A real model

@@ -1,7 +1,6 @@
 """Tables and figures from rows."""
 
 import html
-import json
 import re
 from dataclasses import replace
 
@@ -22,12 +21,11 @@ from outliers.show.style import COLORS, GREY, look
 from outliers.show.write import write
 from outliers.tracing.trace import trace
 from outliers.variants.plant import plant
-from outliers.views.ablation import ablation_bars, ablation_section, ablation_summary
+from outliers.views.ablation import ablation_bars, ablation_summary
 from outliers.views.attention import points as attention_points
 from outliers.views.emergence import (
     by_model,
     distinct_models,
-    emergence_table,
     exponential_fit,
     figure3,
     figure4,
@@ -39,7 +37,7 @@ from outliers.views.remedies import frontier, frontier_of, remedies_section, rem
 from outliers.views.remedies import points as remedy_points
 from outliers.views.trace import heat_map, magnitude_by_position, sorted_profile, trace_section
 from outliers.views.zeroshot import accuracy_by_size, accuracy_table
-from tests.conftest import SHARED, make_model, make_tokenizer
+from tests.conftest import PAPER_TABLES, make_model, make_tokenizer, needs_paper
 from tests.test_plot import check_words, ticks_of
 
 
@@ -60,16 +58,6 @@ def rows():
         for scheme, pair in values.items()
         for n, (model, value) in enumerate(zip(("pocket/gpt2-1m", "pocket/opt-2m"), pair, strict=True))
     ]
-
-
-def test_table_has_the_papers_order(rows):
-    assert perplexity_table(rows).form("github") == (
-        "| Perplexity   |   gpt2-1m |   opt-2m |\n"
-        "|--------------|-----------|----------|\n"
-        "| fp32         |    100.00 |    10.00 |\n"
-        "| absmax       |    110.00 |    11.25 |\n"
-        "| llm.int8     |    100.12 |    10.50 |"
-    )
 
 
 def test_a_baseline_in_16_bits_is_not_called_32_bit(rows):
@@ -463,14 +451,6 @@ def family():
     return rows
 
 
-def test_table4_has_the_papers_form(family):
-    lines = emergence_table(family).form("github").splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (lines[0], *lines[2:])]
-    assert cells[0][:8] == ["Model", "PPL", "Params", "Count", "1-sided", "Layers", "SDims", "Quartiles"]
-    assert cells[1] == ["gpt2-0", "30.0", "1M", "0", "0", "–", "–", "–", "40.0%", "–"]
-    assert cells[2] == ["gpt2-1", "22.0", "10M", "1", "1", "40%", "20.0%", "(−8.0, −7.0, −6.5)", "40.0%", "20.0%"]
-
-
 def test_fit_recovers_an_exponential():
     perplexity = np.linspace(12, 35, 12)
     exact = np.exp((11 - perplexity) / 9)
@@ -493,12 +473,10 @@ def test_nothing_to_fit():
         assert exponential_fit([10, 20, 30], fraction) is None
 
 
+@needs_paper
 def test_fit_of_the_papers_own_table():
     """The paper's claim, on its published rows: both fractions grow e-fold over about ten units of perplexity."""
-    published = SHARED / "paper" / "table4_outlier_features.csv"
-    if not published.exists():
-        pytest.skip("needs the paper's tables beside the clone")
-    table = pd.read_csv(published)
+    table = pd.read_csv(PAPER_TABLES / "table4_outlier_features.csv")
     layers, positions = (exponential_fit(table["ppl"], table[name] / 100) for name in ("layers_pct", "sdims_pct"))
     assert layers.points == 10
     assert layers.scale == pytest.approx(positions.scale, rel=0.1)
@@ -590,21 +568,6 @@ def ablation():
         about = {**vars(cell), "features": list(cell.features), "seed": 0, "model": "made/gpt2"}
         rows += [{**about, "metric": metric, "value": value} for metric, value in values.items()]
     return rows
-
-
-def test_ablation_files(ablation, tmp_path):
-    printed = write(ablation_section(ablation), tmp_path, "")
-    check_files(tmp_path, "ablation", "ablation")
-    lines = [line.split() for line in printed.splitlines()]
-    assert ["outliers", "3,", "7", "zero", "40.00", "15.00", "50.00"] in lines
-    assert ["feature", "7", "mean", "48.00", "11.00", "10.00"] in lines
-    control = next(line for line in lines if line[:2] == ["random", "features,"])
-    assert control[2:6] == ["10", "draws", "zero", "47.10"]
-    low, high = (float(bound.strip("[],")) for bound in control[6:8])
-    assert low < 47.10 < high
-    assert (low + high) / 2 == pytest.approx(47.10, abs=0.03)
-    read_back = json.loads(json.dumps(ablation))
-    assert ablation_summary(read_back).equals(ablation_summary(ablation))
 
 
 def test_ablation_bars_show_the_summary(ablation):

@@ -23,8 +23,8 @@ from outliers.runs.rows import Row, read
 from outliers.runs.run import rows_of, run
 from outliers.specification.kinds import Named
 from outliers.subjects import provenance
+from tests.kept import KEPT
 
-KEPT = Path(__file__).parent.parent / "results" / "kept"
 MODEL = {"models": ["pocket/gpt2-0.1m"]}
 
 # Runs: their kind, and the fields of a small one.

@@ -12,17 +12,18 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from outliers import Experiment, Trace, UserError, run, sweep
 from outliers.files import LEFT, LOCK, OWNER, locked, write_whole
 from outliers.metrics import states
 from outliers.metrics import trace as traces
+from outliers.models import load
 from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET
 from outliers.presets.ablate import Ablation
@@ -31,18 +32,14 @@ from outliers.presets.emergence import Emergence, OneModel
 from outliers.presets.latency import Latency
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.rows import Rows
-from tests.conftest import a_row, lasting, trace_model
+from outliers.subjects import bench
+from tests.conftest import a_row, alter_weights, lasting, names, trace_model
 from tests.test_commands import call
 
 MODEL = "pocket/gpt2-0.1m"
 SCHEMES = ["fp32", "absmax", "absmax-vector", "llm.int8"]
 FIELDS = {"name": "small", "models": [MODEL, "pocket/gpt2-0.5m"], "schemes": SCHEMES, "block": 64, "blocks": 2}
 ARGUMENTS = ["--model", MODEL, "--block", "64", "--blocks", "2", *(f"--scheme={scheme}" for scheme in SCHEMES)]
-
-
-def names(folder: Path) -> set[str]:
-    """What is in a folder."""
-    return {path.name for path in folder.iterdir()}
 
 
 @pytest.fixture(autouse=True)
@@ -74,18 +71,24 @@ def want(one_thread, tmp_path_factory) -> list[dict]:
 # Ctrl-C
 
 
-def interrupting(monkeypatch, at: int, times: int, number: int = signal.SIGINT) -> None:
-    """Press Ctrl-C so many times in the middle of a row of a sweep, or send another signal."""
-    measured = []
+def before_call(monkeypatch, module, name: str, at: int, act: Callable[[], object]) -> list:
+    """Do something before the n-th call of a function; the list of its calls."""
+    usual, calls = getattr(module, name), []
 
-    def press(*arguments):
-        measured.append(arguments)
-        for _ in range(times if len(measured) == at else 0):
-            signal.raise_signal(number)
-        return usual(*arguments)
+    def acting(*arguments, **keywords):
+        calls.append(arguments)
+        if len(calls) == at:
+            act()
+        return usual(*arguments, **keywords)
 
-    usual = states._resident
-    monkeypatch.setattr(states, "_resident", press)
+    monkeypatch.setattr(module, name, acting)
+    return calls
+
+
+def press(number: int = signal.SIGINT, times: int = 1) -> None:
+    """Press Ctrl-C so many times, or send another signal."""
+    for _ in range(times):
+        signal.raise_signal(number)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +96,7 @@ def interrupting(monkeypatch, at: int, times: int, number: int = signal.SIGINT) 
 )
 def test_ctrl_c_finishes_the_row_and_says_how_to_go_on(monkeypatch, capsys, tmp_path, want, times, number, finished):
     with monkeypatch.context() as patch:
-        interrupting(patch, at=3, times=times, number=number)
+        before_call(patch, states, "_resident", 3, lambda: press(number, times))  # in the middle of a row
         code, out, err = call(patch, capsys, *ARGUMENTS, "--out", tmp_path)
     assert (code, out) == (130, "")
     said = f"interrupted: {finished} finished rows in '{tmp_path}'; run the same command again to go on\n"
@@ -113,13 +116,7 @@ def test_ctrl_c_where_nothing_is_missing_or_finished(monkeypatch, tmp_path):
         signal.raise_signal(signal.SIGINT)
     assert not any(tmp_path.iterdir())
     rows = sweep(Experiment(**FIELDS), tmp_path)
-    described = load_model
-
-    def press(*arguments):
-        signal.raise_signal(signal.SIGINT)
-        return described(*arguments)
-
-    monkeypatch.setattr("outliers.subjects.bench.load_model", press)
+    before_call(monkeypatch, bench, "load_model", 1, press)
     with pytest.raises(KeyboardInterrupt, match=r"^8 finished rows in"):
         sweep(Experiment(**FIELDS), tmp_path)
     assert read_rows(tmp_path) == rows
@@ -127,14 +124,10 @@ def test_ctrl_c_where_nothing_is_missing_or_finished(monkeypatch, tmp_path):
 
 def test_ctrl_c_with_force_and_before_a_run(monkeypatch, capsys, tmp_path):
     with monkeypatch.context() as patch:
-        interrupting(patch, at=1, times=1)
+        before_call(patch, states, "_resident", 1, press)
         _, _, err = call(patch, capsys, *ARGUMENTS, "--out", tmp_path, "--force")
     assert err == f"interrupted: 1 finished row in '{tmp_path}'; run the same command without --force to go on\n"
-
-    def press(*_):
-        signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr("outliers.models.load.load_config", press)
+    before_call(monkeypatch, load, "load_config", 1, press)
     code, _, err = call(monkeypatch, capsys, *ARGUMENTS, "--out", tmp_path / "none")
     assert (code, err) == (130, "interrupted; run the same command again to go on\n")
     assert not (tmp_path / "none").exists()
@@ -471,11 +464,8 @@ def test_a_folder_of_temporary_files_that_is_not_there(monkeypatch, capsys, tmp_
 
 def own(tmp_path: Path) -> Path:
     """A checkpoint with weights as they are in memory, so that they are mapped and not converted."""
-    folder = tmp_path / "model"
-    shutil.copytree(POCKET / "gpt2-0.1m", folder)
-    tensors = {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    return folder
+    folder = shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "model")
+    return alter_weights(folder, lambda tensors: tensors.update({name: x.float() for name, x in tensors.items()}))
 
 
 def truncate(file: Path) -> None:
@@ -496,16 +486,8 @@ def replace(file: Path) -> None:
 @pytest.mark.parametrize("change", [truncate, alter, replace, Path.unlink])
 def test_a_checkpoint_that_changes_under_a_sweep_is_named(monkeypatch, capsys, tmp_path, change):
     model, out = own(tmp_path), tmp_path / "out"
-    file, measured = model / "model.safetensors", []
-
-    def then_change(*arguments):
-        measured.append(arguments)
-        if len(measured) == 3:
-            change(file)
-        return usual(*arguments)
-
-    usual = states._resident
-    monkeypatch.setattr(states, "_resident", then_change)
+    file = model / "model.safetensors"
+    before_call(monkeypatch, states, "_resident", 3, lambda: change(file))
     code, _, err = call(monkeypatch, capsys, "--model", model, *ARGUMENTS[2:], "--out", out)
     assert code == 1
     assert f"the weights of '{model}' changed while they were measured ('{file}'); " in err
@@ -513,16 +495,9 @@ def test_a_checkpoint_that_changes_under_a_sweep_is_named(monkeypatch, capsys, t
 
 
 def test_ctrl_c_during_a_trace_keeps_the_blocks_it_has_read(monkeypatch, tmp_path):
-    spec, usual, read = OneModel(model=MODEL, block=64, blocks=6, alpha=3), traces.traces, []
+    spec = OneModel(model=MODEL, block=64, blocks=6, alpha=3)
     want = lasting(trace_model(spec, tmp_path / "whole")[1])
-
-    def press(*arguments, **keywords):
-        read.append(arguments)
-        if len(read) == 3:
-            signal.raise_signal(signal.SIGINT)
-        return usual(*arguments, **keywords)
-
-    monkeypatch.setattr(traces, "traces", press)
+    read = before_call(monkeypatch, traces, "traces", 3, press)
     with pytest.raises(KeyboardInterrupt, match=r"^0 finished rows"):
         trace_model(spec, tmp_path / "cut")
     assert Trace.load(tmp_path / "cut" / "trace").sequences == 3
@@ -545,13 +520,8 @@ TIMED = {"schemes": ["llm.int8"], "dtype": "float32", "batches": [1], "prompt": 
 )
 def test_other_measurements_of_a_checkpoint_that_changes(monkeypatch, tmp_path, spec, module, step):
     folder, module = own(tmp_path), importlib.import_module(f"outliers.{module}")
-    usual, before = getattr(module, step), weights_hash(load_model(str(folder)))
-
-    def change_before(*arguments, **keywords):
-        alter(folder / "model.safetensors")
-        return usual(*arguments, **keywords)
-
-    monkeypatch.setattr(module, step, change_before)
+    before = weights_hash(load_model(str(folder)))
+    before_call(monkeypatch, module, step, 1, lambda: alter(folder / "model.safetensors"))
     rows = run(spec(str(folder)), tmp_path / "out")
     assert any("changed while they were measured" in row.get("failed", "") for row in rows)
     finished = [row for row in rows if "failed" not in row]

@@ -6,14 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-import outliers
-from outliers import load_model, load_tokenizer, perplexity
+from outliers import load_model, perplexity
 from outliers.quantization.convert import quantize, quantized_layers
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.magnitudes import Magnitudes
 from outliers.quantization.schemes import get_scheme
 from outliers.variants.draw import SIZE, drawn
-from tests.conftest import make_model
+from tests.conftest import make_model, sample_blocks
 
 MODEL = "pocket/opt-1.7m"
 ORDERS = (
@@ -37,7 +36,7 @@ BETWEEN = {  # by format: the largest of a group, and what then lies between two
 
 @pytest.fixture(scope="module")
 def blocks():
-    return outliers.load_text("sample", load_tokenizer(MODEL), block=64, blocks=4)
+    return sample_blocks(MODEL, 64, 4)
 
 
 def perplexity_in(model, blocks, draw: int) -> float:

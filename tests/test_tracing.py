@@ -34,7 +34,18 @@ from outliers.variants.plant import plant
 from outliers.variants.quantized import Quantized
 from outliers.variants.written import variant
 from outliers.views.trace import trace_findings
-from tests.conftest import C4, CONFIGS, STORIES, WINDOWS, few_kinds, make_model, make_tokenizer, needs_shared, slow_but
+from tests.conftest import (
+    C4,
+    CONFIGS,
+    STORIES,
+    WINDOWS,
+    few_kinds,
+    inputs_of,
+    make_model,
+    make_tokenizer,
+    needs_shared,
+    slow_but,
+)
 
 ALPHA = 1.5
 
@@ -199,18 +210,11 @@ def test_positions_of_sinks_begin_behind_a_prefix(blocks):
 
 def recorded(model, blocks) -> dict:
     """The input of each role's first projection, by plain hooks: (role, layer) to float64 (sequences, T, features)."""
-    states, handles = {}, []
-    for projection in readers(model):
-        place = projection.role, projection.layer
-        if place not in states:
-            hook = lambda _, inputs, place=place: states[place].append(inputs[0].detach().view(24, -1))  # noqa: E731
-            states[place] = []
-            handles.append(projection.module.register_forward_pre_hook(hook))
-    for block in blocks:
-        model(block[None])
-    for handle in handles:
-        handle.remove()
-    return {place: torch.stack(seen).double() for place, seen in states.items()}
+    first = {(one.role, one.layer): one.module for one in reversed([*readers(model)])}
+    with inputs_of(first) as seen:
+        for block in blocks:
+            model(block[None])
+    return {place: torch.stack([x.view(24, -1) for x in states]).double() for place, states in seen.items()}
 
 
 @pytest.mark.parametrize("case", slow_but(CONFIGS))

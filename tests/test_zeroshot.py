@@ -27,11 +27,7 @@ from outliers.views.zeroshot import (
     mean_chance,
     zeroshot_section,
 )
-from tests.conftest import C4, SHARED, needs_shared
-from tests.test_commands import call
-
-MISSING = [name for name in ("lm_eval", "accelerate") if importlib.util.find_spec(name) is None]
-needs_harness = pytest.mark.skipif(bool(MISSING), reason=f"needs {' and '.join(MISSING)} of outliers[zeroshot]")
+from tests.conftest import C4, SHARED, needs_harness, needs_shared
 
 LOCAL = ["lambada-local", "piqa-local"]
 SENTENCES = [
@@ -193,7 +189,7 @@ class Loader(yaml.SafeLoader):
 Loader.add_constructor("!function", lambda loader, node: loader.construct_scalar(node))
 
 
-@pytest.mark.skipif("lm_eval" in MISSING, reason="needs lm_eval of outliers[zeroshot]")
+@needs_harness
 @pytest.mark.parametrize(("ours", "theirs"), [("lambada-local", "lambada/lambada_openai"), ("piqa-local", "piqa/piqa")])
 def test_local_tasks_are_those_of_the_harness(ours, theirs):
     """In all but their name, where the data are from, and the search for texts seen in training, which is not used."""
@@ -311,24 +307,6 @@ def test_documents_that_changed_are_measured(tmp_path):
         assert documents_hash(task) == documents_hash(task, 6) != documents_hash(task, 5)
         hashes.append(documents_hash(task))
     assert hashes[0] == hashes[2] != hashes[1]
-
-
-@needs_harness
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        ([], 0, ""),
-        (["--data", "nowhere"], 2, "error: file 'nowhere/piqa_valid.jsonl' does not exist"),
-        (["--limit", "0"], 2, "error: field 'limit'"),
-    ],
-)
-def test_command(monkeypatch, capsys, tmp_path, data, arguments, code, message):
-    options = ["--model", "pocket/gpt2-0.1m", "--task", "piqa-local", "--data", str(data), "--limit", "3"]
-    stopped, out, err = call(monkeypatch, capsys, *options, "--out", tmp_path, *arguments, command="zeroshot")
-    assert stopped == code
-    assert err.startswith(message)
-    assert err.count("\n") == bool(message)
-    assert ("llm.int8" in out) == (not message)
 
 
 def made_up(model: str, scheme: str, accuracies: dict[str, float], error: float | None = 0.02) -> list[dict]:
