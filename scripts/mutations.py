@@ -36,6 +36,7 @@ TESTS = {
     "outliers/runs/callback": "callback",
     "outliers/runs/cluster": "cluster",
     "outliers/runs/forecast": "forecast",
+    "outliers/runs/rows": "results every_command door",
     "outliers/show": "failures masked findings",
     "outliers/specification": "masked attention",
     "outliers/subjects": "vision latency",
