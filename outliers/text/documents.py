@@ -9,6 +9,7 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -204,40 +205,39 @@ def check_text(name: object) -> None:
         find_named(name)
     if isinstance(name, str) and name in HUB:
         check_cache()
-        try:
+        with _reaching(HUB[name][0]):
             ask_hub(HUB[name][0])
-        except Exception as error:  # each version of the hub's client raises its HTTP library's own errors
-            raise _out_of_reach(HUB[name][0], error) from None
 
 
 def _from_hub(repository: str, subset: str, split: str, streaming: bool):
     import datasets
 
-    try:
+    with _reaching(repository):
         ask_hub(repository)
         return datasets.load_dataset(repository, subset, split=split, streaming=streaming)
-    except Exception as error:  # each version of the hub's client raises its HTTP library's own errors
-        raise _out_of_reach(repository, error) from None
 
 
 def data_set(name: str, splits: tuple[str, ...]):
     """The first of some splits that a data set of the hub has, streamed in its order."""
     import datasets
 
-    try:
+    with _reaching(name):
         ask_hub(name)
         there = datasets.get_dataset_split_names(name)
         split = next((candidate for candidate in splits if candidate in there), there[0])
         return datasets.load_dataset(name, split=split, streaming=True)
+
+
+@contextmanager
+def _reaching(repository: str) -> Iterator[None]:
+    """Turn what is raised where a data set of the hub cannot be loaded into one line."""
+    try:
+        yield
     except Exception as error:  # each version of the hub's client raises its HTTP library's own errors
-        raise _out_of_reach(name, error) from None
-
-
-def _out_of_reach(repository: str, error: Exception) -> UserError:
-    offline = isinstance(error, OfflineModeIsEnabled)
-    what = "it is not in the local cache" if offline else type(error).__name__
-    also = "unset HF_HUB_OFFLINE" if offline else "set HF_HUB_OFFLINE=1 to use the local cache"
-    return UserError(
-        f"cannot load '{repository}' from the hub ({what}); check the network, {also}, or use the embedded text "
-        "'sample' or a local file"
-    )
+        offline = isinstance(error, OfflineModeIsEnabled)
+        what = "it is not in the local cache" if offline else type(error).__name__
+        also = "unset HF_HUB_OFFLINE" if offline else "set HF_HUB_OFFLINE=1 to use the local cache"
+        raise UserError(
+            f"cannot load '{repository}' from the hub ({what}); check the network, {also}, or use the embedded text "
+            "'sample' or a local file"
+        ) from None
