@@ -658,6 +658,16 @@ def test_a_backward_pass_is_refused(case, keep, blocks):
         assert head.weight.grad is not None, "what comes after the projections can be trained"
 
 
+@pytest.mark.parametrize("place", ["self_attention.query_key_value", "mlp.dense_h_to_4h"])
+def test_a_backward_pass_to_one_weight_is_refused(place, blocks):
+    """Also where no input has a gradient. Falcon adds what its attention makes to what its feed-forward makes, in
+    place."""
+    quantized = quantize(make_model("falcon").requires_grad_(False), "llm.int8")
+    quantized.get_submodule(f"transformer.h.0.{place}").projection.requires_grad_()
+    with pytest.raises(UserError, match="a projection in 8 bits has no gradient"):
+        quantized(blocks).logits.sum().backward()
+
+
 def compiled(model: nn.Module, backend: str) -> nn.Module:
     """One graph of the whole model, or an error."""
     torch._dynamo.reset()

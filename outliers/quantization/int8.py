@@ -165,6 +165,6 @@ class Int8Linear(SchemeLinear):
             self._prepare()
         fitted = tuple(value for name in FITTED if (value := self._buffers[name]) is not None)
         rows = prepared(rows, self.here, fitted)
-        if torch.is_grad_enabled():
+        if self.straight_through and torch.is_grad_enabled():
             return StraightThrough.apply(rows, self.bias, weight, self.here)
         return dispatch.linear(rows, weight, self.bias, **self.here.kernel_arguments)

@@ -30,10 +30,12 @@ class SchemeLinear(nn.Module):
         """Project (..., features) to (..., outputs) in the dtype of the input."""
         if self.straight_through or not torch.is_grad_enabled():
             return self._project(hidden_states)
+        operands = hidden_states, *self.parameters()
+        if not any(one.requires_grad for one in operands):  # not under no_grad, whose views nobody may add to in place
+            return self._project(hidden_states)
         with torch.no_grad():
             product = self._project(hidden_states)
-        operands = hidden_states, *self.parameters()
-        return _Refused.apply(product, *operands) if any(one.requires_grad for one in operands) else product
+        return _Refused.apply(product, *operands)
 
     def _project(self, hidden_states: torch.Tensor) -> torch.Tensor:
         product = self._product(hidden_states.reshape(-1, hidden_states.shape[-1]))
