@@ -38,7 +38,7 @@ def kept_of(x: torch.Tensor, kept: str) -> torch.Tensor | None:
 def add(path, statistics: states.Statistics, x: torch.Tensor, kept: torch.Tensor | None = None) -> tuple:
     """The hits of each feature, and all of them in the order of their bytes."""
     found = states.Found()
-    hits = path.add(statistics, x, ids_of(x).to(x.device), ALPHA, kept, found)
+    hits = path.add(states.State(x, ids_of(x).to(x.device), statistics, kept, found), ALPHA)
     found.read()
     return hits, np.sort(np.concatenate([of_state for _, of_state in found.hits] or [np.empty(0, states.HIT)]))
 
@@ -46,7 +46,7 @@ def add(path, statistics: states.Statistics, x: torch.Tensor, kept: torch.Tensor
 def add_residual(path, statistics: states.Statistics, x: torch.Tensor, kept: torch.Tensor | None = None) -> list[int]:
     """The massive activations at each position."""
     found, massive = states.Found(), torch.zeros(len(x), dtype=torch.int64, device=x.device)
-    path.add_residual(statistics, x, ids_of(x).to(x.device), LIMITS, kept, massive, found)
+    path.add_residual(states.State(x, ids_of(x).to(x.device), statistics, kept, found), LIMITS, massive)
     found.read()
     return massive.tolist()
 

@@ -556,9 +556,11 @@ def test_states_that_are_not_finite(bad):
     found, ids = states.Found(), torch.arange(20, device=DEVICE)
     statistics, residual = (states.empty(table, 140, DEVICE) for table in (states.STATISTICS, states.RESIDUAL))
     for place, state in (("before", random(20, 140)), ("here", x), ("later", x[:, 5:])):
-        given = state.to(DEVICE), ids
-        triton_states.add(statistics, *given, 6.0, None, found, place)
-        triton_states.add_residual(residual, *given, LIMITS, None, torch.zeros_like(ids), found, place)
+        of_role, of_stream = (
+            states.State(state.to(DEVICE), ids, table, None, found, place) for table in (statistics, residual)
+        )
+        triton_states.add(of_role, 6.0)
+        triton_states.add_residual(of_stream, LIMITS, torch.zeros_like(ids))
     with pytest.raises(states.NotFinite) as raised:
         found.read()
     assert (raised.value.place, raised.value.feature) == ("here", 133)
@@ -572,7 +574,7 @@ def test_hits_of_more_states_than_a_report_has_room_for(monkeypatch):
     given = [5 * random(2, features) for features in sizes]
     for place, x in enumerate(given):
         ids, statistics = torch.arange(2, device=DEVICE), states.empty(states.STATISTICS, x.shape[1], DEVICE)
-        triton_states.add(statistics, x.to(DEVICE), ids, 1.0, None, found, place)
+        triton_states.add(states.State(x.to(DEVICE), ids, statistics, None, found, place), 1.0)
     found.read()
     for (place, hits), x in zip(found.hits, given, strict=True):
         features = (x.abs() >= 1).nonzero()[:, 1].tolist()
@@ -728,10 +730,13 @@ def launch_all(capability: tuple[int, int]) -> None:
         ids = torch.empty(512, dtype=torch.int64, device="meta")
         kept = kept and torch.empty_like(x, dtype=dtype if kept is True else kept)
         found = states.Found()
-        triton_states.add(states.empty(states.STATISTICS, features, x.device), x, ids, 6.0, kept, found)
+        of_role, of_stream = (
+            states.State(x, ids, states.empty(table, features, x.device), kept, found)
+            for table in (states.STATISTICS, states.RESIDUAL)
+        )
+        triton_states.add(of_role, 6.0)
         if kept is None or kept.dtype != torch.bool:
-            residual = states.empty(states.RESIDUAL, features, x.device)
-            triton_states.add_residual(residual, x, ids, LIMITS, kept, ids, found)
+            triton_states.add_residual(of_stream, LIMITS, ids)
 
 
 LAUNCHES: dict[str, tuple] = {}  # by what makes them differ: kernel, arguments, options, capability

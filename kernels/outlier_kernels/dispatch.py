@@ -249,65 +249,36 @@ def product(
     return module.product(left, right, outliers, exact, seed)
 
 
-def add_state(
-    statistics: states.Statistics,
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    alpha: float,
-    kept: torch.Tensor | None,
-    found: states.Found,
-    place: object,
-    listed: bool = True,
-) -> torch.Tensor:
+def add_state(state: states.State, alpha: float, listed: bool = True) -> torch.Tensor:
     """Add a hidden state to the statistics of `states.STATISTICS`.
 
     Args:
-        statistics: of the same features.
-        x: the hidden state of one sequence, (tokens, features) of any floating-point dtype and strides.
-        ids: its token ids, int64 (tokens,), on any device.
+        state: with these statistics.
         alpha: magnitude of a hit, as float32 has it.
-        kept: what is kept of each entry, (tokens, features) contiguous, on any device: its largest magnitude so far, in
-            the dtype of x; or bool, whether it was a hit. None: neither.
-        found: what gets the hits, in any order, and their place; a GPU's when it is read.
-        listed: whether it does.
+        listed: whether `state.found` gets the hits.
 
     Returns:
         The hits of each feature, int64 (features,).
 
     Raises:
-        NotFinite: there is NaN or inf in x; the statistics are of no use then. On a GPU `found` raises it.
+        NotFinite: there is NaN or inf in it; the statistics are of no use then. On a GPU `state.found` raises it.
     """
-    module = _serving("states", x.device, x, kept)[1]
-    return module.add(statistics, x, ids.to(x.device), alpha, kept, found, place, listed)
+    return _serving("states", state.x.device, state.x, state.kept)[1].add(state, alpha, listed)
 
 
-def add_residual(
-    statistics: states.Statistics,
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    limits: tuple[float, float],
-    kept: torch.Tensor | None,
-    massive: torch.Tensor,
-    found: states.Found,
-    place: object,
-) -> None:
+def add_residual(state: states.State, limits: tuple[float, float], massive: torch.Tensor) -> None:
     """Add a state of the residual stream to the statistics of `states.RESIDUAL`.
 
     Args:
-        statistics: of the same features.
-        x: the state of one sequence, (tokens, features).
-        ids: its token ids, int64 (tokens,), on any device.
+        state: with these statistics; its largest magnitudes may be kept, and no hits.
         limits: as float32 has them; an entry is massive with a magnitude above the first, and of at least the second
             times the median magnitude, which is an entry's, the lower one of two.
-        kept: the largest magnitude of each entry so far, as in `add_state`. None: nothing is kept.
-        massive: int64 (tokens,) on the device of x, to which massive activations at each position are added.
-        found, place: as in `add_state`.
+        massive: int64 (tokens,) on the device of the state, to which massive activations at each position are added.
 
     Raises:
-        NotFinite: there is NaN or inf in x. On a GPU `found` raises it.
+        NotFinite: there is NaN or inf in it. On a GPU `state.found` raises it.
     """
-    module = _serving("states", x.device, x, kept)[1]
-    module.add_residual(statistics, x, ids.to(x.device), limits, kept, massive, found, place)
+    _serving("states", state.x.device, state.x, state.kept)[1].add_residual(state, limits, massive)
 
 
 def sums_attention(query: torch.Tensor, key: torch.Tensor) -> bool:

@@ -3,23 +3,14 @@
 import numpy as np
 import torch
 
-from outlier_kernels.states import HIT, Found, NotFinite, Statistics
+from outlier_kernels.states import HIT, NotFinite, State, Statistics
 
 IN_CACHE = 1 << 16  # entries of float64 at once on a CPU, two to three times as fast as all; a GPU takes all
 
 
-def add(
-    statistics: Statistics,
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    alpha: float,
-    kept: torch.Tensor | None,
-    found: Found,
-    place: object = None,
-    listed: bool = True,
-) -> torch.Tensor:
+def add(state: State, alpha: float, listed: bool = True) -> torch.Tensor:
     """See `dispatch.add_state`."""
-    x = x.float()
+    x, kept, statistics = state.x.float(), state.kept, state.statistics
     low, high = x.amin(0), x.amax(0)
     by_feature = torch.maximum(-low, high)
     check_finite(by_feature)
@@ -33,7 +24,7 @@ def add(
         kept.copy_(torch.maximum(kept.to(x), x.abs()))
     torch.minimum(statistics["min"], low, out=statistics["min"])
     torch.maximum(statistics["max"], high, out=statistics["max"])
-    join_largest(statistics, x, by_feature, ids)
+    join_largest(statistics, x, by_feature, state.ids)
     if len(x) > 1:
         statistics["rest.max"].copy_(torch.maximum(statistics["rest.max"], x[1:].abs().amax()))
     statistics["hits"] += hits
@@ -41,7 +32,7 @@ def add(
     for name, value in moments(x).items():
         statistics[name] += value
     if listed:
-        found.append(place, _values_of(x, hits, alpha))
+        state.found.append(state.place, _values_of(x, hits, alpha))
     return hits
 
 
@@ -55,26 +46,17 @@ def _values_of(x: torch.Tensor, hits: torch.Tensor, alpha: float) -> np.ndarray:
     return values
 
 
-def add_residual(
-    statistics: Statistics,
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    limits: tuple[float, float],
-    kept: torch.Tensor | None,
-    massive: torch.Tensor,
-    _found: Found,
-    _place: object = None,
-) -> None:
+def add_residual(state: State, limits: tuple[float, float], massive: torch.Tensor) -> None:
     """See `dispatch.add_residual`."""
     above, ratio = limits
-    x = x.float()
+    x, kept, statistics = state.x.float(), state.kept, state.statistics
     magnitude = x.abs()
     by_feature = magnitude.amax(0)
     check_finite(by_feature)
     middle = magnitude.median()  # of an even number the lower one
     if kept is not None:
         kept.copy_(torch.maximum(kept.to(x), magnitude))
-    join_largest(statistics, x, by_feature, ids)
+    join_largest(statistics, x, by_feature, state.ids)
     largest = by_feature.amax().double()
     statistics["sum_of_max"] += largest
     statistics["sum_of_ratios"] += largest / middle

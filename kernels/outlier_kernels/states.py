@@ -7,6 +7,7 @@ differences of such sums, as far as these cancel.
 """
 
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -82,6 +83,23 @@ class Found:
         """
         for report in self.reports.values():
             report.read(self)
+
+
+class State(NamedTuple):
+    """A hidden state of one sequence, and what it is added to.
+
+    x: (tokens, features) of any floating-point dtype and strides. ids: its token ids, int64 (tokens,), on its device.
+    statistics: of the same features. kept: what is kept of each entry, (tokens, features) contiguous, on any device:
+    its largest magnitude so far, in the dtype of x; or bool, whether it was a hit. None: neither. found: what gets the
+    hits, in any order, and their place; a GPU's when it is read.
+    """
+
+    x: torch.Tensor
+    ids: torch.Tensor
+    statistics: Statistics
+    kept: torch.Tensor | None
+    found: Found
+    place: object = None
 
 
 def empty(table: dict[str, tuple], features: int, device: torch.device) -> Statistics:

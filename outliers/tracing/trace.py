@@ -277,21 +277,19 @@ class _Observer:
         self.in_turn.clear()
 
     def see_hidden_state(self, layer: int, role: str, x: torch.Tensor) -> None:
-        kept, place = self._kept(role, x, x.dtype if role in ON_STREAM else torch.bool), (layer, role)
-        statistics = self._statistics(layer, role, states.STATISTICS, x)
-        with _naming(*place):
-            self.in_layer[role] = dispatch.add_state(
-                statistics, x, self.ids, self.alpha, kept, self.found, place, role in SKETCHED
-            )
+        kept = self._kept(role, x, x.dtype if role in ON_STREAM else torch.bool)
+        state = self._state(layer, role, states.STATISTICS, x, kept)
+        with _naming(layer, role):
+            self.in_layer[role] = dispatch.add_state(state, self.alpha, role in SKETCHED)
 
     def see_residual(self, layer: int, x: torch.Tensor) -> None:
-        place, turn = (layer, RESIDUAL), (self.number, x.device)
+        turn = self.number, x.device
         if turn not in self.massive:
             self.massive[turn] = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         kept = self._kept(RESIDUAL, x, x.dtype) if self.tokens else None
-        given = self._statistics(layer, RESIDUAL, states.RESIDUAL, x), x, self.ids, (MASSIVE, MASSIVE_RATIO), kept
-        with _naming(*place):
-            dispatch.add_residual(*given, self.massive[turn], self.found, place)
+        state = self._state(layer, RESIDUAL, states.RESIDUAL, x, kept)
+        with _naming(layer, RESIDUAL):
+            dispatch.add_residual(state, (MASSIVE, MASSIVE_RATIO), self.massive[turn])
         self.in_turn.append(dict(self.in_layer))  # here the layer ends
         if self.found.waiting > SKETCHED_AT_ONCE:
             self._sketch_hits()
@@ -371,12 +369,12 @@ class _Observer:
             trace.names = self.names(self.tokens.seen)
         return trace
 
-    def _statistics(self, layer: int, state: str, table: dict, x: torch.Tensor) -> states.Statistics:
-        """Those of a state in a layer; at first of nothing."""
-        layers = self.by_layer[state]
+    def _state(self, layer: int, name: str, table: dict, x: torch.Tensor, kept: torch.Tensor | None) -> states.State:
+        """A state of the sequence with its statistics in a layer, at first of nothing."""
+        layers = self.by_layer[name]
         if layer not in layers:
             layers[layer] = states.empty(table, x.shape[1], x.device)
-        return layers[layer]
+        return states.State(x, self.ids.to(x.device), layers[layer], kept, self.found, (layer, name))
 
     def _sketch_hits(self) -> None:
         """Count the hits that the sketch has not."""

@@ -10,7 +10,7 @@ import torch
 from outlier_kernels import reference_states
 from outlier_kernels.cpu import all_passes
 from outlier_kernels.cpu.codes import as_rows
-from outlier_kernels.states import HIT, Found, NotFinite, Statistics, serves
+from outlier_kernels.states import HIT, NotFinite, State, serves
 
 __all__ = ["add", "add_residual", "serves"]
 
@@ -18,29 +18,24 @@ ROWS = 128  # of a piece
 STRIP = 1024  # features of a piece, at most, whose sums stay in a core's first cache
 
 
-def add(
-    statistics: Statistics,
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    alpha: float,
-    kept: torch.Tensor | None,
-    found: Found,
-    place: object = None,
-    listed: bool = True,
-) -> torch.Tensor:
+def add(state: State, alpha: float, listed: bool = True) -> torch.Tensor:
     """See `dispatch.add_state`."""
-    x = as_rows(x)
+    x = as_rows(state.x)
     tokens, features = x.shape
     blocks, strips = -(-tokens // ROWS), -(-features // STRIP)
     width, hits = -(-features // strips), torch.empty(features, dtype=torch.int64)
     room = _room.of(8 * (2 * blocks * features + strips * 4 * tokens) + 4 * (3 * blocks * features + blocks * strips))
-    given = {"x": x, "width": width, "height": ROWS, "alpha": _float32(alpha), "ids": ids, "kept": kept, "room": room}
-    broken = all_passes().add_state(blocks * strips, ROWS * width, **given, hits=hits, joined=statistics)
+    given = {"x": x, "width": width, "height": ROWS, "alpha": _float32(alpha), "room": room, "hits": hits}
+    broken = all_passes().add_state(blocks * strips, ROWS * width, **given, **_joined(state))
     if broken:
         raise NotFinite(broken - 1)
     if listed:
-        found.append(place, _values_of(x, hits, alpha))
+        state.found.append(state.place, _values_of(x, hits, alpha))
     return hits
+
+
+def _joined(state: State) -> dict:
+    return {"ids": state.ids, "kept": state.kept, "joined": state.statistics}
 
 
 def _values_of(x: torch.Tensor, hits: torch.Tensor, alpha: float) -> np.ndarray:
@@ -50,23 +45,14 @@ def _values_of(x: torch.Tensor, hits: torch.Tensor, alpha: float) -> np.ndarray:
     return np.frombuffer(ctypes.string_at(room + places, count * HIT.itemsize), HIT)
 
 
-def add_residual(
-    statistics: Statistics,
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    limits: tuple[float, float],
-    kept: torch.Tensor | None,
-    massive: torch.Tensor,
-    _found: Found,
-    _place: object = None,
-) -> None:
+def add_residual(state: State, limits: tuple[float, float], massive: torch.Tensor) -> None:
     """See `dispatch.add_residual`."""
-    x = as_rows(x)
+    x = as_rows(state.x)
     tokens, features = x.shape
     blocks, at_position = -(-tokens // ROWS), torch.zeros(tokens, dtype=torch.int64)
     room = _room.of(8 * 5 * blocks + 4 * (tokens + tokens * features))
-    given = {"x": x, "height": ROWS, "ids": ids, "limits": _float32(*limits), "kept": kept, "room": room}
-    count = all_passes().add_residual(blocks, ROWS * features, **given, massive=at_position, joined=statistics)
+    given = {"x": x, "height": ROWS, "limits": _float32(*limits), "room": room, "massive": at_position}
+    count = all_passes().add_residual(blocks, ROWS * features, **given, **_joined(state))
     if count < 0:
         reference_states.check_finite(x.float().abs().amax(0))
     if count:

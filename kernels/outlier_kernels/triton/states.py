@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from outlier_kernels.states import HIT, Found, NotFinite, Statistics, serves
+from outlier_kernels.states import HIT, Found, NotFinite, State, serves
 from outlier_kernels.triton import launch, room
 
 __all__ = ["add", "add_residual", "serves"]
@@ -62,34 +62,26 @@ class Report:
         self.places, self.expected = [], 0
 
 
-def _report(x: torch.Tensor, found: Found, place: object, listed: bool) -> Report:
+def _report(state: State, listed: bool) -> Report:
     """The report of the states of a device, which has a place for one more."""
-    report = found.reports.get(x.device) or found.reports.setdefault(x.device, Report(x.device))
-    report.begin(found, place, x.numel() if listed else 0)
+    device, reports = state.x.device, state.found.reports
+    report = reports.get(device) or reports.setdefault(device, Report(device))
+    report.begin(state.found, state.place, state.x.numel() if listed else 0)
     return report
 
 
-def add(
-    statistics: Statistics,
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    alpha: float,
-    kept: torch.Tensor | None,
-    found: Found,
-    place: object = None,
-    listed: bool = True,
-) -> torch.Tensor:
+def add(state: State, alpha: float, listed: bool = True) -> torch.Tensor:
     """See `dispatch.add_state`."""
-    report = _report(x, found, place, listed)
+    report, x = _report(state, listed), state.x
     tokens, features = x.shape
     blocks = triton.cdiv(tokens, TILE["TOKENS"] * TILE["STEPS"])
     strips, hits = triton.cdiv(features, TILE["FEATURES"]), x.new_empty(features, dtype=torch.int64)
     spaces = room(_spaces, x.device, triton.next_power_of_2(blocks), strips)
     launch(
-        *(add_tile, (strips, blocks), x, ids, _kept(kept), tuple(statistics.values()), hits, spaces),
+        *(add_tile, (strips, blocks), x, state.ids, _kept(state.kept), tuple(state.statistics.values()), hits, spaces),
         *(report.table, report.listed if listed else None, len(report.places) - 1),
         *((tokens, features, *x.stride()), float(alpha)),
-        KEEPS=_keeps(kept),
+        KEEPS=_keeps(state.kept),
         STATES=MOST,
         **TILE,
     )
@@ -116,18 +108,9 @@ def _spaces(device: torch.device, blocks: int, strips: int) -> tuple[torch.Tenso
     )
 
 
-def add_residual(
-    statistics: Statistics,
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    limits: tuple[float, float],
-    kept: torch.Tensor | None,
-    massive: torch.Tensor,
-    found: Found,
-    place: object = None,
-) -> None:
+def add_residual(state: State, limits: tuple[float, float], massive: torch.Tensor) -> None:
     """See `dispatch.add_residual`."""
-    report = _report(x, found, place, False)
+    report, x, statistics = _report(state, False), state.x, state.statistics
     tokens, features = x.shape
     grid = triton.cdiv(features, TILE["FEATURES"]), triton.cdiv(tokens, TILE["TOKENS"] * TILE["STEPS"])
     floats, _, wholes, tickets = room(_spaces, x.device, triton.next_power_of_2(grid[1]), grid[0])
@@ -135,9 +118,10 @@ def add_residual(
     shift, offset = BITS[x.dtype]
     sums, sizes = (statistics["sum_of_max"], statistics["sum_of_ratios"]), (tokens, features, *x.stride())
     launch(
-        *(find_middle, grid, x, ids, kept, statistics["largest"], sums, (floats, wholes, tickets, bins, median)),
+        *(find_middle, grid, x, state.ids, state.kept, statistics["largest"], sums),
+        (floats, wholes, tickets, bins, median),
         *(report.table, len(report.places) - 1, sizes),
-        KEEPS=_keeps(kept),
+        KEEPS=_keeps(state.kept),
         STATES=MOST,
         SHIFT=shift,
         OFFSET=offset,
