@@ -11,29 +11,14 @@ from typing import NamedTuple
 
 import torch
 
+from outlier_kernels import reference_formats, reference_integers, reference_systems
 from outlier_kernels.formats import FORMATS, ROWS, Quantizer, find
-from outlier_kernels.reference_formats import (
-    quantize_mantissas,
-    quantize_microscaling,
-    quantize_nvfp4,
-    quantize_scaled,
-    round_elements,
-    round_mantissas,
-)
-from outlier_kernels.reference_integers import CODE_MAX, Quantized, quantize_integers, round_integers
-from outlier_kernels.reference_systems import quantize_int4_e4m3, quantize_int4_in_int8, quantize_int4_int8
+from outlier_kernels.reference_integers import CODE_MAX, Quantized
 
 EXACT_IN_FLOATS = 1024  # features whose products of codes add up exactly in float32: 1024 · 128² = 2^24
 LARGEST_K = 131072  # features in one int32 sum: 131072 · 127² < 2^31, and their codes add up exactly in float32
-# What the formats name, see `formats.Format`.
-FUNCTIONS = {
-    function.__name__: function
-    for function in (
-        *(quantize_integers, quantize_scaled, quantize_microscaling, quantize_nvfp4, quantize_mantissas),
-        *(quantize_int4_e4m3, quantize_int4_in_int8, quantize_int4_int8),
-        *(round_integers, round_elements, round_mantissas),
-    )
-}
+# Among them what the formats name, see `formats.Format`.
+FUNCTIONS = vars(reference_integers) | vars(reference_formats) | vars(reference_systems)
 
 
 class Exact(NamedTuple):

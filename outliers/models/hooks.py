@@ -3,13 +3,14 @@
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import TypeVar
 
 import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from outliers.criterion import RESIDUAL, of_transformerlens
@@ -59,6 +60,15 @@ def independent(hook: Hook) -> Hook:
 def is_independent(hook: Callable) -> bool:
     """Whether a hook is marked so."""
     return getattr(hook, "independent", False)
+
+
+@contextmanager
+def attached(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Hooks that come off when the context ends: what registered them, one after the other."""
+    with ExitStack() as stack:
+        for handle in handles:
+            stack.callback(handle.remove)
+        yield
 
 
 @contextmanager
@@ -136,8 +146,7 @@ def _states(roles: Iterable[str], layers: Iterable[int]) -> list[State]:
     return list(states)
 
 
-@contextmanager
-def input_hooks(projections: Iterable[Projection], visit: Visit) -> Iterator[None]:
+def input_hooks(projections: Iterable[Projection], visit: Visit) -> AbstractContextManager[None]:
     """Call `visit(layer, role, x)` with the input x (tokens, features) of projections.
 
     What it returns goes on in the place of x; None leaves x as it is. Projections that read one hidden state, such as
@@ -153,10 +162,7 @@ def input_hooks(projections: Iterable[Projection], visit: Visit) -> Iterator[Non
 
         return independent(hook) if is_independent(visit) else hook
 
-    with ExitStack() as stack:
-        for projection in projections:
-            stack.callback(projection.module.register_forward_pre_hook(hook_of(projection)).remove)
-        yield
+    return attached(one.module.register_forward_pre_hook(hook_of(one)) for one in projections)
 
 
 class _Shared:
@@ -233,10 +239,9 @@ def _of_two_inputs(module: nn.Module, outputs: torch.Tensor, change: Callable) -
         yield
 
 
-@contextmanager
 def residual_hooks(
     model: PreTrainedModel, visit: Callable[[int, torch.Tensor], torch.Tensor | None], only: int | None = None
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Call `visit(layer, x)` with the output x (tokens, features) of each layer, or of only one.
 
     What it returns goes on in the place of x; None leaves x as it is.
@@ -254,17 +259,13 @@ def residual_hooks(
 
         return independent(hook) if is_independent(visit) else hook
 
-    with ExitStack() as stack:
-        for layer, module in enumerate(decoder_layers(model)):
-            if only in (None, layer):
-                stack.callback(module.register_forward_hook(hook_of(layer)).remove)
-        yield
+    layers = enumerate(decoder_layers(model))
+    return attached(module.register_forward_hook(hook_of(layer)) for layer, module in layers if only in (None, layer))
 
 
-@contextmanager
 def expert_hooks(
     model: PreTrainedModel, visit: Callable[[int, torch.Tensor], None], only: int | None = None
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Call `visit(layer, tokens)` with how many tokens, int64 (experts,), go to each expert of a layer, or of one."""
 
     def hook_of(layer: int):
@@ -274,11 +275,8 @@ def expert_hooks(
 
         return hook
 
-    with ExitStack() as stack:
-        for layer, experts in experts_of(model).items():
-            if only in (None, layer):
-                stack.callback(experts.register_forward_pre_hook(hook_of(layer)).remove)
-        yield
+    layers = experts_of(model).items()
+    return attached(one.register_forward_pre_hook(hook_of(layer)) for layer, one in layers if only in (None, layer))
 
 
 @contextmanager
@@ -328,7 +326,7 @@ def attention_hooks(
             )
         return output[-1]
 
-    with eager(model, summed), ExitStack() as stack:
+    def registered() -> Iterator[RemovableHandle]:
         for layer in layers_of(model):
             path = layer.anatomy.cross_attention if cross else layer.anatomy.attention
             if path is None or only not in (None, layer.number):
@@ -336,11 +334,12 @@ def attention_hooks(
             attention = layer.module.get_submodule(path)
             if layer.anatomy.alibi:
                 hook = partial(only_in_the_mask, layer.anatomy.alibi)
-                stack.callback(attention.register_forward_pre_hook(hook, with_kwargs=True).remove)
+                yield attention.register_forward_pre_hook(hook, with_kwargs=True)
             # first of all, before a variant hides something
-            note = attention.register_forward_pre_hook(masks.note, with_kwargs=True, prepend=True)
-            stack.callback(note.remove)
-            stack.callback(attention.register_forward_hook(hook_of(layer), with_kwargs=True).remove)
+            yield attention.register_forward_pre_hook(masks.note, with_kwargs=True, prepend=True)
+            yield attention.register_forward_hook(hook_of(layer), with_kwargs=True)
+
+    with eager(model, summed), attached(registered()):
         yield
 
 

@@ -121,14 +121,12 @@ class CacheFormat:
 
         Scales and minima count, 16 bits each; so do values that stay exact, of 16 bits.
         """
-        codes = self.quantizer.bits(head_size) if self.bits is None else self._integer_bits(head_size)
+        asymmetric = self.bits and self.bits + 2 * HALF_BITS / (self.channels or head_size)
+        codes = asymmetric or self.quantizer.bits(head_size)
         coded = self.coded(positions) / positions
         for part, whole in ((self.layers, layers), (self.heads, heads)):
             coded *= sum(map(len, part)) / whole if part else 1
         return EXACT_BITS + coded * (codes - EXACT_BITS)
-
-    def _integer_bits(self, head_size: int) -> float:
-        return self.bits + 2 * HALF_BITS / (self.channels or head_size)
 
 
 class Formats(NamedTuple):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cache as once
 from functools import partial
 from itertools import chain
@@ -11,14 +11,16 @@ from typing import NamedTuple
 import torch
 from outlier_kernels.dispatch import quantize
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from outliers.errors import UserError
-from outliers.models.anatomy import Projection, context_length, family_of
+from outliers.models.anatomy import context_length, family_of
 from outliers.models.anatomy.parts import parts
 from outliers.models.attention import States, attentions, check_attention, product_hooks
 from outliers.models.decoder import inference
+from outliers.models.hooks import attached
 from outliers.quantization.cache_formats import CacheFormat, Formats
 from outliers.quantization.remedies.hadamard import drawn, rotate
 
@@ -158,7 +160,8 @@ def check_cache(model: PreTrainedModel, formats: Formats) -> None:
         for name, there, most in (("layers", format.layers, layers), ("heads", format.heads, heads)):
             if there and max(span.stop for span in there) > most:
                 raise UserError(f"'{format}' in a model with {most} {name} of keys; expected some of 0:{most}")
-    if formats.keys and formats.keys.before and _norm_of_keys(model):
+    normed = any("norm" in name for name, _ in next(attentions(model)).module.named_children())
+    if formats.keys and formats.keys.before and normed:
         raise UserError(
             f"keys of '{config.model_type}' before the rotation, which a norm precedes; expected them after the "
             "rotation: leave before out"
@@ -194,11 +197,6 @@ def _outputs_of_keys(model: PreTrainedModel) -> torch.Tensor:
     return next(part.outputs for part in parts(model, 0) if part.name == "k")
 
 
-def _norm_of_keys(model: PreTrainedModel) -> bool:
-    attention = next(attentions(model)).module
-    return any("norm" in name for name, _ in attention.named_children())
-
-
 @contextmanager
 def quantized_states(
     model: PreTrainedModel,
@@ -220,11 +218,12 @@ def quantized_states(
             key = through(key, of_keys, positions, (keys or {}).get(number))
         return query, key, through(value, of_values, positions) if of_values else value
 
-    with product_hooks(model, meet, layer), ExitStack() as stack:
-        for attention in attentions(model):
-            if layer in (None, attention.layer):
-                for hook in _hook_before(model, attention, formats.in_layer(attention.layer).keys):
-                    stack.callback(hook.remove)
+    before = (
+        _hook_before(model, number, keys)
+        for number in range(len(list(attentions(model))))
+        if layer in (None, number) and (keys := formats.in_layer(number).keys) and keys.before
+    )
+    with product_hooks(model, meet, layer), attached(before):
         yield
 
 
@@ -237,11 +236,9 @@ def watched_keys(model: PreTrainedModel, see: Callable[[int, torch.Tensor], None
         yield
 
 
-def _hook_before(model: PreTrainedModel, attention: Projection, keys: CacheFormat | None) -> list:
-    """A hook on the projection that makes keys, where they are kept before the rotation."""
-    if not keys or not keys.before:
-        return []
-    part = next(part for part in parts(model, attention.layer) if part.name == "k")
+def _hook_before(model: PreTrainedModel, layer: int, keys: CacheFormat) -> RemovableHandle:
+    """A hook on the projection that makes keys, which are kept before the rotation."""
+    part = next(part for part in parts(model, layer) if part.name == "k")
 
     def quantized(_module: nn.Module, _inputs: tuple, output: torch.Tensor) -> torch.Tensor:
         met = output.clone()
@@ -249,7 +246,7 @@ def _hook_before(model: PreTrainedModel, attention: Projection, keys: CacheForma
         met[..., outputs] = through(output[..., outputs].transpose(-3, -2), keys).transpose(-3, -2)
         return met
 
-    return [part.reader.module.register_forward_hook(quantized)]
+    return part.reader.module.register_forward_hook(quantized)
 
 
 class QuantizedLayer(DynamicLayer):

@@ -43,27 +43,23 @@ def row_fields(
         layers = [module for module in modules if isinstance(module, Int8Linear | QuantizedLinear)]
         paths = {layer.path(model.dtype) for layer in layers} or {path_under(scheme, model.device, model.dtype)}
         fields["kernels"] = ", ".join(sorted(paths))
-        fields |= bits_of(scheme, model, skip, only, instead) if says_bits(scheme) else {}
+        if says_bits(scheme):
+            left = skipped(model, skip, scheme, only)
+            fields |= bits_of(scheme, model, left, check_instead(model, scheme, left, instead))
     if scheme.outlier_threshold is not None:
         fields["outlier_weights"] = "exact" if scheme.exact_outliers and not small else "dequantized"
     return fields
 
 
-def bits_of(
-    scheme: Scheme,
-    model: PreTrainedModel,
-    skip: Collection[str] = (),
-    only: Collection[str] = (),
-    instead: Mapping[Scheme, Collection[str]] = MappingProxyType({}),
-) -> dict:
+def bits_of(scheme: Scheme, model: PreTrainedModel, left: Collection[str], others: Mapping[str, Scheme]) -> dict:
     """weight_bits and activation_bits of an operand that is quantized: bits that the codes of a value and its share of
     scales and zero points take, on average over the weights of a model's projections, or over their inputs.
 
     Outlier features in 16 bits are not counted, nor scales that all activations of a block share.
+
+    left: paths of what stays exact. others: schemes in the place of `scheme`, by path.
     """
-    left = skipped(model, skip, scheme, only)
     there = [projection for projection in projections(model) if projection.path not in left]
-    others = check_instead(model, scheme, left, instead)
     averages = {}
     for operand, field in (("weights", "weight_bits"), ("activations", "activation_bits")):
         if getattr(scheme, operand):

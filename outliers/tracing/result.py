@@ -285,11 +285,6 @@ class Trace:
         first = {role: [in_nnsight(role, paths[0]) for paths in of_role] for role, of_role in self.modules.items()}
         return Frame(table.assign(nnsight=[name for role in roles for name in first.get(role, [None] * self.layers)]))
 
-    def _hit_values(self) -> pd.DataFrame:
-        """The sketch as a table: layer, role (its place in `ROLES`), feature, bucket, count."""
-        keys, counts = np.array(sorted(self.sketch.items()), np.int64).reshape(-1, 2).T
-        return pd.DataFrame({**unpack_keys(keys), "count": counts})
-
     def features(self, roles: Iterable[str] = STREAM, by: str | None = None) -> Frame:
         """Statistics of every feature, the most affected first (docs/definitions.md#outlier-features).
 
@@ -396,7 +391,8 @@ class Trace:
 
     def _with_quartiles(self, table: pd.DataFrame, view: tuple[str, ...]) -> pd.DataFrame:
         """Add the quartiles of a view's hit values to a table whose index says where they are."""
-        values = self._hit_values()
+        keys, counts = np.array(sorted(self.sketch.items()), np.int64).reshape(-1, 2).T
+        values = pd.DataFrame({**unpack_keys(keys), "count": counts})
         values = values[values["role"].isin([ROLES.index(role) for role in view])]
         quartiles = quantiles(values, list(table.index.names), QUARTILES)
         # a bucket's estimate may lie below alpha by 1 %, a hit does not

@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial, reduce
 
 import numpy as np
@@ -166,12 +166,14 @@ def _hooks(
     """Those by which observers see all layers of their views of a model, or one."""
     with ExitStack() as stack:
         for observer in observers:
-            stack.enter_context(_hooks_of(observer, attention, model, layer))
+            for hooks in _hooks_of(observer, attention, model, layer):
+                stack.enter_context(hooks)
         yield
 
 
-@contextmanager
-def _hooks_of(observer: "_Observer", attention: bool, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
+def _hooks_of(
+    observer: "_Observer", attention: bool, model: PreTrainedModel, layer: int | None
+) -> Iterator[AbstractContextManager]:
     view = observer.view
     layers = [number for number in view.layers if layer in (None, number)]
     tracked = [reader for reader in readers(model) if reader.role in observer.roles and reader.layer in layers]
@@ -179,14 +181,12 @@ def _hooks_of(observer: "_Observer", attention: bool, model: PreTrainedModel, la
     def of_view(see: Callable) -> Callable:
         return lambda number, *seen: see(number, *seen) if number in layers else None
 
-    with ExitStack() as stack:
-        stack.enter_context(input_hooks(tracked, observer.see_memory if view.cross else observer.see_hidden_state))
-        if not view.cross:
-            stack.enter_context(residual_hooks(model, of_view(observer.see_residual), layer))
-            stack.enter_context(expert_hooks(model, of_view(observer.see_experts), layer))
-        if attention:
-            stack.enter_context(attention_hooks(model, of_view(observer.see_attention), layer, True, view.cross))
-        yield
+    yield input_hooks(tracked, observer.see_memory if view.cross else observer.see_hidden_state)
+    if not view.cross:
+        yield residual_hooks(model, of_view(observer.see_residual), layer)
+        yield expert_hooks(model, of_view(observer.see_experts), layer)
+    if attention:
+        yield attention_hooks(model, of_view(observer.see_attention), layer, True, view.cross)
 
 
 def _check_roles(roles: Iterable[str]) -> tuple[str, ...]:

@@ -21,14 +21,6 @@ if TYPE_CHECKING:  # to read a variant takes no torch, so that a mistake is refu
 Means = dict[tuple[int, str], "torch.Tensor"]
 
 
-def _zero(values, _mean, _generator):
-    return values.new_zeros(values.shape)
-
-
-def _mean(values, mean, _generator):
-    return mean.to(values).expand_as(values)
-
-
 def _shuffle(values, _mean, generator):
     import torch
 
@@ -37,7 +29,11 @@ def _shuffle(values, _mean, generator):
 
 
 # Method: (values (T, features), their means over the text (features,), generator) to values.
-METHODS = {"zero": _zero, "mean": _mean, "shuffle": _shuffle}
+METHODS = {
+    "zero": lambda values, _mean, _generator: values.new_zeros(values.shape),
+    "mean": lambda values, mean, _generator: mean.to(values).expand_as(values),
+    "shuffle": _shuffle,
+}
 SEEDS = range(2**63)  # what the generators of numpy and torch both take
 WHERE = ("attn_in",)  # as the paper has it
 

@@ -4,7 +4,7 @@ alone scatters it."""
 import math
 import statistics
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cache, lru_cache, partial
 
 import torch
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.models.anatomy import input_embeddings
-from outliers.models.hooks import independent
+from outliers.models.hooks import attached, independent
 from outliers.quantization.convert import quantized_layers
 
 MOST_KEPT = 2**25  # entries of embeddings whose factors stay for the next variant: 134 MB
@@ -38,10 +38,8 @@ def drawn(model: PreTrainedModel, draw: int) -> Iterator[None]:
         yield
         return
     factors = cache(partial(_factors, draw))
-    with ExitStack() as stack:
-        for embedding in input_embeddings(model):
-            stack.callback(embedding.register_forward_hook(independent(partial(_multiplied, factors))).remove)
-        stack.enter_context(untied(model, draw))
+    multiplied = independent(partial(_multiplied, factors))
+    with attached(one.register_forward_hook(multiplied) for one in input_embeddings(model)), untied(model, draw):
         yield
 
 

@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from outliers.criterion import of_transformerlens
 from outliers.errors import UserError, unknown_name
+from outliers.models.variant import Variant
 
 if TYPE_CHECKING:  # to read a place takes no torch
     import torch
@@ -26,6 +28,32 @@ _WRITTEN = re.compile(
 # Of a projection, by the field that says where it is, the value of the field, and the place as a scheme takes it.
 WRITTEN = {"role": lambda part: (part.role, part.role), "layer": lambda part: (part.layer, f"layers.{part.layer}")}
 HINT = "(of some layers or a head: layers.9:12.q, layers.9.heads.3)"
+LIMITS = ("only", "skip")  # options that take places
+
+
+class AtPlaces(Variant):
+    """A variant of projections at some places: those of `only`, unless that is empty, and none of `skip`."""
+
+    only: tuple[str, ...]
+    skip: tuple[str, ...]
+
+    @property
+    def limits(self) -> list[str]:
+        """Those of `LIMITS` that it has, as its name says them."""
+        return [f"{option}={'/'.join(getattr(self, option))}" for option in LIMITS if getattr(self, option)]
+
+    @property
+    def is_of_places(self) -> bool:
+        """Whether it changes nothing but some places."""
+        return bool(self.only)
+
+    def alone_at(self, place: str) -> Self:
+        """The same at a place alone."""
+        return replace(self, only=(place,))
+
+    def exact_at(self, place: str) -> Self:
+        """The same but at a place."""
+        return replace(self, skip=(*self.skip, place))
 
 
 class Place(NamedTuple):

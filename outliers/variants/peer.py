@@ -3,13 +3,13 @@
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outliers.criterion import ALPHA, check_threshold
 from outliers.errors import UserError
 from outliers.models.variant import Variant
-from outliers.variants.edges import WRITTEN
+from outliers.variants.edges import LIMITS, WRITTEN, AtPlaces
 from outliers.variants.term import read_number, write_number
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def is_against(written: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Against(Variant):
+class Against(AtPlaces):
     """A model of somebody else in the place of ours: quantized, fine-tuned, or damaged.
 
     other: its name, as `outliers.load_model` takes it, or the folder of one that `outliers.save_quantized` wrote; or
@@ -96,7 +96,7 @@ class Against(Variant):
         match = _AGAINST.fullmatch(term)
         if match is None:
             raise UserError(f"'{term}' is malformed; expected the name of a model, such as {AGAINST}(path/to/folder)")
-        places = {name: tuple(match[name].split("/")) if match[name] else () for name in ("only", "skip")}
+        places = {name: tuple(match[name].split("/")) if match[name] else () for name in LIMITS}
         return cls(match["other"], **places)
 
     @property
@@ -109,8 +109,7 @@ class Against(Variant):
     @property
     def name(self) -> str:
         """Its writing."""
-        places = [f",{name}={'/'.join(getattr(self, name))}" for name in ("only", "skip") if getattr(self, name)]
-        return f"{AGAINST}({self.called}{''.join(places)})"
+        return f"{AGAINST}({','.join([self.called, *self.limits])})"
 
     def fields(self, model: "PreTrainedModel | None" = None) -> dict:
         """The weights of the other model, and their form, where it is read."""
@@ -124,24 +123,11 @@ class Against(Variant):
 
         check_alike(model, self.other)
 
-    @property
-    def is_of_places(self) -> bool:
-        """Whether nothing but some places is taken of it."""
-        return bool(self.only)
-
     def places(self, model: "PreTrainedModel", field: str) -> dict[str | int, str]:
         """Every role or layer (field) with projections, as `only` and `skip` take it."""
         from outliers.models.anatomy import projections
 
         return dict(map(WRITTEN[field], projections(model)))
-
-    def alone_at(self, place: str) -> "Against":
-        """The projections at a place alone."""
-        return replace(self, only=(place,))
-
-    def exact_at(self, place: str) -> "Against":
-        """All projections but those at a place."""
-        return replace(self, skip=(*self.skip, place))
 
     @contextmanager
     def on(self, model: "PreTrainedModel", _layer: int | None = None) -> "Iterator[PreTrainedModel]":

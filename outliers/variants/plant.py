@@ -125,19 +125,15 @@ def _sums(model: PreTrainedModel) -> Iterator[Sum]:
         steps = [
             (layer, norm, getattr(layer.anatomy, reads), getattr(layer.anatomy, adds)[0])
             for layer in layers
-            for norm, (reads, adds) in zip(_norms(layer), _sublayers(layer), strict=True)
+            for norm, (reads, adds) in zip(
+                layer.anatomy.norms_of_sums or layer.anatomy.norms,
+                [(reads, adds) for reads, adds in SUBLAYERS if getattr(layer.anatomy, reads)],
+                strict=True,
+            )
         ]
         for (layer, norm, *_), (other, _, readers, added) in zip(steps, steps if before else steps[1:], strict=False):
             modules = [other.module.get_submodule(name) for name in (*readers, added)]
             yield Sum(layer.module.get_submodule(norm), modules[:-1], modules[-1])
-
-
-def _norms(layer: Layer) -> tuple[str, ...]:
-    return layer.anatomy.norms_of_sums or tuple(layer.anatomy.norms)
-
-
-def _sublayers(layer: Layer) -> list[tuple[str, str]]:
-    return [(reads, adds) for reads, adds in SUBLAYERS if getattr(layer.anatomy, reads)]
 
 
 def _readers(layer: Layer, role: str) -> list[torch.Tensor]:

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from outliers.errors import UserError
-from outliers.models.variant import Variant
 from outliers.quantization.plans.plan import MARK, Plan, expanded, read_plan
 from outliers.quantization.schemes import BASELINE, SCHEMES, Scheme, get_scheme
-from outliers.variants.edges import WRITTEN
+from outliers.variants.edges import LIMITS, WRITTEN, AtPlaces
 from outliers.variants.term import read_number, write_number
 
 if TYPE_CHECKING:
@@ -18,13 +17,12 @@ if TYPE_CHECKING:
 
     from outliers.quantization.magnitudes import Calibration
 
-PLACES = ("only", "skip")  # options that take places
-OPTIONS = ("alpha", *PLACES)
+OPTIONS = ("alpha", *LIMITS)
 INSTEAD = re.compile(r"instead=(\((?P<remedied>[^()]+)\)|(?P<scheme>[^@()]+))@(?P<places>.+)")
 
 
 @dataclass(frozen=True)
-class Quantized(Variant):
+class Quantized(AtPlaces):
     """A model under a scheme; skip, only, calibration, instead: as for `outliers.quantize`.
 
     Example:
@@ -72,7 +70,7 @@ class Quantized(Variant):
                     "change; expected a scheme such as llm.int8, or no alpha"
                 )
             scheme = get_scheme(scheme, read_number(options["alpha"], "+".join(terms)))
-        places = {option: _places(options[option]) for option in PLACES if option in options}
+        places = {option: _places(options[option]) for option in LIMITS if option in options}
         others = [(get_scheme(match["remedied"] or match["scheme"]), _places(match["places"])) for match in instead]
         return cls(scheme, **places, instead=tuple(others))
 
@@ -95,7 +93,7 @@ class Quantized(Variant):
 
     @property
     def _places(self) -> list[str]:
-        places = [f"{option}={'/'.join(getattr(self, option))}" for option in PLACES if getattr(self, option)]
+        places = self.limits
         for scheme, paths in self.instead:
             name = f"({scheme.name})" if "+" in scheme.name else scheme.name
             places.append(f"instead={name}@{'/'.join(paths)}")
@@ -159,11 +157,6 @@ class Quantized(Variant):
                 changes[part.layer].add((part.path, scheme))
         return tuple(map(frozenset, changes))
 
-    @property
-    def is_of_places(self) -> bool:
-        """Whether it quantizes nothing but some places."""
-        return bool(self.only)
-
     def places(self, model: "PreTrainedModel", field: str) -> dict[str | int, str]:
         """Every role, layer or stack (field) of which it quantizes something, as `only` and `skip` take it."""
         from outliers.models.anatomy.views import views_of
@@ -174,14 +167,6 @@ class Quantized(Variant):
         stacks = {layer: view for view in views_of(model).values() if not view.cross for layer in view.layers}
         of_stack = {"stack": lambda part: (stacks[part.layer].name, stacks[part.layer].written)}
         return dict(map((WRITTEN | of_stack)[field], parts))
-
-    def alone_at(self, place: str) -> "Quantized":
-        """The same at a place alone."""
-        return replace(self, only=(place,))
-
-    def exact_at(self, place: str) -> "Quantized":
-        """The same but at a place."""
-        return replace(self, skip=(*self.skip, place))
 
     def served(self, model: str, dtype: str, device: str, revision: str | None) -> "PreTrainedModel":
         """A model by its name, as `outliers.load_model` takes it, with all of the scheme that stands in the place of

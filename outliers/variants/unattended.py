@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -45,14 +45,15 @@ class Unattended(Variant):
     def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":
         """The model itself, with hooks on the masks of its attention."""
         from outliers.models.anatomy import layers_of
-        from outliers.models.hooks import independent
+        from outliers.models.hooks import attached, independent
 
-        with ExitStack() as stack:
-            for decoder_layer in layers_of(model):
-                if layer in (None, decoder_layer.number):
-                    attention = decoder_layer.module.get_submodule(decoder_layer.anatomy.attention)
-                    masked = partial(_masked, list(self.positions), decoder_layer.anatomy.bidirectional)
-                    stack.callback(attention.register_forward_pre_hook(independent(masked), with_kwargs=True).remove)
+        def registered():
+            for number, _, module, anatomy, _ in layers_of(model):
+                if layer in (None, number):
+                    masked = independent(partial(_masked, list(self.positions), anatomy.bidirectional))
+                    yield module.get_submodule(anatomy.attention).register_forward_pre_hook(masked, with_kwargs=True)
+
+        with attached(registered()):
             yield model
 
 

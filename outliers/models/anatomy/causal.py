@@ -133,15 +133,6 @@ _ROWS = {
 }
 
 
-def _next(ids: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every position predicts the next one."""
-    return states[:-1], ids[1:]
-
-
-def _behind_the_first(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return ids, torch.arange(1, len(ids))
-
-
 class NothingBefore(Cache):
     """No keys and values of earlier positions, and none are kept. Without a cache transformers looks whether positions
     begin anew, for which the host would wait for the GPU."""
@@ -158,8 +149,8 @@ CAUSAL = Family(
     "causal",
     _ROWS,
     AutoModelForCausalLM,
-    _next,
+    lambda ids, states: (states[:-1], ids[1:]),  # every position predicts the next one
     keywords={"use_cache": False},
     cache=NothingBefore(),
-    places=_behind_the_first,
+    places=lambda ids: (ids, torch.arange(1, len(ids))),
 )

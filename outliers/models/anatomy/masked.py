@@ -4,20 +4,11 @@ from dataclasses import replace
 
 import torch
 from torch.nn import functional
-from transformers import AutoModelForMaskedLM, PreTrainedModel
+from transformers import AutoModelForMaskedLM
 
 from outliers.models.anatomy.examples import IGNORED, Example, labelled
 from outliers.models.anatomy.family import Family
 from outliers.models.anatomy.row import Anatomy, read_by_the_head, two_norms
-
-
-def _roberta(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
-    return model.lm_head.layer_norm(functional.gelu(model.lm_head.dense(states)))
-
-
-def _distilbert(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
-    return model.vocab_layer_norm(model.activation(model.vocab_transform(states)))
-
 
 _BERT = Anatomy(
     bidirectional=True,
@@ -36,7 +27,7 @@ _BERT = Anatomy(
 _ROBERTA = replace(
     _BERT,
     layers="roberta.encoder.layer",
-    head=_roberta,
+    head=lambda model, states: model.lm_head.layer_norm(functional.gelu(model.lm_head.dense(states))),
     positions="roberta.embeddings.position_embeddings",
     padded_positions=True,
 )
@@ -60,7 +51,7 @@ _ROWS = {
         attn_out=("attention.out_lin",),
         ffn_in=("ffn.lin1",),
         ffn_out=("ffn.lin2",),
-        head=_distilbert,
+        head=lambda model, states: model.vocab_layer_norm(model.activation(model.vocab_transform(states))),
         positions="distilbert.embeddings.position_embeddings",
     ),
     "modernbert": Anatomy(

@@ -65,8 +65,8 @@ def _t5(gates: tuple[str, ...] = ("wi_0", "wi_1"), **changes) -> Anatomy:
     return replace(encoder, others=(gated[0],), decoder=replace(decoder, others=(gated[1],)))
 
 
-def _fairseq(norms_of_sums: bool, logits_bias: str | None = "final_logits_bias", **changes) -> Anatomy:
-    """BART and its kin; norms_of_sums: whether norms come behind the sub-layers."""
+def _fairseq(norms_of_sums: bool, **changes) -> Anatomy:
+    """BART and its kin; norms_of_sums: whether norms come behind the sub-layers; changes: of both stacks."""
     norms = two_norms("self_attn_layer_norm", "final_layer_norm")
     encoder = Anatomy(
         bidirectional=True,
@@ -81,9 +81,9 @@ def _fairseq(norms_of_sums: bool, logits_bias: str | None = "final_logits_bias",
         ffn_in=("fc1",),
         ffn_out=("fc2",),
         positions="model.encoder.embed_positions",
-        logits_bias=logits_bias,
-        **changes,
+        logits_bias="final_logits_bias",
     )
+    encoder = replace(encoder, **changes)
     norms = _three_norms("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
     decoder = replace(
         encoder,
@@ -103,21 +103,14 @@ def _fairseq(norms_of_sums: bool, logits_bias: str | None = "final_logits_bias",
 
 
 _BEHIND = {"post_self_attn_layernorm": "attn_out", "post_feedforward_layernorm": "ffn_out"}
-_T5GEMMA = replace(
-    _fairseq(False, None).decoder,
-    norms=_three_norms("pre_self_attn_layernorm", "pre_cross_attn_layernorm", "pre_feedforward_layernorm"),
-    norms_behind=_BEHIND | {"post_cross_attn_layernorm": "cross_out"},
+_T5GEMMA = _fairseq(
+    False,
     attn_out=("self_attn.o_proj",),
-    cross_attention="cross_attn",
-    cross_in=("cross_attn.q_proj",),
-    cross_kv=_names("k_proj", "v_proj", of="cross_attn"),
-    cross_out=("cross_attn.o_proj",),
     ffn_in=_names("gate_proj", "up_proj", of="mlp"),
     ffn_out=("mlp.down_proj",),
     norm_offset=1.0,
-    positions=None,
-    config="decoder",
     logits=capped,
+    logits_bias=None,
 )
 
 _ROWS = {
@@ -130,18 +123,21 @@ _ROWS = {
     "pegasus": _fairseq(False),
     "t5gemma": replace(
         _T5GEMMA,
-        bidirectional=True,
-        stack="encoder",
-        module="model.encoder",
-        layers="model.encoder.layers",
         norms=two_norms("pre_self_attn_layernorm", "pre_feedforward_layernorm"),
         norms_behind=_BEHIND,
-        cross_attention=None,
-        cross_in=(),
-        cross_kv=(),
-        cross_out=(),
+        positions=None,
         config="encoder",
-        decoder=_T5GEMMA,
+        decoder=replace(
+            _T5GEMMA.decoder,
+            norms=_three_norms("pre_self_attn_layernorm", "pre_cross_attn_layernorm", "pre_feedforward_layernorm"),
+            norms_behind=_BEHIND | {"post_cross_attn_layernorm": "cross_out"},
+            cross_attention="cross_attn",
+            cross_in=("cross_attn.q_proj",),
+            cross_kv=_names("k_proj", "v_proj", of="cross_attn"),
+            cross_out=("cross_attn.o_proj",),
+            positions=None,
+            config="decoder",
+        ),
     ),
 }
 
@@ -151,8 +147,7 @@ def _shifted(model: PreTrainedModel, block: Example) -> tuple[torch.Tensor, torc
     return block.ids, model.prepare_decoder_input_ids_from_labels(labels=block.labels[None])[0]
 
 
-def _all_targets(block: Example) -> tuple[torch.Tensor, torch.Tensor]:
-    return block.labels, (block.labels != IGNORED).nonzero()[:, 0]
-
-
-SEQ2SEQ = Family("seq2seq", _ROWS, AutoModelForSeq2SeqLM, labelled, _shifted, {"use_cache": False}, places=_all_targets)
+SEQ2SEQ = Family(
+    *("seq2seq", _ROWS, AutoModelForSeq2SeqLM, labelled, _shifted, {"use_cache": False}),
+    places=lambda block: (block.labels, (block.labels != IGNORED).nonzero()[:, 0]),  # all targets
+)

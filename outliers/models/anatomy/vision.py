@@ -21,10 +21,6 @@ def _first(_model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
     return states[:, 0]
 
 
-def _mean(_model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
-    return states.mean(1)
-
-
 def _mean_of_patches(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
     return states[:, len(_before_patches(model.config)) :].mean(1)
 
@@ -102,7 +98,7 @@ _ROWS = {
     "dinov2": _dino("dinov2"),
     "dinov2_with_registers": _dino("dinov2_with_registers"),
     "clip": _tower(head=_mean_of_patches),
-    "siglip": _tower(head=_mean, special=()),
+    "siglip": _tower(head=lambda _model, states: states.mean(1), special=()),
 }
 
 
@@ -164,10 +160,6 @@ def _side(config: PretrainedConfig) -> int:
     return tower.image_size // tower.patch_size
 
 
-def _count_places(config: PretrainedConfig) -> int:
-    return len(_before_patches(config)) + _side(config) ** 2
-
-
 def _ids(config: PretrainedConfig, pixels: torch.Tensor) -> torch.Tensor:
     """The number of each place, int64 (T,): those before the patches, then the patches of the largest picture row by
     row, of which a smaller picture has the first ones of the first rows."""
@@ -215,19 +207,15 @@ def _smallest(config: PretrainedConfig) -> Example:
     return Example(pixels, torch.zeros(1, dtype=torch.int64))
 
 
-def _pooled(block: Example, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """States (1, T, features), which the head pools, and the one label (1,) that they predict together."""
-    return states[None], block.labels
-
-
 VISION = Family(
     "vision",
     _ROWS,
     _Making,
-    _pooled,
+    # states (1, T, features), which the head pools, and the one label (1,) that they predict together
+    lambda block, states: (states[None], block.labels),
     smallest=_smallest,
     check=_check,
     ids=_ids,
-    vocabulary=_count_places,
+    vocabulary=lambda config: len(_before_patches(config)) + _side(config) ** 2,
     name_of=_name,
 )

@@ -53,15 +53,11 @@ EIGHT_BITS = Format(
 # their block; these may be codes of bytes themselves
 
 
-def _state(values: torch.Tensor) -> dict:
-    return json.loads(bytes(values.tolist()))
-
-
 def _sizes_of_4_bits(stored: dict[str, Lazy], fields: dict) -> Iterator[Sizes]:
     end = next((end for end in stored if ".quant_state." in end), None)
     if end is None:
         raise Contradiction("weight.quant_state.bitsandbytes__nf4", None, "one")
-    state = _state(stored[end].read())
+    state = json.loads(bytes(stored[end].read().tolist()))
     outputs, features = state["shape"]
     said = ("load_in_4bit", "bnb_4bit_quant_type", "blocksize", "nested_blocksize")
     yield Sizes(outputs, features, 4, fields | state, said, -(-outputs * features // state["blocksize"]))

@@ -30,10 +30,6 @@ def _sizes(shape: tuple[int, ...], fields: dict) -> Iterator[Sizes]:
         yield Sizes(outputs, features, weights.get("num_bits", 8), weights, SAID, groups, scales[strategy])
 
 
-def _sizes_of_codes(stored: dict[str, Lazy], fields: dict) -> Iterator[Sizes]:
-    return _sizes(stored["weight"].shape, fields)
-
-
 def _sizes_of_packed(stored: dict[str, Lazy], fields: dict) -> Iterator[Sizes]:
     if "weight_shape" not in stored:
         raise Contradiction("weight_shape", None, "the outputs and features of the weight")
@@ -42,15 +38,6 @@ def _sizes_of_packed(stored: dict[str, Lazy], fields: dict) -> Iterator[Sizes]:
 
 def _is_symmetric(sizes: Sizes) -> bool:
     return sizes.fields.get("symmetric", True)
-
-
-def _has_zero_points(sizes: Sizes) -> bool | None:
-    """Older versions store those of symmetric codes too."""
-    return None if _is_symmetric(sizes) else True
-
-
-def _is_ordered(sizes: Sizes) -> bool:
-    return sizes.fields.get("actorder") in ("group", "dynamic")
 
 
 def _note(stored: dict[str, Lazy], sizes: Sizes) -> str:
@@ -104,7 +91,9 @@ def _codes(sizes: Sizes) -> tuple[str]:
 
 
 _SCALE = Part("weight_scale", lambda s: (FLOATS, s.scales))
-_ORDER = Part("weight_g_idx", lambda s: (INT32, (s.features,)), _is_ordered)
+_ORDER = Part(
+    *("weight_g_idx", lambda s: (INT32, (s.features,))), lambda s: s.fields.get("actorder") in ("group", "dynamic")
+)
 PACKED = Format(
     "weight_packed",
     _sizes_of_packed,
@@ -123,11 +112,12 @@ PACKED = Format(
 )
 CODES = Format(
     "weight",
-    _sizes_of_codes,
+    lambda stored, fields: _sizes(stored["weight"].shape, fields),
     (
         Part("weight", lambda s: (_codes(s), (s.outputs, s.features))),
         _SCALE,
-        Part("weight_zero_point", lambda s: ((*_codes(s), *FLOATS), s.scales), _has_zero_points),
+        # Older versions store those of symmetric codes too.
+        Part("weight_zero_point", lambda s: ((*_codes(s), *FLOATS), s.scales), lambda s: not _is_symmetric(s) or None),
         _ORDER,
     ),
     unpack_codes,

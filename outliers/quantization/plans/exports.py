@@ -3,6 +3,7 @@
 import importlib.util
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import yaml
@@ -41,10 +42,6 @@ def _as_json(exported: dict) -> str:
     return json.dumps(exported, indent=2) + "\n"
 
 
-def _as_yaml(exported: dict) -> str:
-    return yaml.safe_dump(exported, sort_keys=False, width=120)
-
-
 def _threshold(scheme: Scheme) -> float | None:
     """The magnitude from which on bitsandbytes multiplies features in 16 bits, where it is vector-wise as the scheme
     is.
@@ -70,7 +67,9 @@ EXPORTS = {
         takes=(nn.Linear,),
     ),
     "llm-compressor": Export(
-        "recipe.yaml", compressed_tensors.arguments_of, compressed_tensors.recipe_of, _as_yaml, takes=(nn.Linear,)
+        *("recipe.yaml", compressed_tensors.arguments_of, compressed_tensors.recipe_of),
+        partial(yaml.safe_dump, sort_keys=False, width=120),
+        takes=(nn.Linear,),
     ),
     "torchao": Export(
         "torchao.json", torchao.config_of, torchao.by_name, torchao.as_json, takes=(nn.Linear,), package="torchao"
