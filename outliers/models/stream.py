@@ -45,14 +45,6 @@ class Watched(Variant):
     hooks: Callable[[PreTrainedModel, int | None], AbstractContextManager]
     name = "watched"
 
-    def fields(self, model: PreTrainedModel | None = None) -> dict:
-        """Those of the variant."""
-        return self.variant.fields(model)
-
-    def first_layer(self, model: PreTrainedModel) -> int:
-        """That of the variant."""
-        return self.variant.first_layer(model)
-
     @contextmanager
     def on(self, model: PreTrainedModel, layer: int | None = None) -> Iterator[PreTrainedModel]:
         """The model under the variant."""
@@ -114,7 +106,7 @@ class Stream:
         self.dtypes = {name: dtype_of(model, name) for name in self.stored}
         # Of states between layers: T5's are float32 behind the first layer of a float16 model, because its wo is.
         self.widest = functools.reduce(torch.promote_types, self.dtypes.values(), self.dtype)
-        self.bytes_read, self.last = 0, AS_IT_IS  # the variant whose last hidden states were put out last
+        self.last = AS_IT_IS  # the variant whose last hidden states were put out last
         self.taken: Counter = Counter()  # bytes by device, of what is kept of blocks while they pass
         parameters = {name for name, _ in model.named_parameters()}
         self.to_hash = {name for name in self.stored if self._number(name) is not None and name in parameters}
@@ -127,7 +119,6 @@ class Stream:
         """Embeddings, final norm and head; they stay."""
         outside = {name: lazy for name, lazy in self.stored.items() if self._number(name) is None}
         fill(model, outside, self.absent, self.name, self.device)
-        self.bytes_read += sum(lazy.size for lazy in outside.values())
         with self._hashing([pair for pair in model.named_parameters() if self._number(pair[0]) is None]):
             pass
 
@@ -138,7 +129,6 @@ class Stream:
         try:
             for name in names:
                 put(model, name, self.stored[name], self.name, self.device, self.dtypes[name])
-                self.bytes_read += self.stored[name].size
             for name in self._names(number + 1):
                 for file, start, end in self.stored[name].spans:
                     file.will_need(start, end)
@@ -166,7 +156,7 @@ class Stream:
         for _, names in groupby(sorted(self.to_hash), key=self._number):
             names = list(names)
             with self._hashing([(name, self.stored[name].read().to(self.dtypes[name])) for name in names]):
-                self.bytes_read += sum(self.stored[name].size for name in names)
+                pass
             self.to_hash -= set(names)
         return hash_of(self.lines)
 

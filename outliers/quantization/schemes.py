@@ -317,13 +317,11 @@ def get_scheme(scheme: str | Scheme, alpha: float | None = None) -> Scheme:
         UserError: no scheme or remedy has this name, a plugin is broken, `alpha` is not a positive number, or as
             `remedied`.
     """
-    if isinstance(scheme, str):
-        _check_base(scheme)
-    if isinstance(scheme, str) and scheme not in SCHEMES and "+" in scheme:
-        base, _, written = scheme.partition("+")
-        scheme = remedied(_scheme_named(base), written)
-    elif not isinstance(scheme, Scheme):
-        scheme = _scheme_named(scheme)
+    if not isinstance(scheme, Scheme):
+        written = str(scheme)
+        _check_base(written)
+        base, plus, remedies = (written, "", "") if written in SCHEMES else written.partition("+")
+        scheme = remedied(_scheme_named(base), remedies) if plus else _scheme_named(base)
     threshold = None if alpha is None else check_threshold("alpha", alpha)
     if threshold is None or scheme.outlier_threshold is None:
         return scheme
@@ -344,13 +342,12 @@ def _check_base(written: str) -> None:
 
 
 def _scheme_named(name: str) -> Scheme:
-    written = str(name)
-    if scheme := SCHEMES.get(written) or in_groups(written):
+    if scheme := SCHEMES.get(name) or in_groups(name):
         return scheme
     known = SCHEMES | plugin_schemes(Scheme, SCHEMES)
-    if written not in known:
-        raise _unknown(written, known)
-    return known[written]
+    if name not in known:
+        raise _unknown(name, known)
+    return known[name]
 
 
 def _unknown(name: str, known: Iterable[str]) -> UserError:

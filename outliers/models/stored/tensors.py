@@ -61,11 +61,6 @@ class Lazy(NamedTuple):
     read: Callable[[], torch.Tensor]
     note: str = ""
 
-    @property
-    def size(self) -> int:
-        """Bytes that are read for it."""
-        return sum(end - start for _, start, end in self.spans)
-
     def without_values(self) -> torch.Tensor:
         """A tensor on the meta device like this one."""
         return torch.empty(self.shape, dtype=READ[self.dtype], device="meta")
