@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 import torch
 from accelerate.hooks import CpuOffload, add_hook_to_module
-from outlier_kernels import reference
+from outlier_kernels import dispatch, reference
 from outlier_kernels.cpu.packed import Packed
 from outlier_kernels.formats import Quantizer
 from safetensors.torch import save_file
@@ -27,7 +27,7 @@ from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.paper.report import drawn_again
 from outliers.quantization.int8 import Int8Linear
-from outliers.quantization.linear import QuantizedLinear, quantize_weight, stored_weight
+from outliers.quantization.linear import QuantizedLinear, stored_weight
 from outliers.quantization.peers import bitsandbytes_layer, with_bitsandbytes
 from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, get_scheme, write_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
@@ -268,7 +268,7 @@ def test_int8_layer_is_the_reference(name):
         x = torch.randn(2, 7, 16)
         x[..., 2] *= 9
         layer = Int8Linear(projection, scheme)
-        weight = quantize_weight(stored_weight(projection), scheme)
+        weight = dispatch.quantize(stored_weight(projection), scheme.weights, scheme.arithmetic)
         if scheme.arithmetic == "bitsandbytes":
             want = reference.linear_bitsandbytes(x.flatten(0, 1), weight, projection.bias, scheme.outlier_threshold)
         else:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from operator import methodcaller
+from os.path import lexists
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ from outliers.models.skeleton import refusals
 from outliers.models.source import Source
 from outliers.models.stored import unpacked
 from outliers.models.stored.tensors import BYTES, FLOATS, OTHERS, Lazy, printable, read_safetensors, twice
-from outliers.models.weight_files import INDEX, WEIGHTS, is_there, listed_shards, watch, weight_files
+from outliers.models.weight_files import INDEX, WEIGHTS, listed_shards, watch, weight_files
 
 DEQUANTIZED = {"mxfp4": Mxfp4Config(dequantize=True)}  # formats of stored weights, and how transformers undoes them
 
@@ -117,7 +118,7 @@ def _downloaded(source: Source, name: str) -> Path:
             return Path(snapshot_download(source.path, revision=revision, **keywords))
 
     def has(name: str) -> bool:
-        return is_there(folder / name)
+        return lexists(folder / name)
 
     revision = source.revision
     folder = snapshot(WEIGHTS)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from importlib import import_module
+from os.path import lexists
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple, TypeVar
@@ -24,7 +25,7 @@ from huggingface_hub.errors import (
 from outliers.errors import UserError, meant, unknown_name
 from outliers.models.config_file import FILE
 from outliers.models.names import PACKAGED, POCKET, not_here, packaged_file, packaged_models, pocket_models
-from outliers.models.weight_files import INDEX, WEIGHTS, is_there, listed_shards, weight_files
+from outliers.models.weight_files import INDEX, WEIGHTS, listed_shards, weight_files
 
 # Formats of files that are a whole model, by the suffix: the module beside this one that reads them.
 FORMATS = {".gguf": "gguf"}
@@ -261,7 +262,7 @@ def is_cached(model: str) -> bool:
 def _cached(model: str, revision: str | None) -> set[str]:
     """The names of the files of a model's weights that are in the hub's cache."""
     config = _cached_config(model, revision)
-    if config is None or not (is_there(config.with_name(WEIGHTS)) or is_there(config.with_name(INDEX))):
+    if config is None or not (lexists(config.with_name(WEIGHTS)) or lexists(config.with_name(INDEX))):
         return set()
-    names = [WEIGHTS] if is_there(config.with_name(WEIGHTS)) else listed_shards(config.parent)
+    names = [WEIGHTS] if lexists(config.with_name(WEIGHTS)) else listed_shards(config.parent)
     return {name for name in names if config.with_name(name).is_file()}

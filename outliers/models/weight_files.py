@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterable
+from os.path import lexists  # also of a link that leads nowhere
 from pathlib import Path
 
 from outliers.errors import BadWeights, UserError, first_of
@@ -20,7 +21,7 @@ def weight_files(folder: Path) -> list[Path]:
     Other files are not the model, whatever they are called: shards that an earlier download left, the state of an
     optimizer, averaged weights, adapters, pickles.
     """
-    if is_there(folder / WEIGHTS):
+    if lexists(folder / WEIGHTS):
         return [regular_file(folder / WEIGHTS)]
     return [regular_file(folder / shard) for shard in listed_shards(folder)]
 
@@ -28,7 +29,7 @@ def weight_files(folder: Path) -> list[Path]:
 def listed_shards(folder: Path) -> list[str]:
     """The names of the files that the index in a folder lists; they need not be there yet."""
     index = folder / INDEX
-    if not is_there(index):
+    if not lexists(index):
         raise _none_in(folder)
     try:
         if regular_file(index).stat().st_size > LARGEST_INDEX:
@@ -53,7 +54,7 @@ def listed_shards(folder: Path) -> list[str]:
 
 def regular_file(path: Path) -> Path:
     """A file of a folder that lies in it; a link may lead to another file in it, or as those of the hub's cache do."""
-    if not is_there(path):
+    if not lexists(path):
         raise UserError(f"'{path.parent}' lacks '{path.name}', a part of its weights; download or copy it again")
     folder, target = path.parent.resolve(), Path(os.path.realpath(path))
     in_cache = folder.parent.name == "snapshots" and target.parent == folder.parent.parent / "blobs"
@@ -69,14 +70,9 @@ def _is_plain_name(shard: object) -> bool:
     return plain and shard.endswith(".safetensors") and not {"/", "\\"} & set(shard)
 
 
-def is_there(path: Path) -> bool:
-    """Whether something is at a path, if only a link that leads nowhere."""
-    return os.path.lexists(path)
-
-
 def _none_in(folder: Path) -> UserError:
     """The error for a folder without weights; it names what is there by other names."""
-    if is_there(folder / INT8):
+    if lexists(folder / INT8):
         return UserError(
             f"'{folder}' holds an int8 model of outliers.save_quantized; expected weights: use the model that it was "
             "made of, compare it by `outliers damage --against`, or read it with outliers.load_quantized"

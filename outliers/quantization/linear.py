@@ -157,11 +157,6 @@ def _version(weight: torch.Tensor) -> int | None:
     return None if weight.is_inference() else weight._version
 
 
-def quantize_weight(weight: torch.Tensor, scheme: Scheme) -> Quantized:
-    """A weight (outputs, features) in the codes of a scheme."""
-    return dispatch.quantize(weight, scheme.weights, scheme.arithmetic)
-
-
 def operand_of(weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | None = None) -> Operand:
     """A weight (outputs, features) as a scheme multiplies it: transformed first, then quantized.
 
@@ -182,7 +177,7 @@ def operand_of(weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | No
 
 def _codes(exact: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | None) -> Quantized:
     """The codes of a transformed weight; magnitudes: under the transforms."""
-    codes = quantize_weight(exact, scheme)
+    codes = dispatch.quantize(exact, scheme.weights, scheme.arithmetic)
     for step in () if exact.is_meta else scheme.doing("codes"):
         codes = step.do("codes", in_float32(exact), codes, magnitudes, scheme.weights, step.number)
     return codes
@@ -289,5 +284,6 @@ def path_under(scheme: Scheme, device: torch.device, dtype: torch.dtype) -> str:
     """The path of the kernels that multiplies plain codes, whatever they are, with hidden states of a dtype."""
     dtype = torch.promote_types(dtype, torch.float32)  # as a layer with exact weights multiplies
     features = 2 * (scheme.group or 1)  # so that groups are not the whole row
-    weight = quantize_weight(torch.zeros(1, features, device=device, dtype=dtype), scheme)
+    zeros = torch.zeros(1, features, device=device, dtype=dtype)
+    weight = dispatch.quantize(zeros, scheme.weights, scheme.arithmetic)
     return dispatch.backend_of(weight, scheme.activations, scheme.arithmetic, dtype).path

@@ -4,6 +4,7 @@ import copy
 import json
 from collections.abc import Collection
 from functools import partial
+from os.path import lexists
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ from outliers.models.load import config_of, fill, find_device, open_model, refus
 from outliers.models.skeleton import skeleton
 from outliers.models.source import Source
 from outliers.models.stored.tensors import READ, Lazy, printable, read_safetensors
-from outliers.models.weight_files import INT8, is_there, regular_file
+from outliers.models.weight_files import INT8, regular_file
 from outliers.quantization.attention import int8_attentions
 from outliers.quantization.calibration import neutral
 from outliers.quantization.convert import quantize
@@ -83,7 +84,7 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
     """
     find_device(device)
     path, source = Path(folder) / INT8, Source(str(folder), None, True)
-    if is_there(path):
+    if lexists(path):
         regular_file(path)
     name = str(folder)
     try:

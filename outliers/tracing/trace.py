@@ -80,16 +80,12 @@ def trace(
         >>> outliers.trace(model, blocks).sequences
         2
     """
-    roles, alpha = _check_roles(roles), check_threshold("alpha", alpha)
-    view = view_of(model, stack)
-    if not (of_view := _roles_of(model, view, roles)):
-        of_stack = f" in the view '{view.name}'" if view.name else ""
-        raise UserError(f"not every layer of this model has {' or '.join(roles)}{of_stack}; trace other roles")
-    views = [(view, of_view)]
-    (trace,) = _trace(model, sequences(blocks, attention_mask), views, alpha, attention, variant, tokens, see_last)
+    given = sequences(blocks, attention_mask), roles, alpha, attention, variant, tokens, see_last
+    (trace,) = traces(model, *given, view_of(model, stack))
     return trace
 
 
+@inference
 def traces(
     model: PreTrainedModel,
     blocks: Iterable[Block],
@@ -99,30 +95,18 @@ def traces(
     variant: Variant = AS_IT_IS,
     tokens: PreTrainedTokenizerBase | None = None,
     see_last: See = lambda ids, states: None,
+    only: View | None = None,
 ) -> list[Trace]:
-    """All views of a model that have some of the roles, in one pass: of one with a single stack of layers one trace, of
-    an encoder-decoder those of "encoder", "decoder" and "cross". Arguments and errors as those of `trace`; a role of
-    self-attention brings those of cross-attention."""
-    requested = set(_check_roles(roles))
-    requested = requested.union(*(others for role, others in ALIKE.items() if role in requested))
-    views = [(view, of_view) for view in views_of(model).values() if (of_view := _roles_of(model, view, requested))]
+    """All views of a model that have some of the roles, or only one, in one pass: of a model with a single stack of
+    layers one trace, of an encoder-decoder those of "encoder", "decoder" and "cross". Arguments and errors as those of
+    `trace`; of all views, a role of self-attention brings those of cross-attention."""
+    roles, alpha = _check_roles(roles), check_threshold("alpha", alpha)
+    requested = set(roles).union(*(others for role, others in ALIKE.items() if role in roles and not only))
+    candidates = [only] if only else views_of(model).values()
+    views = [(view, of_view) for view in candidates if (of_view := _roles_of(model, view, requested))]
     if not views:
-        raise UserError(f"not every layer of this model has {' or '.join(roles)}; trace other roles")
-    return _trace(model, blocks, views, check_threshold("alpha", alpha), attention, variant, tokens, see_last)
-
-
-@inference
-def _trace(
-    model: PreTrainedModel,
-    blocks: Iterable[Block],
-    views: Sequence[tuple[View, tuple[str, ...]]],
-    alpha: float,
-    attention: bool,
-    variant: Variant,
-    tokens: PreTrainedTokenizerBase | None,
-    see_last: See,
-) -> list[Trace]:
-    """The traces of some views with their roles."""
+        of_stack = f" in the view '{only.name}'" if only and only.name else ""
+        raise UserError(f"not every layer of this model has {' or '.join(roles)}{of_stack}; trace other roles")
     blocks = list(blocks) if is_streamed(model) else blocks
     by_token = ["residual.massive_tokens", *["attention.sinks_tokens"] * attention]
     vocabulary, names = family_of(model.config).vocabulary(model.config), partial(named_ids, model.config, tokens)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from torch import nn
 from transformers import PreTrainedModel
 
-from outliers.errors import UserError
 from outliers.models.anatomy import Projection
 
 
@@ -39,16 +38,6 @@ class Assigned:
         and a library that takes every layer of a kind would."""
         inside = set(self.paths)
         return [path for path, module in self.model.named_modules() if isinstance(module, kinds) and path not in inside]
-
-    def same_for_all(self, format: str) -> list[object]:
-        """The content common to all schemes; raises UserError where it differs, for formats that say one."""
-        words = list(dict.fromkeys(words for words, _ in self.groups))
-        if len(words) > 1:
-            raise UserError(
-                f"'{format}' stores one scheme per model, and this plan has {len(self.groups)}; expected a plan "
-                "without schemes in the place of another, or a format such as compressed-tensors"
-            )
-        return words
 
 
 def patterns(paths: Iterable[str]) -> list[str]:

@@ -52,7 +52,12 @@ def _threshold(scheme: Scheme) -> float | None:
 
 def _bits_and_bytes(assigned: Assigned) -> dict:
     """Arguments of `transformers.BitsAndBytesConfig`; whoever gives it modules to skip loses the default, the head."""
-    (threshold,) = assigned.same_for_all("bitsandbytes")
+    threshold, *others = dict.fromkeys(threshold for threshold, _ in assigned.groups)
+    if others:
+        raise UserError(
+            f"'bitsandbytes' stores one scheme per model, and this plan has {len(assigned.groups)}; expected a plan "
+            "without schemes in the place of another, or a format such as compressed-tensors"
+        )
     skipped = [*assigned.exact_paths, *assigned.outside((nn.Linear, Conv1D))]
     return {"load_in_8bit": True, "llm_int8_threshold": threshold, "llm_int8_skip_modules": skipped}
 

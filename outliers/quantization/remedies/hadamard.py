@@ -44,7 +44,7 @@ def rotate(matrix: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
         matrix = _hadamard(radix, factor.dtype, factor.device) @ matrix.view(rows * done, radix, -1)
         done, power = done * radix, power // radix
     last = _hadamard(power, factor.dtype, factor.device)
-    last = _kron(last, factor) if len(factor) > 1 else last
+    last = torch.kron(last, factor) if len(factor) > 1 else last
     return (matrix.reshape(-1, len(last)) @ last).view(rows, width)
 
 
@@ -60,10 +60,5 @@ def _hadamard(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tens
     matrix = torch.ones(1, 1, dtype=dtype, device=device)
     once = torch.tensor([[1, 1], [1, -1]], dtype=dtype, device=device) / 2**0.5
     while len(matrix) < size:
-        matrix = _kron(matrix, once)
+        matrix = torch.kron(matrix, once)
     return matrix
-
-
-def _kron(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The Kronecker product of two square matrices."""
-    return (a[:, None, :, None] * b[None, :, None, :]).reshape(len(a) * len(b), -1)
