@@ -218,12 +218,13 @@ def quantized_states(
             key = through(key, of_keys, positions, (keys or {}).get(number))
         return query, key, through(value, of_values, positions) if of_values else value
 
-    before = (
-        _hook_before(model, number, keys)
-        for number in range(len(list(attentions(model))))
-        if layer in (None, number) and (keys := formats.in_layer(number).keys) and keys.before
-    )
-    with product_hooks(model, meet, layer), attached(before):
+    def registered() -> Iterator[RemovableHandle]:
+        for attention in attentions(model):
+            of_keys = formats.in_layer(attention.layer).keys
+            if layer in (None, attention.layer) and of_keys and of_keys.before:
+                yield _hook_before(model, attention.layer, of_keys)
+
+    with product_hooks(model, meet, layer), attached(registered()):
         yield
 
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:  # to read a variant takes no torch
     from torch import nn
     from transformers import PreTrainedModel
 
-MASKS = ("attention_mask", "mask")  # what architectures call the mask of an attention
-
 
 @dataclass(frozen=True)
 class Unattended(Variant):
@@ -62,6 +60,8 @@ def _masked(
 ) -> tuple[tuple, dict]:
     """The inputs of an attention, with a mask under which no other position that could see some sees them."""
     import torch
+
+    from outliers.models.hooks import MASKS
 
     name = next(name for name in MASKS if name in inspect.signature(attention.forward).parameters)
     states = keywords["hidden_states"] if "hidden_states" in keywords else inputs[0]
