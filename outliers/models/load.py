@@ -55,7 +55,7 @@ def quantized_from(name: str, revision: str | None = None) -> str | None:
     Of a GGUF file; other files hold the weights as they are used.
     """
     source = find_model(name, revision) if local_place(name) else None
-    return source.format.read_header(*source.files).type if source and source.format else None
+    return source.format.stored_type(*source.files) if source and source.format else None
 
 
 def find_config(name: str) -> PretrainedConfig:

@@ -89,6 +89,11 @@ def check_tensors(file: Path) -> None:
     read_tensors(file, skeleton(read_config(file), torch.float32))
 
 
+def stored_type(file: Path) -> str | None:
+    """See `Header.type`."""
+    return read_header(file).type
+
+
 def _say_feed_forward(config: PretrainedConfig, names: set[str]) -> None:
     """Of T5 transformers takes every file for one with a gated ReLU and an output that is the embedding. As T5 has it,
     what is gated is by GELU, and an embedding that is the output too is scaled."""
