@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from outliers.metrics.measurement import Keeps, Measurement
+from outliers.metrics.measurement import Keeps, Measurement, loaded
 from outliers.models.anatomy.views import of_stack, views_of
 from outliers.models.attention import eager
 from outliers.models.decoder import inference, watched_pass
@@ -125,18 +125,11 @@ def _hooks(visit: Callable, model: PreTrainedModel, layer: int | None) -> Iterat
         yield
 
 
-def _look(cell: Cell) -> Look:
-    return cell.metric.seen
-
-
 class OfAttention(Measurement):
     """All interventions on what one variant makes of a model, and all metrics of each, come from one pass."""
 
-    def bundles(self, cells: Sequence[Cell]) -> list[list[Cell]]:
-        bundles: dict[str, list[Cell]] = {}
-        for cell in cells:
-            bundles.setdefault(_parted(cell.variant)[0].name, []).append(cell)
-        return list(bundles.values())
+    def shared(self, cell: Cell) -> str:
+        return _parted(cell.variant)[0].name
 
     def keeps(self, cells: Sequence[Cell]) -> Keeps:
         return super().keeps(cells)._replace(attention=PROBABILITIES, variants=1)
@@ -148,20 +141,21 @@ class OfAttention(Measurement):
 
     def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list:
         subject = cells[0].subject
-        model, blocks = subject.load(bench, facts), subject.blocks[part]
-        parted = list(map(_parted, bench.knowing([cell.variant for cell in cells], subject)))
+        model, variants = loaded(bench, subject, [cell.variant for cell in cells], facts)
+        parted = list(map(_parted, variants))
         variant = parted[0][0]
         questions: dict[str, tuple[Ablated, list[Look]]] = {}
         for cell, (_, ablated) in zip(cells, parted, strict=True):
-            questions.setdefault(ablated.name, (ablated, []))[1].append(_look(cell))
+            questions.setdefault(ablated.name, (ablated, []))[1].append(cell.metric.seen)
         with naming(subject.name, variant.name):
-            counted = bench.counted(blocks, self.steps(cells) // len(subject.blocks))
+            counted = bench.counted(subject.blocks[part], self.steps(cells) // len(subject.blocks))
             attended_views = attended(model, counted, list(questions.values()), variant)
         answers = {name: iter(views) for name, views in zip(questions, attended_views, strict=True)}
         return [next(answers[ablated.name]) for _, ablated in parted]
 
     def values(self, cell: Cell, answers: list[dict[str, Any]]) -> list[dict]:
-        values = {name: _look(cell).values([part_answers[name] for part_answers in answers]) for name in answers[0]}
+        values_of = cell.metric.seen.values
+        values = {name: values_of([part_answers[name] for part_answers in answers]) for name in answers[0]}
         return [of_stack(name) | value for name, view_values in values.items() for value in view_values]
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.errors import BrokenModel, UserError
-from outliers.metrics.measurement import Keeps, Measurement, held
+from outliers.metrics.measurement import Keeps, Measurement, held, loaded
 from outliers.metrics.records import Inputs
 from outliers.models.anatomy import Projection, projections
 from outliers.models.decoder import inference, watched_pass
@@ -161,11 +161,8 @@ def _error(squares: torch.Tensor, energies: torch.Tensor) -> Error:
 class OfProjections(Measurement):
     """The errors of all schemes, and the largest inputs, come from one pass of what is under none of them."""
 
-    def bundles(self, cells: Sequence[Cell]) -> list[list[Cell]]:
-        bundles: dict[str, list[Cell]] = {}
-        for cell in cells:
-            bundles.setdefault(_parted(cell)[0].name, []).append(cell)
-        return list(bundles.values())
+    def shared(self, cell: Cell) -> str:
+        return _parted(cell)[0].name
 
     def keeps(self, cells: Sequence[Cell]) -> Keeps:
         schemes = (quantized.scheme for cell in cells for quantized in schemes_of(cell.variant))
@@ -177,10 +174,9 @@ class OfProjections(Measurement):
     def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[list[dict]]:
         """Of each cell, block by block, the errors by place, or the largest inputs by layer and role."""
         subject = cells[0].subject
-        model, blocks = subject.load(bench, facts), bench.counted(subject.blocks[part], len(cells))
         without, schemes = _parted(cells[0])[0], [scheme for cell in cells for scheme in _parted(cell)[1]]
-        with naming(subject.name):
-            schemes = bench.knowing(schemes, subject)
+        model, schemes = loaded(bench, subject, schemes, facts)
+        blocks = bench.counted(subject.blocks[part], len(cells))
         with naming(subject.name, *(scheme.name for scheme in schemes)):
             errors = block_errors(model, blocks, schemes, without)
         places, numbers = list(projections(model)), iter(range(len(schemes)))

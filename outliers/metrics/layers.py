@@ -1,14 +1,13 @@
 """The loss and the agreement of a model of which one layer alone is under a variant."""
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
 
 import torch
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.metrics.agreement import Agreeing, AgreementReader, values_of
-from outliers.metrics.measurement import Measurement, by_seed
+from outliers.metrics.measurement import Measurement, by_draw, loaded
 from outliers.metrics.perplexity import Loss, LossReader, finite_losses, perplexity_value, read_logits
 from outliers.models.anatomy import count_layers
 from outliers.models.decoder import inference, map_blocks, run_decoder, run_exchanged
@@ -51,9 +50,7 @@ class OfLayers(Measurement):
     def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[list[dict]]:
         """Draw by draw, of each layer what is seen of each block."""
         ((cell,), subject) = cells, cells[0].subject
-        model = subject.load(bench, facts)
-        with naming(subject.name):
-            (variant,) = bench.knowing([cell.variant], subject)
+        model, (variant,) = loaded(bench, subject, [cell.variant], facts)
         blocks = bench.counted(subject.blocks[part], count_layers(model.config))
         with naming(subject.name, variant.name):
             return [[layer_by_layer(model, blocks, variant, draw) for draw in range(cell.metric.draws)]]
@@ -61,8 +58,7 @@ class OfLayers(Measurement):
     def values(self, cell: Cell, answers: list[list[dict[int, list[Seen]]]]) -> list[dict]:
         values = []
         for layer in answers[0][0]:
-            draws = [list(chain.from_iterable(part[layer] for part in draw)) for draw in zip(*answers, strict=True)]
-            draws = [part for draw in draws for part in by_seed(draw, cell.subject.seeds)]
+            draws = by_draw(([draw[layer] for draw in answer] for answer in answers), cell.subject.seeds)
             losses, agreements = zip(*([*zip(*draw, strict=True)] for draw in draws), strict=True)
             metrics = [perplexity_value("damage.perplexity", map(list, losses)), *values_of(agreements)]
             values += [{**metric, "metric": f"{metric['metric']}_only", "layer": layer} for metric in metrics]

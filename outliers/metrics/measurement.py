@@ -1,8 +1,7 @@
 """The measurement of a metric: all that the planner (`outliers.runs.planner`) has to know to do the rest."""
 
 from abc import ABC, abstractmethod
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
@@ -11,7 +10,9 @@ import torch
 from outlier_kernels.formats import FORMATS
 from transformers import PreTrainedModel
 
+from outliers.models.variant import Variant
 from outliers.quantization.schemes import Scheme
+from outliers.show.value import grouped
 from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell, Stages, following
 from outliers.variants.together import others_of, schemes_of
@@ -71,9 +72,9 @@ class Measurement(ABC):
         them, measured as far as they are not there; None where nothing is kept."""
         return None
 
-    def bundles(self, cells: Sequence[Cell]) -> list[list[Cell]]:
-        """Cells of one subject that are answered at once."""
-        return [[cell] for cell in cells]
+    def shared(self, cell: Cell) -> Hashable:
+        """What cells of one subject have in common that are answered at once; by default each is alone."""
+        return id(cell)
 
     def steps(self, cells: Sequence[Cell]) -> int:
         """Progress of the bar by the answers to some cells that are given at once."""
@@ -159,6 +160,21 @@ class Read(NamedTuple):
         return self.reader.compares
 
 
+def loaded(
+    bench: Bench, subject: Any, variants: Iterable[Variant], facts: dict
+) -> tuple[PreTrainedModel, list[Variant]]:
+    """The model of a subject, and variants that know what they have to of its text."""
+    model = subject.load(bench, facts)
+    with naming(subject.name):
+        return model, bench.knowing(variants, subject)
+
+
+def by_draw(answers: Iterable[Iterable[list]], seeds: int) -> list[list]:
+    """The results of all blocks of a text for each draw, and in it each seed; answers: of its parts, draw by draw."""
+    draws = (list(chain.from_iterable(parts)) for parts in zip(*answers, strict=True))
+    return [of_seed for draw in draws for of_seed in by_seed(draw, seeds)]
+
+
 def by_seed(losses: list, seeds: int) -> list[list]:
     """The results of all blocks of a text that is there so many times, of each time."""
     blocks = len(losses) // seeds
@@ -166,11 +182,9 @@ def by_seed(losses: list, seeds: int) -> list[list]:
 
 
 def bundles_of(cells: list[Cell]) -> Iterable[list[Cell]]:
-    """Cells that are answered together, by their subjects and what measures them."""
-    groups: dict[tuple, list[Cell]] = defaultdict(list)
-    for cell in cells:
-        groups[id(cell.subject), cell.metric.measurement].append(cell)
-    return chain.from_iterable(alike[0].metric.measurement.bundles(alike) for alike in groups.values())
+    """Cells that are answered together, by their subjects, what measures them, and what they share."""
+    groups = grouped(cells, lambda cell: (id(cell.subject), cell.metric.measurement)).values()
+    return chain.from_iterable(grouped(alike, alike[0].metric.measurement.shared).values() for alike in groups)
 
 
 def records_of(cells: Iterable[Cell]) -> list[dict]:

@@ -282,9 +282,8 @@ class OfConfigurations(Measurement):
         """All that is asked, for tables take defaults too."""
         return cell.metric.model_dump(exclude_none=True)
 
-    def bundles(self, cells: Sequence[Cell]) -> list[list[Cell]]:
-        """All cells of a model."""
-        return [list(cells)]
+    def shared(self, _cell: Cell) -> None:
+        """Nothing: all cells of a model are answered at once."""
 
     def steps(self, _cells: Sequence[Cell]) -> int:
         """One a model."""

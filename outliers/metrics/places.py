@@ -2,14 +2,13 @@
 
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext
-from itertools import chain
 from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.metrics.measurement import Keeps, Measurement, by_seed
+from outliers.metrics.measurement import Keeps, Measurement, by_draw, loaded
 from outliers.metrics.perplexity import Loss, finite_losses, loss_of, perplexity_value, variant_losses
 from outliers.models.anatomy import ROLES, count_layers, stacks_of
 from outliers.models.decoder import inference, map_blocks, run_exchanged, run_from
@@ -119,9 +118,7 @@ class OfPlaces(Measurement):
         """Of each kind of exchange and place, draw by draw, the loss of each block."""
         (cell,), passes = cells, _passes(cells[0])
         subject, metric = cell.subject, cell.metric
-        model = subject.load(bench, facts)
-        with naming(subject.name):
-            (variant,) = bench.knowing([cell.variant], subject)
+        model, (variant,) = loaded(bench, subject, [cell.variant], facts)
         wanted = exchanges(model, variant, metric.by)
         is_scheme, streamed = isinstance(variant, Quantized), is_streamed(model)
         passes = _kinds(cell) * passes if streamed else passes if _is_by_layer(cell) else 1
@@ -137,9 +134,8 @@ class OfPlaces(Measurement):
     def values(self, cell: Cell, answers: list[dict]) -> list[dict]:
         values = []
         for kind, place in answers[0]:
-            draws = map(chain.from_iterable, zip(*(losses[kind, place] for losses in answers), strict=True))
-            parts = (part for draw in draws for part in by_seed(list(draw), cell.subject.seeds))
-            values.append(perplexity_value(f"damage.perplexity_{kind}", parts) | {cell.metric.by: place})
+            draws = by_draw((losses[kind, place] for losses in answers), cell.subject.seeds)
+            values.append(perplexity_value(f"damage.perplexity_{kind}", draws) | {cell.metric.by: place})
         return values
 
 

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.metrics.measurement import Keeps, Measurement, Read, Seen, by_seed
+from outliers.metrics.measurement import Keeps, Measurement, Read, Seen, by_draw, loaded
 from outliers.metrics.perplexity import finite_losses, read_logits
 from outliers.models.anatomy import decoder_layers, family_of, stacks_of
 from outliers.models.anatomy.examples import Block
@@ -35,12 +35,8 @@ class OfStates(Measurement):
                 f"'{cell.subject.name}' predicts no tokens, of which {cell.metric.name} are; expected a language model"
             )
 
-    def bundles(self, cells: Sequence[Cell]) -> list[list[Cell]]:
-        bundles: dict[tuple, list[Cell]] = {}
-        for cell in cells:
-            variant = None if cell.subject.settings.stream else cell.variant.name
-            bundles.setdefault((variant, cell.metric.draws), []).append(cell)
-        return list(bundles.values())
+    def shared(self, cell: Cell) -> tuple:
+        return None if cell.subject.settings.stream else cell.variant.name, cell.metric.draws
 
     def keeps(self, cells: Sequence[Cell]) -> Keeps:
         keeps = super().keeps(cells)
@@ -56,22 +52,18 @@ class OfStates(Measurement):
     def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[list[list]]:
         """Of each cell, draw by draw, what it sees of each block of a part of the text."""
         subject = cells[0].subject
-        model, blocks = subject.load(bench, facts), subject.blocks[part]
-        variants = list(_variants(cells).values())
-        with naming(subject.name):
-            variants = bench.knowing(variants, subject)
-        by_draw = []
+        model, variants = loaded(bench, subject, _variants(cells).values(), facts)
+        seen_by_draw, blocks = [], subject.blocks[part]
         part_of_text = facts.get("tokens_hash", id(subject)), part.start, part.stop
         for draw in range(cells[0].metric.draws):
             with naming(subject.name, *(variant.name for variant in variants)):
                 passes = _streamed if is_streamed(model) else _resident
-                by_draw.append(passes(model, bench, blocks, cells, variants, (draw, *part_of_text)))
-        return [list(seen) for seen in zip(*by_draw, strict=True)]
+                seen_by_draw.append(passes(model, bench, blocks, cells, variants, (draw, *part_of_text)))
+        return [list(seen) for seen in zip(*seen_by_draw, strict=True)]
 
     def values(self, cell: Cell, answers: list[list[list]]) -> list[dict]:
-        draws = (list(chain.from_iterable(parts)) for parts in zip(*answers, strict=True))
-        seen, by_draw = cell.metric.seen, [part for draw in draws for part in by_seed(draw, cell.subject.seeds)]
-        return seen.values(by_draw, cell.subject) if seen.of_subject else seen.values(by_draw)
+        seen, draws = cell.metric.seen, by_draw(answers, cell.subject.seeds)
+        return seen.values(draws, cell.subject) if seen.of_subject else seen.values(draws)
 
 
 def _variants(cells: Iterable[Cell]) -> dict[str, Variant]:

@@ -6,12 +6,12 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.metrics.measurement import Measurement
+from outliers.metrics.measurement import Measurement, loaded
 from outliers.models.anatomy import Projection, projections
 from outliers.models.decoder import inference
 from outliers.models.variant import Variant
 from outliers.quantization.peers import weight_of
-from outliers.subjects.bench import Bench, naming
+from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell
 
 
@@ -54,10 +54,8 @@ class OfWeights(Measurement):
 
     def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[list[dict]]:
         """The values of each cell."""
-        subject = cells[0].subject
-        model = subject.load(bench, facts)
-        with naming(subject.name):
-            errors = [weight_errors(model, other) for other in bench.knowing([cell.variant for cell in cells], subject)]
+        model, variants = loaded(bench, cells[0].subject, [cell.variant for cell in cells], facts)
+        errors = [weight_errors(model, variant) for variant in variants]
         bench.bar.update(len(cells))
         return errors
 
