@@ -11,8 +11,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError, not_finite
-from outliers.metrics.measurement import OnePass
-from outliers.metrics.records import AFTER, ATTENDED, BEFORE
+from outliers.metrics.measurement import OnePass, short
+from outliers.metrics.records import AFTER, ATTENDED, BEFORE, TINY
 from outliers.models.anatomy.parts import Part, parts
 from outliers.models.attention import attentions, is_replaceable, product_hooks
 from outliers.models.decoder import inference, watched_pass
@@ -23,8 +23,7 @@ from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell
 
 FEATURES = 3  # that write a channel, at most
-TINY = 1e-30  # in the place of a median of 0
-DIGITS, SHORT = ".7g", ".4g"  # of a number; of one of many
+SHORT = ".4g"  # of one of many numbers
 
 Place = tuple[int, str]  # layer and role
 Channel = tuple[int, int, int]  # layer, head and channel
@@ -130,7 +129,7 @@ class Channels:
         rows = [record for key in kept for record in self._of(key, count)]
         keys = [row for row in rows if (row["metric"], row["role"], row["side"]) == ("keys.head", "keys", AFTER)]
         most = max(row["value"] / max(row["median"], TINY) for row in keys)
-        return [{"metric": "keys", "value": _short(most)}, *rows]
+        return [{"metric": "keys", "value": short(most)}, *rows]
 
     def _of(self, key: Key, count: int) -> Iterator[dict]:
         layer, role, side = key
@@ -141,14 +140,14 @@ class Channels:
     def _layer(self, key: Key) -> dict:
         sums, bias = self.sums[key], self._bias(key)
         share = {} if bias is None else _of_bias(bias.norm(), sums.mean_squares.sum())
-        return {"metric": "keys.layer", "value": _short(sums.magnitudes.max()), **_median(sums, slice(None)), **share}
+        return {"metric": "keys.layer", "value": short(sums.magnitudes.max()), **_median(sums, slice(None)), **share}
 
     def _heads(self, key: Key) -> Iterator[dict]:
         sums = self.sums[key]
         for head, magnitudes in enumerate(sums.magnitudes):
             place = {"head": head, "channel": int(magnitudes.argmax())}
-            all_of_them = {"magnitudes": [_short(size, SHORT) for size in magnitudes]} if key[1] != "queries" else {}
-            value = _short(magnitudes.max())
+            all_of_them = {"magnitudes": [short(size, SHORT) for size in magnitudes]} if key[1] != "queries" else {}
+            value = short(magnitudes.max())
             yield {"metric": "keys.head", "value": value, **_median(sums, head), **place, **all_of_them}
 
     def _channels(self, key: Key, count: int) -> Iterator[dict]:
@@ -157,11 +156,11 @@ class Channels:
             head, channel = at
             yield {
                 "metric": "keys.channel",
-                "value": _short(sums.magnitudes[at]),
+                "value": short(sums.magnitudes[at]),
                 "median": _median(sums, head)["median"],
-                "mean": _short(sums.means[at]),
-                "rms": _short(sums.mean_squares[at].sqrt()),
-                "constant": _short(sums.constant[at]),
+                "mean": short(sums.means[at]),
+                "rms": short(sums.mean_squares[at].sqrt()),
+                "constant": short(sums.constant[at]),
                 **({} if bias is None else _of_bias(bias[at], sums.mean_squares[at])),
                 "head": head,
                 "channel": channel,
@@ -183,23 +182,19 @@ class Channels:
             return {}
         terms = self.weights[channel] * self.inputs[channel[0]] / count
         features = terms.abs().sort(descending=True, stable=True).indices[:FEATURES]
-        return {"features": features.tolist(), "terms": [_short(term) for term in terms[features]]}
+        return {"features": features.tolist(), "terms": [short(term) for term in terms[features]]}
 
 
 def _median(sums: Sums, heads: int | slice) -> dict:
     """The value of the median channel of some heads."""
     by_channel = {"median": sums.magnitudes, "rms": sums.mean_squares.sqrt(), "constant": sums.constant}
-    return {name: _short(values[heads].median()) for name, values in by_channel.items()}
+    return {name: short(values[heads].median()) for name, values in by_channel.items()}
 
 
 def _of_bias(bias: torch.Tensor, mean_square: torch.Tensor) -> dict:
     """A bias, or the norm of a layer's, and its share of the mean square: above 1 where the rest takes some back."""
     share = bias**2 / mean_square if mean_square > 0 else 0.0
-    return {"bias": _short(bias), "bias_share": _short(share)}
-
-
-def _short(value: torch.Tensor | float, digits: str = DIGITS) -> float:
-    return float(f"{float(value):{digits}}")
+    return {"bias": short(bias), "bias_share": short(share)}
 
 
 @inference

@@ -18,6 +18,7 @@ from outliers.subjects.cell import Cell, Stages, following
 from outliers.variants.together import others_of, schemes_of
 
 FLOAT = 4  # bytes of a number in float32
+DIGITS = ".7g"  # of a number in float32
 ALL_OPTIONS = frozenset(("dtype", "device", "block", "blocks", "stream", "memory"))
 
 
@@ -158,6 +159,11 @@ class Read(NamedTuple):
     def compares(self) -> bool:
         """Whether it reads the logits of the unquantized model, too."""
         return self.reader.compares
+
+
+def short(value: torch.Tensor | float, digits: str = DIGITS) -> float:
+    """A number as rows have it."""
+    return float(f"{float(value):{digits}}")
 
 
 def loaded(

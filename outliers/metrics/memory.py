@@ -17,14 +17,12 @@ from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError, reason_of
 from outliers.metrics.measurement import Measurement
-from outliers.metrics.records import Fits, Memory
+from outliers.metrics.records import BITS, GIB, Fits, Memory
 from outliers.models.anatomy import anatomy_of, config_of_stack, context_length, family_of
 from outliers.models.skeleton import skeleton
 from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell
 
-GIB = 2**30
-BITS = (16, 8)
 ATTENTION = (
     torch.ops.aten.scaled_dot_product_attention.default,
     torch.ops.aten._scaled_dot_product_attention_math.default,

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.errors import UserError
-from outliers.metrics.measurement import OnePass
+from outliers.metrics.measurement import OnePass, short
 from outliers.metrics.records import PART_OF
 from outliers.models.anatomy import (
     Layer,
@@ -39,7 +39,6 @@ from outliers.text.blocks import sequences
 from outliers.text.tokens import visible_token
 
 PLACES = 3  # where a writer writes most, at most
-DIGITS = ".7g"  # of float32
 
 Key = tuple[int | None, str]  # layer, None before all of them; and what is summed there
 Parts = dict[Key, np.ndarray]
@@ -172,7 +171,7 @@ class Account:
                 records += self._writers(key, terms, number, neurons)
         parts = self._parts()
         for records, rest in zip(by_feature, self._rest(parts), strict=True):
-            records.append({"metric": "origins.rest", "value": _short(rest)})
+            records.append({"metric": "origins.rest", "value": short(rest)})
         pairs = zip(self.features, by_feature, strict=True)
         with_features = [{**record, "feature": feature} for feature, records in pairs for record in records]
         return [*with_features, *self._ordinary(parts)]
@@ -223,7 +222,7 @@ class Account:
                 "layer": layer,
                 **self._values(self._means((layer, "state"))[:, number]),
             }
-            yield record | {"magnitude": _short(sums.magnitude[number] / self.counts[0])}
+            yield record | {"magnitude": short(sums.magnitude[number] / self.counts[0])}
 
     def _gates(self, number: int) -> Iterator[dict]:
         for (layer, norm), gains in self.gains.items():
@@ -233,13 +232,13 @@ class Account:
                 "layer": layer,
                 "norm": norm,
                 "role": "+".join(gains.reads),
-                "value": _short(gains.gains[number]),
-                "median": _short(gains.median),
+                "value": short(gains.gains[number]),
+                "median": short(gains.median),
                 "rank": gains.ranks[number],
-                "before": _short(before[0]),
-                "behind": _short(behind[0]),
-                "first_before": _short(before[1]),
-                "first_behind": _short(behind[1]),
+                "before": short(before[0]),
+                "behind": short(behind[0]),
+                "first_before": short(before[1]),
+                "first_behind": short(behind[1]),
             }
 
     def _writers(self, key: Key, terms: Terms, number: int, neurons: int) -> Iterator[dict]:
@@ -256,8 +255,8 @@ class Account:
                 "writer": kind,
                 **({"index": int(index)} if kind in ("head", "neuron", "expert") else {}),
                 **self._values(means[:, index]),
-                "magnitude": _short(terms.magnitudes[index, number]),
-                "largest": [_short(value) for value in terms.largest[index, number]],
+                "magnitude": short(terms.magnitudes[index, number]),
+                "largest": [short(value) for value in terms.largest[index, number]],
                 "largest_positions": at[:, 0].tolist(),
                 "largest_tokens": [self.names.get(token, f"#{token}") for token in at[:, 1].tolist()],
             }
@@ -266,8 +265,8 @@ class Account:
             yield {**place, "writer": "other neurons", "count": means.shape[1] - len(indices), **self._values(others)}
 
     def _values(self, means: np.ndarray) -> dict:
-        chosen = {"at": [_short(value) for value in means[2:]]} if self.positions else {}
-        return {"value": _short(means[0]), "first": _short(means[1]), **chosen}
+        chosen = {"at": [short(value) for value in means[2:]]} if self.positions else {}
+        return {"value": short(means[0]), "first": short(means[1]), **chosen}
 
     def _ordinary(self, parts: Parts) -> Iterator[dict]:
         """Contribution of a part of a layer to a control, and the state before it: medians over the controls of the
@@ -276,11 +275,7 @@ class Account:
         for (layer, part), means in (parts | states).items() if self.controls else ():
             value, first = np.median(abs(means[:2, len(self.features) :]), 1)
             place = {} if layer is None else {"layer": layer}
-            yield {"metric": "origins.ordinary", **place, "part": part, "value": _short(value), "first": _short(first)}
-
-
-def _short(value: float) -> float:
-    return float(f"{float(value):{DIGITS}}")
+            yield {"metric": "origins.ordinary", **place, "part": part, "value": short(value), "first": short(first)}
 
 
 WRITTEN = {"attn_out": "attention", "ffn_out": "feed-forward"}  # the part of a layer, by the input of what writes

@@ -139,6 +139,8 @@ class Inputs(Metric):
 ATTENDED = {"q": "queries", "k": "keys", "v": "values"}  # outputs of projections: their roles
 BEFORE, AFTER = "before", "after"  # as projections put them out; as attention multiplies them
 
+TINY = 1e-30  # in the place of a median of 0
+
 
 class Keys(Metric):
     """The largest channels of queries, keys and values, before and after the rotation of positions."""
@@ -205,6 +207,10 @@ class Footprint(Checked):
 
     context: Tokens = Field(default=256, description="Tokens per sequence, at most the model's context.")
     batch: Batch = Field(default=1, description="Batch size.")
+
+
+GIB = 2**30
+BITS = (16, 8)
 
 
 class Memory(Footprint, Metric):

@@ -4,8 +4,7 @@ import torch
 
 from outliers.criterion import SINK
 from outliers.metrics.attention import Look, Visits
-
-DIGITS = ".7g"  # of what rows say
+from outliers.metrics.measurement import short
 
 
 def _see(probabilities: torch.Tensor, by_mask: torch.Tensor, cross: bool) -> torch.Tensor:
@@ -59,7 +58,7 @@ def _values(answers: list[torch.Tensor]) -> list[dict]:
 
 def _short(value: torch.Tensor) -> float | None:
     """None of no query, as where the first position is masked."""
-    return None if value.isnan() else float(f"{value.item():{DIGITS}}")
+    return None if value.isnan() else short(value)
 
 
 SEEN = Look(_see, _answers, _values)

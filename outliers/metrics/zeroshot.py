@@ -5,6 +5,7 @@ import copy
 import difflib
 import functools
 import hashlib
+import importlib.metadata
 import io
 import itertools
 import json
@@ -19,24 +20,18 @@ from typing import TYPE_CHECKING
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.errors import UserError, unknown_name
+from outliers.metrics.measurement import Keeps, Measurement
+from outliers.metrics.records import ZeroShot
 from outliers.models.decoder import inference
+from outliers.models.weight_files import state_of
+from outliers.subjects.bench import Bench
+from outliers.subjects.cell import Cell
 from outliers.text.documents import ask_hub
 from outliers.text.task_data import FIGURE1_TASKS, FOLDER, LOCAL_TASKS, no_data
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task
     from lm_eval.tasks import TaskManager
-import importlib.metadata
-from typing import TYPE_CHECKING
-
-from outliers.metrics.measurement import Keeps, Measurement
-from outliers.metrics.records import ZeroShot
-from outliers.models.weight_files import state_of
-from outliers.subjects.bench import Bench
-from outliers.subjects.cell import Cell
-
-if TYPE_CHECKING:
-    from lm_eval.api.task import Task
 
 
 def _error_of_mean(values: Sequence[float]) -> float:

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import MaxNLocator
 
-from outliers.metrics.records import AFTER, BEFORE
+from outliers.metrics.records import AFTER, BEFORE, TINY
 from outliers.show.axes import log_axis
 from outliers.show.claims import Claim, say
 from outliers.show.explorer import Explorer, map_of, of_tables
@@ -31,7 +31,6 @@ KEYS = {  # panels of a map of channels
     "values": ("values", AFTER),
 }
 HEADS_NUMBERED = 16  # at most
-TINY = 1e-30  # in the place of a median of 0
 STANDS_OUT, OFTEN = 3, 0.1  # times the median channel of its head: a channel; of the layers: one that is numbered
 LEAST = 0.5  # of a map of channels: times the median, below which all have the darkest colour
 

@@ -4,6 +4,7 @@ from functools import partial
 
 import pandas as pd
 
+from outliers.metrics.records import BITS, GIB
 from outliers.models.names import known_configs, short_name
 from outliers.show.axes import count_label
 from outliers.show.section import Finding, Section, printed
@@ -11,9 +12,6 @@ from outliers.show.tables import Table, scattered
 from outliers.show.value import grouped
 from outliers.show.words import count, part
 
-# As in outliers.metrics.memory, which imports torch: drawing again needs none of it.
-GIB = 2**30
-BITS = (16, 8)
 ABOUT_THE_SAME = 0.95  # models of so much of the largest one's parameters stand beside it, as OPT-175B and BLOOM do
 HARDWARE = ["owner", "hardware", "gpus", "gigabytes"]
 NEEDS = {"weights 16": "16-bit weights", "weights 8": "8-bit weights", "cache": "cache", "activations": "activations"}
