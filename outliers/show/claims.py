@@ -29,13 +29,13 @@ class Claim(NamedTuple):
     against: Sequence[float | str] = ()
 
 
-def say(claim: Claim, rows: Iterable[Mapping], **of_all: Any) -> list[Finding]:
-    """The claim as rows bear it out: a finding, or none."""
+def say(claim: Claim, rows: Iterable[Mapping], holds: bool | None = None, **of_all: Any) -> list[Finding]:
+    """The claim as rows bear it out: a finding, or none; holds: whether it does, by default as `against` says."""
     rows = sorted(rows, key=lambda row: _value(row[claim.by]).mean, reverse=claim.pick is max) if claim.by else [*rows]
     if not rows:
         return []
     fields = {**of_all, **rows[0], NEXT: rows[1] if len(rows) > 1 else {}}
-    text = _filled(claim.yes if _holds(claim, fields) else claim.no, fields)
+    text = _filled(claim.yes if (_holds(claim, fields) if holds is None else holds) else claim.no, fields)
     return [Finding(text, claim.at.format_map(fields), fields.get("feature"))] if text else []
 
 

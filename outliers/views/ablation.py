@@ -133,15 +133,12 @@ TAKEN_OUT = {
     "mean": "Setting {} to the mean",
     "shuffle": "Shuffling {} over positions",
 }
-MORE = Claim(
+APART = Claim(
     "ablation",
-    "{removal} multiplies the perplexity by {times[0]:times}; doing so with {random}, by {times[1]:times} "
+    yes="{removal} multiplies the perplexity by {times[0]:times}; doing so with {random}, by {times[1]:times} "
     "[{times[2]:times}, {times[3]:times}].",
-)
-AS_MUCH = Claim(
-    "ablation",
-    "{removal} has no measurably different effect on the perplexity than doing so with {random}: {damage:percent} and "
-    "{control[damage]:percent}.",
+    no="{removal} has no measurably different effect on the perplexity than doing so with {random}: {damage:percent} "
+    "and {control[damage]:percent}.",
 )
 ATTENTION = Claim(
     "ablation",
@@ -167,7 +164,7 @@ def ablation_findings(summary: pd.DataFrame) -> list[Finding]:
     rows = summary.to_dict("records")
     controls = {row["method"]: row for row in rows if row["subject"] == "control"}
     removed = [_beside(row, controls[row["method"]]) for row in rows if row["subject"] == "outliers"]
-    findings = [finding for row in removed for finding in say(MORE if row["apart"] else AS_MUCH, [row])]
+    findings = [finding for row in removed for finding in say(APART, [row], row["apart"])]
     for row in removed[:1]:
         name, control = "top1_softmax", row["control"]
         before = next(100 * row[name] for row in rows if row["subject"] == "none")

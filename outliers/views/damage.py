@@ -374,9 +374,9 @@ OF_ROLES = Claim(
 )
 OF_PLACES = Claim(
     "damage_{field}s",
-    "Under {scheme} the {field}{costs:|s} that cost{costs:s|} most alone {costs:is|are} {costs:listed}.",
+    yes="Under {scheme} the {field}{costs:|s} that cost{costs:s|} most alone {costs:is|are} {costs:listed}.",
+    no="No {field} stands out under {scheme}.",
 )
-NO_PLACE = Claim("damage_{field}s", "No {field} stands out under {scheme}.")
 OF_ERRORS = Claim(
     "damage_worst",
     by="by_token",
@@ -456,7 +456,7 @@ def _of_places(damage: Damages, field: str) -> list[Finding]:
     while broken and len(broken) < len(places) and not broken[-1]["alone"].is_above(places[len(broken)]["alone"]):
         broken.pop()
     costs = [f"{place['place']} ({percent(*place['alone'])})" for place in broken]
-    return say(OF_PLACES if broken else NO_PLACE, places[:1], scheme=damage.scheme, field=field, costs=costs)
+    return say(OF_PLACES, places[:1], bool(broken), scheme=damage.scheme, field=field, costs=costs)
 
 
 def _of_errors(damage: Damages) -> list[Finding]:

@@ -200,16 +200,14 @@ def _singles(rows: list[dict], plan: Plan) -> Table:
     return Table.of("plan_single", caption, SINGLES, data, names=1, folded=True)
 
 
-WITH_PLAN = Claim(
+IMPROVED = Claim(
     "plan_sets",
-    "With {better:listed} of {projections} projections, {scheme} changes the perplexity by {cost:percent} on blocks "
-    "outside the search; without the plan, by {whole:percent}[[. No set of the {tried} costliest projections meets the "
-    "allowed {missed:percent}]][[. The distance to the allowed {near:percent} is within the scatter of rounding]][[. "
-    "No single one of these projections can be left out: the increase would be at least {without_one:percent}]].",
-)
-NOTHING = Claim(
-    "plan_sets",
-    "Nothing has to stay exact: with all {projections} projections under {scheme}, the perplexity changes by "
+    yes="With {better:listed} of {projections} projections, {scheme} changes the perplexity by {cost:percent} on "
+    "blocks outside the search; without the plan, by {whole:percent}[[. No set of the {tried} costliest projections "
+    "meets the allowed {missed:percent}]][[. The distance to the allowed {near:percent} is within the scatter of "
+    "rounding]][[. No single one of these projections can be left out: the increase would be at least "
+    "{without_one:percent}]].",
+    no="Nothing has to stay exact: with all {projections} projections under {scheme}, the perplexity changes by "
     "{cost:percent} on blocks outside the search[[. The distance to the allowed {near:percent} is within the scatter "
     "of rounding]].",
 )
@@ -227,4 +225,4 @@ def _findings(points: pd.DataFrame, plan: Plan) -> list[Finding]:
         "missed": allowed if cost.mean > allowed else None,
         "near": allowed if cost.mean <= allowed and not exact(allowed).is_above(cost) else None,
     }
-    return say(WITH_PLAN if about["better"] else NOTHING, [vars(plan) | plan.measured | about])
+    return say(IMPROVED, [vars(plan) | plan.measured | about], bool(about["better"]))

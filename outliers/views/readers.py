@@ -128,12 +128,9 @@ def _is_apart(row: Mapping, measure: str) -> bool:
 
 READ = Claim(
     "readers",
-    "Feature {feature} is read by {places:listed}; in brackets, the increase of perplexity with the feature set to "
+    yes="Feature {feature} is read by {places:listed}; in brackets, the increase of perplexity with the feature set to "
     "zero at this reader alone. A random feature costs at most {usual:percent} there, on average.",
-)
-NOT_READ = Claim(
-    "readers",
-    "Feature {feature} has no reader at which it matters more than random features: without it at {place} the "
+    no="Feature {feature} has no reader at which it matters more than random features: without it at {place} the "
     "perplexity changes by {cost:percent}, without random features by {usual:percent}.",
 )
 PREFERRED = Claim(
@@ -158,7 +155,7 @@ def readers_findings(table: pd.DataFrame) -> Iterator[Finding]:
         if reading:
             yield from say(READ, [max(reading, key=lambda row: row["usual"].mean)], places=places)
         else:
-            yield from say(NOT_READ, [max(rows, key=lambda row: abs(row["cost"]))])
+            yield from say(READ, [max(rows, key=lambda row: abs(row["cost"]))], False)
         changes = {place: abs(row["margin"] - whole["margin"]) for place, row in enumerate(rows)}
         changed = [place for place, change in changes.items() if change >= NATS and _is_apart(rows[place], "margin")]
         yield from say(PREFERRED, [rows[place] for place in sorted(changed, key=changes.get)[-1:]], whole=whole)

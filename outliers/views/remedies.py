@@ -26,7 +26,7 @@ from outliers.quantization.cache_formats import Formats
 from outliers.quantization.schemes import Scheme, get_scheme
 from outliers.show.axes import beside, cost_axis, increase_axis, name_places, plot_costs
 from outliers.show.claims import NEXT, Claim, say
-from outliers.show.legends import SCATTER, entry, explained, legend
+from outliers.show.legends import SCATTER, entry, explained, labelled, legend
 from outliers.show.section import Drawing, Finding, Section, printed
 from outliers.show.style import COLORS, GREY, MARKERS, Panels, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, cell, scatter_note, values_table
@@ -275,7 +275,7 @@ def remedy_costs(
     for axes in panels[1:]:
         axes.grid(axis="y")
     cost_axis(panels[0], [*(100 * point.cost.mean for point in measured), *REMEDIES["increase"]])
-    handles = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    handles = labelled(panels)
     entries = [handles[style["label"]] for style in styles.values() if style["label"] in handles]
     legend(ax, axes, [*entries, *explained(bars=_bars(measured))], "right upper")
     return panels
@@ -492,9 +492,10 @@ def _cell(perplexity: Value, least: float) -> str:
 
 FEWEST = Claim(
     "frontier_{model}",
-    "The fewest bits of {what} that keep {model} within {held:.0%} of its perplexity are {bits:.4g}: {which:listed}.",
+    yes="The fewest bits of {what} that keep {model} within {held:.0%} of its perplexity are {bits:.4g}: "
+    "{which:listed}.",
+    no="No format of {what} keeps {model} within {held:.0%} of its perplexity.",
 )
-NOT_HELD = Claim("frontier_{model}", "No format of {what} keeps {model} within {held:.0%} of its perplexity.")
 NO_BENEFIT = Claim("remedies_{model}", "No remedy has a measurable benefit.")
 SAVED = Claim(
     "remedies_{model}",
@@ -530,7 +531,7 @@ def _fewest(points: Sequence[Point], kind: str) -> list[Finding]:
     bits = min((point.bits for point in held), default=None)
     which = [f"{point.format} with {point.remedy} ({percent(*point.cost)})" for point in held if point.bits == bits]
     about = {"what": KINDS[kind], "held": HELD, "bits": bits, "which": which}
-    return say(FEWEST if held else NOT_HELD, [point._asdict() for point in points[:1]], **about)
+    return say(FEWEST, [point._asdict() for point in points[:1]], bool(held), **about)
 
 
 def _saved(formats: Iterable[Sequence[Point]]) -> list[Finding]:

@@ -184,17 +184,14 @@ SCALED = (
 )
 
 
-NONE = Claim(
-    "super_weights",
-    "None of {number:count} candidates is a super weight: setting one to zero changes the perplexity by at most "
-    "{cost:percent} ({called}), and without its whole neuron it {neuron:changed}; without {beside} it changes by at "
-    "most {most:percent}.",
-)
 CARRIED = Claim(
     "super_weights",
-    "Weight [{output}, {input}] of the second feed-forward projection of layer {layer} is {which} super weight: "
+    yes="Weight [{output}, {input}] of the second feed-forward projection of layer {layer} is {which} super weight: "
     "without it the perplexity {cost:changed}; without {beside} it changes by at most {most:percent}; without the "
     "whole neuron {input} it {neuron:changed}{reason}.",
+    no="None of {number:count} candidates is a super weight: setting one to zero changes the perplexity by at most "
+    "{cost:percent} ({called}), and without its whole neuron it {neuron:changed}; without {beside} it changes by at "
+    "most {most:percent}.",
 )
 NOT_THE_NEURON = ". The loss of the neuron's output therefore does not explain the effect of the weight"
 OF_ROW = Claim(
@@ -213,7 +210,7 @@ def super_weights_findings(rows: list[dict]) -> list[Finding]:
     told = [_told(candidate) for candidate in candidates if not pd.isna(candidate.get("neuron"))]
     carrying = list(filter(_carries, told))
     if not carrying:
-        return say(NONE, sorted(told, key=lambda candidate: -candidate["cost"]), number=len(candidates))
+        return say(CARRIED, sorted(told, key=lambda candidate: -candidate["cost"]), False, number=len(candidates))
     first, which = carrying[:1], "a" if len(carrying) > 1 else "the one"
     scaled = costs[(costs["treatment"] == "scaled") & (costs["candidate"] == first[0]["candidate"])]
     factors, of_factors = list(map("{:g}".format, scaled["factor"])), list(map(percent, scaled["cost"]))

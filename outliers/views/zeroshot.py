@@ -160,10 +160,10 @@ def _cell(metric: str, value: float) -> str:
     return cell(".4g", value) if metric == "perplexity" else cell(".1f", value, unit=100)
 
 
-LOWER = Claim("figure1", "{scheme} lowers the mean zero-shot accuracy of {model} from {from} to {to}.")
-NOT_LOWER = Claim(
+LOWER = Claim(
     "figure1",
-    "No scheme measurably lowers zero-shot accuracy; the largest change is that of {model} under {scheme}, from "
+    yes="{scheme} lowers the mean zero-shot accuracy of {model} from {from} to {to}.",
+    no="No scheme measurably lowers zero-shot accuracy; the largest change is that of {model} under {scheme}, from "
     "{from} to {to}.",
 )
 GUESSES = Claim(
@@ -183,7 +183,7 @@ def zeroshot_findings(means: Sequence[dict], chance: float | None) -> list[Findi
     pairs = sorted((pair for pair in pairs if pair[0]), key=lambda pair: pair[1]["value"] - pair[0]["value"])
     lower = [pair for pair in pairs if _accuracy(pair[0]).is_above(_accuracy(pair[1]))][:3]
     told = [after | {"from": _percent(before), "to": _percent(after)} for before, after in lower or pairs[:1]]
-    findings = say_each(LOWER if lower else NOT_LOWER, told)
+    findings = say_each(LOWER, told, holds=bool(lower))
     guess = [mean["model"] for mean in unquantized.values() if not _accuracy(mean).is_above(exact(chance or 0))]
     if chance is None or not guess:
         return findings
