@@ -17,13 +17,13 @@ from outliers.paper.report import experiments, report
 from outliers.presets.damage import Damage
 from outliers.presets.emergence import OneModel
 from outliers.presets.origins import Account
-from outliers.show.explorer import packed, plotly
+from outliers.show.explorer import CELLS, map_of, packed, plotly
 from outliers.show.page import page
 from outliers.show.section import Section
 from outliers.tracing.excerpt import FEATURES, VALUES, Excerpt, excerpt, telling_features
 from outliers.views.damage import kept_damage_section
 from outliers.views.origins import WRITERS_SHOWN, origins_explorer, origins_section
-from outliers.views.trace import CELLS, _map, kept_trace_section
+from outliers.views.trace import kept_trace_section
 from tests import test_page
 from tests.conftest import make_model, needs_chromium
 from tests.kept import kept
@@ -125,7 +125,7 @@ def test_numbers_are_kept_as_they_are_shown():
 
 def test_wide_models_share_columns():
     values = np.arange(CELLS * 3.0).reshape(3, CELLS)
-    found = _map(values)
+    found = map_of("", "feature", values)
     assert found["share"] == 3
     assert found["values"].shape == (3, CELLS // 3)
     assert found["values"][0, 1] == values[0, 3:6].max()

@@ -107,7 +107,7 @@ def report(
         raise UserError(str(next(reasons[0] for _, reasons in known.values())))
     sections: list[Section] = []
     for measurement, spec, place in zip(asked, specs, places, strict=True):
-        sections.append(_without_repeats(_section(spec, place, *known[measurement]), sections))
+        sections.append(_without_repeats(shown_section(spec, place, *known[measurement]), sections))
     command = [*called("report"), name, *models, *(["--device", device] if device else [])]
     for section, place in zip(sections, places, strict=True):
         if section.rows:
@@ -176,8 +176,11 @@ def _folder(name: str, specs: Sequence[Named]) -> Path:
     return Path("results", name, *models[:1])
 
 
-def _section(spec: Named, folder: Path, rows: list[dict], reasons: list) -> Section:
-    """The section of one table or figure, with the published numbers beside it."""
+def shown_section(spec: Named, folder: Path, rows: list[dict], reasons: Sequence = ()) -> Section:
+    """The section of rows of an experiment by what it says that it shows, with the published numbers beside it.
+
+    reasons: why there are no others.
+    """
     artefact = ARTEFACTS[spec.shows]
     section, beside = Section("", []), []
     if rows:
@@ -195,11 +198,6 @@ def _section(spec: Named, folder: Path, rows: list[dict], reasons: list) -> Sect
         notes=[*section.notes, *not_run],
         printed="\n\n".join(filter(None, printed)),
     )
-
-
-def shown_section(spec: Named, folder: Path, rows: list[dict]) -> Section:
-    """The section of rows of an experiment, by what it says that it shows."""
-    return _section(spec, folder, rows, [])
 
 
 def check_shown(spec: Named) -> None:

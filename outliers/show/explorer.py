@@ -34,9 +34,10 @@ import pandas as pd
 from matplotlib import colormaps
 from matplotlib.colors import Normalize
 
-from outliers.show.maps import Scale
+from outliers.show.maps import Scale, pooled
 from outliers.show.style import HEAT
 
+CELLS = 150_000  # of a map of an array at most: in wider ones neighbours share columns, each the largest of them
 PLOTLY = Path(__file__).with_name("plotly.js.gz")  # plotly.js-cartesian-dist-min of the npm registry, MIT licence
 
 
@@ -72,15 +73,17 @@ def of_tables(
     return Explorer(title, content | more, instead)
 
 
-def map_of(name: str, column: str, table: pd.DataFrame, group: str = "") -> dict:
-    """A map of a table, whose rows are numbered from 0 on and whose columns have names; NaN where there is nothing.
+def map_of(name: str, column: str, table: pd.DataFrame | np.ndarray, group: str = "") -> dict:
+    """A map of a table, or of an array, whose rows and columns are numbered from 0 on; NaN where there is nothing.
 
     column: a word for what is across. group: of maps whose profiles are drawn together.
     """
-    columns = list(table.columns)
-    across = {"column": column, "share": 1, "features": len(columns), "columns": columns}
+    named = isinstance(table, pd.DataFrame)
+    values, names = (table.to_numpy(dtype=float), list(table.columns)) if named else (table, None)
+    share = 1 if named else -(-values.size // CELLS)
+    across = {"column": column, "share": share, "features": values.shape[1], "columns": names}
     around = {"said": "", "marked": [], "text": None}
-    return {"name": name, "group": group, "values": table.to_numpy(dtype=float), **across, **around}
+    return {"name": name, "group": group, "values": pooled(values, share), **across, **around}
 
 
 def packed(content: dict) -> str:

@@ -34,6 +34,11 @@ def scheme_legend(
     legend(ax, axes, handles, "right upper", legend_columns(entries), labels=labels)
 
 
+def labelled(panels: Iterable[Axes]) -> dict[str, Artist]:
+    """What is drawn in panels, by its label."""
+    return {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+
+
 def legend_columns(schemes: Collection[str]) -> int:
     """Number of columns of a legend of schemes."""
     return -(-(len(schemes) + EXPLAINED) // MOST_ENTRIES)

@@ -12,7 +12,7 @@ from outliers.quantization.remedies import Remedy
 from outliers.quantization.schemes import BASELINE
 from outliers.show.axes import cost_axis, name_places, plot_costs
 from outliers.show.claims import NEXT, Claim, say
-from outliers.show.legends import SCATTER, explained, in_order, scheme_legend, scheme_styles
+from outliers.show.legends import SCATTER, explained, in_order, labelled, scheme_legend, scheme_styles
 from outliers.show.section import Drawing, Finding, Section, printed
 from outliers.show.style import GREY, Panels, chosen, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, cell, scatter_note
@@ -112,7 +112,7 @@ def attention_costs(rows: Rows, *, model: str | None = None, paper: bool = True,
         axes.grid(axis="y")
     has_paper = PAPER in panels_shown
     cost_axis(panels[0], [*(100 * point.cost.mean for point in measured), *(_published() if has_paper else ())])
-    handles = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    handles = labelled(panels)
     entries = {scheme: handles[scheme] for scheme in styles if scheme in handles}
     bars = SCATTER if any(point.perplexity.deviation is not None for point in measured) else ""
     grey = "grey: the paper, Table 7" if has_paper else ""

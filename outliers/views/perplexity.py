@@ -13,7 +13,7 @@ from outliers.models.variant import AS_IT_IS
 from outliers.quantization.schemes import BASELINE
 from outliers.show.axes import cost_axis, log_axis, name_places, parameters_axis, plot_costs
 from outliers.show.claims import NEXT, Claim, say, say_each
-from outliers.show.legends import SCATTER, explained, in_order, legend_columns, scheme_legend, scheme_styles
+from outliers.show.legends import SCATTER, explained, in_order, labelled, legend_columns, scheme_legend, scheme_styles
 from outliers.show.section import FINDINGS, Drawing, Failures, Finding, Section, failures, together
 from outliers.show.style import GREY, figure_function, panels_of
 from outliers.show.tables import FAILED, MISSING, Table, cell, measured_cell, scatter_note
@@ -83,7 +83,7 @@ def sweep_costs(rows: Rows, *, paper: bool = True, ax: Axes | None = None) -> Ax
         _plot_costs(axes, measured, styles, paper)
     else:
         _plot_against_size(axes, rows, styles)
-    drawn = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
+    drawn = labelled([axes])
     bars = SCATTER if any("standard_deviation" in row for row in rows_shown) else ""
     grey = "grey: the paper, Table 1" if measured and paper else ""
     explanations = explained((row.get("alpha") for row in rows_shown), bars, grey)

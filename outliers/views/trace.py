@@ -21,9 +21,9 @@ from outliers.models.names import short_name
 from outliers.presets.emergence import OneModel
 from outliers.show.axes import log_axis, threshold
 from outliers.show.claims import Claim, say
-from outliers.show.explorer import Explorer, of_tables
+from outliers.show.explorer import CELLS, Explorer, map_of, of_tables
 from outliers.show.legends import legend
-from outliers.show.maps import Scale, map_on, number_above, pooled
+from outliers.show.maps import Scale, map_on, number_above
 from outliers.show.section import Drawing, Failures, Finding, Section, by_stack, failures
 from outliers.show.style import GREY, HEAT, SEQUENTIAL, Panels, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, wrapped
@@ -144,6 +144,11 @@ def outliers_of(trace: "Trace") -> list[int]:
     return trace.outlier_features()["feature"].tolist() if stream_roles(trace) else []
 
 
+def most_common(trace: "Trace", count: int) -> list[int]:
+    """So many outlier features, the most common first; without any, the feature that comes nearest."""
+    return outliers_of(trace)[:count] or trace.features()["feature"].tolist()[:1]
+
+
 def magnitudes(trace: "Trace") -> "torch.Tensor":
     """Largest |x| over the layers (positions, features), averaged over sequences."""
     by_role = [trace.statistics[f"{role}.magnitude"] for role in stream_roles(trace)]
@@ -162,8 +167,7 @@ def magnitude_by_position(trace: "Trace", *, ax: Axes | None = None) -> Axes:
     Args:
         trace: as `outliers.trace` returns it, with roles of the residual stream.
     """
-    means = magnitudes(trace)
-    features = outliers_of(trace)[:LINES] or trace.features()["feature"].tolist()[:1]
+    means, features = magnitudes(trace), most_common(trace, LINES)
     axes = panels_of(ax, 1, 1, (5.2, 3.0)).item()
     styles = zip(features, ("black", "blue", "orange", "green"), ("-", "--", "-.", ":"), strict=False)
     for feature, color, line in styles:
@@ -186,10 +190,7 @@ def patch_map(trace: "Trace", *, ax: Axes | None = None) -> Panels:
     from outliers.tracing.tokens import before_patches, patch_grid
 
     means, (rows, columns) = magnitudes(trace), patch_grid(trace.names)
-    features = outliers_of(trace)[:LINES] or trace.features()["feature"].tolist()[:1]
-    if ax is not None:
-        features = features[:1]
-    names = before_patches(trace.names)
+    features, names = most_common(trace, LINES if ax is None else 1), before_patches(trace.names)
     panels = panels_of(ax, 1, len(features), (2.6 * len(features), 2.9)).ravel()
     high = means[:, features].max().item()
     for axes, feature in zip(panels, features, strict=True):
@@ -415,7 +416,7 @@ def _tokens(trace: "Trace") -> list[Table]:
 
 def _carried(trace: "Trace") -> list[tuple[int, str | None]]:
     """Features whose tokens are shown, each with the role of `Trace.tokens`."""
-    features = outliers_of(trace)[:CARRIED] or trace.features()["feature"].tolist()[:1]
+    features = most_common(trace, CARRIED)
     largest = trace.massive_activations().sort_values("value", key=abs, ascending=False, kind="stable")
     massive = largest[largest["massive"] > 0]["feature"].unique().tolist()[:MASSIVE_CARRIED]
     massive = massive or largest["feature"].tolist()[:1]
@@ -516,23 +517,18 @@ PATCHES = {
 
 OUTLIERS = Claim(
     "features",
-    "{number:Count} of {every:,} features {number:is an outlier feature:|are outlier features; the most common is} "
+    yes="{number:Count} of {every:,} features {number:is an outlier feature:|are outlier features; the most common is} "
     "feature {feature}, which reaches |x| ≥ {alpha:g} in {layers:part} of layers and {positions:part} of positions[[, "
     "with a median of {median:amount}]].",
-)
-TOO_MANY = Claim(
-    "features", "{number:,} of {every:,} features meet the criterion at |x| ≥ {alpha:g}: it does not discriminate."
+    no="{number:,} of {every:,} features meet the criterion at |x| ≥ {alpha:g}: it does not discriminate.",
 )
 NEAREST = Claim(
     "features",
-    "None of {every:,} features is an outlier feature: the nearest, feature {feature}, reaches |x| ≥ {alpha:g} in "
+    yes="None of {every:,} features is an outlier feature: the nearest, feature {feature}, reaches |x| ≥ {alpha:g} in "
     "{layers:part} of layers ({required[0]:.0%} required) and {positions:part} of positions ({required[1]:.0%} "
     "required).",
-)
-NO_HIT = Claim(
-    "features",
-    "None of {every:,} features is an outlier feature: no value reaches |x| ≥ {alpha:g}; the largest is {max:amount}, "
-    "in feature {feature}.",
+    no="None of {every:,} features is an outlier feature: no value reaches |x| ≥ {alpha:g}; the largest is "
+    "{max:amount}, in feature {feature}.",
 )
 LARGEST_INPUT = Claim(
     "largest",
@@ -573,9 +569,8 @@ def _outliers(trace: "Trace") -> list[Finding]:
     every, outliers = trace.features(), trace.outlier_features()
     about = {"number": len(outliers), "every": len(every), "alpha": trace.alpha, "required": (LAYERS, POSITIONS)}
     if len(outliers):
-        too_many = len(outliers) > FEW * len(every)
-        return say(TOO_MANY if too_many else OUTLIERS, outliers.head(1).to_dict("records"), **about)
-    return say(NEAREST if every["hits"].iloc[0] else NO_HIT, every.head(1).to_dict("records"), **about)
+        return say(OUTLIERS, outliers.head(1).to_dict("records"), len(outliers) <= FEW * len(every), **about)
+    return say(NEAREST, every.head(1).to_dict("records"), bool(every["hits"].iloc[0]), **about)
 
 
 def _largest(trace: "Trace", names: Names) -> list[Finding]:
@@ -622,7 +617,6 @@ def _expert(trace: "Trace") -> list[Finding]:
     return say(EXPERT, shares.to_dict("records"), even=shares["share"].mean(), **none)
 
 
-CELLS = 150_000  # of a map at most: features of wider models share columns
 OF_STACK = {
     "": "",
     "encoder": " of the encoder",
@@ -644,16 +638,9 @@ def trace_explorer(trace: "Trace", excerpt: "Excerpt | None", names: Names) -> E
     stream = stream_roles(trace)
     largest = {role: trace.largest(role).numpy() for role in trace.roles}
     maps = [
-        {
-            "name": role,
-            "said": f"into {READERS[role]}",
-            "group": "stream" if role in stream else role,
-            "column": "feature" if role in stream else f"feature of {role}",
-            **_map(values),
-            "columns": None,
-            "marked": telling[role],
-            "text": _text(excerpt, role),
-        }
+        map_of(role, "feature" if role in stream else f"feature of {role}", values)
+        | {"said": f"into {READERS[role]}", "group": "stream" if role in stream else role}
+        | {"marked": telling[role], "text": _text(excerpt, role)}
         for role, values in largest.items()
     ]
     return of_tables(
@@ -668,12 +655,6 @@ def trace_explorer(trace: "Trace", excerpt: "Excerpt | None", names: Names) -> E
         positions=_positions(trace, stream, telling),
         tokens=[_bare(names(token)) for token in excerpt.tokens.tolist()] if excerpt else None,
     )
-
-
-def _map(values: np.ndarray) -> dict:
-    """Values (layers, features) as at most `CELLS` cells, each the largest of neighbours."""
-    share = -(-values.size // CELLS)
-    return {"values": pooled(values, share), "share": share, "features": values.shape[1]}
 
 
 def _positions(trace: "Trace", stream: list[str], telling: dict[str, list[int]]) -> dict[str, dict]:
