@@ -19,7 +19,7 @@ import outliers
 from outliers import __main__ as program
 from outliers.errors import UserError
 from outliers.metrics import records
-from outliers.metrics.measurement import Seen
+from outliers.metrics.measurement import Seen, bundles_of
 from outliers.metrics.records import Memory as Footprint
 from outliers.metrics.records import Perplexity, StatesMetric
 from outliers.metrics.zeroshot import zeroshot
@@ -49,6 +49,17 @@ from tests.test_docs import read as page
 MODEL = "pocket/gpt2-0.1m"
 SMALL = {"models": [MODEL], "block": 16, "blocks": 1}
 FIELDS = st.dictionaries(st.text(max_size=3), st.integers(0, 9) | st.text(max_size=3) | st.booleans(), max_size=3)
+
+
+def test_what_rides_on_one_pass_is_answered_at_once():
+    model = Causal(MODEL, None, Settings(name="text", block=16, blocks=1))
+    pairs = [
+        *((records.Top1, "zero(3)"), (records.Sinks, "zero(5)"), (records.Top1, "absmax+zero(5)")),
+        *((records.Errors, "absmax"), (records.Errors, "llm.int8"), (records.Places, "absmax")),
+        *((Perplexity, "absmax"), (records.Agreement, "absmax"), (Perplexity, "llm.int8")),
+    ]
+    cells = [Cell(model, outliers.variant(name), metric()) for metric, name in pairs]
+    assert [len(bundle) for bundle in bundles_of(cells)] == [2, 1, 2, 1, 2, 1]
 
 
 def swept(out: Path, **fields) -> list[dict]:
