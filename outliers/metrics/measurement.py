@@ -74,7 +74,7 @@ class Measurement(ABC):
         return None
 
     def shared(self, cell: Cell) -> Hashable:
-        """What cells of one subject have in common that are answered at once; by default each is alone."""
+        """The key that cells of one subject share which are answered at once; by default each has its own."""
         return id(cell)
 
     def steps(self, cells: Sequence[Cell]) -> int:

@@ -35,7 +35,7 @@ def scheme_legend(
 
 
 def labelled(panels: Iterable[Axes]) -> dict[str, Artist]:
-    """What is drawn in panels, by its label."""
+    """The marks of panels by their labels."""
     return {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
 
 
