@@ -504,15 +504,15 @@ def kurtosis(mean, square, cube, fourth):
 def select(bins, rank):
     """The bin of the entry of a rank, and how many entries are in those before it; the bins are emptied."""
     chosen, before, total = 0, 0, 0
-    for start in range(0, BINS, 4096):
-        place = bins + start + tl.arange(0, 4096)
+    for start in range(0, BINS, 2048):
+        place = bins + start + tl.arange(0, 2048)
         count = tl.load(place, cache_modifier=".cg")
+        tl.store(place, 0)
         reached = total + tl.cumsum(count, axis=0)
         below = reached <= rank
         chosen += tl.sum(below.to(tl.int32))
         before = tl.maximum(before, tl.max(tl.where(below, reached, 0)))
         total += tl.sum(count)
-        tl.store(place, 0, mask=count > 0)
     return chosen, before
 
 
