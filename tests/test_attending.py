@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, StaticCache
 
 from outliers.models import attention
 from outliers.models.anatomy import decoder_layers
@@ -67,6 +67,19 @@ def test_lengths_of_some_blocks_of_queries(length, threads):
             assert_same(model, torch.randint(100, (1, length), generator=torch.Generator().manual_seed(1)))
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_cache_with_more_places_gets_a_mask_of_its_own(blocks):
+    """And not the one of a sequence as long that attends to itself."""
+    model, masks = make_model("llama"), []
+    want, _ = attended(model, blocks[:1], False)
+    decoder_layers(model)[0].register_forward_pre_hook(
+        lambda _module, _given, named: masks.append(named["attention_mask"]), with_kwargs=True
+    )
+    with torch.inference_mode(), attention_hooks(model, lambda *_: None, summed=True):
+        for more in ({"use_cache": False}, {"past_key_values": StaticCache(model.config, max_cache_len=32)}):
+            torch.testing.assert_close(model.base_model(blocks[:1], **more).last_hidden_state, want)
+    assert [mask.shape[3] for mask in masks] == [24, 32]
 
 
 @pytest.mark.parametrize("change", ["two sequences", "bfloat16", "padding", "upcast", "one head"])
