@@ -211,7 +211,7 @@ def run(typed: str, small_model: Path, monkeypatch) -> None:
         assert not stop.code, typed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("README.md", "docs/", "experiments/", "outliers/app.py", "outliers/presets/", "outliers/terminal/")
 @pytest.mark.parametrize("block", blocks_of("sh"))
 def test_lines_that_need_nothing_run(block, place, small_model, monkeypatch, capsys):
     ours = [line.typed for line in lines(block) if not line.needs and line.typed.startswith("python")]
