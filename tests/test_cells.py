@@ -250,6 +250,13 @@ def test_a_metric_of_ones_own(tmp_path, model_and_blocks):
     assert len(read(tmp_path)) == 4, "it is found again"
 
 
+def test_a_table_says_what_has_several_values_a_cell(tmp_path):
+    spec = Cells(metrics=["perplexity", "weights"], **SMALL)
+    table = measured_section(spec, tmp_path, run(spec, tmp_path)).tables[0]
+    assert [cells[2] for cells in table.cells] == ["perplexity"]
+    assert table.caption.endswith("Of weights each cell has several, which values.csv lists.")
+
+
 def test_the_command(monkeypatch, capsys, tmp_path):
     arguments = [MODEL, "--metric", "perplexity,top1", "--variant", "zero(3,7)", "--variant", "llm.int8", "--draws", 2]
     code, out, _ = call(

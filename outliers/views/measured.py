@@ -9,9 +9,12 @@ from outliers.runs.rows import read
 from outliers.runs.run import rows_of
 from outliers.show.section import Failures, Section, failures, part_of, together
 from outliers.show.tables import values_table
+from outliers.show.words import listed
 from outliers.specification.fields import resolved
 from outliers.specification.kinds import Named
 from outliers.views import OF_METRICS
+
+SEVERAL = "Of {} each cell has several, which values.csv lists."
 
 
 @failures(Failures.SHOWN)
@@ -26,5 +29,9 @@ def measured_section(spec: Named, folder: str | Path, rows: list[dict]) -> Secti
     views = OF_METRICS | {metric.name: metric.view for metric in map(type, spec.parametrized_metrics) if metric.view}
     sections = [part_of(resolved(views[name]), records) for name, records in by_metric.items() if name in views]
     table = values_table(rows, parts=["stack"])
+    shown = set(table.data["metric"])
+    several = [name for name, records in by_metric.items() if not any(one["metric"] in shown for one in records)]
+    if several:
+        table = table._replace(caption=f"{table.caption} {SEVERAL.format(listed(several))}")
     values = Section("Measurements", rows, table.printed, [table], further={"values": pd.DataFrame(rows)})
     return together("Measurements", [values, *sections])
