@@ -37,7 +37,7 @@ def layer(scheme: str = "int8 column absmax") -> reference.Quantized:
     return reference.quantize(torch.randn(5, 16), Quantizer.read(scheme))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("kernels/outlier_kernels/cpu/")
 def test_numba_is_imported_by_the_first_product():
     program = "import sys, outliers, outliers.quantization.convert, outlier_kernels.dispatch"
     assert python(f"{program}\nprint(any('numba' in name for name in sys.modules))") == "False\n"
@@ -73,7 +73,7 @@ AT_ONCE = """
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("kernels/outlier_kernels/cpu/")
 @pytest.mark.parametrize("threads", ["1", "4"])
 def test_eight_threads_at_once(threads):
     """Also the first time, when all of them find nothing compiled in their process."""
@@ -113,7 +113,7 @@ def test_without_openmp_one_thread_does_the_work(monkeypatch, tmp_path):
     assert_extremes(3)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("kernels/outlier_kernels/cpu/")
 @pytest.mark.parametrize("way", ["fork", "spawn"])
 def test_other_processes(way, tmp_path):
     """Torch's own operators need to be on one thread in a fork of a process that used several."""
@@ -156,7 +156,7 @@ def package(tmp_path):
     return shutil.copytree(ROOT / "kernels" / "outlier_kernels", tmp_path / "outlier_kernels", ignore=ignore)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("kernels/outlier_kernels/cpu/")
 def test_a_number_of_another_file_is_compiled_anew(package):
     """Numba compiles again where the file of the passes changed; the rounds of Philox these take from another one."""
     program = """
@@ -175,7 +175,7 @@ def test_a_number_of_another_file_is_compiled_anew(package):
     assert first[1] != second[1], "with fewer rounds other values are rounded up"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("kernels/outlier_kernels/cpu/")
 def test_a_cache_that_cannot_be_written(package, tmp_path):
     """Neither beside the code nor where the user's caches are: there it compiles in each process."""
     (package / "cpu" / "__pycache__").touch()  # files in the places of the folders

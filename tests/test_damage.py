@@ -393,6 +393,7 @@ def test_parts_of_the_damage_are_shown_alone(found, by):
 
 @needs_smollm2
 @needs_shared
+@pytest.mark.nightly("outliers/metrics/damages.py", "outliers/presets/damage.py", "outliers/quantization/")
 def test_where_absmax_breaks_a_real_model():
     """Values of an independent computation: only ffn_in +10.6 %, ffn_out +74.9 %."""
     name = "smollm2-135m"

@@ -284,6 +284,9 @@ def test_8_bits_take_half_the_room():
     assert not fits(of_gib(0, [8, 8], 0), 16, 1, 8, 0)
 
 
+of_table_3 = pytest.mark.nightly("outliers/metrics/memory.py", "outliers/models/skeleton.py", "experiments/paper/")
+
+
 @pytest.fixture(scope="module")
 def table3_rows(tmp_path_factory) -> list[dict]:
     """The rows of the paper's Table 3 over its own models, and over two that are not in its list."""
@@ -293,14 +296,14 @@ def table3_rows(tmp_path_factory) -> list[dict]:
     return run(spec, tmp_path_factory.mktemp("table3"))
 
 
-@pytest.mark.slow
+@of_table_3
 def test_table_3_comes_out_as_published(table3_rows):
     table3 = ARTEFACTS["table3"]
     names = {"GPT-2 1.3B": "GPT-2 XL 1.5B"}
     assert table3.ours(table3_rows) == {key: names.get(name, name) for key, name in table3.published.values.items()}
 
 
-@pytest.mark.slow
+@of_table_3
 def test_largest_of_all_is_named_beside_the_papers(table3_rows):
     table = largest(table3_rows).set_index("gigabytes")
     assert table.loc[12, "16-bit, any"] == "BLOOM-3B"
@@ -309,7 +312,7 @@ def test_largest_of_all_is_named_beside_the_papers(table3_rows):
     assert "GPT-2 XL 1.5B (BLOOM-3B)" in memory_section(table3_rows).printed
 
 
-@pytest.mark.slow
+@of_table_3
 def test_footprints_are_the_rows(table3_rows):
     table = footprints(table3_rows)
     assert list(table.index[:2]) == ["facebook/opt-175b", "bigscience/bloom"]

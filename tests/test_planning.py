@@ -81,6 +81,7 @@ def test_nothing_stays_exact_where_nothing_has_to(blocks):
     assert found.exact == []
 
 
+@pytest.mark.nightly("outliers/presets/plan.py", "outliers/quantization/plans/")
 def test_no_single_projection_can_be_left_out(blocks):
     model = load_model("pocket/opt-1.7m")
     text = sample_blocks("pocket/opt-1.7m", 128, 12)
