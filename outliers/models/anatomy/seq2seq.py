@@ -148,6 +148,11 @@ def _shifted(model: PreTrainedModel, block: Example) -> tuple[torch.Tensor, torc
 
 
 SEQ2SEQ = Family(
-    *("seq2seq", _ROWS, AutoModelForSeq2SeqLM, labelled, _shifted, {"use_cache": False}),
+    "seq2seq",
+    _ROWS,
+    AutoModelForSeq2SeqLM,
+    labelled,
+    _shifted,
+    {"use_cache": False},
     places=lambda block: (block.labels, (block.labels != IGNORED).nonzero()[:, 0]),  # all targets
 )

@@ -92,7 +92,9 @@ def _codes(sizes: Sizes) -> tuple[str]:
 
 _SCALE = Part("weight_scale", lambda s: (FLOATS, s.scales))
 _ORDER = Part(
-    *("weight_g_idx", lambda s: (INT32, (s.features,))), lambda s: s.fields.get("actorder") in ("group", "dynamic")
+    "weight_g_idx",
+    lambda s: (INT32, (s.features,)),
+    lambda s: s.fields.get("actorder") in ("group", "dynamic"),
 )
 PACKED = Format(
     "weight_packed",

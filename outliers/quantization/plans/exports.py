@@ -72,7 +72,9 @@ EXPORTS = {
         takes=(nn.Linear,),
     ),
     "llm-compressor": Export(
-        *("recipe.yaml", compressed_tensors.arguments_of, compressed_tensors.recipe_of),
+        "recipe.yaml",
+        compressed_tensors.arguments_of,
+        compressed_tensors.recipe_of,
         partial(yaml.safe_dump, sort_keys=False, width=120),
         takes=(nn.Linear,),
     ),
