@@ -165,7 +165,7 @@ def beside(model: torch.nn.Module, observe: Callable[[torch.nn.Module, torch.Ten
     return of_a_block(lambda blocks: observe(model, blocks)) - plain
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("kernels/outlier_kernels/", "outliers/metrics/", "outliers/models/", "outliers/tracing/")
 def test_a_block_of_an_evaluation_and_a_trace(monkeypatch):
     """Of a model with two layers, which have four hidden states and the residual stream each, and what two more cost:
     less than four kernels and operators a state."""

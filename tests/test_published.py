@@ -289,7 +289,7 @@ def test_what_stands_in_the_files():
 
 
 @needs_smollm2
-@pytest.mark.slow
+@pytest.mark.nightly("outliers/metrics/", "outliers/paper/", "outliers/views/published.py")
 def test_a_published_row_of_smollm2(tmp_path):
     facts = facts_of(read_facts(), ["smollm2-135m"])
     (found,) = agreement.verdicts_of("smollm2-135m", "smollm2-135m", facts, tmp_path, bench=agreement.Bench())

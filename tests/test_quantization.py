@@ -674,6 +674,7 @@ def compiled(model: nn.Module, backend: str) -> nn.Module:
     return torch.compile(model, backend=backend, fullgraph=True)
 
 
+@pytest.mark.nightly("kernels/outlier_kernels/", "outliers/quantization/")
 def test_a_compiled_int8_model_is_one_graph(blocks):
     """The same bits, where the arithmetic is left alone; also once its weights are others."""
     small, other = (quantize(model, "llm.int8", "int8") for model in (make_model("gpt2"), other_model("gpt2")))

@@ -298,6 +298,7 @@ def test_writers_alone_of_given_features_need_no_trace(tmp_path):
 
 @needs_shared
 @needs_smollm2
+@pytest.mark.nightly("outliers/presets/readers.py", "outliers/views/readers.py")
 def test_readers_of_smollm2():
     """The figures with which the question began."""
     model, tokenizer = outliers.load_model("smollm2-135m"), outliers.load_tokenizer("smollm2-135m")

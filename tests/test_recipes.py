@@ -205,7 +205,7 @@ with torch.compiler.set_stance("force_eager"):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("outliers/trainer/")
 def test_a_killed_training_goes_on_with_the_same_losses(tmp_path, monkeypatch):
     folder, run = tmp_path / "killed", [sys.executable, "-c", KILLED, str(tmp_path / "killed")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -148,7 +148,7 @@ def test_other_uses_of_ctrl_c_are_left_alone(tmp_path):
     assert done == [None], "outside of the main thread, where no handler can be set"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("outliers/runs/", "outliers/terminal/")
 def test_a_real_signal_to_a_real_process(tmp_path):
     program = (
         "import runpy, signal, sys\n"

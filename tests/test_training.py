@@ -185,7 +185,7 @@ def test_autocast_multiplies_in_int8_all_the_same(blocks):
     assert abs(losses[1] / losses[0] - 1) < 0.005
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("kernels/outlier_kernels/", "outliers/quantization/")
 def test_compiled(blocks):
     def of_one_layer(share: float):
         model = make_model("gpt2")

@@ -321,7 +321,7 @@ def train(folder, monkeypatch, capsys):
     return typed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("outliers/trainer/", "outliers/presets/training.py", "outliers/subjects/training_run.py")
 def test_a_training_experiment_from_the_command_line(train, folder, monkeypatch, caplog):
     steps, update = [], progress.Progress.update
     monkeypatch.setattr(progress, "SECONDS", 3600)  # a slow machine says nothing either

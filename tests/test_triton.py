@@ -239,7 +239,7 @@ def test_tiles_are_as_large_as_a_device_has_work_for():
 
 def of_seeds(few: int) -> pytest.MarkDecorator:
     """Cases by the seeds up to 200, of which `make test` takes a few."""
-    every = [range(few), pytest.param(range(few, 200), marks=pytest.mark.slow)]
+    every = [range(few), pytest.param(range(few, 200), marks=pytest.mark.nightly("kernels/outlier_kernels/"))]
     return pytest.mark.parametrize("seeds", every, ids=[str(few), "200"])
 
 
@@ -448,7 +448,7 @@ def whole_product(folder: str) -> dict:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("kernels/outlier_kernels/", "outliers/quantization/", "outliers/tracing/")
 def test_the_whole_product_in_triton_is_that_of_a_cpu(tmp_path):
     """In a process that interprets the kernels from the start, as a user has it without a GPU."""
     program = (
