@@ -26,7 +26,7 @@ docs: $(VENV)/installed-dev
 	@rm -rf build/docs
 	$(RUN) -m sphinx -q -E -W --keep-going -c docs -d build/doctrees . build/docs
 
-# Before each commit: most of the protection in four to six minutes of two cores. What is slow is in test-all; kills,
+# Before each commit: most of the protection in four to eight minutes of two cores. What is slow is in test-all; kills,
 # clusters, notebooks, the site, releases, other programs, the commands of all pages and the longest tests are in
 # test-nightly, and also in test-all where a file that they test changed after a commit: `make test-all SINCE=origin/main`,
 # as in CI.
