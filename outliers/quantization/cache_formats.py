@@ -121,8 +121,10 @@ class CacheFormat:
 
         Scales and minima count, 16 bits each; so do values that stay exact, of 16 bits.
         """
-        asymmetric = self.bits and self.bits + 2 * HALF_BITS / (self.channels or head_size)
-        codes = asymmetric or self.quantizer.bits(head_size)
+        if self.bits is None:
+            codes = self.quantizer.bits(head_size)
+        else:
+            codes = self.bits + 2 * HALF_BITS / (self.channels or head_size)
         coded = self.coded(positions) / positions
         for part, whole in ((self.layers, layers), (self.heads, heads)):
             coded *= sum(map(len, part)) / whole if part else 1
