@@ -13,7 +13,6 @@ from torch.nn import functional
 import outliers
 from outliers import Ablated, Intervention, Quantized, Together, UserError, calibrate, plant, quantize, run
 from outliers.criterion import OF_EVERY_STACK
-from outliers.metrics import perplexity as losses
 from outliers.metrics.agreement import AgreementReader
 from outliers.metrics.damages import damages_of
 from outliers.metrics.errors import block_errors
@@ -21,6 +20,7 @@ from outliers.metrics.measurement import records_of
 from outliers.metrics.perplexity import perplexity, perplexity_of, read_logits, variant_losses
 from outliers.metrics.places import exchange_losses, exchanges
 from outliers.metrics.records import Errors, Inputs, Places
+from outliers.models import head
 from outliers.models.anatomy import projections
 from outliers.models.decoder import run_decoder
 from outliers.models.load import load_model, load_tokenizer
@@ -170,7 +170,7 @@ def test_what_is_skipped_whole_is_no_place(blocks):
 @pytest.mark.parametrize(("head_outputs", "scale"), [(7, 1), (4096, 1), (33, 100)])
 def test_divergence_and_agreement_are_those_of_all_logits(case, head_outputs, scale, blocks, monkeypatch):
     """However the head is cut, and where almost all probability is on one token."""
-    monkeypatch.setattr(losses, "HEAD_OUTPUTS", head_outputs)
+    monkeypatch.setattr(head, "HEAD_OUTPUTS", head_outputs)
     model = make_model(case)
     with torch.no_grad():
         model.get_output_embeddings().weight.mul_(scale)

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from outliers import UserError, ablate, load_text, perplexities, perplexity, quantize, trace, variant
-from outliers.metrics import perplexity as module
 from outliers.metrics import states
 from outliers.metrics.latency import latency
 from outliers.metrics.layers import layer_by_layer
@@ -20,6 +19,7 @@ from outliers.metrics.places import exchange_losses, exchanges
 from outliers.metrics.records import Agreement, Perplexity
 from outliers.metrics.states import MEASUREMENT as STATES
 from outliers.metrics.top1 import top1_softmax
+from outliers.models import head
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.decoder import map_blocks
 from outliers.models.hooks import independent
@@ -44,7 +44,7 @@ def own_loss(model, blocks) -> float:
 def test_equals_the_models_own_loss(case, blocks, monkeypatch, head_outputs):
     model = make_model(case)
     """Whatever lies between its last layer and its logits, and however the head is cut."""
-    monkeypatch.setattr(module, "HEAD_OUTPUTS", head_outputs)
+    monkeypatch.setattr(head, "HEAD_OUTPUTS", head_outputs)
     assert perplexity(model, blocks) == pytest.approx(own_loss(model, blocks), rel=1e-5)
 
 
@@ -350,8 +350,8 @@ def in_new_thread(function):
 def test_exact_logits_are_made_twice_at_most(blocks, monkeypatch, most, made):
     """Once for one variant that is compared with them, and once for all that follow, where there is room."""
     monkeypatch.setattr(states, "MOST_KEPT", most)
-    model, usual, heads = make_model("gpt2"), module.Head.logits, []
-    monkeypatch.setattr(module.Head, "logits", lambda head, *given: heads.append(head) or usual(head, *given))
+    model, usual, heads = make_model("gpt2"), head.Head.logits, []
+    monkeypatch.setattr(head.Head, "logits", lambda one, *given: heads.append(one) or usual(one, *given))
 
     def values(*names: str) -> list[float]:
         subject = Given(model, blocks[:1])

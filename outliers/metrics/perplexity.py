@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 
 import torch
 from outlier_kernels import dispatch
-from torch.nn import functional
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.criterion import LOG_PERPLEXITY, RESIDUAL
 from outliers.errors import BrokenModel, UserError, not_finite
 from outliers.metrics.measurement import Read, Reader, by_seed
-from outliers.models.anatomy import config_of_stack, family_of, readers, stacks_of
+from outliers.models.anatomy import family_of, readers
 from outliers.models.anatomy.examples import IGNORED, Block
 from outliers.models.decoder import inference, map_blocks, run_decoder, watched_pass
+from outliers.models.head import Head
 from outliers.models.hooks import input_hooks, residual_hooks
 from outliers.models.stream import AS_IT_IS, Variant, is_streamed
 from outliers.quantization.convert import coded
@@ -26,7 +26,6 @@ from outliers.text.given import Text
 from outliers.variants.draw import scattered
 
 LARGEST_LOSS = math.log(sys.float_info.max)  # nats: 709.8
-HEAD_OUTPUTS = 4096  # logits of 512 tokens are then 8 MB, which stay in a CPU's cache
 
 
 class Loss(NamedTuple):
@@ -283,41 +282,6 @@ def read_logits(
 def _is_empty(block: Block, targets: torch.Tensor) -> bool:
     """Whether nothing is predicted, as of pictures without classes or of a single token."""
     return not len(targets) if isinstance(block, torch.Tensor) else bool((targets == IGNORED).all())
-
-
-class Head:
-    """The head of a model for hidden states (T, features), of a part of the vocabulary at a time.
-
-    All logits of a block, (T, vocabulary), are by far the largest tensor of an evaluation, and making them costs more
-    than using them. kept: logits that are not made again, by the first token of their part.
-    """
-
-    def __init__(self, model: PreTrainedModel, states: torch.Tensor, kept: dict[int, torch.Tensor] | None = None):
-        self.kept = kept
-        self.stack = stacks_of(model.config)[-1]
-        self.config = config_of_stack(model.config, self.stack)
-        self.weight, bias = self.stack.output(model)
-        self.bias = bias if self.stack.logits_bias is None else model.get_buffer(self.stack.logits_bias)[0]
-        self.device = self.weight.device
-        self.states = self.stack.head(model, states.to(self.device))
-        starts = range(0, len(self.weight), HEAD_OUTPUTS)
-        self.parts = [slice(start, start + HEAD_OUTPUTS) for start in starts]
-
-    def logits(self, part: slice, as_made: bool = False) -> torch.Tensor:
-        """Those of a part, (T, tokens), in float32 or better; as_made: or in 16 bits, if the model does no more."""
-        logits = functional.linear(self.states, self.weight[part], None if self.bias is None else self.bias[part])
-        becomes = self.stack.logits
-        if not (as_made and becomes is None):
-            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return becomes(logits, self.config) if becomes else logits
-
-    def kept_logits(self, part: slice) -> torch.Tensor:
-        """Those of a part, from the second time on as they were kept."""
-        if self.kept is None:
-            return self.logits(part)
-        if part.start not in self.kept:
-            self.kept[part.start] = self.logits(part)
-        return self.kept[part.start]
 
 
 def broken_at(model: PreTrainedModel, block: Block) -> BrokenModel:

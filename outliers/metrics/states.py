@@ -9,9 +9,10 @@ from transformers import PreTrainedModel
 from outliers.errors import UserError
 from outliers.metrics.measurement import Keeps, Measurement, Read, Seen, by_draw, loaded
 from outliers.metrics.perplexity import finite_losses, read_logits
-from outliers.models.anatomy import decoder_layers, family_of, stacks_of
+from outliers.models.anatomy import decoder_layers, family_of
 from outliers.models.anatomy.examples import Block
 from outliers.models.decoder import AT_ONCE, inference, map_blocks, placed, run_decoder, run_from
+from outliers.models.head import output_embedding
 from outliers.models.load import find_device
 from outliers.models.stream import Variant, is_streamed
 from outliers.quantization.convert import coded
@@ -192,7 +193,7 @@ def _room_of_logits(
         bench.logits.clear()
         bench.logits[key] = []
     elif not bench.logits[key]:
-        weight, _ = stacks_of(model.config)[-1].output(model)
+        weight = output_embedding(model).weight
         size = torch.promote_types(weight.dtype, torch.float32).itemsize * len(weight) * sum(map(len, states))
         if size + _nbytes(states) <= MOST_KEPT:
             bench.logits[key] = [{} for _ in states]

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, Cache
 from transformers.cache_utils import DynamicLayer
 
 from outliers.models.anatomy.family import Family
-from outliers.models.anatomy.row import Anatomy, Mixture, capped, divided, one_norm, two_norms
+from outliers.models.anatomy.row import Anatomy, Mixture, one_norm, two_norms
 
 _SELF_ATTN_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _FAIRSEQ = Anatomy(
@@ -35,7 +35,6 @@ _GEMMA = replace(
     norms=two_norms("input_layernorm", "pre_feedforward_layernorm"),
     norms_behind=_BEHIND,
     norm_offset=1.0,
-    logits=capped,
 )
 _MIXTRAL = replace(
     _LLAMA,
@@ -94,14 +93,16 @@ _ROWS = {
         attn_out=("attention.dense",),
     ),
     "bloom": replace(_BLOOM, embedding_norm="transformer.word_embeddings_layernorm"),
-    "opt": replace(_FAIRSEQ, layers="model.decoder.layers", positions="model.decoder.embed_positions"),
+    "opt": replace(
+        _FAIRSEQ, module="model.decoder", layers="model.decoder.layers", positions="model.decoder.embed_positions"
+    ),
     "xglm": _FAIRSEQ,
     "llama": _LLAMA,
     "mistral": _LLAMA,
     "qwen2": _LLAMA,
     "qwen3": _LLAMA,
     "smollm3": _LLAMA,
-    "granite": replace(_LLAMA, logits=divided, residual_scale="residual_multiplier"),
+    "granite": replace(_LLAMA, residual_scale="residual_multiplier"),
     "olmo2": replace(_LLAMA, norms={}, norms_behind=_BEHIND),
     "phi3": replace(_LLAMA, attn_in=("self_attn.qkv_proj",), ffn_in=("mlp.gate_up_proj",), fused_gate=True),
     "stablelm": replace(_LLAMA, others=(replace(_LLAMA, norms=one_norm("input_layernorm")),)),

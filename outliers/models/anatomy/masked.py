@@ -3,12 +3,11 @@
 from dataclasses import replace
 
 import torch
-from torch.nn import functional
 from transformers import AutoModelForMaskedLM
 
 from outliers.models.anatomy.examples import IGNORED, Example, labelled
 from outliers.models.anatomy.family import Family
-from outliers.models.anatomy.row import Anatomy, read_by_the_head, two_norms
+from outliers.models.anatomy.row import Anatomy, two_norms
 
 _BERT = Anatomy(
     bidirectional=True,
@@ -20,14 +19,12 @@ _BERT = Anatomy(
     attn_out=("attention.output.dense",),
     ffn_in=("intermediate.dense",),
     ffn_out=("output.dense",),
-    head=read_by_the_head("cls.predictions.transform"),
     positions="bert.embeddings.position_embeddings",
 )
 
 _ROBERTA = replace(
     _BERT,
     layers="roberta.encoder.layer",
-    head=lambda model, states: model.lm_head.layer_norm(functional.gelu(model.lm_head.dense(states))),
     positions="roberta.embeddings.position_embeddings",
     padded_positions=True,
 )
@@ -39,7 +36,6 @@ _ROWS = {
     "electra": replace(
         _BERT,
         layers="electra.encoder.layer",
-        head=read_by_the_head("generator_predictions"),
         positions="electra.embeddings.position_embeddings",
     ),
     "distilbert": replace(
@@ -51,7 +47,6 @@ _ROWS = {
         attn_out=("attention.out_lin",),
         ffn_in=("ffn.lin1",),
         ffn_out=("ffn.lin2",),
-        head=lambda model, states: model.vocab_layer_norm(model.activation(model.vocab_transform(states))),
         positions="distilbert.embeddings.position_embeddings",
     ),
     "modernbert": Anatomy(
@@ -64,7 +59,6 @@ _ROWS = {
         ffn_in=("mlp.Wi",),
         ffn_out=("mlp.Wo",),
         fused_gate=True,
-        head=read_by_the_head("head"),
     ),
 }
 

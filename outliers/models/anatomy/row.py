@@ -1,10 +1,8 @@
 """A row of the table of architectures: where the layers of a stack are, and the parts of one layer."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import torch
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 
 from outliers.criterion import ROLES
 
@@ -23,24 +21,6 @@ class Mixture:
     block: str
     experts: str
     reads: dict[str, int]
-
-
-def divided(logits: torch.Tensor, config: PretrainedConfig) -> torch.Tensor:
-    return logits / config.logits_scaling
-
-
-def capped(logits: torch.Tensor, config: PretrainedConfig) -> torch.Tensor:
-    cap = config.final_logit_softcapping
-    return logits if cap is None else cap * torch.tanh(logits / cap)
-
-
-def read_by_the_head(path: str) -> Callable[[PreTrainedModel, torch.Tensor], torch.Tensor]:
-    return lambda model, states: model.get_submodule(path)(states)
-
-
-def output_embedding(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor | None]:
-    head = model.get_output_embeddings()
-    return head.weight, head.bias
 
 
 @dataclass(frozen=True)
@@ -65,11 +45,9 @@ class Anatomy:
     what layers have that lack ffn_in and ffn_out. norm_offset: what norms add to their weight before they multiply with
     it. alibi: the argument of the attention in which its position biases are, if the attention mask may hold them too.
     window: the buffer of the attention that says beside the mask which keys each query sees, bool (1, 1, context,
-    context). head: what the output embedding reads, of the last hidden states. output: its weight (vocabulary,
-    features) and its bias, if it has one. logits: what becomes of its outputs, each by itself. logits_bias: the buffer
-    that is added to them. padded_positions: whether the first position has the number after that of padding.
-    norms_of_sums: the norms of the residual stream with what a sub-layer adds, one behind each sub-layer, where the
-    projections read the residual stream itself.
+    context). padded_positions: whether the first position has the number after that of padding. norms_of_sums: the
+    norms of the residual stream with what a sub-layer adds, one behind each sub-layer, where the projections read the
+    residual stream itself.
 
     Of pictures: embedding: the convolution that makes patches of pixels. special: what stands before the patches, and
     of what kind it is. any_size: whether pictures may be smaller than the configuration says.
@@ -102,12 +80,8 @@ class Anatomy:
     alibi: str | None = None
     window: str | None = None
     bidirectional: bool = False
-    head: Callable[[PreTrainedModel, torch.Tensor], torch.Tensor] = lambda _model, states: states
-    output: Callable[[PreTrainedModel], tuple[torch.Tensor, torch.Tensor | None]] = output_embedding
     padded_positions: bool = False
     norms_of_sums: tuple[str, ...] = ()
-    logits: Callable[[torch.Tensor, PretrainedConfig], torch.Tensor] | None = None
-    logits_bias: str | None = None
     embedding: str | None = None
     special: tuple[tuple[str, str], ...] = ()
     any_size: bool = False

@@ -1,6 +1,5 @@
 """Encoder-decoders: two stacks, of which the second reads what the first puts out."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -8,16 +7,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 
 from outliers.models.anatomy.examples import IGNORED, Example, labelled
 from outliers.models.anatomy.family import Family
-from outliers.models.anatomy.row import Anatomy, Norms, capped, two_norms
-
-
-def _scaled_by(field: str) -> Callable[[PreTrainedModel, torch.Tensor], torch.Tensor]:
-    """States as the head reads them where a field of the configuration says that they are scaled."""
-
-    def scaled(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
-        return states * model.config.d_model**-0.5 if getattr(model.config, field) else states
-
-    return scaled
+from outliers.models.anatomy.row import Anatomy, Norms, two_norms
 
 
 def _three_norms(attention: str, cross_attention: str, feed_forward: str) -> Norms:
@@ -81,7 +71,6 @@ def _fairseq(norms_of_sums: bool, **changes) -> Anatomy:
         ffn_in=("fc1",),
         ffn_out=("fc2",),
         positions="model.encoder.embed_positions",
-        logits_bias="final_logits_bias",
     )
     encoder = replace(encoder, **changes)
     norms = _three_norms("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
@@ -109,14 +98,12 @@ _T5GEMMA = _fairseq(
     ffn_in=_names("gate_proj", "up_proj", of="mlp"),
     ffn_out=("mlp.down_proj",),
     norm_offset=1.0,
-    logits=capped,
-    logits_bias=None,
 )
 
 _ROWS = {
-    "t5": _t5(head=_scaled_by("scale_decoder_outputs")),
+    "t5": _t5(),
     "mt5": _t5(),
-    "umt5": _t5(head=_scaled_by("tie_word_embeddings")),
+    "umt5": _t5(),
     "bart": _fairseq(True),
     "mbart": _fairseq(False),
     "marian": _fairseq(True),

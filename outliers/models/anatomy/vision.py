@@ -1,7 +1,6 @@
 """Vision transformers: encoders of pictures, and the vision tower of models that read texts too."""
 
 import functools
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -14,34 +13,12 @@ from outliers.models.anatomy.family import Family
 from outliers.models.anatomy.row import Anatomy, config_of_stack, two_norms
 
 CLASS, REGISTER, PATCH = "class token", "register", "patch"  # what stands at a position
-Pool = Callable[[PreTrainedModel, torch.Tensor], torch.Tensor]
-
-
-def _first(_model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
-    return states[:, 0]
-
-
-def _mean_of_patches(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
-    return states[:, len(_before_patches(model.config)) :].mean(1)
-
-
-def _first_and_mean(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
-    return torch.cat([_first(model, states), _mean_of_patches(model, states)], 1)
-
-
-def _classifier(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor | None]:
-    if isinstance(model.classifier, nn.Identity):
-        raise UserError(
-            "the model has no classifier, and so predicts nothing; trace it (outliers trace), or measure the errors of "
-            "its projections (outliers damage --by error)"
-        )
-    return model.classifier.weight, model.classifier.bias
 
 
 _SELF_ATTENTION = ("q_proj", "k_proj", "v_proj")
 
 
-def _row(layers: str, attention: str, norms: tuple[str, str], embedding: str, head: Pool, **changes) -> Anatomy:
+def _row(layers: str, attention: str, norms: tuple[str, str], embedding: str, **changes) -> Anatomy:
     usual = {"special": (("[CLS]", CLASS),), "attn_out": (f"{attention}.o_proj",)}
     return Anatomy(
         bidirectional=True,
@@ -52,15 +29,13 @@ def _row(layers: str, attention: str, norms: tuple[str, str], embedding: str, he
         ffn_in=("mlp.fc1",),
         ffn_out=("mlp.fc2",),
         embedding=embedding,
-        output=_classifier,
-        head=head,
         **usual | changes,
     )
 
 
 def _dino(name: str) -> Anatomy:
     embedding = f"{name}.embeddings.patch_embeddings.projection"
-    plain = _row(f"{name}.encoder.layer", "attention", ("norm1", "norm2"), embedding, _first_and_mean)
+    plain = _row(f"{name}.encoder.layer", "attention", ("norm1", "norm2"), embedding)
     gated = replace(plain, ffn_in=("mlp.gate_proj", "mlp.up_proj"), ffn_out=("mlp.down_proj",))
     return replace(plain, others=(gated,), any_size=True)
 
@@ -84,7 +59,6 @@ _VIT = _row(
     attention="attention",
     norms=("layernorm_before", "layernorm_after"),
     embedding="vit.embeddings.patch_embeddings.projection",
-    head=_first,
 )
 
 _ROWS = {
@@ -97,8 +71,8 @@ _ROWS = {
     ),
     "dinov2": _dino("dinov2"),
     "dinov2_with_registers": _dino("dinov2_with_registers"),
-    "clip": _tower(head=_mean_of_patches),
-    "siglip": _tower(head=lambda _model, states: states.mean(1), special=()),
+    "clip": _tower(),
+    "siglip": _tower(special=()),
 }
 
 
