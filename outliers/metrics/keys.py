@@ -238,7 +238,7 @@ def _hooks(channels: Channels, count: int, model: PreTrainedModel, layer: int | 
     with ExitStack() as stack:
         for observer in observers.values():
             stack.enter_context(observer.hooks())
-        see = lambda number, *states: observers[number].see_attention(*states)  # noqa: E731
+        see = lambda number, *states_and_call: observers[number].see_attention(*states_and_call[:3])  # noqa: E731
         stack.enter_context(product_hooks(model, see, layer))
         yield
     for observer in observers.values():

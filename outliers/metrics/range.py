@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from outliers.criterion import RESIDUAL
 from outliers.errors import not_finite
 from outliers.metrics.measurement import OnePass
-from outliers.models.anatomy import Layer, layers_of, readers
-from outliers.models.attention import product_hooks
+from outliers.models.anatomy import readers
+from outliers.models.attention import Call, product_hooks
 from outliers.models.decoder import inference, watched_pass
 from outliers.models.hooks import input_hooks, residual_hooks
 from outliers.models.stream import Variant
@@ -44,29 +44,25 @@ class _Largest(dict[Place, float]):
         self.see(("range.input", layer, role, ""), x.float())
         self.see(("range.block_sum", layer, role, ""), block_sums(x))
 
-    def see_logits(self, layer: Layer, query: torch.Tensor, key: torch.Tensor) -> None:
+    def see_logits(self, layer: int, query: torch.Tensor, key: torch.Tensor, _value: torch.Tensor, call: Call) -> None:
         """Queries and keys (1, heads, T, head size), of which a head at a time has its scores made."""
-        scaling = getattr(layer.module.get_submodule(layer.anatomy.attention), "scaling", None)
         groups = query.shape[1] // key.shape[1]
+        hidden = ~call.visible(query.shape[2], key.shape[2]).to(query.device)
         for head in range(query.shape[1]):
             scores = query[0, head].float() @ key[0, head // groups].float().T
-            visible = scores if layer.anatomy.bidirectional else scores.tril(scores.shape[1] - scores.shape[0])
-            scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-            self.see(("range.attention_logit", layer.number, "", ""), visible * scale)
+            self.see(("range.attention_logit", layer, "", ""), scores.masked_fill_(hidden, 0) * call.scale(query))
 
     @contextmanager
     def hooks(self, model: PreTrainedModel, number: int | None) -> Iterator[None]:
         """Those that see all layers of a model, or one."""
         seen = list(readers(model, number))
-        layers = list(layers_of(model))
         with ExitStack() as stack:
             stack.enter_context(input_hooks(seen, self.see_state))
             stack.enter_context(residual_hooks(model, lambda layer, x: self.see_state(layer, RESIDUAL, x), number))
             for part in seen:
                 hook = _on_output(partial(self.see, ("range.output", part.layer, part.role, part.path)))
                 stack.callback(part.module.register_forward_hook(hook).remove)
-            see = lambda layer, query, key, _value: self.see_logits(layers[layer], query, key)  # noqa: E731
-            stack.enter_context(product_hooks(model, see, number))
+            stack.enter_context(product_hooks(model, self.see_logits, number))
             yield
 
 

@@ -37,13 +37,40 @@ States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # queries, keys and va
 _plain: dict[int, ref] = {}  # length: the mask that was last made, or found to be causal
 
 
+class Call(NamedTuple):
+    """Arguments of a call of attention beside its states.
+
+    mask: added to the scores, or True where a query attends, (1, heads or 1, queries, keys); None for all keys, or
+    those up to each query if it is causal. scaling: what the products of queries and keys are multiplied with; None for
+    the root of the head size, inverted. window: how many keys a query sees at most where no mask says it.
+    """
+
+    mask: torch.Tensor | None
+    scaling: float | None
+    causal: bool
+    window: int | None
+
+    def scale(self, query: torch.Tensor) -> float:
+        """The number with which the products of these queries (..., head size) are multiplied."""
+        return query.shape[-1] ** -0.5 if self.scaling is None else self.scaling
+
+    def visible(self, queries: int, keys: int) -> torch.Tensor:
+        """The keys that each query sees, bool (queries, keys)."""
+        if self.mask is not None:
+            mask = self.mask[0, 0, :, :keys]
+            return (mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2).expand(queries, keys)
+        everything, first = torch.ones(queries, keys, dtype=torch.bool), keys - queries
+        seen = everything.triu(first + 1 - self.window) if self.window else everything
+        return seen.tril(first) if self.causal and queries > 1 else seen
+
+
 class Attending(NamedTuple):
     """The attention of a module: its own configuration, the function that computes it, None for that which the
-    configuration names, and changes of its states, one after the other."""
+    configuration names, and changes of its states, one after the other, called as the visits of `product_hooks`."""
 
     config: PretrainedConfig
     function: Callable | None = None
-    changes: tuple[Callable[[torch.Tensor, torch.Tensor, torch.Tensor], States | None], ...] = ()
+    changes: tuple[Callable[..., States | None], ...] = ()
 
 
 def attending_of(module: nn.Module) -> Attending:
@@ -69,10 +96,25 @@ def attends(module: nn.Module, **changed) -> None:
 def attend(module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *mask, **others) -> tuple:
     """The attention function of transformers by which a module does what `attends` said, else sums probabilities."""
     attending = attending_of(module)
-    for change in attending.changes:
-        query, key, value = change(query, key, value) or (query, key, value)
+    if attending.changes:
+        call = call_of(module, *mask, **others)
+        for change in attending.changes:
+            query, key, value = change(query, key, value, call) or (query, key, value)
     function = attending.function or _named(module, attending.config._attn_implementation)
     return function(module, query, key, value, *mask, **others)
+
+
+def call_of(
+    module: nn.Module,
+    attention_mask: torch.Tensor | None = None,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    **_others,
+) -> Call:
+    """Read the arguments of an attention function of transformers beside the states."""
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    return Call(attention_mask, scaling, causal, sliding_window)
 
 
 def _named(module: nn.Module, implementation: str) -> Callable:
@@ -84,8 +126,8 @@ def _named(module: nn.Module, implementation: str) -> Callable:
 def product_hooks(
     model: PreTrainedModel, visit: Callable[..., States | None], only: int | None = None
 ) -> Iterator[None]:
-    """Call `visit(layer, query, key, value)` with what the attention of each layer multiplies, or of only one, each
-    (batch, heads, T, features), keys behind the rotation of positions and with those of a prefix.
+    """Call `visit(layer, query, key, value, call)` with what the attention of each layer multiplies, or of only one,
+    each (batch, heads, T, features), keys behind the rotation of positions and with those of a prefix; and the `Call`.
 
     What it returns goes on in the place of the three; None leaves them as they are. A model whose attention cannot be
     replaced shows nothing.

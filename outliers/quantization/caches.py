@@ -18,7 +18,7 @@ from transformers.cache_utils import DynamicLayer
 from outliers.errors import UserError
 from outliers.models.anatomy import context_length, family_of
 from outliers.models.anatomy.parts import parts
-from outliers.models.attention import States, attentions, check_attention, product_hooks
+from outliers.models.attention import Call, States, attentions, check_attention, product_hooks
 from outliers.models.decoder import inference
 from outliers.models.hooks import attached
 from outliers.quantization.cache_formats import CacheFormat, Formats
@@ -212,7 +212,7 @@ def quantized_states(
     """
     positions = prefix_positions(model)
 
-    def meet(number: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> States:
+    def meet(number: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _call: Call) -> States:
         of_keys, of_values = formats.in_layer(number)
         if of_keys and not of_keys.before:
             key = through(key, of_keys, positions, (keys or {}).get(number))
@@ -233,7 +233,7 @@ def watched_keys(model: PreTrainedModel, see: Callable[[int, torch.Tensor], None
     """Show keys (batch, heads, T, features) behind the rotation of positions, without those of a prefix, to a function
     of the layer and them, in all layers or in one; of a model whose attention cannot be replaced there are none."""
     first = prefix_positions(model)
-    with product_hooks(model, lambda number, _query, key, _value: see(number, key[..., first:, :]), layer):
+    with product_hooks(model, lambda number, _query, key, *_: see(number, key[..., first:, :]), layer):
         yield
 
 
