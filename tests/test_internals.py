@@ -19,10 +19,9 @@ CALLED = {  # private function to the arguments that it is given
     "_read_metadata": ["blob", "gguf_path"],
     "_read_tensor_table": ["blob", "tensor_count", "pos"],
     "auto_conversion": ["pretrained_model_name_or_path"],
-    "convert_gguf_tokenizer": ["architecture", "tokenizer_dict"],
     "dot_natural_key": ["s"],
+    "generate_merges": ["vocab", "vocab_scores", "skip_tokens"],
     "get_gguf_hf_weights_map": ["hf_model", "processor"],
-    "get_gguf_tokenizer": ["gguf_path"],
     "get_model_conversion_mapping": ["model", "key_mapping", "hf_quantizer"],
     "is_env_variable_true": ["env_variable"],
     "rename_source_key": [

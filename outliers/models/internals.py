@@ -11,12 +11,12 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, dot_natural_key, rename_source_key
 from transformers.quantizers import AutoHfQuantizer
 from transformers.safetensors_conversion import auto_conversion
+from transformers.tokenization_utils_base import generate_merges
 from transformers.utils.import_utils import is_env_variable_true
 
 from outliers.errors import UserError
 
 try:
-    from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
     from transformers.integrations.gguf.reader import _read_metadata, _read_tensor_table
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 except ImportError:  # its place in other versions of transformers
@@ -24,7 +24,7 @@ except ImportError:  # its place in other versions of transformers
     def _read_metadata(*_):
         raise UserError("this transformers reads GGUF files in another way; expected 5.23, see constraints.txt")
 
-    _read_tensor_table = convert_gguf_tokenizer = get_gguf_tokenizer = _read_metadata
+    _read_tensor_table = _read_metadata
 
 
 def dtype_of(model: PreTrainedModel, tensor_name: str) -> torch.dtype:

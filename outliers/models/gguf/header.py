@@ -4,7 +4,7 @@ import functools
 import re
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from math import prod
@@ -127,6 +127,11 @@ def read_header(path: Path) -> Header:
     _check_places(header)
     _check_sizes(header, path)
     return header
+
+
+def read_lists(path: Path, names: Collection[str]) -> dict:
+    """The fields of a file, with lists of strings for those of these names."""
+    return _read_metadata(_start_of(WeightFile(path)), "it", names)[0]
 
 
 def _start_of(file: WeightFile) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""GGUF files as models: configuration, tokenizer, and tensors under the model's own names.
+"""GGUF files as models: configuration, and tensors under the model's own names.
 
-The file is read by transformers and by the package `gguf`. From transformers come what the configuration and the
-tokenizer are, and what undoes the changes that llama.cpp makes to tensors; the package dequantizes them.
+The file is read by transformers and by the package `gguf`. From transformers come what the configuration is, and what
+undoes the changes that llama.cpp makes to tensors; the package dequantizes them.
 """
 
 import tempfile
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import gguf
 import numpy as np
 import torch
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError, first_of
 from outliers.models.anatomy import ANATOMIES
@@ -23,9 +23,7 @@ from outliers.models.gguf.rotary import FREQUENCIES, say_rotary_parameters
 from outliers.models.internals import (
     TENSOR_PROCESSORS,
     TensorProcessor,
-    convert_gguf_tokenizer,
     get_gguf_hf_weights_map,
-    get_gguf_tokenizer,
 )
 from outliers.models.skeleton import skeleton
 from outliers.models.stored.tensors import Lazy
@@ -211,21 +209,3 @@ class _Names(NamedTuple):
 def _names(tensor: Tensor) -> tuple[str, str]:
     """The names by which a tensor may be known; those that become one parameter of all experts have no ".weight"."""
     return tensor.name, tensor.name.removesuffix(".weight")
-
-
-def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer in a file, as transformers makes it."""
-    with refusals(file):
-        tokenizer, keywords = _tokenizer_in(file)
-        return PreTrainedTokenizerFast(tokenizer_object=tokenizer, name_or_path=str(file), **keywords)
-
-
-@remembered
-def _tokenizer_in(file: Path) -> tuple[object, dict]:
-    """The tokenizer in a file, of which transformers makes a copy, and what else it takes."""
-    if "tokenizer.ggml.tokens" not in read_header(file).fields:
-        raise UserError(f"'{file}' holds no tokenizer; expected a GGUF file with the vocabulary of its model")
-    architecture, vocabulary, keywords = get_gguf_tokenizer(str(file))
-    # Not by AutoTokenizer, which does the same but reads all of the header by slower ways before it.
-    tokenizer, more = convert_gguf_tokenizer(architecture, vocabulary)
-    return tokenizer, keywords | more

@@ -1,0 +1,211 @@
+"""The tokenizer in a GGUF file: all of what its header says of it, as llama.cpp understands it.
+
+transformers reads the vocabulary, and takes the rest from its own tokenizer of one architecture or another. So the
+tokenizer is built here, of the parts of the library `tokenizers`.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+from gguf import TokenType
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import BPE, Unigram
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from outliers.errors import UserError, unknown_name
+from outliers.models.gguf.header import read_header, read_lists, refusals, remembered
+from outliers.models.gguf.splits import BY_NAME, Rule
+from outliers.models.internals import generate_merges
+
+BLANK = "▁"  # in pieces of SentencePiece
+ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+PLACEHOLDER = "[PAD"  # how the name of a token begins that the converter has not found
+SENTINELS = 100  # of T5
+logger = logging.getLogger(__name__)
+
+
+class Vocabulary:
+    """What a file says of its tokenizer: fields by their names, tokens in their order, and the types of these."""
+
+    def __init__(self, file: Path):
+        if "tokenizer.ggml.tokens" not in read_header(file).fields:
+            raise UserError(f"'{file}' holds no tokenizer; expected a GGUF file with the vocabulary of its model")
+        self.file, self.fields = file, read_lists(file, ("tokenizer.ggml.tokens", "tokenizer.ggml.merges"))
+        self.tokens = [token or f"[EMPTY_{number}]" for number, token in enumerate(self["tokens"])]
+        self.types = self._of_each("token_type", TokenType.NORMAL)
+        self.scores = self._of_each("scores", 0.0)
+        self.ids = {token: number for number, token in enumerate(self.tokens)}
+        if len(self.ids) < len(self.tokens):
+            (token, times), *_ = Counter(self.tokens).most_common(1)
+            raise UserError(
+                f"'{file}' is damaged: token {token!a} stands {times} times in its vocabulary; get it again"
+            )
+
+    def __getitem__(self, name: str):
+        return self.get(name)
+
+    def get(self, name: str, default=None):
+        """A field of the tokenizer."""
+        return self.fields.get(f"tokenizer.ggml.{name}", default)
+
+    def _of_each(self, name: str, default) -> list:
+        """A list with an entry for each token."""
+        values = self.get(name, [default] * len(self.tokens))
+        if not isinstance(values, list) or len(values) < len(self.tokens):
+            raise UserError(
+                f"'{self.file}' is damaged: its tokenizer.ggml.{name} is not of all {len(self.tokens):,} tokens; get "
+                "it again"
+            )
+        return values[: len(self.tokens)]
+
+    def of_types(self, *types: TokenType) -> list[str]:
+        """The tokens of some types."""
+        return [token for token, of_it in zip(self.tokens, self.types, strict=True) if of_it in types]
+
+    @property
+    def merges(self) -> list[tuple[str, ...]]:
+        """The pairs of tokens that are merged, in their order."""
+        if not isinstance(self["merges"], list):
+            raise UserError(
+                f"'{self.file}' holds no merges of its vocabulary (tokenizer.ggml.merges); expected those by which "
+                "words are made of bytes"
+            )
+        return [tuple(merge.split(" ")) for merge in self["merges"]]
+
+    @property
+    def rule(self) -> Rule:
+        """How words are split, of a vocabulary with merges."""
+        name = self["pre"]
+        if name is None:
+            logger.warning(
+                f"warning: '{self.file}' does not say how it splits words (tokenizer.ggml.pre), as files of 2023 do: "
+                "they are split by llama.cpp's rule for these"
+            )
+        if (name or "default") not in BY_NAME:
+            raise unknown_name("rule of splitting words (tokenizer.ggml.pre)", name, BY_NAME, f"('{self.file}')")
+        return BY_NAME[name or "default"]
+
+    def role(self, name: str) -> str | None:
+        """The token of a role, such as the first one of texts."""
+        number = self.get(f"{name}_token_id", DEFAULT_IDS.get((self["model"], name)))
+        if number is None:
+            return None
+        if not 0 <= number < len(self.tokens):
+            raise UserError(
+                f"'{self.file}' is damaged: its tokenizer.ggml.{name}_token_id is {number}, and it has "
+                f"{len(self.tokens):,} tokens; get it again"
+            )
+        return self.tokens[number]
+
+
+DEFAULT_IDS = {("llama", "bos"): 1, ("llama", "eos"): 2, ("llama", "unknown"): 0}  # where a file does not say
+
+
+def _of_bytes(vocabulary: Vocabulary) -> Tokenizer:
+    """Merges of words that are spelled by their bytes, as in GPT-2."""
+    rule = vocabulary.rule
+    if not rule.bytes:
+        return _of_characters(vocabulary, vocabulary.merges)
+    tokenizer = Tokenizer(BPE(vocabulary.ids, vocabulary.merges, ignore_merges=rule.whole_words))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [*_splits(rule), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _splits(rule: Rule) -> list[pre_tokenizers.PreTokenizer]:
+    return [pre_tokenizers.Split(Regex(expression), "isolated") for expression in rule.expressions]
+
+
+def _of_pieces(vocabulary: Vocabulary) -> Tokenizer:
+    """Merges of characters in the order of scores, as in SentencePiece's BPE."""
+    others = {*vocabulary.tokens} - {*vocabulary.of_types(TokenType.NORMAL)}
+    scores = {token: (vocabulary.scores[place], -place) for token, place in vocabulary.ids.items()}
+    return _of_characters(vocabulary, generate_merges(vocabulary.ids, scores, others))
+
+
+def _of_characters(vocabulary: Vocabulary, merges: list[tuple[str, ...]]) -> Tokenizer:
+    """Merges of characters, where a blank is ▁ and a character without a token is the tokens of its bytes."""
+    unknown = vocabulary.role("unknown")
+    tokenizer = Tokenizer(BPE(vocabulary.ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    prefix = vocabulary.get("add_space_prefix", vocabulary["model"] == "llama")
+    tokenizer.normalizer = normalizers.Sequence(
+        [*([normalizers.Prepend(BLANK)] if prefix else []), normalizers.Replace(" ", BLANK)]
+    )
+    after = [decoders.Strip(" ", left=1)] if prefix else []
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse(), *after]
+    )
+    if vocabulary["model"] != "llama":
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(_splits(BY_NAME["gemma4"]))
+    return tokenizer
+
+
+def _of_likelihoods(vocabulary: Vocabulary) -> Tokenizer:
+    """The most likely tokens of a text, as in SentencePiece's unigram model."""
+    names = _with_sentinels(vocabulary.tokens)
+    unknown = vocabulary.role("unknown")
+    unknown_id = vocabulary.ids.get(unknown)
+    bytes_too = TokenType.BYTE in vocabulary.types
+    tokenizer = Tokenizer(Unigram(list(zip(names, vocabulary.scores, strict=True)), unknown_id, bytes_too))
+    charsmap, merged = vocabulary["precompiled_charsmap"], vocabulary.get("remove_extra_whitespaces", False)
+    prefix = vocabulary.get("add_space_prefix", False)
+    steps = [normalizers.Precompiled(bytes(byte & 255 for byte in charsmap))] if charsmap else []
+    if merged:
+        steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()]
+    steps += [normalizers.Prepend(BLANK)] if prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", BLANK)])
+    # Of words by themselves a text has the same tokens, unless a token may hold several blanks.
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(BLANK, "never", split=merged)
+    tokenizer.decoder = decoders.Metaspace(BLANK, "always" if prefix else "never")
+    tokenizer.add_special_tokens(
+        [AddedToken(new, normalized=False) for old, new in zip(vocabulary.tokens, names, strict=True) if old != new]
+    )
+    return tokenizer
+
+
+def _with_sentinels(tokens: list[str]) -> list[str]:
+    """Tokens with the names of the first sentinels of T5, which the converter leaves without, in falling order."""
+    left = count(SENTINELS - 1, -1)
+    named = [f"<extra_id_{next(left)}>" if token.startswith(PLACEHOLDER) else token for token in tokens]
+    return [old if new.startswith("<extra_id_-") else new for old, new in zip(tokens, named, strict=True)]
+
+
+# By what a file calls the model of its tokenizer.
+MODELS: dict[str, Callable[[Vocabulary], Tokenizer]] = {
+    "gpt2": _of_bytes,
+    "llama": _of_pieces,
+    "gemma4": lambda vocabulary: _of_characters(vocabulary, vocabulary.merges),
+    "t5": _of_likelihoods,
+}
+
+
+def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer in a file."""
+    with refusals(file):
+        tokenizer, keywords = _tokenizer_in(file)
+        return PreTrainedTokenizerFast(tokenizer_object=tokenizer, name_or_path=str(file), **keywords)
+
+
+@remembered
+def _tokenizer_in(file: Path) -> tuple[Tokenizer, dict]:
+    """The tokenizer in a file, of which transformers makes a copy, and what else it takes."""
+    vocabulary = Vocabulary(file)
+    model = vocabulary["model"]
+    if model not in MODELS:
+        raise unknown_name("tokenizer (tokenizer.ggml.model)", str(model), MODELS, f"('{file}')")
+    tokenizer = MODELS[model](vocabulary)
+    special = vocabulary.of_types(TokenType.CONTROL, TokenType.UNKNOWN)
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in special])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in vocabulary.of_types(TokenType.USER_DEFINED)])
+    roles = {name: vocabulary.role(of_file) for name, of_file in ROLES.items()}
+    begins = model == "llama" or (model == "gpt2" and BY_NAME[vocabulary.get("pre", "default")].begins)
+    return tokenizer, roles | {
+        "chat_template": vocabulary.fields.get("tokenizer.chat_template"),
+        "add_bos_token": vocabulary.get("add_bos_token", begins),
+        "add_eos_token": vocabulary.get("add_eos_token", model == "t5"),
+    }
