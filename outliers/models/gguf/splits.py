@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Rule(NamedTuple):
-    """How a text is split before words are merged of bytes.
+    """The way in which a text is split before words are merged of bytes.
 
     expressions: each splits what the one before has made, into what it matches and what is between. whole_words:
     whether a word that is a token is taken as it is, whatever the merges make of it. begins: whether texts begin with

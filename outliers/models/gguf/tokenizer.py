@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class Vocabulary:
-    """What a file says of its tokenizer: fields by their names, tokens in their order, and the types of these."""
+    """The fields of a file's tokenizer by their names, its tokens in their order, and the types of these."""
 
     def __init__(self, file: Path):
         if "tokenizer.ggml.tokens" not in read_header(file).fields:
@@ -77,7 +77,7 @@ class Vocabulary:
 
     @property
     def rule(self) -> Rule:
-        """How words are split, of a vocabulary with merges."""
+        """The rule that splits words, of a vocabulary with merges."""
         name = self["pre"]
         if name is None:
             logger.warning(
