@@ -365,4 +365,4 @@ def test_features_of_smollm2():
     assert (gains.loc[9, "value"], gains.loc[9, "median"]) == (pytest.approx(0.375), close(0.246))
     assert found.rest.max() < 1e-6
     said = [finding.text for finding in origins_findings(found.records())]
-    assert said[0].startswith("Feature 247 averages −117 over positions after the first, before layer 22")
+    assert said[0].startswith("Feature 247 averages −117 in the residual stream over positions after the first, ")

@@ -121,7 +121,7 @@ LOOK = """() => {
     const named = box => document.getElementById(box.getAttribute('aria-labelledby')).textContent.length > 0;
     const beyond = node => node.getBoundingClientRect().right > innerWidth + 0.5;
     return {
-        figures: [...document.querySelectorAll('figure svg')].map(figure => figure.getBoundingClientRect().width > 600),
+        figures: [...document.querySelectorAll('figure svg')].map(figure => figure.getBoundingClientRect().width > 400),
         width: document.documentElement.scrollWidth,
         beyond: [...document.querySelectorAll('body *')].filter(n => beyond(n) && !inside(n)).length,
         boxes: [...document.querySelectorAll('.scroll')].every(box => box.ariaLabel || named(box)),
@@ -148,18 +148,19 @@ def test_boxes_are_stops_of_the_tab_key_where_they_scroll(browser, section, tmp_
     path = tmp_path / "report.html"
     path.write_text(page("A sweep", [section._replace(tables=section.tables[:1])], ""))
     with opened(browser, path, width) as window:
-        boxes = window.locator("section").first.locator(".scroll")
-        assert boxes.evaluate_all("boxes => boxes.map(box => box.scrollWidth > box.clientWidth)") == [scrolls] * 2
-        assert boxes.evaluate_all("boxes => boxes.map(box => box.hasAttribute('tabindex'))") == [scrolls] * 2
+        boxes = window.locator("main section").first.locator(".scroll")
+        assert boxes.evaluate_all("boxes => boxes.map(box => box.scrollWidth > box.clientWidth)") == [scrolls]
+        assert boxes.evaluate_all("boxes => boxes.map(box => box.hasAttribute('tabindex'))") == [scrolls]
 
 
 @needs_chromium
-def test_dark_colours(browser, section, tmp_path):
+def test_a_figure_keeps_the_colours_of_its_legend_in_the_dark(browser, section, tmp_path):
     path = tmp_path / "report.html"
     path.write_text(page("A sweep", [section], ""))
-    seen = "['body', 'svg'].map(name => getComputedStyle(document.querySelector(name)))"
-    seen += ".map((style, n) => n ? style.filter : style.backgroundColor)"
-    light, dark = ["rgb(255, 255, 255)", "none"], ["rgb(18, 18, 18)", "invert(1) hue-rotate(180deg)"]
+    seen = "['body', 'figure .scroll', 'figure svg'].map(name => getComputedStyle(document.querySelector(name)))"
+    seen += ".map((style, n) => n < 2 ? style.backgroundColor : style.filter)"
+    white = "rgb(255, 255, 255)"
+    light, dark = [white, white, "none"], ["rgb(18, 18, 18)", white, "none"]
     with opened(browser, path) as window:
         for style, expected in (("light", light), ("dark", dark)):
             window.emulate_media(color_scheme=style)
@@ -208,3 +209,21 @@ def test_printed(browser, section, tmp_path):
         assert window.locator("details table").first.is_visible(), "what is folded on a screen is printed"
         assert window.locator("details summary").first.is_visible(), "with its caption"
         assert window.pdf().startswith(b"%PDF")
+
+
+def test_the_first_figure_stands_beside_the_findings(section):
+    header, rest = page("A sweep", [section, section], "").split("</header>")
+    assert (header.count("<figure>"), rest.count("<figure>")) == (1, 1)
+    header, rest = page("A sweep", [section._replace(findings=[])], "").split("</header>")
+    assert (header.count("<figure>"), rest.count("<figure>")) == (0, 1), "where nothing was found it has no place there"
+
+
+@needs_chromium
+def test_a_section_folds(browser, section, tmp_path):
+    path = tmp_path / "report.html"
+    path.write_text(page("A sweep", [section, section], ""))
+    with opened(browser, path) as window:
+        heading, table = window.locator("h2").first, window.locator("main table").first
+        assert table.is_visible()
+        heading.click()
+        assert not table.is_visible()

@@ -59,6 +59,8 @@ MOST = (  # label, field of which the largest is shown, unit, form
 )
 MODEL = ["model", "revision", "dtype", "parameters", "weights", "tokens"]
 NAMED = r'id="|href="#|url\(#'  # in an SVG, before a name
+POCKET = "pocket/"
+EMBEDDED = " Models of pocket/ are small ones that this project trained and embeds (docs/pocket.md)."
 MANY = 12  # more models are counted, not named
 
 
@@ -71,6 +73,10 @@ def page(title: str, sections: list[Section], command: str) -> str:
     opening = _opening(sections)
     samples = [about(section.rows, SAMPLE) for section in sections]
     differ = len(set(samples)) > 1  # then one quantity may have several values on the page
+    fields = [
+        _section_fields(number, section, [claim for claim in section.findings if (number, claim) not in opening])
+        for number, section in enumerate(sections)
+    ]
     environment = Environment(autoescape=True, trim_blocks=True, loader=FileSystemLoader(HERE))
     environment.filters["whole"] = _whole
     return environment.get_template("page.html").render(
@@ -80,10 +86,8 @@ def page(title: str, sections: list[Section], command: str) -> str:
             _linked(number, sections[number], finding) | {"sample": samples[number] if differ else ""}
             for number, finding in opening
         ],
-        sections=[
-            _section_fields(number, section, [claim for claim in section.findings if (number, claim) not in opening])
-            for number, section in enumerate(sections)
-        ],
+        first=_take_first_drawing(fields[0]) if opening else None,
+        sections=fields,
         plotly=plotly() if any(section.explorers for section in sections) else None,
         **{f"explorer_{end}": Markup((HERE / f"explorer.{end}").read_text("utf-8")) for end in ("css", "js")},
         command=command,
@@ -95,6 +99,14 @@ def _opening(sections: list[Section]) -> list[tuple[int, Finding]]:
     """The findings at the top, each with the number of its section: the most telling of each, then the next of each."""
     rounds = zip_longest(*([(number, claim) for claim in section.findings] for number, section in enumerate(sections)))
     return [finding for findings in rounds for finding in findings if finding][:FINDINGS]
+
+
+def _take_first_drawing(section: dict) -> dict | None:
+    """Remove the first drawing that no explorer replaces from a section, and return it."""
+    replaced = {explorer["instead"] for explorer in section["explorers"]}
+    first = next((drawing for drawing in section["drawings"] if drawing["name"] not in replaced), None)
+    section["drawings"] = [drawing for drawing in section["drawings"] if drawing is not first]
+    return first
 
 
 def _linked(number: int, section: Section, finding: Finding) -> dict:
@@ -162,12 +174,14 @@ def _html(table: Table, place: str) -> dict:
 
 def _summary(rows: list[dict]) -> str:
     names = distinct_names((row["model"], row.get("checkpoint")) for row in rows if "model" in row and "run" not in row)
+    names = {place: place[0] if place[0].startswith(POCKET) else name for place, name in names.items()}
     runs = {(row["model"], row["run"], row["seed"]) for row in rows if "run" in row}
-    subjects = [", ".join(names.values()) if len(names) <= MANY else f"{len(names)} models"] if names else []
+    subjects = [listed(list(names.values())) if len(names) <= MANY else f"{len(names)} models"] if names else []
     subjects += [f"{len(runs)} training run{'s' if len(runs) > 1 else ''}"] if runs else []
     if not subjects:
         return "Nothing was measured."
-    return f"{len(rows):,} measurements of {' and '.join(subjects)}."
+    embedded = any(name.startswith(POCKET) for name in names.values())
+    return f"{'; '.join(subjects)}.{EMBEDDED * embedded}"
 
 
 def about(rows: list[dict], fields: Iterable[str] = ABOUT) -> str:

@@ -256,7 +256,10 @@ WRITERS, TAKERS = 3, 2  # named in a sentence
 LEAST = 0.005  # a term below it is 0 in a table
 HIDDEN, OPEN = 0.25, 0.5  # gain beside the median: below it a norm hides a feature, from it on it does not
 BLOCKS = {"attention": "attention", "feed-forward": "the feed-forward block"}
-PLACES = {"value": "averages {} over positions after the first, {}", "first": "is {} at the first position {}"}
+PLACES = {  # of the residual stream, which no norm has scaled
+    "value": "averages {} in the residual stream over positions after the first, {}",
+    "first": "is {} in the residual stream at the first position {}",
+}
 METRICS = ("writer", "gate", "state", "rest")
 OWN = (
     *("feature", "layer", "role", "norm", "writer", "index", "count", "value", "first", "magnitude", "at"),

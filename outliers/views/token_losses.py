@@ -141,8 +141,8 @@ def _said(name: str, total: Mapping) -> list[str]:
     return [
         f"Under {total['variant']}, {total['half']:,.0f} of {total['tokens']:,} predicted tokens ({part(share)}) carry "
         f"half of the increase of the loss of {name}, {each:.4f} ± {scatter:.4f} nats a token.",
-        f"Tokens of the type '{total['type']}' carry {part(total['type_share'])} of this increase and are "
-        f"{part(total['type_tokens'])} of the tokens.",
+        f"Tokens of the type '{total['type']}' carry {part(total['type_share'])} of the increase of the loss of {name} "
+        f"under {total['variant']}, and are {part(total['type_tokens'])} of the tokens.",
     ]
 
 

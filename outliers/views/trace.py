@@ -519,7 +519,7 @@ OUTLIERS = Claim(
     "features",
     yes="{number:Count} of {every:,} features {number:is an outlier feature:|are outlier features; the most common is} "
     "feature {feature}, which reaches |x| ≥ {alpha:g} in {layers:part} of layers and {positions:part} of positions[[, "
-    "with a median of {median:amount}]].",
+    "with a median of {median:amount} in what projections read]].",
     no="{number:,} of {every:,} features meet the criterion at |x| ≥ {alpha:g}: it does not discriminate.",
 )
 NEAREST = Claim(
