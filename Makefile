@@ -11,7 +11,7 @@ INSTALL = test -x $(RUN) || $(PYTHON) -m venv $(VENV); \
 
 sweep: $(VENV)/installed
 	@$(MODEL)
-	$(RUN) -m outliers.sweep --blocks 6
+	$(RUN) -m outliers.sweep
 
 paper: $(VENV)/installed-paper
 	@$(MODEL)

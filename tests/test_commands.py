@@ -27,6 +27,7 @@ from outliers.models.load import load_tokenizer
 from outliers.models.names import POCKET
 from outliers.paper import report as artefacts
 from outliers.presets.ablate import Ablation
+from outliers.presets.cells import Cells
 from outliers.presets.damage import Damage
 from outliers.presets.emergence import Emergence, OneModel
 from outliers.presets.latency import Latency
@@ -37,7 +38,7 @@ from outliers.presets.sweep import Experiment
 from outliers.presets.zeroshot import ZeroShot
 from outliers.runs import run as module
 from outliers.runs.again import key_of
-from outliers.specification.kinds import Named
+from outliers.specification.kinds import BLOCK, BLOCKS, Named
 from outliers.terminal.command import app_of, run
 from outliers.terminal.options import options
 from tests.conftest import needs_harness
@@ -204,7 +205,7 @@ def specified(monkeypatch, capsys):
         ("trace --models a --bos --stream --alpha 3", {"by_token": False, "bos": True, "stream": True, "alpha": 3.0}),
         ("ablate a --feature 3 --features 17,4", {"features": [3, 17, 4], "where": ["attn_in"], "seed": 0}),
         ("emergence a b,c", {"name": "emergence", "models": ["a", "b", "c"], "revisions": None}),
-        ("emergence", {"name": "emergence", "shows": None, "block": 256, "blocks": 32}),
+        ("emergence", {"name": "emergence", "shows": None, "block": 128, "blocks": 4}),
         ("latency paper/table6 --batch 1", {"models": ["bigscience/bloom"], "batches": [1], "device": "cuda"}),
         ("memory paper/table3 a", {"name": "paper/table3", "models": ["a"], "candidates": ["a"]}),
         ("memory", {"name": "paper/table3", "context": 256, "batch": 1}),
@@ -248,6 +249,17 @@ LISTS = [
     for name, option in options(kind, without=["models"]).items()
     if list[str] in get_args(option.__origin__)
 ]
+
+
+def test_all_commands_read_one_text_by_default():
+    texts = {
+        (kind.model_fields["text"].default, kind.model_fields["block"].default, kind.model_fields["blocks"].default)
+        for kind in (*KINDS.values(), Cells)
+        if {"text", "block", "blocks"} <= {*kind.model_fields}
+    }
+    assert texts == {("sample", BLOCK, BLOCKS)}
+    for name in ("look", "pocket/table1", "pocket/table4"):
+        assert {(spec.text, spec.block, spec.blocks) for spec in artefacts.experiments(name)} == texts
 
 
 def test_every_command_that_measures_models_has_a_specification():

@@ -15,7 +15,7 @@ from outliers.models.variant import Variant
 from outliers.presets.emergence import CROSS, ablated_in, counted, where
 from outliers.quantization.schemes import BASELINE, get_scheme, scheme_fields
 from outliers.runs.rows import Row
-from outliers.specification.fields import Count, Features, Name, Names, OneScheme, Skip
+from outliers.specification.fields import Features, Name, Names, OneScheme, Skip
 from outliers.specification.kinds import OfOneModel
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, Plan, Stages
@@ -64,7 +64,6 @@ class Ablation(OfOneModel):
         default=["attn_in"], description="Inputs without them for perplexity: attn_in, ffn_in, or both."
     )
     controls: int = Field(default=10, description="Draws of random features, as controls.")
-    blocks: Count = Field(default=12, description="Number of blocks, from the start of the text.")
     seed: int = Field(default=0, description="Seed of the draws and of shuffling.")
 
     def plans(self) -> list[Plan]:

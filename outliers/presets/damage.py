@@ -11,7 +11,7 @@ from outliers.errors import UserError, unknown_name
 from outliers.metrics.records import Agreement, Errors, Inputs, Layers, Metric, Perplexity, Places, Weights
 from outliers.quantization.cache_formats import Formats
 from outliers.quantization.schemes import Scheme, get_scheme
-from outliers.specification.fields import Count, Draws, Line, Name, Names, Once, Schemes, Split, saying_all
+from outliers.specification.fields import Draws, Line, Name, Names, Once, Schemes, Split, saying_all
 from outliers.specification.kinds import Calibrated, OfOneModel, OfSchemes
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, Plan, Stages, Subject
@@ -57,7 +57,6 @@ class Damage(OfSchemes, OfOneModel, Calibrated):
         "cache, whole model.",
     )
     draws: Draws = 1
-    blocks: Count = Field(default=8, description="Number of blocks, from the start of the text.")
 
     def plans(self) -> list[Plan]:
         """Of the model what each scheme, cache or other model damages."""

@@ -12,7 +12,7 @@ from outliers.presets.emergence import counted
 from outliers.presets.readers import readers_stages
 from outliers.presets.super_weights import massive_stages, weights_stages
 from outliers.runs.rows import Row
-from outliers.specification.fields import Count, Features, Name, Names, Neurons, Positions, Several
+from outliers.specification.fields import Features, Name, Names, Neurons, Positions, Several
 from outliers.specification.kinds import OfOneModel
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, Plan, Stages
@@ -73,7 +73,6 @@ class Account(OfOneModel):
     )
     controls: Several = Field(default=5, description="Draws of random features, as controls.")
     seed: int = Field(default=0, description="Seed of random draws.", ge=0, lt=2**63)
-    blocks: Count = Field(default=2, description="Number of blocks, from the start of the text.")
 
     def plans(self) -> list[Plan]:
         """The parts of the account of the features of a specification; by default of what a trace finds."""

@@ -28,7 +28,7 @@ from outliers.specification.fields import (
     Share,
     Split,
 )
-from outliers.specification.kinds import Calibrated, OfOneModel
+from outliers.specification.kinds import BLOCKS, Calibrated, OfOneModel
 from outliers.subjects import cell
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, Stages, Subject
@@ -182,7 +182,7 @@ class Planning(OfOneModel, Calibrated):
         default=[],
         description=f"Better schemes to try before a projection stays exact, such as llm.int8,w8a8; {NONE}",
     )
-    blocks: Count = Field(default=4, description="Blocks of the search, from the start of the text.")
+    blocks: Count = Field(default=BLOCKS, description="Blocks of the search, from the start of the text.")
     confirm: Count = Field(default=8, description="Blocks after them, on which the plan is confirmed.")
     draws: Several = Field(default=3, description=DRAWS)
     export: Annotated[list[Line], Split, Once] = Field(
