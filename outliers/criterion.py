@@ -14,6 +14,7 @@ ROLES = (*OF_EVERY_STACK, *CROSS)
 STREAM = ("attn_in", "ffn_in")  # roles on the feature axis of the residual stream
 PAPER = ("attn_in", "attn_out", "ffn_in")  # in which the paper counts outliers
 RESIDUAL = "residual"  # stands beside the roles for the output of a layer
+PICTURES = "pictures"  # the protocol of vision models
 LOG_PERPLEXITY = "log_perplexity"  # the metric in the place of a perplexity that is larger than any number
 
 # What TransformerLens calls the hidden states of a layer, behind `blocks.LAYER.`, and what some readers of the residual

@@ -65,7 +65,8 @@ def told(monkeypatch) -> list[str]:
 
 def asked(config: PretrainedConfig, keeps: Keeps = NOTHING, model=("my-opt", None), **settings) -> Request:
     """The run of a model of this configuration."""
-    subject = Pretrained(*model, settings.get("spec") or Settings(name="test", **settings))
+    settings = {"name": "test", "block": 256, "blocks": 32} | settings
+    subject = Pretrained(*model, settings.get("spec") or Settings(**settings))
     subject.config = config
     return request_of(subject, keeps)
 

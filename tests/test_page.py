@@ -11,8 +11,9 @@ from matplotlib.text import Text
 from outliers.models.names import short_name
 from outliers.paper.artefacts import ARTEFACTS
 from outliers.paper.published import comparison
-from outliers.show.page import about, models, page, provenance
+from outliers.show.page import models, page, provenance
 from outliers.show.section import Finding
+from outliers.show.tables import measured_on
 from outliers.views.keys import keys_section
 from outliers.views.origins import origins_section
 from outliers.views.perplexity import sweep_section
@@ -51,21 +52,53 @@ def test_text_is_escaped(section):
 
 def test_the_page_says_what_was_run(section, rows):
     html = page("A sweep", [section], "python -m outliers.sweep")
-    assert about(rows) == (
-        "text sample, cut by first-blocks, 16 blocks, 256 tokens per block, α = 6, float32, weights dequantized from "
-        "Q4_1, on cpu"
-    )
-    for said in (about(rows), "python -m outliers.sweep", rows[0]["commit"], rows[0]["weights_hash"], "not run"):
+    for said in ("python -m outliers.sweep", rows[0]["commit"], rows[0]["weights_hash"], "not run"):
         assert said in html
-    assert dict(provenance(rows).cells)["torch"] == rows[0]["torch"]
+    found = dict(provenance(rows).cells)
+    assert (found["torch"], found["α"], found["type"]) == (rows[0]["torch"], "6", "float32")
+    assert found["weights dequantized from"] == "Q4_1"
     assert [row[0] for row in models(rows).cells] == list(
         dict.fromkeys(map(short_name, (row["model"] for row in rows)))
     )
 
 
+SAMPLE = {"text": "sample", "protocol": "first-blocks", "block": 128}
+
+
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        ([SAMPLE | {"blocks": 4}] * 2, "Text sample, 4 blocks of 128 tokens"),
+        ([SAMPLE | {"blocks": 1, "block": 2048}], "Text sample, 1 block of 2,048 tokens"),
+        (
+            [SAMPLE | {"blocks": 8, "first_block": 4}, SAMPLE | {"blocks": 4}],
+            "Text sample, blocks 1 to 4 and 5 to 12 of 128 tokens",
+        ),
+        (
+            [SAMPLE | {"blocks": 4, "protocol": "first-blocks+bos"}],
+            "Text sample (first-blocks+bos), 4 blocks of 128 tokens",
+        ),
+        ([SAMPLE | {"blocks": 120, "protocol": "pictures"}], "Text sample, 120 pictures"),
+        ([{"limit": 100}], "100 examples per task"),
+        ([{"value": 1.0}], ""),
+    ],
+)
+def test_a_line_says_what_was_measured_on(rows, line):
+    assert measured_on(rows) == line
+
+
+def test_a_page_says_once_what_its_sections_share(section, rows):
+    others = section._replace(rows=[row | {"blocks": 2} for row in rows])
+    line = "Text sample, 16 blocks of 256 tokens"
+    assert page("", [section, section], "").count(line) == 1
+    html = page("", [section, others], "")
+    assert html.count(f'<p class="quiet">{line}.') == html.count('<p class="quiet">Text sample, 2 blocks of') == 1
+    assert f"\n\n{line}\n\n" in section.terminal
+
+
 def test_what_differs_between_rows_is_listed():
     rows = [{"steps": 1000, "device_name": "a, 2 cores"}, {"steps": 2000, "device_name": "b, 2 cores"}]
-    assert about(rows) == "1000 and 2000 training steps"
+    assert measured_on(rows) == "1000 and 2000 training steps"
     assert dict(provenance(rows).cells)["device"] == "a, 2 cores; b, 2 cores"
 
 
@@ -93,7 +126,7 @@ def test_findings_at_the_top_name_their_text_where_sections_read_different_ones(
     other = found._replace(rows=[row | {"blocks": 7} for row in found.rows])
     assert "Fact.</a></li>" in page("", [found, found], "").split("</header>")[0]
     opening = page("", [found, other], "").split("</header>")[0]
-    assert "Fact.</a> (text sample, 7 blocks, 256 tokens per block)</li>" in opening
+    assert "Fact.</a> (text sample, 7 blocks of 256 tokens)</li>" in opening
     assert "Fact.</a></li>" not in opening
 
 

@@ -28,7 +28,7 @@ from outliers.presets.plan import (
     usual_of,
 )
 from outliers.quantization.linear import stored_weight
-from outliers.show.page import about
+from outliers.show.tables import measured_on
 from outliers.subjects.cell import Cell
 from outliers.subjects.given import Given
 from outliers.views.plan import kept_plan_section, plan_curve, plan_points
@@ -199,7 +199,7 @@ def test_the_section_writes_the_plan(kept, tmp_path):
     assert len(section.tables[0].cells) == len(found.exact) > 0
     (finding,) = section.findings
     assert f"With {len(found.exact)} exact of 8 projections, w4a4 changes the perplexity by" in finding.text
-    assert "not quantized" not in about(section.rows), "what sets leave exact is no setting"
+    assert "not quantized" not in measured_on(section.rows), "what sets leave exact is no setting"
 
 
 def test_exports_are_files_beside_the_plan(kept):

@@ -4,13 +4,13 @@ from pathlib import Path
 
 from pydantic import Field
 
-from outliers.criterion import LOG_PERPLEXITY
+from outliers.criterion import LOG_PERPLEXITY, PICTURES
 from outliers.errors import UserError
 from outliers.metrics.records import Accuracy, Agreement, Metric, Perplexity
 from outliers.quantization.schemes import TABLE1
 from outliers.runs.rows import Row
 from outliers.runs.run import run
-from outliers.specification.fields import PICTURES, Draws, Models, Name, Schemes
+from outliers.specification.fields import Draws, Models, Name, Schemes
 from outliers.specification.kinds import Calibrated, OfSchemes
 from outliers.subjects.causal import MaybeUnlabelled
 from outliers.subjects.cell import Cell, Plan, Stages, Subject

@@ -9,7 +9,7 @@ import torch
 from accelerate.utils import extract_model_from_parallel
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from outliers.criterion import ALPHA, check_threshold
+from outliers.criterion import ALPHA, PICTURES, check_threshold
 from outliers.errors import BrokenModel, UserError, shown
 from outliers.files import locked, write_whole
 from outliers.metrics.records import Metric
@@ -22,7 +22,7 @@ from outliers.models.stream import AS_IT_IS
 from outliers.quantization.schemes import BASELINE
 from outliers.runs.planner import CODE
 from outliers.runs.rows import FILE, Row, Rows, append, read
-from outliers.specification.fields import PICTURES, text_label
+from outliers.specification.fields import text_label
 from outliers.subjects.cell import unusual
 from outliers.subjects.provenance import environment
 from outliers.text.blocks import tokens_hash

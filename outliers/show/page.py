@@ -1,7 +1,6 @@
 """One self-contained page of a run: what was run, tables, figures, provenance, and the command that repeats it."""
 
 import re
-from collections.abc import Iterable
 from itertools import zip_longest
 from pathlib import Path
 
@@ -12,34 +11,20 @@ from outliers.models.names import distinct_names
 from outliers.show.axes import BETWEEN, HOVER, count_label
 from outliers.show.explorer import packed, plotly
 from outliers.show.section import FINDINGS, Drawing, Finding, Section
-from outliers.show.tables import MISSING, Table
+from outliers.show.tables import MISSING, Table, distinct, measured_on
 from outliers.show.words import listed
 
 HERE = Path(__file__).parent
-ABOUT = {  # what a section says of its rows: field and form, in this order
-    "steps": "{} training steps",
-    "text": "text {}",
-    "protocol": "cut by {}",
-    "blocks": "{} blocks",
-    "packed_blocks": "{} with several documents, whose positions are those of the block",
-    "block": "{} tokens per block",
-    "limit": "{} examples per task",
-    "prompt": "prompts of {} tokens",
-    "tokens": "{} tokens",
-    "context": "context {}",
-    "headroom": "{} GiB of each GPU left free",
-    "alpha": "α = {}",
-    "unquantized_experts": "{} of the weights are experts, which stay unquantized",
-    "skip": "{} not quantized",
-    "dtype": "{}",
-    "quantized_from": "weights dequantized from {}",
-    "zero_points": "zero points read as {}",
-    "other_quantized_from": "compared with weights dequantized from {}",
-    "other_zero_points": "its zero points read as {}",
-    "device": "on {}",
-}
-SAMPLE = ("text", "blocks", "block")  # of these, what findings are of
 PROVENANCE = {  # label: field
+    "protocol": "protocol",
+    "blocks of several documents": "packed_blocks",
+    "α": "alpha",
+    "type": "dtype",
+    "weights dequantized from": "quantized_from",
+    "zero points read as": "zero_points",
+    "compared with weights from": "other_quantized_from",
+    "their zero points read as": "other_zero_points",
+    "run on": "device",
     "outliers": "version",
     "commit": "commit",
     "code": "code",
@@ -71,10 +56,11 @@ def page(title: str, sections: list[Section], command: str) -> str:
     """
     rows = [row for section in sections for row in section.rows]
     opening = _opening(sections)
-    samples = [about(section.rows, SAMPLE) for section in sections]
-    differ = len(set(samples)) > 1  # then one quantity may have several values on the page
+    samples = [measured_on(section.rows) for section in sections]
+    differ = len(set(filter(None, samples))) > 1  # then one quantity may have several values on the page
     fields = [
         _section_fields(number, section, [claim for claim in section.findings if (number, claim) not in opening])
+        | {"sample": samples[number] if differ else ""}
         for number, section in enumerate(sections)
     ]
     environment = Environment(autoescape=True, trim_blocks=True, loader=FileSystemLoader(HERE))
@@ -82,6 +68,7 @@ def page(title: str, sections: list[Section], command: str) -> str:
     return environment.get_template("page.html").render(
         title=title,
         summary=_summary(rows),
+        sample="" if differ else next(filter(None, samples), ""),
         opening=[
             _linked(number, sections[number], finding) | {"sample": samples[number] if differ else ""}
             for number, finding in opening
@@ -130,7 +117,6 @@ def _section_fields(number: int, section: Section, findings: list[Finding]) -> d
     tables = [_html(table, _place(number, "table", table.name)) for table in section.tables]
     return {
         **section._asdict(),
-        "about": about(section.rows),
         "findings": [_linked(number, section, finding) for finding in findings],
         "tables": tables,
         "drawings": [
@@ -184,15 +170,9 @@ def _summary(rows: list[dict]) -> str:
     return f"{'; '.join(subjects)}.{EMBEDDED * embedded}"
 
 
-def about(rows: list[dict], fields: Iterable[str] = ABOUT) -> str:
-    """The settings of some rows in one line; what has many values is none, such as the sets of a plan."""
-    settings = {ABOUT[field]: _distinct(rows, field) for field in fields}
-    return ", ".join(form.format(listed(values)) for form, values in settings.items() if 0 < len(values) <= MANY)
-
-
 def provenance(rows: list[dict]) -> Table | None:
-    """Versions, device, and the most memory of some rows; None without any."""
-    records = [[label, "; ".join(_distinct(rows, field))] for label, field in PROVENANCE.items()]
+    """Settings, versions, device, and the most memory of some rows; None without any."""
+    records = [[label, "; ".join(distinct(rows, field))] for label, field in PROVENANCE.items()]
     for label, field, unit, form in MOST:
         values = [row[field] for row in rows if field in row]
         records.append([label, form.format(max(values) / unit) if values else ""])
@@ -214,9 +194,3 @@ def models(rows: list[dict]) -> Table | None:
     cells = [[*record[:-1], " ".join(record[-1]).strip()] for record in records.values()]
     caption = "Models, with hashes of the weights as used and of the tokens read."
     return Table.of_words("models", caption, MODEL, cells) if cells else None
-
-
-def _distinct(rows: list[dict], field: str) -> list[str]:
-    values = (row[field] for row in rows if row.get(field) is not None)
-    distinct = dict.fromkeys(", ".join(map(str, value)) if isinstance(value, list) else value for value in values)
-    return [f"{value:g}" if isinstance(value, float) else str(value) for value in distinct]

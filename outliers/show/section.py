@@ -19,7 +19,7 @@ from outliers.models.names import short_name
 from outliers.quantization.schemes import BASELINE
 from outliers.show.explorer import Explorer
 from outliers.show.style import look
-from outliers.show.tables import Table, failed_notes, values_table, wrapped
+from outliers.show.tables import Table, failed_notes, measured_on, values_table, wrapped
 from outliers.show.value import grouped, is_beyond
 
 
@@ -86,12 +86,12 @@ class Section(NamedTuple):
 
     @property
     def terminal(self) -> str:
-        """All of it on a terminal, findings first."""
+        """All of it on a terminal: findings, what they were measured on, and what stands below."""
         findings = (
             textwrap.fill(f"• {finding.text}", 100, subsequent_indent="  ", break_on_hyphens=False)
             for finding in self.findings
         )
-        return "\n\n".join(filter(None, ["\n".join(findings), self.printed]))
+        return "\n\n".join(filter(None, ["\n".join(findings), measured_on(self.rows), self.printed]))
 
 
 class Failures(Enum):

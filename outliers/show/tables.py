@@ -1,4 +1,4 @@
-"""Tables as people read them: cells, formats, and what a table says of the scatter of its numbers."""
+"""Tables as people read them: cells, formats, and what a table says of its text and of the scatter of its numbers."""
 
 import math
 import re
@@ -11,9 +11,10 @@ from typing import NamedTuple
 import pandas as pd
 from tabulate import tabulate
 
-from outliers.criterion import LOG_PERPLEXITY
+from outliers.criterion import LOG_PERPLEXITY, PICTURES
 from outliers.models.names import short_name
 from outliers.show.value import Numbers, value_of
+from outliers.show.words import listed
 
 ONCE = "Each perplexity was measured once; --draws 4 measures its scatter by rounding."
 DRAWN = (
@@ -36,6 +37,19 @@ NUMBERS = Numbers()
 MISSING, FAILED = "–", "failed"  # never numbers
 NEGATIVE = re.compile(r"(?<![\w.])-(?=[\d.]|inf)")  # the hyphen of a number, and none between words or in an exponent
 LARGE = 1e7  # from here on powers of ten are written
+
+# The line above tables.
+USUAL = "first-blocks"  # the protocol that goes without saying
+MANY = 12  # a field with more values says none, such as what the sets of a plan leave exact
+OTHERS = {  # further fields of the line, of rows without a text too
+    "steps": "{} training steps",
+    "limit": "{} examples per task",
+    "prompt": "prompts of {} tokens",
+    "context": "context {}",
+    "headroom": "{} GiB of each GPU left free",
+    "unquantized_experts": "{} of the weights are experts, which stay unquantized",
+    "skip": "{} not quantized",
+}
 
 Form = str | Callable[[Mapping], str]  # of a column: a format of fields of a row, or what makes a cell of a row
 
@@ -197,3 +211,41 @@ def seeds_note(trained: pd.DataFrame) -> str:
     seeds = trained.groupby("run")["seed"].nunique()
     most = int(seeds.max())
     return SEVERAL.format(most if seeds.min() == most else f"up to {most}") if most > 1 else ONE
+
+
+def measured_on(rows: Sequence[Mapping]) -> str:
+    """Name the text, the blocks and their tokens that rows were measured on; nothing where no row has any."""
+    others = {form: distinct(rows, field) for field, form in OTHERS.items()}
+    parts = [form.format(listed(values)) for form, values in others.items() if 0 < len(values) <= MANY]
+    line = ", ".join([*_texts(rows), *parts])
+    return line[:1].upper() + line[1:]
+
+
+def _texts(rows: Iterable[Mapping]) -> list[str]:
+    """Each text that rows were measured on, with the parts of it."""
+    parts: dict[tuple, dict] = {}
+    for row in rows:
+        if "blocks" in row:
+            text = row.get("text", "?"), row.get("protocol", USUAL), row.get("block")
+            parts.setdefault(text, {})[row.get("first_block", 0), row["blocks"]] = None
+    if len(parts) > MANY:
+        return []
+    return [_text(*text, sorted(spans)) for text, spans in parts.items()]
+
+
+def _text(text: str, protocol: str, block: int | None, spans: list[tuple[int, int]]) -> str:
+    if protocol == PICTURES:
+        return f"text {text}, {listed(count for _, count in spans)} pictures"
+    whole = all(first == 0 for first, _ in spans)
+    counts = (f"{count:,}" if whole else f"{first + 1} to {first + count}" for first, count in spans)
+    many = "blocks" if spans != [(0, 1)] else "block"
+    blocks = f"{listed(counts)} {many}" if whole else f"{many} {listed(counts)}"
+    cut = "" if protocol == USUAL else f" ({protocol})"
+    return f"text {text}{cut}, {blocks} of {block:,} tokens"
+
+
+def distinct(rows: Iterable[Mapping], field: str) -> list[str]:
+    """The values that rows have of a field, as text, each once."""
+    values = (row[field] for row in rows if row.get(field) is not None)
+    once = dict.fromkeys(", ".join(map(str, value)) if isinstance(value, list) else value for value in values)
+    return [f"{value:g}" if isinstance(value, float) else str(value) for value in once]

@@ -203,7 +203,6 @@ DATA = (
 )
 Data = Annotated[Line | None, Field(description=DATA)]
 
-PICTURES = "pictures"  # the protocol of vision models
 # In the protocol of a row: each block begins with the model's own first token; each document passes by itself.
 BOS, DOCUMENTS = "+bos", "+documents"
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from PIL import Image
 
+from outliers.criterion import PICTURES
 from outliers.errors import UserError, first_of, reason_of, shown
 from outliers.files import start_of
 from outliers.models.anatomy.examples import IGNORED, Examples
-from outliers.specification.fields import PICTURES
 from outliers.text.digits import digits
 
 if TYPE_CHECKING:

@@ -3,12 +3,12 @@
 
 import pandas as pd
 
+from outliers.criterion import PICTURES
 from outliers.models.names import names_by_row
 from outliers.quantization.schemes import BASELINE
 from outliers.show.section import Finding, Section
 from outliers.show.tables import MISSING, Table, with_interval
 from outliers.show.words import amount, threads
-from outliers.specification.fields import PICTURES
 
 FASTER = {"decode": "times_faster", "prefill": "prefill_times_faster", "encode": "encode_times_faster"}
 QUARTILES = ("decode", "encode")
