@@ -77,6 +77,10 @@ def fields_of(model: PreTrainedModel) -> dict:
     fields["attention.sliding_window"] = getattr(config, "sliding_window", None)
     for field in ("attn_logit_softcapping", "final_logit_softcapping"):
         fields[field] = getattr(config, field, None)
+    if getattr(config, "multi_query", False):
+        fields |= {"attention.head_count_kv": 1, "feed_forward_length": config.ffn_hidden_size}
+    for own in ("layer_norm_epsilon", "norm_eps"):
+        fields["attention.layer_norm_epsilon"] = getattr(config, own, fields.get("attention.layer_norm_epsilon"))
     rotary = getattr(config, "rope_parameters", None)
     if rotary:
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

@@ -1,6 +1,7 @@
 """GGUF files as models: against transformers' own loader and the models they were written from, whole and damaged."""
 
 import contextlib
+import math
 import os
 import re
 import shutil
@@ -21,7 +22,7 @@ from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURE
 from outliers import Experiment, UserError, load_int8, perplexity, sweep
 from outliers.metrics import states
 from outliers.models import gguf as files
-from outliers.models.anatomy import ANATOMIES, FAMILIES
+from outliers.models.anatomy import ANATOMIES, FAMILIES, context_length
 from outliers.models.gguf.header import read_header
 from outliers.models.load import load_config, load_model, load_tokenizer, quantized_from, weights_hash
 from outliers.models.stream import stream_model
@@ -179,6 +180,94 @@ def test_types_that_cannot_be_dequantized(own):
         load_config(str(own))
 
 
+# Fields
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"attention.scale": 0.5}, "says llama.attention.scale 0.5, and llama as transformers computes it"),
+        ({"attention.causal": False}, "says llama.attention.causal False"),
+        ({"attention.sliding_window": 8}, "says llama.attention.sliding_window 8"),
+        ({"attention.value_length": 4}, "says llama.attention.value_length 4"),
+        ({"attention.max_alibi_bias": 8.0}, "says llama.attention.max_alibi_bias 8.0"),
+        ({"expert_count": 8, "expert_used_count": 2}, "says llama.expert_count 8"),
+        ({"logit_scale": 0.25}, "says llama.logit_scale 0.25"),
+        ({"final_logit_softcapping": 30.0}, "says llama.final_logit_softcapping 30.0"),
+        ({"attention.head_count_kv": [2, 4]}, r"says llama.attention.head_count_kv \[2, 4\]"),
+        ({"wkv.head_size": 8}, "says llama.wkv.head_size 8"),
+        ({"attention.head_count": None}, "is incomplete: it has no field llama.attention.head_count"),
+        ({"attention.layer_norm_rms_epsilon": None}, "has no field llama.attention.layer_norm_rms_epsilon"),
+    ],
+)
+def test_fields_that_the_model_does_not_compute_are_refused(said, message, tmp_path):
+    file = save_gguf(make_model("llama"), tmp_path / "small.gguf", **said)
+    said = refusals(str(file))
+    assert all(re.search(message, said[function]) for function in READERS), said
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"attention.scale": 8**-0.5, "attention.causal": True, "attention.value_length": 8, "expert_count": 0},
+        {"attention.sliding_window": 64, "logit_scale": 1.0, "tensor_data_layout": "Meta AI original pth"},
+        {"attention.head_count_kv": [2, 2], "feed_forward_length": [48, 48], "rope.scaling.finetuned": True},
+    ],
+)
+def test_fields_that_change_nothing_are_taken(said, tmp_path):
+    model = make_model("llama")
+    ours = load_model(str(save_gguf(model, tmp_path / "small.gguf", **said)))
+    assert same_weights(ours, model)
+
+
+def test_a_field_that_llama_cpp_does_not_know_is_said(own, tmp_path, caplog):
+    model = make_model("llama")
+    ours = load_model(str(save_gguf(model, tmp_path / "small.gguf", **{"my.note": 1.0})))
+    assert "1 field for which llama.cpp has no place (llama.my.note); they are ignored" in caplog.text
+    assert ours.ignored_tensors == ["llama.my.note"]
+
+
+@pytest.mark.parametrize(
+    ("case", "fields"),
+    [
+        ("llama", {"attention_bias": True}),
+        ("llama", {"mlp_bias": True}),
+        ("qwen3", {"attention_bias": True}),
+        ("gpt2", {"n_inner": 48}),
+        ("starcoder2", {"use_bias": False}),
+        ("stablelm", {"use_qkv_bias": True}),
+        ("starcoder2", {"sliding_window": 8}),
+        ("gemma2", {"query_pre_attn_scalar": 12, "layer_types": ["full_attention", "sliding_attention"]}),
+        ("gemma3", {"query_pre_attn_scalar": 16, "layer_types": ["full_attention", "sliding_attention"]}),
+    ],
+)
+def test_what_tensors_and_fields_say_of_a_configuration_is_taken(case, fields, tmp_path, monkeypatch, blocks):
+    model = with_fields(monkeypatch, case, fields)
+    said = {}
+    if "query_pre_attn_scalar" in fields:
+        windows = [kind == "sliding_attention" for kind in fields["layer_types"]]
+        said = {"attention.scale": fields["query_pre_attn_scalar"] ** -0.5}
+        said["attention.sliding_window_pattern"] = windows
+    if fields.get("n_inner"):
+        said["feed_forward_length"] = 48
+    for name, parameter in model.named_parameters():
+        parameter.data += name.endswith("bias") * torch.randn_like(parameter)
+    ours = load_model(str(save_gguf(model, tmp_path / "small.gguf", **PADDING, **said)))
+    torch.testing.assert_close(ours(blocks).logits, model(blocks).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_biases_of_some_projections(tmp_path, monkeypatch, blocks):
+    """Of queries, keys and values and not of the output, as models of other families that were written as llama."""
+    model = with_fields(monkeypatch, "llama", {"attention_bias": True})
+    for name, parameter in model.named_parameters():
+        parameter.data *= "o_proj.bias" not in name
+    tensors = {name: one for name, one in gguf_files.tensors_of(model).items() if "attn_output.bias" not in name}
+    file = write_gguf(tmp_path / "small.gguf", "llama", gguf_files.fields_of(model) | vocabulary(100), tensors)
+    expected = perplexity(model, blocks)
+    for ours in (load_model(str(file)), stream_model(str(file))):
+        assert perplexity(ours, blocks) == pytest.approx(expected, rel=1e-5)
+
+
 # Rotary embeddings
 
 
@@ -224,10 +313,53 @@ def test_rotary_embeddings_of_llama_3(tmp_path, blocks):
         rotary(tmp_path, parameters, {}, factors[::-1])
 
 
+LINEAR_BY_4, YARN_BY_4 = {"rope_type": "linear", "factor": 4.0}, {"rope_type": "yarn", "factor": 4.0}
+DEFAULT = {"rope_type": "default"}
+SCALED = {  # what a file says, and the parameters by which transformers computes the same
+    "old-linear": ({"rope.scale_linear": 4.0}, LINEAR_BY_4),
+    "new-beside-old": ({"rope.scale_linear": 2.0, "rope.scaling.factor": 4.0}, LINEAR_BY_4),
+    "without-type": ({"rope.scaling.factor": 4.0}, LINEAR_BY_4),
+    "type-without-factor": ({"rope.scaling.type": "linear"}, DEFAULT),
+    "factor-of-no-type": ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, DEFAULT),
+    "factor-of-0": ({"rope.scaling.factor": 0.0}, DEFAULT),
+    "attention": (
+        YARN | {"rope.scaling.attn_factor": 1.5},
+        YARN_BY_4 | {"original_max_position_embeddings": 16, "attention_factor": 1.5 * (1 + 0.1 * math.log(4))},
+    ),
+    "betas": (
+        YARN | {"rope.scaling.yarn_beta_fast": 2.0, "rope.scaling.yarn_beta_slow": 0.5},
+        YARN_BY_4 | {"original_max_position_embeddings": 16, "beta_fast": 2.0, "beta_slow": 0.5},
+    ),
+    "yarn-of-the-context": ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, YARN_BY_4),
+    "yarn-without-factor": ({"rope.scaling.type": "yarn"}, YARN_BY_4 | {"factor": 1.0}),
+}
+
+
+@pytest.mark.parametrize("case", SCALED)
+def test_fields_that_scale_rotary_embeddings(case, tmp_path, blocks):
+    said, parameters = SCALED[case]
+    model, ours = rotary(tmp_path, parameters | {"rope_theta": 500.0}, said)
+    torch.testing.assert_close(ours(blocks).logits, model(blocks).logits, rtol=1e-5, atol=1e-6)
+
+
+def test_the_context_of_scaled_rotary_embeddings(tmp_path):
+    for said, context in ((YARN, 64), (YARN | {"rope.scaling.factor": 8.0}, 128), ({"rope.scale_linear": 2.0}, 128)):
+        _, ours = rotary(tmp_path, {"rope_type": "default", "rope_theta": 500.0}, said)
+        assert context_length(ours.config) == context
+
+
 def test_rotary_embeddings_that_would_be_other_ones(tmp_path):
     for said, message in (
         ({"rope.scaling.type": "longrope"}, "scales rotary embeddings by 'longrope'"),
         ({"rope.dimension_count": 4, "attention.key_length": 8}, "4 of 8 features a head"),
+        ({"rope.dimension_count": 4, "attention.key_length": None}, "4 of 8 features a head"),
+        (LINEAR | {"rope.scaling.attn_factor": 1.5}, r"multiplies rotary embeddings by 1.5 .* YaRN alone"),
+        (LINEAR | {"rope.scaling.yarn_ext_factor": 1.0}, "mixes YaRN by a share of 1.0"),
+        (LINEAR | {"rope.scaling.factor": -4.0}, "'rope.scaling.factor' is -4.0"),
+        (YARN | {"rope.scaling.yarn_log_multiplier": 0.1}, "says llama.rope.scaling.yarn_log_multiplier 0.1"),
+        ({"rope.scaling.alpha": 1000.0}, "says llama.rope.scaling.alpha 1000.0, and llama as transformers"),
+        ({"rope.freq_base": 0.0}, "'rope.freq_base' is 0.0"),
+        ({"rope.freq_base_swa": 100.0}, "of two bases"),
     ):
         with pytest.raises(UserError, match=message):
             rotary(tmp_path, {"rope_type": "default", "rope_theta": 500.0}, said)
@@ -466,13 +598,15 @@ def test_damage(damage, own):
 
 def test_parts_of_a_model_and_other_models(own, tmp_path):
     fields = {"block_count": 1, "embedding_length": 8, "attention.head_count": 2}
+    fields["attention.layer_norm_rms_epsilon"] = 1e-5
     norm, embeddings = np.ones(8, np.float32), np.ones((100, 8), np.float32)
     tensors = {"blk.0.attn_norm.weight": norm, "token_embd.weight": embeddings}
     for architecture, changes, message in (
-        ("llama", {"split.count": 3}, "is one part of a model in several files; join them"),
+        ("llama", {"split.count": 3}, "is part 1 of 3 of a model in several files; join them"),
+        ("llama", {"general.type": "adapter"}, "holds no model but what its 'general.type' calls 'adapter'"),
         ("clip", {"block_count": None}, "does not state its number of layers; expected a language model"),
         ("clip", {}, "GGUF model with architecture clip is not supported yet"),
-        ("mamba", {}, "unknown architecture 'mamba'"),
+        ("mamba", {"attention.head_count": None}, "unknown architecture 'mamba'"),
         ("llama", {}, "lacks 9 tensors"),
     ):
         file = write_gguf(tmp_path / "other.gguf", architecture, fields | vocabulary(100) | changes, tensors)
@@ -492,13 +626,20 @@ def test_a_file_without_a_tokenizer(tmp_path):
         load_tokenizer(str(file))
 
 
-@pytest.mark.parametrize("name", ["blk.1.attn_q.bias", "rope_factors_long.weight"])
-def test_tensors_that_transformers_would_leave_out(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("blk.1.attn_q.bias", r"lacks 5 tensors \(model.layers.0.self_attn.q_proj.bias, "),
+        ("blk.1.attn_sinks.weight", r"holds beside the model 1 tensors \(blk.1.attn_sinks.weight\)"),
+        ("rope_factors_long.weight", r"holds beside the model 1 tensors \(rope_factors_long.weight\)"),
+    ],
+)
+def test_tensors_that_transformers_would_leave_out(name, message, tmp_path):
     """Without them the model would be another one."""
     model = make_model("llama")
     tensors = gguf_files.tensors_of(model) | {name: np.ones(32, np.float32)}
     file = write_gguf(tmp_path / "small.gguf", "llama", gguf_files.fields_of(model) | vocabulary(100), tensors)
-    with pytest.raises(UserError, match=rf"holds beside the model 1 tensors \({name}\)"):
+    with pytest.raises(UserError, match=message):
         load_model(str(file))
 
 

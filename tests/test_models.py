@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
@@ -15,7 +15,7 @@ from outliers.models.names import POCKET, pocket_models
 from outliers.models.pocket.ladder import LADDER
 from outliers.models.skeleton import skeleton
 from outliers.tracing.result import STREAM
-from tests.conftest import CONFIGS, every_kind, make_model
+from tests.conftest import CONFIGS, LLAMA, every_kind, make_model
 
 QKV = [("q_proj", 32, 32), ("k_proj", 32, 32), ("v_proj", 32, 32)]
 GROUPED = [("q_proj", 32, 32), ("k_proj", 32, 16), ("v_proj", 32, 16)]
@@ -91,6 +91,22 @@ def test_weights_of_experts():
 @pytest.mark.parametrize(("case", "length"), [("gpt2", 64), ("opt", 64), ("mpt", 64), ("bloom", None)])
 def test_context_length(case, length):
     assert context_length(make_model(case).config) == length
+
+
+@pytest.mark.parametrize(
+    ("scaling", "length"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}, 128),
+        ({"rope_type": "yarn", "factor": 4.0}, 128),  # of the length that the configuration has
+        ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}, 32),
+        ({"rope_type": "linear", "factor": 4.0}, 128),
+        ({"rope_type": "default"}, 32),
+    ],
+)
+def test_context_length_of_scaled_positions(scaling, length):
+    rotary = scaling | {"rope_theta": 10_000.0}
+    config = AutoConfig.for_model("llama", **LLAMA | {"max_position_embeddings": 32, "rope_parameters": rotary})
+    assert context_length(config) == length
 
 
 def test_unknown_architecture_says_what_its_row_needs():
@@ -183,5 +199,3 @@ def test_a_skeleton_is_the_model_without_its_values(case, buffers, tmp_path):
 def test_what_another_library_says_is_one_line_and_never_nothing():
     assert reason_of(ValueError("one\n  two\tthree"), 9) == "one two t"
     assert reason_of(KeyError(), 9) == "KeyError"
-
-

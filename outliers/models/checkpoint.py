@@ -50,8 +50,8 @@ EXPERT = re.compile(r"\.experts\.(\d+)\.")
 class Checkpoint(NamedTuple):
     """The contents of a model's files.
 
-    tensors: every tensor of the model that is stored, by the model's own name. ignored: names in the files for which
-    the model has no place, but for those that are known to be of no use.
+    tensors: every tensor of the model that is stored, by the model's own name. ignored: names of tensors in the
+    files, or of fields of a GGUF header, for which the model has no place, but for those known to be of no use.
     """
 
     tensors: dict[str, Lazy]
@@ -75,7 +75,7 @@ def read_checkpoint(source: Source, name: str, revision: str | None, model: PreT
     files = source.files or weight_files(_downloaded(source, name))
     watch(name, revision, files)
     if source.format:
-        return Checkpoint(source.format.read_tensors(*files, model), [])
+        return Checkpoint(source.format.read_tensors(*files, model), source.format.unread_fields(*files))
     stored: dict[str, Lazy] = {}
     for file in files:
         with readable(name):

@@ -220,9 +220,10 @@ def open_model(
     if checkpoint.zero_points:
         logger.warning(f"warning: zero points of '{name}' are read as {checkpoint.zero_points}")
     if count := len(checkpoint.ignored):
+        kind, place = ("field", "llama.cpp") if source.format else ("tensor", "its configuration")
         logger.warning(
-            f"warning: the checkpoint of '{name}' holds {count} tensor{'s' if count > 1 else ''} for which its "
-            f"configuration has no place ({', '.join(first_names(checkpoint.ignored))}); they are ignored"
+            f"warning: the checkpoint of '{name}' holds {count} {kind}{'s' if count > 1 else ''} for which "
+            f"{place} has no place ({', '.join(first_names(checkpoint.ignored))}); they are ignored"
         )
     return model, checkpoint
 

@@ -32,6 +32,7 @@ _TEXTS = r"^(text_model\.|text_projection\.|visual_projection\.|logit_scale$|log
 OTHER_PARTS = {"gemma3_text": r"^(model\.)?(vision_tower|multi_modal_projector)\.", "clip": _TEXTS, "siglip": _TEXTS}
 TOWER_KEYS = {r"^(embeddings|encoder|pre_layrnorm|post_layernorm|head)\.": r"vision_model.\1."}  # of a tower alone
 CONTEXTS = ("max_position_embeddings", "max_seq_len")  # fields of a configuration that bound the length of a block
+STRETCHED = ("linear", "yarn")  # types of rotary scaling by whose factor a model takes longer blocks
 # Classes of layers that multiply with their weight, add their bias, and do nothing else; and dtypes of weights that are
 # no codes.
 PLAIN = (
@@ -312,6 +313,10 @@ def context_length(config: PretrainedConfig) -> int | None:
     """The longest block that the model takes, in tokens; None where positions are unbounded (ALiBi)."""
     row = ANATOMIES.get(config.model_type)
     limit = next((getattr(config, field) for field in CONTEXTS if getattr(config, field, None)), None)
+    rotary = getattr(config, "rope_parameters", None) or {}
+    if limit and rotary.get("rope_type") in STRETCHED and rotary.get("factor"):
+        # a configuration may have the length before scaling or the one after it as its limit
+        limit = max(limit, int(rotary["factor"] * (rotary.get("original_max_position_embeddings") or limit)))
     return limit - config.pad_token_id - 1 if limit and row and row.padded_positions else limit
 
 

@@ -1,6 +1,6 @@
 """GGUF files: their header, their tensors, their tokenizer, and the rotary scaling that transformers leaves out."""
 
-from outliers.models.gguf.reader import check_tensors, read_config, read_tensors, stored_type
+from outliers.models.gguf.reader import check_tensors, read_config, read_tensors, stored_type, unread_fields
 from outliers.models.gguf.tokenizer import read_tokenizer
 
-__all__ = ["check_tensors", "read_config", "read_tensors", "read_tokenizer", "stored_type"]
+__all__ = ["check_tensors", "read_config", "read_tensors", "read_tokenizer", "stored_type", "unread_fields"]

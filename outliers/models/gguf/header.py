@@ -15,7 +15,7 @@ import gguf
 import numpy as np
 import torch
 
-from outliers.errors import UserError, reason_of
+from outliers.errors import UserError, reason_of, shown
 from outliers.models.internals import _read_metadata, _read_tensor_table
 from outliers.models.stored.tensors import WeightFile
 from outliers.models.weight_files import state_of
@@ -124,6 +124,7 @@ def read_header(path: Path) -> Header:
         raise ValueError(f"tensors do not begin at multiples of {alignment}")
     tensors = tuple(_tensor(*entry, -(-end // alignment) * alignment) for entry in entries)
     header = Header(file, fields, tensors)
+    _check_kind(fields, path)
     _check_places(header)
     _check_sizes(header, path)
     return header
@@ -158,6 +159,19 @@ def _tensor(name: str, shape: tuple[int, ...], code: int, offset: int, data: int
     return Tensor(name, kind, shape, start, start + prod(shape) // block * size)
 
 
+def _check_kind(fields: dict, file: Path) -> None:
+    """The file holds a whole model, not a part of one, and nothing that is added to one."""
+    if (count := fields.get("split.count", 1)) > 1:
+        part = fields.get("split.no", 0) + 1
+        raise UserError(
+            f"'{file}' is part {part} of {count} of a model in several files; join them (llama.cpp: gguf-split --merge)"
+        )
+    if (kind := fields.get("general.type", "model")) != "model":
+        raise UserError(f"'{file}' holds no model but what its 'general.type' calls {shown(kind)}; expected a model")
+    if "general.architecture" not in fields:
+        raise UserError(f"'{file}' does not state its architecture; expected a language model")
+
+
 def _check_places(header: Header) -> None:
     """Every tensor has a name and bytes of its own within the file."""
     file, size = header.file.path, header.file.size
@@ -178,8 +192,6 @@ def _check_places(header: Header) -> None:
 
 def _check_sizes(header: Header, file: Path) -> None:
     """The file is of a whole language model; one of more layers than it holds would take long to be built."""
-    if header.fields.get("split.count", 1) > 1:
-        raise UserError(f"'{file}' is one part of a model in several files; join them (llama.cpp: gguf-split --merge)")
     claimed = header.of_model("block_count")
     if claimed is None:
         raise UserError(f"'{file}' does not state its number of layers; expected a language model")

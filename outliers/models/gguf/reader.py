@@ -4,9 +4,10 @@ The file is read by transformers and by the package `gguf`. From transformers co
 undoes the changes that llama.cpp makes to tensors; the package dequantizes them.
 """
 
+import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +18,7 @@ import torch
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError, first_of
-from outliers.models.anatomy import ANATOMIES
+from outliers.models.gguf.fields import say_fields, with_one_value
 from outliers.models.gguf.header import Header, Tensor, read_header, refusals, remembered
 from outliers.models.gguf.rotary import FREQUENCIES, say_rotary_parameters
 from outliers.models.internals import (
@@ -28,16 +29,7 @@ from outliers.models.internals import (
 from outliers.models.skeleton import skeleton
 from outliers.models.stored.tensors import Lazy
 
-# Fields of a file that transformers leaves out for some architectures, and the configuration's names of them.
-ALSO_SAID = {
-    "context_length": "max_position_embeddings",
-    "attention.key_length": "head_dim",
-    "attention.layer_norm_epsilon": "layer_norm_epsilon",
-    "attention.sliding_window": "sliding_window",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "final_logit_softcapping": "final_logit_softcapping",
-}
+PROJECTIONS = ("attn_output", "ffn_gate", "ffn_down")  # beside one whose bias says that there are any, see BIASES
 ALIGNED = 64  # bytes, of which tensors of torch begin at multiples
 KINDS = {  # types of a field, as Python has it
     bool: gguf.GGUFValueType.BOOL,
@@ -47,14 +39,24 @@ KINDS = {  # types of a field, as Python has it
 }
 
 
-@remembered
 def read_config(file: Path) -> PretrainedConfig:
-    """The configuration of a file's model; copy it before you change it.
+    """The configuration of a file's model; copy it before you change it."""
+    return _read_config(file)[0]
+
+
+def unread_fields(file: Path) -> list[str]:
+    """The fields of a file's architecture that neither llama.cpp nor `read_config` knows."""
+    return _read_config(file)[1]
+
+
+@remembered
+def _read_config(file: Path) -> tuple[PretrainedConfig, list[str]]:
+    """The configuration of a file's model, and the names of fields that are not read.
 
     transformers takes seconds to read a vocabulary, and believes what a header claims. So it reads a file that has the
     same fields and names of tensors, and nothing else.
     """
-    header = read_header(file)
+    header = with_one_value(read_header(file))
     with tempfile.TemporaryDirectory() as folder:
         writer = gguf.GGUFWriter(Path(folder) / "header.gguf", header.architecture)
         for name, value in header.fields.items():
@@ -70,15 +72,12 @@ def read_config(file: Path) -> PretrainedConfig:
         config.vocab_size = next(tensor.shape[0] for tensor in header.tensors if tensor.name == "token_embd.weight")
     if hasattr(config, "dense_act_fn"):
         _say_feed_forward(config, {tensor.name for tensor in header.tensors})
-    for field, attribute in ALSO_SAID.items():
-        value = header.of_model(field)
-        if value is not None and getattr(config, attribute, value) != value:
-            setattr(config, attribute, value)
+    unread = say_fields(config, header, file)
     config._name_or_path = str(file)
-    _check_scale(config, file)
-    if config.model_type in ANATOMIES:
-        say_rotary_parameters(config, header, file)
-    return config
+    if header.of_model("attention.scale") is None:
+        _check_scale(config, file)
+    say_rotary_parameters(config, header, file)
+    return config, unread
 
 
 @remembered
@@ -144,11 +143,28 @@ def read_tensors(file: Path, model: PreTrainedModel) -> dict[str, Lazy]:
             parts[next((own_names[name] for name in _names(tensor) if name in own_names), None)].append(tensor)
         others = [own_name for own_name in parts if own_name not in expected]
         unused = [tensor.name for own_name in others for tensor in parts.pop(own_name) if tensor.name != FREQUENCIES]
-        _check_complete(model, parts, unused, file)
+        zeros = _without_biases(own_names, expected.keys() - parts.keys())
+        _check_complete(model, parts, unused, file, zeros)
         return {
             own_name: _lazy(header, own_name, tuple(expected[own_name].shape), of_it, processor.process)
             for own_name, of_it in parts.items()
-        }
+        } | {own_name: _zeros(own_name, tuple(expected[own_name].shape)) for own_name in zeros}
+
+
+def _without_biases(own_names: dict[str, str], absent: Collection[str]) -> set[str]:
+    """The biases of projections of which no layer has one in the file; transformers has one switch for several.
+
+    own_names: a model's names of tensors by those of the file. absent: the model's names that are not in the file.
+    """
+    kinds = defaultdict(set)
+    for name, own_name in own_names.items():
+        kinds[re.sub(r"\d+", "", name)].add(own_name)
+    biases = [names for kind, names in kinds.items() if kind.endswith(tuple(f"{one}.bias" for one in PROJECTIONS))]
+    return {name for names in biases if names <= set(absent) for name in names}
+
+
+def _zeros(own_name: str, shape: tuple[int, ...]) -> Lazy:
+    return Lazy(own_name, shape, "F32", [], lambda: torch.zeros(shape))
 
 
 def _lazy(header: Header, own_name: str, shape: tuple[int, ...], parts: list[Tensor], process: Callable) -> Lazy:
@@ -173,10 +189,12 @@ def _lazy(header: Header, own_name: str, shape: tuple[int, ...], parts: list[Ten
     return Lazy(own_name, shape, "F32", [(header.file, part.start, part.end) for part in parts], read)
 
 
-def _check_complete(model: PreTrainedModel, parts: dict[str, list[Tensor]], unused: list[str], file: Path) -> None:
+def _check_complete(
+    model: PreTrainedModel, parts: dict[str, list[Tensor]], unused: list[str], file: Path, zeros: Collection[str]
+) -> None:
     """The model's tensors are made of all tensors of the file, which can be dequantized."""
     expected = model.state_dict()
-    missing = [tensor_name for tensor_name, _ in model.named_parameters() if tensor_name not in parts]
+    missing = [tensor_name for tensor_name, _ in model.named_parameters() if tensor_name not in {*parts, *zeros}]
     wrong = [
         tensor_name
         for tensor_name, stored in parts.items()

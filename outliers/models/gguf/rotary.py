@@ -1,6 +1,7 @@
 """Rotary position embeddings as a GGUF file has them; transformers takes no more than their base from it."""
 
 import copy
+import math
 from pathlib import Path
 
 import torch
@@ -17,17 +18,38 @@ LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }
 FREQUENCIES = "rope_freqs.weight"
+SCALING = "rope.scaling."
+# Fields that are read here. The older name of a linear factor is in files of 2023.
+READ = (
+    *("rope.freq_base", "rope.freq_base_swa", "rope.dimension_count", "rope.dimension_count_swa", "rope.scale_linear"),
+    *(f"{SCALING}{name}" for name in ("type", "factor", "attn_factor", "original_context_length", "finetuned")),
+    *(f"{SCALING}yarn_{name}" for name in ("ext_factor", "beta_fast", "beta_slow")),
+)
 
 
 def say_rotary_parameters(config: PretrainedConfig, header: Header, file: Path) -> None:
     """Give a configuration the rotary parameters that a file has: base, how many dimensions turn, and scaling."""
     if not getattr(config, "rope_parameters", None):
+        if found := [key for key in READ if header.of_model(key) is not None]:
+            raise UserError(f"'{file}' says {found[0]}, and {config.model_type} has no rotary embeddings")
         return
-    parameters = config.rope_parameters.get("full_attention", config.rope_parameters)  # some have two kinds of layers
-    parameters["rope_theta"] = header.of_model("rope.freq_base", parameters["rope_theta"])
+    # some have two kinds of layers, of which those with a window are not scaled
+    parameters = config.rope_parameters.get("full_attention", config.rope_parameters)
+    _say_base(parameters, "rope.freq_base", header, file)
+    if "sliding_attention" in config.rope_parameters:
+        _say_base(config.rope_parameters["sliding_attention"], "rope.freq_base_swa", header, file)
+    elif header.of_model("rope.freq_base_swa") not in (None, parameters["rope_theta"]):
+        raise UserError(f"'{file}' has rotary embeddings of two bases; {config.model_type} has one")
     _say_dimensions(parameters, config, header, file)
-    _say_scaling(parameters, header, file)
+    _say_scaling(parameters, config, header, file)
     _say_frequencies(parameters, config, header, file)
+
+
+def _say_base(parameters: dict, key: str, header: Header, file: Path) -> None:
+    base = header.of_model(key, parameters["rope_theta"])
+    if not 0 < base < math.inf:
+        raise UserError(f"'{file}' is damaged: its '{key}' is {base}; download it again")
+    parameters["rope_theta"] = base
 
 
 def _say_dimensions(parameters: dict, config: PretrainedConfig, header: Header, file: Path) -> None:
@@ -39,24 +61,58 @@ def _say_dimensions(parameters: dict, config: PretrainedConfig, header: Header, 
         raise UserError(
             f"'{file}' has rotary embeddings of {turning} of {width} features a head; {config.model_type} turns all"
         )
+    if header.of_model("rope.dimension_count_swa", turning) != turning:
+        raise UserError(f"'{file}' has rotary embeddings of two widths; {config.model_type} has one")
 
 
-def _say_scaling(parameters: dict, header: Header, file: Path) -> None:
-    kind = header.of_model("rope.scaling.type", "none")
-    if kind == "linear":
-        parameters |= {"rope_type": kind, "factor": header.of_model("rope.scaling.factor")}
-    elif kind == "yarn":
-        length = header.of_model("rope.scaling.original_context_length")
-        factor = header.of_model("rope.scaling.factor")
-        parameters |= {"rope_type": kind, "factor": factor, "original_max_position_embeddings": length}
-    elif kind != "none":
+def _say_scaling(parameters: dict, config: PretrainedConfig, header: Header, file: Path) -> None:
+    """As llama.cpp reads the fields: a factor is linear where no type is said, and none where it is 0 or absent."""
+
+    def said(name: str, default):
+        value = header.of_model(f"{SCALING}{name}", default)
+        if value is not None and not (isinstance(value, int | float) and 0 <= value < math.inf):
+            raise UserError(f"'{file}' is damaged: its '{SCALING}{name}' is {value}; download it again")
+        return value
+
+    kind = header.of_model(f"{SCALING}type", "linear")
+    if kind not in ("none", "linear", "yarn"):
         raise UserError(f"'{file}' scales rotary embeddings by '{kind}'; expected none, linear or yarn")
+    factor = said("factor", None)
+    factor = header.of_model("rope.scale_linear", 0) if factor is None else factor
+    factor = 1.0 if kind == "none" or not factor else factor
+    attention = said("attn_factor", 1.0)
+    mixing = header.of_model(f"{SCALING}yarn_ext_factor", -1.0)  # negative for what the type has
+    if mixing >= 0 and mixing != (kind == "yarn"):
+        raise UserError(
+            f"'{file}' mixes YaRN by a share of {mixing} into rotary embeddings that are scaled by '{kind}'; use "
+            "safetensors"
+        )
+    if kind == "yarn":
+        parameters |= {
+            "rope_type": kind,
+            "factor": factor,
+            "original_max_position_embeddings": said("original_context_length", config.max_position_embeddings),
+            "attention_factor": attention * (1 + 0.1 * math.log(max(factor, 1))),
+            "beta_fast": said("yarn_beta_fast", 32.0),
+            "beta_slow": said("yarn_beta_slow", 1.0),
+        }
+    elif attention != 1:
+        raise UserError(
+            f"'{file}' multiplies rotary embeddings by {attention:.6g} (its '{SCALING}attn_factor'), which "
+            "transformers computes with YaRN alone; use safetensors"
+        )
+    else:
+        parameters |= {"rope_type": "default"} if factor == 1 else {"rope_type": kind, "factor": factor}
 
 
 def _say_frequencies(parameters: dict, config: PretrainedConfig, header: Header, file: Path) -> None:
     tensor = next((tensor for tensor in header.tensors if tensor.name == FREQUENCIES), None)
     if tensor is None:
         return
+    if parameters["rope_type"] != "default":
+        raise UserError(
+            f"'{file}' scales rotary embeddings twice, by '{SCALING}*' and by {FREQUENCIES}; use safetensors"
+        )
     factors = torch.from_numpy(header.read(tensor))
     parameters |= LLAMA3 | {"factor": float(factors.max())}
     frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](copy.deepcopy(config))

@@ -1,0 +1,243 @@
+"""Fields of a GGUF header that say how a model computes, and what of a configuration each of them sets.
+
+transformers reads some of them, for some architectures, and passes over the others. A field that llama.cpp knows and
+that sets nothing here is refused, unless its value changes nothing.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import gguf
+from transformers import PretrainedConfig
+
+from outliers.errors import UserError, shown
+from outliers.models.gguf.header import Header
+from outliers.models.gguf.rotary import READ as ROTARY
+
+OTHER_NAMESPACES = ("adapter.", "clip.", "diffusion.", "xielu.")  # of what is no model that transformers computes
+EPSILON = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps")
+
+
+def _any(_value, _config: PretrainedConfig) -> bool:
+    return True
+
+
+def _only(*values) -> Callable:
+    return lambda value, _config: value in values
+
+
+def _head_width(config: PretrainedConfig) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def _is_head_width(value, config: PretrainedConfig) -> bool:
+    return value == _head_width(config)
+
+
+def _key_heads(config: PretrainedConfig) -> int:
+    return 1 if getattr(config, "multi_query", False) else config.num_attention_heads
+
+
+def _has_windows(config: PretrainedConfig) -> bool:
+    return "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
+
+
+def _layer_types(value, config: PretrainedConfig) -> list[str]:
+    """Kinds of attention by whether a layer has a window; a number says of how many the last one has none."""
+    layers = range(config.num_hidden_layers)
+    windows = value if isinstance(value, list) else [bool(value) and layer % value < value - 1 for layer in layers]
+    return ["sliding_attention" if window else "full_attention" for window in windows]
+
+
+class Field(NamedTuple):
+    """A field of a header and what it sets in a configuration.
+
+    attributes: names of it in configurations, of which a configuration's first is set. harmless: whether a value
+    changes nothing in a model whose configuration has no such attribute. made: what the attribute holds for a value.
+    used: whether a model of a configuration looks at the attribute.
+    """
+
+    attributes: tuple[str, ...] = ()
+    harmless: Callable[[object, PretrainedConfig], bool] = _only(0)
+    made: Callable[[object, PretrainedConfig], object] = lambda value, _config: value
+    used: Callable[[PretrainedConfig], bool] = lambda _config: True
+
+
+FIELDS = {
+    "block_count": Field(("num_hidden_layers",)),
+    "decoder_block_count": Field(("num_decoder_layers",)),
+    "context_length": Field(("max_position_embeddings",), _any),
+    "embedding_length": Field(("hidden_size",)),
+    "feed_forward_length": Field(
+        ("intermediate_size", "n_inner", "d_ff", "ffn_hidden_size"),
+        lambda value, config: value == 4 * config.hidden_size,
+    ),
+    "vocab_size": Field(("vocab_size",)),
+    "attention.head_count": Field(("num_attention_heads",)),
+    "attention.head_count_kv": Field(("num_key_value_heads",), lambda value, config: value == _key_heads(config)),
+    "attention.key_length": Field(("head_dim",), _is_head_width),
+    "attention.key_length_swa": Field((), _is_head_width),
+    "attention.value_length": Field((), _is_head_width),
+    "attention.value_length_swa": Field((), _is_head_width),
+    "attention.layer_norm_epsilon": Field(EPSILON),
+    "attention.layer_norm_rms_epsilon": Field(EPSILON),
+    "attention.relative_buckets_count": Field(("relative_attention_num_buckets",)),
+    "attention.causal": Field((), _only(True)),
+    "attention.scale": Field(
+        ("query_pre_attn_scalar", "attention_multiplier"),
+        lambda value, config: value == 0 or abs(value * _head_width(config) ** 0.5 - 1) < 1e-6,
+        lambda value, config: round(value**-2) if "query_pre_attn_scalar" in fields_of(config) else value,
+    ),
+    "attention.sliding_window_pattern": Field(("layer_types",), made=_layer_types),  # before what depends on it
+    "attention.sliding_window": Field(
+        ("sliding_window",),
+        lambda value, config: value == 0 or value >= (getattr(config, "max_position_embeddings", None) or value + 1),
+        lambda value, _config: value or None,
+        _has_windows,
+    ),
+    "attention.clamp_kqv": Field(("clip_qkv",)),
+    "attention.max_alibi_bias": Field((), lambda value, config: value == (8 if config.model_type == "bloom" else 0)),
+    "attention.output_scale": Field((), _only(0, 1)),
+    "attention.shared_kv_layers": Field(("num_kv_shared_layers",)),
+    "attention.temperature_length": Field(),
+    "attention.temperature_scale": Field(),
+    "attn_logit_softcapping": Field(("attn_logit_softcapping",), made=lambda value, _config: value or None),
+    "final_logit_softcapping": Field(("final_logit_softcapping",), made=lambda value, _config: value or None),
+    "router_logit_softcapping": Field(),
+    "logit_scale": Field(("logits_scaling", "logit_scale"), _only(0, 1)),
+    "residual_scale": Field(("residual_multiplier",), _only(0, 1)),
+    "embedding_scale": Field(("embedding_multiplier",), _only(0, 1)),
+    "swin_norm": Field((), _only(False)),
+    "use_parallel_residual": Field(("use_parallel_residual",), _only(False)),
+    "decoder_start_token_id": Field(("decoder_start_token_id",), _any),
+    "expert_count": Field(("num_experts", "num_local_experts")),
+    "expert_used_count": Field(("num_experts_per_tok",)),
+    "expert_feed_forward_length": Field(("moe_intermediate_size",)),
+    "expert_shared_feed_forward_length": Field(("shared_expert_intermediate_size",)),
+    "expert_shared_count": Field(("n_shared_experts",)),
+    "expert_weights_norm": Field(("norm_topk_prob",), _only(False)),
+    "expert_weights_scale": Field(("routed_scaling_factor",), _only(0, 1)),
+    "expert_gating_func": Field((), _only(0, 1)),  # none, or softmax
+    "expert_group_count": Field(("n_group",), _only(0, 1)),
+    "expert_group_used_count": Field(("topk_group",), _only(0, 1)),
+    "leading_dense_block_count": Field(("first_k_dense_replace",)),
+    "interleave_moe_layer_step": Field(("interleave_moe_layer_step",), _only(0, 1)),
+    "moe_every_n_layers": Field((), _only(0, 1)),
+    "nextn_predict_layers": Field(),
+    "rope.dimension_sections": Field(),
+    "rope.scaling.yarn_log_multiplier": Field(),
+    "rope.scaling.yarn_attn_factor": Field((), _only(1)),
+    # what llama.cpp reads and does not compute with, or not for logits
+    "tensor_data_layout": Field((), _any),
+    "pooling_type": Field((), _any),
+    "classifier.output_labels": Field((), _any),
+}
+# Fields of which transformers makes a configuration by rules of an architecture; stablelm's is by its tensors.
+BY_TRANSFORMERS = {
+    "stablelm": ("use_parallel_residual",),
+    "lfm2": ("attention.head_count_kv", "shortconv.l_cache"),
+    "mamba": ("ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank"),
+    "minimax-m2": ("expert_gating_func",),
+    **dict.fromkeys(
+        ("qwen35", "qwen35moe"),
+        (
+            *("block_count", "nextn_predict_layers", "full_attention_interval", "rope.dimension_sections"),
+            *("ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank", "ssm.inner_size"),
+        ),
+    ),
+}
+# Attributes that say whether projections have biases, which no field does: the tensors do, by the ends of their names.
+BIASES = {
+    "attention_bias": ("attn_q.bias", "attn_qkv.bias"),
+    "use_qkv_bias": ("attn_q.bias",),
+    "qkv_bias": ("attn_q.bias",),
+    "mlp_bias": ("ffn_up.bias",),
+    "use_bias": ("attn_q.bias",),
+    "bias": ("attn_qkv.bias",),
+}
+
+
+def fields_of(config: PretrainedConfig) -> set[str]:
+    """The names of what a kind of configuration has; an object of it may hold others, which nothing reads."""
+    return {*type(config).__dataclass_fields__, *config.attribute_map}
+
+
+def _known_to_llama_cpp(keys: type = gguf.Keys) -> Iterator[str]:
+    """The fields of an architecture, without its name, that the package gguf lists."""
+    for value in vars(keys).values():
+        if isinstance(value, type):
+            yield from _known_to_llama_cpp(value)
+        elif isinstance(value, str) and value.startswith("{arch}."):
+            yield value.removeprefix("{arch}.")
+
+
+def with_one_value(header: Header) -> Header:
+    """The header with one value of each field that has the same for each layer; refuse one that differs."""
+    kept = BY_TRANSFORMERS.get(header.architecture, ())
+    fields = dict(header.fields)
+    for key in FIELDS:
+        value = header.of_model(key)
+        if isinstance(value, list) and value and key not in kept and FIELDS[key].attributes != ("layer_types",):
+            if value.count(value[0]) < len(value):
+                name = f"{header.architecture}.{key}"
+                raise UserError(
+                    f"'{header.file.path}' says {name} {shown(value)}, and transformers computes {header.architecture} "
+                    "with one for all layers; use safetensors"
+                )
+            fields[f"{header.architecture}.{key}"] = value[0]
+    return header._replace(fields=fields)
+
+
+def say_fields(config: PretrainedConfig, header: Header, file: Path) -> list[str]:
+    """Give a configuration what the fields of a header say; return the names of fields that llama.cpp does not know.
+
+    Raises:
+        UserError: a field says something that a model of the configuration does not compute, or one is missing.
+    """
+    prefix, own = f"{header.architecture}.", fields_of(config)
+    known, settled = set(_known_to_llama_cpp()), (*ROTARY, *BY_TRANSFORMERS.get(header.architecture, ()))
+    _check_there(config, header, file)
+    if "head_dim" in own and header.of_model("attention.key_length") is None:
+        config.head_dim = config.hidden_size // config.num_attention_heads
+    for key in FIELDS:
+        value = header.of_model(key)
+        if value is not None and key not in settled and not _set(config, FIELDS[key], value, own):
+            raise _no_place(file, prefix + key, value, config)
+    for attribute in BIASES.keys() & own:
+        setattr(config, attribute, any(tensor.name.endswith(BIASES[attribute]) for tensor in header.tensors))
+    unknown = []
+    for name in header.fields:
+        key = name.removeprefix(prefix)
+        if name.startswith(OTHER_NAMESPACES) or (name.startswith(prefix) and key in known - {*FIELDS, *settled}):
+            raise _no_place(file, name, header.fields[name], config)
+        if name.startswith(prefix) and key not in {*known, *FIELDS, *settled}:
+            unknown.append(name)
+    return unknown
+
+
+def _check_there(config: PretrainedConfig, header: Header, file: Path) -> None:
+    """Refuse a file without a field that transformers would invent."""
+    needed = [("embedding_length",), ("attention.head_count",)] if hasattr(config, "num_attention_heads") else []
+    needed += [tuple(key for key, field in FIELDS.items() if field.attributes is EPSILON)]
+    for keys in needed:
+        if all(header.of_model(key) is None for key in keys):
+            raise UserError(f"'{file}' is incomplete: it has no field {header.architecture}.{keys[-1]}; get it again")
+
+
+def _set(config: PretrainedConfig, field: Field, value, own: set[str]) -> bool:
+    """Give a configuration what a field says; false if its model does not compute so."""
+    attribute = next((name for name in field.attributes if name in own), None)
+    if attribute is None or not field.used(config):
+        return field.harmless(value, config)
+    made = field.made(value, config)
+    if getattr(config, attribute) != made:
+        setattr(config, attribute, made)
+    return True
+
+
+def _no_place(file: Path, name: str, value, config: PretrainedConfig) -> UserError:
+    return UserError(
+        f"'{file}' says {name} {shown(value)}, and {config.model_type} as transformers computes it has no place for "
+        "it; use safetensors"
+    )
