@@ -185,6 +185,7 @@ def _measure(name: str, spec: Named, out: Path | None, force: bool, view: str) -
     """Print and write what a specification measures, or print what the same run printed before; what needs torch is
     imported after a look at the models."""
     from outliers.runs.again import keep, key_of, printed
+    from outliers.runs.free import check_room_for_imports
     from outliers.specification.door import checked
 
     folder, key = out or spec.folder, key_of(checked(spec), typed(name))
@@ -192,6 +193,7 @@ def _measure(name: str, spec: Named, out: Path | None, force: bool, view: str) -
         print(text)
         return
 
+    check_room_for_imports()
     import_for_good("outliers.runs.engine")
     from outliers.runs.run import check_all_measured, run
 

@@ -36,6 +36,7 @@ from outliers.quantization.plans.plan import read_plan
 from outliers.quantization.schemes import BASELINE, SCHEMES
 from outliers.runs.frame import frame
 from outliers.runs.frame import records_in as read_rows
+from outliers.show.spreadsheet import read_csv
 from outliers.show.tables import NEGATIVE, cell
 from outliers.views.emergence import fits_of
 from outliers.views.perplexity import costs_of_schemes
@@ -125,7 +126,7 @@ def _frame(file: str) -> pd.DataFrame:
     if path.is_dir():
         return frame(path, provenance=True)
     if path.suffix == ".csv":
-        return pd.read_csv(path)
+        return read_csv(path)
     read = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON too
     return pd.DataFrame(read.get("rows", [read]))
 
@@ -276,7 +277,7 @@ def fits() -> str:
     """The exponentials of Figure 3b, of the kept runs and of the published rows."""
     rows = []
     for run, of in (("training", "along the training of `gpt2-1.7m`"), ("emergence", "over the seven pocket models")):
-        for fit in pd.read_csv(ROOT / f"results/kept/{run}/fits.csv").to_dict("records"):
+        for fit in read_csv(ROOT / f"results/kept/{run}/fits.csv").to_dict("records"):
             values = (f"{fit[name]:.0f} [{{:.0f}}, {{:.0f}}]" for name in ("full", "scale"))
             intervals = (literal_eval(fit[f"{name}_interval"]) for name in ("full", "scale"))
             cells = (value.format(*interval) for value, interval in zip(values, intervals, strict=True))

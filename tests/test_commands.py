@@ -35,6 +35,7 @@ from outliers.presets.memory import Memory
 from outliers.presets.origins import Account
 from outliers.presets.plan import Planning
 from outliers.presets.sweep import Experiment
+from outliers.presets.training import Training
 from outliers.presets.zeroshot import ZeroShot
 from outliers.runs import run as module
 from outliers.runs.again import key_of
@@ -106,6 +107,42 @@ def test_what_is_of_the_hub_is_never_taken_as_it_was():
     fields = {"models": ["pocket/gpt2-0.1m"], "text": "sample"}
     keys = [key_of(Experiment(**fields | of_hub), "sweep") for of_hub in ({}, {"text": "c4"}, {"models": ["gpt2"]})]
     assert [key is None for key in keys] == [False, True, True]
+
+
+def test_words_of_a_specification_are_no_paths(monkeypatch, tmp_path):
+    """But where a field names a model or a file; what stands beside a model in its folder is not of it."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "models", dirs_exist_ok=True)
+    text = tmp_path / "own.txt"
+    text.write_text("text")
+    spec = Experiment(models=["models"], text="own.txt")
+    key = key_of(spec, "sweep")
+    for word in ("local", "cpu", "float32", "fp32", "sweep", "models/results"):
+        (tmp_path / word).mkdir()
+        (tmp_path / word / "file").write_text("changed")
+        assert key_of(spec, "sweep") == key, word
+    for file in (text, tmp_path / "models" / "config.json"):
+        os.utime(file, (1, 1))
+        assert key_of(spec, "sweep") != key, file
+        key = key_of(spec, "sweep")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        lambda folder: Cells(models=["pocket/gpt2-0.1m"], variants=[f"against({folder})+absmax"]),
+        lambda folder: Damage(model="pocket/gpt2-0.1m", against=[str(folder)]),
+        lambda folder: Training(runs={"further": {"start": str(folder)}}),
+        lambda folder: Training(runs={"new": None}, wikitext=str(folder / "config.json")),
+        lambda folder: ZeroShot(models=["pocket/gpt2-0.1m"], tasks=["piqa-local"], data=str(folder)),
+    ],
+)
+def test_a_change_of_any_file_that_is_named_is_seen(tmp_path, spec):
+    folder = shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "model")
+    key = key_of(spec(folder), "command")
+    assert key == key_of(spec(folder), "command") is not None
+    os.utime(folder / "config.json", (1, 1))
+    assert key_of(spec(folder), "command") != key
 
 
 def test_a_text_that_is_not_there_is_refused_before_torch_comes(tmp_path):

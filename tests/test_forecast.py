@@ -1,8 +1,13 @@
 """What a run needs: against the memory of processes and counted sizes, and refusals word by word."""
 
 import pickle
+import re
+import resource
+import subprocess
+import sys
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from transformers import PretrainedConfig
 
@@ -23,12 +28,12 @@ from outliers.runs.forecast import (
     Request,
     Room,
     forecast,
-    free_in_groups,
     need_of,
     request_of,
     shape_of,
 )
 from outliers.runs.frame import records_in as read_rows
+from outliers.runs.free import free_in_groups, free_memory
 from outliers.runs.planner import keeps_of
 from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Pretrained
@@ -278,5 +283,41 @@ def test_limits_of_control_groups_count(tmp_path):
     assert list(free_in_groups(tmp_path, ["4:memory:/gone", "9:name=systemd:/"])) == [43]
 
 
+@pytest.mark.parametrize("missing", ["memory.stat", "memory.current"])
+def test_a_control_group_may_lack_files(tmp_path, missing):
+    files = {"memory.max": "90", "memory.current": "50", "memory.stat": "active_file 1\ninactive_file 2\n"}
+    for name in files.keys() - {missing}:
+        (tmp_path / name).write_text(files[name])
+    assert list(free_in_groups(tmp_path, ["0::/"])) == [{"memory.stat": 40, "memory.current": 93}[missing]]
+    (tmp_path / "memory.stat").write_text("anon 7\n")
+    assert list(free_in_groups(tmp_path, ["0::/"])) == [{"memory.stat": 40, "memory.current": 90}[missing]]
+
+
 def test_free_memory_is_that_of_the_machine_at_most():
-    assert 0 < module.free_memory() <= module.psutil.virtual_memory().total
+    assert 0 < free_memory()[0] <= psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize(("name", "field", "option"), [("RLIMIT_AS", "vms", "-v"), ("RLIMIT_DATA", "data", "-d")])
+def test_a_limit_of_the_process_counts(opt, monkeypatch, name, field, option):
+    """What is left of it, with the memory that the process has."""
+    taken, usual = psutil.Process().memory_info(), resource.getrlimit
+    limit = getattr(taken, field) + 3 * 10**9
+    monkeypatch.setattr(
+        resource, "getrlimit", lambda asked: (limit, -1) if asked == getattr(resource, name) else usual(asked)
+    )
+    free, _ = free_memory()
+    assert free == pytest.approx(taken.rss - taken.shared + 3 * 10**9, abs=10**8)
+    said = refusal([asked(opt)], module.room_of("cpu"))
+    assert f" are free under `ulimit {option}`; with --stream it needs " in said
+    limit -= 3 * 10**9
+    said = refusal([asked(opt)], module.room_of("cpu"))
+    assert said.endswith(f"; no option makes it fit under `ulimit {option}`")
+
+
+@pytest.mark.parametrize("option", ["-v", "-d"])
+def test_a_limit_too_low_to_begin_is_one_line(tmp_path, option):
+    """Before torch is imported, which never returns under some."""
+    command = f"ulimit {option} 400000; exec {sys.executable} -m outliers.measure pocket/gpt2-0.1m --out {tmp_path}/out"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert re.match(rf"error: `ulimit {option}` leaves \d+ MB; expected at least .* set a higher limit", done.stderr)

@@ -11,7 +11,7 @@ from outliers.errors import UserError, unknown_name
 from outliers.metrics.records import Agreement, Errors, Inputs, Layers, Metric, Perplexity, Places, Weights
 from outliers.quantization.cache_formats import Formats
 from outliers.quantization.schemes import Scheme, get_scheme
-from outliers.specification.fields import Draws, Line, Name, Names, Once, Schemes, Split, saying_all
+from outliers.specification.fields import Draws, Line, Models, Name, Names, Once, Schemes, Split, saying_all
 from outliers.specification.kinds import Calibrated, OfOneModel, OfSchemes
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, Plan, Stages, Subject
@@ -47,7 +47,7 @@ class Damage(OfSchemes, OfOneModel, Calibrated):
     caches: Annotated[list[Annotated[Line, AfterValidator(_cache)]], Split, Once] = Field(
         default=[], description="Caches such as kv=int4; instead of schemes unless some are given."
     )
-    against: Names = Field(
+    against: Models = Field(
         default=[],
         description="Other models to compare with, such as a quantized checkpoint; instead of schemes, as with caches.",
     )

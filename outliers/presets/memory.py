@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 from outliers.errors import UserError, unknown_name
 from outliers.metrics import records
 from outliers.metrics.records import Footprint, Hardware
-from outliers.specification.fields import Finite, Models, Name, Names, Split
+from outliers.specification.fields import Finite, Models, Name, Split
 from outliers.specification.kinds import Named
 from outliers.subjects.cell import Cell, Plan
 from outliers.subjects.configured import Configured
@@ -37,7 +37,7 @@ class Memory(Footprint, Named):
 
     name: Name = "memory"
     models: Models
-    candidates: Names | None = Field(
+    candidates: Models | None = Field(
         default=None, description="Candidates for the largest model that fits; by default all."
     )
     hardware: Annotated[list[Annotated[Hardware, BeforeValidator(_gpus)]], Split, Field(min_length=1)] = Field(

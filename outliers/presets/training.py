@@ -13,6 +13,7 @@ from outliers.specification.fields import (
     TEXT,
     Count,
     Draws,
+    File,
     Line,
     Name,
     Once,
@@ -45,8 +46,8 @@ class Training(Spread):
     recipe: dict = Field(default={}, description="Fields of all runs.")
     runs: dict[Line, Recipe] = Field(min_length=1, description="Runs by name, with the fields in which they differ.")
     seeds: Seeds = Field(default=[0], description="Seeds of weights and order of the text, for each run.")
-    c4: Line = Field(default="c4_en_1000.jsonl", description="First 1,000 rows of C4 (en), train split, as JSON lines.")
-    wikitext: Line = Field(default="wikitext2_train.txt.gz", description="WikiText-2 train, tokenised form.")
+    c4: File = Field(default="c4_en_1000.jsonl", description="First 1,000 rows of C4 (en), train split, as JSON lines.")
+    wikitext: File = Field(default="wikitext2_train.txt.gz", description="WikiText-2 train, tokenised form.")
     text: Text = Field(default="sample", description=f"Text of the measurements: {TEXT}")
     block: Tokens = Field(default=CONTEXT, description="Tokens per block.")
     blocks: Count = Field(default=32, description="Number of blocks, from the start of the text.")

@@ -7,21 +7,25 @@ import platform
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import outlier_kernels
 import typer
+from pydantic import BaseModel
 
 import outliers
 from outliers.errors import UserError
 from outliers.files import read_whole, write_whole
-from outliers.models.names import PACKAGED, packaged_file
+from outliers.models.config_file import FILE as CONFIG
+from outliers.models.pocket.ladder import LADDER
 from outliers.models.source import local_place
+from outliers.specification.fields import OF_A_FILE, OF_A_MODEL
 from outliers.specification.kinds import Named
 from outliers.text.documents import HUB
+from outliers.variants.together import others_of
 
 FILE = ".printed.json"  # what a run printed, beside its rows, tables, figures and page
 MOST_BYTES = 2**26
-OF_MODELS = ("model", "models", "candidates", "against")
 VARIABLES = ("CUDA", "MKL", "OMP", "OUTLIER", "TRITON")  # beginnings of the names of those that change a run
 CODE = [Path(package.__file__).parent for package in (outliers, outlier_kernels)]
 INSTALLED = Path(typer.__file__).parent.parent  # a folder that changes with every package in it
@@ -34,17 +38,34 @@ def key_of(spec: Named, command: str) -> str | None:
     """
     if not is_here(spec):
         return None
-    words = set(_words(list(vars(spec).values()))) - {""}
-    named = [packaged_file(word) if word in PACKAGED else Path(word) for word in sorted(words)]
+    files = [path for path in map(Path, named(spec, OF_A_FILE)) if path.exists()]
+    files += [file for name in named(spec, OF_A_MODEL) for file in _files_of(local_place(name))]
     variables = sorted(pair for pair in os.environ.items() if pair[0].startswith(VARIABLES))
     here = [sys.version, platform.node(), os.cpu_count(), INSTALLED.stat().st_mtime_ns, variables]
-    return hashlib.sha256(repr((command, spec, os.getcwd(), _stamps(*CODE, *named), here)).encode()).hexdigest()
+    return hashlib.sha256(repr((command, spec, os.getcwd(), _stamps(*CODE, *files), here)).encode()).hexdigest()
 
 
 def is_here(spec: Named) -> bool:
     """Whether no model and no text of a specification is of the hub."""
-    models = _words([getattr(spec, field, ()) for field in OF_MODELS])
-    return HUB.keys().isdisjoint(_words(list(vars(spec).values()))) and None not in map(local_place, models)
+    models = [name for name in named(spec, OF_A_MODEL) if name not in LADDER]
+    return HUB.keys().isdisjoint(named(spec, OF_A_FILE)) and None not in map(local_place, models)
+
+
+def named(value: object, mark: str) -> Iterator[str]:
+    """The models or files that fields with a mark name, in a specification and what is in it."""
+    if isinstance(value, BaseModel):
+        for name, field in type(value).model_fields.items():
+            marked = mark in field.metadata or _is_marked(field.annotation, mark)
+            yield from _words(getattr(value, name)) if marked else named(getattr(value, name), mark)
+    elif isinstance(value, (list, tuple, dict)):
+        for entry in value.values() if isinstance(value, dict) else value:
+            yield from named(entry, mark)
+    elif mark == OF_A_MODEL:
+        yield from (variant.other for variant in others_of(value) if isinstance(variant.other, str))
+
+
+def _is_marked(annotation: object, mark: str) -> bool:
+    return any(part == mark or _is_marked(part, mark) for part in get_args(annotation))
 
 
 def printed(folder: Path, key: str | None) -> str | None:
@@ -64,12 +85,18 @@ def keep(folder: Path, key: str | None, text: str) -> None:
 
 
 def _words(value: object) -> Iterator[str]:
-    """The texts of a value, and of what is in it."""
-    if isinstance(value, (str, Path)):
-        yield str(value)
-    elif isinstance(value, (list, tuple, dict)):
-        for entry in value.values() if isinstance(value, dict) else value:
-            yield from _words(entry)
+    """The texts of a value, or of those in a list."""
+    for entry in value if isinstance(value, list) else [value]:
+        if isinstance(entry, (str, Path)):
+            yield str(entry)
+
+
+def _files_of(place: Path | None) -> list[Path]:
+    """The files of a model, and of its checkpoints, which are folders in it; results may stand in others there."""
+    if place is None or place.is_file():
+        return [place] if place else []
+    folders = [place, *(config.parent for config in place.glob(f"*/{CONFIG}"))]
+    return [file for folder in folders for file in folder.iterdir() if file.is_file()]
 
 
 def _stamps(*places: Path) -> dict[str, list[int]]:

@@ -13,7 +13,6 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
 import torch
 from huggingface_hub.constants import HF_HUB_CACHE
 from transformers import PretrainedConfig
@@ -26,6 +25,7 @@ from outliers.models.skeleton import skeleton
 from outliers.models.source import missing_download
 from outliers.models.stream import STATES_ON_GPU
 from outliers.quantization.linear import stored_weight
+from outliers.runs.free import free_memory
 from outliers.terminal.amounts import size
 
 PROCESS = 750_000_000  # bytes of a process with torch, transformers and compiled kernels, and of their files
@@ -35,21 +35,13 @@ SLACK = 2  # times what is made while a block passes, in float32, for what alloc
 SHARE = 0.25  # of what is free, from which on a need is worth a line
 SHORTEST = 32  # tokens: no shorter block is proposed
 
-CGROUPS = Path("/sys/fs/cgroup")
-# By what /proc/self/cgroup calls the controller: its folder, the limit, what is used, and how the names of what of that
-# are files begin, which the system drops when it needs their memory. Version 2 has one without a name.
-GROUP_FILES = {
-    "": (".", "memory.max", "memory.current", ""),
-    "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
-}
-
 logger = logging.getLogger(__name__)
 
 
 class Room(NamedTuple):
     """Free bytes: memory of the device and of the host, and on the disks of temporary files and of the hub's cache.
 
-    gpus: memory of all GPUs together, 0 where a CPU computes.
+    gpus: memory of all GPUs together, 0 where a CPU computes. limited: what limits the host's, for a message.
     """
 
     memory: int = 0
@@ -57,6 +49,7 @@ class Room(NamedTuple):
     temporary: int = 0
     cache: int = 0
     gpus: int = 0
+    limited: str = ""
 
 
 class Need(NamedTuple):
@@ -221,8 +214,8 @@ def _lack(request: Request, needed: Need, room: Room, share: float) -> str | Non
     kind = "GPU memory" if room.gpus else "memory"
     memory = room.gpus if request.device == "auto" and room.gpus else room.memory
     amounts = (
-        (needed.memory, memory, f"of {kind} in {request.dtype}", ""),
-        (needed.host, room.host, "of the host's memory", ""),
+        (needed.memory, memory, f"of {kind} in {request.dtype}", "" if room.gpus else room.limited),
+        (needed.host, room.host, "of the host's memory", room.limited),
         (needed.disk, room.temporary, "of disk for hidden states", f" in '{tempfile.gettempdir()}'"),
         (needed.download or 0, room.cache, "of disk for its download", f" in '{HF_HUB_CACHE}'"),
     )
@@ -247,7 +240,7 @@ def _advice(request: Request, needed: Need, room: Room) -> str:
         advice += islice(_that_fit(request, room, [stream | option for option in options]), 1)
     if needed.disk > room.temporary:
         advice.insert(0, "set TMPDIR to a folder with more room")
-    return ", ".join(advice) or "no option makes it fit on this machine"
+    return ", ".join(advice) or f"no option makes it fit{room.limited or ' on this machine'}"
 
 
 def _that_fit(request: Request, room: Room, options: Iterable[dict]) -> Iterator[str]:
@@ -274,37 +267,14 @@ def _limit(run: Request, room: Room) -> dict:
 
 def room_of(device: str) -> Room:
     """The room that is free for a run on a device, as its option names it."""
-    host, home = free_memory(), find_device(device)
+    (host, limited), home = free_memory(), find_device(device)
     folders = [Path(folder) for folder in (tempfile.gettempdir(), HF_HUB_CACHE)]
     there = [next(place for place in (one, *one.absolute().parents) if place.exists()) for one in folders]
     disks = [shutil.disk_usage(folder).free for folder in there]
     if home.type == "cpu":
-        return Room(host, host, *disks)
-    return Room(_free_on_gpu(home), host, *disks, sum(map(_free_on_gpu, range(torch.cuda.device_count()))))
-
-
-def free_memory() -> int:
-    """The memory of the host that this process can take, which its control groups may limit, with what it has taken."""
-    groups_file = Path("/proc/self/cgroup")
-    lines = groups_file.read_text().splitlines() if groups_file.exists() else []
-    taken = psutil.Process().memory_info()
-    files = getattr(taken, "shared", 0)  # which count as available
-    return taken.rss - files + min([psutil.virtual_memory().available, *free_in_groups(CGROUPS, lines)])
-
-
-def free_in_groups(root: Path, lines: list[str]) -> Iterator[int]:
-    """The memory that is free in each control group that has a limit. lines: of /proc/self/cgroup, below `root`."""
-    for _, controller, path in (line.split(":", 2) for line in lines):
-        if controller not in GROUP_FILES:
-            continue
-        folder, limit, used, total = GROUP_FILES[controller]
-        group = Path(path.lstrip("/"))
-        for place in (root / folder / path_of_group for path_of_group in (group, *group.parents)):
-            # "max" is none. In a container the group's own path may not be there, but its root is.
-            if (place / limit).exists() and (place / limit).read_text().strip().isdigit():
-                numbers = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())
-                dropped = sum(int(numbers[f"{total}{kind}_file"]) for kind in ("active", "inactive"))
-                yield int((place / limit).read_text()) - int((place / used).read_text()) + dropped
+        return Room(host, host, *disks, limited=limited)
+    gpus = sum(map(_free_on_gpu, range(torch.cuda.device_count())))
+    return Room(_free_on_gpu(home), host, *disks, gpus, limited)
 
 
 def _free_on_gpu(gpu: int | torch.device) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from outliers.errors import CellsFailed, UserError
 from outliers.models.names import check_alone
+from outliers.runs.free import check_room_for_imports
 from outliers.runs.rows import Row, Rows, key_of
 from outliers.specification.kinds import Named, OfOneModel
 from outliers.subjects.cell import Cell, Plan, following
@@ -55,6 +56,7 @@ def run(
     Example:
         >>> rows = outliers.run(outliers.Cells(models=["pocket/gpt2-0.1m"], metrics=["top1"], block=64, blocks=2))
     """
+    check_room_for_imports()
     from outliers.runs.planner import Planner  # late, for it brings torch, which redrawing does without
     from outliers.terminal.progress import Progress, Steps
 

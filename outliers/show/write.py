@@ -8,6 +8,7 @@ import pandas as pd
 from outliers.files import write_whole
 from outliers.show.page import page
 from outliers.show.section import Section, drawn
+from outliers.show.spreadsheet import to_csv
 
 FORMATS = {"md": "github", "tex": "latex_booktabs"}
 
@@ -30,7 +31,7 @@ def write_files(section: Section, folder: Path) -> None:
             write_whole(folder / f"{table.name}.{ending}", table.form(form) + "\n")
     data = {table.name: table.data for table in section.tables} | section.further
     for name, frame in data.items():
-        write_whole(folder / f"{name}.csv", frame.to_csv(index=False, float_format="%.6g"))
+        write_whole(folder / f"{name}.csv", to_csv(frame))
     for name, text in section.files.items():
         write_whole(folder / name, text)
     for drawing in section.drawings:

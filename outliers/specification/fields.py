@@ -31,6 +31,7 @@ from outliers.variants.peer import PEER
 
 LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes that file systems take
 UNKNOWN = "unknown_name"  # the kind of a mistake whose message says all
+OF_A_MODEL, OF_A_FILE = "name of a model", "name of a text, a file or a folder"  # marks of fields whose values are one
 LARGEST_LAYER = 131_072  # features: so many products of codes have a sum that int32 holds
 
 
@@ -172,11 +173,13 @@ Shapes = Annotated[list[Shape], Split, Field(min_length=1), Once]
 NONE = "by default none."  # with which it ends where the option takes that word, too
 TEXT = "sample, c4, wikitext2, or a .txt, .txt.gz or .jsonl file; for vision models a folder of pictures."
 MODEL = "Hub id, local folder or GGUF file, pocket/NAME, or smollm2-135m."
-Model, Models = Annotated[Line, Field(description=MODEL)], Annotated[Names, Field(description=MODEL)]
+Model = Annotated[Line, OF_A_MODEL, Field(description=MODEL)]
+Models = Annotated[Names, OF_A_MODEL, Field(description=MODEL)]
+File = Annotated[Line, OF_A_FILE]
 Revision = Annotated[
     Line | None, Field(description="Branch, tag or commit on the hub, or a checkpoint's folder in a local folder.")
 ]
-Text = Annotated[str, WrapValidator(_text), PlainSerializer(_dump_text), Field(description=TEXT)]
+Text = Annotated[str, OF_A_FILE, WrapValidator(_text), PlainSerializer(_dump_text), Field(description=TEXT)]
 Begin = Annotated[bool, Field(description="Begin each block with the model's own first token, as Gemma needs it.")]
 Threshold = Annotated[
     float,
@@ -201,7 +204,7 @@ DATA = (
     "Folder with lambada_test.jsonl, piqa_valid.jsonl and piqa_valid_labels.lst, for more examples of the local tasks "
     "than the embedded ones."
 )
-Data = Annotated[Line | None, Field(description=DATA)]
+Data = Annotated[File | None, Field(description=DATA)]
 
 # In the protocol of a row: each block begins with the model's own first token; each document passes by itself.
 BOS, DOCUMENTS = "+bos", "+documents"

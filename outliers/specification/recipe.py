@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from outliers.models.pocket.ladder import LADDER, STEPS
-from outliers.specification.fields import Batch, Count, Line, Once, Split, Threshold
+from outliers.specification.fields import Batch, Count, Model, Once, Split, Threshold
 
 Rate = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -23,7 +23,7 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    start: Line = "gpt2-1.7m"
+    start: Model = "gpt2-1.7m"
     steps: Count = STEPS
     batch: Batch | None = None
     learning_rate: Rate | None = None

@@ -1,0 +1,93 @@
+"""The memory that this process can take: what the machine, its control groups and its own limits leave of it."""
+
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from outliers.errors import UserError
+from outliers.terminal.amounts import size
+
+CGROUPS = Path("/sys/fs/cgroup")
+# By what /proc/self/cgroup calls the controller: its folder, the limit, what is used, and how the names of what of that
+# are files begin, which the system drops when it needs their memory. Version 2 has one without a name.
+GROUP_FILES = {
+    "": (".", "memory.max", "memory.current", ""),
+    "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+}
+
+
+class Limit(NamedTuple):
+    """A limit of this process's own.
+
+    field: psutil's name of what counts against it. option: what sets it. imports: bytes of that which torch,
+    transformers and compiled kernels take, measured with the CPU build of torch; with less an import fails or never
+    returns.
+    """
+
+    field: str
+    option: str
+    imports: int
+
+
+LIMITS = {
+    resource.RLIMIT_AS: Limit("vms", "ulimit -v", 1_300_000_000),
+    resource.RLIMIT_DATA: Limit("data", "ulimit -d", 450_000_000),
+}
+
+
+def free_memory() -> tuple[int, str]:
+    """The host's memory that this process can take, with what it has taken; and what limits that, for a message."""
+    groups_file = Path("/proc/self/cgroup")
+    lines = groups_file.read_text().splitlines() if groups_file.exists() else []
+    taken = psutil.Process().memory_info()
+    files = getattr(taken, "shared", 0)  # which count as available
+    free = [(psutil.virtual_memory().available, "")]
+    free += [(amount, " in its control group") for amount in free_in_groups(CGROUPS, lines)]
+    free += [(amount, f" under `{limit.option}`") for limit, amount in free_under_limits()]
+    least, limited = min(free)
+    return max(0, taken.rss - files + least), limited
+
+
+def free_in_groups(root: Path, lines: list[str]) -> Iterator[int]:
+    """The memory that is free in each control group that has a limit. lines: of /proc/self/cgroup, below `root`."""
+    for _, controller, path in (line.split(":", 2) for line in lines):
+        if controller not in GROUP_FILES:
+            continue
+        folder, limit, used, total = GROUP_FILES[controller]
+        group = Path(path.lstrip("/"))
+        for place in (root / folder / path_of_group for path_of_group in (group, *group.parents)):
+            # "max" is none. In a container the group's own path may not be there, but its root is.
+            if (most := _text(place / limit).strip()).isdigit():
+                numbers = dict(line.split() for line in _text(place / "memory.stat").splitlines())
+                dropped = sum(int(numbers.get(f"{total}{kind}_file", 0)) for kind in ("active", "inactive"))
+                yield int(most) - int(_text(place / used) or 0) + dropped
+
+
+def _text(file: Path) -> str:
+    """The text of a file of a control group; empty where a container shows none."""
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
+
+
+def free_under_limits() -> Iterator[tuple[Limit, int]]:
+    """The bytes that each limit of this process leaves of what counts against it."""
+    for name, limit in LIMITS.items():
+        most, _ = resource.getrlimit(name)
+        if most != resource.RLIM_INFINITY:
+            yield limit, most - getattr(psutil.Process().memory_info(), limit.field)
+
+
+def check_room_for_imports() -> None:
+    """Raise UserError if a limit of this process leaves too little for what is imported before a model is loaded."""
+    for limit, amount in () if "torch" in sys.modules else free_under_limits():
+        if amount < limit.imports:
+            raise UserError(
+                f"`{limit.option}` leaves {size(max(0, amount))}; expected at least {size(limit.imports)} for "
+                "torch and transformers, and more for a model: set a higher limit"
+            )
