@@ -15,7 +15,6 @@ from torch import nn
 from transformers import (
     AutoConfig,
     AutoImageProcessor,
-    AutoTokenizer,
     BaseImageProcessor,
     GenerationConfig,
     PretrainedConfig,
@@ -32,6 +31,7 @@ from outliers.models.names import known_configs
 from outliers.models.skeleton import refusals, skeleton
 from outliers.models.source import Source, config_path, find_model, local_place
 from outliers.models.stored.tensors import Lazy, printable
+from outliers.models.tokenizers import read_tokenizer
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 MANY = 8  # names of ignored tensors are said up to so many
@@ -129,8 +129,7 @@ def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
     with refusals(name, source, "the tokenizer of "):
         if source.format:
             return source.format.read_tokenizer(*source.files)
-        tokenizer = AutoTokenizer.from_pretrained(source.path, **_keywords(source))
-        tokenizer("a")  # what it was given is looked at when it is first used
+        tokenizer = read_tokenizer(source, name, **_keywords(source))
         fast = getattr(tokenizer, "backend_tokenizer", None)
         if dropout := getattr(fast and fast.model, "dropout", None):
             raise UserError(

@@ -185,10 +185,10 @@ def check_cache() -> None:
         ) from None
 
 
-def _cached_config(name: str, revision: str | None) -> Path | None:
-    """The configuration of a model in the hub's cache."""
+def _cached_config(name: str, revision: str | None, file: str = FILE) -> Path | None:
+    """The configuration, or another file, of a model in the hub's cache."""
     try:
-        cached = try_to_load_from_cache(name, FILE, revision=revision)
+        cached = try_to_load_from_cache(name, file, revision=revision)
     except OSError as error:
         raise UserError(f"the hub's cache of '{name}' cannot be read ({error.strerror}); remove or repair it") from None
     return Path(cached) if isinstance(cached, str) else None
@@ -198,15 +198,26 @@ def config_path(source: Source) -> Path | None:
     """The place of a model's `config.json`; one of a hub id is downloaded. None if the hub has none to give."""
     if Path(source.path).is_dir():
         return Path(source.path) / FILE
-    if source.local_files_only:
-        return _cached_config(source.path, source.revision)
-    return _downloaded_config(source)
+    return file_of(source, FILE)
+
+
+def file_of(source: Source, name: str, download: bool = True) -> Path | None:
+    """A file of a model on this machine; None if there is none.
+
+    download: whether one of a hub id is downloaded where it is not here yet.
+    """
+    if Path(source.path).is_dir():
+        file = Path(source.path) / name
+        return file if file.is_file() else None
+    if source.local_files_only or not download:
+        return _cached_config(source.path, source.revision, name)
+    return _downloaded(source, name)
 
 
 @functools.cache
-def _downloaded_config(source: Source) -> Path | None:
+def _downloaded(source: Source, name: str) -> Path | None:
     try:
-        return Path(hf_hub_download(source.path, FILE, revision=source.revision, etag_timeout=SECONDS_FOR_THE_HUB))
+        return Path(hf_hub_download(source.path, name, revision=source.revision, etag_timeout=SECONDS_FOR_THE_HUB))
     except LocalEntryNotFoundError:  # the hub is gone again
         raise out_of_reach(source.path) from None
     except HfHubHTTPError:  # there is no such file, or the hub refuses it: transformers says so

@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import logging
 import math
 import os
 from array import array
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, overload
 
+import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
@@ -23,6 +25,8 @@ MOST_TOKENS = 2**30  # of all blocks
 COLUMN = "text"  # of a data set
 IDS = 2**20  # of a tensor of token ids, at once
 SILENT = 10_000  # documents in a row without a token, before it is the tokenizer that is at fault
+
+logger = logging.getLogger(__name__)
 
 Document = str | Iterable[str] | torch.Tensor | Conversation
 
@@ -74,7 +78,9 @@ class Cut:
         for block, begins in zip(torch.stack([self.ids, sizes], 1), self.begins, strict=True):
             first, text = block.tensor_split([before], 1)
             starts = 1 + begins[before + 1 :].nonzero()[:, 0]
-            parts += [torch.cat([first, part], 1) for part in text.tensor_split(starts, 1)]
+            head, *others = text.tensor_split(starts, 1)
+            others = [part[:, 1:] if part[0, :1].tolist() == self.first else part for part in others]  # has it already
+            parts += [torch.cat([first, part], 1) for part in (head, *others)]
         parts = [part for part in parts if part.shape[1] > 1]
         if not parts:
             raise UserError(f"no document in {len(self.ids)} blocks has two tokens; run without --documents")
@@ -145,7 +151,8 @@ def load_text(
         tokenizer: of the model that will read the blocks.
         block: tokens a block, at least 2; None: each document is a sequence, as long as it is.
         blocks: how many blocks or sequences, at least 1; None: all that the text has.
-        bos: whether each block begins with the model's own first token, which counts among its tokens.
+        bos: whether each block begins with the model's own first token, which counts among its tokens. It stands once
+            also where a text, token ids or a chat template have it already.
         column: of a data set, in which the documents are.
         documents: whether what a block holds of each document is a sequence of its own, so that positions and attention
             begin anew with it; of token ids documents are what begins with the tokenizer's first token. Sequences of a
@@ -193,16 +200,19 @@ def cut_text(
     first = _first(tokenizer, bos)
     text_tokens = block - len(first)
     wanted = MOST_TOKENS if blocks is None else text_tokens * blocks
-    ids, starts, sizes = array("q"), [], array("q") if sized else None
+    ids, starts, sizes, twice = array("q"), [], array("q") if sized else None, 0
     for piece, begins in _joined(text, tokenizer, column):
         starts += [len(ids)] * begins
-        ids.extend(piece.ids)
-        if sizes is not None and (of_piece := piece.sizes()) is not None:
+        kept = _once(piece, len(ids), text_tokens, first)
+        twice += len(piece.ids) - len(kept.ids)
+        ids.extend(kept.ids)
+        if sizes is not None and (of_piece := kept.sizes()) is not None:
             sizes.extend(of_piece)
         else:
             sizes = None
         if len(ids) >= wanted:
             break
+    _say_once(text, tokenizer, twice)
     whole = len(ids) // text_tokens
     if blocks is None and len(ids) >= wanted:
         raise _too_long(text)
@@ -229,6 +239,35 @@ def _first(tokenizer: PreTrainedTokenizerBase, bos: bool) -> list[int]:
     if bos and tokenizer.bos_token_id is None:
         raise UserError("the model's tokenizer has no first token (bos_token_id); run without --bos")
     return [tokenizer.bos_token_id] if bos else []
+
+
+def _once(piece: Piece, place: int, tokens: int, first: list[int]) -> Piece:
+    """A piece without the first tokens of its own with which blocks of so many tokens would begin, since there is one
+    before each.
+
+    place: at which it begins in the text. first: the token before each block.
+    """
+    if not first or piece.is_end or first[0] not in piece.ids:
+        return piece
+    dropped = []
+    for at in np.flatnonzero(np.asarray(piece.ids) == first[0]).tolist():
+        if (place + at - len(dropped)) % tokens == 0:
+            dropped.append(at)
+
+    def sizes() -> np.ndarray | None:
+        of_all = piece.sizes()
+        return None if of_all is None else np.delete(np.asarray(of_all), dropped)
+
+    return Piece(np.delete(np.asarray(piece.ids), dropped).tolist(), sizes)
+
+
+def _say_once(text: Text, tokenizer: PreTrainedTokenizerBase, times: int) -> None:
+    """Say that a text has first tokens of its own where blocks or sequences begin."""
+    if times:
+        logger.warning(
+            f"warning: text '{text_name(text)}' has the model's first token, {tokenizer.bos_token}, by itself where "
+            f"{times} of its blocks or sequences begin; it stands there once"
+        )
 
 
 def _check_sizes(block: int | None, blocks: int | None) -> None:
@@ -261,11 +300,13 @@ def _sequences(
 ) -> list[torch.Tensor]:
     """The first documents of a text, each as a sequence after the ids `first`."""
     _check_sizes(None, count)
-    tensors, total = [], 0
+    tensors, total, twice = [], 0, 0
     for number, document in enumerate(itertools.islice(find_text(text, column).documents(), count), 1):
         ids = array("q", first)
         for piece in _pieces_of(document, tokenizer, text_name(text)):
-            ids.extend(piece.ids)
+            kept = _once(piece, len(ids) - len(first), MOST_TOKENS, first)
+            twice += len(piece.ids) - len(kept.ids)
+            ids.extend(kept.ids)
             if total + len(ids) > MOST_TOKENS:
                 raise _too_long(text)
         if len(ids) == len(first):
@@ -280,6 +321,7 @@ def _sequences(
             f"text '{text_name(text)}' is too short: {len(tensors)} documents make as many sequences, not "
             f"{count or 1}; ask for fewer, or give a longer text"
         )
+    _say_once(text, tokenizer, twice)
     return tensors
 
 
@@ -287,7 +329,7 @@ def _joined(text: Text, tokenizer: PreTrainedTokenizerBase, column: str) -> Iter
     """The tokens of a text as they are asked for, with the end of each document that has none of its own; and whether a
     document begins with them."""
     name, silent = text_name(text), 0
-    end = [] if tokenizer.eos_token_id is None else [Piece([tokenizer.eos_token_id], lambda: [0])]
+    end = [] if tokenizer.eos_token_id is None else [Piece([tokenizer.eos_token_id], lambda: [0], is_end=True)]
     for document in _documents(text, tokenizer, column):
         silent += 1
         after = [] if isinstance(document, (torch.Tensor, Conversation)) else end

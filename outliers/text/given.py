@@ -12,8 +12,10 @@ from transformers import PreTrainedTokenizerBase
 
 from outliers.errors import UserError, reason_of
 from outliers.text.documents import SURROGATE
+from outliers.text.limited import within
 
 EXPECTED = "strings, lists of token ids, or conversations (lists of messages)"
+SECONDS = 5  # for the template of a conversation, which takes milliseconds
 LONGEST_REASON = 300  # characters of what a template says
 MESSAGE = ("role", "content")
 
@@ -100,7 +102,12 @@ def conversation_text(conversation: Conversation, tokenizer: PreTrainedTokenizer
             "tokenizer.chat_template, or take the tokenizer of a model that was trained to chat"
         )
     try:
-        return tokenizer.apply_chat_template(conversation.messages, tokenize=False)
+        return within(SECONDS, lambda: tokenizer.apply_chat_template(conversation.messages, tokenize=False))
+    except TimeoutError:
+        raise UserError(
+            f"the tokenizer's chat template does not end: a conversation took more than {SECONDS} seconds; expected "
+            "milliseconds: give the conversations as strings, or set tokenizer.chat_template"
+        ) from None
     except Exception as error:  # of Jinja, of transformers, or what the template does
         reason = reason_of(error, LONGEST_REASON)
         raise UserError(

@@ -37,10 +37,12 @@ BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token that is one byte, in a vocabular
 
 
 class Piece(NamedTuple):
-    """Tokens that follow each other. sizes: called, the UTF-8 bytes that each stands for; None where nobody knows."""
+    """Tokens that follow each other. sizes: called, the UTF-8 bytes that each stands for; None where nobody knows.
+    is_end: whether they end a document which has no end of its own."""
 
     ids: Sequence[int]
     sizes: Callable[[], Sequence[int] | np.ndarray | None] = lambda: None
+    is_end: bool = False
 
 
 def tokenize(parts: Iterable[str], tokenizer: PreTrainedTokenizerBase, name: str) -> Iterator[Piece]:
@@ -148,7 +150,9 @@ def _joint(before: _Tokens, after: _Tokens, place: int) -> tuple[int, int] | Non
 def _encode(text: str, tokenizer: PreTrainedTokenizerBase) -> BatchEncoding:
     try:
         return tokenizer(text, add_special_tokens=False, verbose=False)
-    except Exception as error:  # the library of tokenizers raises nothing narrower
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library of tokenizers raises nothing narrower, and of Rust nothing better
         raise UserError(f"the model's tokenizer cannot split the text ({error}); check its files") from error
 
 

@@ -19,6 +19,7 @@ from outliers.errors import UserError, unknown_name
 from outliers.models.gguf.header import read_header, read_lists, refusals, remembered
 from outliers.models.gguf.splits import BY_NAME, Rule
 from outliers.models.internals import generate_merges
+from outliers.models.tokenizers import check_size
 
 BLANK = "▁"  # in pieces of SentencePiece
 ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
@@ -188,7 +189,11 @@ def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
     """The tokenizer in a file."""
     with refusals(file):
         tokenizer, keywords = _tokenizer_in(file)
-        return PreTrainedTokenizerFast(tokenizer_object=tokenizer, name_or_path=str(file), **keywords)
+        made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, name_or_path=str(file), **keywords)
+    for tensor in read_header(file).tensors:
+        if tensor.name == "token_embd.weight":
+            check_size(made, tensor.shape[0], str(file))
+    return made
 
 
 @remembered

@@ -1,0 +1,5 @@
+"""Tokenizers of folders and repositories: their files, their limits, and who decides where files disagree."""
+
+from outliers.models.tokenizers.folder import check_size, read_tokenizer
+
+__all__ = ["check_size", "read_tokenizer"]
