@@ -1,0 +1,516 @@
+"""The anatomy of a model, found by following tensors through one pass on the meta device.
+
+Nothing is computed: tensors have shapes, and a history. At the entry of a layer the history of its input is the
+residual stream alone. What an operation makes has the histories of all that it reads; what a projection puts out begins
+anew, with the projection. So the history of a projection's input says what it reads, and that of a layer's output which
+projections write to the residual stream.
+"""
+
+import copy
+import functools
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from outliers.errors import UserError
+
+History = frozenset[str]  # paths of projections, and the marks below, each with a path
+NOTHING: History = frozenset()
+STREAM = "stream of "  # the residual stream as it enters a layer
+MEMORY = "memory"  # what another stack has put out
+NORM = "norm "  # a norm since the last projection
+SUM = "sum "  # a projection whose output was only added, moved and scaled since
+MIXED = "mixed"  # positions were mixed since the last projection
+
+LENGTHS = (13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61)  # of what is read; those that no weight has a size of
+# Operations whose outputs are sums, parts or copies of what they read.
+MOVES = frozenset(
+    "add sub rsub cat stack clone copy view _unsafe_view reshape t transpose permute slice select split "
+    "split_with_sizes unbind expand squeeze unsqueeze as_strided alias detach narrow chunk _to_copy contiguous "
+    "index index_select index_add index_put scatter_add constant_pad_nd flatten unflatten sum mean neg lift_fresh "
+    "native_dropout movedim repeat zeros_like new_zeros new_empty empty_like roll flip".split()
+)
+SCALES = frozenset(("mul", "div"))
+PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "mv", "addmv"))
+SCANS = frozenset(("cumsum", "cumprod", "logcumsumexp", "cummax", "roll"))
+NORMALIZES = frozenset(("rsqrt", "native_layer_norm", "_fused_rms_norm", "rms_norm", "linalg_vector_norm", "std", "var"))
+
+
+def is_projection(module: nn.Module) -> bool:
+    """Whether a module multiplies with a matrix."""
+    weight = module._parameters.get("weight")
+    named = weight is not None and weight.ndim == 2 and "Linear" in type(module).__name__
+    return isinstance(module, (nn.Linear, Conv1D)) or named
+
+
+@dataclass
+class Call:
+    """The first product with a matrix: what is in the history of its input, and which tensor that is."""
+
+    history: History
+    input: int
+    uses: int = 1
+
+
+class Flow(TorchDispatchMode):
+    """Follows tensors.
+
+    of: the history of each storage. modules: the paths of the modules that are running, from the outermost on. mixed:
+    of each operation that mixes positions the innermost module, whether it is a softmax, and the history. loose: the
+    weights that are multiplied with without a call of their module.
+    """
+
+    def __init__(self, lengths: tuple[int, ...], weights: Mapping[int, str], projections: Collection[str]):
+        super().__init__()
+        self.lengths, self.weights, self.projections = lengths, weights, projections
+        self.of: dict[int, History] = {}
+        self.kept: list = []  # storages, or others would be made in their place
+        self.modules: list[str] = []
+        self.normalizes: set[str] = set()
+        self.mixed: list[tuple[str, bool, History]] = []
+        self.loose: dict[str, Call] = {}
+
+    def history(self, tensor: torch.Tensor) -> History:
+        return self.of.get(tensor.untyped_storage()._cdata, NOTHING)
+
+    def put(self, tensor: torch.Tensor, history: History) -> None:
+        storage = tensor.untyped_storage()
+        self.kept.append(storage)
+        self.of[storage._cdata] = history
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        output = VALUES[name](args[0]) if name in VALUES and args[0].is_meta else func(*args, **kwargs)
+        inputs = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        outputs = [one for one in tree_leaves(output) if isinstance(one, torch.Tensor)]
+        if not outputs:
+            return output
+        histories = [self.history(one) for one in inputs]
+        history = NOTHING.union(*histories)
+        base = name.rstrip("_")
+        if (base in NORMALIZES or (base == "pow" and isinstance(args[1], float) and args[1] == -0.5)) and self.modules:
+            self.normalizes.add(self.modules[-1])
+        if history:
+            if base not in MOVES and not (base in SCALES and sum(map(bool, histories)) == 1):
+                history = frozenset(label for label in history if not label.startswith(SUM))
+            if softmax := self._mixes(base, inputs, outputs, args):
+                self.mixed.append((self.modules[-1] if self.modules else "", softmax == "softmax", history))
+                history |= {MIXED}
+            if base in PRODUCTS and (weight := self._weight(inputs)):
+                self.loose.setdefault(weight, Call(history, inputs[0].untyped_storage()._cdata))
+                history = frozenset((weight, SUM + weight))
+        for one in outputs:
+            self.put(one, history | self.history(one) if name.endswith("_") else history)
+        return output
+
+    def _weight(self, inputs: list[torch.Tensor]) -> str | None:
+        """The weight that is multiplied with outside of a projection, which its own hooks see."""
+        if self.modules and self.modules[-1] in self.projections:
+            return None
+        return next((self.weights[key] for one in inputs if (key := one.untyped_storage()._cdata) in self.weights), None)
+
+    def _mixes(self, base: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor], args: tuple) -> str | None:
+        """Whether an operation mixes positions; "softmax" for that of an attention."""
+        first, out = inputs[0], outputs[0]
+        if base in ("_softmax", "softmax", "_safe_softmax"):
+            of_keys = {length + more for length in self.lengths for more in (0, 1)}
+            return "softmax" if first.ndim >= 3 and first.shape[args[1]] in of_keys else None
+        if "scaled_dot" in base:
+            return "softmax"
+        if base in ("convolution", "conv1d", "conv2d"):
+            return "convolution" if max(inputs[1].shape[2:]) > 1 else None
+        if base in SCANS:
+            return "scan"
+        if base in ("bmm", "mm", "baddbmm", "addmm"):
+            return "product" if inputs[-2].shape[-1] in self.lengths else None
+        if base in ("slice", "select") and first.ndim >= 2:
+            axis = args[1] if len(args) > 1 else 0
+            whole = first.shape[axis] in self.lengths
+            return "part" if whole and (base == "select" or 1 <= out.shape[axis] < first.shape[axis]) else None
+        return None
+
+
+
+def _scalar(tensor: torch.Tensor) -> bool | float | int:
+    return False if tensor.dtype == torch.bool else 0.0 if tensor.is_floating_point() else 0
+
+
+VALUES = {  # of operations that look at values, which do not exist
+    "_local_scalar_dense": _scalar,
+    "nonzero": lambda tensor: tensor.new_empty((tensor.numel(), tensor.ndim), dtype=torch.int64),
+}
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Projections that are connected: those that read the residual stream, those between, and those that write to it.
+
+    mixes: whether it mixes positions. memory: those that read what another stack puts out.
+    """
+
+    mixes: bool
+    reads: tuple[str, ...]
+    between: tuple[str, ...]
+    writes: tuple[str, ...]
+    memory: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is found of one layer; paths are in the layer.
+
+    branches: by the order in which they run. norms: those that read the residual stream, with the projections that read
+    their output. norms_of_sums: those through which the residual stream itself goes, behind a branch. norms_behind:
+    with the projection whose output they read alone. norms_between: all others. routers: what reads the residual
+    stream, and only chooses or weighs what others put out. experts: modules that hold the weights of experts. attention,
+    cross_attention: the modules in which the softmax over positions runs. apart: other modules with weights, and why
+    they have no role. layers: the places of other layers whose states it reads beside the stream.
+    """
+
+    branches: tuple[Branch, ...] = ()
+    norms: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    norms_of_sums: tuple[str, ...] = ()
+    norms_behind: tuple[tuple[str, str], ...] = ()
+    norms_between: tuple[str, ...] = ()
+    routers: tuple[str, ...] = ()
+    experts: tuple[str, ...] = ()
+    attention: tuple[str, ...] = ()
+    cross_attention: tuple[str, ...] = ()
+    apart: tuple[tuple[str, str], ...] = ()
+    layers: tuple[int, ...] = ()
+    uses: int = 1
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Layers that run one after the other: the path of their list, and the kind of each, None where it never runs."""
+
+    layers: str
+    kinds: tuple[Kind | None, ...]
+
+
+class _Pass:
+    """One pass of a model, and what it shows."""
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+        self.paths = {module: path for path, module in model.named_modules()}
+        self.layers = _layers_of(self.paths)
+        sizes = {size for parameter in model.parameters() for size in parameter.shape}
+        self.lengths = tuple(n for n in LENGTHS if not sizes & {n, n + 1})[:2]
+        projections = {path for module, path in self.paths.items() if is_projection(module)}
+        self.flow = Flow(self.lengths, self._weights(), projections)
+        self.calls: dict[str, Call] = {}
+        self.norms: dict[str, tuple[History, History]] = {}  # what a norm reads, and what is behind it
+        self.entered: Counter = Counter()
+        self.left: dict[str, History] = {}
+        self.chosen: dict[str, History] = {}  # of experts: the history of what chooses among them
+        self.order: list[str] = []
+
+    def _weights(self) -> dict[int, str]:
+        """The paths of matrices by their storage: of the module, where that has one matrix, else of the parameter."""
+        owners = {}
+        for module, path in self.paths.items():
+            matrices = {name: one for name, one in module._parameters.items() if one is not None and one.ndim >= 2}
+            for name, one in matrices.items() if not isinstance(module, nn.Embedding) else ():
+                alone = len(matrices) == 1 and name == "weight"
+                owners.setdefault(one.untyped_storage()._cdata, path if alone else f"{path}.{name}")
+        return owners
+
+    def run(self, inputs: Mapping[str, object]) -> None:
+        with ExitStack() as stack:
+            self._hook(stack)
+            with torch.no_grad(), self.flow:
+                self.model(**inputs)
+
+    def _hook(self, stack: ExitStack) -> None:
+        experts = _experts_of(self.model)
+        for module, path in self.paths.items():
+            if any(path.startswith(f"{one}.") for one in experts):
+                continue
+            if path in experts:
+                module.forward = functools.partial(self._see_experts, path)
+                stack.callback(vars(module).pop, "forward")
+            enter = functools.partial(self._enter, path)
+            leave = functools.partial(self._leave, path)
+            stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True).remove)
+            stack.callback(module.register_forward_hook(leave, with_kwargs=True).remove)
+
+    def _enter(self, path: str, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        flow = self.flow
+        flow.modules.append(path)
+        tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
+        if path in self.layers:
+            self._enter_layer(path, tensors)
+        elif is_projection(module):
+            call = self.calls.get(path)
+            if call:
+                call.uses += 1
+            else:
+                self.calls[path] = Call(flow.history(tensors[0]), tensors[0].untyped_storage()._cdata)
+        elif len(tensors) == 1 and not module._modules:
+            self.norms.setdefault(path, (flow.history(tensors[0]), NOTHING))
+
+    def _enter_layer(self, path: str, tensors: list[torch.Tensor]) -> None:
+        states = [one for one in tensors if one.is_floating_point() and one.ndim >= 3]
+        if not states:
+            return
+        first, *others = states
+        self.entered[path] += 1
+        if self.entered[path] == 1:
+            self.order.append(path)
+        length = first.shape[-2]
+        self.flow.put(first, frozenset((STREAM + path,)))
+        for other in others:
+            if other.shape[-2] != length and other.shape[-2] in self.lengths and other.ndim == 3:
+                self.flow.put(other, frozenset((MEMORY,)))
+
+    def _leave(self, path: str, module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
+        flow = self.flow
+        flow.modules.pop()
+        tensors = [one for one in tree_leaves(output) if isinstance(one, torch.Tensor)]
+        if not tensors:
+            return
+        if path in self.layers:
+            self.left.setdefault(path, flow.history(tensors[0]))
+        elif is_projection(module):
+            flow.put(tensors[0], frozenset((path, SUM + path)))
+        elif path in flow.normalizes and path in self.norms:
+            read = next(one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor))
+            history = flow.history(read) | {NORM + path}
+            if tensors[0].shape == read.shape:
+                self.norms[path] = self.norms[path][0], history
+                flow.put(tensors[0], history)
+
+    def _see_experts(self, path: str, *args, **kwargs) -> torch.Tensor:
+        """Stand for experts, which tokens that have no values cannot choose."""
+        flow = self.flow
+        x, *others = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        self.calls.setdefault(path, Call(flow.history(x), x.untyped_storage()._cdata))
+        self.chosen[path] = NOTHING.union(*map(flow.history, others))
+        output = torch.empty_like(x)
+        flow.put(output, frozenset((path, SUM + path)))
+        return output
+
+
+def _layers_of(paths: Mapping[nn.Module, str]) -> dict[str, tuple[str, int]]:
+    """The members of lists that are in no other list, by their paths: the list, and the place in it."""
+    lists = {path: module for module, path in paths.items() if isinstance(module, nn.ModuleList) and len(module)}
+    tops = [path for path in lists if not any(path.startswith(f"{other}.") for other in lists)]
+    return {paths[one]: (top, place) for top in tops for place, one in enumerate(lists[top])}
+
+
+def _experts_of(model: nn.Module) -> list[str]:
+    """The modules of experts: those of parameters of three dimensions, else the blocks of a list of experts."""
+    found = []
+    for path, module in model.named_modules():
+        matrices = sum(parameter is not None and parameter.ndim == 3 for parameter in module._parameters.values())
+        listed = [
+            name
+            for name, child in module.named_children()
+            if "experts" in name and isinstance(child, nn.ModuleList) and len(child)
+        ]
+        if matrices >= 2 or listed or (isinstance(module, nn.ModuleList) and "Experts" in type(module).__name__):
+            if not any(path.startswith(f"{other}.") for other in found):
+                found.append(path)
+    return found
+
+
+def find_stacks(model: nn.Module, inputs: Mapping[str, object]) -> list[Stack]:
+    """The stacks of layers of a model on the meta device, in the order in which they run, and the kind of each layer.
+
+    inputs: with which the model is called.
+    """
+    seen = _Pass(model)
+    seen.run(inputs)
+    counts = Counter(seen.layers[path][0] for path in seen.order)
+    if not counts:
+        raise UserError("no layers were called; expected a list of layers that pass hidden states (tokens, features)")
+    return [_stack(seen, top) for top in _main(seen, counts)]
+
+
+def _main(seen: _Pass, counts: Counter) -> list[str]:
+    """The lists of layers that are stacks: the longest one, and of an encoder-decoder both."""
+    (longest, _), *_ = counts.most_common()
+    crossed = [path for path, call in seen.calls.items() if MEMORY in call.history]
+    if crossed:
+        reading = next(top for path, (top, _) in seen.layers.items() if crossed[0].startswith(f"{path}."))
+        before = [top for top in dict.fromkeys(seen.layers[path][0] for path in seen.order) if top != reading]
+        return [max(before, key=counts.get), reading] if before else [reading]
+    return [longest]
+
+
+def _stack(seen: _Pass, top: str) -> Stack:
+    members = sorted((place, path) for path, (of, place) in seen.layers.items() if of == top)
+    kinds: dict[Kind, Kind] = {}
+    found = []
+    for _, path in members:
+        kind = _kind(seen, path) if path in seen.left else None
+        found.append(kinds.setdefault(kind, kind) if kind else None)
+    return Stack(top, tuple(found))
+
+
+class _Layer:
+    """What a pass shows of one layer; paths are in it."""
+
+    def __init__(self, seen: _Pass, path: str):
+        self.seen, self.prefix, self.stream = seen, f"{path}.", STREAM + path
+        self.calls = self._of_layer(seen.calls) | self._of_layer(seen.flow.loose)
+        self.left = seen.left[path]
+        self.experts = tuple(one for one in self._of_layer(seen.chosen))
+        written, chosen = self.own(self.left), self.own(NOTHING.union(*self._of_layer(seen.chosen).values()))
+        read = set().union(*(self.own(call.history) for call in self.calls.values()))
+        into = [one for one, call in self.calls.items() if self.stream in call.history]
+        self.routers = tuple(
+            one
+            for one in into
+            if one not in read
+            and one not in self.experts
+            and (one in chosen or (one in written and SUM + self.prefix + one not in self.left))
+        )
+        self.reads = [one for one in into if one not in self.routers]
+        self.memory = [one for one, call in self.calls.items() if MEMORY in call.history and one not in into]
+        self.writes = [one for one in self.calls if one in written and one not in (*into, *self.memory)]
+
+    def _of_layer(self, found: Mapping[str, object]) -> dict:
+        size = len(self.prefix)
+        return {path[size:]: one for path, one in found.items() if path.startswith(self.prefix)}
+
+    def own(self, history: History) -> set[str]:
+        """The projections of the layer in a history."""
+        return {label[len(self.prefix) :] for label in history if label.startswith(self.prefix)}
+
+    def branches(self) -> Iterator[Branch]:
+        """The projections that are connected, in the order of their first call."""
+        members = [one for one in self.calls if one not in self.routers]
+        first = {one: one for one in members}
+
+        def root(one: str) -> str:
+            while first[one] != one:
+                one = first[one]
+            return one
+
+        for one in members:
+            for other in self.own(self.calls[one].history) & first.keys() if one not in self.reads else ():
+                roots = sorted((root(one), root(other)), key=members.index)
+                first[roots[1]] = roots[0]
+        mixing = [self.own(history) for _, _, history in self.seen.flow.mixed]
+        for start in dict.fromkeys(map(root, members)):
+            of = [one for one in members if root(one) == start]
+            before = {*of} - {*self.writes}
+            mixes = any(MIXED in self.calls[one].history for one in of) or any(before & mixed for mixed in mixing)
+            parts = (self.reads, self._between(of), self.writes, self.memory)
+            reads, between, writes, memory = (tuple(one for one in of if one in part) for part in parts)
+            if reads or memory:
+                yield Branch(mixes, reads, between, writes, memory)
+
+    def _between(self, members: list[str]) -> list[str]:
+        return [one for one in members if one not in (*self.reads, *self.writes, *self.memory)]
+
+    def norms(self) -> dict[str, History]:
+        """The norms of the layer, and what they read."""
+        return {path: before for path, (before, behind) in self._of_layer(self.seen.norms).items() if behind}
+
+    def kind(self) -> Kind:
+        norms, branches = self.norms(), tuple(self.branches())
+        in_front = {
+            norm: tuple(one for one, call in self.calls.items() if NORM + self.prefix + norm in call.history)
+            for norm, before in norms.items()
+            if self.stream in before
+        }
+        rescaling = [norm for norm in in_front if NORM + self.prefix + norm in self.left and self.own(norms[norm])]
+        behind = {
+            norm: (*sorted(own),)
+            for norm, before in norms.items()
+            if self.stream not in before and (own := self.own(before)) and own <= {*self.writes, *self.experts}
+        }
+        front = {norm: of for norm, of in in_front.items() if norm not in rescaling and of}
+        crossed = {one for branch in branches if branch.memory for one in (*branch.reads, *branch.memory)}
+        softmaxes = {
+            self._holder(path): bool(self.own(history) & crossed)
+            for path, softmax, history in self.seen.flow.mixed
+            if softmax and path.startswith(self.prefix)
+        }
+        first = next(iter(self.calls.values()), None)
+        return Kind(
+            branches,
+            tuple(front.items()),
+            tuple(rescaling),
+            tuple((norm, one) for norm, of in behind.items() for one in of),
+            tuple(norm for norm in norms if norm not in {*front, *rescaling, *behind}),
+            self.routers,
+            self.experts,
+            tuple(path for path, cross in softmaxes.items() if not cross),
+            tuple(path for path, cross in softmaxes.items() if cross),
+            tuple(self._apart(branches)),
+            self._other_layers(),
+            self.seen.entered[self.prefix[:-1]] if first else 1,
+        )
+
+    def _holder(self, path: str) -> str:
+        """The innermost module with modules of its own that a module is, or is in."""
+        module = self.seen.model.get_submodule(path)
+        while not module._modules:
+            path = path.rpartition(".")[0]
+            module = self.seen.model.get_submodule(path)
+        return path[len(self.prefix) :]
+
+    def _apart(self, branches: tuple[Branch, ...]) -> Iterator[tuple[str, str]]:
+        """The matrices without a role, and why."""
+        roles = {*self.routers, *self.experts}
+        for branch in branches:
+            roles |= {*branch.reads, *branch.between, *branch.writes, *branch.memory}
+        modules = self._of_layer({path: module for module, path in self.seen.paths.items()})
+        for path in self.calls:
+            if path in self.seen.flow.loose or self.prefix + path in self.seen.flow.loose:
+                if path not in self.routers:
+                    yield path, "its weight is multiplied with, and no module is called for that"
+            elif path not in roles:
+                yield path, "it reads no hidden state of this layer"
+        for path, module in modules.items():
+            if path in self.calls or any(path.startswith(f"{one}.") for one in self.experts):
+                continue
+            for name, one in module._parameters.items():
+                if one is None or one.ndim < 2 or f"{path}.{name}" in self.calls:
+                    continue
+                if is_projection(module):
+                    yield path, "it is never called"
+                elif "Conv" in type(module).__name__:
+                    yield path, "it is a convolution"
+                elif isinstance(module, nn.Embedding):
+                    yield path, "it is an embedding"
+                else:
+                    yield f"{path}.{name}", "its weight is no matrix that hidden states are multiplied with"
+
+    def _other_layers(self) -> tuple[int, ...]:
+        """The places of other layers of which something is read beside the residual stream."""
+        labels = NOTHING.union(*(call.history for call in self.calls.values()), self.left)
+        labels |= NOTHING.union(*(of for path, _, of in self.seen.flow.mixed if path.startswith(self.prefix)))
+        places = set()
+        for label in labels:
+            path = label.rpartition(" ")[2]
+            if path.startswith(self.prefix) or f"{path}." == self.prefix:
+                continue
+            owner = next((one for one in _ancestors(path) if one in self.seen.layers), None)
+            if owner in self.seen.left:
+                places.add(self.seen.layers[owner][1])
+        return tuple(sorted(places))
+
+
+def _ancestors(path: str) -> Iterator[str]:
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+
+
+def _kind(seen: _Pass, path: str) -> Kind:
+    return _Layer(seen, path).kind()
