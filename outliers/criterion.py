@@ -11,6 +11,8 @@ from outliers.errors import UserError, shown
 CROSS = ("cross_in", "cross_kv", "cross_out")
 OF_EVERY_STACK = ("attn_in", "attn_out", "ffn_in", "ffn_out")
 ROLES = (*OF_EVERY_STACK, *CROSS)
+BETWEEN = ("attn_mid", "ffn_mid")  # of projections that neither read the residual stream nor write to it
+ROUTER = "router"  # of those that choose or weigh what others put out
 STREAM = ("attn_in", "ffn_in")  # roles on the feature axis of the residual stream
 PAPER = ("attn_in", "attn_out", "ffn_in")  # in which the paper counts outliers
 RESIDUAL = "residual"  # stands beside the roles for the output of a layer

@@ -210,10 +210,9 @@ LLAMA = {"model_type": "llama", "hidden_size": 24, "intermediate_size": 64, "num
 LLAMA |= {"num_attention_heads": 4}
 # Fields by which an unknown architecture might be refused before it is named.
 UNKNOWN = {
-    "qwen2_moe": {"sliding_window": None},
     "swin": {"num_heads": [3, 6, 12, 24], "num_attention_heads": 5, "hidden_size": 32},
-    "glm4_moe": {},
-    "deepseek_v3": {"hidden_size": 0},
+    "beit": {},
+    "siglip2": {"hidden_size": 0},
 }
 SEVEN_B = {"n_embd": 8192, "n_layer": 32, "n_head": 64, "n_inner": 32768}  # billion weights, which the files lack
 SEVEN_B_CLIP = {"hidden_size": 8192, "num_hidden_layers": 32, "num_attention_heads": 64, "intermediate_size": 32768}

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from outliers.errors import BadWeights, UserError, unknown_name
-from outliers.models.anatomy import anatomy_of, family_of, part_config
+from outliers.models.anatomy import ANATOMIES, anatomy_of, family_of, part_config
 from outliers.models.checkpoint import Checkpoint, read_checkpoint
 from outliers.models.config_file import architecture_first, check_fields, check_weights, read_config_file
 from outliers.models.internals import complete, dtype_of
@@ -77,6 +77,11 @@ def config_of(source: Source, name: str, any_kind: bool = False) -> PretrainedCo
     """
     if source.format:
         config = copy.deepcopy(source.format.read_config(*source.files))
+        if not any_kind and config.model_type not in ANATOMIES:
+            raise UserError(
+                f"unknown architecture '{config.model_type}' of '{name}', whose header may leave out what its model "
+                f"needs; expected one of {', '.join(ANATOMIES)}, or a folder with config.json and safetensors"
+            )
         check_fields(config.to_dict(), *source.files)
     else:
         file = config_path(source)

@@ -8,13 +8,20 @@ from typing import NamedTuple
 import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
+from transformers import __version__ as transformers_version
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+)
 
-from outliers.criterion import CROSS, ROLES
+from outliers.criterion import BETWEEN, ROLES
 from outliers.errors import UserError
 from outliers.models.anatomy.causal import CAUSAL
 from outliers.models.anatomy.examples import Block
 from outliers.models.anatomy.family import Family
+from outliers.models.anatomy.found import anatomy_found
 from outliers.models.anatomy.masked import MASKED
 from outliers.models.anatomy.row import Anatomy, config_of_stack
 from outliers.models.anatomy.seq2seq import SEQ2SEQ
@@ -31,6 +38,12 @@ TEXT_KEYS = {r"^language_model\.": "", r"^model\.language_model\.": "model."}
 _TEXTS = r"^(text_model\.|text_projection\.|visual_projection\.|logit_scale$|logit_bias$)"
 OTHER_PARTS = {"gemma3_text": r"^(model\.)?(vision_tower|multi_modal_projector)\.", "clip": _TEXTS, "siglip": _TEXTS}
 TOWER_KEYS = {r"^(embeddings|encoder|pre_layrnorm|post_layernorm|head)\.": r"vision_model.\1."}  # of a tower alone
+# What makes models that are in no row, by family: type of model, and the name of its class.
+MADE_BY = {
+    "seq2seq": MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    "masked": MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    "causal": MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+}
 CONTEXTS = ("max_position_embeddings", "max_seq_len")  # fields of a configuration that bound the length of a block
 STRETCHED = ("linear", "yarn")  # types of rotary scaling by whose factor a model takes longer blocks
 # Classes of layers that multiply with their weight, add their bias, and do nothing else; and dtypes of weights that are
@@ -69,6 +82,7 @@ class Projection(NamedTuple):
     """One linear projection of a layer, a `Linear` or `Conv1D`, or the block of a mixture of experts.
 
     path: its name in the model. module: itself. inputs: the place of the stack that reads the positions of its input.
+    state: which of the hidden states of its role in the layer it reads, from 0 on.
     """
 
     layer: int
@@ -76,32 +90,51 @@ class Projection(NamedTuple):
     path: str
     module: nn.Module
     inputs: int = 0
+    state: int = 0
 
 
 def anatomy_of(config: PretrainedConfig) -> Anatomy:
-    """The anatomy of a model by its configuration; raises as `check_known`."""
+    """The anatomy of a model by its configuration: the row of its architecture, else what a pass finds.
+
+    Raises:
+        UserError: transformers has no such type of model, or cannot build or run it; or no layers are found in it.
+    """
     check_known(config.model_type)
-    return ANATOMIES[config.model_type]
+    return ANATOMIES.get(config.model_type) or anatomy_found(config, family_of(config))
 
 
 def check_known(kind: str) -> None:
-    """Raise UserError if an architecture, by its type of model, is in no row of the table."""
+    """Raise UserError unless an architecture, by its type of model, has a row, or transformers makes language models of
+    it."""
     _take_plugins(kind)
-    if kind not in ANATOMIES:
-        near = difflib.get_close_matches(kind, ANATOMIES, n=3, cutoff=0.5)
-        similar = f" (known and similar: {', '.join(near)})" if near else ""
+    if kind in ANATOMIES or any(kind in names for names in MADE_BY.values()):
+        return
+    if kind in CONFIG_MAPPING:
         raise UserError(
-            f"unknown architecture '{kind}'{similar}; it needs a row in the table of its family in "
-            "outliers/models/anatomy: where its decoder layers are and, in a layer, its attention, its norms and "
-            f"the projections that read {', '.join(role for role in ROLES if role not in CROSS)}"
+            f"unknown architecture '{kind}': transformers makes no language model of it, neither causal nor masked nor "
+            f"of an encoder and a decoder; expected one that predicts tokens, or of pictures {', '.join(VISION.rows)}"
         )
+    near = difflib.get_close_matches(kind, [*ANATOMIES, *CONFIG_MAPPING], n=3, cutoff=0.5)
+    similar = f" (known and similar: {', '.join(near)})" if near else ""
+    raise UserError(
+        f"unknown architecture '{kind}'{similar}; transformers {transformers_version} has no such type: expected one "
+        "that it has, or a newer transformers"
+    )
 
 
 def family_of(config: PretrainedConfig) -> Family:
-    """The family of a model by its configuration; an unknown architecture counts as causal, or has an encoder too."""
-    _take_plugins(config.model_type)
-    unknown = SEQ2SEQ if config.is_encoder_decoder else CAUSAL
-    return next((family for family in FAMILIES.values() if config.model_type in family.rows), unknown)
+    """The family of a model by its configuration: that of its row, else of the auto classes of transformers that make
+    such models; one that several make is of the first of these, unless the configuration says what it was made by."""
+    kind = config.model_type
+    _take_plugins(kind)
+    if kind in ANATOMIES:
+        return next(family for family in FAMILIES.values() if kind in family.rows)
+    if config.is_encoder_decoder:
+        return SEQ2SEQ
+    made_by = (config.architectures or [""])[0]
+    makes = [family for family in ("masked", "causal") if kind in MADE_BY[family]]
+    said = [family for family in makes if MADE_BY[family][kind] == made_by]
+    return FAMILIES[[*said, *makes, CAUSAL.name][0]]
 
 
 def part_config(config: PretrainedConfig) -> PretrainedConfig:
@@ -178,11 +211,14 @@ def run_stack(
 
 def width_of(config: PretrainedConfig) -> int:
     """The features of the residual stream, which all stacks of a model have in common."""
-    return config_of_stack(config, anatomy_of(config)).hidden_size
+    stack = anatomy_of(config)
+    return stack.width or config_of_stack(config, stack).hidden_size
 
 
 def count_layers(config: PretrainedConfig) -> int:
     """The number of layers of all stacks together, by the configuration."""
+    if anatomy_of(config).kinds:
+        return sum(kind is not None for stack in stacks_of(config) for kind in stack.kinds)
     counts = ((config_of_stack(config, stack), stack.stack) for stack in stacks_of(config))
     names = ("num_{}_layers", "{}_layers")
     return sum(
@@ -215,7 +251,7 @@ def layers_of(model: PreTrainedModel) -> list[Layer]:
     """The layers of all stacks, in the order in which they run.
 
     Raises:
-        UserError: the architecture is in no row of the table, or something is wrapped around the model.
+        UserError: the architecture is unknown, or something is wrapped around the model.
     """
     stacks = stacks_of(model.config) if hasattr(model, "config") else ()
     if not isinstance(model, PreTrainedModel):
@@ -224,23 +260,22 @@ def layers_of(model: PreTrainedModel) -> list[Layer]:
             "wraps (compile "
             "or parallelize afterwards, and merge adapters before)"
         )
-    of_stacks = (
-        (place, stack, *child)
-        for place, stack in enumerate(stacks)
-        for child in model.get_submodule(stack.layers).named_children()
-    )
-    return [
-        Layer(number, f"{stack.layers}.{name}", module, _of_kind(stack, module), place)
-        for number, (place, stack, name, module) in enumerate(of_stacks)
+    of_stacks = [
+        Layer(0, f"{stack.layers}.{name}", module, _of_kind(stack, place, module), number)
+        for number, stack in enumerate(stacks)
+        for place, (name, module) in enumerate(model.get_submodule(stack.layers).named_children())
+        if not stack.kinds or stack.kinds[place : place + 1] != (None,)
     ]
+    return [layer._replace(number=number) for number, layer in enumerate(of_stacks)]
 
 
-def _of_kind(stack: Anatomy, layer: nn.Module) -> Anatomy:
-    """The first kind of layers of a stack of which a layer has all parts."""
-    if not stack.others:
-        return stack
-    there = {path for path, _ in layer.named_modules()}
-    return next((kind for kind in (stack, *stack.others) if kind.parts <= there), stack)
+def _of_kind(stack: Anatomy, place: int, layer: nn.Module) -> Anatomy:
+    """The kind of the layer at a place, as it was found; by a table the first one of which it has all parts."""
+    kinds = (stack, *stack.others)
+    if stack.kinds and place < len(stack.kinds):
+        return kinds[stack.kinds[place]]
+    there = {path for path, _ in layer.named_modules()} if stack.others else ()
+    return next((kind for kind in kinds if kind.parts <= there), stack) if there else stack
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
@@ -249,17 +284,17 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def projections(model: PreTrainedModel, only: int | None = None) -> Iterator[Projection]:
-    """Every linear projection of the layers, or of only one, in the order of `ROLES`; raises as `layers_of`."""
+    """Every linear projection of the layers, or of only one, in the order of its role; raises as `layers_of`."""
     for layer in layers_of(model):
-        for role in ROLES if only in (None, layer.number) else ():
+        for role in (*ROLES, *BETWEEN) if only in (None, layer.number) else ():
             for name in getattr(layer.anatomy, role):
                 yield in_layer(layer, role, name)
 
 
 def in_layer(layer: Layer, role: str, name: str) -> "Projection":
     """The part of a layer that reads a role, by its name in the layer."""
-    inputs = layer.stack - (role == "cross_kv")
-    return Projection(layer.number, role, f"{layer.path}.{name}", layer.module.get_submodule(name), inputs)
+    inputs, state = layer.stack - (role == "cross_kv"), layer.anatomy.states.get(name, 0)
+    return Projection(layer.number, role, f"{layer.path}.{name}", layer.module.get_submodule(name), inputs, state)
 
 
 def check_plain(projection: Projection) -> None:

@@ -6,12 +6,11 @@ anew, with the projection. So the history of a projection's input says what it r
 projections write to the residual stream.
 """
 
-import copy
 import functools
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -33,15 +32,64 @@ MIXED = "mixed"  # positions were mixed since the last projection
 LENGTHS = (13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61)  # of what is read; those that no weight has a size of
 # Operations whose outputs are sums, parts or copies of what they read.
 MOVES = frozenset(
-    "add sub rsub cat stack clone copy view _unsafe_view reshape t transpose permute slice select split "
-    "split_with_sizes unbind expand squeeze unsqueeze as_strided alias detach narrow chunk _to_copy contiguous "
-    "index index_select index_add index_put scatter_add constant_pad_nd flatten unflatten sum mean neg lift_fresh "
-    "native_dropout movedim repeat zeros_like new_zeros new_empty empty_like roll flip".split()
+    [
+        "add",
+        "sub",
+        "rsub",
+        "cat",
+        "stack",
+        "clone",
+        "copy",
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "t",
+        "transpose",
+        "permute",
+        "slice",
+        "select",
+        "split",
+        "split_with_sizes",
+        "unbind",
+        "expand",
+        "squeeze",
+        "unsqueeze",
+        "as_strided",
+        "alias",
+        "detach",
+        "narrow",
+        "chunk",
+        "_to_copy",
+        "contiguous",
+        "index",
+        "index_select",
+        "index_add",
+        "index_put",
+        "scatter_add",
+        "constant_pad_nd",
+        "flatten",
+        "unflatten",
+        "sum",
+        "mean",
+        "neg",
+        "lift_fresh",
+        "native_dropout",
+        "movedim",
+        "repeat",
+        "zeros_like",
+        "new_zeros",
+        "new_empty",
+        "empty_like",
+        "roll",
+        "flip",
+    ]
 )
 SCALES = frozenset(("mul", "div"))
 PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "mv", "addmv"))
 SCANS = frozenset(("cumsum", "cumprod", "logcumsumexp", "cummax", "roll"))
-NORMALIZES = frozenset(("rsqrt", "native_layer_norm", "_fused_rms_norm", "rms_norm", "linalg_vector_norm", "std", "var"))
+NORMALIZES = frozenset(
+    ("rsqrt", "native_layer_norm", "_fused_rms_norm", "rms_norm", "linalg_vector_norm", "std", "var")
+)
 
 
 def is_projection(module: nn.Module) -> bool:
@@ -70,7 +118,7 @@ class Flow(TorchDispatchMode):
 
     def __init__(self, lengths: tuple[int, ...], weights: Mapping[int, str], projections: Collection[str]):
         super().__init__()
-        self.lengths, self.weights, self.projections = lengths, weights, projections
+        self.lengths, self.weights, self.projections = {*lengths}, weights, projections
         self.of: dict[int, History] = {}
         self.kept: list = []  # storages, or others would be made in their place
         self.modules: list[str] = []
@@ -116,7 +164,9 @@ class Flow(TorchDispatchMode):
         """The weight that is multiplied with outside of a projection, which its own hooks see."""
         if self.modules and self.modules[-1] in self.projections:
             return None
-        return next((self.weights[key] for one in inputs if (key := one.untyped_storage()._cdata) in self.weights), None)
+        return next(
+            (self.weights[key] for one in inputs if (key := one.untyped_storage()._cdata) in self.weights), None
+        )
 
     def _mixes(self, base: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor], args: tuple) -> str | None:
         """Whether an operation mixes positions; "softmax" for that of an attention."""
@@ -137,7 +187,6 @@ class Flow(TorchDispatchMode):
             whole = first.shape[axis] in self.lengths
             return "part" if whole and (base == "select" or 1 <= out.shape[axis] < first.shape[axis]) else None
         return None
-
 
 
 def _scalar(tensor: torch.Tensor) -> bool | float | int:
@@ -171,9 +220,11 @@ class Kind:
     branches: by the order in which they run. norms: those that read the residual stream, with the projections that read
     their output. norms_of_sums: those through which the residual stream itself goes, behind a branch. norms_behind:
     with the projection whose output they read alone. norms_between: all others. routers: what reads the residual
-    stream, and only chooses or weighs what others put out. experts: modules that hold the weights of experts. attention,
+    stream, and only chooses or weighs what others put out. experts: modules that hold the weights of experts. chosen:
+    the routers that choose among them. inputs: the number of the tensor that each projection reads. attention,
     cross_attention: the modules in which the softmax over positions runs. apart: other modules with weights, and why
-    they have no role. layers: the places of other layers whose states it reads beside the stream.
+    they have no role. layers: the places of other layers whose states it reads beside the stream. uses: how often it
+    runs.
     """
 
     branches: tuple[Branch, ...] = ()
@@ -183,6 +234,8 @@ class Kind:
     norms_between: tuple[str, ...] = ()
     routers: tuple[str, ...] = ()
     experts: tuple[str, ...] = ()
+    chosen: tuple[str, ...] = ()
+    inputs: tuple[tuple[str, int], ...] = ()
     attention: tuple[str, ...] = ()
     cross_attention: tuple[str, ...] = ()
     apart: tuple[tuple[str, str], ...] = ()
@@ -192,10 +245,16 @@ class Kind:
 
 @dataclass(frozen=True)
 class Stack:
-    """Layers that run one after the other: the path of their list, and the kind of each, None where it never runs."""
+    """Layers that run one after the other.
+
+    layers: the path of their list. kinds: of each layer, None where it never runs. width: the features of the residual
+    stream. module: the path of the innermost model that reads what the whole model reads, and runs them.
+    """
 
     layers: str
     kinds: tuple[Kind | None, ...]
+    width: int
+    module: str
 
 
 class _Pass:
@@ -212,9 +271,11 @@ class _Pass:
         self.calls: dict[str, Call] = {}
         self.norms: dict[str, tuple[History, History]] = {}  # what a norm reads, and what is behind it
         self.entered: Counter = Counter()
+        self.widths: dict[str, int] = {}  # by the list of layers
         self.left: dict[str, History] = {}
         self.chosen: dict[str, History] = {}  # of experts: the history of what chooses among them
         self.order: list[str] = []
+        self.models: list[str] = []  # those that were called with what the whole model reads
 
     def _weights(self) -> dict[int, str]:
         """The paths of matrices by their storage: of the module, where that has one matrix, else of the parameter."""
@@ -227,13 +288,14 @@ class _Pass:
         return owners
 
     def run(self, inputs: Mapping[str, object]) -> None:
+        self.inputs = {one.untyped_storage()._cdata for one in inputs.values() if isinstance(one, torch.Tensor)}
         with ExitStack() as stack:
             self._hook(stack)
             with torch.no_grad(), self.flow:
                 self.model(**inputs)
 
     def _hook(self, stack: ExitStack) -> None:
-        experts = _experts_of(self.model)
+        experts = _experts_of(self.paths, self.layers)
         for module, path in self.paths.items():
             if any(path.startswith(f"{one}.") for one in experts):
                 continue
@@ -249,6 +311,8 @@ class _Pass:
         flow = self.flow
         flow.modules.append(path)
         tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
+        if isinstance(module, PreTrainedModel) and any(one.untyped_storage()._cdata in self.inputs for one in tensors):
+            self.models.append(path)
         if path in self.layers:
             self._enter_layer(path, tensors)
         elif is_projection(module):
@@ -268,7 +332,9 @@ class _Pass:
         self.entered[path] += 1
         if self.entered[path] == 1:
             self.order.append(path)
+        self.widths[self.layers[path][0]] = first.shape[-1]
         length = first.shape[-2]
+        self.flow.lengths.add(length)
         self.flow.put(first, frozenset((STREAM + path,)))
         for other in others:
             if other.shape[-2] != length and other.shape[-2] in self.lengths and other.ndim == 3:
@@ -309,19 +375,19 @@ def _layers_of(paths: Mapping[nn.Module, str]) -> dict[str, tuple[str, int]]:
     return {paths[one]: (top, place) for top in tops for place, one in enumerate(lists[top])}
 
 
-def _experts_of(model: nn.Module) -> list[str]:
-    """The modules of experts: those of parameters of three dimensions, else the blocks of a list of experts."""
-    found = []
-    for path, module in model.named_modules():
-        matrices = sum(parameter is not None and parameter.ndim == 3 for parameter in module._parameters.values())
-        listed = [
-            name
-            for name, child in module.named_children()
-            if "experts" in name and isinstance(child, nn.ModuleList) and len(child)
-        ]
-        if matrices >= 2 or listed or (isinstance(module, nn.ModuleList) and "Experts" in type(module).__name__):
-            if not any(path.startswith(f"{other}.") for other in found):
-                found.append(path)
+def _experts_of(paths: Mapping[nn.Module, str], layers: Collection[str]) -> list[str]:
+    """The modules of experts in layers: of parameters of three dimensions, else the blocks of a list of experts."""
+    found: list[str] = []
+    for module, path in paths.items():
+        if path in layers or not any(one in layers for one in _ancestors(path)):
+            continue
+        shapes = [parameter.shape for parameter in module._parameters.values() if parameter is not None]
+        matrices = [shape for shape in shapes if len(shape) == 3 and shape[0] > 1]
+        lists = [name for name, child in module.named_children() if isinstance(child, nn.ModuleList) and len(child)]
+        of_list = isinstance(module, nn.ModuleList) and "Experts" in type(module).__name__
+        holds = len(matrices) >= 2 or of_list or any("experts" in name for name in lists)
+        if holds and not any(path.startswith(f"{other}.") for other in found):
+            found.append(path)
     return found
 
 
@@ -356,7 +422,8 @@ def _stack(seen: _Pass, top: str) -> Stack:
     for _, path in members:
         kind = _kind(seen, path) if path in seen.left else None
         found.append(kinds.setdefault(kind, kind) if kind else None)
-    return Stack(top, tuple(found))
+    module = next((one for one in _ancestors(top) if one in seen.models), "")
+    return Stack(top, tuple(found), seen.widths[top], module)
 
 
 class _Layer:
@@ -377,6 +444,7 @@ class _Layer:
             and one not in self.experts
             and (one in chosen or (one in written and SUM + self.prefix + one not in self.left))
         )
+        self.chosen = tuple(one for one in self.routers if one in chosen)
         self.reads = [one for one in into if one not in self.routers]
         self.memory = [one for one, call in self.calls.items() if MEMORY in call.history and one not in into]
         self.writes = [one for one in self.calls if one in written and one not in (*into, *self.memory)]
@@ -440,7 +508,7 @@ class _Layer:
             for path, softmax, history in self.seen.flow.mixed
             if softmax and path.startswith(self.prefix)
         }
-        first = next(iter(self.calls.values()), None)
+        tensors = list(dict.fromkeys(call.input for call in self.calls.values()))
         return Kind(
             branches,
             tuple(front.items()),
@@ -449,11 +517,13 @@ class _Layer:
             tuple(norm for norm in norms if norm not in {*front, *rescaling, *behind}),
             self.routers,
             self.experts,
+            self.chosen,
+            tuple((one, tensors.index(call.input)) for one, call in self.calls.items()),
             tuple(path for path, cross in softmaxes.items() if not cross),
             tuple(path for path, cross in softmaxes.items() if cross),
             tuple(self._apart(branches)),
             self._other_layers(),
-            self.seen.entered[self.prefix[:-1]] if first else 1,
+            self.seen.entered[self.prefix[:-1]],
         )
 
     def _holder(self, path: str) -> str:

@@ -52,13 +52,20 @@ class Anatomy:
     Of pictures: embedding: the convolution that makes patches of pixels. special: what stands before the patches, and
     of what kind it is. any_size: whether pictures may be smaller than the configuration says.
 
+    Of an architecture that was found by a pass, `found`: attn_mid, ffn_mid: projections between those of a branch that
+    read the residual stream and those that write to it. router: projections that only choose or weigh what others put
+    out. kinds: of each layer of the stack the place of its kind among this one and `others`; None of one that is never
+    called. states: of projections that read another hidden state than the first of their role, which. apart: weights
+    without a role, and why. shares: the places of other layers of which it reads something beside the residual stream.
+    uses: how often a layer runs in a pass. width: the features of the residual stream.
+
     What is added to the residual stream: positions, embedding_norm: in the model, the module whose output is added to
     the embedding, and the norm of embeddings. norms_behind: each norm behind a projection, and the role of the
     projection's input. residual_scale: the field of the configuration with which outputs of sub-layers are multiplied.
     """
 
     layers: str
-    attention: str
+    attention: str | None
     norms: Norms
     attn_in: tuple[str, ...]
     attn_out: tuple[str, ...]
@@ -89,6 +96,16 @@ class Anatomy:
     embedding_norm: str | None = None
     norms_behind: dict[str, str] = field(default_factory=dict)
     residual_scale: str | None = None
+    attn_mid: tuple[str, ...] = ()
+    ffn_mid: tuple[str, ...] = ()
+    router: tuple[str, ...] = ()
+    found: bool = False
+    kinds: tuple[int | None, ...] = ()
+    states: dict[str, int] = field(default_factory=dict)
+    apart: dict[str, str] = field(default_factory=dict)
+    shares: tuple[int, ...] = ()
+    uses: int = 1
+    width: int | None = None
 
     @property
     def parts(self) -> set[str]:

@@ -1,0 +1,91 @@
+"""The anatomy that a pass finds, beside the tables and beside transformers' own modules."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from outliers import perplexity, plant, quantize, trace
+from outliers.criterion import ROLES
+from outliers.models.anatomy import anatomy_of, family_of, found, projections
+from outliers.models.anatomy.found import find
+from tests import conftest, test_families
+
+CASES = [*conftest.CONFIGS, *conftest.VARIANTS, *test_families.CONFIGS]
+FIELDS = (*ROLES, "norms", "norms_of_sums", "norms_behind", "attention", "cross_attention", "mixture")
+FIELDS += ("bidirectional", "stack", "layers", "module", "config")
+
+
+def stacks(anatomy) -> list:
+    return [anatomy, *([anatomy.decoder] if anatomy.decoder else [])]
+
+
+def by_layer(model, anatomy) -> list[dict]:
+    """The parts of each layer of a model by an anatomy."""
+    parts = []
+    for stack in stacks(anatomy):
+        for place, layer in enumerate(model.get_submodule(stack.layers)):
+            there = {path for path, _ in layer.named_modules()}
+            kinds = (stack, *stack.others)
+            kind = next((kind for kind in kinds if kind.parts <= there), stack)
+            kind = kinds[stack.kinds[place]] if stack.kinds else kind
+            norms = {one: of for one, of in kind.norms.items() if not isinstance(layer.get_submodule(one), nn.Identity)}
+            parts.append({name: getattr(kind, name) for name in FIELDS} | {"norms": norms})
+    return parts
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_pass_finds_is_what_the_tables_say(case):
+    model = test_families.made(case) if case in test_families.CONFIGS else conftest.make_model(case)
+    mine_found, row = find(model.config, family_of(model.config)), anatomy_of(model.config)
+    for mine, known in zip(by_layer(model, mine_found), by_layer(model, row), strict=True):
+        if case == "opt-350m":  # whose row says by a field of the configuration that the norms are of sums
+            known |= {"norms": {}, "norms_of_sums": tuple(known["norms"])}
+        assert mine == known
+
+
+LLAMA = {**conftest.LLAMA, "vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+UNKNOWN = {  # types that are in no table, and their projections in a layer
+    "phi": (LLAMA, "q_proj k_proj v_proj dense fc1 fc2"),
+    "cohere2": (LLAMA, "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"),
+    "olmo3": (LLAMA, "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"),
+    "helium": ({**LLAMA, "head_dim": 8}, "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"),
+}
+
+
+@pytest.mark.parametrize("kind", UNKNOWN)
+def test_a_type_that_no_table_has(kind):
+    """Its loss is that of transformers, its projections are quantized, and a planted feature is found."""
+    fields, names = UNKNOWN[kind]
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **fields)).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    ids = torch.randint(3, 100, (2, 24))
+    with torch.no_grad():
+        losses = [nn.functional.cross_entropy(model(one[None]).logits[0, :-1].double(), one[1:]) for one in ids]
+    assert math.log(perplexity(model, ids)) == pytest.approx(float(sum(losses) / 2), abs=1e-6)
+    assert [one.path.rpartition(".")[2] for one in projections(model)] == names.split() * 2
+    quantized = {one.path for one in projections(quantize(model, "absmax")) if type(one.module) is not nn.Linear}
+    assert quantized == {one.path for one in projections(model)}
+    if not anatomy_of(model.config).norms:
+        return  # in front of projections is no norm in which a feature could be planted
+    found = trace(plant(model, [3], 64.0), ids, attention=False).outlier_features()
+    assert 3 in list(found["feature"])
+
+
+def test_what_was_found_is_kept(monkeypatch, tmp_path):
+    """In the user's cache, for the configuration, not for its name."""
+    monkeypatch.setattr(found, "CACHE", tmp_path)
+    config = AutoConfig.for_model("phi", **LLAMA)
+    first = anatomy_of(config)
+    monkeypatch.setattr(found, "find", None)  # would fail
+    again = AutoConfig.for_model("phi", **LLAMA, name_or_path="elsewhere")
+    assert anatomy_of(config) is first and anatomy_of(again) == first
+    (file,) = (tmp_path / "anatomy").iterdir()
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(TypeError):
+        anatomy_of(copy.deepcopy(config))
