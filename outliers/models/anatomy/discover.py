@@ -215,7 +215,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Kind:
-    """What is found of one layer; paths are in the layer.
+    """One layer as a pass shows it; paths are in the layer.
 
     branches: by the order in which they run. norms: those that read the residual stream, with the projections that read
     their output. norms_of_sums: those through which the residual stream itself goes, behind a branch. norms_behind:
@@ -427,7 +427,7 @@ def _stack(seen: _Pass, top: str) -> Stack:
 
 
 class _Layer:
-    """What a pass shows of one layer; paths are in it."""
+    """Reads off a pass what one layer is; paths are in it."""
 
     def __init__(self, seen: _Pass, path: str):
         self.seen, self.prefix, self.stream = seen, f"{path}.", STREAM + path

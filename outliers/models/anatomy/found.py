@@ -182,7 +182,7 @@ def _of_kind(model: PreTrainedModel, kind: Kind, path: str, layers: str) -> Anat
 
 
 def _states(inputs: Mapping[str, int], of: Mapping[str, str]) -> dict[str, int]:
-    """Which of the hidden states of its role a projection reads, if that is not the first one."""
+    """Number the hidden states of each role; projections that read the first one are left out."""
     read: dict[str, list[int]] = {}
     for one, role in of.items():
         states = read.setdefault(role, [])
