@@ -127,8 +127,9 @@ def family_of(config: PretrainedConfig) -> Family:
     such models; one that several make is of the first of these, unless the configuration says what it was made by."""
     kind = config.model_type
     _take_plugins(kind)
-    if kind in ANATOMIES:
-        return next(family for family in FAMILIES.values() if kind in family.rows)
+    for family in FAMILIES.values():
+        if kind in family.rows:
+            return family
     if config.is_encoder_decoder:
         return SEQ2SEQ
     made_by = (config.architectures or [""])[0]
