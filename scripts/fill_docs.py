@@ -38,6 +38,7 @@ from outliers.runs.frame import frame
 from outliers.runs.frame import records_in as read_rows
 from outliers.show.spreadsheet import read_csv
 from outliers.show.tables import NEGATIVE, cell
+from outliers.show.value import value_of
 from outliers.views.emergence import fits_of
 from outliers.views.perplexity import costs_of_schemes
 from outliers.views.plan import plan_points
@@ -242,7 +243,7 @@ def systems() -> str:
             cited = "" if theirs[0].source.looked_up else " (as cited)"
             published = f"{one.model.partition('/')[2]}: {values['']:.2f} to {values[one.under]:.2f}{cited}"
         bits = f"{row['weight_bits']:.2f}, {row['activation_bits']:.2f}"
-        ours = f"{kept['fp32']['value']:.2f} to {row['value']:.2f}±{row['standard_deviation']:.2f}"
+        ours = f"{kept['fp32']['value']:.2f} to {cell('.2f', *value_of(row).shown)}"
         rows.append([name, f"`{one.variant}`", bits, published, ours])
     headers = ["system", "here", "bits of weights, activations", "published, WikiText-2", "SmolLM2-135M here"]
     return _markdown(headers, rows, texts=len(headers))
@@ -264,11 +265,10 @@ def smollm2(schemes: Collection[str] = SCHEMES) -> str:
     for row in sorted(rows, key=lambda row: list(SCHEMES).index(row["scheme"])):
         if row["scheme"] not in schemes:
             continue
-        scheme, scatter = row["scheme"], row["standard_deviation"]
-        cost = own.get(scheme)
-        increase = cell("+.1f", *cost, unit=100) if cost else "–"
+        scheme, cost = row["scheme"], own.get(row["scheme"])
+        increase = cell("+.1f", *cost.shown, unit=100) if cost else "–"
         paper = [of_paper(scheme, size) if cost else "–" for size in sizes]
-        cells.append([f"`{scheme}`", f"{row['value']:.2f}±{scatter:.2f}", increase, *paper])
+        cells.append([f"`{scheme}`", cell(".2f", *value_of(row).shown), increase, *paper])
     headers = ["scheme", "perplexity", "increase (%)", *(f"the paper's {size.upper()} (%)" for size in sizes)]
     return _markdown(headers, cells)
 
