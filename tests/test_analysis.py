@@ -18,8 +18,8 @@ def test_a_cost_is_relative_to_the_model_without_quantization():
         {"model": "b", "scheme": "absmax", "value": 5.0},
     ]
     (absmax, unquantized) = costs(rows)
-    assert absmax["cost"] == pytest.approx((0.5, 0.1))
-    assert unquantized["cost"] == (0.0, None)
+    assert absmax["cost"] == (0.5, pytest.approx(0.1), None, None)
+    assert unquantized["cost"] == Value(0.0)
     assert absmax["value"] == 30.0, "rows stay as they are"
     assert "cost" not in rows[0]
 
@@ -32,10 +32,10 @@ def test_a_prefix_and_a_cache_are_no_baseline():
 
 
 def test_the_scatter_of_a_value_has_its_column():
-    assert value_of({"value": 2.0, "standard_deviation": 0.5}) == (2.0, 0.5)
+    assert value_of({"value": 2.0, "standard_deviation": 0.5}) == Value(2.0, 0.5)
     table = {"perplexity": 3.0, "perplexity_deviation": math.nan, "standard_deviation": 9.0}
-    assert value_of(table, "perplexity") == (3.0, None)
-    assert value_of({}, "perplexity") == (None, None)
+    assert value_of(table, "perplexity") == Value(3.0)
+    assert value_of({}, "perplexity") == Value(None)
 
 
 def test_nothing_is_apart_from_a_single_draw():
@@ -78,7 +78,7 @@ def test_an_empty_cell_of_a_data_frame_is_no_field():
 
 def test_cells():
     assert cell(".2f", 1.234) == "1.23"
-    assert cell("+.2f", 0.5, 0.01, unit=100) == "+50.00±1.00", "the sign is of the number alone"
+    assert cell("+.2f", 0.5, 0.01, unit=100) == "+50.0±1.0", "the sign is of the number alone"
     assert cell(".2f", 2e7, 3.0) == "2.00e+07±3.00", "broken models make no wide tables"
     assert [cell(".2f", value) for value in (None, math.nan)] == ["–", "–"]
     assert cell(".2f", 1.0, math.nan) == "1.00"
@@ -110,6 +110,7 @@ def test_a_point_has_its_numbers_in_columns_of_their_own():
         "alpha": None,
         "perplexity": 30.0,
         "deviation": 1.0,
+        "error": None,
         "ratio": 1.5,
     }
 

@@ -161,7 +161,8 @@ def test_what_is_skipped_whole_is_no_place(blocks):
     model = make_model("gpt2")
     found = damage(model, blocks, "absmax", by=["role", "layer"], skip=["*.mlp", "transformer.h.0"])
     assert found.roles["role"].tolist() == ["attn_in", "attn_out"]
-    assert found.layers.columns.tolist() == ["layer", "perplexity_only", "damage_only"], "all but it is nothing"
+    columns = [name for alone in ("perplexity_only", "damage_only") for name in (alone, f"{alone}_error")]
+    assert found.layers.columns.tolist() == ["layer", *columns], "all but it is nothing"
     assert found.layers["perplexity_only"].tolist() == [found.model["perplexity"]]
     assert found.errors.empty
 

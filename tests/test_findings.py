@@ -14,7 +14,7 @@ from outliers.paper.table4 import panel_section
 from outliers.presets.emergence import OneModel
 from outliers.show import words
 from outliers.show.section import Finding, Section
-from outliers.show.value import Value
+from outliers.show.value import Value, exact
 from outliers.show.words import count, features, listed, percent, ranges
 from outliers.views.ablation import ablation_findings
 from outliers.views.damage import damage_findings
@@ -258,7 +258,7 @@ def test_where_a_scheme_does_its_damage():
         "ffn_out exact, +10.0 % ± 0.2 remains. Under absmax the perplexity rises from 40.00 to 80.00 (+100.0 % ± 0.2). "
         "Under absmax the layer that costs most alone is 1 (+25.0 % ± 0.2)."
     )
-    assert damaged(deviation=30.0).endswith("(+100.0 % ± 75.0), within the scatter of rounding.")
+    assert damaged(deviation=30.0).endswith("(+100 % ± 75), within the scatter of rounding.")
     assert "No role stands out under absmax. " in damaged(roles=(69.9, 70.0))
     assert damaged(layers=(40.1, 40.0, 40.0)).endswith("No layer stands out under absmax.")
 
@@ -320,12 +320,12 @@ def test_panels_say_what_the_family_shows():
 
 def point(format: str, remedy: str, ratio: float, bits: float = 8, deviation: float | None = 0.05) -> Point:
     perplexity = Value(30 * ratio, deviation)
-    return Point("gpt2", format, remedy, "tensor", bits, bits, perplexity, perplexity.beside(30))
+    return Point("gpt2", format, remedy, "tensor", bits, bits, perplexity, perplexity.beside(exact(30)))
 
 
 def test_remedies_within_their_scatter():
     saved = said(remedies_findings([point("w4a4", NONE, 3.0, 4), point("w4a4", "hadamard", 1.2, 4)]))
-    reduced = "hadamard reduces its increase of perplexity from +200.0 % ± 0.2 to +20.0 % ± 0.2."
+    reduced = "hadamard reduces its increase of perplexity from +200.00 % ± 0.17 to +20.00 % ± 0.17."
     assert f"w4a4 gains most from a remedy: {reduced}" in saved
     assert "No format of weights and activations keeps gpt2 within 5 % of its perplexity." in saved
     assert "With every remedy tried, w4a4 raises the perplexity of gpt2 by more than 5 %." in saved
@@ -348,7 +348,7 @@ def test_remedies_that_draws_do_not_tell_apart():
     assert "w4a4 gains most from a remedy" in saved(1.22)
     assert "gains most" not in saved(1.205)
     held = said(remedies_findings([point("w8a8", NONE, 1.011), point("w8a8", "hadamard", 1.010)]))
-    assert "are 8: w8a8 with none (+1.1 % ± 0.2) and w8a8 with hadamard (+1.0 % ± 0.2)." in held
+    assert "are 8: w8a8 with none (+1.10 % ± 0.17) and w8a8 with hadamard (+1.00 % ± 0.17)." in held
 
 
 def test_the_fewest_bits_of_weights_and_of_a_cache():

@@ -158,8 +158,8 @@ def test_zero_shot_tasks_and_latency_take_a_scheme_of_ones_own(own):
 def test_scatter_stands_beside_its_mean(rows):
     drawn = [{**row, "draws": 4, "standard_deviation": row["value"] / 1000} for row in rows]
     lines = terminal([perplexity_table(drawn)]).splitlines()
-    assert lines[3].split() == ["fp32", "100.00±0.10", "10.00±0.01"]
-    assert perplexity_table(drawn).cells[1] == ["absmax", "110.00±0.11", "11.25±0.01"]
+    assert lines[3].split() == ["fp32", "100.00±0.10", "10.000±0.010"]
+    assert perplexity_table(drawn).cells[1] == ["absmax", "110.00±0.11", "11.250±0.011"]
     (increase,) = cost_table(drawn)
     assert increase.cells[0] == ["absmax", "+10.00±0.11", "+12.50±0.11"]
     assert "over 4 draws" in sweep_section(drawn).printed
@@ -291,7 +291,7 @@ def test_remedies_are_columns_of_their_formats(saved):
     table, _ = remedies_section(saved).tables
     assert table.headers == ["format", "bits", "none", "hadamard", "features=6", "reorder"]
     assert table.cells == [
-        ["absmax", "8.00, 8.00", "20.00", "12.00±0.50*", "–", "–"],
+        ["absmax", "8.00, 8.00", "20.00", "12.0±0.5*", "–", "–"],
         ["w4a4", "4.05, 4.06", "110.00*", "–", "–", "–"],
         ["w8a8", "8.06, 8.06", "10.20", "–", "10.10*", "–"],
         ["nvfp4", "4.50, 4.50", "–", "–", "–", "1.0e+06*"],
@@ -401,10 +401,10 @@ def test_what_is_behind_a_prefix_costs_what_it_adds_behind_it(variants):
 def test_the_frontier_by_what_has_few_bits(variants):
     _, table = remedies_section(variants).tables
     assert table.cells == [
-        ["weights alone", "4.10", "w4", "none", "+20.0 % ± 0.1"],
-        ["weights and activations", "8.10", "w8a8", "features=4", "+5.0 % ± 0.1"],
-        ["keys and values", "4.50", "int4", "hadamard", "+9.0 % ± 0.1"],
-        ["keys and values", "4.75", "int4", "channels=32@keys", "+4.0 % ± 0.1"],
+        ["weights alone", "4.10", "w4", "none", "+20.00 % ± 0.10"],
+        ["weights and activations", "8.10", "w8a8", "features=4", "+5.00 % ± 0.10"],
+        ["keys and values", "4.50", "int4", "hadamard", "+9.00 % ± 0.10"],
+        ["keys and values", "4.75", "int4", "channels=32@keys", "+4.00 % ± 0.10"],
     ]
     assert len(table.data) == 11
     assert list(table.data["remedy"][table.data["frontier"]]) == ["features=4", "hadamard", "channels=32@keys", "none"]
@@ -413,7 +413,7 @@ def test_the_frontier_by_what_has_few_bits(variants):
 def test_weights_on_the_grid_of_their_file_are_not_on_the_frontier(variants):
     stored = [row | {"quantized_from": "Q4_1"} for row in variants]
     section = remedies_section(stored)
-    assert section.tables[1].cells[0] == ["weights alone", "4.10", "w4", "hadamard", "+30.0 % ± 0.1"]
+    assert section.tables[1].cells[0] == ["weights alone", "4.10", "w4", "hadamard", "+30.00 % ± 0.10"]
     hollow = {(point.format, point.remedy) for point in remedy_points(stored) if point.on_grid}
     assert hollow == {("w4", "none")}, "eight bits are finer than the grid"
     assert "dequantized from Q4_1" in section.drawings[0].caption

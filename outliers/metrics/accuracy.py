@@ -9,6 +9,7 @@ from outliers.errors import UserError
 from outliers.metrics.measurement import Read
 from outliers.metrics.perplexity import LossReader, finite_losses
 from outliers.models.anatomy.examples import Block
+from outliers.show import units
 from outliers.variants.draw import scattered
 
 
@@ -44,9 +45,12 @@ class RightReader(LossReader):
 
 def _values(draws: list[list[Right]]) -> list[dict]:
     sums = [[sum(counts) for counts in zip(*blocks, strict=True)] for blocks in draws]
+    right, loss = (
+        units.fields([(block[part], block.predicted) for block in blocks] for blocks in draws) for part in (1, 0)
+    )
     return [
-        {"metric": "accuracy", **scattered([right / count for _, right, count in sums]), "unit": "1"},
-        {"metric": "accuracy.loss", **scattered([total / count for total, _, count in sums]), "unit": "nat"},
+        {"metric": "accuracy", **scattered([right / count for _, right, count in sums]), "unit": "1", **right},
+        {"metric": "accuracy.loss", **scattered([total / count for total, _, count in sums]), "unit": "nat", **loss},
     ]
 
 

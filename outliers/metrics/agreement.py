@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from outliers.metrics.measurement import Read
 from outliers.metrics.perplexity import broken_at
 from outliers.models.anatomy.examples import Block
+from outliers.show import units
 from outliers.variants.draw import scattered
 
 
@@ -83,9 +84,11 @@ def values_of(draws: list[list[Agreeing]]) -> list[dict]:
     tokens = [sum(block.tokens for block in blocks) for blocks in draws]
     kl = [math.fsum(block.kl for block in blocks) / count for blocks, count in zip(draws, tokens, strict=True)]
     same = [sum(block.agreeing for block in blocks) / count for blocks, count in zip(draws, tokens, strict=True)]
+    of_kl = units.fields([(block.kl, block.tokens) for block in blocks] for blocks in draws)
+    of_same = units.fields([(block.agreeing, block.tokens) for block in blocks] for blocks in draws)
     return [
-        {"metric": "damage.kl", **scattered(kl), "unit": "nat"},
-        {"metric": "damage.top1_agreement", **scattered(same), "unit": "1"},
+        {"metric": "damage.kl", **scattered(kl), "unit": "nat", **of_kl},
+        {"metric": "damage.top1_agreement", **scattered(same), "unit": "1", **of_same},
     ]
 
 

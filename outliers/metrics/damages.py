@@ -8,6 +8,7 @@ import pandas as pd
 
 from outliers.models.names import distinct_names
 from outliers.quantization.schemes import BASELINE
+from outliers.show.value import Value, value_of
 from outliers.variants.peer import AGAINST, Against, is_against
 
 OF_MODEL = ("perplexity", "damage.kl", "damage.top1_agreement")
@@ -34,10 +35,12 @@ class Damages:
     [output, input], `largest_at` and `changed_at`.
     roles, layers, stacks, heads: a row a role, layer, stack or head: `perplexity_only` with only it quantized,
     `perplexity_without` with all but it, and each relative to the unquantized model, `damage_only` and
-    `damage_without`. Under several draws there is a column `…_deviation` for each perplexity. Of the layers of another
-    model too `kl_only` and `top1_agreement_only`.
-    model: `perplexity`, `unquantized` (the perplexity without the scheme), `damage`, `kl` (nats) and `top1_agreement`;
-    under several draws with the `…_deviation` of each that was measured.
+    `damage_without`. Of the layers of another model too `kl_only` and `top1_agreement_only`. Beside each of these is a
+    column `…_error`, its standard error over the text, paired with the unquantized model; and under several draws a
+    column `…_deviation`.
+    model: `perplexity`, `unquantized` (the perplexity without the scheme), `damage`, `kl` (nats) and `top1_agreement`,
+    each with its `…_error` and `…_deviation`.
+    costs: each `damage` as a value whose differences pair, by its column, the field and the place.
     """
 
     scheme: str
@@ -47,6 +50,7 @@ class Damages:
     stacks: pd.DataFrame
     heads: pd.DataFrame
     model: dict[str, float]
+    costs: dict[tuple[str, str | None, str | int | None], Value]
 
 
 def damages_of(rows: list[dict]) -> dict[str, Damages]:
@@ -59,7 +63,7 @@ def damages_of(rows: list[dict]) -> dict[str, Damages]:
     schemes = dict.fromkeys(row["scheme"] for row in rows if row["scheme"] != BASELINE)
     inputs = [row for row in rows if row["metric"] == "damage.largest_input"]
     exact = (row for row in rows if row["scheme"] == BASELINE and row["metric"] == "perplexity")
-    baseline = next((row["value"] for row in exact), None)
+    baseline = next((value_of(row) for row in exact), None)
     return {
         scheme: _damages(scheme, [row for row in rows if row["scheme"] == scheme], inputs, baseline)
         for scheme in schemes
@@ -72,20 +76,21 @@ def _called(row: dict) -> str:
     return row.get("variant", scheme) if scheme == BASELINE else scheme
 
 
-def _damages(scheme: str, rows: list[dict], inputs: list[dict], baseline: float | None) -> Damages:
-    model = {} if baseline is None else {"unquantized": baseline}
+def _damages(scheme: str, rows: list[dict], inputs: list[dict], baseline: Value | None) -> Damages:
+    model, costs = {} if baseline is None else {"unquantized": baseline.mean}, {}
     for row in rows:
         if row["metric"] in OF_MODEL:
-            model |= _with_deviation(row["metric"].removeprefix("damage."), row)
-    if "perplexity" in model and baseline is not None:
-        model["damage"] = model["perplexity"] / baseline - 1
-    places = [_exchange_table(rows, field, baseline) for field in ("role", "layer", "stack", "head")]
-    return Damages(scheme, _error_table(rows, inputs), *places, model)
+            model |= _with_bars(row["metric"].removeprefix("damage."), value_of(row))
+        if row["metric"] == "perplexity" and baseline is not None:
+            costs["damage", None, None] = value_of(row).beside(baseline)
+            model |= _with_bars("damage", costs["damage", None, None])
+    places = [_exchange_table(rows, field, baseline, costs) for field in ("role", "layer", "stack", "head")]
+    return Damages(scheme, _error_table(rows, inputs), *places, model, costs)
 
 
-def _with_deviation(name: str, row: dict) -> dict[str, float]:
-    scatter = {f"{name}_deviation": row["standard_deviation"]} if "standard_deviation" in row else {}
-    return {name: row["value"], **scatter}
+def _with_bars(name: str, value: Value) -> dict[str, float]:
+    bars = {f"{name}_deviation": value.deviation, f"{name}_error": value.error}
+    return {name: value.mean} | {column: bar for column, bar in bars.items() if bar is not None}
 
 
 def _error_table(rows: list[dict], inputs: list[dict]) -> pd.DataFrame:
@@ -126,14 +131,16 @@ def _decibels(ratio: float) -> float:
     return 10 * math.log10(ratio) if ratio else -math.inf
 
 
-def _exchange_table(rows: list[dict], field: str, baseline: float | None) -> pd.DataFrame:
+def _exchange_table(rows: list[dict], field: str, baseline: Value | None, costs: dict[tuple, Value]) -> pd.DataFrame:
+    """The places of a field, whose costs are added to those that are known."""
     by_place: dict[Any, dict] = {}
     for row in rows:
         name = row["metric"].removeprefix("damage.")
         if name.endswith(("_only", "_without")) and field in row:
             damage = by_place.setdefault(row[field], {field: row[field]})
-            damage |= _with_deviation(name, row)
+            damage |= _with_bars(name, value_of(row))
             if name.startswith("perplexity_"):
-                cost = math.nan if baseline is None else row["value"] / baseline - 1
-                damage[name.replace("perplexity", "damage")] = cost
+                key = name.replace("perplexity", "damage"), field, row[field]
+                costs[key] = Value(math.nan) if baseline is None else value_of(row).beside(baseline)
+                damage |= _with_bars(key[0], costs[key])
     return pd.DataFrame(list(by_place.values()), columns=None if by_place else [field])

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from outliers.models.variant import Variant
 from outliers.quantization.schemes import Scheme
-from outliers.show.value import grouped
+from outliers.show.value import grouped, with_paired_errors
 from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell, Stages, following
 from outliers.variants.together import others_of, schemes_of
@@ -210,7 +210,7 @@ def records_along(stages: Stages) -> list[dict]:
             values |= {cell: measurement.values(cell, [answer]) for cell, answer in zip(bundle, answers, strict=True)}
         records += [_about(cell) | value for cell in cells for value in values[cell]]
         cells = following(stages, [SimpleNamespace(values=values[cell]) for cell in cells])
-    return records
+    return with_paired_errors(records)
 
 
 def _about(cell: Cell) -> dict:

@@ -21,6 +21,7 @@ from outliers.models.head import Head
 from outliers.models.hooks import input_hooks, residual_hooks
 from outliers.models.stream import AS_IT_IS, Variant, is_streamed
 from outliers.quantization.convert import coded
+from outliers.show import units
 from outliers.text.blocks import COLUMN, cut_text, sequences
 from outliers.text.given import Text
 from outliers.variants.draw import scattered
@@ -180,10 +181,13 @@ def perplexity_of(losses: list[Loss]) -> float:
 
 def perplexity_value(metric: str, draws: Iterable[list[Loss]]) -> dict:
     """The perplexity of some draws as a value of a row; where one is larger than any number, `log_perplexity`."""
+    draws = list(draws)
     means = list(map(mean_loss, draws))
     if max(means) + math.log(len(means)) < LARGEST_LOSS:
-        return {"metric": metric, **scattered(list(map(math.exp, means))), "unit": "1"}
-    return {"metric": metric.replace("perplexity", LOG_PERPLEXITY), **scattered(means), "unit": "nats"}
+        value = {"metric": metric, **scattered(list(map(math.exp, means))), "unit": "1"}
+        return value | units.fields(draws, value["value"])
+    value = {"metric": metric.replace("perplexity", LOG_PERPLEXITY), **scattered(means), "unit": "nats"}
+    return value | units.fields(draws)
 
 
 def mean_loss(losses: list[Loss]) -> float:
@@ -325,7 +329,9 @@ def _bits_per_byte(draws: list[list[Loss]], sizes: torch.Tensor | None, seeds: i
     bits = [sum(loss.total for loss in losses) / math.log(2) for losses in draws]
     shares = scattered([total / of_seed for total, of_seed in zip(bits, itertools.cycle(totals))])
     names = {"value": "bits_per_byte", "standard_deviation": "bits_per_byte_deviation"}
-    return {names[name]: number for name, number in shares.items()} | {"bytes": sum(totals)}
+    of_units = [sum(of_unit) / seeds for of_unit in zip(*by_seed(sizes.tolist(), seeds), strict=True)]
+    fields = {names[name]: number for name, number in shares.items()}
+    return fields | {"bytes": sum(totals), "unit_bytes": list(map(units.short, of_units))}
 
 
 SEEN = Read(LossReader, _values, of_subject=True)

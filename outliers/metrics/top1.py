@@ -1,5 +1,7 @@
 """Largest attention probability of each query, with and without features."""
 
+import itertools
+from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
@@ -8,6 +10,7 @@ from transformers import PreTrainedModel
 from outliers.metrics.attention import Look, Visits, attended
 from outliers.models.anatomy.views import view_of
 from outliers.models.stream import AS_IT_IS, Variant
+from outliers.show import units
 from outliers.variants.ablated import Ablated, Intervention
 
 
@@ -38,20 +41,30 @@ def _see(probabilities: torch.Tensor, _visible: torch.Tensor, _cross: bool) -> t
     return probabilities.amax(-1).double().mean()
 
 
-def _answers(visits: Visits) -> list[tuple[int, float]]:
-    """Of each ablation how many visits there were, and the probability over them."""
+def _answers(visits: Visits) -> list[tuple[int, float, list[tuple[float, float]]]]:
+    """Of each ablation how many visits there were, the probability over them, and by sequences the sum of the
+    probabilities and their number."""
     weights = visits.queries / visits.queries.mean()  # exactly 1 where all are equal
     means = (visits.seen * weights[:, None]).mean(0).tolist()
-    return [(len(visits.queries), mean) for mean in means]
+    numbers = defaultdict(itertools.count)  # of a layer, which visits the sequences one after the other
+    sequences = torch.tensor([next(numbers[layer]) for layer in visits.layers.tolist()])
+    seen = torch.zeros(int(sequences.max()) + 1, len(means), dtype=torch.float64)
+    sums = seen.index_add(0, sequences, visits.seen * visits.queries[:, None])
+    counts = seen[:, 0].index_add(0, sequences, visits.queries).tolist()
+    return [
+        (len(visits.queries), mean, list(zip(of_sequences, counts, strict=True)))
+        for mean, of_sequences in zip(means, sums.T.tolist(), strict=True)
+    ]
 
 
-def _values(answers: list[tuple[int, float]]) -> list[dict]:
-    visits = sum(count for count, _ in answers)
+def _values(answers: list[tuple[int, float, list[tuple[float, float]]]]) -> list[dict]:
+    visits = sum(count for count, *_ in answers)
     return [
         {
             "metric": "top1_softmax",
-            "value": sum(count / visits * part_mean for count, part_mean in answers),
+            "value": sum(count / visits * part_mean for count, part_mean, _ in answers),
             "unit": "1",
+            **units.fields([[of_sequence for *_, sequences in answers for of_sequence in sequences]]),
         }
     ]
 

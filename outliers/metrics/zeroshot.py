@@ -24,6 +24,7 @@ from outliers.metrics.measurement import Keeps, Measurement
 from outliers.metrics.records import ZeroShot
 from outliers.models.decoder import inference
 from outliers.models.weight_files import state_of
+from outliers.show import units
 from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell
 from outliers.text.documents import ask_hub
@@ -65,7 +66,8 @@ def zeroshot(
 
     Returns:
         One result a task and metric (`acc`, `acc_norm`, `perplexity`): task, task_version, metric, value,
-        standard_error (None where there is one example) and examples.
+        standard_error (None where there is one example), examples, and by_example: the value of each, of a perplexity
+        the log-likelihood.
 
     Raises:
         UserError: the harness is not installed; a task is unknown, has none of these metrics, or its data cannot be
@@ -222,6 +224,7 @@ def _results(task: "Task", results: dict) -> Iterator[dict]:
                 "value": results["results"][name][f"{metric},none"],
                 "standard_error": error([sample[metric] for sample in samples]) if len(samples) > 1 else None,
                 "examples": len(samples),
+                "by_example": [sample[metric] for sample in samples],
             }
 
 
@@ -285,9 +288,16 @@ class OfTasks(Measurement):
         """A value a metric of the task."""
         return [
             {"metric": f"zeroshot.{result['metric']}", "unit": "1"}
+            | _units(result)
             | {name: result[name] for name in ("value", "standard_error", "examples")}
             for result in answers[0]
         ]
+
+
+def _units(result: dict) -> dict:
+    """The questions of a result as units of the text: the loss of each where the metric is a perplexity."""
+    sign = -1 if result["metric"] == "perplexity" else 1
+    return units.fields([[(sign * value, 1) for value in result["by_example"]]])
 
 
 def _task(metric: ZeroShot) -> "Task":

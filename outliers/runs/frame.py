@@ -27,7 +27,7 @@ PROVENANCE = (
     *("wall_seconds", "peak_memory_bytes"),
 )
 RESULT = (
-    *("value", "standard_deviation", "standard_error", "q1", "q3", "unit", "failed"),
+    *("value", "standard_deviation", "standard_error", "paired_error", "q1", "q3", "unit", "failed"),
     *("bits_per_byte", "bits_per_byte_deviation", "bytes"),  # beside a perplexity
 )
 FIRST = ("experiment", "model", "run", "seed", "checkpoint", "scheme", "task", "batch", "dimension", *WHICH, *RESULT)

@@ -58,6 +58,7 @@ COUNT = Kind("a whole number from 1 on", lambda value: _is_whole(value) and valu
 # Of any other field, of which tables have a column too.
 FLAT = Kind("text, a finite number, true, false, null, or a list of such", _is_flat)
 
+UNITS = "unit_sums unit_counts unit_bytes"  # of a mean over a text: blocks, documents or questions
 # The columns of tables that are of one kind, in whichever part of a row they stand, in the order of a line; any others
 # follow as they came.
 COLUMNS = (
@@ -66,11 +67,12 @@ COLUMNS = (
     (TEXT, "unit"),
     (NUMBER, "standard_deviation"),
     (Kind("a finite number or null", lambda value: value is None or _is_number(value)), "standard_error"),
-    (NUMBER, "q1 q3 bits_per_byte bits_per_byte_deviation"),
+    (NUMBER, "paired_error q1 q3 bits_per_byte bits_per_byte_deviation"),
     (WHOLE, "layer feature position token bytes"),
     (COUNT, "bits examples parameters context_used"),
     (TEXT, "role projection way checkpoint architecture"),
     (Kind("a list of whole numbers", lambda them: isinstance(them, LISTS) and all(map(_is_whole, them))), "features"),
+    (Kind("a list of finite numbers", lambda them: isinstance(them, LISTS) and all(map(_is_number, them))), UNITS),
     (TEXT, "experiment device_name failed"),
     (NUMBER, "wall_seconds headroom"),
     (WHOLE, "peak_memory_bytes"),

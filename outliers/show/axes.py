@@ -113,11 +113,12 @@ def plot_costs(
     for number, (name, style) in enumerate(styles.items()):
         if name in lines:
             _, places, costs = zip(*lines[name], strict=True)
-            means, deviations = ([100 * (part or 0) for part in parts] for parts in zip(*costs, strict=True))
+            shown = zip(*(cost.shown for cost in costs), strict=True)
+            means, bars = ([100 * (part or 0) for part in parts] for parts in shown)
             offset = width * ((number + 0.5) / len(styles) - 0.5)
-            bars = axes.errorbar([place + offset for place in places], means, deviations, **style)
-            said = (f"{name}: {percent(*cost)}" for cost in costs)
-            bars[0].set_gid(HOVER + BETWEEN.join(said))
+            drawn = axes.errorbar([place + offset for place in places], means, bars, **style)
+            said = (f"{name}: {percent(*cost.shown)}" for cost in costs)
+            drawn[0].set_gid(HOVER + BETWEEN.join(said))
 
 
 def name_places(axes: Axes, names: Sequence[str]) -> None:

@@ -74,7 +74,7 @@ class _Words(Numbers):
             one, many = form.split("|")
             return one if (len(value) if isinstance(value, list | tuple) else value) == 1 else many
         if word := getattr(words, form.lower(), None):
-            text = word(*value if isinstance(value, Value) else [value])
+            text = word(*value.shown if isinstance(value, Value) else [value])
             return text if form.islower() else text.capitalize()
         text = super().format_field(value, form)
         return text if isinstance(value, str) else text.replace("-", "−").replace("%", " %")

@@ -13,8 +13,10 @@ from tabulate import tabulate
 
 from outliers.criterion import LOG_PERPLEXITY, PICTURES
 from outliers.models.names import short_name
+from outliers.quantization.schemes import BASELINE
+from outliers.show.units import FEWEST
 from outliers.show.value import Numbers, value_of
-from outliers.show.words import listed
+from outliers.show.words import listed, precision
 
 ONCE = "Each perplexity was measured once; --draws 4 measures its scatter by rounding."
 DRAWN = (
@@ -25,6 +27,9 @@ MASKED = (
     "Mean ± standard deviation over {} choices of the masked tokens. All rows share these choices, so smaller "
     "differences can be real; --draws 4 without --mask-seeds measures the scatter by rounding."
 )
+OF_TEXT = "± is the standard error over the text ({})"
+PAIRED = "± is the standard error over the text ({}) of the difference from the unquantized model, paired"
+WITH_DRAWS = ", combined with the standard deviation over {} draws of {}"
 SEVERAL = (
     "Means over {} seeds with 95 % intervals (Student's t). Ratios are taken seed by seed: runs of one seed share "
     "their initial weights and the order of their text."
@@ -108,12 +113,25 @@ def _filled(form: str, row: Mapping) -> str:
     return MISSING if any(pd.isna(row[field]) for field in fields) else NUMBERS.format(form, **row)
 
 
-def cell(form: str, value: float | None, scatter: float | None = None, unit: float = 1) -> str:
-    """A number in a cell, with its scatter behind ±, where that is known; those of broken models are short."""
+def cell(form: str, value: float | None, bar: float | None = None, unit: float = 1) -> str:
+    """A number in a cell, with its bar behind ±, where that is known and seen; its digits follow the bar. Numbers of
+    broken models are short."""
     if pd.isna(value):
         return MISSING
-    ending = "" if pd.isna(scatter) else f"±{_number(form.removeprefix('+'), unit * scatter)}"
-    return f"{_number(form, unit * value)}{ending}"
+    value, bar = unit * value, None if pd.isna(bar) else unit * bar
+    if not bar or abs(value) >= LARGE:
+        return f"{_number(form, value)}" + (f"±{_number(form.removeprefix('+'), bar)}" if bar else "")
+    sign, usual, kind = form.partition(".")[0], int(form[:-1].partition(".")[2]), form[-1]
+    if kind == "e":
+        digits, ending = precision(bar / 10 ** _exponent(bar), 0)
+        return f"{value:.{max(_exponent(value or bar) - _exponent(bar), 0) + digits}e}±{bar:.{digits}e}"
+    digits, ending = precision(bar, usual if kind == "f" else math.inf)
+    form = f"{sign}.{digits}f" if ending else form
+    return f"{_number(form, value)}{ending and f'±{ending}'}"
+
+
+def _exponent(value: float) -> int:
+    return math.floor(math.log10(abs(value)))
 
 
 def measured_cell(form: str, row: Mapping) -> str:
@@ -122,8 +140,8 @@ def measured_cell(form: str, row: Mapping) -> str:
     if "failed" in row:
         return FAILED
     if LOG_PERPLEXITY in row["metric"]:
-        return f"> 1e{min(308, math.floor(row['value'] / math.log(10)))} ({cell('.2f', *value_of(row))} nats)"
-    return cell(form, *value_of(row))
+        return f"> 1e{min(308, math.floor(row['value'] / math.log(10)))} ({cell('.2f', *value_of(row).shown)} nats)"
+    return cell(form, *value_of(row).shown)
 
 
 def failed_notes(rows: Iterable[Mapping]) -> list[str]:
@@ -156,7 +174,7 @@ def values_table(rows: Sequence[Mapping], parts: Sequence[str] = PARTS) -> Table
     counts = Counter(map(place, rows))
     few = [row for row in rows if counts[place(row)] == 1]
     cells = [
-        [short_name(row.get("model", "")), row["variant"], _metric(row, parts), measured_cell(_form(row), row)]
+        [short_name(row.get("model", "")), row["variant"], _metric(row, parts), measured_cell(".6g", row)]
         for row in few
     ]
     places = PLACES if any("stack" in row for row in few) else PLACES[:-1]
@@ -167,12 +185,6 @@ def values_table(rows: Sequence[Mapping], parts: Sequence[str] = PARTS) -> Table
     return Table("measured", caption, ["model", "variant", "metric", "value"], cells, data, names=3)
 
 
-def _form(row: Mapping) -> str:
-    """The form of a value whose scatter has two digits; of six digits where there is no scatter."""
-    scatter = value_of(row).deviation
-    return f".{max(0, 1 - math.floor(math.log10(scatter)))}f" if scatter else ".6g"
-
-
 def _metric(row: Mapping, parts: Sequence[str]) -> str:
     """The metric of a row, with the part of the model that it is of."""
     known = [str(row[name]) for name in parts if name in row]
@@ -180,8 +192,8 @@ def _metric(row: Mapping, parts: Sequence[str]) -> str:
 
 
 def scattered(name: str, form: str, unit: float = 1) -> Callable[[Mapping], str]:
-    """A column of values NAME, with the scatter that NAME_deviation says."""
-    return lambda row: cell(form, *value_of(row, name), unit)
+    """A column of values NAME, with the bar of NAME_deviation and NAME_error."""
+    return lambda row: cell(form, *value_of(row, name).shown, unit)
 
 
 def _number(form: str, value: float) -> str:
@@ -199,11 +211,31 @@ def wrapped(text: str) -> str:
 
 
 def scatter_note(rows: list[dict]) -> str:
-    """The note on the scatter of a table of perplexities."""
+    """The note on ± in a table of perplexities: the text, and rounding or masks, as far as the rows know them."""
     draws, seeds = (max(row.get(name, 1) for row in rows) for name in ("draws", "mask_seeds"))
-    if seeds > 1:
-        return MASKED.format(seeds)
-    return DRAWN.format(draws) if draws > 1 else ONCE
+    of_text = [row for row in rows if "standard_error" in row]
+    if not of_text:
+        return MASKED.format(seeds) if seeds > 1 else DRAWN.format(draws) if draws > 1 else ONCE
+    paired = any("paired_error" in row for row in of_text)
+    units = min(len(row["unit_sums"]) for row in of_text)
+    note = (PAIRED if paired else OF_TEXT).format(f"{units} {_units(of_text[0])}")
+    if max(draws, seeds) > 1:
+        note += WITH_DRAWS.format(max(draws, seeds), "the masks" if seeds > 1 else "rounding")
+    alone = {row["model"]: row for row in of_text if paired and row.get("variant") == BASELINE}
+    itself = [cell(".2f", row["value"], row["standard_error"]) for row in alone.values()]
+    sentences = [
+        f"{note}.",
+        f"The perplexity without quantization is itself {listed(itself)} over the text." if itself else "",
+        f"A claim needs {FEWEST} {_units(of_text[0])}." if units < FEWEST else "",
+        ONCE if draws == seeds == 1 else "",
+    ]
+    return " ".join(filter(None, sentences))
+
+
+def _units(row: Mapping) -> str:
+    """The units of the text of a row."""
+    protocol = row.get("protocol", "")
+    return "documents" if protocol.endswith("documents") else "pictures" if protocol == PICTURES else "blocks"
 
 
 def seeds_note(trained: pd.DataFrame) -> str:

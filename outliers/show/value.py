@@ -10,6 +10,8 @@ import numpy as np
 import pandas as pd
 
 from outliers.criterion import LOG_PERPLEXITY
+from outliers.quantization.schemes import BASELINE
+from outliers.show.units import FEWEST, residuals, standard_error
 
 Rows = list[dict] | pd.DataFrame  # as `outliers.sweep` and the others return them, or read from rows.parquet
 CONFIDENCE = 0.95
@@ -40,33 +42,87 @@ def grouped(things: Iterable, key: Callable[[Any], Hashable]) -> dict[Any, list]
     return groups
 
 
+class Pairs(NamedTuple):
+    """The residuals of a number by the units of a text, see `outliers.show.units`; those of two numbers pair."""
+
+    text: str
+    residuals: tuple[float, ...]
+
+
 class Value(NamedTuple):
-    """A measured number; deviation: its standard deviation by what scatters it, None of a single draw."""
+    """A measured number.
+
+    deviation: its standard deviation by what scatters it beside the text, such as rounding; None of a single draw.
+    error: its standard error over the text, of a number that was measured beside the unquantized model that of their
+    difference; None where it is unknown. pairs: by which its difference from another number has an error of its own.
+    """
 
     mean: float
     deviation: float | None = None
+    error: float | None = None
+    pairs: Pairs | None = None
+
+    @property
+    def bar(self) -> float | None:
+        """The number behind ±: the deviation and the error over the text together; None where both are unknown."""
+        known = [part for part in (self.deviation, self.error) if part is not None]
+        return math.hypot(*known) if known else None
+
+    @property
+    def shown(self) -> tuple[float, float | None]:
+        """The number and its bar."""
+        return self.mean, self.bar
 
     @property
     def spread(self) -> float:
-        """The deviation; infinite of a single draw, from which nothing is apart."""
-        return math.inf if self.deviation is None else self.deviation
+        """The bar that a claim must exceed; infinite, so that nothing is claimed, of a single draw or few units."""
+        few = self.pairs is not None and len(self.pairs.residuals) < FEWEST
+        return math.inf if self.deviation is None or few else math.hypot(self.deviation, self.error or 0)
 
-    def beside(self, baseline: float) -> "Value":
-        """Its increase over a baseline, as a share of that."""
-        return Value(self.mean / baseline - 1, None if self.deviation is None else self.deviation / baseline)
+    def beside(self, baseline: "Value") -> "Value":
+        """Its increase over a baseline, whose draws scatter nothing, as a share of that."""
+        deviation = None if self.deviation is None else self.deviation / baseline.mean
+        ratio = self.mean / baseline.mean
+        return _combined(ratio - 1, deviation, [(1 / baseline.mean, self), (-ratio / baseline.mean, baseline)])
+
+    def minus(self, other: "Value") -> "Value":
+        """Its difference from another value."""
+        unknown = self.deviation is None or other.deviation is None
+        deviation = None if unknown else math.hypot(self.deviation, other.deviation)
+        return _combined(self.mean - other.mean, deviation, [(1, self), (-1, other)])
+
+    def logarithm(self) -> "Value":
+        """That of a ratio, of which this is the increase: log(1 + increase)."""
+        slope = 1 / (1 + self.mean)
+        deviation = None if self.deviation is None else self.deviation * slope
+        return _combined(math.log1p(self.mean), deviation, [(slope, self)])
 
     def is_apart(self, other: "Value") -> bool:
-        """Whether the two differ beyond their scatter."""
-        return abs(self.mean - other.mean) > DEVIATIONS * math.hypot(self.spread, other.spread)
+        """Whether the two differ beyond what scatters their difference."""
+        difference = self.minus(other)
+        return abs(difference.mean) > DEVIATIONS * difference.spread
 
     def is_above(self, other: "Value") -> bool:
-        """Whether it is larger than another beyond their scatter."""
+        """Whether it is larger than another beyond what scatters their difference."""
         return self.mean > other.mean and self.is_apart(other)
 
 
+def _combined(mean: float, deviation: float | None, terms: Sequence[tuple[float, Value]]) -> Value:
+    """A value that is, to first order, a sum of factors times values; paired where they are of one text."""
+    known = [(factor, value) for factor, value in terms if value.error is not None or value.pairs is not None]
+    texts = {(value.pairs.text, len(value.pairs.residuals)) if value.pairs else None for _, value in known}
+    if len(texts) != 1 or None in texts:
+        error = math.hypot(*(factor * (value.error or 0) for factor, value in known)) if known else None
+        return Value(mean, deviation, error)
+    by_unit = zip(*([factor * residual for residual in value.pairs.residuals] for factor, value in known), strict=True)
+    pairs = known[0][1].pairs._replace(residuals=tuple(map(math.fsum, by_unit)))
+    return Value(mean, deviation, standard_error(pairs.residuals), pairs)
+
+
 def scattered_by(rows: list[dict]) -> str:
-    """The source of scatter in the values of rows: other choices of masks, or rounding alone."""
-    return "masks" if any(row.get("mask_seeds", 1) > 1 for row in rows) else "rounding"
+    """The sources of scatter in the values of rows: the text where they know it, and masks or rounding."""
+    by = "masks" if any(row.get("mask_seeds", 1) > 1 for row in rows) else "rounding"
+    return f"text and {by}" if any("standard_error" in row for row in rows) else by
 
 
 def exact(number: float) -> Value:
@@ -75,9 +131,54 @@ def exact(number: float) -> Value:
 
 
 def value_of(row: Mapping, name: str = "value") -> Value:
-    """A value of a row, or of a table with columns NAME and NAME_deviation."""
-    deviation = row.get("standard_deviation" if name == "value" else f"{name}_deviation")
-    return Value(row.get(name), None if pd.isna(deviation) else deviation)
+    """A value of a row, or of a table with columns NAME, NAME_deviation and NAME_error."""
+    of_row = name == "value"
+    deviation, error = (
+        None if pd.isna(part) else part
+        for part in (
+            row.get("standard_deviation" if of_row else f"{name}_deviation"),
+            row.get("paired_error", row.get("standard_error")) if of_row else row.get(f"{name}_error"),
+        )
+    )
+    pairs = _pairs_of(row, name)
+    return Value(row.get(name), deviation, standard_error(pairs.residuals) if error is None and pairs else error, pairs)
+
+
+BITS = "bits_per_byte"
+
+
+def _pairs_of(row: Mapping, name: str) -> Pairs | None:
+    """The units of a row's value, or of its bits per byte; None where it does not know them, as old rows."""
+    counts = {"value": "unit_counts", BITS: "unit_bytes"}.get(name)
+    if counts is None or not any(row.get(counts, ())):
+        return None
+    slope = 1 / math.log(2) if name == BITS else row[name] if is_perplexity(row["metric"]) else 1
+    text = row.get("tokens_hash", row.get("documents_hash", ""))
+    return Pairs(text, tuple(residuals(row["unit_sums"], row[counts], slope)))
+
+
+def is_perplexity(metric: str) -> bool:
+    """Whether the values of a metric are exponentials of a mean loss."""
+    return "perplexity" in metric and LOG_PERPLEXITY not in metric
+
+
+# Metrics of which a variant is compared with the model as it is in another metric.
+BASELINE_OF = {"damage.perplexity_only": "perplexity", "damage.perplexity_without": "perplexity"}
+COMPARED = ("damage.kl", "damage.top1_agreement")  # how metrics begin that are comparisons already
+MODEL = ("model", "checkpoint", "dtype", "weights_hash", "tokens_hash", "documents_hash", "task", "stack")
+
+
+def with_paired_errors(rows: list[dict]) -> list[dict]:
+    """Flat rows with the field `paired_error`, where the model as it is was measured on the same text, too: the
+    standard error over the text of the difference from it."""
+    measured = [row for row in rows if row.get("unit_sums") and not row["metric"].startswith(COMPARED)]
+    groups = grouped(measured, lambda row: (BASELINE_OF.get(row["metric"], row["metric"]), *map(row.get, MODEL)))
+    errors: dict[int, float] = {}
+    for group in groups.values():
+        exact = [row for row in group if row["variant"] == BASELINE and row["metric"] not in BASELINE_OF]
+        if exact and len(group) > 1:
+            errors |= {id(row): value_of(row).minus(value_of(exact[0])).error for row in group}
+    return [row if errors.get(id(row)) is None else row | {"paired_error": errors[id(row)]} for row in rows]
 
 
 class Numbers(Formatter):

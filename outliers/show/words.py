@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 COUNTS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 NAMED = 6  # more things are counted, not named
+TWO_DIGITS = 2  # a bar has two digits where its leading one is 1, else one
 MANY = 1  # as a share: from a doubling on a change is a ratio, not a percentage
 Names = Callable[[int], str]  # what a token is called, by its id, as `outliers.text.tokens` has it
 
@@ -38,18 +39,30 @@ def ranges(numbers: list[int]) -> str:
     return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
-def percent(share: float, deviation: float | None = None) -> str:
-    """A change in per cent with its sign and, where that was measured, its standard deviation: +110.6 % ± 1.4."""
-    digits = 0 if abs(share) >= 10 else 1 if abs(share) >= 0.002 else 2
-    scatter = "" if deviation is None or math.isnan(deviation) else f" ± {100 * deviation:.{digits}f}"
+def precision(bar: float | None, usual: int) -> tuple[int, str]:
+    """The digits of a number behind the point that its bar bears out, and the bar in as many: 0.736 and 0.012.
+
+    The usual digits and no bar where that is unknown, or too small to be seen in them.
+    """
+    if bar is None or math.isnan(bar) or bar < 0.05 * 10**-usual:
+        return usual, ""
+    exponent = math.floor(math.log10(bar)) if math.isfinite(bar) else 0
+    digits = max(0, (bar < TWO_DIGITS * 10**exponent) - exponent)
+    return digits, f"{bar:,.{digits}f}"
+
+
+def percent(share: float, bar: float | None = None) -> str:
+    """A change in per cent with its sign and, where that is known, its bar: +110.6 % ± 1.4."""
+    usual = 0 if abs(share) >= 10 else 1 if abs(share) >= 0.002 else 2
+    digits, ending = precision(None if bar is None else 100 * bar, usual)
     value = round(100 * share, digits) or 0.0  # of −0 the sign goes
     form = f"{'+' if value else ''}{',' if abs(share) >= 10 else ''}.{digits}f"
-    return f"{value:{form}} %{scatter}".replace("-", "−")
+    return f"{value:{form}} %{ending and f' ± {ending}'}".replace("-", "−")
 
 
-def rise(share: float, deviation: float | None = None) -> str:
+def rise(share: float, bar: float | None = None) -> str:
     """An increase in per cent behind a verb that says that it is one: 110.6 % ± 1.4."""
-    return percent(share, deviation).removeprefix("+")
+    return percent(share, bar).removeprefix("+")
 
 
 def changed(share: float) -> str:

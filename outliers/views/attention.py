@@ -133,7 +133,8 @@ CAPTION = (
     "deviation by {}."
 )
 
-DATA = ["model", "scheme", "attention", "perplexity", "deviation", "ratio", "alpha", "increase"]  # of the CSV file
+# Of the CSV file.
+DATA = ["model", "scheme", "attention", "perplexity", "deviation", "error", "ratio", "alpha", "increase"]
 
 
 def attention_section(rows: list[dict]) -> Section:
@@ -148,7 +149,7 @@ def attention_section(rows: list[dict]) -> Section:
 def attention_table(model: str, points: list[Point]) -> Table:
     """Schemes of the projections down, attention across; in the cells perplexity with its scatter."""
     columns = list(dict.fromkeys(point.attention for point in points))
-    cells = {(point.scheme, point.attention): cell(".2f", *point.perplexity) for point in points}
+    cells = {(point.scheme, point.attention): cell(".2f", *point.perplexity.shown) for point in points}
     lines = [
         [scheme, *(cells.get((scheme, column), MISSING) for column in columns)]
         for scheme in in_order(point.scheme for point in points)

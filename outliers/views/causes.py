@@ -193,7 +193,7 @@ def ends(rows: list[dict]) -> pd.DataFrame:
     table["kurtosis"] = table[KURTOSES].max(axis=1)
     for scheme in _schemes(table):
         exact, under = table[UNDER + BASELINE], UNDER + scheme
-        cost = Value(table[under], table.get(f"{under}_deviation")).beside(exact)
+        cost = Value(table[under], table.get(f"{under}_deviation")).beside(Value(exact))
         table[COST + scheme] = 100 * cost.mean
         if cost.deviation is not None:
             table[f"{COST}{scheme}_deviation"] = 100 * cost.deviation

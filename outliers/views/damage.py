@@ -22,7 +22,7 @@ from outliers.show.maps import Scale, map_on
 from outliers.show.section import FINDINGS, Drawing, Finding, Section, printed
 from outliers.show.style import HEAT, Panels, brief, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import Table, scatter_note, scattered
-from outliers.show.value import Value, exact, scattered_by, value_of
+from outliers.show.value import exact, scattered_by, value_of
 from outliers.show.words import Names, decibels, percent
 from outliers.variants.peer import is_against
 
@@ -138,7 +138,8 @@ def damage_bars(
         axes.set_xlabel(place)
     for axes in panels[:, 0]:
         axes.set_ylabel("log-perplexity\n(nats a token)")
-    scattered = any(column.endswith("_deviation") for row in tables.values() for table in row for column in table)
+    bars = ("_deviation", "_error")
+    scattered = any(column.endswith(bars) for row in tables.values() for table in row for column in table)
     handles = panels[0, 0].get_legend_handles_labels()[0]
     legend(ax, axes, [*handles, *explained(bars=SCATTER if scattered else "")], "upper center", 1 + len(places))
     return panels
@@ -160,7 +161,8 @@ def _bars(axes: Axes, damage: "Damages", table: pd.DataFrame, place: str) -> Non
     for side, kind in enumerate(kinds):
         (label, color, hatch), name, (sign, reference) = BARS[kind], f"perplexity_{kind}", references[kind]
         values = sign * np.log(reference / table[name].to_numpy(dtype=float))
-        relative = table.get(f"{name}_deviation", pd.Series(np.nan, table.index)) / table[name]
+        bars = pd.Series([value_of(row, name).bar for row in table.to_dict("records")], table.index, dtype=float)
+        relative = bars / table[name]
         places = np.arange(len(table)) + (side - (len(kinds) - 1) / 2) * WIDTH
         style = {"color": color_of(color), "hatch": hatch, "edgecolor": "white", "linewidth": 0.3, "label": label}
         axes.bar(places, values, WIDTH, yerr=relative if relative.notna().any() else None, ecolor="black", **style)
@@ -358,6 +360,7 @@ WEIGHTS_CAPTION = (
 )
 
 
+OF_ALL = "damage", None, None  # the cost of a scheme in the whole model
 SHARE, MOST = 0.1, 3  # a layer that alone causes this share of a scheme's damage is named, up to so many
 OF_MODEL = Claim(
     "damage_model",
@@ -397,23 +400,18 @@ def damage_findings(damages: Mapping[str, Damages], names: Names, scatter: str =
     """
     schemes = sorted(damages.values(), key=lambda damage: -damage.model.get("damage", 0))
     measured = [damage for damage in schemes if "damage" in damage.model]
-    costly = [damage for damage in measured if _cost(damage, damage.model).is_apart(exact(0))]
+    costly = [damage for damage in measured if damage.costs[OF_ALL].is_apart(exact(0))]
     findings = []
     for damage in measured:
         findings += [*(_of_roles(damage, names) if damage in costly else []), *_of_model(damage, scatter)]
         findings += [*_of_places(damage, "layer"), *_of_places(damage, "head")] if damage in costly[:1] else []
     errors = [finding for damage in schemes for finding in _of_errors(damage)]
-    single = any(_cost(damage, damage.model).deviation is None for damage in measured)
+    single = any(damage.costs[OF_ALL].deviation is None for damage in measured)
     return (errors + findings if single else findings + errors)[:FINDINGS]
 
 
-def _cost(damage: Damages, values: Mapping, name: str = "perplexity") -> Value:
-    """The increase of a perplexity over that of the unquantized model."""
-    return value_of(values, name).beside(damage.model["unquantized"])
-
-
 def _of_model(damage: Damages, scatter: str) -> list[Finding]:
-    cost = _cost(damage, damage.model)
+    cost = damage.costs[OF_ALL]
     ending = "" if cost.is_apart(exact(0)) else f", within the scatter of {scatter}"
     if cost.deviation is None:
         ending = " in a single draw; --draws 4 measures the scatter of rounding"
@@ -428,8 +426,8 @@ def _alone(damage: Damages, field: str) -> list[dict]:
     return [
         {
             "place": row[field],
-            "alone": _cost(damage, row, "perplexity_only"),
-            "left": _cost(damage, row, "perplexity_without") if pd.notna(row.get("damage_without")) else None,
+            "alone": damage.costs["damage_only", field, row[field]],
+            "left": damage.costs.get(("damage_without", field, row[field])),
             "share": math.log1p(row["damage_only"]) / math.log1p(rise) if rise > 0 else 0.0,
         }
         for row in sorted(table.to_dict("records"), key=lambda row: -row["perplexity_only"])
@@ -455,7 +453,7 @@ def _of_places(damage: Damages, field: str) -> list[Finding]:
     broken = [place for place in places[:MOST] if place["share"] >= SHARE]
     while broken and len(broken) < len(places) and not broken[-1]["alone"].is_above(places[len(broken)]["alone"]):
         broken.pop()
-    costs = [f"{place['place']} ({percent(*place['alone'])})" for place in broken]
+    costs = [f"{place['place']} ({percent(*place['alone'].shown)})" for place in broken]
     return say(OF_PLACES, places[:1], bool(broken), scheme=damage.scheme, field=field, costs=costs)
 
 

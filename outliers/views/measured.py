@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from outliers.runs.rows import read
-from outliers.runs.run import rows_of
+from outliers.runs.run import records, rows_of
 from outliers.show.section import Failures, Section, failures, part_of, together
 from outliers.show.tables import values_table
 from outliers.show.words import listed
@@ -24,13 +24,15 @@ def measured_section(spec: Named, folder: str | Path, rows: list[dict]) -> Secti
     spec: an `outliers.presets.cells.Cells`. A view takes the rows of its metric, as if the variant were a scheme.
     """
     by_metric: dict[str, list[dict]] = defaultdict(list)
-    for row in rows_of(spec, read(Path(folder))):
-        by_metric[row.asked["metric"]["name"]] += [record | {"scheme": record["variant"]} for record in row.records()]
+    measured = rows_of(spec, read(Path(folder)))
+    names = [row.asked["metric"]["name"] for row in measured for _ in row.values or [None]]
+    for name, record in zip(names, records(measured), strict=True):
+        by_metric[name].append(record | {"scheme": record["variant"]})
     views = OF_METRICS | {metric.name: metric.view for metric in map(type, spec.parametrized_metrics) if metric.view}
-    sections = [part_of(resolved(views[name]), records) for name, records in by_metric.items() if name in views]
+    sections = [part_of(resolved(views[name]), found) for name, found in by_metric.items() if name in views]
     table = values_table(rows, parts=["stack"])
     shown = set(table.data["metric"])
-    several = [name for name, records in by_metric.items() if not any(one["metric"] in shown for one in records)]
+    several = [name for name, found in by_metric.items() if not any(one["metric"] in shown for one in found)]
     if several:
         table = table._replace(caption=f"{table.caption} {SEVERAL.format(listed(several))}")
     values = Section("Measurements", rows, table.printed, [table], further={"values": pd.DataFrame(rows)})

@@ -17,7 +17,7 @@ from outliers.show.legends import SCATTER, explained, in_order, labelled, legend
 from outliers.show.section import FINDINGS, Drawing, Failures, Finding, Section, failures, together
 from outliers.show.style import GREY, figure_function, panels_of
 from outliers.show.tables import FAILED, MISSING, Table, cell, measured_cell, scatter_note
-from outliers.show.value import Rows, exact, is_beyond, records, scattered_by, value_of
+from outliers.show.value import BITS, Rows, exact, is_beyond, records, scattered_by, value_of
 from outliers.show.words import count
 from outliers.variants.quantized import Quantized
 from outliers.variants.written import variant_of
@@ -29,7 +29,7 @@ def costs(rows: list[dict]) -> list[dict]:
 
     Of models whose perplexity without quantization is there.
     """
-    baseline = {row["model"]: row["value"] for row in rows if row["scheme"] == BASELINE and is_exact(row)}
+    baseline = {row["model"]: value_of(row) for row in rows if row["scheme"] == BASELINE and is_exact(row)}
     measured = [row for row in rows if row["model"] in baseline]
     return [row | {"cost": value_of(row).beside(baseline[row["model"]])} for row in measured]
 
@@ -43,8 +43,9 @@ def is_exact(row: Mapping) -> bool:
 def unrounded(point: NamedTuple) -> dict:
     """A point of a figure of costs with columns for its perplexity and its ratio to that without quantization."""
     fields = point._asdict()
-    (perplexity, deviation), cost = fields.pop("perplexity"), fields.pop("cost")
-    return {**fields, "perplexity": perplexity, "deviation": deviation, "ratio": 1 + cost.mean}
+    perplexity, cost = fields.pop("perplexity"), fields.pop("cost")
+    scatter = {"deviation": perplexity.deviation, "error": perplexity.error}
+    return {**fields, "perplexity": perplexity.mean, **scatter, "ratio": 1 + cost.mean}
 
 
 def costs_of_schemes(rows: list[dict]) -> list[dict]:
@@ -96,7 +97,7 @@ def _plot_against_size(axes: Axes, rows: list[dict], styles: dict[str, dict]) ->
     order = list(styles)
     for place, architecture in sorted({(order.index(row["scheme"]), row["architecture"]) for row in rows}):
         group = [row for row in rows if (row["scheme"], row["architecture"]) == (order[place], architecture)]
-        points = sorted((row["parameters"], row["value"], row.get("standard_deviation", 0)) for row in group)
+        points = sorted((row["parameters"], row["value"], value_of(row).bar or 0) for row in group)
         axes.errorbar(*zip(*points, strict=True), **styles[order[place]])
     parameters_axis(axes)
     axes.set(yscale="log", ylabel="perplexity")
@@ -222,7 +223,7 @@ def bits_table(rows: list[dict]) -> list[Table]:
 def _bits(row: dict) -> dict:
     """The fields of a row of bits per byte in the place of its perplexity."""
     bits = row["bits_per_byte"]
-    return {"metric": "perplexity", "value": bits, "cell": cell(".4f", *value_of(row, "bits_per_byte"))}
+    return {"metric": "perplexity", "value": bits, "cell": cell(".4f", *value_of(row, BITS).shown)}
 
 
 def cost_table(rows: list[dict]) -> list[Table]:
@@ -238,7 +239,7 @@ def cost_table(rows: list[dict]) -> list[Table]:
     cells = []
     for row in [row for row in rows if row["model"] in models and row["scheme"] != BASELINE]:
         known = of_cells.get((row["model"], row["scheme"]))
-        cost = cell("+.2f", *known["cost"], unit=100) if known else measured_cell("", row).partition(" (")[0]
+        cost = cell("+.2f", *known["cost"].shown, unit=100) if known else measured_cell("", row).partition(" (")[0]
         cells.append(row | {"value": 100 * known["cost"].mean if known else math.nan, "cell": cost})
     return [_with_labels("table1_increase", caption, "Increase (%)", cells)]
 

@@ -32,14 +32,15 @@ def plan_points(rows: Iterable[Mapping]) -> pd.DataFrame:
     without quantization, its `cost_deviation`; and the `variant`.
     """
     rows = [row for row in rows if row.get("stage") in STAGES]
-    exact = {row["stage"]: row["value"] for row in rows if "chosen" not in row}
+    exact = {row["stage"]: value_of(row) for row in rows if "chosen" not in row}
     points = []
     for row in rows:
         if "chosen" in row:
             measured, cost = value_of(row), value_of(row).beside(exact[row["stage"]])
             point = {name: row[name] for name in ("stage", "chosen", "price", "variant")}
-            point |= {"perplexity": measured.mean, "perplexity_deviation": measured.deviation}
-            points.append(point | {"cost": cost.mean, "cost_deviation": cost.deviation})
+            for name, value in (("perplexity", measured), ("cost", cost)):
+                point |= {name: value.mean, f"{name}_deviation": value.deviation, f"{name}_error": value.error}
+            points.append(point)
     return pd.DataFrame(points).drop_duplicates(["stage", "variant"], ignore_index=True)
 
 

@@ -36,7 +36,7 @@ HEADS_CAPTION = (
 
 
 def _deviations(row: Mapping) -> str:
-    mean, deviation = value_of(row, "cost_controls")
+    mean, deviation, *_ = value_of(row, "cost_controls")
     return f"{(row['cost'] - mean) / deviation:,.1f}" if deviation else MISSING
 
 

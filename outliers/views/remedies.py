@@ -104,8 +104,7 @@ class Point(NamedTuple):
     @property
     def increase(self) -> Value:
         """Of log-perplexity, in nats."""
-        deviation = self.perplexity.deviation
-        return Value(math.log1p(self.cost.mean), None if deviation is None else deviation / self.perplexity.mean)
+        return self.cost.logarithm()
 
 
 def points(rows: list[dict]) -> list[Point]:
@@ -115,7 +114,7 @@ def points(rows: list[dict]) -> list[Point]:
     formats: dict[Scheme, str] = {}
     variants = [variant_of(row) for row in rows]
     behind = {
-        (row["model"], under): row["value"]
+        (row["model"], under): value_of(row)
         for row, under in zip(rows, variants, strict=True)
         if isinstance(under, Prefixed)
     }
@@ -352,7 +351,7 @@ def _plot_kind(axes: Axes, points: list[Point], styles: dict[str, dict]) -> None
     """Marks, the frontier, and lines at 0 and 5 %."""
     for point in points:
         look = styles[point.remedy] | {"fillstyle": "none" if point.on_grid else "full"}
-        axes.errorbar(point.bits, point.increase.mean, point.increase.deviation or 0, **look)
+        axes.errorbar(point.bits, point.increase.mean, point.increase.bar or 0, **look)
     line = np.reshape([_place(point) for point in frontier_of(points)], (-1, 2)).T
     axes.plot(*line, color=LINE, drawstyle="steps-post", zorder=1)
     axes.axhline(math.log1p(HELD), color="0.4", linewidth=0.6, linestyle="--", zorder=0)
@@ -470,7 +469,7 @@ def frontier_table(model: str, points: list[Point]) -> Table:
     """The frontier, from few bits to many; unrounded all points, with whether they are on it."""
     reached = {kind: frontier_of(point for point in points if point.kind == kind) for kind in KINDS}
     cells = [
-        [KINDS[kind], f"{point.bits:.2f}", point.format, point.remedy, percent(*point.cost)]
+        [KINDS[kind], f"{point.bits:.2f}", point.format, point.remedy, percent(*point.cost.shown)]
         for kind, on_line in reached.items()
         for point in on_line
     ]
@@ -487,7 +486,7 @@ def frontier_table(model: str, points: list[Point]) -> Table:
 
 def _cell(perplexity: Value, least: float) -> str:
     form = ".2f" if perplexity.mean < 1e3 else ".0f" if perplexity.mean < 1e5 else ".1e"
-    return cell(form, *perplexity) + ("*" if perplexity.mean == least else "")
+    return cell(form, *perplexity.shown) + ("*" if perplexity.mean == least else "")
 
 
 FEWEST = Claim(
@@ -529,7 +528,8 @@ def _fewest(points: Sequence[Point], kind: str) -> list[Finding]:
     points = [point for point in points if point.kind == kind and not point.on_grid]
     held = [point for point in points if exact(HELD).is_above(point.cost)]
     bits = min((point.bits for point in held), default=None)
-    which = [f"{point.format} with {point.remedy} ({percent(*point.cost)})" for point in held if point.bits == bits]
+    fewest = (point for point in held if point.bits == bits)
+    which = [f"{point.format} with {point.remedy} ({percent(*point.cost.shown)})" for point in fewest]
     about = {"what": KINDS[kind], "held": HELD, "bits": bits, "which": which}
     return say(FEWEST, [point._asdict() for point in points[:1]], bool(held), **about)
 
@@ -548,5 +548,4 @@ def _saved(formats: Iterable[Sequence[Point]]) -> list[Finding]:
 
 def _saving(plain: Point, best: Point) -> Value:
     """The log-perplexity between a format plain and with its best remedy."""
-    scatter = (point.perplexity.spread / point.perplexity.mean for point in (plain, best))
-    return Value(math.log(plain.perplexity.mean / best.perplexity.mean), math.hypot(*scatter))
+    return plain.increase.minus(best.increase)

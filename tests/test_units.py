@@ -1,0 +1,215 @@
+"""Standard errors over a text: the closed formula beside a bootstrap, and the rules of lm-eval and llama.cpp."""
+
+import math
+import random
+import statistics
+
+import numpy as np
+import pytest
+import torch
+
+from outliers import Cells, load_model, load_text, load_tokenizer, run
+from outliers.show import units
+from outliers.show.tables import cell, scatter_note
+from outliers.show.value import Value, exact, value_of, with_paired_errors
+from outliers.show.words import percent
+from tests.conftest import STORIES, needs_shared
+
+RESAMPLES = 2000
+MODELS = ["pocket/gpt2-1.7m", "pocket/opt-1.7m", pytest.param(str(STORIES), marks=needs_shared, id="stories260K")]
+
+
+def measured(model: str, variants: list[str], folder, metrics=("perplexity",), **fields) -> list[dict]:
+    fields = {"block": 48, "blocks": 48} | fields
+    return run(Cells(models=[model], metrics=list(metrics), variants=variants, **fields), folder)
+
+
+def bootstrap(statistic, *columns: list[float]) -> float:
+    """The standard deviation of a statistic of the sums of columns, over resamples of their units."""
+    table, generator = np.array(columns), np.random.default_rng(0)
+    resamples = (generator.integers(table.shape[1], size=table.shape[1]) for _ in range(RESAMPLES))
+    return statistics.stdev(statistic(*table[:, chosen].sum(1)) for chosen in resamples)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_closed_formulas_equal_a_bootstrap(model, tmp_path):
+    exact, absmax = measured(model, ["fp32", "absmax"], tmp_path)
+    sums, counts = (exact["unit_sums"], absmax["unit_sums"]), exact["unit_counts"]
+    alone = bootstrap(lambda total, count: math.exp(total / count), sums[1], counts)
+    assert absmax["standard_error"] == pytest.approx(alone, rel=0.05)
+    difference = bootstrap(lambda one, other, count: math.exp(other / count) - math.exp(one / count), *sums, counts)
+    assert absmax["paired_error"] == pytest.approx(difference, rel=0.05)
+    increase = bootstrap(lambda one, other, count: math.exp((other - one) / count) - 1, *sums, counts)
+    assert value_of(absmax).beside(value_of(exact)).error == pytest.approx(increase, rel=0.05)
+    assert absmax["paired_error"] < absmax["standard_error"] / 3, "pairs share what is hard in the text"
+
+
+def test_units_of_a_row_are_the_losses_of_blocks(tmp_path):
+    """As transformers computes them."""
+    (row,) = measured("pocket/gpt2-0.1m", ["fp32"], tmp_path, blocks=3)
+    model, tokenizer = load_model("pocket/gpt2-0.1m"), load_tokenizer("pocket/gpt2-0.1m")
+    blocks = load_text("sample", tokenizer, 48, 3)
+    expected = [47 * model(block[None], labels=block[None]).loss.item() for block in blocks]
+    assert row["unit_sums"] == pytest.approx(expected, rel=1e-5)
+    assert row["unit_counts"] == [47] * 3
+
+
+def test_units_are_documents_where_these_stand_for_themselves(tmp_path):
+    (row,) = measured("pocket/gpt2-0.1m", ["fp32"], tmp_path, block=256, blocks=8, documents=True)
+    assert len(row["unit_sums"]) > 8
+    assert math.exp(sum(row["unit_sums"]) / sum(row["unit_counts"])) == pytest.approx(row["value"], rel=1e-9)
+
+
+@pytest.mark.parametrize("metric", ["agreement", "top1"])
+def test_units_add_up_to_every_value(metric, tmp_path):
+    for row in measured("pocket/gpt2-0.1m", ["absmax"], tmp_path, [metric], blocks=4):
+        assert sum(row["unit_sums"]) / sum(row["unit_counts"]) == pytest.approx(row["value"], rel=1e-9)
+        by_block = [total / count for total, count in zip(row["unit_sums"], row["unit_counts"], strict=True)]
+        assert row["standard_error"] == pytest.approx(statistics.stdev(by_block) / 2, rel=1e-6)
+
+
+def test_units_are_means_over_draws(tmp_path):
+    (row,) = measured("pocket/gpt2-0.1m", ["absmax"], tmp_path, blocks=3, draws=2)
+    by_mean = math.exp(sum(row["unit_sums"]) / sum(row["unit_counts"]))
+    assert by_mean == pytest.approx(row["value"], rel=1e-4)
+    assert row["standard_deviation"] > 0
+
+
+def test_one_block_has_no_error(tmp_path):
+    rows = measured("pocket/gpt2-0.1m", ["fp32", "absmax"], tmp_path, blocks=1)
+    assert not any("standard_error" in row or "paired_error" in row for row in rows)
+    assert value_of(rows[0]).bar is None
+    assert "±" not in cell(".2f", *value_of(rows[1]).shown)
+
+
+def losses(count: int) -> list[float]:
+    generator = random.Random(0)
+    return [generator.gammavariate(1, 3) for _ in range(count)]
+
+
+def test_tokens_as_units_are_the_rule_of_llama_cpp():
+    """Its perplexity tool: sqrt((mean of squares − square of mean) / (tokens − 1)) times the perplexity."""
+    found = losses(500)
+    mean = sum(found) / len(found)
+    theirs = math.exp(mean) * math.sqrt((sum(loss**2 for loss in found) / len(found) - mean**2) / (len(found) - 1))
+    residuals = units.residuals(found, [1] * len(found), math.exp(mean))
+    assert units.standard_error(residuals) == pytest.approx(theirs, rel=1e-12)
+
+
+def test_questions_as_units_are_the_rule_of_lm_eval():
+    """`mean_stderr`, and its bootstrap of a perplexity over documents."""
+    metrics = pytest.importorskip("lm_eval.api.metrics")
+    right = [float(loss < 2) for loss in losses(300)]
+    found = units.standard_error(units.residuals(right, [1] * len(right)))
+    assert found == pytest.approx(metrics.mean_stderr(right), rel=1e-12)
+    counts = [1 + number % 7 for number in range(300)]
+    sums = [loss * count for loss, count in zip(losses(300), counts, strict=True)]
+    perplexity = metrics.weighted_perplexity([(-total, count) for total, count in zip(sums, counts, strict=True)])
+    theirs = bootstrap(lambda total, count: math.exp(total / count), sums, counts)
+    assert units.standard_error(units.residuals(sums, counts, perplexity)) == pytest.approx(theirs, rel=0.05)
+
+
+def row(sums: list[float], variant: str = "absmax", **fields) -> dict:
+    value = math.exp(sum(sums) / len(sums) / 10)
+    about = {"metric": "perplexity", "model": "m", "variant": variant, "tokens_hash": "t", "value": value}
+    return about | {"unit_sums": sums, "unit_counts": [10] * len(sums)} | fields
+
+
+HARD = [10.0, 40.0, 20.0, 30.0, 12.0, 36.0, 24.0, 28.0]  # losses of blocks, which differ much
+
+
+def test_variants_pair_with_each_other_and_not_by_their_own_errors():
+    first = value_of(row([loss + 1 for loss in HARD], standard_deviation=0.0))
+    second = value_of(row([loss + 1 + 0.01 * number for number, loss in enumerate(HARD)], standard_deviation=0.0))
+    baseline = value_of(row(HARD, "fp32", standard_deviation=0.0))
+    assert second.is_above(first), "each block costs more"
+    assert second.beside(baseline).is_above(first.beside(baseline))
+    of_other_text = second._replace(pairs=second.pairs._replace(text="other"))
+    assert not of_other_text.is_above(first), "by their own errors nothing is seen"
+
+
+def test_the_bar_is_of_text_and_rounding_together():
+    baseline, cost = value_of(row(HARD, "fp32")), [1.0, 1.2, 0.8, 1.1, 0.9, 1.0, 1.3, 0.7]
+    changed = value_of(row([loss + more for loss, more in zip(HARD, cost, strict=True)], standard_deviation=0.05))
+    increase = changed.beside(baseline)
+    assert increase.bar == pytest.approx(math.hypot(increase.error, 0.05 / baseline.mean))
+    assert increase.error == pytest.approx((1 + increase.mean) * statistics.stdev(cost) / 10 / math.sqrt(8))
+    assert increase.is_above(exact(0))
+    noisy = increase._replace(deviation=increase.mean)
+    assert not noisy.is_above(exact(0)), "rounding counts"
+
+
+def test_few_blocks_bear_no_claim():
+    baseline, changed = (row([loss + more for loss in HARD], "fp32", standard_deviation=0.0) for more in (0, 1))
+    assert value_of(changed).beside(value_of(baseline)).is_above(exact(0))
+    for of_row in (baseline, changed):
+        of_row["unit_sums"], of_row["unit_counts"] = of_row["unit_sums"][:7], of_row["unit_counts"][:7]
+    assert not value_of(changed).beside(value_of(baseline)).is_above(exact(0)), "seven are fewer than eight"
+
+
+def test_rows_without_units_are_as_they_were():
+    old = {"metric": "perplexity", "model": "m", "variant": "absmax", "value": 9.0, "standard_deviation": 0.1}
+    assert value_of(old) == Value(9.0, 0.1)
+    assert value_of(old).beside(exact(6.0)).bar == pytest.approx(0.1 / 6)
+    assert with_paired_errors([old, old | {"variant": "fp32"}]) == [old, old | {"variant": "fp32"}]
+    assert scatter_note([old | {"draws": 4}]).startswith("Mean ± standard deviation over 4 draws")
+
+
+def test_a_note_says_what_the_bar_is():
+    rows = with_paired_errors(
+        [row(HARD, "fp32", standard_error=1.0), row([loss + 1 for loss in HARD], standard_error=1)]
+    )
+    assert "standard error over the text (8 blocks) of the difference" in scatter_note(rows)
+    drawn = scatter_note([one | {"draws": 6} for one in rows])
+    assert "standard deviation over 6 draws of rounding" in drawn
+    assert "claim" not in drawn
+    few = [one | {"unit_sums": one["unit_sums"][:5]} for one in rows]
+    assert "A claim needs 8 blocks." in scatter_note(few)
+
+
+def test_pairs_are_of_one_model_and_text():
+    rows = [row(HARD, "fp32"), row([loss + 1 for loss in HARD]), row(HARD, tokens_hash="u"), row(HARD, model="n")]
+    assert ["paired_error" in one for one in with_paired_errors(rows)] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("form", "value", "bar", "expected"),
+    [
+        (".4f", 0.7364, 0.0117, "0.736±0.012"),
+        ("+.2f", -0.04, 0.004, "-0.040±0.004"),
+        (".2f", 31.314, 0.0000001, "31.31"),
+        (".2f", 31.314, 1.84, "31.3±1.8"),
+        (".2f", 110.2, 37.0, "110±37"),
+        (".2e", 1.2345e-4, 1.1e-5, "1.23e-04±1.1e-05"),
+        (".2e", 0.0, 1.1e-5, "0.0e+00±1.1e-05"),
+        (".6g", 131.0909, 0.37, "131.1±0.4"),
+        (".6g", 131.0909, None, "131.091"),
+        (".2f", 31.314, math.nan, "31.31"),
+    ],
+)
+def test_digits_of_a_cell_follow_the_bar(form, value, bar, expected):
+    assert cell(form, value, bar) == expected
+
+
+@pytest.mark.parametrize(
+    ("share", "bar", "expected"),
+    [
+        (0.003, 0.0012, "+0.30 % ± 0.12"),
+        (-0.0004, 0.00004, "−0.040 % ± 0.004"),
+        (8.89, 0.56, "+889 % ± 56"),
+        (0.0131, 0.0004, "+1.31 % ± 0.04"),
+        (0.0, 0.0, "0.00 %"),
+        (1.088, None, "+108.8 %"),
+    ],
+)
+def test_digits_of_a_change_follow_the_bar(share, bar, expected):
+    assert percent(share, bar) == expected
+
+
+def test_bits_per_byte_have_the_bytes_of_their_blocks(tmp_path):
+    fp32, absmax = measured("pocket/gpt2-0.1m", ["fp32", "absmax"], tmp_path, blocks=16)
+    total = math.log2(math.e) * sum(absmax["unit_sums"]) / sum(absmax["unit_bytes"])
+    assert total == pytest.approx(absmax["bits_per_byte"], rel=1e-9)
+    difference = value_of(absmax, "bits_per_byte").minus(value_of(fp32, "bits_per_byte"))
+    assert 0 < difference.error < value_of(absmax, "bits_per_byte").minus(exact(0)).error / 3
+    assert torch.tensor(absmax["unit_bytes"]).sum() == absmax["bytes"]
