@@ -422,7 +422,8 @@ def test_a_page_without_an_explorer_embeds_nothing(path):
 
 def test_the_set_look():
     specs = experiments("look")
-    assert [spec.shows for spec in specs] == ["trace", "origins", "ablation", "damage", "sweep", "token_losses"]
+    shown = ["trace", "origins", "ablation", "damage", "sweep", "token_losses", "continuation"]
+    assert [spec.shows for spec in specs] == shown
     specs = experiments("look", models=["pocket/gpt2-0.1m"])
     assert {getattr(spec, "model", None) or spec.models[0] for spec in specs} == {"pocket/gpt2-0.1m"}
     with pytest.raises(UserError, match="takes one model, got 2"):

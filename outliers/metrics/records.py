@@ -123,6 +123,16 @@ class Candidates(Metric):
     controls: Repeats = Field(default=10, description="Weights nearest in magnitude, to compare each with.")
 
 
+class Continuation(Metric):
+    """The most probable continuation of the beginning of a text, token by token."""
+
+    name = "continuation"
+    needs = ("prompt_text", "continuation", "continuation_ids")
+
+    prompt: Count = Field(128, description="Tokens of the text that are continued, at most a block.")
+    tokens: Count = Field(40, description="Tokens of the continuation.")
+
+
 class Errors(Metric):
     """‖Y_q − Y‖² / ‖Y‖² of each projection, over all tokens and for the mean token, from inputs without the scheme."""
 

@@ -101,6 +101,7 @@ BEYOND = {
     "damage": Artefact("Damage", Damage),
     "sweep": Artefact("Sweep", Experiment),
     "token_losses": Artefact("Loss by token", Cells),
+    "continuation": Artefact("Continuations", Cells),
     "remedies": Artefact("Remedies", Cells, section=remedies_section),
     "attention": Artefact("Attention in int8", Experiment, section=attention_section),
     "causes": Artefact("Causes", Training, section=causes_section),

@@ -8,6 +8,7 @@ OF_METRICS = {
     "latency": "outliers.views.latency:latency_section",
     "memory": "outliers.views.memory:memory_section",
     "linear_layer": "outliers.views.linear_layer:speed_section",
+    "continuation": "outliers.views.continuation:continuation_section",
     "keys": "outliers.views.keys:keys_section",
     "origins": "outliers.views.origins:origins_section",
     "range": "outliers.views.range:range_section",

@@ -1,0 +1,69 @@
+"""Greedy continuation of the beginning of a text."""
+
+import sys
+from collections.abc import Iterable
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from outliers.errors import UserError
+from outliers.metrics.measurement import OnePass
+from outliers.models.anatomy import context_length, family_of
+from outliers.models.anatomy.causal import CAUSAL
+from outliers.models.decoder import inference, under
+from outliers.models.stream import Variant
+from outliers.subjects.bench import Bench
+from outliers.subjects.cell import Cell
+
+
+class OfContinuation(OnePass):
+    """Continues the first tokens of the first block."""
+
+    unit = "text"
+    splits = False
+
+    def check(self, cell: Cell) -> None:
+        subject = cell.subject
+        if (family := family_of(subject.config).name) != CAUSAL.name:
+            raise UserError(f"'{subject.model}' is of the family '{family}' and continues no text; use another metric")
+        if getattr(subject.settings, "stream", False):
+            raise UserError("a continuation reads all layers for each token; leave --stream out")
+        if _prompt_length(cell) < 1:
+            raise UserError(
+                f"{cell.metric.tokens} further tokens are more than the context of '{subject.model}' has; use fewer"
+            )
+
+    def observed(
+        self, _bench: Bench, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
+    ) -> list[int]:
+        prompt = next(iter(blocks))[: _prompt_length(cell)]
+        with under(model, variant) as (changed, _):
+            return continued(changed, prompt, cell.metric.tokens)
+
+    def values(self, cell: Cell, answers: list[list[int]]) -> list[dict]:
+        (ids,), tokenizer = answers, cell.subject.reader
+        prompt = cell.subject.blocks[0][: _prompt_length(cell)].tolist()
+        texts = {"prompt_text": tokenizer.decode(prompt), "continuation": tokenizer.decode(ids)}
+        return [{"metric": "continuation", "value": len(ids), "unit": "tokens", **texts, "continuation_ids": ids}]
+
+
+def _prompt_length(cell: Cell) -> int:
+    """Return how many tokens of the block are continued: as many as the context has room for."""
+    context = context_length(cell.subject.config) or sys.maxsize
+    return min(cell.metric.prompt, cell.subject.settings.block, context - cell.metric.tokens)
+
+
+@inference
+def continued(model: PreTrainedModel, prompt: torch.Tensor, tokens: int) -> list[int]:
+    """Return the most probable next tokens behind a prompt (T,), one after the other, until a text ends."""
+    greedy = GenerationConfig(
+        do_sample=False,
+        max_new_tokens=tokens,
+        eos_token_id=model.config.eos_token_id,
+        pad_token_id=model.config.eos_token_id,
+    )
+    ids = prompt[None].to(model.device)
+    return model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=greedy)[0, len(prompt) :].tolist()
+
+
+MEASUREMENT = OfContinuation()

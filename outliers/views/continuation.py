@@ -1,0 +1,50 @@
+"""Continuations of one prompt under several variants as a table and sentences."""
+
+from itertools import takewhile
+
+import pandas as pd
+
+from outliers.models.names import short_name
+from outliers.quantization.schemes import BASELINE
+from outliers.show.section import Finding, Section, of_subjects, together
+from outliers.show.tables import Table
+
+COLUMNS = (
+    ("variant", "{variant}"),
+    ("tokens as fp32", "{shared:.0f}"),
+    ("continuation", lambda row: repr(row["continuation"])),
+)
+
+
+def continuation_section(rows: list[dict]) -> Section:
+    """The continuations of each model; rows of other metrics are left out."""
+    rows = [row for row in rows if row["metric"] == "continuation"]
+    by_model = of_subjects([row | {"under": row["variant"], "variant": BASELINE} for row in rows], _section)
+    return together("Continuations", by_model)
+
+
+def _section(rows: list[dict], ending: str) -> Section:
+    name = short_name(rows[0]["model"])
+    exact = next((row["continuation_ids"] for row in rows if row["under"] == BASELINE), None)
+    data = pd.DataFrame(rows).reindex(columns=["under", "continuation", "continuation_ids"])
+    data = data.rename(columns={"under": "variant"})
+    data["shared"] = [None if exact is None else _shared(exact, ids) for ids in data.pop("continuation_ids")]
+    caption = f"Greedy continuations by {name} of: {rows[0]['prompt_text']!r}"
+    table = Table.of(f"continuations{ending}", caption, COLUMNS, data, names=("variant", "continuation"))
+    findings = [
+        Finding(_said(name, row, len(exact)), table.name)
+        for row in data[data["variant"] != BASELINE].to_dict("records")
+        if exact is not None
+    ]
+    return Section(f"Continuations by {name}", rows, table.printed, [table], findings=findings)
+
+
+def _shared(one: list[int], other: list[int]) -> int:
+    """The number of first tokens that two continuations have in common."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def _said(name: str, row: dict, tokens: int) -> str:
+    if row["shared"] == tokens:
+        return f"Under {row['variant']} {name} continues a text with the same {tokens} tokens."
+    return f"Under {row['variant']} {name} continues a text with other tokens, from token {row['shared'] + 1:.0f} on."
