@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 from typer import Argument, Option
 
 from outliers.errors import UserError, unknown_name
-from outliers.files import writing
+from outliers.files import PAGE, writing
 from outliers.specification.fields import MODEL, resolved
 from outliers.specification.files import experiment_files, is_experiment, specify
 from outliers.specification.kinds import Named
@@ -184,12 +184,12 @@ def is_meant_as_experiment(name: str) -> bool:
 def _measure(name: str, spec: Named, out: Path | None, force: bool, view: str) -> None:
     """Print and write what a specification measures, or print what the same run printed before; what needs torch is
     imported after a look at the models."""
-    from outliers.runs.again import keep, key_of, printed
+    from outliers.runs.again import keep, key_of, printed, request_of, turn_to
     from outliers.runs.free import check_room_for_imports
     from outliers.specification.door import checked
 
     folder, key = out or spec.folder, key_of(checked(spec), typed(name))
-    if not force and (text := printed(folder, key)):
+    if not force and (text := printed(key, folder)):
         print(text)
         return
 
@@ -198,12 +198,15 @@ def _measure(name: str, spec: Named, out: Path | None, force: bool, view: str) -
     from outliers.runs.run import check_all_measured, run
 
     rows = run(spec, folder, force)
-    from outliers.show.write import write  # after what is measured, as the view
+    from outliers.show.write import files_of, write  # after what is measured, as the view
 
-    text = write(resolved(view)(spec, folder, rows), folder, typed(name))
+    section = resolved(view)(spec, folder, rows)
+    turn_to(folder, request_of([spec]))
+    text = write(section, folder, typed(name))
     print(text)
+    failed = any("failed" in row for row in rows)
+    keep(folder, [spec], None if failed else key, typed(name), [*files_of(section), PAGE], text)
     check_all_measured(rows)
-    keep(folder, key, text)
 
 
 def _redraw(name: str, kind: type[Named], folder: Path, out: Path | None, others: list) -> None:

@@ -15,7 +15,7 @@ import shlex
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -23,6 +23,8 @@ from filelock import FileLock, Timeout
 from outliers.errors import UserError
 
 LOCK, OWNER = ".lock", ".owner"
+PAGE = "report.html"
+EARLIER = "earlier"  # in a folder: what other requests than the last one left, a folder each
 TIME = "%Y-%m-%d %H:%M:%S"
 KINDS = {
     stat.S_IFDIR: "a folder",
@@ -48,6 +50,21 @@ def write_whole(path: Path, content: str | bytes) -> None:
     with writing(path.parent), new_part(path) as part:
         part.write_bytes(content.encode() if isinstance(content, str) else content)
         os.replace(part, path)
+
+
+def move(source: Path, target: Path, names: Iterable[str]) -> None:
+    """Move files of a folder, those of them that are there, into another one, in the place of those of the same names;
+    folders that get empty go."""
+    with writing(target):
+        for name in names:
+            if os.path.lexists(source / name):
+                check_replaceable(target / name)
+                (target / name).parent.mkdir(parents=True, exist_ok=True)
+                os.replace(source / name, target / name)
+        if source.parent.name == EARLIER and source.is_dir():
+            for folder in (source, source.parent):
+                with contextlib.suppress(OSError):  # something else is in it
+                    folder.rmdir()
 
 
 def check_replaceable(path: Path) -> None:

@@ -23,12 +23,14 @@ Examples:
 `python -m outliers.report published smollm2-135m`
 """
 
+from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option
 
 from outliers.app import Models, is_meant_as_experiment, models_of, run
-from outliers.terminal.command import Force, Out
+from outliers.runs.again import key_of_report, printed
+from outliers.terminal.command import Force, Out, typed
 
 DEFAULT, PUBLISHED = "pocket", "published"
 EXPERIMENTS = (
@@ -48,9 +50,6 @@ def report(
     force: Force = False,
 ) -> None:
     """Print tables and figures of experiments, or published facts beside measured ones."""
-    from outliers.paper.report import report as make
-    from outliers.runs.run import check_all_measured
-
     places, models = places or [], models or []
     if places and places[0] == PUBLISHED:
         from outliers.paper.agreement import report as compare
@@ -58,8 +57,16 @@ def report(
         print(compare([*places[1:], *models_of(models)], device or "cpu", out, redraw))
         return
     name, *others = places if places and is_meant_as_experiment(places[0]) else [DEFAULT, *places]
-    printed, rows = make(name, out, force, redraw, device, models_of([*others, *models]))
-    print(printed)
+    folders = [out] if out else [Path("results", name), *Path("results", name).glob("*/")]
+    if not (force or redraw or Path(name).suffix) and (text := printed(key_of_report(typed("report")), *folders)):
+        print(text)
+        return
+
+    from outliers.paper.report import report as make
+    from outliers.runs.run import check_all_measured
+
+    text, rows = make(name, out, force, redraw, device, models_of([*others, *models]))
+    print(text)
     check_all_measured([] if redraw else rows)
 
 

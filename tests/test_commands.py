@@ -103,9 +103,48 @@ def test_a_finished_run_prints_again_without_torch(monkeypatch, capsys, tmp_path
     assert len(ran) == len(changes) + 2
 
 
+def bare(page: Path) -> str:
+    """A page without what keeps its options whole."""
+    return re.sub('<span class="whole">(.*?)</span>', r"\1", page.read_text())
+
+
+def test_a_page_of_another_request_stays(monkeypatch, capsys, tmp_path):
+    """Each is shown in its turn, the others beside it, and none is drawn again."""
+    out = tmp_path / "out"
+    small = [*SMALL[:4], *SMALL[6:], "--out", str(out)]
+    arguments = {blocks: [*small, "--blocks", blocks] for blocks in ("1", "2", "3")}
+    first = {blocks: call(monkeypatch, capsys, *given) for blocks, given in arguments.items()}
+    ran = []
+    monkeypatch.setattr(module, "run", lambda *given: ran.append(given))
+    for blocks in ("1", "3", "2", "2", "1"):
+        assert call(monkeypatch, capsys, *arguments[blocks]) == (0, first[blocks][1], "")
+        page, _, others = bare(out / "report.html").partition('<p id="others">')
+        assert f"--blocks {blocks}<" in page
+        links = re.findall(r'<a href="(earlier/\w+/report.html)"><code>(.*?)</code>', others)
+        assert len(links) == 2
+        for place, command in links:
+            page, _, others = bare(out / place).partition('<p id="others">')
+            assert command in page and 'href="../../report.html"' in others
+            assert (out / place).with_name("table1.csv").exists()
+        assert {path.name for path in out.iterdir()} >= {"rows.jsonl", "table1.csv", "perplexity.png"}
+    assert not ran
+
+
+def test_a_finished_page_of_a_model_prints_again_at_once(monkeypatch, capsys, tmp_path):
+    look = ["look", "pocket/gpt2-0.1m", "--out", str(tmp_path)]
+    spec = [one for one in artefacts.experiments(*look[:1], models=look[1:2]) if one.shows == "trace"]
+    monkeypatch.setattr(artefacts, "experiments", lambda *given: spec)
+    first = call(monkeypatch, capsys, *look, command="report")
+    monkeypatch.setattr(artefacts, "report", None)
+    assert call(monkeypatch, capsys, *look, command="report") == (0, first[1], "")
+    (tmp_path / "report.html").write_text("")
+    with pytest.raises(TypeError):
+        call(monkeypatch, capsys, *look, command="report")
+
+
 def test_what_is_of_the_hub_is_never_taken_as_it_was():
     fields = {"models": ["pocket/gpt2-0.1m"], "text": "sample"}
-    keys = [key_of(Experiment(**fields | of_hub), "sweep") for of_hub in ({}, {"text": "c4"}, {"models": ["gpt2"]})]
+    keys = [key_of("sweep", [Experiment(**fields | of_hub)]) for of_hub in ({}, {"text": "c4"}, {"models": ["gpt2"]})]
     assert [key is None for key in keys] == [False, True, True]
 
 

@@ -77,6 +77,28 @@ def test_a_kept_trace_without_tokens_is_made_again_for_them(tmp_path):
     assert (tmp_path / "trace.safetensors").stat().st_mtime_ns == written
 
 
+def test_traces_of_all_requests_are_kept(tmp_path, monkeypatch):
+    """The last one in its place, others below `earlier`, with what was made of them; none is traced again."""
+    specs = {blocks: OneModel(**TRACED | {"blocks": blocks}, masks=True) for blocks in (6, 2, 4)}
+    kept, beside = {}, ["excerpt.safetensors", "masks.safetensors", "masks.json"]
+    for blocks, spec in specs.items():
+        kept[blocks] = trace_model(spec, tmp_path)[1]
+        kept[blocks, "beside"] = [(tmp_path / file).read_bytes() for file in beside]
+        assert Trace.load(tmp_path / "trace").sequences == blocks
+
+    def never(*_given):
+        raise AssertionError("traced again")
+
+    for what in ("traces", "excerpt", "masks"):
+        monkeypatch.setattr(f"outliers.metrics.trace.{what}", never)
+    for blocks in (6, 2, 4, 4, 6):
+        found, rows = trace_model(specs[blocks], tmp_path)
+        assert (found.sequences, rows) == (blocks, kept[blocks])
+        assert [(tmp_path / file).read_bytes() for file in beside] == kept[blocks, "beside"]
+    aside = [{file.name for file in place.iterdir()} for place in (tmp_path / "earlier").iterdir()]
+    assert aside == [{"trace.safetensors", *beside}] * 2
+
+
 def test_a_kept_trace_of_other_roles_is_not_taken_for_this(tmp_path):
     """As a version of this project that traced fewer has left it."""
     found, rows = trace_model(OneModel(**TRACED), tmp_path)

@@ -1,5 +1,7 @@
 """The trace of a text: where hidden states have outlier features, and how large they are."""
 
+import hashlib
+import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +14,7 @@ import pandas as pd
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.files import check_replaceable
+from outliers.files import EARLIER, check_replaceable, move
 from outliers.metrics.attention import PROBABILITIES
 from outliers.metrics.measurement import Keeps, OnePass
 from outliers.metrics.records import KeptTrace
@@ -30,11 +32,13 @@ from outliers.terminal.interrupt import asked_to_stop, stop_if_asked
 from outliers.tracing.excerpt import Excerpt, excerpt, telling_features
 from outliers.tracing.masks import Masks, masks
 from outliers.tracing.result import STREAM, Trace, merged
+from outliers.tracing.store import about_of
 from outliers.tracing.table4 import trace_row
 from outliers.tracing.trace import traces
 
 # In the folder of the rows.
-STEM, EXCERPT, IMATRIX, MASKS = "trace", "excerpt.safetensors", "imatrix.gguf", "masks"
+STEM, EXCERPT, IMATRIX = "trace", "excerpt.safetensors", "imatrix.gguf"
+MASKS, MASKS_LISTED = "masks.safetensors", "masks.json"
 SECONDS_BETWEEN_SAVES = 30
 logger = logging.getLogger(__name__)
 
@@ -53,8 +57,10 @@ def traced(cell: Cell, facts: dict, planner: Any) -> list[tuple]:
     text is kept beside each, but of a streamed model; and what else was asked for.
     """
     folder, metric = planner.rows.folder, cell.metric
-    stems = [folder / of_view(STEM, stack) for stack in view_names(cell.subject.config)]
+    stacks = view_names(cell.subject.config)
+    stems = [folder / of_view(STEM, stack) for stack in stacks]
     about = cell.subject.asked | facts | {"roles": metric.roles}
+    _turn_to(about, folder, stacks, planner.force)
     with measuring(cell.subject.settings.device) as reading:
         traces_so_far = [] if planner.force else saved_traces(stems, about, metric.tokens, len(cell.subject.blocks))
     if traces_so_far and "weights_hash" not in facts:
@@ -74,13 +80,41 @@ def traced(cell: Cell, facts: dict, planner: Any) -> list[tuple]:
         _save(traces_so_far, stems)
     for trace in traces_so_far if metric.imatrix else ():
         trace.save_imatrix(folder / of_view(IMATRIX, trace.stack))
-    if metric.masks:
+    if metric.masks and not _is_newer(folder / MASKS, folder / f"{STEM}.safetensors"):
         ((_, marked),) = planner.results([Task("masks", _masks, cell.subject, (facts, traces_so_far[0]))])
-        marked.save(folder / MASKS)
+        marked.save(folder / Path(MASKS).stem)
     if not cell.subject.settings.stream:  # which would read all layers once more for it
         for trace in traces_so_far:
             _keep_excerpt(cell.subject, facts, planner, trace)
     return [([traces_so_far], {"weights_hash": about["weights_hash"]}, joined(costs or [reading.fields]))]
+
+
+def _turn_to(about: dict, folder: Path, stacks: Sequence[str], force: bool) -> None:
+    """Move the traces of another request out of a folder, with what was made of them, and those of this one back.
+
+    Raises UserError where they are of another model, unless it is forced.
+    """
+    files = [f"{STEM}.safetensors", EXCERPT, IMATRIX]
+    names = [of_view(file, stack) for stack in stacks for file in files] + [MASKS, MASKS_LISTED]
+    check_replaceable(folder / names[0])
+    if shown := about_of(folder / names[0]):
+        theirs, ours = ((one.get("model", ""), one.get("checkpoint")) for one in (about | shown, about))
+        if not force:
+            check_alone(folder, theirs, ours)
+        if _request(shown) != _request(about):
+            move(folder, folder / EARLIER / _request(shown), names)
+    if not (folder / names[0]).exists():
+        move(folder / EARLIER / _request(about), folder, names)
+
+
+def _request(about: dict) -> str:
+    """A name of all that a trace is about, but for weights and code, which change without it."""
+    asked = {name: value for name, value in about.items() if name not in ("weights_hash", "code")}
+    return f"{STEM}-{hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]}"
+
+
+def _is_newer(file: Path, than: Path) -> bool:
+    return file.is_file() and file.stat().st_mtime_ns > than.stat().st_mtime_ns
 
 
 def _save(traces_so_far: list[Trace], stems: list[Path]) -> None:
@@ -131,8 +165,8 @@ def saved_traces(stems: list[Path], about: dict, tokens: bool, most: int) -> lis
 def _saved_trace(stem: Path, about: dict, tokens: bool, most: int) -> Trace | None:
     """The saved trace, as far as it is known of a streamed model to be the same.
 
-    None where there is nothing of it, or where tokens are asked for that it has not. Raises UserError where that of
-    another model, or something else than a file, stands where it is to be saved.
+    None where there is nothing of it, or where tokens are asked for that it has not. Raises UserError where something
+    else than a file stands where it is to be saved.
     """
     file = stem.with_name(f"{stem.name}.safetensors")
     check_replaceable(file)
@@ -143,8 +177,6 @@ def _saved_trace(stem: Path, about: dict, tokens: bool, most: int) -> Trace | No
     except UserError as error:
         logger.info(f"{error}; this run does")
         return None
-    theirs, ours = ((one.get("model", ""), one.get("checkpoint")) for one in (about | trace.about, about))
-    check_alone(stem.parent, theirs, ours)
     unknown = {"weights_hash"} - about.keys()
     same = {field: trace.about[field] for field in trace.about.keys() - unknown} == about
     whole = trace.names or not tokens

@@ -7,19 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outliers.errors import NoOutlier, UserError, unknown_name
-from outliers.files import write_whole
+from outliers.files import PAGE, write_whole
 from outliers.models.names import short_name
 from outliers.paper.artefacts import ARTEFACTS, BEYOND
 from outliers.paper.published import comparison
 from outliers.paper.shown import show
 from outliers.presets.emergence import OneModel
+from outliers.runs.again import keep, key_of_report, request_of, turn_to
 from outliers.show.page import page
 from outliers.show.section import Section, section_of
 from outliers.show.value import records
-from outliers.show.write import write_files
+from outliers.show.write import files_of, write_files
 from outliers.specification.files import experiment_files, make_experiment, read_experiment
 from outliers.specification.kinds import Named
-from outliers.terminal.command import called
+from outliers.terminal.command import called, typed
 
 if TYPE_CHECKING:
     from outliers.subjects.bench import Bench
@@ -108,14 +109,26 @@ def report(
     sections: list[Section] = []
     for measurement, spec, place in zip(asked, specs, places, strict=True):
         sections.append(_without_repeats(shown_section(spec, place, *known[measurement]), sections))
-    command = [*called("report"), name, *models, *(["--device", device] if device else [])]
+    command = shlex.join([*called("report"), name, *models, *(["--device", device] if device else [])])
+    turn_to(folder, request_of(specs))
+    wrote = [PAGE]
     for section, place in zip(sections, places, strict=True):
         if section.rows:
             write_files(section, place)
-    write_whole(folder / "report.html", page(_title(name, specs), sections, shlex.join(command)))
-    printed = [f"{section.title}\n{'=' * len(section.title)}\n\n{section.terminal}" for section in sections]
-    printed.append(f"Rows, tables, figures and page: {folder}/report.html")
-    return "\n" + "\n\n\n".join(printed), [row for rows, _ in known.values() for row in rows]
+            wrote += [str((place / file).relative_to(folder)) for file in files_of(section)]
+    write_whole(folder / PAGE, page(_title(name, specs), sections, command))
+    printed_sections = [f"{section.title}\n{'=' * len(section.title)}\n\n{section.terminal}" for section in sections]
+    printed_sections.append(f"Rows, tables, figures and page: {folder}/{PAGE}")
+    text = "\n" + "\n\n\n".join(printed_sections)
+    rows = [row for rows, _ in known.values() for row in rows]
+    again = redraw or any("failed" in row for row in rows) or not all(map(_is_final, known.values()))
+    keep(folder, specs, None if again else key_of_report(typed("report")), command, dict.fromkeys(wrote), text)
+    return text, rows
+
+
+def _is_final(measured: tuple[list[dict], list]) -> bool:
+    """Whether nothing is left to measure of an experiment: a model without outliers has nothing to ablate."""
+    return all(isinstance(reason, NoOutlier) for reason in measured[1])
 
 
 def _all_measured(asked: dict[str, tuple[Named, Path]], force: bool) -> dict[str, tuple[list[dict], list]]:

@@ -1,11 +1,16 @@
-"""A finished run that is asked for again: what it printed, while nothing changed that this follows from."""
+"""A finished run that is asked for again: what it printed, while nothing changed that this follows from.
+
+A folder shows the page of the last request. Pages of earlier requests are kept below `earlier/`, and linked.
+"""
 
 import hashlib
+import html
 import json
 import os
 import platform
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -15,11 +20,13 @@ from pydantic import BaseModel
 
 import outliers
 from outliers.errors import UserError
-from outliers.files import read_whole, write_whole
+from outliers.files import EARLIER, PAGE, move, read_whole, write_whole
 from outliers.models.config_file import FILE as CONFIG
 from outliers.models.pocket.ladder import LADDER
 from outliers.models.source import local_place
+from outliers.runs.rows import FILE as ROWS
 from outliers.specification.fields import OF_A_FILE, OF_A_MODEL
+from outliers.specification.files import experiment_files
 from outliers.specification.kinds import Named
 from outliers.text.documents import HUB
 from outliers.variants.together import others_of
@@ -29,6 +36,8 @@ MOST_BYTES = 2**26
 VARIABLES = ("CUDA", "MKL", "OMP", "OUTLIER", "TRITON")  # beginnings of the names of those that change a run
 CODE = [Path(package.__file__).parent for package in (outliers, outlier_kernels)]
 INSTALLED = Path(typer.__file__).parent.parent  # a folder that changes with every package in it
+RECORD = {"request", "key", "command", "named", "wrote", "files", "printed"}
+OTHERS = re.compile('(<p id="others">).*?(</p>)', re.DOTALL)  # in a page, the links to those of other requests
 
 
 def key_of(spec: Named, command: str) -> str | None:
@@ -38,11 +47,30 @@ def key_of(spec: Named, command: str) -> str | None:
     """
     if not is_here(spec):
         return None
-    files = [path for path in map(Path, named(spec, OF_A_FILE)) if path.exists()]
-    files += [file for name in named(spec, OF_A_MODEL) for file in _files_of(local_place(name))]
+    return _key(command, spec, *_files_named(spec))
+
+
+def key_of_report(command: str) -> str:
+    """A key of what a report follows from beside the files that its experiments name; these need not be read for it."""
+    return _key(command, None, *experiment_files().values())
+
+
+def _key(command: str, spec: Named | None, *files: Path) -> str:
     variables = sorted(pair for pair in os.environ.items() if pair[0].startswith(VARIABLES))
     here = [sys.version, platform.node(), os.cpu_count(), INSTALLED.stat().st_mtime_ns, variables]
     return hashlib.sha256(repr((command, spec, os.getcwd(), _stamps(*CODE, *files), here)).encode()).hexdigest()
+
+
+def _files_named(spec: Named) -> list[Path]:
+    """The files of models and texts that a specification names, which are here."""
+    files = [path for path in map(Path, named(spec, OF_A_FILE)) if path.exists()]
+    return files + [file for name in named(spec, OF_A_MODEL) for file in _files_of(local_place(name))]
+
+
+def request_of(specs: Iterable[Named]) -> str:
+    """The name under which the page of some specifications is kept when another one takes its place."""
+    asked = [(type(spec).__name__, spec.model_dump_json()) for spec in specs]
+    return hashlib.sha256(repr(asked).encode()).hexdigest()[:12]
 
 
 def is_here(spec: Named) -> bool:
@@ -68,20 +96,99 @@ def _is_marked(annotation: object, mark: str) -> bool:
     return any(part == mark or _is_marked(part, mark) for part in get_args(annotation))
 
 
-def printed(folder: Path, key: str | None) -> str | None:
-    """The text that a run with this key printed, if it left the files of a folder as they are."""
+def printed(key: str | None, *folders: Path) -> str | None:
+    """The text that a run with this key printed, if all files that it read and left are as they were; of some folders
+    the one that has it then shows its page."""
+    for folder in folders if key else ():
+        for place in (folder, *(page.parent for page in _earlier(folder))):
+            record = _read(place)
+            if record and record["key"] == key and record["named"] == _stamps(*map(Path, record["named"])):
+                turn_to(folder, record["request"])
+                return record["printed"] if _are_there(folder, record["files"]) else None
+    return None
+
+
+def turn_to(folder: Path, request: str) -> None:
+    """Move the page of another request out of a folder, with the files written with it, and that of this one back."""
+    shown = _read(folder)
+    if shown and shown["request"] != request:
+        move(folder, folder / EARLIER / shown["request"], [*shown["wrote"], FILE])
+        _link(folder / EARLIER / shown["request"], {"../../" + PAGE: "the last one"})
+    if not (folder / FILE).exists():
+        place = folder / EARLIER / request
+        move(place, folder, [*_read(place).get("wrote", ()), FILE])
+    _link(folder, {f"{EARLIER}/{page.parent.name}/{PAGE}": _read(page.parent)["command"] for page in _earlier(folder)})
+
+
+def keep(
+    folder: Path, specs: Sequence[Named], key: str | None, command: str, wrote: Iterable[str], text: str
+) -> None:
+    """Keep what the run of some specifications printed beside the files that it wrote; link pages of earlier requests.
+
+    key: None where it has to run again.
+    """
+    here = all(map(is_here, specs))
+    record = {
+        "request": request_of(specs),
+        "key": key if here else None,
+        "command": command,
+        "named": _stamps(*(file for spec in specs for file in _files_named(spec))) if here else {},
+        "wrote": list(wrote),
+        "files": _stamps_of_run(folder),
+        "printed": text,
+    }
+    write_whole(folder / FILE, json.dumps(record))
+    turn_to(folder, record["request"])
+
+
+def _earlier(folder: Path) -> list[Path]:
+    """The pages of earlier requests, the oldest first."""
+    return sorted((folder / EARLIER).glob(f"*/{PAGE}"), key=lambda page: page.stat().st_mtime_ns)
+
+
+def _link(folder: Path, places: dict[str, str]) -> None:
+    """Let the page of a folder link others, by what they are called."""
+    links = ", ".join(f'<a href="{place}"><code>{html.escape(name)}</code></a>' for place, name in places.items())
+    page = folder / PAGE
+    if page.is_file():
+        old = page.read_text("utf-8")
+        new = OTHERS.sub(lambda found: f"{found[1]}{links and f'Also here: {links}'}{found[2]}", old)
+        if new != old:
+            write_whole(page, new)
+
+
+def _read(folder: Path) -> dict:
+    """The record of a page in a folder; an empty one where there is none, or it is damaged."""
     try:
         record = json.loads(read_whole(folder / FILE, MOST_BYTES))
-        return record["printed"] if record["key"] == key and record["files"] == _stamps(folder) else None
-    except (OSError, ValueError, LookupError, TypeError, UserError):
-        return None
+        return record if isinstance(record, dict) and record.keys() >= RECORD else {}
+    except (OSError, ValueError, UserError):
+        return {}
 
 
-def keep(folder: Path, key: str | None, text: str) -> None:
-    """Keep what a run with this key printed, beside the files that it wrote."""
-    if key:
-        record = {"key": key, "files": _stamps(folder), "printed": text}
-        write_whole(folder / FILE, json.dumps(record))
+def _stamps_of_run(folder: Path) -> dict[str, list]:
+    """The stamps of the files of a folder by their names in it, but for those of earlier requests."""
+    files = (Path(name).relative_to(folder) for name in _stamps(folder))
+    return {str(name): _stamp(folder / name) for name in files if name.parts[0] != EARLIER}
+
+
+def _stamp(file: Path, size: int | None = None) -> list:
+    """Size and time of change; of rows, to which other requests add, their first bytes; of a page all but its links."""
+    if file.name == ROWS:
+        content = file.read_bytes()[:size]
+    elif file.name == PAGE:
+        content = OTHERS.sub("", file.read_text("utf-8")).encode()
+    else:
+        return [file.stat().st_size, file.stat().st_mtime_ns]
+    return [len(content), hashlib.sha256(content).hexdigest()]
+
+
+def _are_there(folder: Path, stamps: dict[str, list]) -> bool:
+    """Whether files of a folder are as they were."""
+    try:
+        return all(_stamp(folder / name, stamp[0]) == stamp for name, stamp in stamps.items())
+    except OSError:
+        return False
 
 
 def _words(value: object) -> Iterator[str]:

@@ -1,14 +1,16 @@
 """Write what was measured into its folder: rows, tables, figures and the page."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 
-from outliers.files import write_whole
+from outliers.files import PAGE, write_whole
 from outliers.show.page import page
 from outliers.show.section import Section, drawn
 from outliers.show.spreadsheet import to_csv
+from outliers.show.tables import Table
 
 FORMATS = {"md": "github", "tex": "latex_booktabs"}
 
@@ -19,24 +21,33 @@ def write(section: Section, folder: str | Path, command: str) -> str:
     command: what a person types to repeat the run.
     """
     write_files(section, Path(folder))
-    write_whole(Path(folder) / "report.html", page(section.title, [section], command))
+    write_whole(Path(folder) / PAGE, page(section.title, [section], command))
     return f"\n{section.terminal}\n\nRows, tables, figures and page: {folder}/"
 
 
-def write_files(section: Section, folder: Path) -> None:
-    """Write rows as Parquet, tables as Markdown, LaTeX and CSV, figures as PNG and SVG, texts as they are."""
-    write_whole(folder / "rows.parquet", _columns(section.rows).to_parquet(index=False))
+def files_of(section: Section) -> dict[str, Callable[[], str | bytes]]:
+    """The files of a section by their names: rows as Parquet, tables as Markdown, LaTeX and CSV, figures as PNG and
+    SVG, texts as they are."""
+    files: dict[str, Callable] = {"rows.parquet": lambda: _columns(section.rows).to_parquet(index=False)}
     for table in section.tables:
-        for ending, form in FORMATS.items():
-            write_whole(folder / f"{table.name}.{ending}", table.form(form) + "\n")
+        files |= {f"{table.name}.{ending}": partial(_text, table, form) for ending, form in FORMATS.items()}
     data = {table.name: table.data for table in section.tables} | section.further
-    for name, frame in data.items():
-        write_whole(folder / f"{name}.csv", to_csv(frame))
-    for name, text in section.files.items():
-        write_whole(folder / name, text)
+    files |= {f"{name}.csv": partial(to_csv, frame) for name, frame in data.items()}
+    files |= {name: partial(str, text) for name, text in section.files.items()}
     for drawing in section.drawings:
-        write_whole(folder / f"{drawing.name}.svg", drawing.svg)
-        write_whole(folder / f"{drawing.name}.png", drawn(drawing.figure, "png"))
+        files[f"{drawing.name}.svg"] = partial(getattr, drawing, "svg")
+        files[f"{drawing.name}.png"] = partial(drawn, drawing.figure, "png")
+    return files
+
+
+def write_files(section: Section, folder: Path) -> None:
+    """Write the files of a section."""
+    for name, content in files_of(section).items():
+        write_whole(folder / name, content())
+
+
+def _text(table: Table, form: str) -> str:
+    return table.form(form) + "\n"
 
 
 def _kinds(values: Iterable) -> set[tuple]:

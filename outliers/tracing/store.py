@@ -1,5 +1,6 @@
 """A trace in a file, and the one schema that is declared for it: types, dtypes, shapes and ranges."""
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Literal
@@ -79,6 +80,17 @@ def read(path: Path) -> tuple[Header, dict[str, torch.Tensor], Counter]:
         return header, statistics, Counter(dict(zip(keys.tolist(), counts.tolist(), strict=True)))
     except (OSError, LookupError, TypeError, ValueError, RecursionError, ArrowException, SafetensorError) as error:
         raise UserError(f"cannot read a trace from '{path}': {reason_of(error, 200)}; trace again") from None
+
+
+def about_of(path: Path) -> dict | None:
+    """The `about` of a trace in a file, of which only the header is read; None where there is none."""
+    try:
+        check_file(path)
+        with safe_open(path, "pt") as file:
+            about = json.loads((file.metadata() or {})["trace"])["about"]
+        return about if isinstance(about, dict) else None
+    except (UserError, OSError, LookupError, TypeError, ValueError, RecursionError, SafetensorError):
+        return None
 
 
 def _sketch_beside(path: Path, hits: int) -> dict[str, torch.Tensor]:
