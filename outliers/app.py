@@ -195,14 +195,18 @@ def _measure(name: str, spec: Named, out: Path | None, force: bool, view: str) -
 
     check_room_for_imports()
     import_for_good("outliers.runs.engine")
-    from outliers.runs.run import check_all_measured, run
+    from outliers.runs.run import DRAWN, check_all_measured, drawing, run
+    from outliers.terminal.progress import Progress
 
-    rows = run(spec, folder, force)
-    from outliers.show.write import files_of, write  # after what is measured, as the view
+    with Progress() as bar:
+        bar.expect(DRAWN)
+        rows = run(spec, folder, force, None, bar)
+        from outliers.show.write import files_of, write  # after what is measured, as the view
 
-    section = resolved(view)(spec, folder, rows)
-    turn_to(folder, request_of([spec]))
-    text = write(section, folder, typed(name))
+        with drawing(bar, spec.name):
+            section = resolved(view)(spec, folder, rows)
+            turn_to(folder, request_of([spec]))
+            text = write(section, folder, typed(name))
     print(text)
     failed = any("failed" in row for row in rows)
     keep(folder, [spec], None if failed else key, typed(name), [*files_of(section), PAGE], text)

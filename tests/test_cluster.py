@@ -22,7 +22,8 @@ from outliers.runs.frame import records_in as read_rows
 from outliers.runs.rows import Rows
 from outliers.specification.kinds import Settings
 from outliers.subjects.cell import Task
-from outliers.terminal.progress import Progress, Steps
+from outliers.terminal.forecaster import Steps
+from outliers.terminal.progress import Progress
 from tests.conftest import alter_weights, lasting, names, trace_model
 from tests.test_commands import call
 from tests.test_failures import test_a_cell_that_fails_costs_itself_alone as costs_itself_alone

@@ -144,7 +144,7 @@ def test_a_finished_page_of_a_model_prints_again_at_once(monkeypatch, capsys, tm
 
 def test_what_is_of_the_hub_is_never_taken_as_it_was():
     fields = {"models": ["pocket/gpt2-0.1m"], "text": "sample"}
-    keys = [key_of("sweep", [Experiment(**fields | of_hub)]) for of_hub in ({}, {"text": "c4"}, {"models": ["gpt2"]})]
+    keys = [key_of(Experiment(**fields | of_hub), "sweep") for of_hub in ({}, {"text": "c4"}, {"models": ["gpt2"]})]
     assert [key is None for key in keys] == [False, True, True]
 
 

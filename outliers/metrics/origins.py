@@ -554,6 +554,8 @@ def gain_of(norm: nn.Module, offset: float, width: int) -> torch.Tensor:
 class OfWriters(OnePass):
     """The account of each cell."""
 
+    cost = 2.5
+
     def check(self, cell: Cell) -> None:
         metric, block = cell.metric, cell.subject.settings.block
         if not metric.features:

@@ -230,7 +230,7 @@ class Stream:
             state = states[variant_number, block_number, None, : key[place]].to(self.device, state.dtype)
             return (state, *beside) if isinstance(outputs[key], tuple) else state
 
-        for number, layer in enumerate(over(layers, "layer", f"{self.name}, layers")):
+        for number, layer in enumerate(over(layers, f"{self.name}, layers")):
             with self.layer(model, layer.number):
                 now = {}
                 for variant_number, variant in enumerate(variants):

@@ -14,6 +14,7 @@ from outliers.paper.published import comparison
 from outliers.paper.shown import show
 from outliers.presets.emergence import OneModel
 from outliers.runs.again import keep, key_of_report, request_of, turn_to
+from outliers.runs.run import DRAWN, drawing, foreseeing
 from outliers.show.page import page
 from outliers.show.section import Section, section_of
 from outliers.show.value import records
@@ -21,10 +22,10 @@ from outliers.show.write import files_of, write_files
 from outliers.specification.files import experiment_files, make_experiment, read_experiment
 from outliers.specification.kinds import Named
 from outliers.terminal.command import called, typed
+from outliers.terminal.progress import Progress
 
 if TYPE_CHECKING:
     from outliers.subjects.bench import Bench
-    from outliers.terminal.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -103,26 +104,29 @@ def report(
     once: dict[str, tuple[Named, Path]] = {}  # Table 4 and Figures 3 and 4 are one measurement
     for measurement, *pair in zip(asked, specs, places, strict=True):
         once.setdefault(measurement, tuple(pair))
-    known = {key: _drawn(*pair) for key, pair in once.items()} if redraw else _all_measured(once, force)
-    if not any(rows for rows, _ in known.values()):
-        raise UserError(str(next(reasons[0] for _, reasons in known.values())))
-    sections: list[Section] = []
-    for measurement, spec, place in zip(asked, specs, places, strict=True):
-        sections.append(_without_repeats(shown_section(spec, place, *known[measurement]), sections))
     command = shlex.join([*called("report"), name, *models, *(["--device", device] if device else [])])
-    turn_to(folder, request_of(specs))
-    wrote = [PAGE]
-    for section, place in zip(sections, places, strict=True):
-        if section.rows:
-            write_files(section, place)
-            wrote += [str((place / file).relative_to(folder)) for file in files_of(section)]
-    write_whole(folder / PAGE, page(_title(name, specs), sections, command))
+    with Progress() if redraw else foreseeing(spec for spec, _ in once.values()) as bar:
+        bar.expect(DRAWN._replace(count=len(specs)))
+        known = {key: _drawn(*pair) for key, pair in once.items()} if redraw else _all_measured(once, force, bar)
+        if not any(rows for rows, _ in known.values()):
+            raise UserError(str(next(reasons[0] for _, reasons in known.values())))
+        turn_to(folder, request_of(specs))
+        sections: list[Section] = []
+        wrote = {PAGE: None}
+        for measurement, spec, place in zip(asked, specs, places, strict=True):
+            with drawing(bar, spec.name):
+                section = _without_repeats(shown_section(spec, place, *known[measurement]), sections)
+                sections.append(section)
+                if section.rows:
+                    write_files(section, place)
+                    wrote |= dict.fromkeys(str((place / file).relative_to(folder)) for file in files_of(section))
+        write_whole(folder / PAGE, page(_title(name, specs), sections, command))
     printed_sections = [f"{section.title}\n{'=' * len(section.title)}\n\n{section.terminal}" for section in sections]
     printed_sections.append(f"Rows, tables, figures and page: {folder}/{PAGE}")
     text = "\n" + "\n\n\n".join(printed_sections)
     rows = [row for rows, _ in known.values() for row in rows]
     again = redraw or any("failed" in row for row in rows) or not all(map(_is_final, known.values()))
-    keep(folder, specs, None if again else key_of_report(typed("report")), command, dict.fromkeys(wrote), text)
+    keep(folder, specs, None if again else key_of_report(typed("report")), command, wrote, text)
     return text, rows
 
 
@@ -131,14 +135,14 @@ def _is_final(measured: tuple[list[dict], list]) -> bool:
     return all(isinstance(reason, NoOutlier) for reason in measured[1])
 
 
-def _all_measured(asked: dict[str, tuple[Named, Path]], force: bool) -> dict[str, tuple[list[dict], list]]:
-    """The rows of experiments in their folders, with one bar for all, and why there are no others."""
-    from outliers.runs.run import foreseeing
+def _all_measured(
+    asked: dict[str, tuple[Named, Path]], force: bool, bar: "Progress"
+) -> dict[str, tuple[list[dict], list]]:
+    """The rows of experiments in their folders, and why there are no others."""
     from outliers.subjects.bench import Bench  # late, and so is all that measures: redrawing needs no torch
 
-    with foreseeing(spec for spec, _ in asked.values()) as bar:
-        bench = Bench(bar)
-        return {key: _measured(spec, place, force, bench, bar) for key, (spec, place) in asked.items()}
+    bench = Bench(bar)
+    return {key: _measured(spec, place, force, bench, bar) for key, (spec, place) in asked.items()}
 
 
 def _drawn(spec: Named, folder: Path) -> tuple[list[dict], list[str]]:

@@ -21,8 +21,9 @@ from outliers.specification.kinds import Named
 from outliers.subjects.bench import Bench, check_same_weights, naming
 from outliers.subjects.cell import Cell, NotMeasured, Plan, Subject, Task, following
 from outliers.subjects.provenance import code_hash, environment, joined, measuring
+from outliers.terminal.forecaster import FIXED, Steps
 from outliers.terminal.interrupt import stop_if_asked
-from outliers.terminal.progress import FIXED, Progress, Steps
+from outliers.terminal.progress import Progress
 from outliers.variants.together import schemes_of
 
 if TYPE_CHECKING:
@@ -65,8 +66,6 @@ class Planner:
             plan.subject.check(cells)
             for cell in cells:
                 cell.metric.measurement.check(cell)
-        if not self.bar.foreseen:  # else it is that of several experiments
-            self.bar.unit = next((cell.metric.measurement.unit for cells in stages for cell in cells), self.bar.unit)
         if requests := self._requests(plans, stages):
             self.refused = self.engine.forecast(requests)
         for plan, cells in zip(plans, stages, strict=True):
@@ -252,7 +251,7 @@ class Planner:
         as long for all models."""
         cell, measurement = bundle[0], bundle[0].metric.measurement
         size = self.sizes.get(cell.subject.name, 0) if measurement.unit == Measurement.unit else 0
-        return Steps(measurement.steps(bundle), size, self.kinds.get(cell, ""))
+        return Steps(measurement.steps(bundle), size, self.kinds.get(cell, ""), measurement.cost)
 
     def _foresee(self, plan: Plan, cells: list[Cell], usual: int = 0) -> None:
         """Let the bar expect the cells of a stage of a plan, and those after it by what is left of the usual passes."""
@@ -336,7 +335,7 @@ def usual_steps(spec: Named) -> Steps:
                 plan.subject.prepare()
             steps = list(Planner(None, None, None, "").usual_steps(plans))
     count = sum(one.count for one in steps)
-    size = sum(one.work for one in steps) // count - FIXED if count else 0
+    size = round(sum(one.work for one in steps) / count) - FIXED if count else 0
     return Steps(count, size)
 
 

@@ -15,6 +15,7 @@ from outliers.runs.rows import Row, Rows, key_of
 from outliers.show.value import with_paired_errors
 from outliers.specification.kinds import Named, OfOneModel
 from outliers.subjects.cell import Cell, Plan, following
+from outliers.terminal.forecaster import Steps
 
 if TYPE_CHECKING:
     from outliers.runs.cluster import Cluster
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from outliers.terminal.progress import Progress
 
 OF_ONE_MODEL = ("trace", "ablate", "origins", "damage")  # experiments of which a folder holds those of one model
+DRAWN = Steps(1, kind="drawing", seconds=3.0)  # tables, figures and page of a specification
 logger = logging.getLogger(__name__)
 
 
@@ -59,7 +61,7 @@ def run(
     """
     check_room_for_imports()
     from outliers.runs.planner import Planner  # late, for it brings torch, which redrawing does without
-    from outliers.terminal.progress import Progress, Steps
+    from outliers.terminal.progress import Progress
 
     if bar is not None:  # one of no steps is false
         bar.foresee(Steps(kind=of_all(spec)))  # which are known better from now on
@@ -93,10 +95,18 @@ def foreseeing(specs: Iterable[Named]) -> "Iterator[Progress]":
     from outliers.runs.planner import usual_steps  # late, as in `run`
     from outliers.terminal.progress import Progress
 
-    with Progress(0, "step") as bar:
+    with Progress(0) as bar:
         for spec in specs:
             bar.foresee(usual_steps(spec)._replace(kind=of_all(spec)))
         yield bar
+
+
+@contextmanager
+def drawing(bar: "Progress", what: str) -> Iterator[None]:
+    """Let the bar of a run see that its tables, figures and page are made, which it was told to expect as `DRAWN`."""
+    bar.enter(f"{what}, tables and figures", DRAWN)
+    yield
+    bar.update()
 
 
 def of_all(spec: Named) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outliers.errors import UserError
-from outliers.terminal.progress import Steps
+from outliers.terminal.forecaster import Steps
 
 if TYPE_CHECKING:
     import torch

@@ -1,33 +1,26 @@
-"""The progress of a run: a bar on a terminal, and a line a minute where there is none."""
+"""The progress of a run: a bar of its time on a terminal, and a line a minute where there is none."""
 
 import logging
 import math
 import sys
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from tqdm import tqdm
 
 from outliers.terminal.amounts import duration, durations
+from outliers.terminal.forecaster import Forecaster, Left, Mark, Steps
 
-SECONDS = 60  # between two lines
-# Seconds: after its first step a run says how long it takes, for several blocks may end at once; what is too short to
-# say.
-SOON, SHORT = 2, 2
-PART = 1 / 100  # of the time that is left, after which a run says it first: one of minutes not by its first steps
-WRONG = 4 / 3  # times as long as it said, or as short, from which on a run says it anew
-MARKS = 1000  # of finished steps that are kept
-# A step of a model takes as long as it has weights, and these more: nine schemes on two cores of a CPU took 10 s and
-# 6.2 s for each million weights.
-FIXED = 1_500_000
-# Times as long as those before that steps of a kind take at most which none was made of yet: a block under int8 takes
-# as long as one of the unquantized model, and twice as long on a CPU without int8 units; neither is far from it.
-UNSEEN = 1.5
-FORM = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]"
-BESIDE = 40  # columns beside the label of a bar: the bar itself, percentage, counts and times
+SECONDS, TICK = 60, 1  # between two lines, and between two looks at the clock
+LOOK = 0.5  # between two looks at what is left
+SHORT = 2  # seconds: what is too short to say
+AGAIN = 3 / 2  # times as old a run has to be to say anew how long it takes
+FORM = "{l_bar}{bar}| {elapsed}{left}"
+FORM_BEFORE = "{desc}{elapsed}"  # while nobody knows how long it takes
+BESIDE = 50  # columns beside the label of a bar: the bar itself, percentage and times
 LABEL = 60  # columns of a label in a log
 
 Thing = TypeVar("Thing")
@@ -35,69 +28,62 @@ logger = logging.getLogger(__name__)
 _open: "list[Progress]" = []  # the outermost first
 
 
-class Steps(NamedTuple):
-    """Steps of a run. size: weights of the model that makes them. kind: of steps that take as long for one model."""
-
-    count: int = 0
-    size: int = 0
-    kind: str = ""
-
-    @property
-    def work(self) -> int:
-        """The time that they take, in weights."""
-        return self.count * (self.size + FIXED)
-
-
 class Progress(tqdm):
-    """Steps of a run that are finished, and the time that is left, by what the latest of them took.
+    """Steps of a run that are finished, and the share of its time that has passed, by what the steps have taken.
 
-    The outermost one says, after the first steps, how long the run takes, and says it anew where that was wrong by a
-    third, each time after twice as long. Where standard error is no terminal, it also logs a line a minute, while no
-    step ends too, for which it has a thread.
+    The outermost one says how long the run takes as soon as that is known, and says it anew where it ends at another
+    time than it said. Where standard error is no terminal, it also logs a line a minute, while no step ends too, for
+    which it has a thread.
     """
 
-    def __init__(
-        self, total: int, unit: str = "block", description: str = "", clock: Callable[[], float] = time.monotonic
-    ):
+    def __init__(self, total: int = 0, description: str = "", clock: Callable[[], float] = time.monotonic):
         self.clock, self.start = clock, clock()
-        self.step, self.begun = Steps(1), {""}  # one like those that are made now, and the kinds of all so far
-        self.todo = Counter({"": Steps(total).work})  # work that is left, by kind
+        self.forecaster = Forecaster()
+        self.forecaster.expect(Steps(total))
+        self.step = Steps(1)  # one like those that are made now
         self.foreseen: dict[str, Steps] = defaultdict(Steps)  # that are not decided yet, by kind
         self.made = 0.0  # work of this run, which that of earlier ones says nothing about
+        self.marked = self.start, 0.0  # when so much was made
         self.together = 1  # steps that are being made at once
         self.inside = 0.0  # how many of them are, as it were
-        self.workers, self.marks = 1, [(self.start, self.made)]  # when so much was made
-        self.said: tuple[float, ...] | None = None  # seconds: how old it was then, and is in the end, least and most
+        self.shown = 0.0  # the share of the time, which does not fall
+        self.looked = self.start  # when it was last seen whether there is something to say
+        self.said: tuple[float, float, float] | None = None  # seconds: how old it was then, and is in the end
         self.ended = threading.Event()
-        super().__init__(total=total, unit=unit, disable=None, dynamic_ncols=True, bar_format=FORM)
-        self.desc, self.unit = "", unit  # which is not set where there is no bar
+        super().__init__(total=total, disable=None, dynamic_ncols=True, bar_format=FORM, delay=TICK)
+        self.desc = ""  # which is not set where there is no bar
         self.set_description(description)
         _open.append(self)
-        if self.disable and _open[0] is self:
-            threading.Thread(target=self._log, daemon=True).start()
+        if not self.disable or _open[0] is self:
+            threading.Thread(target=self._log if self.disable else self._tick, daemon=True).start()
+
+    @property
+    def age(self) -> float:
+        """Seconds since it began."""
+        return self.clock() - self.start
 
     def expect(self, steps: Steps) -> None:
         """Add steps to those that a run has."""
         self.total += steps.count
-        self.todo[steps.kind] += steps.work
+        self.forecaster.expect(steps)
 
     def foresee(self, steps: Steps) -> None:
         """Expect so many steps of a kind, in the place of those that it was told before."""
         before = self.foreseen[steps.kind]
         self.total += steps.count - before.count
-        self.todo[steps.kind] += steps.work - before.work
+        self.forecaster.expect(before, -1)
+        self.forecaster.expect(steps)
         self.foreseen[steps.kind] = steps
-        self.begun.add(steps.kind)  # the usual number stands for steps that take as long
 
     def enter(self, name: str, steps: Steps) -> None:
         """Say which measurement comes now, of so many steps; within one of none nothing is seen of any step."""
         self.set_description(name)
         self.step, self.together = steps._replace(count=1), min(steps.count, 1)
-        self.begun.add(steps.kind)
 
     def spread(self, workers: int) -> None:
         """Say that so many workers share what comes now, each of which finishes several steps at once."""
-        self.workers, self.marks = max(1, workers), [(self.clock(), self.made)]
+        self.forecaster.spread(max(1, workers))
+        self.marked = self.clock(), self.made
 
     def begin(self, steps: int) -> None:
         """Say that so many steps are made at once from now on, as far as `see` is told."""
@@ -118,36 +104,34 @@ class Progress(tqdm):
 
     def skip(self, steps: Steps) -> None:
         """Count steps that an earlier run made: nothing follows from them for those that are left."""
-        self.todo[steps.kind] -= steps.work
+        self.forecaster.expect(steps, -1)
         if self.disable:
             self.n += steps.count
         else:
             super().update(steps.count)
 
-    def left(self) -> tuple[float, float] | None:
-        """The least and the most seconds, by the later half of what was made so far; None before anything was."""
-        marks, step = list(self.marks), self.step.work
-        count = len(marks) - 1
-        if not count or self.n + self.inside >= self.total:
+    def left(self) -> Left | None:
+        """The seconds that are left; None before enough was made to know, and at the end."""
+        if self.n + self.inside >= self.total:
             return None
-        back = max(self.workers, count // 2 // self.workers * self.workers)
-        (begin, before), (end, made) = marks[max(0, count - back)], marks[-1]
-        # The workers that have finished nothing yet are as far as the others.
-        pace = (end - begin) / (made - before) / max(1, self.workers / count)
-        todo = sum(self.todo.values()) - self.inside * step
-        unseen = sum(work for kind, work in self.todo.items() if kind not in self.begun)
-        seconds = pace * todo - min(pace * step, self.clock() - end)
-        return max(0.0, seconds), max(0.0, seconds + (UNSEEN - 1) * pace * unseen)
+        work, since = self.step.work, self.clock() - self.marked[0]
+        step = (self.together - self.inside) * work if self.together else 0.0
+        return self.forecaster.left(self.age, self.step.kind, self.inside * work, step, since)
+
+    def share(self) -> float | None:
+        """The share of its time that has passed; None while nobody knows."""
+        if left := self.left():
+            self.shown = max(self.shown, self.age / (self.age + left.expected))
+        return self.shown or None
 
     def line(self) -> str:
-        """The current measurement, how much is finished, and the time that is left."""
-        steps, left = self.n + self.inside, self.left()
-        made = f"{self.n} of {self.total} {self.unit}s, {steps / self.total if self.total else 0.0:.0%}"
-        line = f"{cut(self.desc, LABEL)}{made}"
-        return f"{line}, {self._estimate(left) if left else f'since {duration(self.clock() - self.start)}'}"
+        """The current measurement, the share of the time that has passed, and what is left."""
+        left, share = self.left(), self.share()
+        passed = f"{share:.0%}, {self._estimate(left)}" if left and share else f"since {duration(self.age)}"
+        return f"{cut(self.desc, LABEL)}{passed}"
 
-    def _estimate(self, left: tuple[float, float]) -> str:
-        return f"about {durations(*left)} left"
+    def _estimate(self, left: Left) -> str:
+        return f"about {durations(left.least, left.most)} left"
 
     def close(self) -> None:
         """End it."""
@@ -157,32 +141,40 @@ class Progress(tqdm):
 
     @property
     def format_dict(self) -> dict:
-        """The values that tqdm writes, with the same time left, and a label that leaves room for the bar."""
-        values, left = super().format_dict, self.left() if hasattr(self, "ended") else None
+        """The values that tqdm writes: of the time, not of the steps, with a label that leaves room for the bar."""
+        values = super().format_dict
+        if not hasattr(self, "ended"):  # it is being made
+            return values
+        left, share = self.left(), self.share()
+        share = 1.0 if self.total and self.n >= self.total else share
         room = max(1, (values["ncols"] or sys.maxsize) - BESIDE)
-        values["prefix"] = cut(values["prefix"], room)
-        return values | ({"rate": (self.total - self.n) / left[1]} if left and left[1] else {})
+        values |= {"prefix": cut(values["prefix"], room), "n": share or 0.0, "total": 1.0}
+        values |= {"left": f", {self._estimate(left)}" if left else "", "elapsed": self.age}
+        return values | {"bar_format": FORM if share else FORM_BEFORE}
 
     def _mark(self) -> None:
         now, made = self.clock(), self.made + self.inside * self.step.work
-        if made > self.marks[-1][1]:
-            self.marks.append((now, made))
-            if len(self.marks) > MARKS:
-                del self.marks[1:-1:2]
-        # The first step may have compiled kernels and read files.
-        if len(self.marks) < 3 or _open[0] is not self or now - self.marks[1][0] < SOON:
+        (before, work), self.marked = self.marked, (now, max(made, self.marked[1]))
+        if made > work:
+            self.forecaster.made(Mark(now - self.start, self.step.kind, made - work, now - before))
+        if now < self.looked + LOOK:
             return
-        left, age = self.left(), now - self.start
-        if not left or left[1] < SHORT or (not self.said and now - self.marks[1][0] < PART * left[1]):
+        self.looked, left, age = now, self.left(), self.age
+        if not left or left.most < SHORT or _open[0] is not self:
             return
-        before, least, most = self.said or (0, math.inf, 0)
-        if age >= 2 * before and (age + left[0] > WRONG * most or WRONG * (age + left[1]) < least):
-            self.said = age, age + left[0], age + left[1]
+        then, least, most = self.said or (0.0, math.inf, 0.0)
+        if age >= AGAIN * then and not least <= age + left.expected <= most:
+            self.said = age, age + left.least, age + left.most
             logger.info(self._estimate(left))
 
     def _log(self) -> None:
         while not self.ended.wait(SECONDS):
             logger.info("; ".join(bar.line() for bar in list(_open)))
+
+    def _tick(self) -> None:
+        """Show the time while no step ends."""
+        while not self.ended.wait(TICK):
+            self.refresh()
 
 
 def cut(label: str, room: int) -> str:
@@ -190,10 +182,10 @@ def cut(label: str, room: int) -> str:
     return label if len(label) <= room else f"{label[: room - 3]}…: "
 
 
-def over(things: Iterable[Thing], unit: str, description: str) -> Iterator[Thing]:
+def over(things: Iterable[Thing], description: str) -> Iterator[Thing]:
     """Each of some things, with a bar over them, which moves the outermost one."""
     things = list(things)
-    with Progress(len(things), unit, description) as bar:
+    with Progress(len(things), description) as bar:
         for number, thing in enumerate(things, 1):
             yield thing
             bar.update()

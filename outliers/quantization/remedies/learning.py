@@ -99,7 +99,7 @@ def _learned(
         exact = {key: matrix.double() for key, matrix in matrices.items()}
         blocks, generator = calibration.blocks.clone().to(model.device), torch.Generator().manual_seed(SEED)
         epochs = [torch.randperm(len(blocks), generator=generator) for _ in range(-(-steps // len(blocks)))]
-        for step in over(range(steps), "step", "learning a rotation"):
+        for step in over(range(steps), "learning a rotation"):
             block = blocks[torch.cat(epochs)[step], None]
             now |= {key: matrix.to(model.device, torch.float32).requires_grad_() for key, matrix in exact.items()}
             loss = changed(block, labels=block, use_cache=False).loss
