@@ -11,11 +11,11 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, Gemma3TextConfig, LlamaConfig, Qwen3Config
 
-import outliers
 from outliers import UserError, load_text, load_tokenizer
 from outliers.models.names import POCKET
 from outliers.models.tokenizers import folder as files
 from outliers.text import given
+from outliers.text.blocks import cut_text
 from tests.conftest import STORIES, needs_shared
 from tests.test_commands import refused
 
@@ -240,11 +240,23 @@ def test_ends_of_documents_that_are_the_first_token_stay(caplog):
     assert said(caplog) == []
 
 
-def test_bits_of_a_text_that_begins_with_the_first_token(stories):
-    """The bytes of its tokens are those of the text without it, and of the token none."""
-    model, story = outliers.load_model(str(STORIES)), "Once upon a time, there was a little girl named Lily. " * 4
-    bits = [outliers.bits_per_byte(model, [text], stories, 32, 2, bos=True) for text in (story, f"<s>{story}")]
-    assert bits[1] > bits[0] * 0.9
-    assert outliers.perplexity(model, load_text([f"<s>{story}"], stories, 32, 2, bos=True)) == outliers.perplexity(
-        model, load_text([story], stories, 32, 2, bos=True)
-    )
+def test_bytes_of_a_text_that_begins_with_the_first_token(stories):
+    """They are those of the text without it."""
+    story = "Once upon a time, there was a little girl named Lily. " * 4
+    without, with_it = (cut_text([text], stories, 32, 2, bos=True) for text in (story, f"<s>{story}"))
+    assert torch.equal(with_it.ids, without.ids)
+    assert torch.equal(with_it.sizes, without.sizes)
+
+
+@pytest.mark.parametrize("block", range(3, 12))
+def test_first_tokens_in_the_middle_of_a_text(block, stories):
+    """Each stays unless a block begins with it."""
+    text = "<s>One day<s>Tim saw a big<s><s>dog. It<s>was<s>red.<s>The end<s>"
+    left, expected = [*stories(text, add_special_tokens=False).input_ids, stories.eos_token_id], []
+    while left:
+        while left and left[0] == 1:
+            left.pop(0)
+        expected.append([1, *left[: block - 1]])
+        del left[: block - 1]
+    whole = [ids for ids in expected if len(ids) == block]
+    assert load_text([text], stories, block, bos=True).tolist() == whole
