@@ -1,6 +1,7 @@
 """Checkpoints that other libraries wrote in few bits: against what these libraries read, or against packing by hand."""
 
 import importlib
+import itertools
 import json
 from types import SimpleNamespace
 
@@ -8,11 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 import outliers
 from outliers.errors import UserError
 from outliers.models.anatomy import projections
 from outliers.models.stored.words import unpack_words
+from outliers.models.stream import stream_model
 from outliers.quantization.peers import weight_of
 from outliers.runs.frame import records_in
 from tests.test_commands import call
@@ -257,6 +260,156 @@ def test_awq(tmp_path):
         torch.testing.assert_close(one.module.weight, ((codes - spread[0]) * spread[1]).T)
 
 
+def fp8(weight: torch.Tensor, block: tuple[int, int] | None, kind: torch.dtype = torch.float32) -> dict:
+    """A weight in fp8 with a scale for each block, by whole numbers of blocks that may be cut off at the end."""
+    rows, columns = block or weight.shape
+    counts = -(-weight.shape[0] // rows), -(-weight.shape[1] // columns)
+    scale = torch.empty(counts)
+    codes = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
+    for i in range(counts[0]):
+        for j in range(counts[1]):
+            place = slice(i * rows, (i + 1) * rows), slice(j * columns, (j + 1) * columns)
+            scale[i, j] = (weight[place].abs().max() / 448).to(kind).float()
+            codes[place] = (weight[place] / scale[i, j]).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return {"weight": codes, "weight_scale_inv": (scale if block else scale.squeeze()).to(kind)}
+
+
+@pytest.mark.parametrize(
+    ("block", "kind"),
+    [
+        ((128, 128), torch.float32),
+        ((48, 40), torch.bfloat16),
+        ((16, 32), torch.float8_e8m0fnu),
+        (None, torch.float32),
+    ],
+)
+def test_fp8_in_blocks(block, kind, tmp_path):
+    """By float64, and by transformers' own function, which takes no blocks that are cut off."""
+    fields = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": block}
+    save_like(tmp_path, fields, lambda weight: fp8(weight, block, kind))
+    stored = load_file(tmp_path / "model.safetensors")
+    loaded = outliers.load_model(str(tmp_path))
+    own = weights_of(loaded)
+    for path, weight in own.items():
+        codes, scale = stored[f"{path}.weight"].double(), stored[f"{path}.weight_scale_inv"].float().double()
+        expected = torch.empty_like(codes)
+        for i, j in itertools.product(*map(range, codes.shape)):
+            expected[i, j] = codes[i, j] * (scale[i // block[0], j // block[1]] if block else scale)
+        torch.testing.assert_close(weight.double(), expected, rtol=1e-7, atol=0)
+        if block == (16, 32):
+            theirs = Fp8Dequantize(None)._dequantize_one(stored[f"{path}.weight"], stored[f"{path}.weight_scale_inv"])
+            torch.testing.assert_close(weight, theirs.float(), rtol=1e-2, atol=0)  # which rounds to bfloat16
+    ids = torch.arange(24).view(2, 12)
+    assert outliers.perplexity(stream_model(str(tmp_path)), ids) == pytest.approx(outliers.perplexity(loaded, ids))
+
+
+def test_modules_of_gptq_that_have_fields_of_their_own(tmp_path):
+    """By GPTQModel's `dynamic`: the first pattern that the name of a module begins with counts."""
+    bits = {"q_proj": 8, "down_proj": 2}
+    fields = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
+    fields["dynamic"] = {
+        r"-:.*layers\.1\.mlp\.gate_proj": {},
+        r"+:.*\.q_proj$": {"bits": 8},
+        r".*\.down_proj": {"bits": 2},
+        r".*proj": {"sym": False},
+    }
+    whole = "model.layers.1.mlp.gate_proj"
+    model, made = llama(), iter([])
+
+    def packed(weight: torch.Tensor) -> dict:
+        path = next(made)
+        return {"weight": weight} if path == whole else gptq(weight, bits.get(path.rpartition(".")[2], 4))[1]
+
+    made = iter([one.path for one in projections(model)])
+    save_like(tmp_path, fields, packed)
+    own = weights_of(outliers.load_model(str(tmp_path)))
+    for one in projections(model):
+        weight = one.module.weight.detach()
+        expected = weight if one.path == whole else gptq(weight, bits.get(one.path.rpartition(".")[2], 4))[0]
+        torch.testing.assert_close(own[one.path], expected)
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "message"),
+    [
+        ({r".*q_proj": {"bits": 8}}, r"q_proj.qzeros' as I32 .*bits 8"),
+        ({r"-:.*k_proj": {}}, "k_proj.qweight'; expected none, as its 'quantization_config' leaves the module out"),
+        ({"(": {}}, r"names modules by '\('"),
+        ({r"(?:[\w.]|[\w.]{2}|[\w.]{3})+(?<=\d)$": {}}, "takes too long"),
+        ({".*": {"bits": 5}}, r"dynamic\.\*\.bits 5; expected one of 4, 2, 3, 8"),
+    ],
+)
+def test_modules_whose_own_fields_contradict_the_tensors(dynamic, message, tmp_path):
+    fields = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "dynamic": dynamic}
+    save_like(tmp_path, fields, lambda weight: gptq(weight, 4)[1])
+    with pytest.raises(UserError, match=message):
+        outliers.load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("packing", ["auto_gptq", "auto_awq"])
+def test_auto_round(packing, tmp_path):
+    """Which packs as one of two methods does, and leaves modules out by name."""
+    fields = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True, "data_type": "int"}
+    fields |= {"packing_format": f"auto_round:{packing}", "extra_config": {"lm_head": {"bits": 16}}}
+    fields["extra_config"][".*mlp.*"] = {"bits": 4, "group_size": None}
+    made = {"auto_gptq": lambda weight: gptq(weight, 4, sym=True)[1], "auto_awq": awq}
+    save_like(tmp_path / "theirs", fields, made[packing])
+    method = {"quant_method": packing.removeprefix("auto_"), "bits": 4, "group_size": 32}
+    save_like(tmp_path / "plain", method, made[packing])
+    own, plain = (weights_of(outliers.load_model(str(tmp_path / name))) for name in ("theirs", "plain"))
+    assert all(torch.equal(weight, plain[path]) for path, weight in own.items())
+    fields["extra_config"][PATH] = {"bits": 16}
+    save_like(tmp_path / "whole", fields, made[packing])
+    with pytest.raises(UserError, match=f"'{PATH}.qweight'; expected none, as its 'quantization_config' leaves"):
+        outliers.load_model(str(tmp_path / "whole"))
+
+
+def hqq(weight: torch.Tensor, bits: int, axis: int, viewed: bool = False) -> tuple[torch.Tensor, dict]:
+    """A weight in groups of 32 as HQQ packs it: what it stands for in float64, and tensors."""
+    size, whole = 32, weight.double()
+    grid = whole.reshape(-1, size) if axis else whole.reshape(size, -1)
+    low, high = grid.amin(axis, keepdim=True), grid.amax(axis, keepdim=True)
+    scale = ((high - low) / (2**bits - 1)).float()
+    zero = (-low / scale).float()
+    codes = (grid / scale + zero).round().clamp(0, 2**bits - 1).long()
+    stands_for = ((codes.double() - zero.double()) * scale.double()).reshape(weight.shape)
+    count = 10 if bits == 3 else 8 // bits
+    rows = -(-len(codes) // count)
+    padded = torch.zeros(rows * count, codes.shape[1], dtype=torch.long)
+    padded[: len(codes)] = codes
+    words = sum(padded[rows * place : rows * (place + 1)] << bits * (count - 1 - place) for place in range(count))
+    packed = words.int() if bits == 3 else words.byte()
+    packing = "3bit_32" if bits == 3 else f"{bits}bit_u8"
+    return stands_for, {
+        "W_q": packed.view(torch.float16) if viewed else packed,
+        "scale": scale,
+        "zero": zero,
+        "shape": torch.tensor(weight.shape),
+        "packing": torch.tensor(list(packing.encode()), dtype=torch.uint8),
+        "compute_dtype": torch.tensor(list(b"torch.float16"), dtype=torch.uint8),
+        **{name: torch.tensor(value, dtype=torch.int32) for name, value in (("nbits", bits), ("axis", axis))},
+        "group_size": torch.tensor(size, dtype=torch.int32),
+        **{name: torch.tensor(0, dtype=torch.uint8) for name in ("quant_scale", "quant_zero", "offload_meta")},
+        "view_as_float": torch.tensor(int(viewed), dtype=torch.uint8),
+    }
+
+
+HQQ = {"quant_method": "hqq", "skip_modules": ["lm_head"], "quant_config": {"weight_quant_params": {"nbits": 4}}}
+
+
+@pytest.mark.parametrize(
+    ("bits", "axis", "viewed"),
+    [(8, 1, False), (4, 1, False), (4, 0, True), (3, 1, False), (2, 0, False), (1, 1, False)],
+)
+def test_hqq(bits, axis, viewed, tmp_path):
+    said = {"weight_quant_params": {"nbits": bits, "group_size": 32, "axis": axis}}
+    save_like(tmp_path, HQQ | {"quant_config": said}, lambda weight: hqq(weight, bits, axis, viewed)[1])
+    own = weights_of(outliers.load_model(str(tmp_path)))
+    for one in projections(llama()):
+        expected, _ = hqq(one.module.weight.detach(), bits, axis)
+        torch.testing.assert_close(own[one.path].double(), expected, rtol=1e-5, atol=1e-7)
+
+
 def test_what_is_saved_of_it_is_plain(tmp_path):
     model = outliers.load_model(str(save_like(tmp_path / "packed", *PACKINGS["gptq"])))
     model.save_pretrained(tmp_path / "plain")
@@ -282,6 +435,12 @@ OF_INPUTS = {"config_groups": {"a": {"apply": [{"location": "input"}]}}}
         ("compressed-tensors", {"config_groups": {"a": {"format": "marlin-24"}}}, r'config_groups\.\*\.format "marl'),
         ("compressed-tensors", {"sparsity_config": {"format": "sparse-24"}}, 'sparsity_config.format "sparse-24"'),
         ("compressed-tensors", {"transform_config": OF_INPUTS}, 'location "input"; expected one of weight_input'),
+        ("fp8", {"scale_fmt": "e5m3"}, 'with scale_fmt "e5m3"; expected one of float, ue8m0'),
+        ("fp8", {"expert_dtype": "fp4"}, 'with expert_dtype "fp4"'),
+        ("fp8", {}, "stored quantized by 'fp8', and its files hold none so"),
+        ("hqq", {}, "stored quantized by 'hqq', and its files hold none so"),
+        ("auto-round", {"packing_format": "auto_round:llm_compressor"}, "expected one of auto_round:auto_gptq"),
+        ("auto-round", {"data_type": "mx_fp"}, 'with data_type "mx_fp"'),
         (["gptq"], {}, "expected 16 or 32 bits"),
     ],
 )
@@ -348,6 +507,8 @@ PACKINGS = {  # by method: the fields of a checkpoint that is right, and its ten
         {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": W8}}},
         lambda weight: {"weight": weight.sign().to(torch.int8), "weight_scale": torch.ones(len(weight), 1)},
     ),
+    "fp8": ({"quant_method": "fp8", "weight_block_size": [32, 32]}, lambda weight: fp8(weight, (32, 32))),
+    "hqq": (HQQ, lambda weight: hqq(weight, 4, 1)[1]),
 }
 PATH = "model.layers.0.self_attn.q_proj"  # 64 outputs, 64 features
 W4_IN_GROUPS = {"config_groups": {"a": {"weights": W4 | {"group_size": 64}}}}
@@ -406,6 +567,20 @@ def ints(*shape: int) -> torch.Tensor:
         ("compressed", {}, {"weight_packed": ints(64, 16)}, r"'{}.weight_packed' .*\(64, 16\); .*\(64, 8\)"),
         ("compressed", {}, {"weight_shape": torch.tensor([64, 32])}, r"'{}.weight_packed' .*\(64, 8\); .*\(64, 4\)"),
         ("compressed", {}, {"weight_g_idx": ints(64)}, "'{}.weight_g_idx'; expected none"),
+        ("fp8", {"weight_block_size": [16, 64]}, {}, r"weight_scale_inv' as F32 .*\(2, 4\); expected .* \(4, 2\)"),
+        ("fp8", {"weight_block_size": [16]}, {}, r"'weight_block_size' \[16\]; expected two whole numbers"),
+        ("fp8", {}, {"weight_scale_inv": None}, "holds '{}.weight' as F8_E4M3; expected F64"),
+        ("fp8", {}, {"weight": torch.zeros(64, 64)}, "'{}.weight' as F32 .* expected F8_E4M3"),
+        ("hqq", {"quant_config": {"weight_quant_params": {"nbits": 8}}}, {}, "nbits' 4; expected 8, as its 'quant"),
+        ("hqq", {}, {"shape": None}, "lacks '{}.shape'; expected what the library writes"),
+        ("hqq", {}, {"scale": torch.zeros(64, 1)}, r"'{}.scale' as F32 .*\(64, 1\); expected .*\(128, 1\)"),
+        (
+            "hqq",
+            {},
+            {"quant_scale": torch.tensor(1).byte()},
+            "'{}.quant_scale' of scales or zero points that are codes",
+        ),
+        ("hqq", {}, {"packing": torch.tensor(list(b"4bit_32")).byte()}, "'{}.packing' '4bit_32'; expected one of 8bit"),
         ("codes", {}, {"weight_zero_point": torch.ones(64, 1).char()}, "'{}.weight_zero_point' with zero points that"),
         ("codes", {}, {"weight": torch.zeros(64, 64).to(torch.float8_e4m3fn)}, "'{}.weight' as F8_E4M3 .* expected I8"),
     ],

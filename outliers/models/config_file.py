@@ -33,6 +33,9 @@ DEQUANTIZED: dict[str, dict[str, tuple]] = {
         "method": ("gptq",),
         "is_marlin_format": (False,),
         "pack_dtype": ("int32",),
+        "dynamic.*.bits": (4, 2, 3, 8),
+        "dynamic.*.sym": _SWITCH,
+        "dynamic.*.desc_act": _SWITCH,
         "sym": _SWITCH,
         "desc_act": _SWITCH,
         "static_groups": _SWITCH,
@@ -46,6 +49,23 @@ DEQUANTIZED: dict[str, dict[str, tuple]] = {
         "pack_dtype": ("int32",),
         "zero_point": _SWITCH,
     },
+    "auto-round": {
+        "bits": (4, 2, 3, 8),
+        "extra_config.*.bits": (4, 2, 3, 8, 16, 32),
+        "packing_format": ("auto_round:auto_gptq", "auto_round:gptq", "auto_round:auto_awq", "auto_round:awq"),
+        "data_type": ("int",),
+        "sym": _SWITCH,
+    },
+    "fp8": {
+        "activation_scheme": ("dynamic", "static"),
+        "fmt": ("e4m3", "float8_e4m3fn"),
+        "scale_fmt": ("float", "ue8m0"),
+        "expert_dtype": ("fp8",),
+    },
+    "hqq": {
+        "quant_config.weight_quant_params.nbits": (8, 4, 3, 2, 1, 5, 6, 1.58),
+        "quant_config.weight_quant_params.channel_wise": (True,),
+    },
     "compressed-tensors": {
         "format": _COMPRESSED,
         "config_groups.*.format": _COMPRESSED,
@@ -58,7 +78,7 @@ DEQUANTIZED: dict[str, dict[str, tuple]] = {
         "transform_config.config_groups.*.apply.*.location": ("weight_input", "weight_output"),  # others act on inputs
     },
 }
-LEAST_BYTES = 0.25  # of a weight in any of the formats that are read
+LEAST_BYTES = 0.125  # of a weight in any of the formats that are read
 LIGHT = 1 << 26  # bytes of weights that are read to see what is wrong with them
 
 LAYERS = (

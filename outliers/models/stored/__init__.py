@@ -14,6 +14,9 @@ from outliers.models.skeleton import refusals
 from outliers.models.stored.bitsandbytes import EIGHT_BITS, FOUR_BITS
 from outliers.models.stored.compressed import CODES, PACKED
 from outliers.models.stored.format import Contradiction, Format
+from outliers.models.stored.fp8 import FP8
+from outliers.models.stored.hqq import HQQ
+from outliers.models.stored.modules import as_method, fields_of
 from outliers.models.stored.tensors import Lazy, twice
 from outliers.models.stored.words import AWQ, GPTQ
 
@@ -22,8 +25,10 @@ METHODS = {
     "gptq": (GPTQ,),
     "awq": (AWQ,),
     "compressed-tensors": (PACKED, CODES),
+    "fp8": (FP8,),
+    "hqq": (HQQ,),
 }
-ALWAYS_PACKED = ("bitsandbytes", "gptq", "awq")  # compressed-tensors may have quantized activations alone
+ALWAYS_PACKED = ("bitsandbytes", "gptq", "awq", "fp8", "hqq")  # compressed-tensors may have quantized activations alone
 PACKED_ENDS = tuple(
     dict.fromkeys(one.codes for formats in METHODS.values() for one in formats if one.codes != "weight")
 )
@@ -42,6 +47,7 @@ def unpacked(stored: dict[str, Lazy], fields: dict, name: str, transposed: Colle
         path, _, end = key.rpartition(".")
         if end in PACKED_ENDS and (plain := stored.get(f"{path}.weight")):
             raise twice(name, packed, plain)
+    fields = as_method(fields)
     method, tensors = fields.get("quant_method"), dict(stored)
     for format in METHODS.get(method, ()):
         ends = re.compile(rf"(.*\.)({'|'.join(part.end for part in format.parts)})")
@@ -71,7 +77,9 @@ def _weight(format: Format, parts: dict[str, Lazy], fields: dict, name: str, pat
     """The weight that tensors make, by the ends of their names; turned: it has the features first."""
     try:
         with refusals(name, part=f"'{path}{format.codes}' of "):
-            sizes, note = format.settled(parts, fields)
+            if (own := fields_of(fields, path[:-1], name)) is None:
+                raise Contradiction(format.codes, "", "none, as its 'quantization_config' leaves the module out")
+            sizes, note = format.settled(parts, own)
     except Contradiction as wrong:
         found = f"lacks '{path}{wrong.end}'" if wrong.found is None else f"holds '{path}{wrong.end}' {wrong.found}"
         raise UserError(f"the checkpoint of '{name}' {found.strip()}; expected {wrong.expected}") from None

@@ -18,6 +18,7 @@ FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 BYTES = {"U8": torch.uint8}  # of tensors in a format of few bits that transformers undoes
 OTHERS = {"BOOL": torch.bool, "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8}
 READ = FLOATS | BYTES | OTHERS | {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
+READ |= {"F8_E8M0": torch.float8_e8m0fnu}  # scales that are powers of two
 LARGEST_HEADER = 100_000_000  # bytes, of a safetensors file, as the library has it
 
 

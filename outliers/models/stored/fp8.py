@@ -1,0 +1,50 @@
+"""Weights in fp8 with a scale for each block, as DeepSeek-V3 and Qwen3-FP8 store them (transformers' `fp8` method)."""
+
+from collections.abc import Iterator
+
+import torch
+
+from outliers.models.stored.format import FLOATS, Format, Part, Sizes
+from outliers.models.stored.tensors import Lazy
+
+BLOCK = (128, 128)  # outputs and features that share a scale, where a configuration does not say it
+EXPONENTS = "F8_E8M0"  # powers of two, of which DeepSeek's later checkpoints have scales
+
+
+def _sizes(stored: dict[str, Lazy], fields: dict) -> Iterator[Sizes]:
+    outputs, features = stored["weight"].shape
+    said = ("weight_block_size",)
+    if (block := fields.get("weight_block_size", BLOCK)) is None:
+        for scales in ((), (1,), (1, 1)):
+            yield Sizes(outputs, features, 8, fields, said, scales=scales)
+        return
+    if not (
+        isinstance(block, list | tuple) and len(block) == 2 and all(type(size) is int and size > 0 for size in block)
+    ):
+        raise ValueError(f"'weight_block_size' {block!r}; expected two whole numbers from 1 on")
+    scales = (-(-outputs // block[0]), -(-features // block[1]))
+    yield Sizes(outputs, features, 8, fields, said, scales=scales)
+
+
+def unpack_blocks(tensors: dict[str, torch.Tensor], sizes: Sizes) -> torch.Tensor:
+    """Codes times the scale of their block; the last block of an axis may be smaller. `inv` is for the inverse of the
+    scale by which the weight was divided, so that codes are multiplied."""
+    scale = tensors["weight_scale_inv"].float()
+    if len(sizes.scales) == 2:
+        for axis, size in enumerate(sizes.fields.get("weight_block_size") or BLOCK):
+            scale = scale.repeat_interleave(size, axis)
+        scale = scale[: sizes.outputs, : sizes.features]
+    return tensors["weight"].float() * scale
+
+
+FP8 = Format(
+    "weight",
+    _sizes,
+    (
+        Part("weight", lambda s: (("F8_E4M3",), (s.outputs, s.features))),
+        Part("weight_scale_inv", lambda s: ((*FLOATS, EXPONENTS), s.scales)),
+        Part("(activation|input)_scale", lambda _: (FLOATS, None), lambda _: None),  # of inputs, with static scales
+    ),
+    unpack_blocks,
+    needs="weight_scale_inv",
+)
