@@ -13,6 +13,7 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.pop("HF_HUB_OFFLINE", None)  # tests say themselves whether there is a hub
+os.environ["COLUMNS"] = "80"  # of a terminal, whichever runs the tests
 if "PYTEST_XDIST_WORKER" in os.environ:  # a core each
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -20,7 +20,7 @@ from tests.test_zeroshot import LOCAL
 
 MODEL, OTHER = "pocket/gpt2-0.1m", "pocket/gpt2-0.5m"
 TEXT = {"block": 32, "blocks": 2, "alpha": 3}
-MEASURES = ["agreement", "continuation", "keys", "range", "top1", "sinks", "token_losses"]
+MEASURES = ["agreement", "keys", "range", "top1", "sinks", "token_losses"]
 MEASURED = {
     "sweep": Experiment(models=[MODEL], schemes=["fp32", "zeropoint", "llm.int8"], draws=2, **TEXT),
     "trace": OneModel(model=MODEL, **TEXT),

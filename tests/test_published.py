@@ -238,6 +238,7 @@ def test_all_that_is_published_without_a_model(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(agreement, "packaged_models", list)
     monkeypatch.setattr(agreement, "is_cached", lambda _model: False)
+    monkeypatch.setenv("COLUMNS", "160")
     code, said, _ = call(monkeypatch, capsys, "published", command="report")
     assert code == 0
     assert "models: not on this machine" in said

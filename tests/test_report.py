@@ -18,6 +18,7 @@ from outliers.show.legends import OTHERS, STYLES, scheme_styles
 from outliers.show.maps import pooled
 from outliers.show.page import page
 from outliers.show.style import COLORS, GREY, look
+from outliers.show.tables import Table
 from outliers.show.write import write
 from outliers.tracing.trace import trace
 from outliers.variants.plant import plant
@@ -32,7 +33,7 @@ from outliers.views.emergence import (
     fits_of,
 )
 from outliers.views.latency import latencies, latency_table
-from outliers.views.perplexity import cost_table, perplexity_table, sweep_costs, sweep_section, table1, terminal
+from outliers.views.perplexity import cost_table, perplexity_table, sweep_costs, sweep_section, table1
 from outliers.views.remedies import frontier, frontier_of, remedies_section, remedy_costs
 from outliers.views.remedies import points as remedy_points
 from outliers.views.trace import heat_map, magnitude_by_position, sorted_profile, trace_section
@@ -69,16 +70,30 @@ def test_a_baseline_in_16_bits_is_not_called_32_bit(rows):
 
 
 def test_terminal_table_is_narrow(rows):
-    lines = terminal([perplexity_table(rows)]).splitlines()
-    assert lines[0].split() == ["perplexity", "gpt2", "opt"]
-    assert lines[3].split() == ["fp32", "100.00", "10.00"]
-    assert max(map(len, lines)) <= 40
+    lines = perplexity_table(rows).printed.splitlines()
+    assert lines[:2] == ["Perplexity by scheme and model.", ""], "its caption stands above it"
+    assert lines[2].split() == ["Perplexity", "gpt2-1m", "opt-2m"]
+    assert lines[4].split() == ["fp32", "100.00", "10.00"]
+
+
+def test_a_wide_table_is_broken_at_the_width_of_a_terminal(monkeypatch):
+    """Its headers first, then text, and then the last columns follow below."""
+    headers = ["model", "a header of many words", *(f"column {number}" for number in range(12)), "note"]
+    cells = [["gpt2-1.7m", "1.5", *(f"{number:.6f}" for number in range(12)), "a note of a few words " * 3]] * 2
+    table = Table("wide", "Wide.", headers, cells, pd.DataFrame(), names=("model", "note"))
+    for columns, width in (("80", 80), ("40", 80), ("120", 120)):
+        monkeypatch.setenv("COLUMNS", columns)
+        lines = table.printed.splitlines()
+        assert width - 20 < max(map(len, lines)) <= width
+    words = " ".join(table.printed.split())
+    assert all(word in words for cell in cells[0] for word in cell.split())
+    assert sum(line.startswith("gpt2-1.7m") for line in table.printed.splitlines()) == 4, "twice two rows"
 
 
 def test_a_broken_model_makes_no_wide_table(rows):
     broken = [{**row, "value": row["value"] * 1e250, "standard_deviation": 1e248} for row in rows]
-    lines = terminal([perplexity_table(broken)]).splitlines()
-    assert lines[3].split() == ["fp32", "1.00e+252±1.00e+248", "1.00e+251±1.00e+248"]
+    lines = perplexity_table(broken).printed.splitlines()
+    assert lines[4].split() == ["fp32", "1.00e+252±1.00e+248", "1.00e+251±1.00e+248"]
 
 
 def test_a_missing_cell_is_a_dash(rows):
@@ -157,8 +172,8 @@ def test_zero_shot_tasks_and_latency_take_a_scheme_of_ones_own(own):
 
 def test_scatter_stands_beside_its_mean(rows):
     drawn = [{**row, "draws": 4, "standard_deviation": row["value"] / 1000} for row in rows]
-    lines = terminal([perplexity_table(drawn)]).splitlines()
-    assert lines[3].split() == ["fp32", "100.00±0.10", "10.000±0.010"]
+    lines = perplexity_table(drawn).printed.splitlines()
+    assert lines[4].split() == ["fp32", "100.00±0.10", "10.000±0.010"]
     assert perplexity_table(drawn).cells[1] == ["absmax", "110.00±0.11", "11.250±0.011"]
     (increase,) = cost_table(drawn)
     assert increase.cells[0] == ["absmax", "+10.00±0.11", "+12.50±0.11"]

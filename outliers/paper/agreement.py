@@ -157,7 +157,7 @@ def section(verdicts: Sequence[Verdict]) -> Section:
         f"Not run: {listed(models) if len(models) <= NAMED else f'{len(models)} models'}: {reason}"
         for reason, models in reasons.items()
     ]
-    printed = "\n\n".join([table.form("simple"), *notes])
+    printed = "\n\n".join([table.printed, *notes])
     title, rows = "Published facts and measured ones", [_record(verdict) for verdict in verdicts if verdict.row]
     return Section(title, rows, printed, [table, sources_table], notes=notes, findings=_findings(verdicts))
 

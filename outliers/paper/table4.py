@@ -66,7 +66,7 @@ def table4_section(rows: list[dict]) -> Section:
     fit_rows = [{"fraction": name, **fit._asdict()} for name, fit in fits.items() if fit]
     further = {"fits": pd.DataFrame(fit_rows, columns=["fraction", *Fit._fields])}
     others = elsewhere([row["model"] for row in rows])
-    printed = "\n".join([table.form("simple"), "", *notes, *(["", others.form("simple")] if others else [])])
+    printed = "\n".join([table.printed, "", *notes, *(["", others.printed] if others else [])])
     tables = [table, others] if others else [table]
     findings = emergence_findings(models, fits, table.name)
     title = "Emergence of outlier features"
@@ -78,7 +78,7 @@ def families_section(rows: list[dict]) -> Section:
     """Table 4 of models whose perplexities are of different things, so that nothing is fitted or drawn by them."""
     table = emergence_table(rows)
     findings = emergence_findings(distinct_models(rows), {}, table.name)
-    return Section("Outlier features of other families", rows, table.form("simple"), [table], findings=findings)
+    return Section("Outlier features of other families", rows, table.printed, [table], findings=findings)
 
 
 def panel_section(name: str, rows: list[dict]) -> Section:

@@ -2,7 +2,6 @@
 
 import io
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -88,8 +87,7 @@ class Section(NamedTuple):
     def terminal(self) -> str:
         """All of it on a terminal: findings, what they were measured on, and what stands below."""
         findings = (
-            textwrap.fill(f"• {finding.text}", 100, subsequent_indent="  ", break_on_hyphens=False)
-            for finding in self.findings
+            wrapped(f"• {finding.text}", subsequent_indent="  ", break_on_hyphens=False) for finding in self.findings
         )
         return "\n\n".join(filter(None, ["\n".join(findings), measured_on(self.rows), self.printed]))
 

@@ -2,14 +2,16 @@
 
 import math
 import re
+import shutil
 import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import NamedTuple
 
 import pandas as pd
-from tabulate import tabulate
+from tabulate import MIN_PADDING, tabulate
 
 from outliers.criterion import LOG_PERPLEXITY, PICTURES
 from outliers.models.names import short_name
@@ -41,6 +43,9 @@ ESCAPED = {"github": partial(re.sub, r"([|<])", r"\\\1")}
 NUMBERS = Numbers()
 MISSING, FAILED = "–", "failed"  # never numbers
 NEGATIVE = re.compile(r"(?<![\w.])-(?=[\d.]|inf)")  # the hyphen of a number, and none between words or in an exponent
+WIDTH, LONGEST = 80, 100  # columns of a terminal at least, and of a paragraph at most
+GAP = 2  # blanks between columns
+LEAST = 16  # characters of a column of text that is broken into lines
 LARGE = 1e7  # from here on powers of ten are written
 
 # The line above tables.
@@ -92,20 +97,99 @@ class Table(NamedTuple):
 
     def form(self, tablefmt: str) -> str:
         """The table in a format of the tabulate library: github, latex_booktabs, simple, html."""
-        text = self.headers[: self.names] if isinstance(self.names, int) else self.names
-        align = ["left" if header in text else "right" for header in self.headers]
-        rows = [
-            [NEGATIVE.sub("−", cell) if side == "right" else cell for cell, side in zip(row, align, strict=True)]
-            for row in self.cells
-        ]
-        headers, *cells = [list(map(ESCAPED.get(tablefmt, str), row)) for row in (self.headers, *rows)]
-        text = tabulate(cells, headers, tablefmt=tablefmt, disable_numparse=True, colalign=align)
+        escape = ESCAPED.get(tablefmt, str)
+        columns = [column._replace(cells=[*map(escape, column.cells)]) for column in self._columns]
+        text = _tabulated(columns, tablefmt)
         return text.replace("−", "$-$") if tablefmt.startswith("latex") else text
 
     @property
+    def _columns(self) -> list["Column"]:
+        text = self.headers[: self.names] if isinstance(self.names, int) else self.names
+        columns = zip(self.headers, *self.cells, strict=True)
+        sides = ["left" if header in text else "right" for header in self.headers]
+        return [
+            Column(side, [header, *(cells if side == "left" else (NEGATIVE.sub("−", cell) for cell in cells))])
+            for side, (header, *cells) in zip(sides, columns, strict=True)
+        ]
+
+    @property
     def printed(self) -> str:
-        """The table on a terminal, with its caption below."""
-        return f"{self.form('simple')}\n\n{wrapped(self.caption)}"
+        """The table on a terminal, below its caption."""
+        return f"{wrapped(self.caption)}\n\n{self.fitted}"
+
+    @property
+    def fitted(self) -> str:
+        """The table within the columns of a terminal.
+
+        Where it is too wide, headers are broken into lines, then text, and then the last columns follow below, each
+        time behind the columns of text on the left.
+        """
+        width = terminal_width()
+        columns = [*self._columns]
+        if _width(columns) > width:
+            columns = [_with_broken_header(column) for column in columns]
+        rooms = {place: column.width for place, column in enumerate(columns) if column.side == "left"}
+        for _ in range(_width(columns) - width):  # a character of the widest text at a time
+            widest = max(rooms, key=rooms.get, default=None)
+            if widest is not None and rooms[widest] > LEAST:
+                rooms[widest] -= 1
+        columns = [column.wrapped(rooms.get(place, column.width)) for place, column in enumerate(columns)]
+        return "\n\n".join(_tabulated(part, "simple") for part in _parts(columns, width))
+
+
+class Column(NamedTuple):
+    """A column of a table as text: the side on which its cells stand, and these, the header first."""
+
+    side: str
+    cells: list[str]
+
+    @property
+    def width(self) -> int:
+        """The characters that it takes: its longest line, around a header with what tabulate leaves free there."""
+        header, *lines = (max(map(len, cell.splitlines()), default=0) for cell in self.cells)
+        return max(header + MIN_PADDING, *lines)
+
+    def wrapped(self, width: int) -> "Column":
+        """The column with the text of its cells in lines of at most a width, the column as it is if it is no wider."""
+        if self.width <= width:
+            return self
+        header, *cells = self.cells
+        return self._replace(cells=[header, *(textwrap.fill(cell, width) for cell in cells)])
+
+
+def _tabulated(columns: Sequence[Column], tablefmt: str) -> str:
+    headers, *rows = map(list, zip(*(column.cells for column in columns), strict=True))
+    sides = [column.side for column in columns]
+    return tabulate(rows, headers, tablefmt=tablefmt, disable_numparse=True, colalign=sides)
+
+
+def _width(columns: Sequence[Column]) -> int:
+    return sum(column.width for column in columns) + GAP * (len(columns) - 1)
+
+
+def _with_broken_header(column: Column) -> Column:
+    """The column with its header in lines that are no longer than its cells or the header's longest word."""
+    header, *cells = column.cells
+    words = re.findall(r"[^ /-]*[/-]?", header)
+    room = max(map(len, [*words, *cells]))
+    lines = [""]
+    for piece in re.findall(r"[^ /-]*[ /-]?", header):
+        if len((lines[-1] + piece).rstrip()) > room:
+            lines.append("")
+        lines[-1] += piece
+    return column._replace(cells=["\n".join(line.rstrip() for line in lines), *cells])
+
+
+def _parts(columns: Sequence[Column], width: int) -> Iterable[Sequence[Column]]:
+    """The columns in groups that fit a width, the text on the left in each."""
+    names = [*takewhile(lambda column: column.side == "left", columns)]
+    names, part = names if len(names) < len(columns) else [], []
+    for column in columns[len(names) :]:
+        if part and _width([*names, *part, column]) > width:
+            yield [*names, *part]
+            part = []
+        part.append(column)
+    yield [*names, *part]
 
 
 def _filled(form: str, row: Mapping) -> str:
@@ -205,9 +289,14 @@ def with_interval(form: Callable[[float], str], value: float, *ends: float) -> s
     return form(value) + (f" [{', '.join(map(form, ends))}]" if ends else "")
 
 
-def wrapped(text: str) -> str:
-    """A paragraph as a terminal has it."""
-    return textwrap.fill(text, 100)
+def terminal_width() -> int:
+    """The columns of the terminal; 80 where there is none, or a narrower one."""
+    return max(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
+
+
+def wrapped(text: str, **options: str) -> str:
+    """A paragraph as a terminal has it; options: of `textwrap.fill`."""
+    return textwrap.fill(text, min(LONGEST, terminal_width()), **options)
 
 
 def scatter_note(rows: list[dict]) -> str:

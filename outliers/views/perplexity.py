@@ -14,7 +14,7 @@ from outliers.quantization.schemes import BASELINE
 from outliers.show.axes import cost_axis, log_axis, name_places, parameters_axis, plot_costs
 from outliers.show.claims import NEXT, Claim, say, say_each
 from outliers.show.legends import SCATTER, explained, in_order, labelled, legend_columns, scheme_legend, scheme_styles
-from outliers.show.section import FINDINGS, Drawing, Failures, Finding, Section, failures, together
+from outliers.show.section import FINDINGS, Drawing, Failures, Finding, Section, failures, printed, together
 from outliers.show.style import GREY, figure_function, panels_of
 from outliers.show.tables import FAILED, MISSING, Table, cell, measured_cell, scatter_note
 from outliers.show.value import BITS, Rows, exact, is_beyond, records, scattered_by, value_of
@@ -181,7 +181,7 @@ def _perplexities(rows: list[dict]) -> Section:
     whole = len(drawn) == len(rows)
     beyond = (row | {"name": names[row["model"]]} for row in rows if row["metric"] == LOG_PERPLEXITY)
     findings = [*say_each(BEYOND, beyond), *sweep_findings(costly, names, whole)][:FINDINGS]
-    text = f"{terminal(tables[: 1 + len(bits)])}\n\n{note}"
+    text = printed(tables[: 1 + len(bits)], [note])
     return Section("Perplexity by scheme", rows, text, tables, drawings, [note], findings=findings)
 
 
@@ -193,13 +193,6 @@ def table1(rows: list[dict], column: str = "value") -> pd.DataFrame:
     frame = pd.DataFrame([row | beyond if column in beyond and is_beyond(row) else row for row in kept])
     table = frame.pivot(index="scheme", columns="model", values=column)
     return table.loc[in_order(frame["scheme"]), frame["model"].unique()]
-
-
-def terminal(tables: Iterable[Table]) -> str:
-    """The tables for a terminal, model names broken at their hyphens."""
-    broken = ([table.headers[0].lower(), *(name.replace("-", "\n") for name in table.headers[1:])] for table in tables)
-    forms = [table._replace(headers=headers).form("simple") for table, headers in zip(tables, broken, strict=True)]
-    return "\n\n".join(forms)
 
 
 def perplexity_table(rows: list[dict]) -> Table:

@@ -292,7 +292,7 @@ def trace_section(trace: "Trace", rows: list[dict], names: Names, excerpt: "Exce
     expected = () if trace.cross else (role for role in READERS if role not in CROSS)
     if missing := ", ".join(role for role in expected if role not in trace.roles):
         notes.insert(0, f"Not traced, because some layers have no such projection: {missing}.")
-    texts = [f"{wrapped(table.caption)}\n\n{table.form('simple')}" for table in tables]
+    texts = [table.printed for table in tables]
     captions = CAPTIONS | (PATCHES if _is_of_pictures(trace) else {})
     drawings = [Drawing.of(draw.__name__, caption, draw(trace)) for draw, caption in captions.items()]
     findings = trace_findings(trace, {metric_of(row): row["value"] for row in whole}, names)
