@@ -12,7 +12,6 @@ from outliers.errors import CellsFailed, UserError
 from outliers.models.names import check_alone
 from outliers.runs.free import check_room_for_imports
 from outliers.runs.rows import Row, Rows, key_of
-from outliers.show.value import with_paired_errors
 from outliers.specification.kinds import Named, OfOneModel
 from outliers.subjects.cell import Cell, Plan, following
 from outliers.terminal.forecaster import Steps
@@ -130,6 +129,8 @@ def _is_possible(plan: Plan) -> bool:
 
 def records(rows: Iterable[Row]) -> list[dict]:
     """A flat dictionary for each value of rows."""
+    from outliers.show.value import with_paired_errors  # which imports pandas
+
     return with_paired_errors([record for row in rows for record in row.records()])
 
 
