@@ -106,10 +106,10 @@ def test_of_our_int8_models_the_damage_is_that_of_their_scheme(scheme, model, bl
     found, expected = damage(model, blocks, against=str(tmp_path)), damage(model, blocks, scheme)
     assert found.errors["projection"].tolist() == expected.errors["projection"].tolist()
     for table in ("errors", "roles", "layers"):
-        of_both = (getattr(one, table).filter(regex="^(error|by_token|perplexity_only)") for one in (found, expected))
+        of_both = (getattr(one, table).filter(regex="^(error|by_token|perplexity_only$)") for one in (found, expected))
         values = [columns.to_numpy() for columns in of_both]
         assert values[0] == pytest.approx(values[1], rel=1e-4), table
-    assert found.model == pytest.approx(expected.model, rel=1e-3)
+    assert found.model == pytest.approx(expected.model, rel=1e-2)
 
 
 def test_a_damaged_projection_is_named_first_with_its_reason(broken, monkeypatch, capsys, tmp_path):

@@ -28,7 +28,7 @@ PROVENANCE = (
 )
 RESULT = (
     *("value", "standard_deviation", "standard_error", "paired_error", "q1", "q3", "unit", "failed"),
-    *("bits_per_byte", "bits_per_byte_deviation", "bytes"),  # beside a perplexity
+    *("bits_per_byte", "bits_per_byte_deviation", "bits_per_byte_error", "bytes"),  # beside a perplexity
 )
 FIRST = ("experiment", "model", "run", "seed", "checkpoint", "scheme", "task", "batch", "dimension", *WHICH, *RESULT)
 

@@ -67,7 +67,7 @@ COLUMNS = (
     (TEXT, "unit"),
     (NUMBER, "standard_deviation"),
     (Kind("a finite number or null", lambda value: value is None or _is_number(value)), "standard_error"),
-    (NUMBER, "paired_error q1 q3 bits_per_byte bits_per_byte_deviation"),
+    (NUMBER, "paired_error q1 q3 bits_per_byte bits_per_byte_deviation bits_per_byte_error"),
     (WHOLE, "layer feature position token bytes"),
     (COUNT, "bits examples parameters context_used"),
     (TEXT, "role projection way checkpoint architecture"),

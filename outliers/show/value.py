@@ -107,6 +107,12 @@ class Value(NamedTuple):
         return self.mean > other.mean and self.is_apart(other)
 
 
+def averaged(values: Sequence[Value], deviation: float | None = None) -> Value:
+    """The mean of values, with the deviation that is said."""
+    share = 1 / len(values)
+    return _combined(math.fsum(value.mean for value in values) * share, deviation, [(share, one) for one in values])
+
+
 def _combined(mean: float, deviation: float | None, terms: Sequence[tuple[float, Value]]) -> Value:
     """A value that is, to first order, a sum of factors times values; paired where they are of one text."""
     known = [(factor, value) for factor, value in terms if value.error is not None or value.pairs is not None]
@@ -168,17 +174,22 @@ COMPARED = ("damage.kl", "damage.top1_agreement")  # how metrics begin that are 
 MODEL = ("model", "checkpoint", "dtype", "weights_hash", "tokens_hash", "documents_hash", "task", "stack")
 
 
+PAIRED = {"paired_error": "value", f"{BITS}_error": BITS}  # fields of paired errors, and of what
+
+
 def with_paired_errors(rows: list[dict]) -> list[dict]:
     """Flat rows with the field `paired_error`, where the model as it is was measured on the same text, too: the
-    standard error over the text of the difference from it."""
+    standard error over the text of the difference from it; and `bits_per_byte_error`, the same of bits per byte."""
     measured = [row for row in rows if row.get("unit_sums") and not row["metric"].startswith(COMPARED)]
     groups = grouped(measured, lambda row: (BASELINE_OF.get(row["metric"], row["metric"]), *map(row.get, MODEL)))
-    errors: dict[int, float] = {}
+    errors: dict[int, dict[str, float]] = {}
     for group in groups.values():
         exact = [row for row in group if row["variant"] == BASELINE and row["metric"] not in BASELINE_OF]
-        if exact and len(group) > 1:
-            errors |= {id(row): value_of(row).minus(value_of(exact[0])).error for row in group}
-    return [row if errors.get(id(row)) is None else row | {"paired_error": errors[id(row)]} for row in rows]
+        for row in group if exact and len(group) > 1 else ():
+            known = {name: (value_of(row, of), value_of(exact[0], of)) for name, of in PAIRED.items() if of in row}
+            of_row = {name: value.minus(baseline).error for name, (value, baseline) in known.items()}
+            errors[id(row)] = {name: error for name, error in of_row.items() if error is not None}
+    return [row | errors.get(id(row), {}) for row in rows]
 
 
 class Numbers(Formatter):

@@ -1,6 +1,8 @@
 """Ablation: the loss of a model without its outlier features (section 4.2 of the paper)."""
 
 import math
+from collections import defaultdict
+from collections.abc import Mapping
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -10,8 +12,8 @@ from outliers.show.claims import NEXT, Claim, say
 from outliers.show.legends import legend
 from outliers.show.section import Drawing, Failures, Finding, Section, by_stack, failures, subject_of
 from outliers.show.style import Panels, chosen, color_of, figure_function, panels_of
-from outliers.show.tables import MISSING, Table, with_interval
-from outliers.show.value import Value, exact
+from outliers.show.tables import MISSING, Table, cell, with_interval
+from outliers.show.value import DEVIATIONS, Value, averaged, value_of
 from outliers.show.words import count, features
 
 # Subject: what the legend says, colour, hatch (which tells them apart in grey).
@@ -70,6 +72,9 @@ def _bars(axes: Axes, summary: pd.DataFrame, methods: list[str], metric: str, un
         if subject == "control":
             low, tops = (rows[f"{metric}_{end}"] * unit for end in ("low", "high"))
             axes.errorbar(places, values, [values - low, tops - values], fmt="none", ecolor="black", capsize=3)
+        elif (errors := rows.get(f"{metric}_error")) is not None and errors.notna().all():
+            tops = values + errors * unit
+            axes.errorbar(places, values, errors * unit, fmt="none", ecolor="black", capsize=3)
         for place, top, value in zip(places, tops.clip(lower=0), values, strict=True):
             axes.annotate(
                 f"{value:.3g}", (place, top), (0, 4), textcoords="offset points", fontsize="small", ha="center"
@@ -79,8 +84,9 @@ def _bars(axes: Axes, summary: pd.DataFrame, methods: list[str], metric: str, un
 
 CAPTION = (
     "Removal of features: mean top-1 softmax probability of the attention, perplexity, and its increase. Brackets: "
-    "95 % interval of the mean over draws of random features."
+    "95 % interval of the mean over draws of random features{}."
 )
+OVER_TEXT = " and over the text; ±: standard error over the text of the difference from the unmodified model, paired"
 FIGURE = "Attention and perplexity of the model without its outlier features, and without random features."
 REMOVED = {  # subject of a row: what is taken out
     "none": "nothing",
@@ -99,25 +105,57 @@ def ablation_section(rows: list[dict]) -> Section:
 
 def _of_stack(_stack: str, rows: list[dict]) -> Section:
     summary = ablation_summary(rows)
-    table = Table.of("ablation", CAPTION, COLUMNS, summary, names=2)
+    data = summary.drop(columns=[f"{metric}_value" for metric in METRICS]).dropna(axis="columns", how="all")
+    caption = CAPTION.format(OVER_TEXT if "damage_error" in data else "")
+    table = Table.of("ablation", caption, COLUMNS, data, names=2)
     drawings = [Drawing.of("ablation", FIGURE, ablation_bars(summary))]
     title = f"Ablation of {subject_of(rows[0] | {'variant': rows[0].get('scheme', BASELINE)})}"
     return Section(title, rows, table.printed, [table], drawings, findings=ablation_findings(summary))
 
 
 def ablation_summary(rows: list[dict]) -> pd.DataFrame:
-    """`outliers.metrics.ablations.summary` of rows."""
+    """`outliers.metrics.ablations.summary` of rows, with what the text scatters: in columns METRIC_error the paired
+    standard errors of differences from the unmodified model, which intervals of controls include, and in METRIC_value
+    these differences as values."""
     from outliers.metrics.ablations import damages, summary
 
     measurements: dict[tuple, dict] = {}
+    values: dict[tuple, dict[str, list[Value]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         about = {name: row.get(name) for name in ("subject", "method", "draw")} | {"features": tuple(row["features"])}
         measurements.setdefault(tuple(about.values()), about)[row["metric"]] = row["value"]
-    return summary(damages(list(measurements.values())), rows[0]["seed"])
+        values[_group(about)][row["metric"]].append(value_of(row)._replace(deviation=0.0))
+    found = summary(damages(list(measurements.values())), rows[0]["seed"])
+    unmodified = {metric: value for metric, (value,) in values["none", None, ()].items()}
+    records = [_over_text(row, values[_group(row)], unmodified) for row in found.to_dict("records")]
+    return pd.DataFrame(records)
+
+
+def _group(row: dict) -> tuple:
+    """The group of a measurement in a summary."""
+    return row["subject"], row["method"] or None, tuple(row["features"]) if row["subject"] == "single" else ()
+
+
+def _over_text(row: dict, values: Mapping[str, list[Value]], unmodified: Mapping[str, Value]) -> dict:
+    """The row of a summary with what the text scatters."""
+    changes = {
+        "top1_softmax": [value.minus(unmodified["top1_softmax"]) for value in values["top1_softmax"]],
+        "damage": [value.beside(unmodified["perplexity"]) for value in values["perplexity"]],
+    }
+    for metric, of_draws in changes.items():
+        change = averaged(of_draws, _deviation(row, metric))
+        row |= {f"{metric}_value": change, f"{metric}_error": change.error}
+        if row["subject"] == "control" and change.error is not None:
+            low, high = (abs(row[f"{metric}_{end}"] - row[metric]) for end in ("low", "high"))
+            row[f"{metric}_low"] = row[metric] - math.hypot(low, DEVIATIONS * change.error)
+            row[f"{metric}_high"] = row[metric] + math.hypot(high, DEVIATIONS * change.error)
+    return row
 
 
 def _percent(row: dict, metric: str) -> str:
-    ends = [row[f"{metric}_{end}"] for end in ("low", "high")] if row["subject"] == "control" else []
+    if row["subject"] != "control":
+        return cell(".2f", row[metric], row.get(f"{metric}_error"), 100)
+    ends = [row[f"{metric}_{end}"] for end in ("low", "high")]
     return with_interval(lambda share: f"{100 * share:.2f}", row[metric], *ends)
 
 
@@ -170,9 +208,12 @@ def ablation_findings(summary: pd.DataFrame) -> list[Finding]:
         before = next(100 * row[name] for row in rows if row["subject"] == "none")
         moved = "falls" if 100 * row[name] < before else "rises"
         within = control[f"{name}_low"] <= row[name] <= control[f"{name}_high"]
+        if f"{name}_value" in row:
+            within |= not row[f"{name}_value"].is_apart(control[f"{name}_value"])
         findings += say(ATTENTION, [] if within else [row], before=before, moved=moved)
         singles = [single for single in rows if single["subject"] == "single" and single["method"] == row["method"]]
-        alone = [single | {"alone": Value(single["damage"], _deviation(control))} for single in singles]
+        scatter = _change(control).deviation
+        alone = [single | {"alone": _change(single)._replace(deviation=scatter)} for single in singles]
         findings += say(SINGLE, alone if len(alone) > 1 else [])
     return findings
 
@@ -183,15 +224,23 @@ def _beside(row: dict, control: dict) -> dict:
     damages = row["damage"], *(control[f"damage{end}"] for end in ("", "_low", "_high"))
     removal = TAKEN_OUT.get(row["method"], f"Removing {{}} by {row['method']}").format(features(row["features"]))
     return row | {
+        "damage": _change(row),
         "control": control,
         "removal": removal,
         "random": "a random feature" if number == 1 else f"{count(number)} random features",
-        "apart": exact(row["damage"]).is_apart(Value(control["damage"], _deviation(control))),
+        "apart": _change(row).is_apart(_change(control)),
         "times": [1 + damage for damage in damages],
     }
 
 
-def _deviation(control: dict) -> float:
-    """The standard deviation of the damage by one draw of random features, rounding included: the 95 % interval of the
-    mean of n draws is about four of it wide, divided by the root of n."""
-    return math.sqrt(control["draws"]) * (control["damage_high"] - control["damage_low"]) / 4
+def _change(row: dict) -> Value:
+    """The damage of a row of a summary as a value; of measurements in Python it knows no text."""
+    return row["damage_value"] if "damage_value" in row else Value(row["damage"], _deviation(row, "damage"))
+
+
+def _deviation(row: dict, metric: str) -> float:
+    """The standard deviation of a metric by one draw of random features, rounding included: the 95 % interval of the
+    mean of n draws is about four of it wide, divided by the root of n. 0 of features that are named."""
+    if row["subject"] != "control":
+        return 0.0
+    return math.sqrt(row["draws"]) * (row[f"{metric}_high"] - row[f"{metric}_low"]) / 4

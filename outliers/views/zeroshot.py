@@ -14,8 +14,8 @@ from outliers.show.claims import Claim, say, say_each
 from outliers.show.legends import explained, scheme_legend, scheme_styles
 from outliers.show.section import Drawing, Finding, Section
 from outliers.show.style import GREY, figure_function, panels_of
-from outliers.show.tables import Table, cell
-from outliers.show.value import Rows, Value, exact, grouped, records
+from outliers.show.tables import MISSING, Table, cell
+from outliers.show.value import Rows, Value, averaged, exact, grouped, records, value_of
 from outliers.show.words import count, listed
 
 # Accuracy of a guess; a task that is not here has none that is known.
@@ -38,7 +38,8 @@ def label_of_weights(scheme: str, dtype: str) -> str:
 def mean_accuracy(rows: list[dict]) -> list[dict]:
     """The mean over the tasks of the accuracy of each model and scheme that was measured on all of them.
 
-    standard_error is that of the mean, of tasks with examples of their own; None where a task has none.
+    standard_error is that of the mean, of tasks with examples of their own; None where a task has none. paired_error:
+    that of its difference from the unquantized model, whose examples are the same; by_task: the values.
     """
     accuracies = [row for row in named(rows) if row["metric"] == "acc"]
     tasks, means = {row["task"] for row in accuracies}, []
@@ -47,7 +48,12 @@ def mean_accuracy(rows: list[dict]) -> list[dict]:
         if {row["task"] for row in ours} == tasks:
             about = {name: ours[0].get(name) for name in ("model", "scheme", "parameters", "architecture", "alpha")}
             error = None if None in errors else math.hypot(*errors) / len(errors)
-            means.append({**about, "value": sum(row["value"] for row in ours) / len(ours), "standard_error": error})
+            paired = [row["paired_error"] for row in ours if "paired_error" in row]
+            by_task = {row["task"]: value_of(row)._replace(deviation=0.0) for row in ours}
+            mean = {**about, "value": sum(row["value"] for row in ours) / len(ours), "standard_error": error}
+            if len(paired) == len(ours):
+                mean["paired_error"] = math.hypot(*paired) / len(paired)
+            means.append(mean | {"by_task": by_task})
     return means
 
 
@@ -123,15 +129,18 @@ def zeroshot_section(rows: list[dict]) -> Section:
     return Section("Zero-shot accuracy", rows, table.printed, [table], [drawing], findings=findings)
 
 
-def accuracies(rows: list[dict]) -> pd.DataFrame:
+def accuracies(rows: list[dict], values: str = "value") -> pd.DataFrame:
     """One row a model and scheme (index), in the order of the rows, with columns (task, metric).
+
+    values: of a row, or "cell", as a table has it.
 
     The last column is the mean accuracy over the tasks, empty where one of them was not measured.
     """
     means = [mean | {"task": "mean", "metric": "acc"} for mean in mean_accuracy(rows)]
-    frame, place, columns = pd.DataFrame(named(rows) + means), ["model", "scheme"], ["task", "metric"]
+    every = [row | {"cell": _cell(row)} for row in named(rows) + means]
+    frame, place, columns = pd.DataFrame(every), ["model", "scheme"], ["task", "metric"]
     order = dict.fromkeys([*frame[columns].itertuples(index=False, name=None), ("mean", "acc")])
-    return frame.pivot(index=place, columns=columns, values="value").reindex(
+    return frame.pivot(index=place, columns=columns, values=values).reindex(
         index=pd.MultiIndex.from_frame(frame[place].drop_duplicates()),
         columns=pd.MultiIndex.from_tuples(order, names=columns),
     )
@@ -141,8 +150,8 @@ def accuracy_table(rows: list[dict]) -> Table:
     """Accuracies in per cent and perplexities; its data are the values of `accuracies` with flat names."""
     table, run = accuracies(rows), rows[0]
     cells = [
-        [model, label_of_weights(scheme, run["dtype"]), *(_cell(metric, value) for (_, metric), value in row.items())]
-        for (model, scheme), row in table.iterrows()
+        [model, label_of_weights(scheme, run["dtype"]), *row]
+        for (model, scheme), *row in accuracies(rows, "cell").fillna(MISSING).itertuples(name=None)
     ]
     examples = {row["task"]: row["examples"] for row in rows}
     errors = [row["standard_error"] for row in mean_accuracy(rows) if row["standard_error"] is not None]
@@ -150,14 +159,21 @@ def accuracy_table(rows: list[dict]) -> Table:
         f"Zero-shot accuracy by lm-eval {run['lm_eval']}, in per cent, and perplexity. Examples: "
         f"{', '.join(f'{task} {count}' for task, count in examples.items())}."
         + (f" The largest standard error of a mean is {100 * max(errors):.1f} points." if errors else "")
+        + PAIRED * any("paired_error" in row for row in rows)
     )
     headers = ["model", "weights", *(f"{task} {metric}" for task, metric in table.columns)]
     data = table.set_axis([f"{task}_{metric}" for task, metric in table.columns], axis="columns").reset_index()
     return Table("figure1", caption, headers, cells, data, names=2)
 
 
-def _cell(metric: str, value: float) -> str:
-    return cell(".4g", value) if metric == "perplexity" else cell(".1f", value, unit=100)
+PAIRED = " ±: standard error over the examples of the difference from the unquantized model, paired."
+
+
+def _cell(row: dict) -> str:
+    """The value of a row, with its bar where it is known by question."""
+    bar = row.get("paired_error", row.get("standard_error") if "unit_sums" in row else None)
+    form, unit = (".4g", 1) if row["metric"] == "perplexity" else (".1f", 100)
+    return cell(form, row["value"], bar, unit)
 
 
 LOWER = Claim(
@@ -172,8 +188,8 @@ GUESSES = Claim(
 
 
 def zeroshot_findings(means: Sequence[dict], chance: float | None) -> list[Finding]:
-    """The schemes that lose accuracy beyond the standard errors, as if examples were independent, which is careful:
-    they are the same; and the models that do not do better than guesses.
+    """The schemes that lose accuracy beyond the standard errors of the differences, and the models that do not do
+    better than guesses.
 
     means: as `mean_accuracy` makes them. chance: mean accuracy of guesses, None where it is not known.
     """
@@ -181,7 +197,7 @@ def zeroshot_findings(means: Sequence[dict], chance: float | None) -> list[Findi
     unquantized = {mean["model"]: mean for mean in known if mean["scheme"] == BASELINE}
     pairs = [(unquantized.get(mean["model"]), mean) for mean in known if mean["scheme"] != BASELINE]
     pairs = sorted((pair for pair in pairs if pair[0]), key=lambda pair: pair[1]["value"] - pair[0]["value"])
-    lower = [pair for pair in pairs if _accuracy(pair[0]).is_above(_accuracy(pair[1]))][:3]
+    lower = [pair for pair in pairs if _is_lower(*pair)][:3]
     told = [after | {"from": _percent(before), "to": _percent(after)} for before, after in lower or pairs[:1]]
     findings = say_each(LOWER, told, holds=bool(lower))
     guess = [mean["model"] for mean in unquantized.values() if not _accuracy(mean).is_above(exact(chance or 0))]
@@ -192,8 +208,14 @@ def zeroshot_findings(means: Sequence[dict], chance: float | None) -> list[Findi
 
 
 def _accuracy(mean: dict) -> Value:
-    return Value(mean["value"], mean["standard_error"])
+    return Value(mean["value"], 0.0, mean["standard_error"])
+
+
+def _is_lower(before: dict, after: dict) -> bool:
+    """Whether a mean is below another beyond the errors of the differences of its tasks, question by question."""
+    differences = [value.minus(after["by_task"][task]) for task, value in before["by_task"].items()]
+    return averaged(differences, 0.0).is_above(exact(0))
 
 
 def _percent(mean: dict) -> str:
-    return f"{100 * mean['value']:.1f} ± {100 * mean['standard_error']:.1f} %"
+    return f"{cell('.1f', mean['value'], mean['standard_error'], 100).replace('±', ' ± ')} %"
