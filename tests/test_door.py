@@ -223,6 +223,12 @@ def with_dropout(path: Path) -> None:
     path.write_bytes((POCKET / "gpt2-0.1m" / path.name).read_bytes().replace(b'"dropout": null', b'"dropout": 0.5'))
 
 
+def huge(path: Path) -> None:
+    """A file of 200 MB that takes no place."""
+    path.touch()
+    os.truncate(path, 200_000_000)
+
+
 FAST = b'{"tokenizer_class": "PreTrainedTokenizerFast"}'
 CONFIGURATIONS: list[Case] = [
     Case("a model of no known kind", configured(model_type="gpt9"), f"trace m {SMALL}", "^unknown architecture 'gpt9'"),
@@ -283,6 +289,10 @@ CONFIGURATIONS: list[Case] = [
         "a pipe", instead("config.json", os.mkfifo, configured()), f"trace m {SMALL}", "no config.json that can be read"
     ),
     Case("random words", instead("tokenizer.json", with_dropout, configured()), f"trace m {SMALL}", "at random"),
+    Case("no tokenizer", instead("tokenizer.json", nothing, configured()), f"trace m {SMALL}", "^no tokenizer in 'm'"),
+    Case(
+        "a huge tokenizer", instead("tokenizer.json", huge, configured()), f"trace m {SMALL}", "has 200 MB; expected at"
+    ),
     Case("memory of it", configured(n_layer=10**9), "memory m", "n_layer 1000000000"),
     Case("latency of it", configured(n_embd="64"), "latency m", "'n_embd' expected int, got str"),
     *(
