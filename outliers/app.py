@@ -16,7 +16,7 @@ from outliers.specification.fields import MODEL, resolved
 from outliers.specification.files import experiment_files, is_experiment, specify
 from outliers.specification.kinds import Named
 from outliers.terminal import command as terminal
-from outliers.terminal.command import Force, Out, called, import_for_good, typed
+from outliers.terminal.command import DryRun, Force, Out, called, import_for_good, typed
 from outliers.terminal.options import options
 
 
@@ -93,7 +93,7 @@ def command_of(name: str) -> Callable:
 def _measuring(name: str, command: Command) -> Callable:
     kind = resolved(command.kind)
 
-    def measure(out: Path | None, force: bool, positional, models=(), redraw: Path | None = None, **given) -> None:
+    def measure(out: Path | None, force: bool, dry_run: bool, positional, models=(), redraw=None, **given) -> None:
         if redraw is not None:
             _redraw(name, kind, redraw, out, [positional, models, force, *given.values()])
             return
@@ -103,7 +103,11 @@ def _measuring(name: str, command: Command) -> Callable:
             for field, value in given.items()
             if value is not None
         }
-        _measure(name, _specified(name, command, kind, places, models or [], fields), out, force, command.view)
+        spec = _specified(name, command, kind, places, models or [], fields)
+        if dry_run:
+            _preview(spec, out)
+        else:
+            _measure(name, spec, out, force, command.view)
 
     one, several = "model" in kind.model_fields, "models" in kind.model_fields
     if one or several:
@@ -114,7 +118,7 @@ def _measuring(name: str, command: Command) -> Callable:
         help_text = f"The name of one that comes along, such as {command.example}, or a file."
         place = Annotated[str | None, Argument(metavar="EXPERIMENT", help=help_text, show_default=False)]
         arguments = {"positional": place}
-    results = {"out": Out, "force": Force} | ({"redraw": Redraw} if command.redraws else {})
+    results = {"out": Out, "force": Force, "dry_run": DryRun} | ({"redraw": Redraw} if command.redraws else {})
     measure.__annotations__ = arguments | options(kind, NO_OPTIONS) | results
     return measure
 
@@ -195,22 +199,37 @@ def _measure(name: str, spec: Named, out: Path | None, force: bool, view: str) -
 
     check_room_for_imports()
     import_for_good("outliers.runs.engine")
-    from outliers.runs.run import DRAWN, check_all_measured, drawing, run
+    from outliers.runs.run import DRAWN, check_all_measured, drawing, fitted, run
+    from outliers.subjects.bench import Bench
     from outliers.terminal.progress import Progress
 
+    asked, bench = [spec], Bench()
+    spec = fitted(spec, folder, force, bench)
     with Progress() as bar:
         bar.expect(DRAWN)
-        rows = run(spec, folder, force, None, bar)
+        rows = run(spec, folder, force, bench, bar)
         from outliers.show.write import files_of, write  # after what is measured, as the view
 
         with drawing(bar, spec.name):
             section = resolved(view)(spec, folder, rows)
-            turn_to(folder, request_of([spec]))
+            turn_to(folder, request_of(asked))
             text = write(section, folder, typed(name))
     print(text)
     failed = any("failed" in row for row in rows)
-    keep(folder, [spec], None if failed else key, typed(name), [*files_of(section), PAGE], text)
+    keep(folder, asked, None if failed else key, typed(name), [*files_of(section), PAGE], text)
     check_all_measured(rows)
+
+
+def _preview(spec: Named, out: Path | None) -> None:
+    """Print what a specification would measure."""
+    from outliers.specification.door import checked
+
+    checked(spec)
+    import_for_good("outliers.runs.engine")
+    from outliers.runs.budget import preview
+    from outliers.runs.run import prepared
+
+    print(preview([(prepared(spec), out or spec.folder)]))
 
 
 def _redraw(name: str, kind: type[Named], folder: Path, out: Path | None, others: list) -> None:

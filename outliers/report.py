@@ -30,7 +30,7 @@ from typer import Argument, Option
 
 from outliers.app import Models, is_meant_as_experiment, models_of, run
 from outliers.runs.again import key_of_report, printed
-from outliers.terminal.command import Force, Out, typed
+from outliers.terminal.command import DryRun, Force, Out, typed
 
 DEFAULT, PUBLISHED = "pocket", "published"
 EXPERIMENTS = (
@@ -48,6 +48,7 @@ def report(
     device: Annotated[str | None, Option(help="cpu, cuda, cuda:N or auto; by default as the experiments say.")] = None,
     out: Out = None,
     force: Force = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Print tables and figures of experiments, or published facts beside measured ones."""
     places, models = places or [], models or []
@@ -57,6 +58,12 @@ def report(
         print(compare([*places[1:], *models_of(models)], device or "cpu", out, redraw))
         return
     name, *others = places if places and is_meant_as_experiment(places[0]) else [DEFAULT, *places]
+    if dry_run:
+        from outliers.paper.report import previewed
+
+        print(previewed(name, out, device, models_of([*others, *models])))
+        return
+
     folders = [out] if out else [Path("results", name), *Path("results", name).glob("*/")]
     if not (force or redraw or Path(name).suffix) and (text := printed(key_of_report(typed("report")), *folders)):
         print(text)

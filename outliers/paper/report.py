@@ -130,6 +130,17 @@ def report(
     return text, rows
 
 
+def previewed(name: str, out: Path | None, device: str | None, models: Sequence[str]) -> str:
+    """What `report` would measure, and how long that would take; see `outliers.runs.budget`."""
+    from outliers.runs.budget import preview
+    from outliers.runs.run import prepared
+
+    specs = experiments(name, device, models)
+    folder = out or _folder(name, specs)
+    once = {spec.model_copy(update={"shows": None}).model_dump_json(): spec for spec in reversed(specs)}
+    return preview([(prepared(spec), folder / Path(spec.name).name) for spec in reversed(once.values())])
+
+
 def _is_final(measured: tuple[list[dict], list]) -> bool:
     """Whether nothing is left to measure of an experiment: a model without outliers has nothing to ablate."""
     return all(isinstance(reason, NoOutlier) for reason in measured[1])

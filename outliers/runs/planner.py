@@ -66,7 +66,7 @@ class Planner:
             plan.subject.check(cells)
             for cell in cells:
                 cell.metric.measurement.check(cell)
-        if requests := self._requests(plans, stages):
+        if requests := self.requests(plans, stages):
             self.refused = self.engine.forecast(requests)
         for plan, cells in zip(plans, stages, strict=True):
             self._foresee(plan, cells, plan.usual())
@@ -83,21 +83,18 @@ class Planner:
                 waiting = {number: cells for number, cells in waiting.items() if cells}
         return list(chain.from_iterable(rows_of_plans))
 
-    def _requests(self, plans: Sequence[Plan], stages: Sequence[list[Cell]]) -> list[Request]:
+    def requests(self, plans: Sequence[Plan], stages: Sequence[list[Cell]]) -> list[Request]:
         """The runs of models, whose sizes are known from now on."""
         needs = [(plan.subject, keeps) for plan, cells in zip(plans, stages, strict=True) for keeps in keeps_of(cells)]
         requests = [request_of(subject, keeps) for subject, keeps in needs if keeps]
         self.sizes = {request.name: request.shape.weights for request in requests}
         return requests
 
-    def usual_steps(self, plans: Sequence[Plan]) -> Iterator[Steps]:
-        """Those of plans of which nothing is measured yet, whose subjects are prepared."""
-        stages = [next(plan.stages) for plan in plans]
-        self._requests(plans, stages)
-        for plan, cells in zip(plans, stages, strict=True):
-            steps = [self.steps(bundle) for bundle in bundles_of(cells)]
-            left = plan.usual() * len(plan.subject.blocks) - sum(stage.count for stage in steps)
-            yield from (*steps, Steps(max(0, left), self.sizes.get(plan.subject.name, 0)))
+    def usual_steps(self, plan: Plan, cells: list[Cell]) -> Iterator[Steps]:
+        """Those of a plan of which nothing is measured yet, whose subject is prepared, with its first cells."""
+        steps = [self.steps(bundle) for bundle in bundles_of(cells)]
+        left = plan.usual() * len(plan.subject.blocks) - sum(stage.count for stage in steps)
+        yield from (*steps, Steps(max(0, left), self.sizes.get(plan.subject.name, 0)))
 
     def _measured(self, cells: list[Cell]) -> dict[Cell, Row]:
         """The row of each cell, found or measured; of those that fail it is written after all others."""
@@ -333,7 +330,9 @@ def usual_steps(spec: Named) -> Steps:
             plans = spec.plans()
             for plan in plans:
                 plan.subject.prepare()
-            steps = list(Planner(None, None, None, "").usual_steps(plans))
+            planner, stages = Planner(None, None, None, ""), [next(plan.stages) for plan in plans]
+            planner.requests(plans, stages)
+            steps = list(chain.from_iterable(map(planner.usual_steps, plans, stages)))
     count = sum(one.count for one in steps)
     size = round(sum(one.work for one in steps) / count) - FIXED if count else 0
     return Steps(count, size)
@@ -381,8 +380,10 @@ def _common(cell: Cell, facts: dict) -> str:
 def _made(cell: Cell, spent: dict) -> dict:
     """The place and the cost of a cell's measurement, but for what is a fact of it."""
     facts = (CODE, *MACHINE) if cell.metric.timed else (CODE,)
-    streamed = {"streamed": True} if getattr(cell.subject.settings, "stream", False) else {}
-    return {name: value for name, value in spent.items() if name not in facts} | streamed
+    settings = cell.subject.settings
+    streamed = {"streamed": True} if getattr(settings, "stream", False) else {}
+    fitted = {"minutes": settings.minutes} if getattr(settings, "minutes", None) else {}
+    return {name: value for name, value in spent.items() if name not in facts} | streamed | fitted
 
 
 def _look(bench: Bench, subject: Subject, cells: list[Cell]) -> list[dict | MeasurementFailed]:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from outliers.errors import CellsFailed, UserError
@@ -14,7 +15,7 @@ from outliers.runs.free import check_room_for_imports
 from outliers.runs.rows import Row, Rows, key_of
 from outliers.specification.kinds import Named, OfOneModel
 from outliers.subjects.cell import Cell, Plan, following
-from outliers.terminal.forecaster import Steps
+from outliers.terminal.forecaster import DRAWN, Steps
 
 if TYPE_CHECKING:
     from outliers.runs.cluster import Cluster
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from outliers.terminal.progress import Progress
 
 OF_ONE_MODEL = ("trace", "ablate", "origins", "damage")  # experiments of which a folder holds those of one model
-DRAWN = Steps(1, kind="drawing", seconds=3.0)  # tables, figures and page of a specification
 logger = logging.getLogger(__name__)
 
 
@@ -60,13 +60,14 @@ def run(
     """
     check_room_for_imports()
     from outliers.runs.planner import Planner  # late, for it brings torch, which redrawing does without
+    from outliers.subjects.bench import Bench
     from outliers.terminal.progress import Progress
 
+    bench = bench or Bench()
+    spec = fitted(spec, out, force, bench)
     if bar is not None:  # one of no steps is false
         bar.foresee(Steps(kind=of_all(spec)))  # which are known better from now on
-    plans = [plan for plan in spec.plans() if _is_possible(plan)]
-    for plan in plans:
-        plan.subject.prepare()  # mistakes show before a folder is made
+    plans = prepared(spec)
     with (
         Rows(Path(out or spec.folder)) as rows,
         Progress(0) if bar is None else nullcontext(bar) as bar,
@@ -77,15 +78,35 @@ def run(
         return records(Planner(rows, engine, bar, spec.experiment or spec.name, force).run(plans))
 
 
-def _engine(spec: Named, bar: "Progress", bench: "Bench | None") -> "AbstractContextManager[Here | Cluster]":
+def prepared(spec: Named) -> list[Plan]:
+    """The plans of a specification whose packages are here; mistakes show before a folder is made."""
+    plans = [plan for plan in spec.plans() if _is_possible(plan)]
+    for plan in plans:
+        plan.subject.prepare()
+    return plans
+
+
+def fitted(spec: Named, out: str | Path | None, force: bool, bench: "Bench") -> Named:
+    """The specification with as many blocks as fit into its minutes, if it has some; see `outliers.runs.budget`."""
+    if getattr(spec, "minutes", None) is None or spec.is_fitted:
+        return spec
+    from outliers.runs.budget import fit  # late, as what few need
+
+    def measure(short: Named) -> None:
+        with TemporaryDirectory() as folder:
+            run(short, folder, bench=bench)
+
+    return fit(spec, Path(out or spec.folder), force, measure)
+
+
+def _engine(spec: Named, bar: "Progress", bench: "Bench") -> "AbstractContextManager[Here | Cluster]":
     if getattr(spec, "engine", "local") == "ray":
         from outliers.runs.cluster import Cluster
 
         return Cluster(spec, bar)
     from outliers.runs.engine import Here
-    from outliers.subjects.bench import Bench
 
-    return nullcontext(Here(bar, bench or Bench()))
+    return nullcontext(Here(bar, bench))
 
 
 @contextmanager

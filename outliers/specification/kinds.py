@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
 from outliers.criterion import ALPHA
 from outliers.errors import UserError, shown
@@ -150,6 +150,23 @@ class Settings(Spread):
         description="With --stream: memory for hidden states, such as 4GB; more are kept in a file. By default "
         "no limit.",
     )
+
+    minutes: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = Field(
+        default=None,
+        description="Measure as many blocks as fit into so many minutes, at most --blocks. By default all of these.",
+    )
+    _fitted: bool = PrivateAttr(default=False)  # whether its blocks are those that fit
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether its blocks are those that fit into its minutes."""
+        return self._fitted
+
+    def of_blocks(self, blocks: int) -> "Settings":
+        """A copy with so many blocks, because these fit into its minutes."""
+        copy = self.model_copy(update={"blocks": blocks})
+        copy._fitted = True
+        return copy
 
     @property
     def sequences(self) -> int:

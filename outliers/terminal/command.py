@@ -28,6 +28,9 @@ UsageError = BadParameter.__base__  # of the copy of Click that Typer has
 
 Out = Annotated[Path | None, Option(help="Folder for the results; by default in results/.")]
 Force = Annotated[bool, Option("--force", help="Measure again even if finished.")]
+DryRun = Annotated[
+    bool, Option("--dry-run", help="Measure nothing: print what would be measured, for how long, with how much memory.")
+]
 Debug = Annotated[bool, Option("--debug", help="Show the traceback of an error, with the messages of libraries.")]
 
 

@@ -35,6 +35,9 @@ class Steps(NamedTuple):
         return self.count * (self.size + FIXED) * self.cost
 
 
+DRAWN = Steps(1, kind="drawing", seconds=3.0)  # tables, figures and page of a specification
+
+
 class Left(NamedTuple):
     """Seconds that are left: expected, at least and at most."""
 

@@ -1,0 +1,169 @@
+"""Time before a run: as many blocks as fit into some minutes, and a preview of what would be measured."""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
+import torch
+
+from outliers.errors import NoOutlier, UserError, first_of
+from outliers.models.load import DTYPES, find_device
+from outliers.quantization.schemes import BASELINE
+from outliers.runs.forecast import Need, Room, need_of, room_of
+from outliers.runs.planner import Planner
+from outliers.runs.rows import key_of, read
+from outliers.show.value import grouped
+from outliers.specification.kinds import Settings
+from outliers.subjects.cell import Cell, Plan, Subject
+from outliers.terminal.amounts import durations, size
+from outliers.terminal.forecaster import DRAWN, Steps
+
+TRIED = (1, 2, 4)  # blocks whose time says how long one takes
+MOST = 10**5  # blocks
+SPARE = 0.9  # of what is left of the time that is planned
+PRODUCT = 256, 1024, 1024  # tokens, features and outputs of a matrix product that says how fast a machine is
+SECONDS = 0.2  # for such products
+SLOWER = 1.4  # times as long as in the product a weight takes in a pass: measured with pocket models and SmolLM2-135M
+UNSURE = 2.0  # factor of a time that nothing was measured for
+NAMED = 12  # variants
+logger = logging.getLogger(__name__)
+
+
+def fit(spec: Settings, folder: Path, force: bool, measure: Callable[[Settings], None]) -> Settings:
+    """A specification with as many blocks as fit into its minutes, at most those that it names.
+
+    An earlier run into the folder with the same minutes has chosen already. Otherwise one block is tried, then two, and
+    four where many fit.
+
+    Args:
+        measure: what tries a specification.
+    """
+    blocks = None if force else _chosen(spec, folder)
+    if blocks is None:
+        most = spec.blocks if "blocks" in spec.model_fields_set else MOST
+        wanted = _that_fit(spec, measure, most)
+        blocks = _in_text(spec, wanted) if wanted > max(TRIED) else wanted
+    logger.info(f"{blocks} block{'' if blocks == 1 else 's'} in {spec.minutes:g} min")
+    return spec.of_blocks(blocks)
+
+
+def _chosen(spec: Settings, folder: Path) -> int | None:
+    """The blocks of rows that a run of the same request with the same minutes has left."""
+    rows = [row for row in read(folder) if row.made.get("minutes") == spec.minutes]
+    there = {key_of(row.asked) for row in rows}
+    for blocks in dict.fromkeys(row.asked["subject"].get("blocks", 0) for row in reversed(rows)):
+        cells = chain.from_iterable(next(plan.stages) for plan in spec.of_blocks(blocks).plans())
+        if any(key_of(cell.asked) in there for cell in cells):
+            return blocks
+    return None
+
+
+def _that_fit(spec: Settings, measure: Callable[[Settings], None], most: int) -> int:
+    """The blocks that fit into the minutes of a specification after those that are tried."""
+    end, taken = time.monotonic() + 60 * spec.minutes - DRAWN.seconds, {}
+    for blocks in TRIED:
+        if blocks > most or (taken and blocks * taken[max(taken)] / max(taken) > (end - time.monotonic()) / 2):
+            break
+        begin = time.monotonic()
+        try:
+            measure(spec.of_blocks(blocks))
+        except NoOutlier:  # of so few blocks
+            return min(most, spec.blocks)
+        taken[blocks] = time.monotonic() - begin
+    *_, last = taken
+    before = max((blocks for blocks in taken if 1 < blocks < last), default=0)  # the first one loaded the model
+    each = (taken[last] - taken.get(before, 0.0)) / (last - before)
+    once = max(0.0, taken[last] - last * each)
+    each = max(each, taken[last] / last / 4)
+    return max(1, min(most, math.floor((SPARE * (end - time.monotonic()) - once) / each)))
+
+
+def _in_text(spec: Settings, most: int) -> int:
+    """The blocks that a text has, at most so many."""
+
+    def has(blocks: int) -> bool:
+        try:
+            for plan in spec.of_blocks(blocks).plans():
+                plan.subject.prepare()
+                plan.subject.check(next(plan.stages))
+        except UserError:
+            return False
+        return True
+
+    least = 1
+    while least < most and not has(most):
+        least, most = (middle, most - 1) if has(middle := (least + most) // 2) else (least, middle - 1)
+    return max(1, most)
+
+
+def preview(runs: Sequence[tuple[Sequence[Plan], Path]]) -> str:
+    """What runs of plans into folders would measure, how much is there, how long it takes, and in which memory.
+
+    No weights are read: the time follows from the sizes of models and the speed of a matrix product.
+    """
+    planner, plans = Planner(None, None, None, ""), list(chain.from_iterable(plans for plans, _ in runs))
+    stages = [next(plan.stages) for plan in plans]
+    for plan, cells in zip(plans, stages, strict=True):
+        plan.subject.check(cells)
+    requests = planner.requests(plans, stages)
+    there = {key_of(row.asked) for _, folder in runs for row in read(folder) if row.values}
+    cells = list(chain.from_iterable(stages))
+    finished = sum(key_of(cell.asked) in there for cell in cells)
+    more = any(plan.usual() for plan in plans)
+    lines = [
+        "Nothing is measured. A run would measure",
+        *(f"  {line}" for line in dict.fromkeys(chain.from_iterable(map(_said, stages)))),
+        *["  and what follows from these values"] * more,
+        f"{finished} of {len(cells)} cells{' that come first' if more else ''} have rows.",
+    ]
+    if requests:  # of models, whose passes have sizes
+        steps = zip(plans, map(planner.usual_steps, plans, stages), strict=True)
+        pace = _pace(find_device(requests[0].device), DTYPES[requests[0].dtype])
+        seconds = len(runs) * DRAWN.seconds + pace * sum(_products(plan.subject, of_plan) for plan, of_plan in steps)
+        lines.append(f"All of it takes about {durations(seconds / UNSURE, UNSURE * seconds)} at the present load.")
+        room, most = room_of(requests[0].device), {}
+        for need in (need_of(request, room) for request in requests):
+            most[need.model] = max(need, most.get(need.model, need), key=lambda one: one.memory)
+        lines += [_memory(need, room) for need in most.values()]
+    return "\n".join(lines)
+
+
+def _said(cells: list[Cell]) -> Iterator[str]:
+    """The cells of a plan in lines, one a metric."""
+    for metric, alike in grouped(cells, lambda cell: cell.metric.name).items():
+        names = list(dict.fromkeys(cell.variant.name for cell in alike))
+        under = f" under {first_of(names, NAMED)}" if names != [BASELINE] else ""
+        subject = alike[0].subject
+        asked = subject.asked
+        text = f" on {asked['text']}, {asked['blocks']} blocks of {asked['block']} tokens" if "blocks" in asked else ""
+        yield f"{subject.name}{text}: {metric}{under}"
+
+
+def _products(subject: Subject, steps: Iterable[Steps]) -> float:
+    """The work of steps of a subject, in weights that a token passes."""
+    return getattr(subject.settings, "block", 1) * sum(one.work for one in steps)
+
+
+def _pace(device: torch.device, dtype: torch.dtype) -> float:
+    """Seconds in which a token passes a weight, by matrix products."""
+    tokens, features, outputs = PRODUCT
+    x = torch.randn(tokens, features, device=device, dtype=dtype)
+    weight = torch.randn(outputs, features, device=device, dtype=dtype)
+    begin, count = time.perf_counter(), 0
+    while time.perf_counter() - begin < SECONDS or not count:
+        count += 1
+        float(torch.nn.functional.linear(x, weight)[0, 0])  # which waits for a GPU
+    return SLOWER * (time.perf_counter() - begin) / (count * math.prod(PRODUCT))
+
+
+def _memory(need: Need, room: Room) -> str:
+    """The memory, disk and download that a model needs, in a line."""
+    kind = "GPU memory" if room.gpus else "memory"
+    free = f"{size(room.gpus or room.memory)} are free"
+    host = f", {size(need.host)} of the host's memory" * bool(need.host)
+    disk = f", {size(need.disk)} of disk" * bool(need.disk)
+    download = f", {size(need.download or 0)} to download" * bool(need.download)
+    return f"{need.model} needs {size(need.memory)} of {kind}, of which {free}{host}{disk}{download}."
