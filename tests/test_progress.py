@@ -14,7 +14,20 @@ from random import Random
 import pytest
 import torch
 
-from outliers import Cells, run
+from outliers import (
+    Cells,
+    ablate,
+    calibrate,
+    damage,
+    masks,
+    origins,
+    perplexities,
+    perplexity,
+    readers,
+    run,
+    trace,
+    variant,
+)
 from outliers.metrics import states
 from outliers.metrics.latency import latency
 from outliers.metrics.records import Perplexity, ZeroShot
@@ -389,3 +402,48 @@ def test_generations_say_how_far_they_are():
     seen = []
     latency(make_model("gpt2"), torch.zeros(1, 4, dtype=torch.int64), 3, 2, seen.append)
     assert seen == [passes / 12 for passes in range(1, 13)]
+
+
+BLOCKS = torch.arange(60).view(6, 10)
+CALLS = {  # functions of Python, each with the passes that it makes of six blocks
+    "perplexity": (lambda model, **shown: perplexity(model, BLOCKS, **shown), 6),
+    "perplexities": (lambda model, **shown: perplexities(model, BLOCKS, [EXACT, variant("absmax")], **shown), 12),
+    "trace": (lambda model, **shown: trace(model, BLOCKS, alpha=0.1, **shown), 6),
+    "masks": (lambda model, **shown: masks(model, BLOCKS, **shown), 12),
+    "calibrate": (lambda model, **shown: calibrate(model, BLOCKS, **shown), 6),
+    "origins": (lambda model, **shown: origins(model, BLOCKS, [1], **shown), 6),
+    "ablate": (lambda model, **shown: ablate(model, BLOCKS, [1], **shown), 6 * (1 + 12 + 1)),
+    "damage": (lambda model, **shown: damage(model, BLOCKS, "absmax", by=["model"], **shown), 12),
+    "readers": (lambda model, **shown: readers(model, BLOCKS, [1], places=["q"], controls=2, **shown), 42),
+}
+
+
+@pytest.mark.parametrize("called", CALLS)
+def test_a_function_of_python_shows_a_bar(called, monkeypatch, capsys):
+    """One of all its passes, which are known before they are made; none where nobody would see it."""
+    function, passes = CALLS[called]
+    model, seen, leave = make_model("gpt2"), [], Progress.__exit__
+    monkeypatch.setattr(module, "DELAY", 0)
+
+    def left(bar: Progress, *error) -> None:
+        seen.append((bar.desc, bar.n, bar.total))
+        leave(bar, *error)
+
+    monkeypatch.setattr(Progress, "__exit__", left)
+    function(model)
+    assert (seen, capsys.readouterr().err) == ([], "")
+    function(model, progress=True)
+    assert {*seen} == {(f"{called}: ", passes, passes)}
+    assert f"{called}: " in capsys.readouterr().err
+    assert not module._open and module._passes is None
+
+
+@pytest.mark.parametrize(("ipykernel", "disabled", "shown"), [(True, "", True), (True, "1", False), (False, "", False)])
+def test_a_notebook_has_bars_unless_tqdm_is_disabled(ipykernel, disabled, shown, monkeypatch):
+    if ipykernel:
+        monkeypatch.setitem(sys.modules, "ipykernel", module)
+    monkeypatch.setenv("TQDM_DISABLE", disabled)
+    made, enter = [], Progress.__enter__
+    monkeypatch.setattr(Progress, "__enter__", lambda bar: made.append(bar) or enter(bar))
+    perplexity(make_model("gpt2"), BLOCKS)
+    assert bool(made) == shown

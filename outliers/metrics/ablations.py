@@ -17,6 +17,7 @@ from outliers.metrics.top1 import top1_softmax
 from outliers.models.anatomy import check_features, width_of
 from outliers.models.anatomy.examples import Block
 from outliers.models.anatomy.views import view_of
+from outliers.terminal.progress import expect_passes, with_bar
 from outliers.text.blocks import sequences
 from outliers.tracing.result import STREAM
 from outliers.tracing.trace import trace
@@ -108,6 +109,7 @@ def _is_in(numbers: range, value: object) -> bool:
     return isinstance(value, Integral) and int(value) in numbers
 
 
+@with_bar
 def ablate(
     model: PreTrainedModel,
     blocks: Iterable[Block],
@@ -119,6 +121,8 @@ def ablate(
     alpha: float = ALPHA,
     attention_mask: Iterable[torch.Tensor] | None = None,
     stack: str | None = None,
+    *,
+    progress: bool | None = None,
 ) -> pd.DataFrame:
     """Return attention and perplexity of a model with features removed (LLM.int8(), section 4.2).
 
@@ -136,6 +140,7 @@ def ablate(
         alpha: from which magnitude on a value is an outlier; controls are drawn from features that are none.
         attention_mask: as for `outliers.perplexity`.
         stack: of an encoder-decoder "encoder" or "decoder", in whose layers the features are taken out.
+        progress: whether to show a bar after two seconds; by default on a terminal and in a notebook.
 
     Returns:
         One row a measurement: `subject` ("none", "outliers", "control", "single"), `method`, `features`, `draw`,
@@ -158,6 +163,7 @@ def ablate(
     before = f"{view.written}." if stack else ""
     traced = trace(model, blocks, STREAM, alpha, attention=False, stack=stack)
     treatments = plan(features, width, methods, controls, seed, where, traced.outlier_features()["feature"])
+    expect_passes(len(blocks) * (len(treatments) + 1))  # of perplexities, and one of attention
     means = feature_means(traced) if "mean" in methods else {}
     interventions = [Intervention(treated.features, treated.method or "zero", seed, means) for treated in treatments]
     values = {

@@ -15,6 +15,8 @@ from outliers.quantization.schemes import Scheme
 from outliers.show.value import grouped, with_paired_errors
 from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell, Stages, following
+from outliers.terminal.forecaster import Steps
+from outliers.terminal.progress import Progress, taken
 from outliers.variants.together import others_of, schemes_of
 
 FLOAT = 4  # bytes of a number in float32
@@ -202,17 +204,36 @@ def records_of(cells: Iterable[Cell]) -> list[dict]:
 
 def records_along(stages: Stages) -> list[dict]:
     """The same of cells of which some follow from what others are answered."""
-    bench, records = Bench(SimpleNamespace(update=_quiet, begin=_quiet)), []
+    with taken() as bar:
+        return _records(stages, bar)
+
+
+def _records(stages: Stages, bar: Progress | None) -> list[dict]:
+    bench, records = Bench(bar if bar is not None else SimpleNamespace(update=_quiet, begin=_quiet)), []
     cells = next(stages)
     while cells:
         values: dict[Cell, list[dict]] = {}
-        for bundle in bundles_of(cells):
+        bundles = [(bundle, _steps(bundle)) for bundle in bundles_of(cells)]
+        for _, steps in bundles if bar is not None else ():
+            bar.expect(steps)
+        for bundle, steps in bundles:
             measurement = bundle[0].metric.measurement
+            if bar is not None:
+                bar.enter(bar.desc.removesuffix(": "), steps)
+            end = 0 if bar is None else bar.n + steps.count
             answers = measurement.answer(bench, bundle, slice(0, len(bundle[0].subject.blocks)), {})
+            if bar is not None and bar.n < end:  # what it did not move itself
+                bar.update(end - bar.n)
             values |= {cell: measurement.values(cell, [answer]) for cell, answer in zip(bundle, answers, strict=True)}
         records += [_about(cell) | value for cell in cells for value in values[cell]]
         cells = following(stages, [SimpleNamespace(values=values[cell]) for cell in cells])
     return with_paired_errors(records)
+
+
+def _steps(bundle: list[Cell]) -> Steps:
+    measurement = bundle[0].metric.measurement
+    kind = f"{type(measurement).__module__} {bundle[0].variant.name}"
+    return Steps(measurement.steps(bundle), kind=kind, cost=measurement.cost)
 
 
 def _about(cell: Cell) -> dict:

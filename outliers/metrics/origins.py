@@ -35,6 +35,7 @@ from outliers.models.stream import AS_IT_IS, Variant
 from outliers.quantization.linear import stored_weight
 from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell
+from outliers.terminal.progress import with_bar
 from outliers.text.blocks import sequences
 from outliers.text.tokens import visible_token
 
@@ -282,6 +283,7 @@ WRITTEN = {"attn_out": "attention", "ffn_out": "feed-forward"}  # the part of a 
 CONTROLS = 10  # random features, whose writers say what is ordinary
 
 
+@with_bar
 def origins(
     model: PreTrainedModel,
     blocks: Iterable[Block],
@@ -290,6 +292,8 @@ def origins(
     variant: Variant = AS_IT_IS,
     tokens: PreTrainedTokenizerBase | None = None,
     attention_mask: Iterable[torch.Tensor] | None = None,
+    *,
+    progress: bool | None = None,
 ) -> Account:
     """Return the contributions to features of the residual stream, and the gains of norms at them.
 
@@ -305,6 +309,7 @@ def origins(
             what its rounding adds is in `Account.rest`.
         tokens: the model's tokenizer, if tokens are to be called by their names.
         attention_mask: as for `outliers.trace`.
+        progress: whether to show a bar after two seconds; by default on a terminal and in a notebook.
 
     Raises:
         UserError: a feature is out of range, or no block reaches a position; there is no block, or one has less than

@@ -3,7 +3,7 @@
 import itertools
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from outliers.models.hooks import input_hooks, residual_hooks
 from outliers.models.stream import AS_IT_IS, Variant, is_streamed
 from outliers.quantization.convert import coded
 from outliers.show import units
+from outliers.terminal.progress import expect_passes, with_bar
 from outliers.text.blocks import COLUMN, cut_text, sequences
 from outliers.text.given import Text
 from outliers.variants.draw import scattered
@@ -51,8 +52,13 @@ class Later(NamedTuple):
         return Loss(total, self.tokens)
 
 
+@with_bar
 def perplexity(
-    model: PreTrainedModel, blocks: Iterable[Block], attention_mask: Iterable[torch.Tensor] | None = None
+    model: PreTrainedModel,
+    blocks: Iterable[Block],
+    attention_mask: Iterable[torch.Tensor] | None = None,
+    *,
+    progress: bool | None = None,
 ) -> float:
     """Return the perplexity: exp of the mean negative log-likelihood over all predicted tokens.
 
@@ -65,6 +71,7 @@ def perplexity(
             any lengths, in which each predicted token counts alike.
         attention_mask: 1 where there is a token and 0 where there is padding, of the shape of `blocks`, as tokenizers
             return it; padding is cut off, see `outliers.text.blocks.sequences`.
+        progress: whether to show a bar after two seconds; by default on a terminal and in a notebook.
 
     Raises:
         UserError: there is no block; one is longer than the model's context or holds ids outside its vocabulary;
@@ -78,17 +85,21 @@ def perplexity(
     return perplexity_of(losses(model, sequences(blocks, attention_mask)))
 
 
+@with_bar
 def perplexities(
     model: PreTrainedModel,
     blocks: Iterable[Block],
     variants: Sequence[Variant],
     attention_mask: Iterable[torch.Tensor] | None = None,
+    *,
+    progress: bool | None = None,
 ) -> list[float]:
     """Return the perplexity of a model under each variant; a streamed model reads each layer once for all of them.
 
     Args:
         model, blocks, attention_mask: as for `perplexity`.
         variants: what the model is under, see `outliers.variants`.
+        progress: whether to show a bar after two seconds; by default on a terminal and in a notebook.
 
     Raises:
         UserError: as `perplexity`.
@@ -102,6 +113,7 @@ def perplexities(
     return [perplexity_of(losses_under) for losses_under in losses]
 
 
+@with_bar
 def bits_per_byte(
     model: PreTrainedModel,
     text: Text,
@@ -110,6 +122,8 @@ def bits_per_byte(
     blocks: int | None = None,
     bos: bool = False,
     column: str = COLUMN,
+    *,
+    progress: bool | None = None,
 ) -> float:
     """Return the total loss in bits over the bytes of the text that the predicted tokens stand for (UTF-8).
 
@@ -118,6 +132,7 @@ def bits_per_byte(
     Args:
         model: a causal language model, quantized or not.
         text, tokenizer, block, blocks, bos, column: as for `outliers.load_text`.
+        progress: whether to show a bar after two seconds; by default on a terminal and in a notebook.
 
     Raises:
         UserError: as `outliers.load_text` and `perplexity`; or it is not known what the tokens stand for, because the
@@ -156,6 +171,7 @@ def variant_losses(
     """The same under each of some variants; of a streamed model each layer is read once for all of them."""
     if not is_streamed(model):
         blocks = list(blocks) if isinstance(blocks, Iterator) else blocks
+        expect_passes(len(variants) * (len(blocks) if isinstance(blocks, Sized) else 1))
         return [_losses_under(model, blocks, variant) for variant in variants]
     losses = [[] for _ in variants]
     for variant, ids, states in model.stream.run(model, blocks, variants, lambda *_turn: None):

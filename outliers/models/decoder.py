@@ -3,7 +3,7 @@
 import functools
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -28,6 +28,7 @@ from outliers.models.anatomy import (
 from outliers.models.anatomy.examples import Block, Example
 from outliers.models.hooks import is_independent
 from outliers.models.stream import AS_IT_IS, Once, Variant, Watched, exchanged, is_streamed
+from outliers.terminal.progress import expect_passes, pass_made
 
 _observed: dict[nn.Module, list] = {}  # models: by how many at once, and their modules that were in training mode
 _MODES = threading.Lock()
@@ -89,6 +90,7 @@ def map_blocks(
         blocks: as for `run_decoder`; read as far as they are computed, and two further.
     """
     threads = torch.get_num_threads()
+    expect_passes(len(blocks) if isinstance(blocks, Sized) else 1)
     blocks = iter(blocks)
     first = list(islice(blocks, AT_ONCE))
     short = any(len(ids) < SHORTEST for block in first for ids in ids_of(model, checked(model, block)))
@@ -168,10 +170,13 @@ def run_decoder(
         passed = model.stream.run(model, map(partial(checked, model), blocks), [variant], lambda _, *turn: begin(*turn))
         yield from ((number, ids, state) for number, (_, ids, state) in enumerate(passed))
         return
+    expect_passes(len(blocks) if isinstance(blocks, Sized) else 1)
     for number, block in enumerate(blocks):
         block = placed(model, block)
         begin(number, ids_of(model, block))
-        yield number, block, _run(model, block)
+        states = _run(model, block)
+        pass_made()
+        yield number, block, states
 
 
 def watched_pass(

@@ -15,6 +15,7 @@ from outliers.specification.fields import Draws, Line, Models, Name, Names, Once
 from outliers.specification.kinds import Calibrated, OfOneModel, OfSchemes
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, Plan, Stages, Subject
+from outliers.terminal.progress import with_bar
 from outliers.variants.cached import Cached
 from outliers.variants.peer import Against
 from outliers.variants.quantized import EXACT, Quantized
@@ -164,6 +165,7 @@ def _check_tokenizers(subject: Causal, others: Iterable[str]) -> None:
             )
 
 
+@with_bar
 def damage(
     model: "PreTrainedModel",
     blocks: "Iterable[Block]",
@@ -174,6 +176,8 @@ def damage(
     calibration: "Calibration | None" = None,
     attention_mask: "Iterable[torch.Tensor] | None" = None,
     against: "PreTrainedModel | str | None" = None,
+    *,
+    progress: bool | None = None,
 ) -> "Damages":
     """Return the damage of a scheme, a cache or another model by projection, role, layer, head, and in all.
 
@@ -194,6 +198,7 @@ def damage(
         attention_mask: as for `outliers.perplexity`.
         against: in the place of a scheme another model of the same architecture and sizes, such as one that torchao or
             bitsandbytes has quantized, whose modules compute as they do; or its name, as for `outliers.load_model`.
+        progress: whether to show a bar after two seconds; by default on a terminal and in a notebook.
 
     Raises:
         UserError: there are both a scheme and another model, or neither; the other model has another architecture,

@@ -32,6 +32,7 @@ from outliers.specification.kinds import BLOCKS, Calibrated, OfOneModel
 from outliers.subjects import cell
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, Stages, Subject
+from outliers.terminal.progress import with_bar
 from outliers.variants.quantized import EXACT, Quantized
 from outliers.variants.written import variant
 
@@ -367,6 +368,7 @@ def _value(row: Row) -> float:
     return row.values[0]["value"]
 
 
+@with_bar
 def plan(
     model: "PreTrainedModel",
     blocks: "Iterable[torch.Tensor]",
@@ -377,6 +379,8 @@ def plan(
     instead: "Sequence[str | Scheme]" = (),
     draws: int = 3,
     calibration: "Calibration | None" = None,
+    *,
+    progress: bool | None = None,
 ) -> Plan:
     """Return a plan with few exact projections under which a scheme costs at most so much perplexity.
 
@@ -396,6 +400,7 @@ def plan(
             divergence that the scheme causes there.
         draws: how many times each set is measured, with embeddings changed by 1e-6 and ties of weights rounded anew.
         calibration: how large the inputs are, which some remedies have to know; see `outliers.calibrate`.
+        progress: whether to show a bar after two seconds; by default on a terminal and in a notebook.
 
     Returns:
         The plan; `measured` says what it costs on the blocks that confirm it.

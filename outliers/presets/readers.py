@@ -8,6 +8,7 @@ from outliers.metrics.records import Perplexity, Sinks, Top1
 from outliers.quantization.schemes import BASELINE
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, Stages, Subject
+from outliers.terminal.progress import with_bar
 from outliers.variants.ablated import Ablated, Intervention
 from outliers.variants.edges import ROLES
 from outliers.variants.quantized import EXACT
@@ -87,6 +88,7 @@ def _cells(subject: Subject, features: Sequence[int], places: Sequence[str], con
     return [Cell(subject, variant, metric, about) for (variant, about), metric in measurements]
 
 
+@with_bar
 def readers(
     model: "PreTrainedModel",
     blocks: "Iterable[Block]",
@@ -95,6 +97,8 @@ def readers(
     controls: int = 5,
     seed: int = 0,
     attention_mask: "Iterable[torch.Tensor] | None" = None,
+    *,
+    progress: bool | None = None,
 ) -> "pd.DataFrame":
     """Return attention and perplexity with a feature removed at the inputs of some projections only.
 
@@ -111,6 +115,7 @@ def readers(
         controls: how many random features are taken out in the place of each, which are no outliers; 2 to 10,000.
         seed: of their draw; 0 to 2⁶³ − 1.
         attention_mask: as for `outliers.perplexity`.
+        progress: whether to show a bar after two seconds; by default on a terminal and in a notebook.
 
     Returns:
         A row the model as it is ("none"), and one each feature ("feature") and random one ("control") at each place:

@@ -9,6 +9,7 @@ from outliers.metrics.records import Agreement, Candidates, Perplexity, Sinks, T
 from outliers.runs.rows import Row
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, Stages, Subject
+from outliers.terminal.progress import with_bar
 from outliers.variants.ablated import Ablated, Intervention
 from outliers.variants.massive import Massive
 from outliers.variants.quantized import EXACT
@@ -135,11 +136,14 @@ def scalings(candidate: Mapping) -> Iterator["Variant"]:
     yield from (Scaled(weight, factor) for factor in FACTORS)
 
 
+@with_bar
 def super_weights(
     model: "PreTrainedModel",
     blocks: "Iterable[Block]",
     controls: int = 10,
     attention_mask: "Iterable[torch.Tensor] | None" = None,
+    *,
+    progress: bool | None = None,
 ) -> "pd.DataFrame":
     """Return candidate super weights: single weights without which a model fails (Yu et al., 2024).
 
@@ -154,6 +158,7 @@ def super_weights(
         blocks: token ids, int64 (blocks, T), or a list of (T,), sequences of any lengths.
         controls: how many weights that are nearest in magnitude; candidates are not among them.
         attention_mask: as for `outliers.perplexity`.
+        progress: whether to show a bar after two seconds; by default on a terminal and in a notebook.
 
     Returns:
         One row a candidate and what was done, the most telling candidate first: `candidate`, its `layer`, `output` and

@@ -18,15 +18,19 @@ from outliers.quantization.magnitudes import STATISTICS, Calibration, Magnitudes
 from outliers.quantization.remedies import COSTLY
 from outliers.quantization.remedies.learning import learn
 from outliers.quantization.schemes import Scheme, get_scheme
+from outliers.terminal.progress import with_bar
 
 OUTLIER_ROLE, OUTLIER_TOKEN = "ffn_out", 64  # a token whose largest |x| there exceeds so many medians of all tokens'
 
 
+@with_bar
 def calibrate(
     model: PreTrainedModel,
     blocks: Iterable[Block],
     schemes: Collection[str | Scheme] = (),
     keys: bool = False,
+    *,
+    progress: bool | None = None,
 ) -> Calibration:
     """Return the largest |x| of every feature that a model's projections read on some blocks.
 
@@ -40,6 +44,7 @@ def calibrate(
             these blocks what it is.
         keys: whether to keep how large keys are too, for caches that smooth or reorder them. Their attention is
             exchanged for that, whose sums may differ by rounding.
+        progress: whether to show a bar after two seconds; by default on a terminal and in a notebook.
 
     Raises:
         UserError: there is no block, one is longer than the model's context, of another length than the first, or holds

@@ -1,7 +1,10 @@
 """The progress of a run: a bar of its time on a terminal, and a line a minute where there is none."""
 
+import contextlib
+import functools
 import logging
 import math
+import os
 import sys
 import threading
 import time
@@ -15,6 +18,7 @@ from outliers.terminal.amounts import duration, durations
 from outliers.terminal.forecaster import Forecaster, Left, Mark, Steps
 
 SECONDS, TICK = 60, 1  # between two lines, and between two looks at the clock
+DELAY = 2  # seconds before a bar is shown: of what takes less there is none
 LOOK = 0.5  # between two looks at what is left
 SHORT = 2  # seconds: what is too short to say
 AGAIN = 3 / 2  # times as old a run has to be to say anew how long it takes
@@ -24,8 +28,10 @@ BESIDE = 50  # columns beside the label of a bar: the bar itself, percentage and
 LABEL = 60  # columns of a label in a log
 
 Thing = TypeVar("Thing")
+Function = TypeVar("Function", bound=Callable)
 logger = logging.getLogger(__name__)
 _open: "list[Progress]" = []  # the outermost first
+_passes: "Progress | None" = None  # the bar of a function of Python, which passes of blocks move
 
 
 class Progress(tqdm):
@@ -36,7 +42,14 @@ class Progress(tqdm):
     which it has a thread.
     """
 
-    def __init__(self, total: int = 0, description: str = "", clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        total: int = 0,
+        description: str = "",
+        clock: Callable[[], float] = time.monotonic,
+        shown: bool | None = None,
+    ):
+        """shown: by default whether standard error is a terminal."""
         self.clock, self.start = clock, clock()
         self.forecaster = Forecaster()
         self.forecaster.expect(Steps(total))
@@ -50,7 +63,7 @@ class Progress(tqdm):
         self.looked = self.start  # when it was last seen whether there is something to say
         self.said: tuple[float, float, float] | None = None  # seconds: how old it was then, and is in the end
         self.ended = threading.Event()
-        super().__init__(total=total, disable=None, dynamic_ncols=True, bar_format=FORM, delay=TICK)
+        super().__init__(total=total, disable=None if shown is None else not shown, dynamic_ncols=True, delay=DELAY)
         self.desc = ""  # which is not set where there is no bar
         self.set_description(description)
         _open.append(self)
@@ -173,8 +186,10 @@ class Progress(tqdm):
 
     def _tick(self) -> None:
         """Show the time while no step ends."""
-        while not self.ended.wait(TICK):
+        wait = DELAY
+        while not self.ended.wait(wait):
             self.refresh()
+            self.last_print_t, wait = self._time(), TICK  # so that its end is shown, too
 
 
 def cut(label: str, room: int) -> str:
@@ -191,3 +206,50 @@ def over(things: Iterable[Thing], description: str) -> Iterator[Thing]:
             bar.update()
             if _open[0] is not bar:
                 _open[0].see(number / len(things))
+
+
+def with_bar(function: Function) -> Function:
+    """Let a function of Python show a bar where it takes longer than two seconds, but not within another one.
+
+    Its argument `progress` says whether to; None: on a terminal and in a notebook, unless TQDM_DISABLE is set.
+    """
+
+    @functools.wraps(function)
+    def shown(*arguments, progress: bool | None = None, **named):
+        global _passes
+        if progress is None:
+            here = "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())
+            progress = here and not os.environ.get("TQDM_DISABLE")
+        if _open or not progress:
+            return function(*arguments, **named)
+        with Progress(0, function.__name__, shown=True) as _passes:
+            try:
+                return function(*arguments, **named)
+            finally:
+                _passes = None
+
+    return shown
+
+
+def expect_passes(count: int) -> None:
+    """Let the bar of a function of Python expect at least so many passes of blocks from now on."""
+    if _passes is not None:
+        _passes.expect(Steps(max(0, count - (_passes.total - _passes.n))))
+
+
+def pass_made() -> None:
+    """Move the bar of a function of Python by a block that has passed a model."""
+    if _passes is not None:
+        expect_passes(1)
+        _passes.update()
+
+
+@contextlib.contextmanager
+def taken() -> Iterator[Progress | None]:
+    """The bar of a function of Python, if there is one, for what counts its steps itself."""
+    global _passes
+    bar, _passes = _passes, None
+    try:
+        yield bar
+    finally:
+        _passes = bar

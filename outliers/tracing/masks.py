@@ -20,6 +20,7 @@ from outliers.models.decoder import inference, watched_pass
 from outliers.models.hooks import hooks
 from outliers.models.load import weights_hash
 from outliers.models.stream import is_streamed
+from outliers.terminal.progress import with_bar
 from outliers.text.blocks import sequences, tokens_hash
 from outliers.tracing.result import Trace
 from outliers.tracing.statistics import STREAM
@@ -58,12 +59,15 @@ class Masks:
         write_whole(stem.with_name(f"{stem.name}.json"), json.dumps({"about": self.about, "hooks": hooked}) + "\n")
 
 
+@with_bar
 @inference
 def masks(
     model: PreTrainedModel,
     blocks: Iterable[torch.Tensor],
     trace: Trace | None = None,
     attention_mask: Iterable[torch.Tensor] | None = None,
+    *,
+    progress: bool | None = None,
 ) -> Masks:
     """Return masks of a model's outlier features, and of the tokens at which they are large.
 
@@ -77,6 +81,7 @@ def masks(
         trace: of this model, also on another text, which says alpha and which features are outliers; by default one of
             these blocks.
         attention_mask: which tokens are padding and left out, shaped as the blocks; None if there is none.
+        progress: whether to show a bar after two seconds; by default on a terminal and in a notebook.
 
     Raises:
         UserError: the model has several stacks of layers; there is no block, one is longer than the model's context or

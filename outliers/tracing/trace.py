@@ -20,6 +20,7 @@ from outliers.models.attention import eager
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import attention_hooks, expert_hooks, input_hooks, residual_hooks
 from outliers.models.stream import AS_IT_IS, Variant, Watched, is_streamed
+from outliers.terminal.progress import with_bar
 from outliers.text.blocks import sequences
 from outliers.text.tokens import named_ids
 from outliers.tracing.result import Trace
@@ -32,6 +33,7 @@ See = Callable[[Block, torch.Tensor], None]
 SKETCHED_AT_ONCE = 1 << 16  # hits, about
 
 
+@with_bar
 def trace(
     model: PreTrainedModel,
     blocks: Iterable[Block],
@@ -43,6 +45,8 @@ def trace(
     attention_mask: Iterable[torch.Tensor] | None = None,
     see_last: See = lambda ids, states: None,
     stack: str | None = None,
+    *,
+    progress: bool | None = None,
 ) -> Trace:
     """Return statistics of bounded size of a model's hidden states (LLM.int8(), section 4.1).
 
@@ -69,6 +73,7 @@ def trace(
             makes logits: what else is made of these needs no pass of its own.
         stack: of an encoder-decoder "encoder", "decoder", or "cross": what the decoder's layers read of the encoder,
             at the encoder's positions, and the cross-attention to these. None for a model with one stack.
+        progress: whether to show a bar after two seconds; by default on a terminal and in a notebook.
 
     Raises:
         UserError: there is no such stack, or one must be named; a role is unknown, or the model has none of them; alpha
