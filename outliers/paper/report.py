@@ -131,7 +131,7 @@ def report(
 
 
 def previewed(name: str, out: Path | None, device: str | None, models: Sequence[str]) -> str:
-    """What `report` would measure, and how long that would take; see `outliers.runs.budget`."""
+    """A preview of `report`; see `outliers.runs.budget`."""
     from outliers.runs.budget import preview
     from outliers.runs.run import prepared
 

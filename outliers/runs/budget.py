@@ -100,7 +100,7 @@ def _in_text(spec: Settings, most: int) -> int:
 
 
 def preview(runs: Sequence[tuple[Sequence[Plan], Path]]) -> str:
-    """What runs of plans into folders would measure, how much is there, how long it takes, and in which memory.
+    """Say what runs of plans into folders would measure, how much is there, how long it takes, and in which memory.
 
     No weights are read: the time follows from the sizes of models and the speed of a matrix product.
     """
