@@ -141,7 +141,9 @@ CURVE = (
 def kept_plan_section(spec: Planning, folder: Path, rows: list[dict]) -> Section:
     """The section of the rows of a specification; the plan and its exports become files."""
     plan = plan_of(rows, spec.model, spec.cost, spec.draws)
-    return plan_section(rows, plan, {FILE: plan.text} | exports_of(spec, plan), spec.by)
+    section = plan_section(rows, plan, {FILE: plan.text} | exports_of(spec, plan), spec.by)
+    note = f"The plan is {folder / FILE}: python -m outliers.measure {spec.model} --variant @{folder / FILE}"
+    return section._replace(printed=f"{section.printed}\n\n{note}", notes=[*section.notes, f"{note}."])
 
 
 def plan_section(rows: list[dict], plan: Plan, files: dict[str, str], by: str = "count") -> Section:

@@ -333,7 +333,7 @@ def _features(trace: "Trace") -> Table:
             "large gains: at this α it does not discriminate; try a larger --alpha"
         )
     rows_shown = outliers.head(FEATURES_SHOWN) if len(outliers) else features.head(3)
-    return Table.of("features", f"{caption}.", FEATURES, features, rows_shown, names=0)
+    return Table.of("features", f"{caption}. {OF_FEATURES}", FEATURES, features, rows_shown, names=0)
 
 
 def _massive(every: pd.DataFrame) -> Table | str:
@@ -447,11 +447,15 @@ FEATURES = (
     ("feature", "{feature:.0f}"),
     ("layers", "{layers:.0%}"),
     ("positions", "{positions:.1%}"),
-    ("pos. mean", "{positions_mean:.2%}"),
-    ("hits", "{hits:.0f}"),
+    ("of all states", "{positions_mean:.2%}"),
+    ("values", "{hits:.0f}"),
     ("one-sided", lambda row: "yes" if row["one_sided"] else "no"),
     *((name, f"{{{name}:.1f}}") for name in ("q1", "median", "q3")),
     ("max |x|", "{max:.1f}"),
+)
+OF_FEATURES = (
+    "Columns: the share of layers, of positions, and of all (hidden state, position) pairs with such a value; the "
+    "number of these values, whether all have one sign, and their quartiles."
 )
 LARGEST = (
     ("role", "{role}"),
