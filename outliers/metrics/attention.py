@@ -128,7 +128,7 @@ def _hooks(visit: Callable, model: PreTrainedModel, layer: int | None) -> Iterat
 class OfAttention(Measurement):
     """All interventions on what one variant makes of a model, and all metrics of each, come from one pass."""
 
-    cost = 1.5
+    cost = 3.0
 
     def shared(self, cell: Cell) -> str:
         return _parted(cell.variant)[0].name

@@ -304,6 +304,8 @@ class Counted:
         if self.streamed:
             self.bar.begin(self.steps * len(self.blocks))
         for block in self.blocks:
+            if not self.streamed:
+                self.bar.together = self.steps
             yield block
             if not self.streamed:
                 self.bar.update(self.steps)

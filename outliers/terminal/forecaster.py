@@ -59,8 +59,8 @@ class Forecaster:
     """The time that is left of a run.
 
     Steps of a kind take as long as those of it that were made. Of a kind that none was made of they take, by their
-    work, as long as those of its group, the first word of its name, or else as all others. The latest steps say how
-    busy the machine is. A range is as wide as forecasts have moved lately.
+    work, as long as those of its group, the first word of its name, or else as all others, and between the shortest and
+    the longest of these. The latest steps say how busy the machine is. A range is wider where forecasts moved lately.
     """
 
     def __init__(self):
@@ -97,32 +97,32 @@ class Forecaster:
         """
         if not self._is_ready():
             return None
-        rates, mean = self._rates()
+        rates = self._rates()
         share = max(1.0, self.workers / max(1, len(self.marks) - self.first))
-        busy = self._busy(age, rates, step * _of(working, rates, mean), since)
         todo = Counter(self.todo)
         todo[working] -= inside
-        groups = Counter(_group(kind) for kind in rates)
-        known, unknown = float(sum(self.fixed.values())), 0.0
-        for kind, work in todo.items():
-            seconds = busy * work * _of(kind, rates, mean)
-            if kind in rates or groups[_group(kind)] >= SEVERAL:
-                known += seconds
-            else:
-                unknown += seconds
-        expected = (known + unknown) / share
+        paces = {kind: _near(kind, rates) for kind in todo}
+        usual = step * paces[working].expected
+        if working in rates:
+            busy = self._busy(age, rates, usual, since)
+        else:  # a step of it takes so long at least, which says nothing of others
+            busy = self._busy(age, rates)
+            longer = max(1.0, since / usual / busy) if step else 1.0
+            paces[working] = Left(*(longer * pace for pace in paces[working]))
+        fixed = sum(self.fixed.values())
+        expected, least, most = (
+            (fixed + busy * sum(work * getattr(paces[kind], end) for kind, work in todo.items())) / share
+            for end in Left._fields
+        )
         if expected <= 0:
             return None
-        expected -= min(since, busy * step * _of(working, rates, mean) / share)
         self.totals = [(then, total) for then, total in self.totals if then >= DRIFT * age]
         if not self.totals or age > APART * self.totals[-1][0]:
             self.totals.append((age, age + expected))
-        before = [total for _, total in self.totals]
-        moved = max((abs(math.log((age + expected) / total)) for total in before), default=0.0)
-        new = unknown / (known + unknown)
-        usual = (1 - new) * math.log(KNOWN) + new * math.log(UNKNOWN)
-        factor = math.exp(math.hypot(usual, min(moved, math.log(MOVED))))
-        return Left(max(0.0, expected), max(0.0, expected / factor), max(0.0, expected * factor))
+        moved = max(abs(math.log((age + expected) / total)) for _, total in self.totals)
+        factor = math.exp(min(moved, math.log(MOVED)))
+        gone = min(since, busy * step * paces[working].expected / share)
+        return Left(*(max(0.0, seconds - gone) for seconds in (expected, least / factor, most * factor)))
 
     def _is_ready(self) -> bool:
         taken = sum(mark.seconds for mark in self.marks[1:])  # before the first one a model was loaded
@@ -132,8 +132,8 @@ class Forecaster:
         """The work by which the pace is known: that of all workers, or but for the first step, which read a model."""
         return self.marks[self.first if self.workers > 1 else 1 :] or self.marks
 
-    def _rates(self) -> tuple[dict[str, float], float]:
-        """Seconds for a piece of work of each kind, and of all.
+    def _rates(self) -> dict[str, float]:
+        """Seconds for a piece of work of each kind.
 
         The first step of all, and of a kind, also reads, converts or compiles something: where there are several it
         does not count, and where there are few others of its group do.
@@ -149,9 +149,9 @@ class Forecaster:
             near = Mark(0.0, kind, marks[0].work, marks[0].work * (_rate(others) if others else mean))
             first = len(marks) >= SEVERAL and kind != self.marks[0].kind and self.workers == 1
             rates[kind] = _rate([*marks[first:], *[near] * (SEVERAL - len(marks))])
-        return rates, mean
+        return rates
 
-    def _busy(self, age: float, rates: dict[str, float], step: float, since: float) -> float:
+    def _busy(self, age: float, rates: dict[str, float], step: float = 0.0, since: float = 0.0) -> float:
         """Times as long as usual the latest steps took, with one that is being made for longer than it should.
 
         step: seconds that what is left of it usually takes.
@@ -169,10 +169,18 @@ def _group(kind: str) -> str:
     return kind.partition(" ")[0]
 
 
-def _of(kind: str, rates: dict[str, float], mean: float) -> float:
-    """Seconds for a piece of work of a kind, by the nearest kinds of which some was made."""
-    of_group = [rate for other, rate in rates.items() if _group(other) == _group(kind)]
-    return rates.get(kind, sum(of_group) / len(of_group) if of_group else mean)
+def _near(kind: str, rates: dict[str, float]) -> Left:
+    """Seconds for a piece of work of a kind, by the nearest kinds of which some was made: as expected, at least and at
+    most."""
+    if kind in rates:
+        return Left(rates[kind], rates[kind] / KNOWN, rates[kind] * KNOWN)
+    groups: dict[str, list[float]] = defaultdict(list)
+    for other, rate in rates.items():
+        groups[_group(other)].append(rate)
+    means = [sum(of_group) / len(of_group) for of_group in groups.values()]
+    near = groups.get(_group(kind)) or means
+    beyond = KNOWN if len(groups.get(_group(kind), ())) >= SEVERAL else UNKNOWN
+    return Left(math.exp(sum(map(math.log, near)) / len(near)), min(near) / beyond, max(near) * beyond)
 
 
 def _rate(marks: Sequence[Mark]) -> float:
