@@ -160,7 +160,7 @@ def test_what_is_left_follows_from_what_finished_steps_took(clock):
         assert bar.left().expected == pytest.approx(60)
         clock.now += 4
         assert bar.left().expected == pytest.approx(56)
-        assert bar.line() == "m, fp32: 63%, about 49 to 64 s left"
+        assert bar.line() == "m, fp32: 63%, about 50 to 63 s left"
 
 
 def test_nothing_is_said_in_the_first_seconds(clock):

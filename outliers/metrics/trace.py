@@ -216,7 +216,7 @@ NAME = "token_text"  # of a token, whose id identifies it
 class OfText(OnePass):
     """The traces of each cell, one each view of its model; some are kept beside their rows."""
 
-    cost = 3.0
+    cost = 5.0
 
     def check(self, cell: Cell) -> None:
         config, kept = cell.subject.config, isinstance(cell.metric, KeptTrace)

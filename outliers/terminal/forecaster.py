@@ -122,7 +122,8 @@ class Forecaster:
         moved = max(abs(math.log((age + expected) / total)) for _, total in self.totals)
         factor = math.exp(min(moved, math.log(MOVED)))
         gone = min(since, busy * step * paces[working].expected / share)
-        return Left(*(max(0.0, seconds - gone) for seconds in (expected, least / factor, most * factor)))
+        ahead = max(0.0, 1 - gone / expected)
+        return Left(ahead * expected, ahead * least / factor, ahead * most * factor)
 
     def _is_ready(self) -> bool:
         taken = sum(mark.seconds for mark in self.marks[1:])  # before the first one a model was loaded
