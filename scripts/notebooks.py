@@ -5,12 +5,14 @@
 By default all of `notebooks/`.
 """
 
+import os
 import sys
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
 
+os.environ["TQDM_DISABLE"] = "1"  # no bars, whose times differ each time
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 
 for path in map(Path, sys.argv[1:] or sorted(NOTEBOOKS.glob("*.ipynb"))):

@@ -196,7 +196,8 @@ def test_each_notebook_has_claims():
 @pytest.mark.nightly("notebooks/")
 @needs_smollm2
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_runs_and_puts_out_what_is_kept_and_claimed(path, tmp_path):
+def test_runs_and_puts_out_what_is_kept_and_claimed(path, tmp_path, monkeypatch):
+    monkeypatch.setenv("TQDM_DISABLE", "1")
     kept = nbformat.read(path, as_version=4)
     ran = nbformat.read(path, as_version=4)
     said = words("\n".join(cell.source for cell in cells_of(kept, "markdown")))
