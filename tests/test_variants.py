@@ -466,7 +466,7 @@ def test_places_that_there_are_not(places, message, models, blocks):
         ("olmo2", "zero(3@norm)", "place 'norm': layer 0 has no such reader"),
         ("opt-350m", "zero(3@attn_norm)", "place 'attn_norm': layer 0 has no such reader"),
         ("gpt2", "zero(3@layers.1:3.q)", "place 'layers.1:3.q' in a model of 2 layers; expected some of layers.0:2"),
-        ("gpt2", "zero(3@layers.0.heads.4)", "in a model of 4 heads; expected one of 0 to 3"),
+        ("gpt2", "zero(3@layers.0.heads.4)", "'layers.0.heads.4': layer 0 has 4 heads; expected one of 0 to 3"),
         ("gpt2", "zero(32@q)", "feature 32 is out of range"),
         ("gpt2", "massive(3@layers.2,value=0,above=1)", "place 'layers.2' in a model of 2 layers"),
         ("gpt2", "massive(99@layers.0,value=0,above=1)", "feature 99"),

@@ -14,9 +14,10 @@ from outliers.criterion import ALPHA
 from outliers.errors import UserError, shown, unknown_name
 from outliers.metrics.perplexity import perplexities
 from outliers.metrics.top1 import top1_softmax
-from outliers.models.anatomy import check_features, width_of
+from outliers.models.anatomy import check_features, features_of
 from outliers.models.anatomy.examples import Block
 from outliers.models.anatomy.views import view_of
+from outliers.models.stream import apart
 from outliers.terminal.progress import expect_passes, with_bar
 from outliers.text.blocks import sequences
 from outliers.tracing.result import STREAM
@@ -154,9 +155,9 @@ def ablate(
     Example:
         >>> measurements = outliers.ablate(model, blocks, features=[3])
     """
-    blocks = list(sequences(blocks, attention_mask))
+    model, blocks = apart(model), list(sequences(blocks, attention_mask))
     features, methods, where = list(features), list(methods), list(where)
-    width = width_of(model.config)
+    width = features_of(model)
     plan(features, width, methods, controls, seed, where)  # mistakes show before the text is traced
     if (view := view_of(model, stack)).cross:
         raise UserError("the encoder's states in cross-attention cannot be ablated; expected 'encoder' or 'decoder'")

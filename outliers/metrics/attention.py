@@ -101,9 +101,17 @@ def _answers(places: list[tuple[int, int]], seen: dict[Look, list[torch.Tensor]]
     """Of each look the answers of the ablations, one after the other."""
     layers, queries = torch.tensor(places).T
     return {
-        look: iter(look.answers(Visits(layers, queries.double(), torch.stack([visit.cpu() for visit in by_visit]))))
+        look: iter(look.answers(Visits(layers, queries.double(), _stacked([visit.cpu() for visit in by_visit]))))
         for look, by_visit in seen.items()
     }
+
+
+def _stacked(visits: list[torch.Tensor]) -> torch.Tensor:
+    """Stack what is seen of each visit, (ablations, heads, ...), with zeros for the heads that its layer has not."""
+    if len({visit.shape for visit in visits}) > 1:
+        most = max(visit.shape[1] for visit in visits)
+        visits = [torch.cat([one, one.new_zeros(len(one), most - one.shape[1], *one.shape[2:])], 1) for one in visits]
+    return torch.stack(visits)
 
 
 def _see(probabilities: torch.Tensor, visible: torch.Tensor, cross: bool, look: Look) -> torch.Tensor:

@@ -14,6 +14,7 @@ from outliers.errors import UserError, not_finite
 from outliers.metrics.measurement import OnePass, short
 from outliers.metrics.records import AFTER, ATTENDED, BEFORE, TINY
 from outliers.models.anatomy.parts import Part, parts
+from outliers.models.anatomy.weights import parameter_of
 from outliers.models.attention import attentions, is_replaceable, product_hooks
 from outliers.models.decoder import inference, watched_pass
 from outliers.models.skeleton import skeleton
@@ -276,7 +277,7 @@ class _OfLayer:
     def take_apart(self, count: int) -> None:
         """Keep the biases, and of the largest channels of keys the rows of the weight."""
         for name, part in self.parts.items():
-            bias = getattr(_plain(part), "bias", None)
+            bias = parameter_of(_plain(part), "bias")
             if bias is not None:
                 outputs = part.outputs.to(bias.device)
                 self.channels.biases[self.layer, ATTENDED[name]] = bias.detach()[outputs].double().cpu()

@@ -19,6 +19,7 @@ from outliers.errors import UserError, reason_of
 from outliers.metrics.measurement import Measurement
 from outliers.metrics.records import BITS, GIB, Fits, Memory
 from outliers.models.anatomy import anatomy_of, config_of_stack, context_length, family_of
+from outliers.models.anatomy.weights import device_of
 from outliers.models.skeleton import skeleton
 from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell
@@ -122,8 +123,8 @@ def prompt(model: PreTrainedModel, context: int, batch: int) -> dict:
     if model.main_input_name == "pixel_values":
         tower = config_of_stack(model.config, anatomy_of(model.config))
         sizes = (batch, tower.num_channels, tower.image_size, tower.image_size)
-        return {"pixel_values": torch.zeros(sizes, dtype=model.dtype, device=model.device)}
-    ids = torch.zeros(batch, context, dtype=torch.int64, device=model.device)
+        return {"pixel_values": torch.zeros(sizes, dtype=model.dtype, device=device_of(model))}
+    ids = torch.zeros(batch, context, dtype=torch.int64, device=device_of(model))
     if not model.can_generate():
         return {"input_ids": ids}
     if model.config.is_encoder_decoder:

@@ -22,16 +22,20 @@ from outliers.models.anatomy import (
     check_features,
     check_one_stack,
     check_plain,
+    config_of_stack,
     family_of,
+    features_of,
+    heads_of,
     in_layer,
     layers_of,
     norms_are_in_the_residual_stream,
     width_of,
 )
 from outliers.models.anatomy.examples import Block
+from outliers.models.anatomy.weights import parameter_of
 from outliers.models.decoder import inference, watched_pass
 from outliers.models.hooks import residual_hooks
-from outliers.models.stream import AS_IT_IS, Variant
+from outliers.models.stream import AS_IT_IS, Variant, apart
 from outliers.quantization.linear import stored_weight
 from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell
@@ -321,9 +325,9 @@ def origins(
         >>> bool(account.rest.max() < 1e-5)
         True
     """
-    layers_of(model)  # which refuses what is no model
+    model = apart(model)
     features, positions = list(dict.fromkeys(features)), sorted(set(positions))
-    check_accountable(model.config, features)
+    check_accountable(model.config, features_of(model), features)
     observer = _observed(model, sequences(blocks, attention_mask), features, positions, variant)
     account = observer.account()
     if tokens is not None:
@@ -332,9 +336,9 @@ def origins(
     return account
 
 
-def check_accountable(config, features: Iterable[int]) -> None:
-    """Raise UserError where a model has not these features, or its residual stream is no sum."""
-    check_features(features, width_of(config))
+def check_accountable(config, width: int, features: Iterable[int]) -> None:
+    """Raise UserError where a model of this width has not these features, or its residual stream is no sum."""
+    check_features(features, width)
     check_one_stack(config)
     if family_of(config).name_of:
         raise UserError("accounts start at the embedding of tokens; expected a model that reads text, not pictures")
@@ -366,7 +370,8 @@ class _Observer:
 
     def __init__(self, model: PreTrainedModel, features: list[int], chosen: list[int]):
         self.model, self.anatomy, self.features, self.chosen = model, anatomy_of(model.config), features, chosen
-        self.controls = controls_of(features, width_of(model.config))
+        self.width = features_of(model)
+        self.controls = controls_of(features, self.width)
         self.columns = [*features, *self.controls]
         self.sequences, self.counts = 0, torch.zeros(2 + len(chosen), dtype=torch.float64)
         self.sums: dict[tuple, Sums] = {}
@@ -395,8 +400,10 @@ class _Observer:
                     if not decoder_layer.number:
                         self._hook_embedding(stack, model, decoder_layer)
                     self._hook_norms(stack, decoder_layer)
-                    for role in ("attn_out", "ffn_out"):
-                        stack.enter_context(_SubLayer(self, decoder_layer, role).hooks())
+                    for role in WRITTEN:
+                        anatomy = decoder_layer.anatomy  # whose part may be something that passes its input on
+                        if getattr(anatomy, role) or (role == "ffn_out" and anatomy.mixture):
+                            stack.enter_context(_SubLayer(self, decoder_layer, role).hooks())
             stack.enter_context(residual_hooks(model, self.see_state, layer))
             yield
 
@@ -410,7 +417,8 @@ class _Observer:
         def see_state(_module, inputs: tuple) -> None:
             state = inputs[0][0][:, self.columns].float()
             if norm:
-                terms["embedding norm"] = model.get_submodule(norm).bias[self.columns].float().expand_as(state)
+                bias = parameter_of(model.get_submodule(norm), "bias")
+                terms["embedding norm"] = bias[self.columns].float().expand_as(state)
             for kind, of_kind in {**terms, "embedding": state - sum(terms.values())}.items():
                 self.add((None, kind), of_kind)
             self.add((0, "state"), state)
@@ -430,7 +438,7 @@ class _Observer:
             stack.callback(hook.remove)
 
     def _gains(self, norm: nn.Module, roles: tuple[str, ...]) -> Gains:
-        gain = gain_of(norm, self.anatomy.norm_offset, width_of(self.model.config))
+        gain = gain_of(norm, self.anatomy.norm_offset, self.width)
         magnitudes = gain.abs()
         ranks = [1 + int((magnitudes > magnitudes[column]).sum()) for column in self.columns]
         return Gains(roles, gain[self.columns].tolist(), magnitudes.median().item(), ranks)
@@ -469,8 +477,8 @@ class _SubLayer:
         self.norm = block.get_submodule(behind[0]) if behind else None
         self.centred = isinstance(self.norm, nn.LayerNorm)
         self.scale = getattr(config, anatomy.residual_scale) if anatomy.residual_scale else 1.0
-        self.gain = None if self.norm is None else gain_of(self.norm, anatomy.norm_offset, width_of(config))
-        self.heads = config.num_attention_heads
+        self.gain = None if self.norm is None else gain_of(self.norm, anatomy.norm_offset, observer.width)
+        self.heads = heads_of(layer, config_of_stack(config, anatomy))
         if role == "ffn_out" and anatomy.mixture:
             self.module, self.see = block.get_submodule(anatomy.mixture.experts), self._see_experts
         else:
@@ -484,7 +492,8 @@ class _SubLayer:
         plain = getattr(projection.module, "projection", projection.module)  # under a scheme
         check_plain(projection._replace(module=plain))
         self.rows = self.seen(stored_weight(plain))
-        self.bias = None if plain.bias is None else self.seen(plain.bias[:, None])[:, 0]
+        bias = parameter_of(plain, "bias")
+        self.bias = None if bias is None else self.seen(bias[:, None])[:, 0]
         if self.part == "feed-forward":
             self.observer.weights.setdefault(self.layer, self.rows.cpu())
 
@@ -530,7 +539,7 @@ class _SubLayer:
     def _see_norm(self, _module, inputs: tuple, output: torch.Tensor) -> None:
         """Let the terms be as large as the norm makes them: the number by which its gains are multiplied here."""
         y, normed = inputs[0].flatten(0, -2).float(), output.flatten(0, -2).float()
-        bias = getattr(self.norm, "bias", None)
+        bias = parameter_of(self.norm, "bias")
         if bias is not None:
             normed = normed - bias.float()
         seen = (y - y.mean(1, keepdim=True) if self.centred else y) * self.gain
@@ -552,7 +561,7 @@ class _SubLayer:
 
 def gain_of(norm: nn.Module, offset: float, width: int) -> torch.Tensor:
     """The gain of a norm, float32 (features,); 1 where it has no weight."""
-    weight = getattr(norm, "weight", None)
+    weight = parameter_of(norm)
     return torch.ones(width) if weight is None else offset + weight.float()
 
 
@@ -565,7 +574,7 @@ class OfWriters(OnePass):
         metric, block = cell.metric, cell.subject.settings.block
         if not metric.features:
             raise UserError("no feature is given; expected features of the residual stream, such as --features 3,17")
-        check_accountable(cell.subject.config, metric.features)
+        check_accountable(cell.subject.config, width_of(cell.subject.config), metric.features)
         for position in metric.positions:
             if position >= block:
                 raise UserError(f"position {position} in blocks of {block} tokens; expected 0 to {block - 1}")
@@ -573,9 +582,7 @@ class OfWriters(OnePass):
     def facts(self, cell: Cell, _bench: Bench) -> dict:
         return {"controls": controls_of(cell.metric.features, cell.subject.width)}
 
-    def observed(
-        self, bench: Bench, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
-    ) -> Account:
+    def observed(self, bench: Bench, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant) -> Account:
         metric = cell.metric
         return origins(model, blocks, metric.features, metric.positions, variant, bench.tokenizer(cell.subject))
 

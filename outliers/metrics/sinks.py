@@ -46,11 +46,13 @@ def _values(answers: list[torch.Tensor]) -> list[dict]:
     layers = sums[:, 0, 1].nonzero()[:, 0]  # those of the stack
     sums = sums[layers]
     shares, margins = sums[..., 0] / sums[..., 1], sums[..., 2] / sums[..., 3]
-    sinks = (shares > SINK).double().mean()
-    whole = {"value": shares.mean(), "margin": margins.mean(), "heads": sinks}
+    there = sums[..., 1] > 0  # heads: some layers may have fewer
+    sinks = (shares > SINK).double()[there].mean()
+    whole = {"value": shares[there].mean(), "margin": margins[there].mean(), "heads": sinks}
     values = [{"metric": "sinks", "unit": "1", **{name: _short(value) for name, value in whole.items()}}]
-    for layer, heads_of_layer in zip(layers.tolist(), zip(shares, margins, strict=True), strict=True):
-        for head, (share, margin) in enumerate(zip(*heads_of_layer, strict=True)):
+    for row, layer in enumerate(layers.tolist()):
+        for head in there[row].nonzero()[:, 0].tolist():
+            share, margin = shares[row, head], margins[row, head]
             value = {"value": _short(share), "unit": "1", "margin": _short(margin), "layer": layer, "head": head}
             values.append({"metric": "sinks.head", **value})
     return values

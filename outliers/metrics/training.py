@@ -15,6 +15,7 @@ from outliers.metrics.measurement import Measurement
 from outliers.metrics.perplexity import Later, Loss, finite_losses, loss_of, perplexity, perplexity_of
 from outliers.metrics.records import Training
 from outliers.models.anatomy.examples import Block
+from outliers.models.anatomy.weights import device_of
 from outliers.models.decoder import inference
 from outliers.models.load import find_device
 from outliers.quantization.convert import quantize
@@ -106,9 +107,9 @@ def _largest(trace: Trace) -> dict[str, float]:
 @contextmanager
 def _undisturbed(model: PreTrainedModel) -> Iterator[None]:
     """Keep what a training would notice beside the model itself: random generators, autocast, what is compiled."""
-    kind = model.device.type
+    kind = device_of(model).type
     with (
-        torch.random.fork_rng([model.device] if kind == "cuda" else []),
+        torch.random.fork_rng([device_of(model)] if kind == "cuda" else []),
         torch.autocast(kind, enabled=False),
         torch.compiler.set_stance("force_eager"),  # compiled layers would be compiled again for each hook
     ):

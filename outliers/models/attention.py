@@ -142,8 +142,10 @@ def product_hooks(
 
 
 def attentions(model: PreTrainedModel) -> Iterator[Projection]:
-    """The attention of each layer; path: of its products, which are no module of their own."""
+    """The attention of each layer that has one; path: of its products, which are no module of their own."""
     for layer in layers_of(model):
+        if layer.anatomy.attention is None:
+            continue
         attention = in_layer(layer, ROLE, layer.anatomy.attention)
         yield attention._replace(path=f"{attention.path}.products")
 
@@ -179,14 +181,17 @@ def eager(model: PreTrainedModel, summed: bool = False) -> Iterator[None]:
         yield
         return
     upcast = getattr(model.config, "reorder_and_upcast_attn", False)  # which GPT-2 does only under the name of eager
-    configs = [model.config, *(stack_module(model, stack).config for stack in stacks_of(model.config))]
+    owners = [model, *(stack_module(model, stack) for stack in stacks_of(model.config))]
+    of_modules = (attending_of(one.module).config for one in attentions(model) if hasattr(one.module, "config"))
+    configs = [*(owner.config for owner in owners), *of_modules]  # a layer that was copied has one of its own
+    named = [config._attn_implementation for config in configs]
     for config in configs:  # `set_attn_implementation` refuses it for Falcon
         config._attn_implementation = OURS if summed and not upcast else "eager"
     try:
         yield
     finally:
-        for config in configs:
-            config._attn_implementation = before
+        for config, name in zip(configs, named, strict=True):
+            config._attn_implementation = name
 
 
 def summed_attention(

@@ -26,8 +26,9 @@ from outliers.models.anatomy import (
     stacks_of,
 )
 from outliers.models.anatomy.examples import Block, Example
+from outliers.models.anatomy.weights import device_of, is_offloaded
 from outliers.models.hooks import is_independent
-from outliers.models.stream import AS_IT_IS, Once, Variant, Watched, exchanged, is_streamed
+from outliers.models.stream import AS_IT_IS, Once, Variant, Watched, apart, exchanged, is_streamed
 from outliers.terminal.progress import expect_passes, pass_made
 
 _observed: dict[nn.Module, list] = {}  # models: by how many at once, and their modules that were in training mode
@@ -63,10 +64,12 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def inference(observe: Observe) -> Observe:
-    """Decorate a function of a model, its first argument, that looks at it: without gradients, and in eval mode."""
+    """Decorate a function of a model, its first argument, that looks at it: without gradients, and in eval mode, each
+    layer as a module of its own."""
 
     @functools.wraps(observe)
     def observing(model: PreTrainedModel, *arguments, **keywords):
+        model = apart(model)
         with torch.inference_mode(), in_eval_mode(model):
             return observe(model, *arguments, **keywords)
 
@@ -95,7 +98,7 @@ def map_blocks(
     first = list(islice(blocks, AT_ONCE))
     short = any(len(ids) < SHORTEST for block in first for ids in ids_of(model, checked(model, block)))
     mixture = any(stack.mixture for stack in stacks_of(model.config))
-    alone = len(first) < AT_ONCE or short or mixture or model.device.type != "cpu" or threads < AT_ONCE
+    alone = len(first) < AT_ONCE or short or mixture or device_of(model).type != "cpu" or threads < AT_ONCE
     blocks = chain(first, blocks)
     if alone or not all(map(_is_independent, model.modules())):
         yield from map(see, count(), blocks)
@@ -127,6 +130,8 @@ def _is_independent(module: nn.Module) -> bool:
     """Whether a module and its hooks keep nothing of one block for another."""
     hooks = *module._forward_pre_hooks.values(), *module._forward_hooks.values()
     rotation = str(getattr(module, "rope_type", None))
+    if is_offloaded(module):  # each call takes the weights of the other's away
+        return False
     return all(map(is_independent, hooks)) and not any(map(rotation.count, BY_LENGTH))
 
 
@@ -273,7 +278,8 @@ def checked(model: PreTrainedModel, block: Block) -> Block:
 def placed(model: PreTrainedModel, block: Block) -> Block:
     """A block, checked, on the device of a model, for which nothing waits."""
     # MPS does not copy the memory of a CPU before it returns
-    return checked(model, block).to(model.device, non_blocking=model.device.type != "mps")
+    device = device_of(model)
+    return checked(model, block).to(device, non_blocking=device.type != "mps")
 
 
 def run_exchanged(

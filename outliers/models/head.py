@@ -11,6 +11,7 @@ from transformers.utils import ModelOutput
 
 from outliers.errors import UserError
 from outliers.models.anatomy import family_of, stack_module, stacks_of
+from outliers.models.anatomy.weights import parameter_of
 from outliers.models.stream import exchanged
 
 HEAD_OUTPUTS = 4096  # logits of 512 tokens are then 8 MB, which stay in a CPU's cache
@@ -41,8 +42,8 @@ class Head:
                 "the model has no classifier, and so predicts nothing; trace it (outliers trace), or measure the "
                 "errors of its projections (outliers damage --by error)"
             )
-        weight = getattr(self.embedding, "weight", None)
-        self.device = states.device if weight is None else weight.device
+        self.weight, self.bias = (parameter_of(self.embedding, name) for name in ("weight", "bias"))
+        self.device = states.device if self.weight is None else self.weight.device
         self.states = states.to(self.device)
         self.of_sequence = states.ndim == 2  # and not of a picture, (1, T, features)
         stacks = [stack_module(model, stack) for stack in stacks_of(model.config)]
@@ -50,8 +51,8 @@ class Head:
         self.path = paths.get(self.embedding)
         given = self.states[None] if self.of_sequence else self.states
         self.model = exchanged(model, {paths[stack]: _Given(stack, given) for stack in stacks})
-        if self.path is not None and len(weight) > HEAD_OUTPUTS and self._splits_vocabulary():
-            starts = range(0, len(weight), HEAD_OUTPUTS)
+        if self.path is not None and len(self.weight) > HEAD_OUTPUTS and self._splits_vocabulary():
+            starts = range(0, len(self.weight), HEAD_OUTPUTS)
             self.parts = [slice(start, start + HEAD_OUTPUTS) for start in starts]
 
     def logits(self, part: slice, as_made: bool = False) -> torch.Tensor:
@@ -80,8 +81,8 @@ class Head:
     def _forward(self, part: slice) -> torch.Tensor:
         model = self.model
         if part != WHOLE:
-            model = exchanged(model, {self.path: _Rows(self.embedding, part)})
-            vocabulary = len(self.embedding.weight)
+            model = exchanged(model, {self.path: _Rows(self.weight, self.bias, part)})
+            vocabulary = len(self.weight)
             model._buffers = {  # such as a bias of all logits
                 name: buffer[..., part] if buffer is not None and buffer.shape[-1:] == (vocabulary,) else buffer
                 for name, buffer in model._buffers.items()
@@ -101,10 +102,9 @@ def output_embedding(model: PreTrainedModel) -> nn.Module | None:
 class _Rows(nn.Module):
     """A part of the rows of an output embedding."""
 
-    def __init__(self, embedding: nn.Linear, part: slice):
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, part: slice):
         super().__init__()
-        bias = embedding.bias
-        self.weight, self.bias = embedding.weight[part], None if bias is None else bias[part]
+        self.weight, self.bias = weight[part], None if bias is None else bias[part]
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         return functional.linear(states, self.weight, self.bias)

@@ -19,12 +19,15 @@ from outliers.models.anatomy import (
     ROLES,
     Layer,
     Projection,
+    check_not_compiled,
+    check_used_once,
     decoder_layers,
     experts_of,
     layers_of,
     readers,
 )
 from outliers.models.anatomy.names import State, names_of
+from outliers.models.anatomy.weights import is_offloaded
 from outliers.models.attention import eager
 
 Visit = Callable[[int, str, torch.Tensor], torch.Tensor | None]
@@ -108,6 +111,8 @@ def hooks(
         >>> largest[0, "ffn_out"] > 0
         True
     """
+    check_used_once(model)
+    check_not_compiled(model)
     roles = [roles] if isinstance(roles, str) else list(roles)
     numbers = range(len(decoder_layers(model)))
     states = _states(roles, numbers if layers is None else layers)
@@ -376,15 +381,23 @@ class _Masks:
         return visible & getattr(module, anatomy.window)[0, 0, keys - queries : keys, :keys]
 
 
-def check_hooks(path: str, module: nn.Module) -> None:
-    """Raise UserError if something hangs on a module that cannot be handed over to another one in its place."""
+def check_hooks(path: str, module: nn.Module, exact: bool = False) -> None:
+    """Raise UserError if something hangs on a module that cannot be handed over to another one in its place.
+
+    exact: whether the other one has the same weights, which may then be offloaded.
+    """
     accelerated = vars(module).get("_hf_hook")
     forward = vars(module).get("_old_forward" if accelerated else "forward")
     others = [name.strip("_") for name in OTHER_HOOKS if getattr(module, name)]
+    if not exact and is_offloaded(module):
+        raise UserError(
+            f"the weights of '{path}' are offloaded by accelerate, and a scheme quantizes weights in memory; expected "
+            "a model on one device, or a streamed one, or that place among those to skip"
+        )
     if others:
         obstacle = others[0]
-    elif accelerated and (type(accelerated) is not AlignDevicesHook or accelerated.offload):
-        obstacle = f"accelerate's {type(accelerated).__name__}, which offloads weights or changes the call,"
+    elif accelerated and type(accelerated) is not AlignDevicesHook:
+        obstacle = f"accelerate's {type(accelerated).__name__}, which changes the call,"
     elif forward and getattr(forward, "__func__", None) is not type(module).forward:
         obstacle = "a forward method in the place of its own"
     else:

@@ -24,6 +24,7 @@ from transformers import (
 
 from outliers.errors import BadWeights, UserError, unknown_name
 from outliers.models.anatomy import ANATOMIES, anatomy_of, family_of, part_config
+from outliers.models.anatomy.weights import named_weights
 from outliers.models.checkpoint import Checkpoint, read_checkpoint
 from outliers.models.config_file import architecture_first, check_fields, check_weights, read_config_file
 from outliers.models.internals import complete, dtype_of
@@ -355,7 +356,7 @@ def find_device(name: str | torch.device) -> torch.device:
 def weights_hash(model: PreTrainedModel) -> str:
     """SHA-256 over the names, dtypes, shapes and digests of all parameters, as loaded: 16 hexadecimal digits."""
     with ThreadPoolExecutor(HASHING) as pool:
-        return hash_of(pool.map(lambda parameter: line_of(*parameter), list(model.named_parameters())))
+        return hash_of(pool.map(lambda parameter: line_of(*parameter), list(named_weights(model))))
 
 
 def line_of(name: str, tensor: torch.Tensor) -> str:

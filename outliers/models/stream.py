@@ -21,10 +21,20 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.models.anatomy import decoder_layers, ids_of, inputs_of, layers_of, run_stack, stacks_of, width_of
+from outliers.models.anatomy import (
+    compiled_parts,
+    decoder_layers,
+    ids_of,
+    inputs_of,
+    layers_of,
+    run_stack,
+    shared_parts,
+    stacks_of,
+    width_of,
+)
 from outliers.models.anatomy.examples import Block
 from outliers.models.checkpoint import Checkpoint
-from outliers.models.hooks import hand_over_hooks
+from outliers.models.hooks import FORWARD_HOOKS, hand_over_hooks
 from outliers.models.internals import dtype_of
 from outliers.models.load import HASHING, fill, find_device, hash_of, line_of, open_model, put
 from outliers.models.variant import AS_IT_IS, Variant
@@ -304,6 +314,30 @@ def exchanged(module: nn.Module, others: Mapping[str, nn.Module]) -> nn.Module:
     for head, paths in groupby(sorted(others), lambda path: path.partition(".")[0]):
         inner = {path.partition(".")[2]: others[path] for path in paths}
         copied._modules[head] = exchanged(module._modules[head], inner)
+    return copied
+
+
+def apart(model: PreTrainedModel) -> PreTrainedModel:
+    """A model in which each layer, and each part of one, is a module of its own that is not compiled, so that hooks on
+    it see one place; all share their weights, and a model of which that is so already is returned itself.
+
+    Raises:
+        UserError: as `layers_of`; or something is wrapped by `torch.compile`.
+    """
+    if is_streamed(model):
+        return model
+    shared, compiled = shared_parts(layers_of(model)), compiled_parts(model)
+    if not compiled and not shared:
+        return model
+    # a copy of a module is not compiled
+    return exchanged(model, {path: _twin(model.get_submodule(path)) for path in (*compiled, *shared) if path})
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    """A copy of a module and those inside, with the same weights and hooks."""
+    copied = exchanged(module, {name: _twin(child) for name, child in module._modules.items() if child is not None})
+    for name in FORWARD_HOOKS:
+        setattr(copied, name, copy.copy(getattr(module, name)))
     return copied
 
 

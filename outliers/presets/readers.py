@@ -133,14 +133,14 @@ def readers(
         >>> found = outliers.readers(model, blocks, features=[3], places=["q", "k"], controls=2)
     """
     from outliers.metrics.measurement import records_of
-    from outliers.models.anatomy import width_of
+    from outliers.models.anatomy import features_of
     from outliers.subjects.given import Given
     from outliers.text.blocks import sequences
     from outliers.tracing.result import STREAM
     from outliers.tracing.trace import trace
 
     blocks, features = list(sequences(blocks, attention_mask)), list(dict.fromkeys(features))
-    places, width = _places(model, None if places is None else list(places)), width_of(model.config)
+    places, width = _places(model, None if places is None else list(places)), features_of(model)
     _drawn(features, width, controls, seed, ())  # mistakes show before the text is traced
     outliers = trace(model, blocks, STREAM, attention=False).outlier_features()["feature"]
     drawn = _drawn(features, width, controls, seed, outliers)
@@ -166,8 +166,9 @@ def readings(records: Iterable[dict]) -> "pd.DataFrame":
     rows = []
     for row in rows_by_place.values():
         heads = row.pop("heads", {})
-        layers = 1 + max((layer for layer, _ in heads), default=-1)
-        by_head = np.array([*heads.values()]).reshape(layers, -1, 2) if heads else None
+        by_head = np.full((*(1 + np.array([*heads]).max(0)), 2), np.nan) if heads else None  # layers may lack some
+        for place, seen in heads.items():
+            by_head[place] = seen
         rows.append(row | ({} if by_head is None else {"shares": by_head[..., 0], "margins": by_head[..., 1]}))
     table = pd.DataFrame(rows).astype({"feature": "Int64", "draw": "Int64"})
     if "perplexity" not in table:  # larger than any number

@@ -18,6 +18,7 @@ from transformers.cache_utils import DynamicLayer
 from outliers.errors import UserError
 from outliers.models.anatomy import context_length, family_of
 from outliers.models.anatomy.parts import parts
+from outliers.models.anatomy.weights import device_of
 from outliers.models.attention import Call, States, attentions, check_attention, product_hooks
 from outliers.models.decoder import inference
 from outliers.models.hooks import attached
@@ -82,7 +83,9 @@ def through(
     """Keys or values (batch, heads, positions, features) as attention meets them when they were kept so, in the dtype
     that they come in; prefix: how many of the positions are those of a prefix, which stays exact; largest: |keys| of
     each channel, (heads, features), where the format has to know them."""
-    heads = list(chain.from_iterable(format.heads)) if format.heads else slice(None)
+    heads = slice(None)
+    if format.heads:  # of which a pruned layer may have fewer
+        heads = [head for head in chain.from_iterable(format.heads) if head < states.shape[1]]
     start = prefix + format.first
     end = start + format.coded(states.shape[-2] - prefix)
     if end == start:
@@ -154,7 +157,8 @@ def check_cache(model: PreTrainedModel, formats: Formats) -> None:
     if family_of(config).name != "causal":
         raise UserError(f"a cache of keys and values of '{config.model_type}'; expected a causal language model")
     check_attention(model)
-    layers, heads = len(list(attentions(model))), heads_of_keys(model)
+    by_layer = heads_of_keys(model)
+    layers, heads = 1 + max(by_layer), max(by_layer.values())
     for format in filter(None, formats):
         _check_blocks(model, format)
         for name, there, most in (("layers", format.layers, layers), ("heads", format.heads, heads)):
@@ -172,7 +176,8 @@ def check_cache(model: PreTrainedModel, formats: Formats) -> None:
 
 def _check_blocks(model: PreTrainedModel, format: CacheFormat) -> None:
     """Raise UserError if the channels of a head are not whole blocks of those that share a scale."""
-    block, size = None if format.bits else format.quantizer.group, _outputs_of_keys(model).shape[1]
+    block = None if format.bits else format.quantizer.group
+    size = next(iter(_outputs_of_keys(model).values())).shape[1]
     if block and size % block:
         raise UserError(
             f"'{format}' has blocks of {block} channels, which do not divide the {size} of a head; expected a divisor "
@@ -180,21 +185,22 @@ def _check_blocks(model: PreTrainedModel, format: CacheFormat) -> None:
         )
 
 
-def heads_of_keys(model: PreTrainedModel) -> int:
-    """Number of heads of keys of a layer."""
-    return _outputs_of_keys(model).shape[0]
+def heads_of_keys(model: PreTrainedModel) -> dict[int, int]:
+    """Number of heads of keys of each layer that has attention."""
+    return {layer: len(outputs) for layer, outputs in _outputs_of_keys(model).items()}
 
 
 def cache_bits(model: PreTrainedModel, formats: Formats, *lengths: int) -> float:
     """Bits of a key or value of a model on average over sequences of these lengths, see `Formats.value_bits`."""
-    sizes = len(list(attentions(model))), *_outputs_of_keys(model).shape
+    sizes = len(list(attentions(model))), *next(iter(_outputs_of_keys(model).values())).shape
     bits = sum(length * formats.value_bits(length, *sizes) for length in lengths)
     return round(bits / sum(lengths), 4)
 
 
-def _outputs_of_keys(model: PreTrainedModel) -> torch.Tensor:
-    """The outputs of their projection that are keys, (heads, features)."""
-    return next(part.outputs for part in parts(model, 0) if part.name == "k")
+def _outputs_of_keys(model: PreTrainedModel) -> dict[int, torch.Tensor]:
+    """The outputs of a projection that are keys, (heads, features), of each layer that has attention."""
+    layers = [attention.layer for attention in attentions(model)]
+    return {layer: part.outputs for layer in layers for part in parts(model, layer) if part.name == "k"}
 
 
 @contextmanager
@@ -365,7 +371,7 @@ def cache(model: PreTrainedModel, formats: str | Formats) -> QuantizedCache:
             raise UserError(
                 f"a cache in '{format}', which variants alone simulate; expected int2 to int8 of all heads, rotated"
             )
-    return QuantizedCache(formats, len(list(attentions(model))))
+    return QuantizedCache(formats, 1 + max(attention.layer for attention in attentions(model)))
 
 
 class PrefixLayer(DynamicLayer):
@@ -390,7 +396,7 @@ class Prefix:
 
     def __init__(self, model: PreTrainedModel, tokens: Sequence[int]):
         self.config, self.positions = model.config, len(tokens)
-        self.cache = _cache_of(model, torch.tensor([tokens], device=model.device))
+        self.cache = _cache_of(model, torch.tensor([tokens], device=device_of(model)))
 
     def behind(self, _model: nn.Module, inputs: tuple, keywords: dict) -> tuple[tuple, dict]:
         """The arguments of a model, as a forward hook takes and returns them, with the prefix before the sequence."""

@@ -23,11 +23,15 @@ from outliers.models.anatomy import (
     check_plain,
     family_of,
     inputs_of,
+    layers_of,
     projections,
+    shared_parts,
     stack_module,
 )
+from outliers.models.anatomy.weights import device_of, shared_in_copies
 from outliers.models.attention import attentions, eager
 from outliers.models.hooks import check_hooks, hand_over_hooks
+from outliers.models.stream import apart
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.magnitudes import Calibration, stored_weight
@@ -95,9 +99,11 @@ def quantize(
     if keep == "int8":
         for other in set(others.values()):
             check_kept(other)
+    if calibration or _uses_differ(model, left, others):
+        model = apart(model)
     # deepcopy builds a new module tree, but takes from its memo whatever is there: parameters on the same storage,
     # and in the place of each projection the one under the new scheme.
-    memo = {id(old): nn.Parameter(old.detach(), old.requires_grad) for old in model.parameters()}
+    memo = shared_in_copies(model) | {id(old): _on_the_same_storage(old) for old in model.parameters()}
     memo |= {
         id(part.module): _under(
             others.get(part.path, scheme), part, memo, None if part.path in left else KINDS[keep], calibration
@@ -120,6 +126,18 @@ def quantize(
         put_attention(copied, AttentionProducts.of(scheme), left)
         copied.attention_scheme = scheme.name
     return copied
+
+
+def _uses_differ(model: PreTrainedModel, left: Collection[str], others: Mapping[str, Scheme]) -> bool:
+    """Whether a module that stands in several places of a model is to be quantized in another way in one of them.
+
+    left, others: the paths of what stays exact, and the schemes of those that have one of their own.
+    """
+
+    def treatment(path: str) -> tuple:
+        return path in left, f"{path}.products" in left, others.get(path)
+
+    return any(treatment(path) != treatment(first) for path, first in shared_parts(layers_of(model)).items())
 
 
 def quantized_layers(model: PreTrainedModel) -> list[QuantizedLinear]:
@@ -200,7 +218,7 @@ def check_attends(model: PreTrainedModel, scheme: Scheme) -> None:
     alone = replace(SCHEMES[BASELINE], remedies=(scheme.attention,))
     with torch.inference_mode(), eager(model):
         changed, stack, family = quantize(model, alone), anatomy_of(model.config), family_of(model.config)
-        (read,) = inputs_of(model, family.smallest(model.config).to(model.device))
+        (read,) = inputs_of(model, family.smallest(model.config).to(device_of(model)))
         # without a mask of causal attention transformers looks at positions for where several sequences begin
         mask = {} if stack.bidirectional else {"attention_mask": torch.ones_like(read)[None]}
         stack_module(changed, stack)(read[None], **mask, **family.keywords)
@@ -283,7 +301,7 @@ def _under(
     quantized = isinstance(module, QuantizedLinear)
     if not quantized:
         check_plain(projection)
-    check_hooks(projection.path, module)
+    check_hooks(projection.path, module, exact=not (kind and scheme.quantizes_projections))
     exact = _bare(module.projection if quantized else module, memo)
     new = exact
     if kind and scheme.quantizes_projections:
@@ -293,6 +311,12 @@ def _under(
         new.share_codes(module)
     hand_over_hooks(module, new)
     return new.train(module.training)
+
+
+def _on_the_same_storage(parameter: nn.Parameter) -> nn.Parameter:
+    """Another parameter of the same values; of one that accelerate has emptied in inference mode an ordinary one."""
+    emptied = parameter.is_meta and parameter.is_inference()
+    return nn.Parameter(torch.empty_like(parameter) if emptied else parameter.detach(), parameter.requires_grad)
 
 
 def _bare(module: nn.Module, memo: dict) -> nn.Module:

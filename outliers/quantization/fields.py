@@ -8,6 +8,7 @@ from outlier_kernels.formats import Quantizer
 from transformers import PreTrainedModel
 
 from outliers.models.anatomy import Projection, projections
+from outliers.models.anatomy.weights import device_of
 from outliers.quantization.convert import check_instead, skipped
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, path_under, stored_weight
@@ -41,7 +42,7 @@ def row_fields(
         fields["instead"] = [f"{other.name}@{'/'.join(sorted(places))}" for other, places in instead.items()]
     if model is not None and scheme.quantizes_projections:
         layers = [module for module in modules if isinstance(module, Int8Linear | QuantizedLinear)]
-        paths = {layer.path(model.dtype) for layer in layers} or {path_under(scheme, model.device, model.dtype)}
+        paths = {layer.path(model.dtype) for layer in layers} or {path_under(scheme, device_of(model), model.dtype)}
         fields["kernels"] = ", ".join(sorted(paths))
         if says_bits(scheme):
             left = skipped(model, skip, scheme, only)

@@ -13,6 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError
 from outliers.models.anatomy import Projection
+from outliers.models.anatomy.weights import parameter_of
 from outliers.quantization.remedies import COSTLY, Remedy
 from outliers.quantization.schemes import Scheme
 from outliers.text.blocks import tokens_hash
@@ -92,8 +93,9 @@ STATISTICS = {
 
 
 def stored_weight(projection: nn.Linear | Conv1D) -> torch.Tensor:
-    """The weight as (outputs, features), sharing memory."""
-    return projection.weight.T if isinstance(projection, Conv1D) else projection.weight
+    """The weight as (outputs, features), sharing memory unless it is offloaded."""
+    weight = parameter_of(projection)
+    return weight.T if isinstance(projection, Conv1D) else weight
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.models.anatomy import check_plain, projections
+from outliers.models.anatomy.weights import device_of, shared_in_copies
 from outliers.models.decoder import in_eval_mode
 from outliers.models.hooks import check_hooks, hand_over_hooks
 from outliers.models.load import (
@@ -75,7 +76,7 @@ def with_layers(model: PreTrainedModel, make: Callable[[nn.Module], nn.Module]) 
     Raises:
         UserError: a projection is more than a floating-point weight and a bias, see `outliers.quantize`.
     """
-    memo = {id(parameter): parameter for parameter in model.parameters()}
+    memo = shared_in_copies(model)
     for projection in projections(model):
         check_plain(projection)
         check_hooks(projection.path, projection.module)
@@ -99,7 +100,7 @@ def _place(name: str, model: PreTrainedModel) -> tuple[str, str, str, tuple]:
     """The loading of somebody's model beside ours, and the state of its files."""
     int8_file = _int8_file(name)
     states = tuple(map(state_of, [int8_file] if int8_file else local_files(name)))
-    return name, str(model.dtype).removeprefix("torch."), str(model.device), states
+    return name, str(model.dtype).removeprefix("torch."), str(device_of(model)), states
 
 
 @functools.lru_cache(maxsize=1)
@@ -136,11 +137,10 @@ def other_model(other: str | PreTrainedModel, model: PreTrainedModel) -> Iterato
         UserError: as `outliers.load_model`; or it is in another dtype or on another device, or its files change.
     """
     theirs = _loaded(*_place(other, model)) if isinstance(other, str) else other
-    for what in ("dtype", "device"):
-        if getattr(theirs, what) != getattr(model, what):
+    for what, of in (("dtype", lambda one: one.dtype), ("device", device_of)):
+        if of(theirs) != of(model):
             raise UserError(
-                f"the model to compare with is in {getattr(theirs, what)}, and the other one in "
-                f"{getattr(model, what)}; expected one {what}"
+                f"the model to compare with is in {of(theirs)}, and the other one in {of(model)}; expected one {what}"
             )
     with in_eval_mode(theirs):
         yield theirs
@@ -181,7 +181,7 @@ def with_projections_of(
     only, skip: places as those of `outliers.quantize`.
     """
     left = skipped(model, skip, SCHEMES[BASELINE], only)
-    memo = {id(parameter): parameter for parameter in model.parameters()}
+    memo = shared_in_copies(model)
     for ours, theirs in zip(projections(model), projections(other), strict=True):
         if ours.path not in left:
             memo[id(ours.module)] = theirs.module

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from outliers.errors import UserError, reason_of
 from outliers.files import writing
 from outliers.models.anatomy import projections
+from outliers.models.anatomy.weights import check_in_memory
 from outliers.models.attention import attentions
 from outliers.models.checkpoint import check_complete, check_shape, readable
 from outliers.models.config_file import check_weights
@@ -52,6 +53,7 @@ def save_quantized(model: PreTrainedModel, folder: str | Path) -> None:
     if not schemes or any(isinstance(part.module, QuantizedLinear) for part in parts):
         raise UserError("this model does not keep int8 codes alone; make one with quantize(model, scheme, keep='int8')")
     folder, tensors, firsts, shared = Path(folder), {}, {}, {}
+    check_in_memory(model, "saving")
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for name, tensor in model.state_dict().items():
         first = firsts.setdefault(tensor.data_ptr(), name)

@@ -17,6 +17,7 @@ from outliers.metrics.trace import tidy
 from outliers.metrics.training import KURTOSES, flat, watch_views
 from outliers.models.anatomy.examples import Examples
 from outliers.models.anatomy.views import of_stack
+from outliers.models.anatomy.weights import device_of
 from outliers.models.load import weights_hash
 from outliers.models.stream import AS_IT_IS
 from outliers.quantization.schemes import BASELINE
@@ -139,7 +140,7 @@ class OutlierCallback(TrainerCallback):
     def _row(self, step: int, model: torch.nn.Module, values: list[dict], seconds: float) -> Row:
         """The row of a step."""
         model = extract_model_from_parallel(model, keep_torch_compile=False)
-        dtype, here = str(model.dtype).removeprefix("torch."), environment(model.device)
+        dtype, here = str(model.dtype).removeprefix("torch."), environment(device_of(model))
         subject = {"model": self.name, "checkpoint": f"{STEP}{step}", **self.text, "dtype": dtype, **unusual(here)}
         predicted = getattr(self.blocks, "protocol", "")
         facts = {

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import torch
 from transformers import PreTrainedModel
 
-from outliers.models.stream import is_streamed
+from outliers.models.stream import apart, is_streamed
 from outliers.subjects.bench import Bench
 
 
@@ -16,7 +16,7 @@ class Given:
     revision, seeds = None, 1
 
     def __init__(self, model: PreTrainedModel, blocks: Sequence[torch.Tensor]):
-        self.loaded, self.blocks, self.config = model, blocks, model.config
+        self.loaded, self.blocks, self.config = apart(model), blocks, model.config
         self.model = self.name = model.config.name_or_path or type(model).__name__
         dtype = str(model.dtype).removeprefix("torch.")
         self.settings = SimpleNamespace(stream=is_streamed(model), dtype=dtype)

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from outliers.criterion import LAYERS, MASSIVE, MASSIVE_RATIO, POSITIONS, RESIDUAL, of_transformerlens
 from outliers.errors import UserError
 from outliers.files import write_whole
-from outliers.models.anatomy import ids_of, layers_of, width_of
+from outliers.models.anatomy import features_of, ids_of, layers_of
 from outliers.models.anatomy.names import names_of
 from outliers.models.decoder import inference, watched_pass
 from outliers.models.hooks import hooks
@@ -95,7 +95,7 @@ def masks(
     if not blocks:
         raise UserError("no blocks to mark; expected at least one")
     trace = trace or trace_of(model, blocks, STREAM, attention=False)
-    expected, sizes = (len(layers_of(model)), width_of(model.config)), tuple(trace.statistics["residual.massive"].shape)
+    expected, sizes = (len(layers_of(model)), features_of(model)), tuple(trace.statistics["residual.massive"].shape)
     if sizes != expected:
         raise UserError(f"a trace of (layers, features) {sizes} for a model of {expected}; trace this model")
     roles, outliers = [role for role in STREAM if role in trace.roles], trace.outlier_features()["feature"].tolist()

@@ -12,7 +12,7 @@ from outliers.models.anatomy import decoder_layers
 from outliers.models.anatomy.examples import Block
 from outliers.models.decoder import in_eval_mode, run_decoder, under
 from outliers.models.hooks import RESIDUAL, hooks
-from outliers.models.stream import AS_IT_IS, Variant, Watched, is_streamed
+from outliers.models.stream import AS_IT_IS, Variant, Watched, apart, is_streamed
 from outliers.text.blocks import sequences
 
 
@@ -52,6 +52,7 @@ def hidden_states(
         >>> first.shape[0]
         64
     """
+    model = apart(model)
     layer, role = (isinstance(layer, str) and of_transformerlens(layer)) or (layer, role)
     count = len(decoder_layers(model))
     if layer not in range(count):

@@ -1,5 +1,6 @@
 """Trace a model: hooks, and what they keep of each block."""
 
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -12,10 +13,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, RESIDUAL, SINK, check_threshold
 from outliers.errors import UserError, not_finite, unknown_name
-from outliers.models.anatomy import ROLES, family_of, ids_of, readers
+from outliers.models.anatomy import ROLES, family_of, ids_of, layers_of, readers, shape_of
 from outliers.models.anatomy.examples import Block
 from outliers.models.anatomy.names import modules_of
 from outliers.models.anatomy.views import View, view_of, views_of
+from outliers.models.anatomy.weights import device_of
 from outliers.models.attention import eager
 from outliers.models.decoder import inference, run_decoder, under
 from outliers.models.hooks import attention_hooks, expert_hooks, input_hooks, residual_hooks
@@ -30,6 +32,7 @@ from outliers.tracing.tokens import TokenSums
 
 ALIKE = {"attn_in": ("cross_in", "cross_kv"), "attn_out": ("cross_out",)}
 See = Callable[[Block, torch.Tensor], None]
+logger = logging.getLogger(__name__)
 SKETCHED_AT_ONCE = 1 << 16  # hits, about
 
 
@@ -112,12 +115,13 @@ def traces(
     if not views:
         of_stack = f" in the view '{only.name}'" if only and only.name else ""
         raise UserError(f"not every layer of this model has {' or '.join(roles)}{of_stack}; trace other roles")
+    attention = attention and _has_even_heads(model, [view for view, _ in views])
     blocks = list(blocks) if is_streamed(model) else blocks
     by_token = ["residual.massive_tokens", *["attention.sinks_tokens"] * attention]
     vocabulary, names = family_of(model.config).vocabulary(model.config), partial(named_ids, model.config, tokens)
     observers = []
     for view, roles in views:
-        at_once, room, device = (1, 0), torch.zeros, model.device
+        at_once, room, device = (1, 0), torch.zeros, device_of(model)
         if is_streamed(model):
             at_once = len(blocks), max((len(view.positions(model, block)) for block in blocks), default=0)
             room, device = model.stream.storage, model.stream.device
@@ -189,11 +193,37 @@ def _check_roles(roles: Iterable[str]) -> tuple[str, ...]:
     return tuple(role for role in ROLES if role in roles)
 
 
+def _widths(model: PreTrainedModel, view: View) -> dict[str, dict[int, int]]:
+    """The features that each layer of a view reads of each role; of a mixture those of the residual stream, 0."""
+    widths: dict[str, dict[int, int]] = {role: {} for role in ROLES}
+    for reader in readers(model):
+        if view.cross == (reader.role == "cross_kv") and reader.layer in view.layers:
+            in_one_width = reader.role in ON_STREAM
+            widths[reader.role].setdefault(reader.layer, 0 if in_one_width else shape_of(reader.module)[1])
+    return widths
+
+
 def _roles_of(model: PreTrainedModel, view: View, roles: Collection[str]) -> tuple[str, ...]:
-    """Of the roles those that every layer has, and whose positions are those of the view."""
-    places = {(reader.role, reader.layer) for reader in readers(model) if view.cross == (reader.role == "cross_kv")}
-    every = (role for role in ROLES if role in roles)
-    return tuple(role for role in every if places.issuperset((role, layer) for layer in view.layers))
+    """Of the roles those that every layer has, in one width, and whose positions are those of the view."""
+    widths = _widths(model, view)
+    every = [role for role in ROLES if role in roles and len(widths[role]) == len(view.layers)]
+    for role in every:
+        if len(widths_of_role := set(widths[role].values())) > 1:
+            sizes = " or ".join(map(str, sorted(widths_of_role)))
+            logger.warning(f"the trace is without role {role}, of which layers have {sizes} features")
+    return tuple(role for role in every if len(set(widths[role].values())) == 1)
+
+
+def _has_even_heads(model: PreTrainedModel, views: Iterable[View]) -> bool:
+    """Whether all layers of views have attention of as many heads, which a share of heads takes for granted."""
+    attending = {layer.number for layer in layers_of(model) if layer.anatomy.attention is not None}
+    for view in views:
+        widths = _widths(model, view)["attn_out"]
+        heads = {widths.get(layer) if layer in attending else None for layer in view.layers}
+        if not view.cross and len(heads) > 1:
+            logger.warning("the trace is without attention, of which layers have different numbers of heads, or none")
+            return False
+    return True
 
 
 @contextmanager

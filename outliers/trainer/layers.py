@@ -5,7 +5,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from outliers.models.anatomy import check_plain, projections
+from outliers.models.anatomy import check_not_compiled, check_plain, projections
+from outliers.models.anatomy.weights import check_in_memory
 from outliers.models.attention import check_attention
 from outliers.quantization.attention import AttentionProducts, put_attention, take_attention_back
 from outliers.quantization.linear import stored_weight
@@ -78,6 +79,8 @@ def train_int8(
         check_attention(model)
     _take_back(model)
     all_projections = list(projections(model))
+    check_in_memory(model, "training in int8")
+    check_not_compiled(model)
     for projection in all_projections:
         check_plain(projection)
     for projection in all_projections:

@@ -181,10 +181,10 @@ class Ablated(Variant):
         edges(model, self.where)
 
     def _check_features(self, model: "PreTrainedModel") -> None:
-        from outliers.models.anatomy import check_features, width_of
+        from outliers.models.anatomy import check_features, features_of
 
         if self.intervention.features:
-            check_features(self.intervention.features, width_of(model.config))
+            check_features(self.intervention.features, features_of(model))
 
     @contextmanager
     def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":

@@ -64,20 +64,19 @@ class Cached(Variant):
     def places(self, model: "PreTrainedModel", field: str) -> dict[str | int, tuple[Formats, Formats | None]]:
         """Keys and values ("role"), every layer, or every head of a layer (field), with the formats that are left where
         nothing else is quantized, and where nothing there is; of a head the first alone."""
-        from outliers.models.anatomy import count_layers
         from outliers.quantization.caches import heads_of_keys
 
         if field == "role":
             keys, values = self.formats
             parts = {"keys": (Formats(keys=keys), Formats(values=values))} if keys else {}
             return parts | ({"values": (Formats(values=values), Formats(keys=keys))} if values else {})
-        count, heads = count_layers(model.config), range(heads_of_keys(model))
-        layers = {layer: range(layer, layer + 1) for layer in range(count)}
+        heads = heads_of_keys(model)
+        count, layers = 1 + max(heads), {layer: range(layer, layer + 1) for layer in heads}
         if field == "head":
             return {
                 f"layers.{layer}.heads.{head}": (self._at(layers=(only,), heads=(range(head, head + 1),)), None)
                 for layer, only in layers.items()
-                for head in heads
+                for head in range(heads[layer])
             }
         others = {layer: tuple(filter(None, (range(layer), range(layer + 1, count)))) for layer in layers}
         return {layer: (self._at(layers=(only,)), self._at(layers=others[layer])) for layer, only in layers.items()}

@@ -94,14 +94,18 @@ class Place(NamedTuple):
 
     def check(self, model: "PreTrainedModel") -> None:
         """Raise UserError where a model has not so many layers, or heads."""
-        from outliers.models.anatomy import anatomy_of, config_of_stack, decoder_layers, heads_of
+        from outliers.models.anatomy import config_of_stack, heads_of, layers_of
 
-        stack = anatomy_of(model.config)
-        layers, heads = len(decoder_layers(model)), heads_of(config_of_stack(model.config, stack), stack)
-        if self.layers and self.layers[1] > layers:
-            raise UserError(f"place '{self.written}' in a model of {layers} layers; expected some of layers.0:{layers}")
-        if self.head is not None and self.head >= heads:
-            raise UserError(f"place '{self.written}' in a model of {heads} heads; expected one of 0 to {heads - 1}")
+        layers = layers_of(model)
+        if self.layers and self.layers[1] > len(layers):
+            raise UserError(
+                f"place '{self.written}' in a model of {len(layers)} layers; expected some of layers.0:{len(layers)}"
+            )
+        for layer in layers if self.head is not None else ():
+            heads = heads_of(layer, config_of_stack(model.config, layer.anatomy))
+            if self.has(layer.number) and self.head >= heads:
+                there = f"{heads} heads; expected one of 0 to {heads - 1}" if heads else "no attention; name others"
+                raise UserError(f"place '{self.written}': layer {layer.number} has {there}")
 
 
 class Edges(NamedTuple):
@@ -142,7 +146,7 @@ def _edges_of_layer(model: "PreTrainedModel", layer: int, places: list[Place], r
     from outliers.models.anatomy.parts import parts
 
     there = list(parts(model, layer))
-    heads = next(len(part.outputs) for part in there if part.name == "q")
+    heads = next((len(part.outputs) for part in there if part.name == "q"), 0)
     outputs = {part.reader.path: torch.empty(0, dtype=torch.bool) for part in there}  # what of each reader is chosen
     for part in there:
         outputs[part.reader.path] = torch.cat([outputs[part.reader.path], torch.zeros(_count(part), dtype=torch.bool)])

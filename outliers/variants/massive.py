@@ -66,9 +66,9 @@ class Massive(Variant):
 
     def check(self, model: "PreTrainedModel") -> None:
         """Raise UserError if a model, which may be on the meta device, lacks a feature or the layer."""
-        from outliers.models.anatomy import check_features, width_of
+        from outliers.models.anatomy import check_features, features_of
 
-        check_features(self.features, width_of(model.config))
+        check_features(self.features, features_of(model))
         Place.read(f"layers.{self.layer}").check(model)
 
     @contextmanager

@@ -17,12 +17,14 @@ from outliers.models.anatomy import (
     anatomy_of,
     check_features,
     check_plain,
+    check_used_once,
     decoder_layers,
+    features_of,
     layers_of,
     norms_are_in_the_residual_stream,
     projections,
-    width_of,
 )
+from outliers.models.anatomy.weights import check_in_memory
 
 SUBLAYERS = (("attn_in", "attn_out"), ("cross_in", "cross_out"), ("ffn_in", "ffn_out"))  # what each reads and adds
 
@@ -69,7 +71,9 @@ def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> Pre
         >>> abs(outliers.perplexity(planted, blocks) / outliers.perplexity(model, blocks) - 1) < 1e-3
         True
     """
-    features = check_features(features, width_of(model.config))
+    check_used_once(model)
+    check_in_memory(model, "planting")
+    features = check_features(features, features_of(model))
     factor = check_threshold("factor", factor)
     for projection in projections(model):
         check_plain(projection)

@@ -1,6 +1,6 @@
 """Single weights multiplied by a factor, or set to zero; whole rows and columns of a weight too."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -103,11 +103,14 @@ class Scaled(Variant):
                 "--stream out"
             )
         path, *place = self.weight
-        weight = self.check(model)
-        scaled = weight.detach().clone()
+        self.check(model)
         index = tuple(slice(None) if index is None else index for index in place)
-        _by_outputs(model, path, scaled)[index] *= self.factor
-        yield _with_weight(model, weight, scaled)
+        yield _with_weight(model, path, lambda weight: _by_outputs(model, path, weight)[index].mul_(self.factor))
+
+
+def _name(model: "PreTrainedModel", path: str) -> str:
+    """The name of a weight among a model's parameters."""
+    return path if path in dict(model.named_parameters(remove_duplicate=False)) else f"{path}.weight"
 
 
 def _by_outputs(model: "PreTrainedModel", path: str, weight: "torch.Tensor") -> "torch.Tensor":
@@ -117,16 +120,30 @@ def _by_outputs(model: "PreTrainedModel", path: str, weight: "torch.Tensor") -> 
     return weight.T if isinstance(dict(model.named_modules()).get(path), Conv1D) else weight
 
 
-def _with_weight(model: "PreTrainedModel", weight: "torch.nn.Parameter", other: "torch.Tensor") -> "PreTrainedModel":
-    """A model that shares all parameters and buffers of another one but a weight, wherever this stands."""
+def _with_weight(model: "PreTrainedModel", path: str, change: "Callable[[torch.Tensor], object]") -> "PreTrainedModel":
+    """A model that shares all parameters and buffers of another one but a weight, wherever this stands.
+
+    change: called with a copy of the weight, which it changes.
+    """
+    import torch
     from torch import nn
 
+    from outliers.models.anatomy.weights import in_memory, is_offloaded, parameter_of
     from outliers.models.stream import exchanged
 
-    changed, scaled = {}, nn.Parameter(other, weight.requires_grad)
-    for path, module in model.named_modules(remove_duplicate=False):
-        names = [name for name, parameter in module._parameters.items() if parameter is weight]
-        if names:
-            changed[path] = exchanged(module, {})
-            changed[path]._parameters = module._parameters | dict.fromkeys(names, scaled)
+    name, named = _name(model, path), dict(model.named_parameters(remove_duplicate=False))
+    tied = getattr(model, "all_tied_weights_keys", None) or {}  # of offloaded weights the names alone tell it
+    first = tied.get(name, name)
+    owner, _, part = name.rpartition(".")
+    scaled = parameter_of(model.get_submodule(owner), part).detach().clone()
+    if scaled.is_meta and any(map(is_offloaded, model.modules())):  # with modules around its own
+        raise UserError(f"'{path}' is offloaded together with others; expected a model whose weights are in memory")
+    with torch.no_grad():
+        change(scaled)
+    scaled, changed = nn.Parameter(scaled, named[name].requires_grad), {}
+    for other, parameter in named.items():
+        if parameter is named[name] or (parameter.is_meta and tied.get(other, other) == first):
+            owner, _, part = other.rpartition(".")
+            changed[owner] = changed.get(owner) or in_memory(exchanged(model.get_submodule(owner), {}))
+            changed[owner]._parameters = changed[owner]._parameters | {part: scaled}
     return exchanged(model, changed)

@@ -3,6 +3,7 @@
 import difflib
 import operator
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
+from transformers.pytorch_utils import Conv1D
 
 from outliers.criterion import BETWEEN, ROLES
 from outliers.errors import UserError
@@ -53,6 +55,8 @@ PLAIN = (
     "transformers.pytorch_utils.Conv1D",
     "transformers.models.falcon.modeling_falcon.FalconLinear",
 )
+NORMS = ("norms", "norms_behind")
+HEAD_SIZES = ("head_dim", "head_size", "attention_head_size", "key_value_proj_dim")  # attributes of attentions
 WEIGHTS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -218,20 +222,16 @@ def width_of(config: PretrainedConfig) -> int:
 
 def count_layers(config: PretrainedConfig) -> int:
     """The number of layers of all stacks together, by the configuration."""
-    if anatomy_of(config).kinds:
-        return sum(kind is not None for stack in stacks_of(config) for kind in stack.kinds)
-    counts = ((config_of_stack(config, stack), stack.stack) for stack in stacks_of(config))
-    names = ("num_{}_layers", "{}_layers")
-    return sum(
-        next((count for name in names if (count := getattr(part, name.format(stack), None))), None)
-        or part.num_hidden_layers
-        for part, stack in counts
+    stacks = stacks_of(config)
+    return sum(kind is not None for stack in stacks for kind in stack.kinds) or sum(
+        _layers_in(config, stack) for stack in stacks
     )
 
 
-def heads_of(config: PretrainedConfig, stack: Anatomy) -> int:
-    """The number of heads of a stack's attention, by its configuration."""
-    return getattr(config, f"{stack.stack}_attention_heads", None) or config.num_attention_heads
+def _layers_in(config: PretrainedConfig, stack: Anatomy) -> int:
+    part, names = config_of_stack(config, stack), ("num_{}_layers", "{}_layers")
+    counts = (getattr(part, name.format(stack.stack), None) for name in names)
+    return next(filter(None, counts), None) or part.num_hidden_layers
 
 
 class Layer(NamedTuple):
@@ -262,26 +262,160 @@ def layers_of(model: PreTrainedModel) -> list[Layer]:
             "or parallelize afterwards, and merge adapters before)"
         )
     of_stacks = [
-        Layer(0, f"{stack.layers}.{name}", module, _of_kind(stack, place, module), number)
+        Layer(0, path, module, _of_kind(stack, place, path, module), number)
         for number, stack in enumerate(stacks)
-        for place, (name, module) in enumerate(model.get_submodule(stack.layers).named_children())
+        for place, (path, module) in enumerate(_children(model, stack))
         if not stack.kinds or stack.kinds[place : place + 1] != (None,)
     ]
     return [layer._replace(number=number) for number, layer in enumerate(of_stacks)]
 
 
-def _of_kind(stack: Anatomy, place: int, layer: nn.Module) -> Anatomy:
-    """The kind of the layer at a place, as it was found; by a table the first one of which it has all parts."""
+def _children(model: PreTrainedModel, stack: Anatomy) -> list[tuple[str, nn.Module]]:
+    """The layers of a stack by their paths, a module in two places twice; raise UserError if it is not certain that all
+    of them run."""
+    children = model.get_submodule(stack.layers)._modules
+    count = len(stack.kinds) or _layers_in(model.config, stack)
+    if len(children) > count:  # some architectures run as many as the configuration says, the others all
+        raise UserError(
+            f"'{stack.layers}' has {len(children)} layers, and the configuration says {count}; expected no more than "
+            "that: take out those that shall not run, or correct the configuration"
+        )
+    return [(f"{stack.layers}.{name}", module) for name, module in children.items()]
+
+
+def _of_kind(stack: Anatomy, place: int, path: str, layer: nn.Module) -> Anatomy:
+    """The kind of the layer at a place, as it was found, or by a table the first one of which it has all parts; without
+    those parts in whose place something passes its input on.
+
+    Raises:
+        UserError: parts are missing where something has weights, which may do anything.
+    """
+    there = {name for name, _ in layer.named_modules(remove_duplicate=False)}
     kinds = (stack, *stack.others)
-    if stack.kinds and place < len(stack.kinds):
-        return kinds[stack.kinds[place]]
-    there = {path for path, _ in layer.named_modules()} if stack.others else ()
-    return next((kind for kind in kinds if kind.parts <= there), stack) if there else stack
+    if place < len(stack.kinds):
+        kinds = (kinds[stack.kinds[place] or 0],)
+    if whole := next((kind for kind in kinds if kind.parts <= there), None):
+        return whole
+    kind = kinds[0]
+    absent = kind.parts - there
+    for name in sorted(absent):
+        owner = next(parent for parent in _parents(name) if parent in there)
+        if next(layer.get_submodule(owner).parameters(), None) is not None:
+            inside = f"{path}.{owner}" if owner else path
+            raise UserError(
+                f"'{inside}' is of {_kind(layer.get_submodule(owner))} and has no '{name.removeprefix(owner + '.')}'; "
+                "expected the parts of a layer of this architecture, or something without weights in their place"
+            )
+    left = {role: tuple(name for name in getattr(kind, role) if name in there) for role in (*ROLES, *BETWEEN, "router")}
+    left |= {norms: {name: of for name, of in getattr(kind, norms).items() if name in there} for norms in NORMS}
+    mixture = kind.mixture if kind.mixture and kind.mixture.experts in there else None
+    return replace(kind, mixture=mixture, attention=kind.attention if left["attn_in"] else None, **left)
+
+
+def _parents(path: str) -> Iterator[str]:
+    """The paths of the modules around one, from the inside, and last the layer's own, ""."""
+    while path:
+        path = path.rpartition(".")[0]
+        yield path
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     """The layers of all stacks; raises as `layers_of`."""
     return [layer.module for layer in layers_of(model)]
+
+
+def shared_parts(layers: Iterable[Layer]) -> dict[str, str]:
+    """The layers and parts of layers whose module has stood in an earlier place, by path, with that place."""
+    first: dict[nn.Module, str] = {}
+    shared = {}
+    for layer in layers:
+        anatomy = layer.anatomy
+        names = ("", *filter(None, (anatomy.attention, anatomy.cross_attention)), *sorted(anatomy.parts))
+        for path, module in ((f"{layer.path}.{name}".rstrip("."), layer.module.get_submodule(name)) for name in names):
+            if (place := first.setdefault(module, path)) != path:
+                shared[path] = place
+    return shared
+
+
+def compiled_parts(model: PreTrainedModel) -> list[str]:
+    """The paths of the modules of a model that are compiled in place, by `module.compile()`.
+
+    Raises:
+        UserError: one is wrapped by `torch.compile`.
+    """
+    compiled = []
+    for path, module in model.named_modules():
+        if _kind(module) == "torch._dynamo.eval_frame.OptimizedModule":
+            raise UserError(
+                f"'{path}' is an OptimizedModule of torch.compile, which hides its parts; expected the module itself: "
+                "compile it in place, module.compile()"
+            )
+        if module._compiled_call_impl is not None:
+            compiled.append(path)
+    return compiled
+
+
+def check_used_once(model: PreTrainedModel) -> None:
+    """Raise UserError if one module is several layers of a model, or parts of these."""
+    for path, first in shared_parts(layers_of(model)).items():
+        raise UserError(
+            f"'{path}' is the same module as '{first}'; expected a module for each layer, as copy.deepcopy makes it "
+            "(functions that pass blocks through the model tell the uses apart)"
+        )
+
+
+def check_not_compiled(model: PreTrainedModel) -> None:
+    """Raise UserError if a module of a model is compiled, so that hooks and other code on it may be passed over."""
+    for path in compiled_parts(model):
+        raise UserError(
+            f"'{path or type(model).__name__}' is compiled; expected a model that is not: compile it afterwards "
+            "(functions that pass blocks through the model run it as it is written)"
+        )
+
+
+def features_of(model: PreTrainedModel) -> int:
+    """The features of the residual stream, by the projections that read it, of pruned models too; of an architecture
+    that was found as the pass says."""
+    if anatomy_of(model.config).found:
+        return width_of(model.config)
+    return next(shape_of(part.module)[1] for part in projections(model) if part.role == "attn_in")
+
+
+def shape_of(module: nn.Module) -> tuple[int, int]:
+    """The outputs and features of a projection, of one under a scheme too."""
+    weight = module._parameters.get("weight")
+    if weight is not None and weight.ndim == 2 and weight.dtype in WEIGHTS:
+        return tuple(weight.shape[::-1] if isinstance(module, Conv1D) else weight.shape)
+    return (module.out_features, module.in_features) if hasattr(module, "out_features") else module.shape  # codes
+
+
+def head_size(layer: Layer, config: PretrainedConfig) -> int:
+    """The features of a head in the attention of a layer, as its module says, or if it does not the configuration."""
+    attention = layer.module.get_submodule(layer.anatomy.attention)
+    for name in HEAD_SIZES:
+        if isinstance(size := getattr(attention, name, None), int):
+            return size
+    heads, (queries, *others) = _heads_in(config, layer.anatomy), layer.anatomy.attn_in
+    if others:
+        return shape_of(layer.module.get_submodule(queries))[0] // heads
+    return getattr(config, "head_dim", None) or config.hidden_size // heads
+
+
+def heads_of(layer: Layer, config: PretrainedConfig) -> int:
+    """The heads of queries of a layer, by what its output projection reads, or if it has several the configuration; 0
+    where it has no attention.
+
+    config: of the layer's stack.
+    """
+    if layer.anatomy.attention is None:
+        return 0
+    if len(layer.anatomy.attn_out) != 1:
+        return _heads_in(config, layer.anatomy)
+    return shape_of(layer.module.get_submodule(layer.anatomy.attn_out[0]))[1] // head_size(layer, config)
+
+
+def _heads_in(config: PretrainedConfig, stack: Anatomy) -> int:
+    return getattr(config, f"{stack.stack}_attention_heads", None) or config.num_attention_heads
 
 
 def projections(model: PreTrainedModel, only: int | None = None) -> Iterator[Projection]:

@@ -10,10 +10,12 @@ from outliers.models.anatomy import (
     Layer,
     Projection,
     config_of_stack,
+    head_size,
     heads_of,
     in_layer,
     layers_of,
     norms_are_in_the_residual_stream,
+    shape_of,
 )
 
 QKV = ("q", "k", "v")
@@ -59,10 +61,13 @@ def parts(model: PreTrainedModel, layer: int) -> Iterator[Part]:
 
 def _by_heads(attn_in: list[Projection], layer: Layer, config: PretrainedConfig) -> list[torch.Tensor]:
     """The outputs that are queries, keys and values, each (heads, head size)."""
-    heads, outputs = heads_of(config, layer.anatomy), [_numbers(projection) for projection in attn_in]
+    outputs = [_numbers(projection) for projection in attn_in]
+    if not outputs:
+        return []
+    heads, size = heads_of(layer, config), head_size(layer, config)
     if len(outputs) > 1:
-        return [numbers.view(-1, len(outputs[0]) // heads) for numbers in outputs]
-    fused = outputs[0].view(-1, getattr(config, "head_dim", None) or config.hidden_size // heads)
+        return [numbers.view(-1, size) for numbers in outputs]
+    fused = outputs[0].view(-1, size)
     key_heads = (len(fused) - heads) // 2
     groups = key_heads if layer.anatomy.by_head else 1
     sizes = [heads // groups, key_heads // groups, key_heads // groups]
@@ -71,5 +76,4 @@ def _by_heads(attn_in: list[Projection], layer: Layer, config: PretrainedConfig)
 
 def _numbers(projection: Projection) -> torch.Tensor:
     """Those of all outputs, of a projection under a scheme too."""
-    module = projection.module  # Linear, Conv1D, or a layer of codes
-    return torch.arange(getattr(module, "out_features", None) or getattr(module, "nf", None) or module.shape[0])
+    return torch.arange(shape_of(projection.module)[0])

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.models.anatomy import anatomy_of, family_of, heads_of, projections
+from outliers.models.anatomy import config_of_stack, family_of, head_size, layers_of, projections
 from outliers.models.stream import is_streamed
 from outliers.quantization.convert import quantize
 from outliers.quantization.linear import QuantizedLinear, around, in_float32, prepared
@@ -37,7 +37,7 @@ def learn(model: PreTrainedModel, scheme: Scheme, calibration: Calibration) -> N
     if not scheme.learns or scheme.learning in calibration.learned:
         return
     steps = next(int(remedy.number) for remedy in scheme.transforms if remedy.kind.learns)
-    matrices = _first_matrices(model.config, scheme, calibration)
+    matrices = _first_matrices(model, scheme, calibration)
     if steps and len(calibration.blocks):
         check_learned(model.config, scheme)
         matrices = _learned(model, scheme, calibration, matrices, steps)
@@ -62,17 +62,16 @@ def _with(calibration: Calibration, matrices: dict) -> Calibration:
     return replace(calibration, magnitudes=magnitudes, learned={})
 
 
-def _first_matrices(config: PretrainedConfig, scheme: Scheme, calibration: Calibration) -> dict:
+def _first_matrices(model: PreTrainedModel, scheme: Scheme, calibration: Calibration) -> dict:
     """The random Hadamard matrices that learning starts from, float32, by what shares them."""
-    matrices, heads = {}, heads_of(config, anatomy_of(config))
+    matrices, layers = {}, layers_of(model)
     for (layer, role), magnitudes in calibration.magnitudes.items():
         key, width = _key(layer, role), len(magnitudes.inputs)
         if key is None or not scheme.at(role).learns:
             continue
-        if role == HEADS and width % heads:
-            raise UserError(f"{heads} heads do not divide {width} features of '{role}'; expected hadamard@{role}")
         if key not in matrices:
-            identity = torch.eye(width // heads if role == HEADS else width)
+            of_layer = layers[layer], config_of_stack(model.config, layers[layer].anatomy)
+            identity = torch.eye(head_size(*of_layer) if role == HEADS else width)
             matrices[key] = rotate(identity, drawn(identity, SEED))
     return matrices
 

@@ -1,0 +1,84 @@
+"""Weights of modules wherever they are: in memory, or where accelerate has offloaded them."""
+
+from collections.abc import Iterator
+
+import torch
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+from accelerate.utils import align_module_device, has_offloaded_params
+from torch import nn
+from transformers import PreTrainedModel
+
+from outliers.errors import UserError
+
+
+def is_offloaded(module: nn.Module) -> bool:
+    """Whether accelerate gives a module its weights for the time of a call alone."""
+    return has_offloaded_params(module)
+
+
+def check_in_memory(model: PreTrainedModel, what: str) -> None:
+    """Raise UserError if weights of a model are offloaded, where something would change them in vain."""
+    path = next((path for path, module in model.named_modules() if is_offloaded(module)), None)
+    if path is not None:
+        raise UserError(
+            f"the weights of '{path}' are offloaded by accelerate, and {what} needs all of them in memory; expected a "
+            "model on one device, or a streamed one"
+        )
+
+
+def shared_in_copies(model: PreTrainedModel) -> dict[int, object]:
+    """Memo of `copy.deepcopy` by which copies share the parameters, and the weights that are offloaded."""
+    hooks = (module._hf_hook for module in model.modules() if is_offloaded(module))
+    kept = (there for hook in hooks for there in (hook.weights_map, hook.tied_params_map))
+    return {id(one): one for one in (*model.parameters(), *kept) if one is not None}
+
+
+def parameter_of(module: nn.Module, name: str = "weight") -> torch.Tensor | None:
+    """The weight of a module, or another parameter, on the device that computes with it; None if it has none.
+
+    Of an offloaded module a copy, which does not change the module.
+    """
+    if not is_offloaded(module):
+        return getattr(module, name, None)
+    with align_module_device(module):
+        return module._parameters.get(name)
+
+
+def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """The names and values of all parameters, of those that are tied only the first.
+
+    Raises:
+        UserError: one is neither in memory nor offloaded by accelerate.
+    """
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    for path, parameter in model.named_parameters():
+        if not parameter.is_meta:
+            yield path, parameter
+        elif path not in tied:
+            owner, _, name = path.rpartition(".")
+            weight = parameter_of(model.get_submodule(owner), name)
+            if weight is None or weight.is_meta:
+                raise UserError(f"'{path}' has no values; expected a model with all weights in memory or offloaded")
+            yield path, weight
+
+
+def device_of(model: PreTrainedModel) -> torch.device:
+    """The device on which a model reads its inputs, also where the first weights are offloaded."""
+    hooks = (vars(module).get("_hf_hook") for module in model.modules() if is_offloaded(module))
+    if model.device.type != "meta" or (hook := next(hooks, None)) is None:
+        return model.device
+    return torch.device(hook.execution_device)
+
+
+def in_memory(module: nn.Module) -> nn.Module:
+    """Give a module, which nothing else has, its own weights for good if they are offloaded; returned itself."""
+    if is_offloaded(module):
+        with align_module_device(module):
+            parameters, buffers = dict(module._parameters), dict(module._buffers)
+        module._parameters, module._buffers = parameters, buffers
+        hook = module._hf_hook
+        for name in ("forward", "_old_forward", "_hf_hook"):
+            vars(module).pop(name)
+        kept = {name: getattr(hook, name) for name in ("execution_device", "io_same_device", "skip_keys")}
+        add_hook_to_module(module, AlignDevicesHook(**kept))
+    return module
