@@ -12,6 +12,7 @@ from typer import Argument, Option
 
 from outliers.errors import UserError, unknown_name
 from outliers.files import PAGE, writing
+from outliers.models.names import WITH_ADAPTER
 from outliers.specification.fields import MODEL, resolved
 from outliers.specification.files import experiment_files, is_experiment, specify
 from outliers.specification.kinds import Named
@@ -72,6 +73,8 @@ ALIKE = 0.8  # of difflib: a mistyped experiment, rather than a model
 EXPERIMENT = "Before them, an experiment file or the name of an embedded one, whose models they replace."
 REDRAW = "Measure nothing: redraw the rows in this folder, such as those of a watched training."
 Redraw = Annotated[Path | None, Option("--redraw", help=REDRAW, metavar="FOLDER", show_default=False)]
+ADAPTER = "Merge the adapter of PEFT that lies beside the weights of each model."
+Adapter = Annotated[bool, Option("--adapter", help=ADAPTER)]
 Models = Annotated[list[str] | None, Option("--model", "--models", help="Models as an option.", metavar="A,B,…")]
 
 
@@ -93,7 +96,16 @@ def command_of(name: str) -> Callable:
 def _measuring(name: str, command: Command) -> Callable:
     kind = resolved(command.kind)
 
-    def measure(out: Path | None, force: bool, dry_run: bool, positional, models=(), redraw=None, **given) -> None:
+    def measure(
+        out: Path | None,
+        force: bool,
+        dry_run: bool,
+        positional,
+        models=(),
+        redraw: Path | None = None,
+        adapter: bool | None = None,
+        **given,
+    ) -> None:
         if redraw is not None:
             _redraw(name, kind, redraw, out, [positional, models, force, *given.values()])
             return
@@ -103,7 +115,7 @@ def _measuring(name: str, command: Command) -> Callable:
             for field, value in given.items()
             if value is not None
         }
-        spec = _specified(name, command, kind, places, models or [], fields)
+        spec = _specified(name, command, kind, places, models or [], bool(adapter), fields)
         if dry_run:
             _preview(spec, out)
         else:
@@ -119,16 +131,24 @@ def _measuring(name: str, command: Command) -> Callable:
         place = Annotated[str | None, Argument(metavar="EXPERIMENT", help=help_text, show_default=False)]
         arguments = {"positional": place}
     results = {"out": Out, "force": Force, "dry_run": DryRun} | ({"redraw": Redraw} if command.redraws else {})
+    results |= {"adapter": Adapter} if one or several else {}
     measure.__annotations__ = arguments | options(kind, NO_OPTIONS) | results
     return measure
 
 
 def _specified(
-    name: str, command: Command, kind: type[Named], places: list[str], behind: list[str], fields: dict
+    name: str,
+    command: Command,
+    kind: type[Named],
+    places: list[str],
+    behind: list[str],
+    adapter: bool,
+    fields: dict,
 ) -> Named:
     """The specification of what is typed.
 
-    behind: models behind their option, beside which what is in the first place is an experiment.
+    behind: models behind their option, beside which what is in the first place is an experiment. adapter: whether
+    the adapter beside each model is merged.
     """
     one, several = "model" in kind.model_fields, "models" in kind.model_fields
     example = " ".join([*called(name), command.example])
@@ -148,7 +168,9 @@ def _specified(
         if not is_experiment(experiment):
             hint = "or the path of a .yaml file, which the first argument is beside --model"
             raise unknown_name("experiment", experiment, experiment_files(), hint)
-    models = models_of([*places, *behind])
+    models = [f"{model}{WITH_ADAPTER * adapter}" for model in models_of([*places, *behind])]
+    if adapter and not models:
+        raise UserError("--adapter merges the adapter beside a model that is named; expected one")
     if one and len(models) > 1:
         raise UserError(f"{name} takes one model, got {len(models)}: {', '.join(models)}; run it once for each model")
     if not models and (places or behind or not (experiment or command.default)):

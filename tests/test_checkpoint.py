@@ -4,12 +4,13 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
 
-from outliers import load_int8, perplexity, quantize
+from outliers import UserError, load_int8, perplexity, quantize
 from outliers.models.load import find_config, load_config, load_model, stored_as
 from outliers.models.stream import stream_model
+from outliers.models.weight_files import WEIGHTS
 from tests.conftest import CONFIGS, GEMMA, WINDOWS, make_model
 from tests.test_weight_files import change
 
@@ -100,3 +101,22 @@ def test_text_part_of_a_model_that_takes_pictures(prefix, tmp_path, blocks):
     model = load_model(str(tmp_path))
     model.save_pretrained(tmp_path / "text")
     assert torch.equal(load_model(str(tmp_path / "text"))(blocks).logits, whole(blocks).logits)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "wrapped"),
+    [("_orig_mod.", "torch.compile"), ("module.", "data parallelism"), ("base_model.model.", "PEFT")],
+)
+def test_names_of_a_wrapped_model_are_explained(prefix, wrapped, tmp_path):
+    make_model("llama").save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / WEIGHTS)
+    save_file({f"{prefix}{name}": tensor for name, tensor in tensors.items()}, tmp_path / WEIGHTS, {"format": "pt"})
+    with pytest.raises(UserError, match=f"lacks 21 tensors .* begin with '{prefix}', which {wrapped} puts before them"):
+        load_model(str(tmp_path))
+
+
+def test_pickled_weights_are_refused_with_how_to_convert_them(tmp_path):
+    make_model("llama").save_pretrained(tmp_path)
+    (tmp_path / WEIGHTS).rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"pickled ones are not read .* convert them .*\.save_pretrained\(OTHER\)"):
+        load_model(str(tmp_path))

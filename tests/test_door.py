@@ -241,7 +241,7 @@ CONFIGURATIONS: list[Case] = [
         Case(f"{of} of 7 billion weights, {typed}", configured(**fields), f"{typed} {SMALL}", answer)
         for of, fields in (("GPT-2", SEVEN_B), ("CLIP", {"model_type": "clip", "vision_config": SEVEN_B_CLIP}))
         for typed in ("trace m", "trace m --stream")
-        for answer in [r"asks for at least 5\.4 GB of weights, and its files have 0\.000"]
+        for answer in [r"asks for at least 2\.7 GB of weights, and its files have 0\.000"]
     ),
     *(asks_for("n_embd", value, "expected a whole number from 1") for value in (10**9, 0, -64)),
     *(asks_for("n_embd", value, "expected int, got") for value in ("64", 1.5, None, True)),
@@ -274,9 +274,9 @@ CONFIGURATIONS: list[Case] = [
     asks_for("sliding_window", 0, "expected a whole number from 1 on, or null", model_type="mistral"),
     asks_for("encoder_layers", 10**9, "from 1 to 512", model_type="bart"),
     asks_for("d_model", 10**8, "from 1 to", model_type="xglm"),
-    *(stored_by(one, "; expected 16 or 32") for one in ("hqq", "quanto", "aqlm", "fp8", "torchao", "nobody", None)),
+    *(stored_by(one, "; expected 16 or 32") for one in ("eetq", "quanto", "aqlm", "vptq", "torchao", "nobody", None)),
     *(stored_by(one, ", and its files hold none so") for one in ("gptq", "awq", "bitsandbytes")),
-    Case("no size at all", written(b'{"model_type": "llama"}'), f"trace m {SMALL}", "at least 1.0 GB of weights"),
+    Case("no size at all", written(b'{"model_type": "llama"}'), f"trace m {SMALL}", "at least 0.5 GB of weights"),
     Case("a report of it", instead("config.json", nothing, configured()), "report m", "'m': it has no config.json"),
     Case("no architecture", written(b'{"n_embd": 64}'), f"trace m {SMALL}", "no 'model_type'"),
     Case("a list", written(b"[]"), f"trace m {SMALL}", "holds no JSON object"),

@@ -571,7 +571,7 @@ DAMAGE = {  # what was done, and what is said
     "fewer rows": (at(UP, 12, "<Q", 127), "has other sizes of 1 tensors .*mlp.up_proj"),
     "same offset": (at(UP, 24, "<Q", 0), "in the place of another"),
     "unknown name": (at(UP, -len(UP), "19s", b"blk.0.ffn_xx.weight"), "lacks 1 tensors .*up_proj"),
-    "no architecture": (at("general.architecture", -20, "20s", b"general.architectura"), "no `general.architecture`"),
+    "no architecture": (at("general.architecture", -20, "20s", b"general.architectura"), "not state its architecture"),
     "architecture": (at("general.architecture", 12, "5s", b"mamba"), "does not state its number of layers"),
     "broken text": (at("general.architecture", 12, "5s", b"\xff\xfe\xfd\xfc\xfb"), "cannot read"),
     "end": (of_bytes(lambda content: content[:-1]), "cut short or damaged"),
@@ -613,6 +613,17 @@ def test_parts_of_a_model_and_other_models(own, tmp_path):
         said = refusals(str(file))
         for function in READERS:
             assert re.search(message, said[function]), said[function]
+
+
+def test_a_later_part_of_a_model(tmp_path):
+    """Which llama.cpp writes with the fields of its place among the parts alone."""
+    content = b"GGUF" + struct.pack("<IQQ", 3, 0, 3)
+    for name, value in (("split.no", 1), ("split.count", 3), ("split.tensors.count", 9)):
+        content += struct.pack("<Q", len(name)) + name.encode() + struct.pack("<IH", 2, value)
+    file = tmp_path / "model-00002-of-00003.gguf"
+    file.write_bytes(content)
+    said = refusals(str(file))
+    assert all("is part 2 of 3 of a model in several files; join them" in said[one] for one in (load_config, *READERS))
 
 
 def test_a_file_without_a_tokenizer(tmp_path):

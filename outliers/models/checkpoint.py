@@ -30,8 +30,19 @@ from outliers.models.internals import (
 from outliers.models.skeleton import refusals
 from outliers.models.source import Source
 from outliers.models.stored import unpacked
+from outliers.models.stored.adapter import merged
 from outliers.models.stored.tensors import BYTES, FLOATS, OTHERS, Lazy, printable, read_safetensors, twice
-from outliers.models.weight_files import INDEX, WEIGHTS, listed_shards, watch, weight_files
+from outliers.models.weight_files import (
+    ADAPTER,
+    ADAPTER_WEIGHTS,
+    INDEX,
+    WEIGHTS,
+    adapter_fields,
+    adapter_in_words,
+    listed_shards,
+    watch,
+    weight_files,
+)
 
 DEQUANTIZED = {"mxfp4": Mxfp4Config(dequantize=True)}  # formats of stored weights, and how transformers undoes them
 
@@ -44,6 +55,12 @@ HARMLESS = (
     r"(^|\.)embed_positions\.(weights|_float_tensor)$",
     r"(^|\.)decoder\.version$",
 )
+WRAPPED = {  # prefixes of all names, by what wrapped the model that was saved
+    "_orig_mod.": "torch.compile",
+    "module.": "data parallelism",
+    "_fsdp_wrapped_module.": "FSDP",
+    "base_model.model.": "PEFT",
+}
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
@@ -52,10 +69,12 @@ class Checkpoint(NamedTuple):
 
     tensors: every tensor of the model that is stored, by the model's own name. ignored: names of tensors in the
     files, or of fields of a GGUF header, for which the model has no place, but for those known to be of no use.
+    adapter: that beside the weights, in words.
     """
 
     tensors: dict[str, Lazy]
     ignored: list[str]
+    adapter: str | None = None
 
     @property
     def zero_points(self) -> str | None:
@@ -73,7 +92,8 @@ def read_checkpoint(source: Source, name: str, revision: str | None, model: PreT
     model: of its configuration, without values.
     """
     files = source.files or weight_files(_downloaded(source, name))
-    watch(name, revision, files)
+    folder = files[0].parent
+    watch(name, revision, [*files, folder / ADAPTER_WEIGHTS] if source.adapter else files)
     if source.format:
         return Checkpoint(source.format.read_tensors(*files, model), source.format.unread_fields(*files))
     stored: dict[str, Lazy] = {}
@@ -92,7 +112,10 @@ def read_checkpoint(source: Source, name: str, revision: str | None, model: PreT
     for tensor_name, lazy in tensors.items():
         check_type(lazy, FLOATS if expected[tensor_name].is_floating_point() else OTHERS, name)
         check_shape(lazy, expected[tensor_name].shape, name)
-    return Checkpoint(tensors, _without_harmless(ignored, model))
+    if source.adapter:
+        tensors = merged(tensors, model.config, folder)
+    fields = adapter_fields(folder)
+    return Checkpoint(tensors, _without_harmless(ignored, model), fields and adapter_in_words(fields))
 
 
 @contextmanager
@@ -121,7 +144,7 @@ def _downloaded(source: Source, name: str) -> Path:
         return lexists(folder / name)
 
     revision = source.revision
-    folder = snapshot(WEIGHTS)
+    folder = snapshot(WEIGHTS, ADAPTER)
     if not has(WEIGHTS):
         folder = snapshot(INDEX)
     convertible = revision in (None, "main") and not source.local_files_only
@@ -166,8 +189,22 @@ def _by_own_names(
         else:
             tensors[tensor_name] = of_it[0][1]
             torn.append(f"a part of {tensor_name}")
-    check_complete(tensors, model, name, torn)
+    try:
+        check_complete(tensors, model, name, torn)
+    except UserError as error:
+        raise _with_cause(error, ignored) from None
     return tensors, ignored
+
+
+def _with_cause(error: UserError, ignored: list[str]) -> UserError:
+    """An error for tensors that are missing, with why their names may be other ones."""
+    for prefix, wrapped in WRAPPED.items():
+        if ignored and all(key.startswith(prefix) for key in ignored):
+            return UserError(
+                f"{error}: the names of those that it has begin with '{prefix}', which {wrapped} puts before them; "
+                "save the model that is inside"
+            )
+    return error
 
 
 def _is_whole(parts: list[tuple[str, Lazy]], converter: WeightConverter) -> bool:

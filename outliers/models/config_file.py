@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 from outliers.errors import UserError, reason_of, shown
 from outliers.files import start_of
 from outliers.models.names import known_configs
+from outliers.models.weight_files import adapter_alone
 
 FILE = "config.json"
 LARGEST_FILE = 4 << 20  # bytes; names of 20,000 classes take one million
@@ -152,7 +153,7 @@ def read_config_file(file: Path) -> dict:
     except OSError as error:
         raise UserError(f"'{file}' cannot be read ({error.strerror or error})") from None
     if content is None:
-        raise UserError(
+        raise adapter_alone(file.parent) or UserError(
             f"cannot load '{file.parent}': it has no {FILE} that can be read; expected one beside its weights"
         )
     if len(content) > LARGEST_FILE:

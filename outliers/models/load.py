@@ -28,7 +28,7 @@ from outliers.models.anatomy.weights import named_weights
 from outliers.models.checkpoint import Checkpoint, read_checkpoint
 from outliers.models.config_file import architecture_first, check_fields, check_weights, read_config_file
 from outliers.models.internals import complete, dtype_of
-from outliers.models.names import known_configs
+from outliers.models.names import WITH_ADAPTER, known_configs
 from outliers.models.skeleton import refusals, skeleton
 from outliers.models.source import Source, config_path, find_model, local_place
 from outliers.models.stored.tensors import Lazy, printable
@@ -222,6 +222,12 @@ def open_model(
             model.generation_config = GenerationConfig.from_pretrained(source.path, **_keywords(source))
     vars(model.config).pop("quantization_config", None)  # for its weights are no longer stored so
     model.ignored_tensors, model.zero_points = checkpoint.ignored, checkpoint.zero_points
+    model.merged_adapter = checkpoint.adapter if source.adapter else None
+    if checkpoint.adapter and not source.adapter:
+        logger.warning(
+            f"warning: '{name}' holds a {checkpoint.adapter} beside its weights, which is left out (transformers would "
+            f"apply it); --adapter, or the name '{name}{WITH_ADAPTER}', merges it"
+        )
     if checkpoint.zero_points:
         logger.warning(f"warning: zero points of '{name}' are read as {checkpoint.zero_points}")
     if count := len(checkpoint.ignored):

@@ -15,6 +15,7 @@ from outliers.models.pocket.ladder import LADDER
 
 CONFIGS = Path(__file__).with_name("configs.yaml")  # of models whose weights nobody needs: of the paper, and their kin
 POCKET = Path(__file__).parent / "pocket"
+WITH_ADAPTER = "+adapter"  # behind the name of a model: with the adapter that lies beside its weights
 CACHE = platformdirs.user_cache_path("outliers", appauthor=False)
 
 
@@ -57,6 +58,11 @@ def short_name(model: str) -> str:
 def full_name(model: str, revision: str | None) -> str:
     """The short name of a model with its revision, if it has one."""
     return short_name(model) if revision is None else f"{short_name(model)}@{revision}"
+
+
+def without_adapter(name: str) -> str:
+    """The name of a model without what says that the adapter beside its weights is merged into them."""
+    return name if not name.endswith(WITH_ADAPTER) or Path(name).exists() else name.removesuffix(WITH_ADAPTER)
 
 
 def check_alone(folder: Path, there: Sequence[str | None], ours: Sequence[str | None]) -> None:

@@ -14,6 +14,7 @@ from outliers.errors import UserError, reason_of
 from outliers.models.anatomy import family_of
 from outliers.models.internals import compute_buffers
 from outliers.models.source import Source, out_of_reach
+from outliers.models.weight_files import PICKLED
 
 
 def skeleton(config: PretrainedConfig, dtype: torch.dtype = torch.bfloat16, buffers: bool = False) -> PreTrainedModel:
@@ -51,7 +52,7 @@ def refusals(name: str, source: Source | None = None, part: str = "") -> Iterato
         if isinstance(error, KeyError):
             reason = f"transformers knows no {reason}"
         if "safetensors" in reason:
-            reason = "it has no safetensors weights, and pickled ones are not read because they can run code"
+            reason = PICKLED
         raise UserError(f"cannot load {part}'{name}': {reason}") from None
 
 

@@ -24,8 +24,17 @@ from huggingface_hub.errors import (
 
 from outliers.errors import UserError, meant, unknown_name
 from outliers.models.config_file import FILE
-from outliers.models.names import PACKAGED, POCKET, not_here, packaged_file, packaged_models, pocket_models
-from outliers.models.weight_files import INDEX, WEIGHTS, listed_shards, weight_files
+from outliers.models.names import (
+    PACKAGED,
+    POCKET,
+    WITH_ADAPTER,
+    not_here,
+    packaged_file,
+    packaged_models,
+    pocket_models,
+    without_adapter,
+)
+from outliers.models.weight_files import ADAPTER, INDEX, WEIGHTS, listed_shards, weight_files
 
 # Formats of files that are a whole model, by the suffix: the module beside this one that reads them.
 FORMATS = {".gguf": "gguf"}
@@ -38,12 +47,14 @@ _silent_since = -float("inf")
 
 
 class Source(NamedTuple):
-    """The place of a model. file: in the folder `path`, of a format that is a whole model."""
+    """The place of a model. file: in the folder `path`, of a format that is a whole model. adapter: whether
+    the adapter beside its weights is merged into them."""
 
     path: str
     revision: str | None
     local_files_only: bool
     file: str | None = None
+    adapter: bool = False
 
     @property
     def format(self) -> ModuleType | None:
@@ -62,6 +73,7 @@ def local_place(name: str) -> Path | None:
     """The place of a model on this machine: the folder of a pocket model, the file of a packaged one, or an existing
     folder or GGUF file of this name; None if `name` is of the hub.
     """
+    name = without_adapter(name)
     if name.startswith("pocket/"):
         if name not in pocket_models():
             raise unknown_name("model", name, here())
@@ -105,10 +117,19 @@ def find_model(name: str, revision: str | None = None) -> Source:
         if place.is_dir():
             place /= revision or ""
             place = _gguf_in(place) or place
-        return Source(str(place), None, True) if place.is_dir() else Source(str(place.parent), None, True, place.name)
+        adapted = without_adapter(name) != name
+        if adapted and not lexists((place if place.is_dir() else place.parent) / ADAPTER):
+            raise UserError(f"'{without_adapter(name)}' has no {ADAPTER}; leave --adapter out, or copy one beside it")
+        if adapted and not place.is_dir():
+            raise UserError(f"'{place}' is a GGUF file, into which no adapter is merged; expected safetensors")
+        if place.is_dir():
+            return Source(str(place), None, True, adapter=adapted)
+        return Source(str(place.parent), None, True, place.name)
     if (file := Path(name)).is_file():
         expected = f"its folder, '{file.parent}'" if (file.parent / FILE).is_file() else "a model folder or a GGUF file"
         raise UserError(f"'{name}' is a file; expected {expected}")
+    if name.endswith(WITH_ADAPTER):
+        raise UserError(f"'{name}' asks for an adapter beside the weights of a model of the hub; expected a folder")
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(
             f"model folder '{name}' does not exist; expected a folder with config.json and safetensors, or a GGUF file"

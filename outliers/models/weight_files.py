@@ -6,11 +6,20 @@ from collections.abc import Iterable
 from os.path import lexists  # also of a link that leads nowhere
 from pathlib import Path
 
-from outliers.errors import BadWeights, UserError, first_of
+from outliers.errors import BadWeights, UserError, first_of, shown
+from outliers.files import start_of
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 INT8 = "int8.safetensors"  # of a model that `outliers.save_quantized` wrote
+ADAPTER = "adapter_config.json"  # of PEFT, beside the weights of a model or alone
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+LARGEST_ADAPTER = 1 << 20  # bytes of its configuration
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+PICKLED = (
+    "it has no safetensors weights, and pickled ones are not read because they can run code; convert them where you "
+    "trust them: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(OTHER)"
+)
 LARGEST_INDEX = 32_000_000  # bytes; those of the largest models that are published take a third
 _read: dict[tuple[str, str | None], dict[Path, tuple | None]] = {}  # model to the state of its files
 
@@ -70,8 +79,40 @@ def _is_plain_name(shard: object) -> bool:
     return plain and shard.endswith(".safetensors") and not {"/", "\\"} & set(shard)
 
 
+def adapter_fields(folder: Path) -> dict | None:
+    """The configuration of the adapter of PEFT in a folder; None where there is none."""
+    content = start_of(folder / ADAPTER, LARGEST_ADAPTER)
+    if content is None:
+        return None
+    try:
+        fields = json.loads(content)
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict) or not isinstance(fields.get("peft_type"), str):
+        raise UserError(f"'{folder / ADAPTER}' is no configuration of an adapter; expected JSON with a 'peft_type'")
+    return fields
+
+
+def adapter_in_words(fields: dict) -> str:
+    """An adapter by its kind and the model that it was trained on."""
+    base = fields.get("base_model_name_or_path")
+    return f"{fields['peft_type']} adapter" + (f" of {shown(base)}" if isinstance(base, str) and base else "")
+
+
+def adapter_alone(folder: Path) -> UserError | None:
+    """The error for a folder that holds an adapter and no model."""
+    if lexists(folder / WEIGHTS) or lexists(folder / INDEX) or (fields := adapter_fields(folder)) is None:
+        return None
+    return UserError(
+        f"'{folder}' holds no model but a {adapter_in_words(fields)}; copy it beside the weights of that model and "
+        "name that with --adapter, or merge it by PEFT"
+    )
+
+
 def _none_in(folder: Path) -> UserError:
     """The error for a folder without weights; it names what is there by other names."""
+    if alone := adapter_alone(folder):
+        return alone
     if lexists(folder / INT8):
         return UserError(
             f"'{folder}' holds an int8 model of outliers.save_quantized; expected weights: use the model that it was "
@@ -79,8 +120,9 @@ def _none_in(folder: Path) -> UserError:
         )
     names = sorted(path.name for path in folder.glob("*.safetensors") if path.name.isprintable())
     if not names:
+        pickled = any(path.suffix in PICKLES for path in folder.glob("*"))
         return UserError(
-            f"'{folder}' has no safetensors weights, and pickled ones are not read because they can run code"
+            f"cannot load '{folder}': {PICKLED if pickled else f'it has no safetensors weights; expected {WEIGHTS}'}"
         )
     return UserError(
         f"'{folder}' has neither {WEIGHTS} nor {INDEX}, so it is unclear which of its files ({first_of(names)}) is the "

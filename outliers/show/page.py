@@ -22,6 +22,7 @@ PROVENANCE = {  # label: field
     "type": "dtype",
     "weights dequantized from": "quantized_from",
     "zero points read as": "zero_points",
+    "merged": "adapter",
     "compared with weights from": "other_quantized_from",
     "their zero points read as": "other_zero_points",
     "run on": "device",

@@ -240,6 +240,7 @@ def describe(subject: Any, model: PreTrainedModel) -> dict:
         "ignored_tensors": first_names(model.ignored_tensors) or None,
         "quantized_from": quantized_from(subject.model, subject.revision) or stored_as(subject.config),
         "zero_points": model.zero_points,
+        "adapter": model.merged_adapter,
         "architecture": model.config.model_type,
         "parameters": model.num_parameters(),
         "float32_parameters": sum(map(torch.numel, others)) or None,

@@ -25,6 +25,7 @@ LONGEST = 24 << 20
 MOST_ENTRIES = 1 << 16  # fields, or tensors
 SIZES = ("context_length", "embedding_length", "feed_forward_length", "attention.head_count", "attention.head_count_kv")
 BLOCKS_AT_ONCE = 1 << 14  # that are dequantized, whose numbers stay in the processor's cache
+PLACE = (b"no", b"count")  # fields of a part: its number, from 0, and that of all parts
 PLAIN = {"F32", "F16", "BF16"}  # types that hold numbers, not codes
 Made = TypeVar("Made")
 
@@ -117,6 +118,7 @@ def read_header(path: Path) -> Header:
         raise UserError(f"'{path}' is not a readable file; expected a GGUF file")
     file = WeightFile(path)
     start = _start_of(file)
+    _check_architecture(start, path)
     fields, count, position = _read_metadata(start, "it")
     entries, end = _read_tensor_table(start, count, position)
     alignment = fields.get("general.alignment", gguf.GGUF_DEFAULT_ALIGNMENT)
@@ -159,17 +161,29 @@ def _tensor(name: str, shape: tuple[int, ...], code: int, offset: int, data: int
     return Tensor(name, kind, shape, start, start + prod(shape) // block * size)
 
 
+def _check_architecture(start: np.ndarray, file: Path) -> None:
+    """The header names an architecture, without which transformers reads no field; later parts of a model do not."""
+    if b"general.architecture" in (content := start.tobytes()):
+        return
+    numbers = [re.search(rb"split\." + name + rb"[\x02-\x05]\0\0\0(..)", content, re.DOTALL) for name in PLACE]
+    if all(numbers):
+        raise _part(file, *(int.from_bytes(number[1], "little") for number in numbers))
+    raise UserError(f"'{file}' does not state its architecture; expected a language model")
+
+
+def _part(file: Path, number: int, count: int) -> UserError:
+    return UserError(
+        f"'{file}' is part {number + 1} of {count} of a model in several files; join them (llama.cpp: gguf-split "
+        "--merge)"
+    )
+
+
 def _check_kind(fields: dict, file: Path) -> None:
     """The file holds a whole model, not a part of one, and nothing that is added to one."""
     if (count := fields.get("split.count", 1)) > 1:
-        part = fields.get("split.no", 0) + 1
-        raise UserError(
-            f"'{file}' is part {part} of {count} of a model in several files; join them (llama.cpp: gguf-split --merge)"
-        )
+        raise _part(file, fields.get("split.no", 0), count)
     if (kind := fields.get("general.type", "model")) != "model":
         raise UserError(f"'{file}' holds no model but what its 'general.type' calls {shown(kind)}; expected a model")
-    if "general.architecture" not in fields:
-        raise UserError(f"'{file}' does not state its architecture; expected a language model")
 
 
 def _check_places(header: Header) -> None:

@@ -1,0 +1,97 @@
+"""An adapter of PEFT beside the weights of a model: merged by PEFT itself, a weight at a time, as it is read."""
+
+import copy
+import warnings
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from outliers.errors import UserError, first_of, shown
+from outliers.models.skeleton import refusals, skeleton
+from outliers.models.stored.tensors import Lazy, printable, read_safetensors
+from outliers.models.weight_files import ADAPTER, ADAPTER_WEIGHTS, adapter_fields, adapter_in_words, regular_file
+
+PLAIN_STARTS = (True, False, "gaussian", "orthogonal", None)  # of LoRA; the others change the weights beside it
+UNREAD = ("target_parameters", "trainable_token_indices", "bias")  # of what changes no weight of a module
+
+
+def merged(tensors: dict[str, Lazy], config: PretrainedConfig, folder: Path) -> dict[str, Lazy]:
+    """The tensors of a model with the adapter in a folder merged into them.
+
+    Raises:
+        UserError: PEFT is not installed; or there is no adapter, it cannot be merged, or is of another model.
+    """
+    if (fields := adapter_fields(folder)) is None:
+        raise UserError(f"'{folder}' has no {ADAPTER}; expected an adapter beside its weights: leave --adapter out")
+    weights = regular_file(folder / ADAPTER_WEIGHTS)
+    by_peft = "merge it by PEFT's merge_and_unload, and save the model"
+    for name in UNREAD:
+        if fields.get(name) not in (None, [], {}, "none"):
+            raise UserError(f"the adapter in '{folder}' has {name} {shown(fields[name])}, which is not read; {by_peft}")
+    if (start := fields.get("init_lora_weights")) not in PLAIN_STARTS:
+        raise UserError(f"the adapter in '{folder}' began as {shown(start)}, by other weights than these; {by_peft}")
+    base = skeleton(config, torch.float32)
+    ties = {*base.all_tied_weights_keys, *base.all_tied_weights_keys.values()}
+    layers = _by_peft(base, folder, fields, weights)
+    if tied := sorted(ties & layers.keys()):
+        raise UserError(f"the adapter in '{folder}' changes a tied weight ({first_of(tied)}); {by_peft}")
+    if absent := sorted(layers.keys() - tensors.keys()):
+        raise UserError(f"the adapter in '{folder}' is of another model: its weights lack {first_of(absent)}")
+    return tensors | {name: _lazy(tensors[name], layer, name) for name, layer in layers.items()}
+
+
+def _by_peft(base: PreTrainedModel, folder: Path, fields: dict, weights: Path) -> dict[str, nn.Module]:
+    """PEFT's layers in the place of the modules that an adapter changes, by the names of their weights."""
+    try:
+        from peft import PeftConfig, PeftModel, get_peft_model_state_dict
+        from peft.tuners.tuners_utils import BaseTunerLayer
+        from peft.utils import ModulesToSaveWrapper
+    except ImportError:
+        raise UserError("--adapter needs PEFT, which is not installed; install outliers[peers]") from None
+    with refusals(str(folder), part="the adapter of "), warnings.catch_warnings(action="ignore"):
+        settings = PeftConfig.from_pretrained(folder)
+        if settings.is_prompt_learning:
+            raise UserError(f"'{folder}' holds a {adapter_in_words(fields)}, which has no weights to merge")
+        for module in base.modules():  # a weight on the CPU that takes no memory, beside which an adapter is put there
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    module._parameters[name] = nn.Parameter(torch.zeros(1).expand(parameter.shape), requires_grad=False)
+        model = PeftModel.from_pretrained(base, folder, config=settings, low_cpu_mem_usage=True)
+        _, stored = read_safetensors(weights, lambda: refusals(str(folder), part="the adapter of "))
+        expected = get_peft_model_state_dict(model, save_embedding_layers=False)
+    for lazy in stored:
+        if lazy.name not in expected or lazy.shape != expected[lazy.name].shape:
+            raise UserError(
+                f"the adapter in '{folder}' holds '{printable(lazy.name)}' of the shape {lazy.shape}, and its "
+                f"{ADAPTER} asks for none such; download it again"
+            )
+    if absent := sorted(expected.keys() - {lazy.name for lazy in stored}):
+        raise UserError(
+            f"the adapter in '{folder}' lacks {len(absent)} tensors ({first_of(absent)}); download it again"
+        )
+    layers = {}
+    for path, module in model.base_model.model.named_modules():
+        if isinstance(module, BaseTunerLayer):
+            layers[f"{path}.weight"] = module
+        elif isinstance(module, ModulesToSaveWrapper):
+            layers |= {f"{path}.{name}": module for name, _ in module.original_module.named_parameters()}
+    return layers
+
+
+def _lazy(plain: Lazy, layer: nn.Module, name: str) -> Lazy:
+    """A weight into which a layer of PEFT has merged its adapter, float32."""
+
+    def read() -> torch.Tensor:
+        if hasattr(layer, "original_module"):  # which the adapter replaces
+            (kept,) = layer.modules_to_save.values()
+            return kept.get_parameter(name.rpartition(".")[2]).detach().float().clone()
+        merging = copy.deepcopy(layer)
+        whole = merging.get_base_layer()
+        whole.weight = nn.Parameter(plain.read().float(), requires_grad=False)
+        with torch.no_grad():
+            merging.merge()
+        return whole.weight.data
+
+    return plain._replace(dtype="F32", read=read)
