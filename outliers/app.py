@@ -221,7 +221,7 @@ def _measure(name: str, spec: Named, out: Path | None, force: bool, view: str) -
 
     check_room_for_imports()
     import_for_good("outliers.runs.engine")
-    from outliers.runs.run import DRAWN, check_all_measured, drawing, fitted, run
+    from outliers.runs.run import DRAWN, check_all_measured, check_any_measured, drawing, fitted, run
     from outliers.subjects.bench import Bench
     from outliers.terminal.progress import Progress
 
@@ -230,6 +230,7 @@ def _measure(name: str, spec: Named, out: Path | None, force: bool, view: str) -
     with Progress() as bar:
         bar.expect(DRAWN)
         rows = run(spec, folder, force, bench, bar)
+        check_any_measured(rows)
         from outliers.show.write import files_of, write  # after what is measured, as the view
 
         with drawing(bar, spec.name):

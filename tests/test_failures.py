@@ -194,15 +194,26 @@ def test_in_data_frames_and_figures(tmp_path):
         pyplot.close(axes.figure)
 
 
+def test_where_nothing_is_measured_the_reason_stands_once(monkeypatch, capsys, tmp_path):
+    model, out = damaged(tmp_path / "other", truncated), tmp_path / "out"
+    options = ["--scheme", "fp32,absmax,llm.int8", "--block", 32, "--blocks", 2, "--out", out]
+    code, said, err = call(monkeypatch, capsys, model, *options)
+    assert (code, said) == (1, "")
+    first, last = err.splitlines()
+    assert first.startswith(f"failed: {model}, all 3 cells: the weights of '{model}' are corrupt (")
+    assert last == "error: nothing was measured, all 3 cells failed; run the same command again when that is mended"
+    assert not [file.name for file in out.glob("*") if file.suffix in (".html", ".md", ".csv")]
+
+
 @pytest.mark.parametrize("command", ["ablate", "origins", "plan --scheme absmax --cost 5%"])
 def test_what_decides_as_it_goes_says_what_it_lacks(monkeypatch, capsys, tmp_path, command):
     name, *options = command.split()
     model = damaged(tmp_path / "other", with_nan)
     where = ["--block", 32, "--blocks", 2, "--out", tmp_path / "out"]
-    code, out, err = call(monkeypatch, capsys, model, *options, *where, command=name)
+    code, _, err = call(monkeypatch, capsys, model, *options, *where, command=name)
     assert code == 1
     assert f"of '{model}' under " in err and "failed, and what follows from it cannot be measured" in err
-    assert "failed: " in out
+    assert "failed: " in err
 
 
 def test_a_trace_whose_head_overflows_shows_its_findings(monkeypatch, capsys, tmp_path):

@@ -34,6 +34,7 @@ Outcomes = dict[Cell, Row | MeasurementFailed]
 logger = logging.getLogger(__name__)
 
 OF_TWINS = ("architecture", "parameters", "tokens_hash")  # facts that models of the same weights have in common
+MOST_NAMED = 2  # cells that failed for one reason, where none of their model was measured; more are counted
 NAMED = 12  # cells that are measured together in the name of their task, more are counted
 FINE = "the unquantized model is fine: the {} breaks it"
 # Of what `environment` says: the code is a fact of each row, and where it ran one of times.
@@ -154,8 +155,10 @@ class Planner:
             made = _made(cell, environment(cell.subject.settings.device))
             made = {"experiment": self.experiment, **made, "failed": reason}
             failed_rows[cell] = Row(asked=cell.asked, facts=known, values=[], made=made)
+        measured = {cell.subject.name for cell in rows}
         for (name, reason), cells in reasons.items():
-            logger.warning(f"failed: {name}, {'; '.join(map(str, cells))}: {reason}")
+            alike = len(cells) > MOST_NAMED and name not in measured
+            logger.warning(f"failed: {name}, {f'all {len(cells)} cells' if alike else '; '.join(cells)}: {reason}")
         self._write(failed_rows)
         return failed_rows
 

@@ -3,7 +3,7 @@
 import importlib.util
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -153,6 +153,13 @@ def records(rows: Iterable[Row]) -> list[dict]:
     from outliers.show.value import with_paired_errors  # which imports pandas
 
     return with_paired_errors([record for row in rows for record in row.records()])
+
+
+def check_any_measured(rows: Sequence[dict]) -> None:
+    """Raise CellsFailed where no cell of flat rows was measured, of which there is nothing to show."""
+    if rows and all("failed" in row for row in rows):
+        cells = "the cell" if len(rows) == 1 else f"all {len(rows)} cells"
+        raise CellsFailed(f"nothing was measured, {cells} failed; run the same command again when that is mended")
 
 
 def check_all_measured(rows: Iterable[dict]) -> None:
