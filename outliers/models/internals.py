@@ -1,4 +1,4 @@
-"""All that loading uses of transformers beyond what it promises to keep; tests/test_internals.py names each of them."""
+"""All that is used of transformers beyond what it promises to keep; tests/test_internals.py names each of it."""
 
 # ruff: noqa: F401
 
@@ -9,6 +9,11 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, dot_natural_key, rename_source_key
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+)
 from transformers.quantizers import AutoHfQuantizer
 from transformers.safetensors_conversion import auto_conversion
 from transformers.tokenization_utils_base import generate_merges
