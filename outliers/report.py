@@ -29,7 +29,6 @@ from typing import Annotated
 from typer import Argument, Option
 
 from outliers.app import Models, is_meant_as_experiment, models_of, run
-from outliers.runs.again import key_of_report, printed
 from outliers.terminal.command import DryRun, Force, Out, typed
 
 DEFAULT, PUBLISHED = "pocket", "published"
@@ -63,6 +62,8 @@ def report(
 
         print(previewed(name, out, device, models_of([*others, *models])))
         return
+
+    from outliers.runs.again import key_of_report, printed  # which knows the hub
 
     folders = [out] if out else [Path("results", name), *Path("results", name).glob("*/")]
     if not (force or redraw or Path(name).suffix) and (text := printed(key_of_report(typed("report")), *folders)):
