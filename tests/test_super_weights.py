@@ -20,6 +20,7 @@ from outliers.quantization.linear import stored_weight
 from outliers.subjects.given import Given
 from outliers.variants.massive import Massive
 from outliers.variants.term import Weight
+from outliers.views import super_weights as view
 from outliers.views.account import account_section
 from outliers.views.massive import becomes_of
 from tests.conftest import make_model, make_tokenizer
@@ -76,6 +77,22 @@ def test_of_a_model_without_a_plant_nothing_is_claimed(case, seed):
     section = section_of(model, written_by(model, seed))
     (finding,) = section.findings
     assert re.match(r"No super weight was found|None of \S+ candidates is a super weight", finding.text)
+
+
+def test_at_most_is_of_all_candidates_and_of_either_sign(monkeypatch):
+    """The only candidate without controls is the one whose removal changes most, and it lowers the perplexity."""
+    with_controls = {"weight": 0.001, "nearest": -0.02, "neuron": 0.003}
+    costs = [("m.2.w[1,2]", 2, with_controls), ("m.1.w[3,4]", 1, {"weight": -0.03})]
+    about = {"found_by": "weights", "value": 1.0, "kl": 0.1, "factor": None, "deviation": None, "other": 0.9}
+    table = pd.DataFrame(
+        about | {"candidate": name, "layer": layer, "output": 1, "input": 2, "treatment": treatment, "cost": cost}
+        for name, layer, treated in costs
+        for treatment, cost in treated.items()
+    )
+    monkeypatch.setattr(view, "compared", lambda rows: table)
+    (finding,) = view.super_weights_findings([])
+    assert "setting one to zero changes the perplexity by at most 3.0 % (layer 1 [3, 4])" in finding.text
+    assert "it changes by at most 2.0 %; without its whole neuron" in finding.text
 
 
 def test_candidates_are_where_spikes_meet():
@@ -222,7 +239,7 @@ def test_a_section_says_what_was_compared():
     assert [finding.text for finding in section.findings] == [
         "Weight [5, 0] of the second feed-forward projection of layer 1 is the one super weight: without it the "
         "perplexity is multiplied by 6.0; without any of the three weights nearest in magnitude (1.5 to 2.2) it "
-        "changes by at most +7.0 %; without the whole neuron 0 it rises by 2.0 %. The loss of the neuron's output "
+        "changes by at most 7.0 %; without the whole neuron 0 it rises by 2.0 %. The loss of the neuron's output "
         "therefore does not explain the effect of the weight.",
         "Without the whole row 5 of layer 1 the perplexity is multiplied by 2.0.",
         "Scaling layer 1 [5, 0] by 0.5, 1.5 and 2 changes the perplexity by +5.0 %, +5.0 % and +5.0 %.",

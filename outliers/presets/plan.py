@@ -41,13 +41,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from outliers.quantization.magnitudes import Calibration
+    from outliers.show.value import Value
 
 CANDIDATES = 60  # projections with the largest errors over all tokens, and as many with those of the mean token
 LEFT = 0.1  # a better scheme suffices where it leaves at most this share of a projection's divergence
 EXCHANGED = 3  # of the chosen those that gain least, tried without, and in exchange for as many of the others
 SEARCH, CONFIRM, SINGLE = "search", "confirm", "single"  # stages of the perplexities of sets
-CLEARLY = 2  # standard deviations of rounding beyond what is allowed, from which a set is not measured again
+CLEARLY = 3  # standard deviations of rounding beyond a cost, from which one draw of many tells that a set costs more
 BY = ("count", "parameters")
+DRAWN = 6  # draws of each set: the standard deviation of fewer is itself uncertain
 
 
 class Alone(NamedTuple):
@@ -185,7 +187,7 @@ class Planning(OfOneModel, Calibrated):
     )
     blocks: Count = Field(default=BLOCKS, description="Blocks of the search, from the start of the text.")
     confirm: Count = Field(default=8, description="Blocks after them, on which the plan is confirmed.")
-    draws: Several = Field(default=3, description=DRAWS)
+    draws: Several = Field(default=DRAWN, description=DRAWS)
     export: Annotated[list[Line], Split, Once] = Field(
         default=[],
         description="Formats of other libraries in which to write the plan too, such as compressed-tensors or torchao.",
@@ -329,8 +331,8 @@ def _without(chosen: list[Choice], left: Choice) -> list[Choice]:
 
 def _confirmed(search: Search, chosen: list[Choice], others: list[Choice]) -> Stages:
     """The set on other blocks: with as many of the others as should suffice until it does there, and then with half of
-    those that joined last, by bisection. It, empty where none does; the largest loss, and how far rounding alone
-    scatters one draw of it."""
+    those that joined last, by bisection. It, empty where none does; the largest loss that is allowed, and the rows of
+    all sets."""
     every, count, fails = [*chosen, *others], len(chosen), len(chosen)
     exact, *rows = yield [search.cell_of(CONFIRM, EXACT, {}), *search.cells_of(CONFIRM, [], chosen)]
     allowed = search.allowed(exact)
@@ -341,21 +343,31 @@ def _confirmed(search: Search, chosen: list[Choice], others: list[Choice]) -> St
         middle = (fails + count) // 2
         rows += yield search.cells_of(CONFIRM, every[:middle])
         fails, count = (fails, middle) if _loss(rows[-1]) <= allowed else (middle, count)
-    variances = [(row.values[0].get("standard_deviation", 0.0) / _value(row)) ** 2 for row in rows[1:]]
-    return every[:count] if missing <= 0 else [], allowed, math.sqrt(math.fsum(variances) / len(variances))
+    return every[:count] if missing <= 0 else [], allowed, rows
 
 
-def _left_out(search: Search, chosen: list[Choice], allowed: float, scatter: float) -> Stages:
-    """The set without each of its members, until no single one can be left out: each is measured once, and with all
-    draws where that is not clearly too much, those first that matter least."""
+def _left_out(search: Search, chosen: list[Choice], allowed: float, drawn: list[Row]) -> Stages:
+    """The set without each of its members, until no single one can be left out. Each is measured once, and with all
+    draws where that is not clearly more than what is allowed and than the least of those with all draws, those first
+    that matter least.
+
+    drawn: rows of several draws on the blocks that confirm, by which one draw scatters.
+    """
     tried: list[Choice] = []
     while chosen != tried:
-        tried = chosen
+        tried, least = chosen, math.inf
         _, *rows = yield [search.cell_of(SINGLE, EXACT, {}), *search.cells_without(SINGLE, tried, tried)]
         for loss, number in sorted((_loss(row), number) for number, row in enumerate(rows)):
-            if loss <= allowed + CLEARLY * scatter:
+            if loss <= max(allowed, least) + CLEARLY * _scatter(drawn):
                 (row,) = yield search.cells_without(CONFIRM, chosen, [tried[number]])
+                drawn, least = [*drawn, row], min(least, _loss(row))
                 chosen = _without(chosen, tried[number]) if _loss(row) <= allowed else chosen
+
+
+def _scatter(rows: Sequence[Row]) -> float:
+    """The standard deviation of the loss of one draw by rounding, from rows of several."""
+    variances = [(row.values[0].get("standard_deviation", 0.0) / _value(row)) ** 2 for row in rows]
+    return math.sqrt(math.fsum(variances) / len(variances))
 
 
 def _loss(row: Row) -> float:
@@ -377,7 +389,7 @@ def plan(
     cost: float | str = 0.05,
     by: str = "count",
     instead: "Sequence[str | Scheme]" = (),
-    draws: int = 3,
+    draws: int = DRAWN,
     calibration: "Calibration | None" = None,
     *,
     progress: bool | None = None,
@@ -442,7 +454,9 @@ def plan_of(records: Iterable[Mapping], model: str, cost: float, draws: int) -> 
     under, chosen = variant(whole["variant"]), variant(last["variant"])
     paths = list(dict.fromkeys(row["projection"] for row in records if row["metric"] == "damage.error"))
     is_quantized = isinstance(chosen, Quantized)  # and not exact everywhere
-    singles = singles_of(records, last["chosen"])
+    singles = singles_of(records, last["chosen"]).values()
+    drawn = [one for one in singles if one.deviation is not None]
+    single = min(drawn or singles, key=lambda one: one.mean, default=None)
     text = {name: last[name] for name in ("text", "block", "blocks", "first_block") if name in last}
     return Plan(
         model=model,
@@ -459,13 +473,22 @@ def plan_of(records: Iterable[Mapping], model: str, cost: float, draws: int) -> 
             "cost": last["value"] / exact["value"] - 1,
             "cost_deviation": last.get("standard_deviation", 0.0) / exact["value"],
             "allowed": cost,
-            **({"without_one": min(singles.values()) / exact["value"] - 1} if singles else {}),
+            **({} if single is None else _without_one(single.beside(exact["value"]))),
         },
     )
 
 
-def singles_of(records: Iterable[Mapping], chosen: int) -> dict[str, float]:
+def _without_one(cost: "Value") -> dict[str, float]:
+    """The cost of a plan without the one that can be spared best, as fields of the plan."""
+    scatter = {} if cost.deviation is None else {"without_one_deviation": cost.deviation}
+    return {"without_one": cost.mean, **scatter}
+
+
+def singles_of(records: Iterable[Mapping], chosen: int) -> "dict[str, Value]":
     """Perplexities of a set of so many projections without each of them, by its path: over all draws where it was
-    measured with them."""
+    measured with them, and then with their scatter."""
+    from outliers.show.value import Value, is_beyond, value_of  # late, for it imports pandas
+
     without = [row for row in records if "without" in row and row["chosen"] == chosen - 1]
-    return {row["without"]: row["value"] for row in sorted(without, key=lambda row: row.get("draws", 1))}
+    once_first = sorted(without, key=lambda row: "standard_deviation" in row)
+    return {row["without"]: Value(math.inf) if is_beyond(row) else value_of(row) for row in once_first}

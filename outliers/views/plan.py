@@ -123,8 +123,8 @@ SETS = (
 )
 SINGLES = (
     ("left out", "{projection}"),
-    ("perplexity", "{perplexity:.3f}"),
-    ("increase (%)", lambda row: f"{100 * row['cost']:+.2f}"),
+    ("perplexity", scattered("perplexity", ".3f")),
+    ("increase (%)", scattered("cost", "+.2f", 100)),
 )
 PRICES = {  # of a set, by what few of is better: its column
     "count": (),
@@ -193,12 +193,13 @@ def _sets(points: pd.DataFrame, rows: list[dict], by: str) -> Table:
 def _singles(rows: list[dict], plan: Plan) -> Table:
     """The plan without each of its members, those first that matter least."""
     size, unquantized = sum(map(len, (plan.exact, *plan.instead.values()))), plan.measured["unquantized"]
-    without = sorted(singles_of(rows, size).items(), key=lambda single: single[1])
-    costs = [(path, perplexity, perplexity / unquantized - 1) for path, perplexity in without]
-    data = pd.DataFrame(costs, columns=["projection", "perplexity", "cost"])
+    without = sorted(singles_of(rows, size).items(), key=lambda single: single[1].mean)
+    costs = [(path, *perplexity, *perplexity.beside(unquantized)) for path, perplexity in without]
+    names = ["projection", "perplexity", "perplexity_deviation", "cost", "cost_deviation"]
+    data = pd.DataFrame(costs, columns=names).astype({"perplexity_deviation": float, "cost_deviation": float})
     caption = (
         "Perplexity on the blocks that confirm the plan, without each of its projections: of one draw, and of all "
-        "where one does not clearly exceed what is allowed."
+        "draws (±) where one does not clearly exceed what is allowed or the least."
     )
     return Table.of("plan_single", caption, SINGLES, data, names=1, folded=True)
 
@@ -208,7 +209,7 @@ IMPROVED = Claim(
     yes="With {better:listed} of {projections} projections, {scheme} changes the perplexity by {cost:percent} on "
     "blocks outside the search; without the plan, by {whole:percent}[[. No set of the {tried} costliest projections "
     "meets the allowed {missed:percent}]][[. The distance to the allowed {near:percent} is within the scatter of "
-    "rounding]][[. No single one of these projections can be left out: the increase would be at least "
+    "rounding]][[. None of these projections can be left out: without the one that can be spared best, the increase is "
     "{without_one:percent}]].",
     no="Nothing has to stay exact: with all {projections} projections under {scheme}, the perplexity changes by "
     "{cost:percent} on blocks outside the search[[. The distance to the allowed {near:percent} is within the scatter "
@@ -224,6 +225,7 @@ def _findings(points: pd.DataFrame, plan: Plan) -> list[Finding]:
         "better": [f"{len(paths)} {how}" for how, paths in better.items() if paths],
         "cost": cost,
         "whole": value_of(whole, "cost"),
+        "without_one": value_of(plan.measured, "without_one") if "without_one" in plan.measured else None,
         "tried": CANDIDATES,
         "missed": allowed if cost.mean > allowed else None,
         "near": allowed if cost.mean <= allowed and not exact(allowed).is_above(cost) else None,

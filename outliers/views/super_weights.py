@@ -118,7 +118,8 @@ def _each(costs: pd.DataFrame) -> Iterator[pd.DataFrame]:
 
 def _summed_up(candidate_costs: pd.DataFrame) -> dict:
     """A candidate with the cost of each control, where it has them: of the weights nearest in magnitude, or of random
-    ones, their `kind`, `count` and costs; and of all other single weights `most`."""
+    ones, their `kind`, `count` and costs; of all other single weights `most`, the largest cost, and `beside_size`, the
+    largest in magnitude."""
     about = candidate_costs.iloc[0].to_dict()
     by_treatment = dict(iter(candidate_costs.groupby("treatment")))
     if "neuron" not in by_treatment:
@@ -129,7 +130,8 @@ def _summed_up(candidate_costs: pd.DataFrame) -> dict:
     about |= {name: by_treatment[name]["cost"].iloc[0] for name in SINGLE if name in by_treatment}
     about |= {"kind": kind, "count": len(costs), "others": costs.mean(), "others_deviation": costs.std()}
     about |= {"least": costs.min(), "greatest": costs.max(), "low": sizes.min(), "high": sizes.max()}
-    return about | {"most": most["cost"], "most_deviation": most["deviation"]}
+    about |= {"most": most["cost"], "most_deviation": most["deviation"]}
+    return about | {"beside_size": beside["cost"].abs().max()}
 
 
 def _carries(candidate: dict) -> bool:
@@ -187,11 +189,11 @@ SCALED = (
 CARRIED = Claim(
     "super_weights",
     yes="Weight [{output}, {input}] of the second feed-forward projection of layer {layer} is {which} super weight: "
-    "without it the perplexity {cost:changed}; without {beside} it changes by at most {most:percent}; without the "
+    "without it the perplexity {cost:changed}; without {beside} it changes by at most {beside_size:rise}; without the "
     "whole neuron {input} it {neuron:changed}{reason}.",
     no="None of {number:count} candidates is a super weight: setting one to zero changes the perplexity by at most "
-    "{cost:percent} ({called}), and without its whole neuron it {neuron:changed}; without {beside} it changes by at "
-    "most {most:percent}.",
+    "{size:rise} ({largest}). Without {beside} of {called} it changes by at most {beside_size:rise}; without its whole "
+    "neuron it {neuron:changed}.",
 )
 NOT_THE_NEURON = ". The loss of the neuron's output therefore does not explain the effect of the weight"
 OF_ROW = Claim(
@@ -210,7 +212,9 @@ def super_weights_findings(rows: list[dict]) -> list[Finding]:
     told = [_told(candidate) for candidate in candidates if not pd.isna(candidate.get("neuron"))]
     carrying = list(filter(_carries, told))
     if not carrying:
-        return say(CARRIED, sorted(told, key=lambda candidate: -candidate["cost"]), False, number=len(candidates))
+        largest = max(candidates, key=lambda candidate: abs(candidate["cost"]))
+        of_all = {"size": abs(largest["cost"]), "largest": called(largest["candidate"], largest["layer"])}
+        return say(CARRIED, sorted(told, key=lambda one: -abs(one["cost"])), False, number=len(candidates), **of_all)
     first, which = carrying[:1], "a" if len(carrying) > 1 else "the one"
     scaled = costs[(costs["treatment"] == "scaled") & (costs["candidate"] == first[0]["candidate"])]
     factors, of_factors = list(map("{:g}".format, scaled["factor"])), list(map(percent, scaled["cost"]))
