@@ -186,7 +186,7 @@ class Planning(OfOneModel, Calibrated):
         description=f"Better schemes to try before a projection stays exact, such as llm.int8,w8a8; {NONE}",
     )
     blocks: Count = Field(default=BLOCKS, description="Blocks of the search, from the start of the text.")
-    confirm: Count = Field(default=8, description="Blocks after them, on which the plan is confirmed.")
+    confirm: Count = Field(default=BLOCKS, description="Blocks after them, on which the plan is confirmed.")
     draws: Several = Field(default=DRAWN, description=DRAWS)
     export: Annotated[list[Line], Split, Once] = Field(
         default=[],
@@ -442,6 +442,8 @@ def plan(
 
 def plan_of(records: Iterable[Mapping], model: str, cost: float, draws: int) -> Plan:
     """The plan that the records of a search end in."""
+    from outliers.show.value import value_of  # late, for it imports pandas
+
     records = list(records)
     confirmations = [row for row in records if row.get("stage") == CONFIRM]
     exact = next(row for row in confirmations if "chosen" not in row)
@@ -470,18 +472,17 @@ def plan_of(records: Iterable[Mapping], model: str, cost: float, draws: int) -> 
             "draws": draws,
             "perplexity": last["value"],
             "unquantized": exact["value"],
-            "cost": last["value"] / exact["value"] - 1,
-            "cost_deviation": last.get("standard_deviation", 0.0) / exact["value"],
+            **({"cost_deviation": 0.0} | _bars("cost", value_of(last).beside(value_of(exact)))),
             "allowed": cost,
-            **({} if single is None else _without_one(single.beside(exact["value"]))),
+            **({} if single is None else _bars("without_one", single.beside(value_of(exact)))),
         },
     )
 
 
-def _without_one(cost: "Value") -> dict[str, float]:
-    """The cost of a plan without the one that can be spared best, as fields of the plan."""
-    scatter = {} if cost.deviation is None else {"without_one_deviation": cost.deviation}
-    return {"without_one": cost.mean, **scatter}
+def _bars(name: str, cost: "Value") -> dict[str, float]:
+    """A cost as fields of a plan, with its deviation by rounding and its error over the text where they are known."""
+    bars = {f"{name}_deviation": cost.deviation, f"{name}_error": cost.error}
+    return {name: cost.mean, **{field: bar for field, bar in bars.items() if bar is not None}}
 
 
 def singles_of(records: Iterable[Mapping], chosen: int) -> "dict[str, Value]":

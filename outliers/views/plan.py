@@ -192,11 +192,14 @@ def _sets(points: pd.DataFrame, rows: list[dict], by: str) -> Table:
 
 def _singles(rows: list[dict], plan: Plan) -> Table:
     """The plan without each of its members, those first that matter least."""
-    size, unquantized = sum(map(len, (plan.exact, *plan.instead.values()))), plan.measured["unquantized"]
+    size = sum(map(len, (plan.exact, *plan.instead.values())))
+    confirmed = (row for row in rows if row.get("stage") == CONFIRM and "chosen" not in row)
+    unquantized = value_of(next(confirmed))
     without = sorted(singles_of(rows, size).items(), key=lambda single: single[1].mean)
-    costs = [(path, *perplexity, *perplexity.beside(unquantized)) for path, perplexity in without]
-    names = ["projection", "perplexity", "perplexity_deviation", "cost", "cost_deviation"]
-    data = pd.DataFrame(costs, columns=names).astype({"perplexity_deviation": float, "cost_deviation": float})
+    costs = [(path, *perplexity[:3], *perplexity.beside(unquantized)[:3]) for path, perplexity in without]
+    bars = ["perplexity_deviation", "perplexity_error", "cost_deviation", "cost_error"]
+    data = pd.DataFrame(costs, columns=["projection", "perplexity", *bars[:2], "cost", *bars[2:]])
+    data = data.astype(dict.fromkeys(bars, float))
     caption = (
         "Perplexity on the blocks that confirm the plan, without each of its projections: of one draw, and of all "
         "draws (±) where one does not clearly exceed what is allowed or the least."
@@ -218,7 +221,7 @@ IMPROVED = Claim(
 
 
 def _findings(points: pd.DataFrame, plan: Plan) -> list[Finding]:
-    allowed, cost = plan.measured["allowed"], Value(plan.measured["cost"], plan.measured["cost_deviation"])
+    allowed, cost = plan.measured["allowed"], value_of(plan.measured, "cost")
     whole, *_ = points[points["stage"] == CONFIRM].to_dict("records")
     better = {"exact": plan.exact} | {f"in {name}": paths for name, paths in plan.instead.items()}
     about = {
@@ -228,6 +231,6 @@ def _findings(points: pd.DataFrame, plan: Plan) -> list[Finding]:
         "without_one": value_of(plan.measured, "without_one") if "without_one" in plan.measured else None,
         "tried": CANDIDATES,
         "missed": allowed if cost.mean > allowed else None,
-        "near": allowed if cost.mean <= allowed and not exact(allowed).is_above(cost) else None,
+        "near": allowed if cost.mean <= allowed and not exact(allowed).is_above(Value(*cost[:2])) else None,
     }
     return say(IMPROVED, [vars(plan) | plan.measured | about], bool(about["better"]))
