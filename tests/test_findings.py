@@ -87,7 +87,7 @@ def traced(tmp_path_factory):
 
     def section_of(model: str, **fields) -> tuple[Section, object]:
         folder = tmp_path_factory.mktemp("trace")
-        trace, rows = trace_model(OneModel(model=model, block=256, blocks=2, **fields), folder)
+        trace, rows = trace_model(OneModel(model=model, **({"block": 256, "blocks": 2} | fields)), folder)
         return trace_section(trace, rows, "token {}".format), trace
 
     return section_of

@@ -58,6 +58,9 @@ class Damage(OfSchemes, OfOneModel, Calibrated):
         "cache, whole model.",
     )
     draws: Draws = 1
+    model_draws: Draws | None = Field(
+        default=None, description="Draws of the whole model, by default as many as of its parts."
+    )
 
     def plans(self) -> list[Plan]:
         """Of the model what each scheme, cache or other model damages."""
@@ -75,7 +78,7 @@ def _stages(subject: Causal, variants: Sequence[Damaging], spec: Damage) -> Stag
         _check_tokenizers(subject, spec.against)
     chosen = "by" in spec.model_fields_set
     by_stack = _by_stack(subject, variants, spec.by, spec.draws, chosen)
-    yield _cells(subject, variants, spec.by, spec.draws, chosen)
+    yield _cells(subject, variants, spec.by, spec.draws, chosen, spec.model_draws)
     if by_stack:
         yield by_stack
 
@@ -96,12 +99,19 @@ def _by_stack(
     return [Cell(subject, scheme, Places(by="stack", draws=draws)) for scheme in schemes]
 
 
-def _cells(subject: Subject, variants: Sequence[Damaging], by: Collection[str], draws: int, chosen: bool) -> list[Cell]:
+def _cells(
+    subject: Subject,
+    variants: Sequence[Damaging],
+    by: Collection[str],
+    draws: int,
+    chosen: bool,
+    model_draws: int | None = None,
+) -> list[Cell]:
     """The errors under all schemes first, then scheme by scheme.
 
     Places bring what is over the model: it is what they are compared with. Projections alone have errors, so a scheme
     that quantizes none of them has none, and a cache neither; a cache alone has heads. Of another model weights are
-    compared too, and layers are taken whole. chosen: as for `_by_stack`.
+    compared too, and layers are taken whole. chosen: as for `_by_stack`. model_draws: draws of the whole model.
     """
     by = set(by)
     _check(by, variants, chosen)
@@ -110,9 +120,10 @@ def _cells(subject: Subject, variants: Sequence[Damaging], by: Collection[str], 
         pairs += [(EXACT, Inputs()), *((variant, Errors()) for variant in with_errors)]
         pairs += [(variant, Weights()) for variant in with_errors if isinstance(variant, Against)]
     if by - {"error"}:
-        pairs += [(EXACT, Perplexity(draws=draws))]
+        whole = {"draws": model_draws or draws}
+        pairs += [(EXACT, Perplexity(**whole))]
         for variant in variants:
-            metrics = [Perplexity(draws=draws), Agreement(draws=draws), *_places(variant, by, draws)]
+            metrics = [Perplexity(**whole), Agreement(**whole), *_places(variant, by, draws)]
             pairs += [(variant, metric) for metric in metrics]
     return [Cell(subject, variant, metric) for variant, metric in pairs]
 

@@ -164,11 +164,14 @@ class Pretrained(Subject):
     def facts(self, bench: "Bench", cell: Cell) -> dict:
         """Hashes, sizes and kernels; of a streamed model not which weights it has, see `Bench.weights`."""
         from outliers.subjects.bench import left_fields
+        from outliers.variants.draw import DRAWN
 
         model, fields = bench.load(self)
         facts = fields | {"scheme": BASELINE} | cell.variant.fields(model)
         if any(quantized.scheme.quantizes for quantized in schemes_of(cell.variant)):
             facts |= left_fields(model, fields["parameters"])
+        if getattr(cell.metric, "draws", 1) > 1:
+            facts["drawn"] = DRAWN
         return facts
 
 

@@ -17,6 +17,7 @@ from outliers.models.hooks import attached, independent
 from outliers.quantization.convert import quantized_layers
 
 MOST_KEPT = 2**25  # entries of embeddings whose factors stay for the next variant: 134 MB
+DRAWN = "embeddings, ties"  # what differs between draws, as rows say it
 SIZE = 1e-6  # of a draw's change, relative: fp32 perplexity stays where it is
 
 
