@@ -10,6 +10,7 @@ from outliers.errors import UserError
 from outliers.metrics.measurement import OnePass
 from outliers.models.anatomy import context_length, family_of
 from outliers.models.anatomy.causal import CAUSAL
+from outliers.models.anatomy.examples import read_ids
 from outliers.models.decoder import inference, under
 from outliers.models.stream import Variant
 from outliers.subjects.bench import Bench
@@ -36,13 +37,13 @@ class OfContinuation(OnePass):
     def observed(
         self, _bench: Bench, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
     ) -> list[int]:
-        prompt = next(iter(blocks))[: _prompt_length(cell)]
+        prompt = read_ids(next(iter(blocks)))[: _prompt_length(cell)]
         with under(model, variant) as (changed, _):
             return continued(changed, prompt, cell.metric.tokens)
 
     def values(self, cell: Cell, answers: list[list[int]]) -> list[dict]:
         (ids,), tokenizer = answers, cell.subject.reader
-        prompt = cell.subject.blocks[0][: _prompt_length(cell)].tolist()
+        prompt = read_ids(cell.subject.blocks[0])[: _prompt_length(cell)].tolist()
         texts = {"prompt_text": tokenizer.decode(prompt), "continuation": tokenizer.decode(ids)}
         return [{"metric": "continuation", "value": len(ids), "unit": "tokens", **texts, "continuation_ids": ids}]
 

@@ -260,7 +260,7 @@ def checked(model: PreTrainedModel, block: Block) -> Block:
     if family.check:
         family.check(model.config, block)
         return block
-    if isinstance(block, Example) and family.name == "causal":
+    if isinstance(block, Example) and family.name == "causal" and block.ids.shape != block.labels.shape:
         raise UserError("an example of another family for a causal language model; expected int64 token ids (T,)")
     for ids in block if isinstance(block, Example) else (block,):
         if not isinstance(ids, torch.Tensor) or ids.ndim != 1 or ids.is_floating_point() or not len(ids):

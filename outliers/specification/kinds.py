@@ -136,6 +136,14 @@ class Settings(Spread):
         default=False,
         description="Read what a block holds of each document by itself: positions and attention begin anew with it.",
     )
+    stride: Count | None = Field(
+        default=None,
+        description="Tokens by which blocks advance; the last so many of each are scored, and all of the first one. By "
+        "default blocks do not overlap.",
+    )
+    scored: Count | None = Field(
+        default=None, description="Tokens at the end of each block that are scored; by default all but the first."
+    )
     mask_seed: Seed = Field(default=0, description="Seed of the choice of masked tokens or spans.")
     mask_seeds: Repeats = Field(default=1, description="Number of mask seeds, from that one on, for mean ± scatter.")
     objective: Literal["span", "prefix", "each"] | None = Field(

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import math
 from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -199,6 +200,8 @@ class Causal(Pretrained):
         from outliers.text.blocks import Cut
 
         settings, (first, count) = self.settings, self.span
+        if settings.stride or settings.scored:
+            return self._windows(first + count)[first:]
         texts = [self._read(settings.text, first + count, number) for number in range(settings.mask_seeds)]
         if self._by_document:
             if not isinstance(texts[0], Cut):
@@ -206,6 +209,16 @@ class Causal(Pretrained):
             texts[0].check_packed()
         texts = [text[first:] for text in texts]
         return texts[0] if len(texts) == 1 else Examples.joined(texts)
+
+    def _windows(self, count: int) -> "Examples":
+        """The first blocks of the text that advance by a stride."""
+        settings = self.settings
+        if self._by_document:
+            raise UserError("documents by themselves in blocks that a stride cuts; leave --documents or --stride out")
+        length = settings.block - settings.bos
+        advance = min(settings.stride or length, length)
+        text = self._read(settings.text, math.ceil((length + (count - 1) * advance) / length))
+        return text.windows(settings.stride, settings.scored)[:count]
 
     @functools.cached_property
     def _sized(self) -> tuple:
@@ -239,12 +252,14 @@ class Causal(Pretrained):
     @functools.cached_property
     def bos_left_out(self) -> str | None:
         """The first token that the tokenizer itself would put before a text, where `bos` can and blocks lack it."""
+        from outliers.models.anatomy.examples import read_ids
+
         if "bos" in self._reader.REFUSED:
             return None
         tokenizer = self.reader
         first = next(iter(tokenizer("a")["input_ids"]), None)  # one without a vocabulary knows no token
         begins = first is not None and first == tokenizer.bos_token_id
-        left_out = begins and any(block[0] != first for block in self.blocks)
+        left_out = begins and any(read_ids(block)[0] != first for block in self.blocks)
         return tokenizer.convert_ids_to_tokens(first) if left_out else None
 
     @property

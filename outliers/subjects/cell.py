@@ -18,6 +18,7 @@ Bench = Metric = Row = Any
 
 
 USUAL = {"device": "cpu", "bos": False, "documents": False, "mask_seed": 0, "mask_seeds": 1, "objective": None}
+USUAL |= {"stride": None, "scored": None}
 
 
 def unusual(settings: Mapping) -> dict:

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from outliers.subjects.causal import Causal
 
 READS_TEXT = True
-REFUSED = {"bos": "reads [CLS] before each block anyway"}  # options that say nothing of this family, and why
+REFUSED = {  # options that say nothing of this family, and why
+    "bos": "reads [CLS] before each block anyway",
+    "stride": "reads blocks that do not overlap",
+    "scored": "does not predict the tokens of a block one after the other",
+}
 
 
 def read(subject: "Causal", text: str, blocks: int, seed: int) -> Examples:

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from outliers.subjects.causal import Causal
 
 READS_TEXT = True
-REFUSED = {"bos": "reads what its tokenizer puts around each block"}  # options that say nothing of this family, and why
+REFUSED = {  # options that say nothing of this family, and why
+    "bos": "reads what its tokenizer puts around each block",
+    "stride": "reads blocks that do not overlap",
+    "scored": "does not predict the tokens of a block one after the other",
+}
 SHORTEST = Spans.of(2).read
 
 

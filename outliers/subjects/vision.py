@@ -27,6 +27,8 @@ REFUSED = {
     "mask_seed": "predicts classes and has no masks",
     "mask_seeds": "predicts classes and has no masks",
     "objective": "predicts classes alone",
+    "stride": "reads pictures, which do not overlap",
+    "scored": "predicts classes alone",
 }
 FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP", ".bmp": "BMP"}  # that are decoded
 LARGEST_FILE = 1 << 26  # bytes

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from outliers.errors import UserError, shown
-from outliers.models.anatomy.examples import Examples
+from outliers.models.anatomy.examples import IGNORED, Examples
 from outliers.text.documents import NamedText, find_named
 from outliers.text.given import Conversation, Text, checked_ids, conversation_text, given_documents, text_name
 from outliers.text.pieces import Piece, tokenize
@@ -65,6 +65,34 @@ class Cut:
     def predicted_bytes(self) -> torch.Tensor | None:
         """The bytes that the predicted tokens of each block stand for, int64 (blocks,), if known."""
         return None if self.sizes is None else self.sizes[:, 1:].sum(1)
+
+    def windows(self, stride: int | None, scored: int | None) -> Examples:
+        """Its text in blocks that advance by some tokens, of which the last ones are scored.
+
+        stride: None where blocks do not overlap. scored: by default as many as the stride, and all of the first block.
+        """
+        before, block = len(self.first), self.ids.shape[1]
+        length = block - before
+        for name, tokens, most in (("stride", stride, length), ("scored", scored, block - 1)):
+            if tokens is not None and tokens > most:
+                raise UserError(f"{name} is {tokens}; expected at most {most} of blocks of {block} tokens")
+
+        def overlapping(numbers: torch.Tensor) -> torch.Tensor:
+            windows = numbers[:, before:].flatten().unfold(0, length, stride or length)
+            return torch.cat([numbers[:1, :before].expand(len(windows), -1), windows], 1)
+
+        ids = overlapping(self.ids)
+        labels = torch.full_like(ids, IGNORED)
+        last = scored or min(stride, block - 1)
+        labels[:, -1 - last : -1] = ids[:, -last:]
+        if scored is None:
+            labels[0, :-1] = ids[0, 1:]
+        sizes = None
+        if self.sizes is not None:
+            sizes = (overlapping(self.sizes)[:, 1:] * (labels[:, :-1] != IGNORED)).sum(1)
+        named = {"stride": stride, "scored": scored}
+        protocol = "".join(f"+{name}={tokens}" for name, tokens in named.items() if tokens is not None)
+        return Examples(ids, labels, protocol, sizes=sizes)
 
     @property
     def documents(self) -> tuple[list[torch.Tensor], torch.Tensor | None]:

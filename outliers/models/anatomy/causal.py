@@ -6,6 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, Cache
 from transformers.cache_utils import DynamicLayer
 
+from outliers.models.anatomy.examples import IGNORED, Block, Example, labelled
 from outliers.models.anatomy.family import Family
 from outliers.models.anatomy.row import Anatomy, Mixture, one_norm, two_norms
 
@@ -146,12 +147,23 @@ class NothingBefore(Cache):
         return key_states, value_states
 
 
+def _predicted(block: Block, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every position predicts the next one; of an example those that have a label."""
+    return labelled(block, states) if isinstance(block, Example) else (states[:-1], block[1:])
+
+
+def _places(block: Block) -> tuple[torch.Tensor, torch.Tensor]:
+    if isinstance(block, Example):
+        return block.ids, 1 + (block.labels != IGNORED).nonzero()[:, 0]
+    return block, torch.arange(1, len(block))
+
+
 CAUSAL = Family(
     "causal",
     _ROWS,
     AutoModelForCausalLM,
-    lambda ids, states: (states[:-1], ids[1:]),  # every position predicts the next one
+    _predicted,
     keywords={"use_cache": False},
     cache=NothingBefore(),
-    places=lambda ids: (ids, torch.arange(1, len(ids))),
+    places=_places,
 )

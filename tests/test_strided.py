@@ -1,0 +1,126 @@
+"""Strided perplexity beside the rules of transformers' documentation and of llama.cpp, by code of their own."""
+
+import math
+
+import pytest
+import torch
+
+from outliers import Experiment, UserError, load_model, load_text, load_tokenizer, run
+from outliers.models.anatomy.causal import CAUSAL
+from outliers.text.blocks import cut_text
+
+MODEL = "pocket/gpt2-0.1m"
+BLOCK = 32
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model(MODEL)
+
+
+def tokens(count: int) -> torch.Tensor:
+    """The first tokens of the sample."""
+    return load_text("sample", load_tokenizer(MODEL), BLOCK, -(-count // BLOCK)).flatten()[:count]
+
+
+def losses(model, ids: torch.Tensor) -> torch.Tensor:
+    """The loss of each token of a sequence but the first, by transformers' forward."""
+    with torch.no_grad():
+        logits = model(ids[None]).logits[0, :-1].double()
+    return torch.nn.functional.cross_entropy(logits, ids[1:], reduction="none")
+
+
+def measured(tmp_path, **options) -> dict:
+    (row,) = run(Experiment(models=[MODEL], schemes=["fp32"], block=BLOCK, **options), tmp_path)
+    return row
+
+
+@pytest.mark.parametrize("stride", [8, 12, 32])
+def test_a_stride_is_the_rule_of_transformers_documentation(stride, model, tmp_path):
+    """Windows end a stride apart, and each scores what the one before has not seen; all tokens count once."""
+    blocks = 6
+    ids = tokens(BLOCK + (blocks - 1) * stride)
+    found, ends = [], 0
+    for begin in range(0, len(ids), stride):
+        end = min(begin + BLOCK, len(ids))
+        found.append(losses(model, ids[begin:end])[-(end - ends) :])
+        ends = end
+        if end == len(ids):
+            break
+    row = measured(tmp_path, stride=stride, blocks=blocks)
+    new = [min(len(of_block), stride if number else BLOCK) for number, of_block in enumerate(found)]
+    assert row["unit_counts"] == new
+    assert row["value"] == pytest.approx(math.exp(torch.cat(found).mean()), rel=1e-6)
+    assert row["protocol"] == f"first-blocks+stride={stride}"
+    # their script weighs each window by one token less than it scores, as its labels are shifted inside the model
+    weights = [number - bool(window) for window, number in enumerate(new)]
+    theirs = sum(weight * of_block.mean() for weight, of_block in zip(weights, found, strict=True)) / sum(weights)
+    means = [total / count for total, count in zip(row["unit_sums"], row["unit_counts"], strict=True)]
+    of_units = sum(weight * mean for weight, mean in zip(weights, means, strict=True)) / sum(weights)
+    assert of_units == pytest.approx(theirs.item(), rel=1e-6)
+
+
+def test_the_second_half_of_blocks_is_the_rule_of_llama_cpp(model, tmp_path):
+    """Chunks that do not overlap; positions from the middle on predict, so half a chunk less one token is scored."""
+    chunks = tokens(5 * BLOCK).view(5, BLOCK)
+    first, total, count = BLOCK // 2, 0.0, 0
+    for chunk in chunks:
+        with torch.no_grad():
+            logits = model(chunk[None]).logits[0].double().log_softmax(-1)
+        for position in range(first, BLOCK - 1):
+            total -= logits[position, chunk[position + 1]].item()
+            count += 1
+    row = measured(tmp_path, scored=BLOCK // 2 - 1, blocks=5)
+    assert row["value"] == pytest.approx(math.exp(total / count), rel=1e-6)
+    assert sum(row["unit_counts"]) == count
+
+
+def test_more_context_predicts_better(tmp_path):
+    """As of tokens that are scored in all; the same ones count twice in none."""
+    plain = measured(tmp_path, blocks=8)
+    strided = measured(tmp_path, blocks=29, stride=BLOCK // 4)
+    assert sum(strided["unit_counts"]) == 8 * BLOCK - 1, "all but the first token of the text"
+    assert strided["value"] < plain["value"]
+
+
+def test_bytes_are_of_scored_tokens(tmp_path):
+    row = measured(tmp_path, blocks=3, scored=7)
+    cut = cut_text("sample", load_tokenizer(MODEL), BLOCK, 3)
+    assert row["unit_bytes"] == cut.sizes[:, -7:].sum(1).tolist()
+
+
+def test_places_are_those_of_labels():
+    cut = cut_text("sample", load_tokenizer(MODEL), BLOCK, 3)
+    example = cut.windows(8, None)[1]
+    ids, places = CAUSAL.places(example)
+    assert places.tolist() == list(range(BLOCK - 8, BLOCK))
+    assert ids.equal(cut.ids.flatten()[8 : 8 + BLOCK])
+
+
+def test_each_block_begins_with_the_first_token():
+    tokenizer = load_tokenizer(MODEL)
+    cut = cut_text("sample", tokenizer, BLOCK, 3, bos=True)
+    windows = cut.windows(8, None)
+    assert set(windows.ids[:, 0].tolist()) == {tokenizer.bos_token_id}
+    assert windows.ids[1, 1:].equal(cut.ids[:, 1:].flatten()[8 : 8 + BLOCK - 1])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stride": 33}, "stride is 33; expected at most 32"),
+        ({"scored": 32}, "scored is 32; expected at most 31"),
+        ({"stride": 8, "documents": True}, "leave --documents or --stride out"),
+        ({"stride": 8, "models": ["pocket/bert-1.4m"]}, "leave --stride out"),
+    ],
+)
+def test_what_does_not_fit_is_refused(options, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        run(Experiment(**{"models": [MODEL], "schemes": ["fp32"], "block": BLOCK, "blocks": 2} | options), tmp_path)
+
+
+def test_quantized_models_read_the_same_windows(tmp_path):
+    spec = Experiment(models=[MODEL], schemes=["fp32", "absmax"], block=BLOCK, blocks=9, stride=8)
+    exact, absmax = run(spec, tmp_path)
+    assert exact["unit_counts"] == absmax["unit_counts"]
+    assert 0 < absmax["paired_error"] < absmax["standard_error"]
