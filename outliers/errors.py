@@ -45,6 +45,13 @@ class MeasurementFailed(UserError):
     """A measurement failed while it was made."""
 
 
+class EngineLost(MeasurementFailed):
+    """What was to measure has ended, and not for the sake of a cell; rows know it by how its message begins."""
+
+    BEGINNING = "Ray has ended"
+    code = 1
+
+
 class BadWeights(MeasurementFailed):
     """The weights of a model are of no use, whatever is measured."""
 

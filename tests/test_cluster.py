@@ -1,7 +1,9 @@
 """Experiments as tasks of a real Ray of this machine with two workers: the same rows, also where one is killed."""
 
 import os
+import re
 import signal
+import subprocess
 import sys
 import threading
 from types import SimpleNamespace
@@ -103,6 +105,54 @@ def test_a_worker_that_is_killed_in_the_middle_costs_no_row(tmp_path):
     killer.join()
     assert killed, "no worker was killed"
     assert lasting(rows) == lasting(want)
+
+
+ALONE = """
+import runpy
+import sys
+import psutil
+from outliers.runs.rows import Rows
+
+add, names = Rows.add, sys.argv.pop().split(",")
+
+def kill(kept, *rows):
+    add(kept, *rows)
+    for process in psutil.Process().children():
+        if process.name() in names:
+            process.kill()
+
+Rows.add = kill
+sys.argv[0] = "sweep"
+runpy.run_module("outliers.sweep", run_name="__main__")
+"""  # a sweep, which has a Ray of its own
+
+
+@pytest.mark.parametrize("name", ["raylet", "gcs_server"])
+def test_a_ray_that_ends_costs_what_is_not_finished(tmp_path, name):
+    """What it says of its own ends is not printed; the same command goes on."""
+    arguments = ["--model", MODELS[1], "--blocks", "8", "--engine", "ray", "--out", str(tmp_path / "out")]
+    alone = os.environ | {"RAY_ADDRESS": "local"}  # not that of this process
+
+    def sweep_in_a_process(killed: str) -> tuple[int, str, str]:
+        command = [sys.executable, "-c", ALONE, *arguments, killed]
+        done = subprocess.run(command, env=alone, capture_output=True, text=True, timeout=300)
+        return done.returncode, done.stdout, done.stderr
+
+    code, out, err = sweep_in_a_process(name)
+    finished = [row for row in read_rows(tmp_path / "out") if "failed" not in row]
+    said = [line for line in err.splitlines() if not re.fullmatch("about .* left", line)]
+    assert (code, len(finished)) == (1, 1)
+    assert said == [
+        f"error: Ray has ended on this machine (its process '{name}' is gone): 8 cells are lost, all others are "
+        "finished; run the same command again to measure them once more"
+    ]
+    assert f"{finished[0]['value']:.2f}" in out, "a table of what is there"
+    assert (tmp_path / "out" / "report.html").exists()
+    code, _, err = sweep_in_a_process("nothing")
+    assert (code, "failed" in err) == (0, False)
+    rows = [row for row in read_rows(tmp_path / "out") if "failed" not in row]
+    assert len({row["scheme"] for row in rows}) == 9
+    assert finished[0] in rows
 
 
 def always_dies(_bench, _job) -> None:

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
-from outliers.errors import MeasurementFailed, UserError, reason_of
+from outliers.errors import EngineLost, MeasurementFailed, UserError, reason_of
 from outliers.runs.engine import result_of, tried
 from outliers.runs.forecast import PROCESS, Need, Request, Room, forecast, room_of
 from outliers.specification.kinds import Spread
@@ -28,7 +29,11 @@ TASKS_A_WORKER = 2  # at least, where a text can be cut: the last ones then end 
 RETRIES = 3  # of a task whose worker or node was lost
 SECONDS_TO_ANSWER = 5
 OBJECT_STORE = 200_000_000  # bytes, of a Ray of this machine alone: token blocks and results go through it
+STDERR = 2
 GPU_SPARE = 1.2  # of what a model needs, on several GPUs: whole layers are placed, and all need activations
+
+# Of Ray, by their names, with what of their command lines names the socket of a node, or the folder of its session.
+PROCESSES = {"raylet": "--raylet_socket_name={0}", "gcs_server": "--session-dir={1}"}
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +55,7 @@ class Cluster:
         self.tasks_a_worker = 1 if getattr(spec, "stream", False) else TASKS_A_WORKER
         self.warned: set[str] = set()  # what a worker warned of, which others do too, is said once
         self.name = uuid.uuid4().hex  # of this run: workers outlive it, but not what they loaded for it
+        self.needed: list[psutil.Process] = []  # of Ray's own on this machine
 
     def __enter__(self) -> "Cluster":
         try:
@@ -60,13 +66,35 @@ class Cluster:
         self.connected = ray.is_initialized()  # by whoever called us, who then also ends it
         self.alone = False
         if not self.connected:
-            self._connect()
+            with _in_silence():
+                self._connect()
+        # It prints what its own processes report whatever `log_to_driver` says, but for this switch of its debugger.
+        ray._private.worker._worker_logs_enabled = False
+        self.needed = list(self._needed())
         self.remote = ray.remote(_measure)
         return self
 
     def __exit__(self, *_error) -> None:
-        if not self.connected:
+        if not self.connected or self._lost():
             self.ray.shutdown()
+
+    def _needed(self) -> Iterator[psutil.Process]:
+        """The processes of Ray on this machine that no run survives."""
+        here = self.ray.get_runtime_context().get_node_id()
+        for socket_name in (Path(node["RayletSocketName"]) for node in self.ray.nodes() if node["NodeID"] == here):
+            marks = {name: mark.format(socket_name, socket_name.parents[1]) for name, mark in PROCESSES.items()}
+            for process in psutil.process_iter(["name", "cmdline"]):
+                if marks.get(process.info["name"]) in (process.info["cmdline"] or ()):
+                    yield process
+
+    def _lost(self) -> EngineLost | None:
+        """The error for one of them that has ended: Ray would end this process at its next use, without a word."""
+        for process in self.needed:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                    continue
+            return EngineLost(f"{EngineLost.BEGINNING} on this machine (its process '{process.info['name']}' is gone)")
+        return None
 
     def _connect(self) -> None:
         quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -89,6 +117,8 @@ class Cluster:
     def forecast(self, requests: list[Request]) -> dict[str, str]:
         """The models that cannot fit where one of the workers is, and why."""
         ((_, self.room),) = self.run([Task("what is free", _room, requests[0], ())])
+        if isinstance(self.room, EngineLost):
+            raise EngineLost(f"{self.room}; run the same command again")
         if isinstance(self.room, MeasurementFailed):
             raise UserError(f"no worker of the cluster answers: {self.room}")
         needs, refused = forecast(requests, self.room)
@@ -121,17 +151,21 @@ class Cluster:
         yield from ((task, MeasurementFailed(lack)) for task in tasks if (lack := lacks[task.subject.name]))
         self.bar.spread(min(len(waiting), self._slots(waiting[0])) if waiting else 1)
         try:
-            while (waiting or running) and not asked_to_stop():
+            while (waiting or running) and not asked_to_stop() and not self._lost():
                 while waiting and len(running) < self._room(waiting[0]):
                     task = waiting.popleft()
                     running[self._submit(task)] = task
                 yield from self._finished(running)
-            self._leave_out_queued(running)
-            while running:  # after Ctrl-C
+            if not self._lost():
+                self._leave_out_queued(running)
+            while running and not self._lost():  # after Ctrl-C
                 yield from self._finished(running)
+            stop_if_asked()
+            if lost := self._lost():
+                yield from ((task, lost) for task in (*running.values(), *waiting))
         finally:
-            self._cancel(running)
-        stop_if_asked()
+            if not self._lost():
+                self._cancel(running)
 
     def _finished(self, running: dict) -> Iterator[tuple[Task, Any]]:
         """Of the running tasks those that finish within a second."""
@@ -213,6 +247,25 @@ class Cluster:
         for reference in references:
             with contextlib.suppress(self.ray.exceptions.RayError):
                 self.ray.cancel(reference, force=True)
+
+
+@contextlib.contextmanager
+def _in_silence() -> Iterator[None]:
+    """Let Ray begin in this process without a word to standard error, of its own processes' ends either; its files
+    have what it says. RAY_BACKEND_LOG_LEVEL, where it is set, decides."""
+    if "RAY_BACKEND_LOG_LEVEL" in os.environ:
+        yield
+        return
+    usual = os.dup(STDERR)
+    os.environ["RAY_BACKEND_LOG_LEVEL"] = "fatal"  # which it says in a line
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), STDERR)
+        yield
+    finally:
+        os.dup2(usual, STDERR)
+        os.close(usual)
+        del os.environ["RAY_BACKEND_LOG_LEVEL"]
 
 
 def _check_answers(address: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from outliers.errors import BadWeights, BrokenModel, MeasurementFailed, UserError
+from outliers.errors import BadWeights, BrokenModel, EngineLost, MeasurementFailed, UserError
 from outliers.metrics.measurement import Keeps, Measurement, bundles_of
 from outliers.models.names import full_name
 from outliers.quantization.schemes import BASELINE
@@ -139,7 +139,8 @@ class Planner:
         return rows | self._failed(failures, facts, rows)
 
     def _failed(self, failures: Failures, facts: dict[Cell, dict], rows: dict[Cell, Row]) -> dict[Cell, Row]:
-        """The rows of cells that failed, which say why; each reason is said once of a model."""
+        """The rows of cells that failed, which say why; each reason is said once of a model, and at the end of a run
+        where it is of none."""
         fine = {(id(cell.subject), cell.metric.measurement) for cell in rows if cell.variant.name == BASELINE}
         reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
         failed_rows = {}
@@ -150,7 +151,8 @@ class Planner:
             if isinstance(failure, BrokenModel) and (id(cell.subject), cell.metric.measurement) in fine:
                 kind = "scheme" if schemes_of(cell.variant) else "variant"
                 reason = f"{reason.partition('; expected')[0]}; {FINE.format(kind)}"
-            reasons[cell.subject.name, reason].append(cell.name)
+            if not isinstance(failure, EngineLost):
+                reasons[cell.subject.name, reason].append(cell.name)
             known = facts.get(cell) or {"scheme": BASELINE, **cell.variant.fields(), **cell.about, CODE: code_hash()}
             made = _made(cell, environment(cell.subject.settings.device))
             made = {"experiment": self.experiment, **made, "failed": reason}
@@ -224,7 +226,7 @@ class Planner:
             if len(answers) < len(parts[task.number]):
                 continue
             failure = next((answer for answer in answers.values() if isinstance(answer, MeasurementFailed)), None)
-            if failure and len(bundle) > 1 and not isinstance(failure, BadWeights):
+            if failure and len(bundle) > 1 and not isinstance(failure, BadWeights | EngineLost):
                 again += [bundle[: len(bundle) // 2], bundle[len(bundle) // 2 :]]
                 continue
             ordered = [answers[part.start] for part in parts[task.number]]

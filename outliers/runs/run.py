@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from outliers.errors import CellsFailed, UserError
+from outliers.errors import CellsFailed, EngineLost, UserError
 from outliers.models.names import check_alone
 from outliers.runs.free import check_room_for_imports
 from outliers.runs.rows import Row, Rows, key_of
@@ -164,10 +164,12 @@ def check_any_measured(rows: Sequence[dict]) -> None:
 
 def check_all_measured(rows: Iterable[dict]) -> None:
     """Raise CellsFailed where there are flat rows of cells that failed."""
-    if failed := sum("failed" in row for row in rows):
-        count, them = ("1 cell", "it") if failed == 1 else (f"{failed} cells", "them")
+    if failed := [row["failed"] for row in rows if "failed" in row]:
+        count, them = ("1 cell", "it") if len(failed) == 1 else (f"{len(failed)} cells", "them")
+        lost = next((reason for reason in failed if reason.startswith(EngineLost.BEGINNING)), None)
         raise CellsFailed(
-            f"{count} failed, all others are finished; run the same command again to measure {them} once more"
+            f"{f'{lost}: {count} are lost' if lost else f'{count} failed'}, all others are finished; run the same "
+            f"command again to measure {them} once more"
         )
 
 
