@@ -11,6 +11,7 @@ The examples of all public names go on from here.
 
 import importlib.util
 import os.path
+import re
 import sys
 from types import ModuleType
 
@@ -108,3 +109,10 @@ sys.modules[__name__].__class__ = _Package
 # Whoever has imported transformers may load what it saved with our layers; whoever has not waits for nothing.
 if {"transformers", "torch"} <= sys.modules.keys():
     importlib.import_module("outliers.plugins.loader")
+
+# Python looks for what `python -m outliers.swep` names after it has imported this package, and says only that it is not
+# there; while it looks, the first argument is this.
+if sys.argv[:1] == ["-m"]:
+    for _asked in (found[1] for one in sys.orig_argv if (found := re.fullmatch(r"(?:-m)?outliers\.(\w+)", one))):
+        if importlib.util.find_spec(f"outliers.{_asked}") is None:
+            importlib.import_module("outliers.__main__").refuse(_asked)

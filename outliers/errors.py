@@ -1,11 +1,33 @@
 """The one exception for a user's mistake."""
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 LONGEST = 900  # characters of a message
 LONGEST_VALUE = 80  # characters of a value in one
 FEW = 16  # names that a message lists
+MOST_NEAR = 3  # of those that may have been meant
+BEGINNING = 3  # letters at least of what is read as the beginning of a name
+WITHOUT_VALUE = {"missing": "field '{}' is missing", "extra_forbidden": "unknown field '{}'"}
+# By how the kinds of pydantic's errors begin; the fields are of their context.
+EXPECTED = {
+    "int": "expected a whole number",
+    "float": "expected a number",
+    "finite": "expected a finite number",
+    "bool": "expected true or false",
+    "string": "expected text",
+    "list": "expected a list",
+    "tuple": "expected a list",
+    "dict": "expected a mapping",
+    "model": "expected a mapping of fields",
+    "too_short": "expected at least {min_length}",
+    "too_long": "expected at most {max_length}",
+    "greater_than_equal": "expected {ge} or more",
+    "greater_than": "expected more than {gt}",
+    "less_than_equal": "expected at most {le:,}",
+    "less_than": "expected less than {lt:,}",
+    "literal_error": "expected {expected}",
+}
 
 
 class UserError(Exception):
@@ -70,18 +92,42 @@ def not_finite(where: str) -> BrokenModel:
 def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> UserError:
     """Build the error for a name that is in no table, with the nearest names that are, or all of a few."""
     known = list(known)
-    few = known if len(known) <= FEW else difflib.get_close_matches(name, known, n=3, cutoff=0)
+    few = known if len(known) <= FEW else _nearest(name, known, least=0)
     expected = meant(name, known) or f"{'known' if few == known else 'nearest'}: {', '.join(few)}"
     return UserError(f"unknown {kind} '{name}'; {expected}{' ' + hint if hint else ''}")
 
 
 def meant(name: str, known: Iterable[str], least: float = 0.5) -> str:
-    """The question whether the nearest names that are known were meant; empty where none is near.
+    """The question whether the known names that begin like this one, or else the nearest, were meant; empty where none
+    is near.
 
     least: of difflib's similarity, from 0 to 1.
     """
-    near = difflib.get_close_matches(name, list(known), n=3, cutoff=least)
+    known = list(known)
+    longer = [one for one in known if len(name) >= BEGINNING and one.lower().startswith(name.lower())]
+    near = sorted(longer, key=len)[:MOST_NEAR] or _nearest(name, known, least)
     return f"did you mean {' or '.join(near)}?" if near else ""
+
+
+def _nearest(name: str, known: list[str], least: float) -> list[str]:
+    """The names that are most alike, in capitals or small letters."""
+    by_letters = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(name.lower(), by_letters, n=MOST_NEAR, cutoff=least)
+    return [by_letters[one] for one in near]
+
+
+def mistake_in(details: Mapping) -> str:
+    """A mistake in a field, of which pydantic gives the details, in words of ours."""
+    field = ".".join(str(part) for part in details["loc"] if "[" not in str(part))  # but for the types of a union
+    kind = details["type"]
+    if not field:
+        return "it has no fields"
+    if kind in WITHOUT_VALUE:
+        return WITHOUT_VALUE[kind].format(field)
+    context = details.get("ctx", {})
+    expected = next((words for start, words in EXPECTED.items() if kind.startswith(start)), "expected another value")
+    expected = expected.format(**context).replace("'", "") if kind != "value_error" else str(context["error"])
+    return f"field '{field}': {expected}, got {shown(details['input'])}"
 
 
 def first_of(names: list, most: int = 3) -> str:

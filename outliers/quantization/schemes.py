@@ -310,15 +310,15 @@ DTYPES = {"fp16": "float16", "bf16": "bfloat16", "float16": "float16", "bfloat16
 def get_scheme(scheme: str | Scheme, alpha: float | None = None) -> Scheme:
     """Look a scheme up by name, in the table and then among those of installed plugins; a scheme stands for itself.
 
-    A name may be followed by remedies, see `remedied`. Where the scheme decomposes, `alpha`, if it is given, takes the
-    place of its own threshold.
+    A name may be followed by remedies, see `remedied`, and the case of its letters does not matter. Where the scheme
+    decomposes, `alpha`, if it is given, takes the place of its own threshold.
 
     Raises:
         UserError: no scheme or remedy has this name, a plugin is broken, `alpha` is not a positive number, or as
             `remedied`.
     """
     if not isinstance(scheme, Scheme):
-        written = str(scheme)
+        written = _as_called(str(scheme))
         _check_base(written)
         base, plus, remedies = (written, "", "") if written in SCHEMES else written.partition("+")
         scheme = remedied(_scheme_named(base), remedies) if plus else _scheme_named(base)
@@ -326,6 +326,16 @@ def get_scheme(scheme: str | Scheme, alpha: float | None = None) -> Scheme:
     if threshold is None or scheme.outlier_threshold is None:
         return scheme
     return replace(scheme, outlier_threshold=threshold)
+
+
+def _as_called(written: str) -> str:
+    """A scheme's name as it is written, whatever the case of letters in the names of it and its remedies."""
+    parts = []
+    for part in written.split("+"):
+        name = re.split("[=@]", part)[0]
+        known = name.lower() in SCHEMES | REMEDIES or in_groups(name.lower())
+        parts.append(name.lower() + part.removeprefix(name) if known and name not in SCHEMES | REMEDIES else part)
+    return "+".join(parts)
 
 
 def _check_base(written: str) -> None:

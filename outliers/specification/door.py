@@ -87,7 +87,7 @@ def checked(spec: Kind) -> Kind:
 
 def _check_no_scheme(name: str) -> None:
     """Raise UserError for a scheme or a remedy that stands where a model does."""
-    base = re.split("[=@+]", name)[0]
+    base = re.split("[=@+]", name)[0].lower()
     if base in REMEDIES:
         raise UserError(f"'{name}' stands where a model does; a remedy stands behind its scheme: absmax+{name}")
     if base in SCHEMES:

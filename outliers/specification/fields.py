@@ -23,7 +23,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from outliers.criterion import check_share, check_threshold
-from outliers.errors import UserError, shown, unknown_name
+from outliers.errors import UserError, mistake_in, unknown_name
+from outliers.models.names import as_called
 from outliers.quantization.plans.plan import expanded
 from outliers.quantization.schemes import Scheme, get_scheme
 from outliers.terminal.printing import is_line
@@ -102,7 +103,7 @@ def _scheme(value: object) -> str | Scheme:
         raise ValueError("expected the name of a scheme, or a Scheme")
     with saying_all():
         try:
-            return get_scheme(_line(value)) and value
+            return get_scheme(_line(value)).name
         except UserError:
             from outliers.variants.written import variant
 
@@ -134,6 +135,8 @@ def saying_all() -> Iterator[None]:
 
 
 def _shape(value: str) -> str:
+    if not re.fullmatch("[0-9]{1,9}x[0-9]{1,9}", value):
+        raise ValueError("expected a number of features, or features and outputs such as 576x1536")
     if not all(0 < int(size) <= LARGEST_LAYER for size in value.split("x")):
         raise ValueError(f"expected features and outputs from 1 to {LARGEST_LAYER}")
     return value
@@ -152,7 +155,8 @@ Name = Annotated[str, AfterValidator(_name)]
 Names = Annotated[list[Line], Split, Field(min_length=1), Once]
 _WRITTEN = PlainSerializer(lambda scheme: scheme if isinstance(scheme, str) else repr(scheme))
 OneScheme = Annotated[str | Scheme, PlainValidator(_scheme, json_schema_input_type=str), _WRITTEN]
-_SchemeOrPeer = Annotated[OneScheme, WrapValidator(lambda value, check: value if value == PEER else check(value))]
+_PEER = WrapValidator(lambda value, check: PEER if str(value).lower() == PEER else check(value))
+_SchemeOrPeer = Annotated[OneScheme, _PEER]
 _OfSchemes = (Split, Field(min_length=1), Once, AfterValidator(_of_different_names))
 Schemes = Annotated[list[OneScheme], *_OfSchemes]
 SchemesAndPeer = Annotated[list[_SchemeOrPeer], *_OfSchemes]  # also the layers of another library
@@ -166,15 +170,16 @@ Features = Annotated[list[Annotated[int, BeforeValidator(_feature)]], Split, Fie
 Finite = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Share = BeforeValidator(partial(_by, check_share), json_schema_input_type=str)
 # A model dimension d, of which a layer has 4 d outputs, or features and outputs as "576x1536".
-Shape = whole(LARGEST_LAYER) | Annotated[str, Field(pattern=r"^[0-9]{1,9}x[0-9]{1,9}$"), AfterValidator(_shape)]
+Shape = whole(LARGEST_LAYER) | Annotated[str, AfterValidator(_shape)]
 Shapes = Annotated[list[Shape], Split, Field(min_length=1), Once]
 
 # Fields of several kinds and metrics, with the help of their options.
 NONE = "by default none."  # with which it ends where the option takes that word, too
 TEXT = "sample, c4, wikitext2, or a .txt, .txt.gz or .jsonl file; for vision models a folder of pictures."
 MODEL = "Hub id, local folder or GGUF file, pocket/NAME, or smollm2-135m."
-Model = Annotated[Line, OF_A_MODEL, Field(description=MODEL)]
-Models = Annotated[Names, OF_A_MODEL, Field(description=MODEL)]
+Model = Annotated[Line, AfterValidator(as_called), OF_A_MODEL, Field(description=MODEL)]
+_ModelsAsCalled = AfterValidator(lambda names: list(dict.fromkeys(map(as_called, names))))
+Models = Annotated[Names, _ModelsAsCalled, OF_A_MODEL, Field(description=MODEL)]
 File = Annotated[Line, OF_A_FILE]
 Revision = Annotated[
     Line | None, Field(description="Branch, tag or commit on the hub, or a checkpoint's folder in a local folder.")
@@ -241,18 +246,14 @@ def resolved(place: Any) -> Any:
 
 def field_error(error: ValidationError, kind: type[BaseModel]) -> FieldError:
     """The first mistake of some fields in one line."""
-    first = error.errors(include_url=False, include_context=False)[0]
+    first = error.errors(include_url=False)[0]
     path = tuple(part for part in first["loc"] if "[" not in str(part))  # but for the types of a union
-    field = ".".join(map(str, path))
     if first["type"] == "extra_forbidden":
         *place, name = path
         of = f"field of {'.'.join(map(str, place))}" if place else "field"
         mistake = FieldError(str(unknown_name(of, str(name), _kind_at(kind, place).model_fields)))
-    elif first["type"] == UNKNOWN:
-        mistake = FieldError(first["msg"])
     else:
-        message = first["msg"].removeprefix("Value error, ")
-        mistake = FieldError(f"field '{field}': {message}, got {shown(first['input'])}")
+        mistake = FieldError(first["msg"] if first["type"] == UNKNOWN else mistake_in(first))
     mistake.path = path[:-1] if first["type"] == "missing" else path
     return mistake
 

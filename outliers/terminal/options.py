@@ -9,6 +9,8 @@ from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 from typer import Option
 
+NUMBERS = {int: "INTEGER", float: "FLOAT"}  # which the field reads, and says what it expects
+
 
 def options(kind: type[BaseModel], without: Iterable[str] = ()) -> dict[str, Any]:
     """The annotation of an option for each field of a specification but some, its own before those that it inherits.
@@ -24,12 +26,13 @@ def _option(name: str, field: FieldInfo) -> Any:
     called, typed = (field.title or name).replace("_", "-"), _typed(field)
     several = typed == list[str]
     names = dict.fromkeys([re.sub("(?<=[nt]ch)es$|s$", "", called), called] if several else [called])
-    option = Option(*(f"--{spelling}" for spelling in names), help=_help(field), metavar="A,B,…" if several else None)
-    return Annotated[typed | None, option]
+    metavar = "A,B,…" if several else NUMBERS.get(typed)
+    option = Option(*(f"--{spelling}" for spelling in names), help=_help(field), metavar=metavar)
+    return Annotated[(str if typed in NUMBERS else typed) | None, option]
 
 
 def _typed(field: FieldInfo) -> type:
-    """The type that Typer reads for a field: a number, a flag, or text, which the field reads itself."""
+    """The type of a field: a number, a flag, a list, or text."""
     read = any(isinstance(check, BeforeValidator) and check.json_schema_input_type is str for check in field.metadata)
     annotation = str if read else _plain(field.annotation)
     if get_origin(annotation) is list:

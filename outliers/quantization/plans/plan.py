@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from outliers.errors import UserError, reason_of, shown, unknown_name
+from outliers.errors import UserError, mistake_in, reason_of, unknown_name
 from outliers.files import read_whole, write_whole
 
 MOST_BYTES = 1_000_000  # of a file
@@ -76,10 +76,8 @@ def read_plan(path: str | Path) -> Plan:
             raise ValueError("it refers to itself by an alias")
         return Plan.model_validate(yaml.safe_load(content))
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        wrong = f"field '{place}': {first['msg']}" if place else "it has no fields"
-        raise UserError(f"'{path}' is not a plan ({wrong}, got {shown(first['input'])}); {_EXPECTED}") from None
+        wrong = mistake_in(error.errors(include_url=False)[0])
+        raise UserError(f"'{path}' is not a plan ({wrong}); {_EXPECTED}") from None
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"cannot read the plan '{path}' ({reason_of(error, 200)}); {_EXPECTED}") from None
 
