@@ -459,6 +459,25 @@ def test_a_folder_of_temporary_files_that_is_not_there(monkeypatch, capsys, tmp_
     assert re.search(r"^failed: .*: no room for .* in '.*/none' \(No such file or directory\); set TMPDIR ", err)
 
 
+@pytest.mark.parametrize("measuring", ["interrupt.finishing()", "contextlib.nullcontext()"])
+def test_sigterm_ends_a_process_before_a_scheduler_kills_it(measuring):
+    """While a cell is measured, and before, where a library may swallow what Ctrl-C raises."""
+    program = f"""
+import contextlib, os, signal, time
+from outliers.terminal import interrupt
+interrupt.SECONDS = 0.5
+with interrupt.ending_alike(), {measuring}:
+    with contextlib.suppress(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == (
+        "interrupted: what was being measured is lost, finished rows are kept; run the same command again to go on\n"
+    )
+
+
 # A checkpoint that changes
 
 

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from types import FrameType
 
 
 class Interrupted(KeyboardInterrupt):
@@ -13,7 +14,10 @@ class Interrupted(KeyboardInterrupt):
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SECONDS = 8  # after SIGTERM; many schedulers kill after ten
+LOST = "interrupted: what was being measured is lost, finished rows are kept; run the same command again to go on\n"
 _stop_requested = False  # of the whole process, as its signals are
+_timers: list[threading.Timer] = []  # that end the process
 
 
 def asked_to_stop() -> bool:
@@ -29,14 +33,18 @@ def stop_if_asked() -> None:
 
 @contextlib.contextmanager
 def ending_alike() -> Iterator[None]:
-    """Let SIGTERM, with which schedulers end a process, do within this context what Ctrl-C does."""
+    """Let SIGTERM, with which schedulers end a process, do within this context what Ctrl-C does, and end the process
+    where that takes longer than schedulers wait."""
     usual = signal.getsignal(signal.SIGTERM)
     changes = usual is signal.SIG_DFL and threading.current_thread() is threading.main_thread()
     if changes:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
     finally:
+        for timer in _timers:
+            timer.cancel()
+        _timers.clear()
         if changes:
             signal.signal(signal.SIGTERM, usual)
 
@@ -50,21 +58,42 @@ def finishing() -> Iterator[None]:
     """
     global _stop_requested
     _stop_requested = False
-    noted = [number for number in SIGNALS if signal.getsignal(number) is signal.default_int_handler]
+    usual = {number: signal.getsignal(number) for number in SIGNALS}
+    noted = {number: of for number, of in usual.items() if of in (signal.default_int_handler, _terminate)}
     if threading.current_thread() is not threading.main_thread():
-        noted = []
+        noted = {}
     for number in noted:
         signal.signal(number, _note)
     try:
         yield
     finally:
-        for number in noted:
-            signal.signal(number, signal.default_int_handler)
+        for number, handler in noted.items():
+            signal.signal(number, handler)
 
 
-def _note(number: int, _frame) -> None:
+def _terminate(number: int, frame: FrameType | None) -> None:
+    _end_soon()
+    signal.default_int_handler(number, frame)
+
+
+def _end_soon() -> None:
+    timer = threading.Timer(SECONDS, _end)
+    timer.daemon = True
+    timer.start()
+    _timers.append(timer)
+
+
+def _end() -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, LOST.encode())
+    os._exit(130)
+
+
+def _note(number: int, _frame: FrameType | None) -> None:
     global _stop_requested
     _stop_requested = True
+    if number == signal.SIGTERM:
+        _end_soon()
     signal.signal(number, signal.default_int_handler)
     if sys.stderr.isatty():
         # not through sys.stderr, which may be in the middle of a write
