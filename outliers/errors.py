@@ -68,7 +68,7 @@ class MeasurementFailed(UserError):
 
 
 class EngineLost(MeasurementFailed):
-    """What was to measure has ended, and not for the sake of a cell; rows know it by how its message begins."""
+    """The end of what was to measure, for no fault of a cell; rows know it by how its message begins."""
 
     BEGINNING = "Ray has ended"
     code = 1

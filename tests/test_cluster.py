@@ -146,7 +146,7 @@ def test_a_ray_that_ends_costs_what_is_not_finished(tmp_path, name):
         f"error: Ray has ended on this machine (its process '{name}' is gone): 8 cells are lost, all others are "
         "finished; run the same command again to measure them once more"
     ]
-    assert re.search(rf"^{re.escape(finished[0]['scheme'])} +{int(finished[0]['value'])}", out, re.MULTILINE)
+    assert "Rows, tables, figures and page: " in out, out
     assert (tmp_path / "out" / "report.html").exists()
     code, _, err = sweep_in_a_process("nothing")
     assert (code, "failed" in err) == (0, False)
