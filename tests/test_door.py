@@ -275,7 +275,7 @@ CONFIGURATIONS: list[Case] = [
     asks_for("encoder_layers", 10**9, "from 1 to 512", model_type="bart"),
     asks_for("d_model", 10**8, "from 1 to", model_type="xglm"),
     *(stored_by(one, "; expected 16 or 32") for one in ("eetq", "quanto", "aqlm", "vptq", "torchao", "nobody", None)),
-    *(stored_by(one, ", and its files hold none so") for one in ("gptq", "awq", "bitsandbytes")),
+    *(stored_by(one, ", and its files hold none so") for one in ("gptq", "awq", "bitsandbytes", "fp8", "hqq")),
     Case("no size at all", written(b'{"model_type": "llama"}'), f"trace m {SMALL}", "at least 0.5 GB of weights"),
     Case("a report of it", instead("config.json", nothing, configured()), "report m", "'m': it has no config.json"),
     Case("no architecture", written(b'{"n_embd": 64}'), f"trace m {SMALL}", "no 'model_type'"),
