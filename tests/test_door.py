@@ -835,6 +835,7 @@ OF_WEIGHTS = {
     *("weights that are empty", "weights outside by name", "a narrower tensor", "a tensor of one number"),
     *("a tensor of whole numbers", "a tensor of eight bits", "a tensor of nan", "a tensor that is missing"),
     *("a tensor by two names", "weights of gptq", "weights of awq", "weights of bitsandbytes"),
+    *("weights of fp8", "weights of hqq"),
 }
 
 
