@@ -22,8 +22,6 @@ TESTS = {
     "outliers/criterion": "door planning",
     "outliers/files": "door",
     "outliers/metrics/accuracy": "vision",
-    "outliers/metrics/damages": "damage",
-    "outliers/metrics/range": "range",
     "outliers/metrics/trace": "results",
     "outliers/metrics/weights": "against",
     "outliers/models/stream": "streaming",
@@ -37,6 +35,7 @@ TESTS = {
     "outliers/runs/cluster": "cluster",
     "outliers/runs/forecast": "forecast",
     "outliers/runs/rows": "results every_command door",
+    "outliers/show/value": "units masked",
     "outliers/show": "failures masked findings",
     "outliers/specification": "masked attention",
     "outliers/subjects": "vision latency",
@@ -53,7 +52,7 @@ TESTS = {
     "outliers/tracing/sketch": "tracing",
     "outliers/tracing/compare": "variants tracing",
     "outliers/tracing": "tracing evaluation streaming results seq2seq",
-    "outliers/models/attention": "attention caches keys",
+    "outliers/models/attention": "attention range caches keys",
     "outliers/models/stored/tensors": "weight_files quantization",
     "outliers/models/stored": "stored",
     "outliers/models/skeleton": "checkpoint",
@@ -158,6 +157,7 @@ MUTATIONS = {
         ("stack.callback(attends, attention.module, changes=changes)", "pass"),
         ("function = attending.function or ", "function = "),
         ("if attending.function or attending.changes:", "if attending.function and attending.changes:"),
+        ("-0.5 if self.scaling is None else self.scaling", "-0.5 if True else self.scaling"),
     ],
     "outliers/quantization/attention.py": [("products.scores) * (query", "products.values) * (query")],
     "outliers/quantization/products.py": [
@@ -283,7 +283,6 @@ MUTATIONS = {
     ],
     "outliers/files.py": [("status.st_nlink > 1", "status.st_nlink > 2")],
     "outliers/metrics/trace.py": [("trace.about.keys() - unknown} == about", "trace.about.keys() - unknown} != about")],
-    "outliers/metrics/range.py": [("-0.5 if scaling is None else scaling", "-0.5 if True else scaling")],
     "outliers/metrics/accuracy.py": [("logits.max(1, keepdim=True)", "logits.min(1, keepdim=True)")],
     "outliers/models/stored/compressed.py": [
         ('sizes.fields.get("type") == "float"', 'sizes.fields.get("type") != "float"'),
@@ -314,7 +313,10 @@ MUTATIONS = {
         ("(last or state.global_step % self.every == 0)", "(state.global_step % self.every == 0)"),
     ],
     "outliers/show/section.py": [("or left <= {BASELINE} < variants", "")],
-    "outliers/show/value.py": [('row.get("mask_seeds", 1) > 1', 'row.get("mask_seeds", 1) > 2')],
+    "outliers/show/value.py": [
+        ("_combined(ratio - 1,", "_combined(ratio,"),
+        ('row.get("mask_seeds", 1) > 1', 'row.get("mask_seeds", 1) > 2'),
+    ],
     "outliers/specification/kinds.py": [
         ("if scheme == PEER or not written:", "if not written:"),
         (
@@ -338,12 +340,6 @@ MUTATIONS = {
     "outliers/show/claims.py": [("place % 2 == 0 or not _WORDS.misses(part, fields)", "True")],
     "outliers/variants/edges.py": [("place.head * len(part.outputs) // heads", "place.head % len(part.outputs)")],
     "outliers/metrics/weights.py": [("weight.abs().argmax()", "weight.argmax()")],
-    "outliers/metrics/damages.py": [
-        (
-            'cost = math.nan if baseline is None else row["value"] / baseline - 1',
-            'cost = math.nan if baseline is None else row["value"] / baseline',
-        ),
-    ],
     "outliers/quantization/plans/compressed_tensors.py": [
         ("key=lambda group: len(group[1])", "key=lambda group: -len(group[1])"),
     ],

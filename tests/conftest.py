@@ -3,6 +3,7 @@
 import importlib.util
 import itertools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -288,6 +289,11 @@ def a_row(model: str, experiment: str = "sweep", **subject) -> Row:
 def names(folder: Path) -> set[str]:
     """What is in a folder."""
     return {path.name for path in folder.iterdir()}
+
+
+def words_of(page: Path) -> str:
+    """The text of a page, without its tags."""
+    return " ".join(re.sub(r"<[^>]*>", " ", page.read_text("utf-8")).split())
 
 
 def lasting(rows: list[dict]) -> list[dict]:

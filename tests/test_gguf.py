@@ -27,7 +27,7 @@ from outliers.models.gguf.header import read_header
 from outliers.models.load import load_config, load_model, load_tokenizer, quantized_from, weights_hash
 from outliers.models.stream import stream_model
 from tests import gguf_files
-from tests.conftest import CONFIGS, LLAMA, lasting, make_model, needs_smollm2, slow_but
+from tests.conftest import CONFIGS, LLAMA, lasting, make_model, needs_smollm2, slow_but, words_of
 from tests.gguf_files import random_codes, rewrite, same_weights, save_gguf, vocabulary, write_gguf, write_stored
 from tests.test_commands import call, refused
 
@@ -386,7 +386,7 @@ def test_the_command_line_takes_a_file(file, monkeypatch, capsys, tmp_path):
     assert (code, err) == (0, "")
     assert "small" in out
     assert ".gguf" not in out
-    assert "weights dequantized from Q4_1" in (tmp_path / "report.html").read_text()
+    assert "weights dequantized from Q4_1" in words_of(tmp_path / "report.html")
 
 
 def test_a_copy_is_the_same_model(file, copied):

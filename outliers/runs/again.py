@@ -127,7 +127,7 @@ def keep(
 
     key: None where it has to run again.
     """
-    here = all(map(is_here, specs))
+    here = key is not None and all(map(is_here, specs))
     record = {
         "request": request_of(specs),
         "key": key if here else None,
@@ -143,7 +143,10 @@ def keep(
 
 def _earlier(folder: Path) -> list[Path]:
     """The pages of earlier requests, the oldest first."""
-    return sorted((folder / EARLIER).glob(f"*/{PAGE}"), key=lambda page: page.stat().st_mtime_ns)
+    try:
+        return sorted((folder / EARLIER).glob(f"*/{PAGE}"), key=lambda page: page.stat().st_mtime_ns)
+    except OSError:  # such as a name that is too long, which the run refuses
+        return []
 
 
 def _link(folder: Path, places: dict[str, str]) -> None:
