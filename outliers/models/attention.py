@@ -153,7 +153,7 @@ def attentions(model: PreTrainedModel) -> Iterator[Projection]:
 def is_replaceable(model: PreTrainedModel) -> bool:
     """Whether the attention function of a model can be replaced: of encoder-decoders T5Gemma alone has one, whose
     scores are capped."""
-    return model._supports_attention_backend and not anatomy_of(model.config).decoder
+    return model._supports_attention_backend and not anatomy_of(model.config).decoder and any(attentions(model))
 
 
 def check_attention(model: PreTrainedModel) -> None:

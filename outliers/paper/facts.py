@@ -167,8 +167,6 @@ def facts_of(facts: Iterable[Fact], models: Sequence[str]) -> list[Fact]:
 
 def elsewhere(models: list[str]) -> Table | None:
     """Published values of these models from elsewhere; None where nothing is known."""
-    known = [
-        [key_of(fact.model), fact.words, fact.note, fact.source.short] for fact in facts_of(read_facts(), models)
-    ]
+    known = [[key_of(fact.model), fact.words, fact.note, fact.source.short] for fact in facts_of(read_facts(), models)]
     caption = "Published elsewhere, each under the protocol of its source."
     return Table.of_words("elsewhere", caption, ["model", "published", "note", "source"], known) if known else None

@@ -115,4 +115,3 @@ class Cells(Calibrated, Parameters):
             groups[kind, variant.name if kind.of_one_variant else None].append((variant, metric))
         asked = [(kind(name, self.revision, self), part) for name in self.models for (kind, _), part in groups.items()]
         return [Plan.of(subject, [Cell(subject, *pair) for pair in pairs]) for subject, pairs in asked]
-

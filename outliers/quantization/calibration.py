@@ -80,7 +80,8 @@ def observed(model: PreTrainedModel, blocks: Iterable[Block], needed: Collection
 
     @contextmanager
     def hooks(model: PreTrainedModel, layer: int | None) -> Iterator[None]:
-        there = list(projections(model, layer))
+        # each hidden state by itself
+        there = [one._replace(role=one.place[1]) for one in projections(model, layer)]
         for projection in there:
             place, largest = (projection.layer, projection.role), _largest_weights(projection)
             weights[place] = torch.maximum(weights.get(place, largest), largest)
@@ -125,7 +126,7 @@ def neutral(model: PreTrainedModel, scheme: Scheme) -> Calibration:
     for projection in projections(model):
         ones = torch.ones(stored_weight(projection.module).shape[1])
         unknown = torch.empty(2 * ones.shape, device="meta")
-        magnitudes[projection.layer, projection.role] = Magnitudes(ones, ones, ones, unknown, unknown)
+        magnitudes[projection.place] = Magnitudes(ones, ones, ones, unknown, unknown)
     found = Calibration(torch.empty(0, 0, dtype=torch.int64), magnitudes, torch.empty(0, 0, 0, dtype=torch.bool))
     learn(model, scheme, found)
     return found

@@ -145,7 +145,7 @@ class Calibration:
         Raises:
             UserError: there are none, or of another width.
         """
-        place, width = (projection.layer, projection.role), stored_weight(projection.module).shape[1]
+        place, width = projection.place, stored_weight(projection.module).shape[1]
         magnitudes = self.magnitudes.get(place)
         if magnitudes is None or len(magnitudes.inputs) != width:
             raise UserError(f"the calibration lacks {width} features of '{projection.path}'; calibrate this model")

@@ -120,9 +120,7 @@ def turn_to(folder: Path, request: str) -> None:
     _link(folder, {f"{EARLIER}/{page.parent.name}/{PAGE}": _read(page.parent)["command"] for page in _earlier(folder)})
 
 
-def keep(
-    folder: Path, specs: Sequence[Named], key: str | None, command: str, wrote: Iterable[str], text: str
-) -> None:
+def keep(folder: Path, specs: Sequence[Named], key: str | None, command: str, wrote: Iterable[str], text: str) -> None:
     """Keep what the run of some specifications printed beside the files that it wrote; link pages of earlier requests.
 
     key: None where it has to run again.

@@ -131,9 +131,7 @@ def _section_fields(number: int, section: Section, findings: list[Finding]) -> d
             for drawing in section.drawings
             for place in [_place(number, "figure", drawing.name)]
         ],
-        "explorers": [
-            explorer._asdict() | {"data": packed(explorer.content)} for explorer in section.explorers
-        ],
+        "explorers": [explorer._asdict() | {"data": packed(explorer.content)} for explorer in section.explorers],
     }
 
 

@@ -29,4 +29,4 @@ def duration(seconds: float) -> str:
 def durations(least: float, most: float) -> str:
     """A range of seconds for people: 3 to 8 min, 50 s to 2 min; 3 min where both ends are."""
     low, high = duration(least), duration(most)
-    return high if low == high else f"{low.removesuffix(high[high.index(' '):])} to {high}"
+    return high if low == high else f"{low.removesuffix(high[high.index(' ') :])} to {high}"

@@ -282,7 +282,10 @@ class Trace:
         rows = [(layer, role) for role in roles for layer in self._numbers]
         table = pd.DataFrame(rows, columns=["layer", "role"])
         table["transformerlens"] = [None if self.stack else in_transformerlens(*row) for row in rows]
-        first = {role: [in_nnsight(role, paths[0]) for paths in of_role] for role, of_role in self.modules.items()}
+        first = {
+            role: [in_nnsight(role, paths[0]) if paths else None for paths in of_role]
+            for role, of_role in self.modules.items()
+        }
         return Frame(table.assign(nnsight=[name for role in roles for name in first.get(role, [None] * self.layers)]))
 
     def features(self, roles: Iterable[str] = STREAM, by: str | None = None) -> Frame:

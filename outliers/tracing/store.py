@@ -49,7 +49,7 @@ class Header(BaseModel):
     names: dict[NonNegativeInt, tuple[Annotated[str, AfterValidator(_name)], Literal[TYPES[1:]]]] = {}
     architecture: str = ""
     experts: NonNegativeInt = 0
-    modules: dict[Literal[*ROLES, RESIDUAL], list[Annotated[list[Module], Field(min_length=1)]]] = {}
+    modules: dict[Literal[*ROLES, RESIDUAL], list[list[Module]]] = {}
 
 
 def write(path: Path, header: str, statistics: dict[str, torch.Tensor], sketch: Counter) -> None:

@@ -11,7 +11,7 @@ import torch
 from outlier_kernels import dispatch, states
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, RESIDUAL, SINK, check_threshold
+from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, RESIDUAL, SINK, STREAM, check_threshold
 from outliers.errors import UserError, not_finite, unknown_name
 from outliers.models.anatomy import ROLES, family_of, ids_of, layers_of, readers, shape_of
 from outliers.models.anatomy.examples import Block
@@ -149,7 +149,7 @@ def traces(
 def _modules(model: PreTrainedModel, view: View, roles: tuple[str, ...]) -> dict[str, list[list[str]]]:
     """The paths of the modules that read each role in the layers of a view, and of those that put out the stream."""
     states, modules = [*roles, *([] if view.cross else [RESIDUAL])], modules_of(model)
-    return {state: [modules[layer, state] for layer in view.layers] for state in states}
+    return {state: [modules.get((layer, state), []) for layer in view.layers] for state in states}
 
 
 @contextmanager
@@ -169,7 +169,11 @@ def _hooks_of(
 ) -> Iterator[AbstractContextManager]:
     view = observer.view
     layers = [number for number in view.layers if layer in (None, number)]
-    tracked = [reader for reader in readers(model) if reader.role in observer.roles and reader.layer in layers]
+    tracked = [
+        reader
+        for reader in readers(model)
+        if reader.role in observer.roles and reader.layer in layers and not reader.state
+    ]
 
     def of_view(see: Callable) -> Callable:
         return lambda number, *seen: see(number, *seen) if number in layers else None
@@ -197,16 +201,22 @@ def _widths(model: PreTrainedModel, view: View) -> dict[str, dict[int, int]]:
     """The features that each layer of a view reads of each role; of a mixture those of the residual stream, 0."""
     widths: dict[str, dict[int, int]] = {role: {} for role in ROLES}
     for reader in readers(model):
-        if view.cross == (reader.role == "cross_kv") and reader.layer in view.layers:
+        if view.cross == (reader.role == "cross_kv") and reader.layer in view.layers and reader.role in widths:
             in_one_width = reader.role in ON_STREAM
             widths[reader.role].setdefault(reader.layer, 0 if in_one_width else shape_of(reader.module)[1])
     return widths
 
 
 def _roles_of(model: PreTrainedModel, view: View, roles: Collection[str]) -> tuple[str, ...]:
-    """Of the roles those that every layer has, in one width, and whose positions are those of the view."""
-    widths = _widths(model, view)
-    every = [role for role in ROLES if role in roles and len(widths[role]) == len(view.layers)]
+    """Of the roles those that every layer has, in one width, and whose positions are those of the view. Where one of
+    the residual stream is in some layers alone, another one has to be in the others."""
+    widths, layers = _widths(model, view), set(view.layers)
+    in_all = layers <= {layer for role in STREAM for layer in widths[role]}
+    every = [
+        role
+        for role in ROLES
+        if role in roles and (layers <= widths[role].keys() or (in_all and role in STREAM and widths[role]))
+    ]
     for role in every:
         if len(widths_of_role := set(widths[role].values())) > 1:
             sizes = " or ".join(map(str, sorted(widths_of_role)))
@@ -217,6 +227,8 @@ def _roles_of(model: PreTrainedModel, view: View, roles: Collection[str]) -> tup
 def _has_even_heads(model: PreTrainedModel, views: Iterable[View]) -> bool:
     """Whether all layers of views have attention of as many heads, which a share of heads takes for granted."""
     attending = {layer.number for layer in layers_of(model) if layer.anatomy.attention is not None}
+    if not attending:
+        return False
     for view in views:
         widths = _widths(model, view)["attn_out"]
         heads = {widths.get(layer) if layer in attending else None for layer in view.layers}
@@ -290,10 +302,17 @@ class _Observer:
         with _naming():
             self.found.read()
         for view in self.united if self.in_turn else ():
-            hits = [of_layer[role].to(self.ids.device) for of_layer in self.in_turn for role in view]
+            hits = [self._hits(of_layer, role) for of_layer in self.in_turn for role in view]
             of_layers = torch.stack(hits).view(len(self.in_turn), len(view), -1)
             self._add(f"{'+'.join(view)}.layers_hit", of_layers.amax(1).clamp_(max=1).sum(0))
         self.in_turn.clear()
+
+    def _hits(self, of_layer: dict[str, torch.Tensor], role: str) -> torch.Tensor:
+        """The hits of a role in a layer; none where the layer lacks it."""
+        hits = of_layer.get(role)
+        if hits is None:
+            hits = torch.zeros_like(next(of[role] for of in self.in_turn if role in of))
+        return hits.to(self.ids.device)
 
     def see_hidden_state(self, layer: int, role: str, x: torch.Tensor) -> None:
         kept = self._kept(role, x, x.dtype if role in ON_STREAM else torch.bool)
@@ -310,6 +329,7 @@ class _Observer:
         with _naming(layer, RESIDUAL):
             dispatch.add_residual(state, (MASSIVE, MASSIVE_RATIO), self.massive[turn])
         self.in_turn.append(dict(self.in_layer))  # here the layer ends
+        self.in_layer.clear()
         if self.found.waiting > SKETCHED_AT_ONCE:
             self._sketch_hits()
 
@@ -369,7 +389,9 @@ class _Observer:
         statistics = {}
         for state, layers in self.by_layer.items():
             for name in next(iter(layers.values())):
-                rows = [of_layer[name].cpu() for of_layer in layers.values()]
+                zeros = torch.zeros_like(next(iter(layers.values()))[name])  # of layers that lack the role
+                numbers = self.view.layers if state in self.roles else layers
+                rows = [layers[number][name].cpu() if number in layers else zeros.cpu() for number in numbers]
                 statistics[f"{state}.{name}"] = torch.stack(rows)
         statistics |= {f"{role}.layers_hit": statistics[f"{role}.sequences_hit"].sum(0) for role in self.roles}
         statistics |= {name: value.cpu() for name, value in self.total.items()}

@@ -103,7 +103,7 @@ def _scale(layer: Layer, features: list[int], factor: float) -> None:
             offset = layer.anatomy.norm_offset if name == "weight" else 0.0
             parameter[features] = factor * (offset + parameter[features]) - offset
         if parameters:  # ModernBERT has none before its first attention
-            for weight in (weight for role in roles for weight in _readers(layer, role)):
+            for weight in _readers_of(layer, path) or (one for role in roles for one in _readers(layer, role)):
                 weight[features] /= factor
 
 
@@ -138,6 +138,22 @@ def _sums(model: PreTrainedModel) -> Iterator[Sum]:
         for (layer, norm, *_), (other, _, readers, added) in zip(steps, steps if before else steps[1:], strict=False):
             modules = [other.module.get_submodule(name) for name in (*readers, added)]
             yield Sum(layer.module.get_submodule(norm), modules[:-1], modules[-1])
+
+
+def _readers_of(layer: Layer, norm: str) -> list[torch.Tensor]:
+    """The same of all that reads a norm's output, where a pass has found that."""
+    weights = []
+    for name in layer.anatomy.read_by.get(norm, ()):
+        module, mixture = layer.module.get_submodule(name), layer.anatomy.mixture
+        if mixture and name == mixture.experts:
+            weights += [
+                layer.module.get_parameter(path).transpose(0, axis)
+                for path, axis in mixture.reads.items()
+                if path.startswith(f"{name}.")
+            ]
+        else:
+            weights.append(_inputs(module))
+    return weights
 
 
 def _readers(layer: Layer, role: str) -> list[torch.Tensor]:

@@ -379,6 +379,7 @@ def fit_line(name: str, fit: Fit | None) -> str:
     full, scale = (with_interval(amount, *pair) for pair in pairs)
     return f"{name} = exp((a − perplexity) / b): a = {full}, b = {scale} (95 % intervals, {fit.points} models)"
 
+
 APART = 1.5  # sizes of models are told apart from this factor on
 
 

@@ -115,6 +115,7 @@ def _perplexity(axes: Axes, steps: pd.DataFrame) -> list[Line2D]:
     log_axis(axes.yaxis, steps["perplexity"].min(), steps["perplexity"].max())
     return []
 
+
 PANELS: dict[str, Callable[[Axes, pd.DataFrame], list[Line2D]]] = {
     "values": _values,
     "count": _count,

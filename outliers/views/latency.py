@@ -1,6 +1,5 @@
 """Table 6 of the paper: milliseconds a generated token, one row a model and scheme."""
 
-
 import pandas as pd
 
 from outliers.criterion import PICTURES

@@ -96,6 +96,11 @@ class Projection(NamedTuple):
     inputs: int = 0
     state: int = 0
 
+    @property
+    def place(self) -> tuple[int, str]:
+        """The layer and the role, with a number where it is not the first hidden state of this."""
+        return self.layer, f"{self.role} {self.state + 1}" if self.state else self.role
+
 
 def anatomy_of(config: PretrainedConfig) -> Anatomy:
     """The anatomy of a model by its configuration: the row of its architecture, else what a pass finds.
@@ -208,7 +213,8 @@ def run_stack(
     """
     family, keywords = family_of(model.config), {}
     if not stack.decoder:
-        keywords = family.keywords | ({"past_key_values": family.cache} if family.cache else {})
+        recurrent = any(kind.recurrent for kind in (stack, *stack.others))
+        keywords = family.keywords | ({"past_key_values": family.cache} if family.cache and not recurrent else {})
     if memory is not None:
         keywords = keywords | {"encoder_hidden_states": memory}
     return stack_module(model, stack)(inputs[None], **keywords).last_hidden_state[0]

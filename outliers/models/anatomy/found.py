@@ -13,6 +13,7 @@ from weakref import ref
 
 import torch
 from pydantic import TypeAdapter, ValidationError
+from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers import __version__ as transformers_version
 
@@ -168,6 +169,9 @@ def _of_kind(model: PreTrainedModel, kind: Kind, path: str, layers: str) -> Anat
         attention=next(iter(kind.attention), None),
         cross_attention=next(iter(kind.cross_attention), None),
         norms={norm: read for norm, read in norms.items() if read},
+        norm_offset=_offset(model, [f"{path}.{norm}" for norm in norms]),
+        read_by=dict(kind.norms),
+        recurrent=sum(branch.mixes for branch in kind.branches) > len({*kind.attention, *kind.cross_attention}),
         norms_of_sums=kind.norms_of_sums,
         norms_behind=behind,
         mixture=_mixture(model, kind, path),
@@ -179,6 +183,25 @@ def _of_kind(model: PreTrainedModel, kind: Kind, path: str, layers: str) -> Anat
         shares=kind.layers,
         uses=kind.uses,
     )
+
+
+def _offset(model: PreTrainedModel, norms: list[str]) -> float:
+    """What norms add to their weight before they multiply with it, by what they do to a probe."""
+    for path in norms:
+        norm = model.get_submodule(path)
+        weight = norm._parameters.get("weight")
+        if weight is None:
+            continue
+        outputs = []
+        for value in (0.0, 1.0):
+            probe = copy.deepcopy(norm).to_empty(device="cpu")
+            for name, parameter in probe.named_parameters():
+                nn.init.constant_(parameter, value if name == "weight" else 0.0)
+            with torch.no_grad():
+                outputs.append(probe(torch.linspace(-1, 1, len(weight))[None].to(weight.dtype)).float())
+        of_zero, of_one = (float(output.norm()) for output in outputs)
+        return 0.0 if of_zero == 0 else round(of_zero / (of_one - of_zero), 6)
+    return 0.0
 
 
 def _states(inputs: Mapping[str, int], of: Mapping[str, str]) -> dict[str, int]:

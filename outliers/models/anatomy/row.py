@@ -58,6 +58,8 @@ class Anatomy:
     called. states: of projections that read another hidden state than the first of their role, which. apart: weights
     without a role, and why. shares: the places of other layers of which it reads something beside the residual stream.
     uses: how often a layer runs in a pass. width: the features of the residual stream.
+    recurrent: whether positions are mixed otherwise than by a softmax too. read_by: of each norm all that reads its
+    output, routers and experts too.
 
     What is added to the residual stream: positions, embedding_norm: in the model, the module whose output is added to
     the embedding, and the norm of embeddings. norms_behind: each norm behind a projection, and the role of the
@@ -106,6 +108,8 @@ class Anatomy:
     shares: tuple[int, ...] = ()
     uses: int = 1
     width: int | None = None
+    recurrent: bool = False
+    read_by: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def parts(self) -> set[str]:
