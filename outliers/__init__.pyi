@@ -16,6 +16,7 @@ from outliers.models.load import load_tokenizer as load_tokenizer
 from outliers.models.names import pocket_models as pocket_models
 from outliers.models.variant import Variant as Variant
 from outliers.plugins.loader import OutliersConfig as OutliersConfig
+from outliers.presets.anatomy import anatomy as anatomy
 from outliers.presets.cells import Cells as Cells
 from outliers.presets.damage import damage as damage
 from outliers.presets.emergence import Emergence as Emergence

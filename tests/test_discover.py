@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from outliers import perplexity, plant, quantize, trace
+from outliers import anatomy, perplexity, plant, quantize, trace
 from outliers.criterion import ROLES
+from outliers.errors import UserError
 from outliers.models.anatomy import anatomy_of, family_of, found, projections
 from outliers.models.anatomy.found import find
 from tests import conftest, test_families
@@ -89,3 +90,44 @@ def test_what_was_found_is_kept(monkeypatch, tmp_path):
     file.write_bytes(file.read_bytes()[:-20])
     with pytest.raises(TypeError):
         anatomy_of(copy.deepcopy(config))
+
+
+def test_the_anatomy_command_shows_roles_shapes_and_what_stays_exact(capsys):
+    """DeepSeek-V3 in its default size, of which no weights are there."""
+    from outliers.app import command_of
+
+    command_of("anatomy")(["deepseek_v3"])
+    text = capsys.readouterr().out
+    assert text.startswith("deepseek_v3: causal, 61 layers of 2 kinds, 7,168 features, 671 B parameters.")
+    (mid,) = [line.split() for line in text.splitlines() if "q_b_proj" in line][:1]
+    assert mid[:3] == ["self_attn.q_a_layernorm", "attn_mid", "self_attn.q_b_proj"]
+    assert "layers 0 to 2: " in text and "layers 3 to 60: " in text
+    (router, experts) = [line.split()[1:4] for line in text.splitlines() if " router " in line or " experts " in line]
+    assert router == ["router", "mlp.gate", "1.84"] and experts == ["experts", "mlp.experts", "11.3"]
+
+
+def test_every_weight_of_a_layer_is_in_its_anatomy():
+    """Of a recurrent layer, which has weights that are not called, or are no matrices."""
+    config = AutoConfig.for_model("mamba", hidden_size=32, num_hidden_layers=2, state_size=4, vocab_size=100)
+    found = anatomy(config)
+    assert list(found.table.query("kind == 0")["module"]) == [
+        *("mixer.in_proj", "mixer.x_proj", "mixer.out_proj", "mixer.dt_proj", "mixer.A_log", "mixer.conv1d")
+    ]
+    assert list(found.table["role"]) == ["attn_in", "attn_mid", "attn_out", "–", "–", "–"]
+    quantized = 32 * 128 + 64 * 10 + 64 * 32
+    assert found.quantized == pytest.approx(100 * quantized / (quantized + 2 * 64 + 64 + 4 * 64 + 64), abs=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("beit", "makes no language model of it"),
+        ("cohere_compass_text", "^cannot load"),
+        ("nowhere/x", "nowhere"),
+    ],
+)
+def test_what_has_no_anatomy(name, said, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError, match=said) as refused:
+        anatomy(name)
+    assert "\n" not in str(refused.value)

@@ -85,6 +85,7 @@ MOVES = frozenset(
     ]
 )
 SCALES = frozenset(("mul", "div"))
+COPIES = frozenset(("_to_copy", "clone"))
 PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "mv", "addmv"))
 SCANS = frozenset(("cumsum", "cumprod", "logcumsumexp", "cummax", "roll"))
 NORMALIZES = frozenset(
@@ -142,16 +143,21 @@ class Flow(TorchDispatchMode):
         outputs = [one for one in tree_leaves(output) if isinstance(one, torch.Tensor)]
         if not outputs:
             return output
+        base = name.rstrip("_")
+        if base in COPIES and (weight := self.weights.get(inputs[0].untyped_storage()._cdata)):
+            self.weights[outputs[0].untyped_storage()._cdata] = weight  # such as of a router, in float32
+            self.kept.append(outputs[0].untyped_storage())
         histories = [self.history(one) for one in inputs]
         history = NOTHING.union(*histories)
-        base = name.rstrip("_")
         if (base in NORMALIZES or (base == "pow" and isinstance(args[1], float) and args[1] == -0.5)) and self.modules:
             self.normalizes.add(self.modules[-1])
         if history:
             if base not in MOVES and not (base in SCALES and sum(map(bool, histories)) == 1):
                 history = frozenset(label for label in history if not label.startswith(SUM))
-            if softmax := self._mixes(base, inputs, outputs, args):
-                self.mixed.append((self.modules[-1] if self.modules else "", softmax == "softmax", history))
+            if how := self._mixes(base, inputs, outputs, args):
+                self.mixed.append((self.modules[-1] if self.modules else "", how == "softmax", history))
+                if how in ("softmax", "product"):  # what attention puts out was not normed
+                    history = frozenset(label for label in history if not label.startswith(NORM))
                 history |= {MIXED}
             if base in PRODUCTS and (weight := self._weight(inputs)):
                 self.loose.setdefault(weight, Call(history, inputs[0].untyped_storage()._cdata))
@@ -219,19 +225,19 @@ class Kind:
 
     branches: by the order in which they run. norms: those that read the residual stream, with the projections that read
     their output. norms_of_sums: those through which the residual stream itself goes, behind a branch. norms_behind:
-    with the projection whose output they read alone. norms_between: all others. routers: what reads the residual
-    stream, and only chooses or weighs what others put out. experts: modules that hold the weights of experts. chosen:
-    the routers that choose among them. inputs: the number of the tensor that each projection reads. attention,
-    cross_attention: the modules in which the softmax over positions runs. apart: other modules with weights, and why
-    they have no role. layers: the places of other layers whose states it reads beside the stream. uses: how often it
-    runs.
+    with the projection whose output they read alone. norms_between: all others, with what reads them. routers: what
+    reads the residual stream, and only chooses or weighs what others put out. experts: modules that hold the weights of
+    experts. chosen: the routers that choose among them. inputs: the number of the tensor that each projection reads.
+    attention, cross_attention: the modules in which the softmax over positions runs. apart: other modules with weights,
+    and why they have no role. layers: the places of other layers whose states it reads beside the stream. uses: how
+    often it runs.
     """
 
     branches: tuple[Branch, ...] = ()
     norms: tuple[tuple[str, tuple[str, ...]], ...] = ()
     norms_of_sums: tuple[str, ...] = ()
     norms_behind: tuple[tuple[str, str], ...] = ()
-    norms_between: tuple[str, ...] = ()
+    norms_between: tuple[tuple[str, tuple[str, ...]], ...] = ()
     routers: tuple[str, ...] = ()
     experts: tuple[str, ...] = ()
     chosen: tuple[str, ...] = ()
@@ -490,11 +496,7 @@ class _Layer:
 
     def kind(self) -> Kind:
         norms, branches = self.norms(), tuple(self.branches())
-        in_front = {
-            norm: tuple(one for one, call in self.calls.items() if NORM + self.prefix + norm in call.history)
-            for norm, before in norms.items()
-            if self.stream in before
-        }
+        in_front = {norm: self._reading(norm) for norm, before in norms.items() if self.stream in before}
         rescaling = [norm for norm in in_front if NORM + self.prefix + norm in self.left and self.own(norms[norm])]
         behind = {
             norm: (*sorted(own),)
@@ -514,7 +516,7 @@ class _Layer:
             tuple(front.items()),
             tuple(rescaling),
             tuple((norm, one) for norm, of in behind.items() for one in of),
-            tuple(norm for norm in norms if norm not in {*front, *rescaling, *behind}),
+            tuple((norm, self._reading(norm)) for norm in norms if norm not in {*front, *rescaling, *behind}),
             self.routers,
             self.experts,
             self.chosen,
@@ -525,6 +527,10 @@ class _Layer:
             self._other_layers(),
             self.seen.entered[self.prefix[:-1]],
         )
+
+    def _reading(self, norm: str) -> tuple[str, ...]:
+        """What reads the output of a norm."""
+        return tuple(one for one, call in self.calls.items() if NORM + self.prefix + norm in call.history)
 
     def _holder(self, path: str) -> str:
         """The innermost module with modules of its own that a module is, or is in."""

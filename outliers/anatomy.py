@@ -1,0 +1,35 @@
+"""`python -m outliers.anatomy`: what each kind of a model's layers consists of.
+
+Print the layers of a model, kind by kind: norms, projections by role, shapes, and what schemes leave exact.
+
+No weights are read: a configuration is enough, also that of a model which no machine here could hold.
+
+Examples:
+
+`python -m outliers.anatomy smollm2-135m`
+
+`python -m outliers.anatomy deepseek_v3`
+"""
+
+from typing import Annotated
+
+from typer import Argument
+
+from outliers.app import run
+
+MODELS = (
+    "A Hugging Face id, a folder, a GGUF file, a pocket model, or a type of model that transformers has, for its "
+    "default configuration."
+)
+
+
+def anatomy(names: Annotated[list[str], Argument(metavar="MODEL", help=MODELS, show_default=False)]) -> None:
+    """Print the anatomy of models."""
+    from outliers.app import models_of
+    from outliers.presets.anatomy import anatomy as anatomy_of
+
+    print("\n\n".join(str(anatomy_of(name)) for name in models_of(names)))
+
+
+if __name__ == "__main__":
+    run("anatomy")

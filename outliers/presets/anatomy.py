@@ -1,0 +1,181 @@
+"""What a model consists of: each kind of its layers, by the roles of their projections."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+import pandas as pd
+from tabulate import tabulate
+from torch import nn
+from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTrainedModel
+
+from outliers.criterion import CROSS, ROUTER
+from outliers.errors import UserError
+from outliers.models.anatomy import Layer, check_known, family_of, layers_of, part_config, stacks_of, width_of
+from outliers.models.load import find_config
+from outliers.models.names import known_configs
+from outliers.models.skeleton import skeleton
+from outliers.models.source import local_place
+
+COLUMNS = ("layers", "norm", "role", "module", "inputs", "outputs", "parameters", "quantized", "note")
+EXPERTS = "experts"
+IN_ORDER = ("attn_in", "attn_mid", "attn_out", *CROSS, "ffn_in", "ffn_mid", "ffn_out")
+
+
+@dataclass(frozen=True)
+class ModelAnatomy:
+    """The parts of a model's layers.
+
+    kind: the type of the model. family: causal, masked, seq2seq or vision. layers: their number. features: of the
+    residual stream. parameters: of the whole model. table: a row for each module of each kind of layer, with the layers
+    of this kind, the norm in front, the role of what the module reads, its shape, its parameters, whether schemes
+    quantize it, and what else is to be said. found: whether a pass found it, and no table says it.
+    """
+
+    kind: str
+    family: str
+    layers: int
+    features: int
+    parameters: int
+    table: pd.DataFrame
+    found: bool
+
+    @property
+    def quantized(self) -> float:
+        """The share of the layers' parameters that schemes quantize, in percent."""
+        sizes = self.table["parameters"] * self.table["layers"].map(len)
+        return 100 * float(sizes[self.table["quantized"]].sum() / sizes.sum())
+
+    def __str__(self) -> str:
+        kinds = [kind for _, kind in self.table.groupby("kind", sort=False)]
+        head = (
+            f"{self.kind}: {self.family}, {self.layers} layers of {len(kinds)} kind{'s' * (len(kinds) > 1)}, "
+            f"{self.features:,} features, {counted(self.parameters)} parameters. "
+            f"Schemes quantize {self.quantized:.3g} % of the weights in its layers."
+        )
+        return "\n\n".join([head, *map(_written, kinds)])
+
+
+def anatomy(model: str | PretrainedConfig | PreTrainedModel) -> ModelAnatomy:
+    """Return what each kind of a model's layers consists of; no weights are read.
+
+    Args:
+        model: a model, its configuration, or its name: a hub id, a local folder, a pocket model, or a type of model
+            that transformers has, such as "mamba", for its default configuration.
+
+    Raises:
+        UserError: the model is unknown, transformers cannot build it, or no layers are found in it.
+
+    Example:
+        >>> outliers.anatomy("pocket/gpt2-0.1m").features
+        32
+    """
+    if isinstance(model, str):
+        model = _config(model)
+    if isinstance(model, PretrainedConfig):
+        model = part_config(model)
+        check_known(model.model_type)
+        model = skeleton(model)
+    layers = layers_of(model)
+    rows = []
+    described = [(tuple(_rows(layer)), layer) for layer in layers]
+    for number, (of_kind, alike) in enumerate(_alike(described)):
+        numbers = tuple(layer.number for layer in alike)
+        rows += [{"kind": number, "layers": numbers, **row} for row in map(dict, of_kind)]
+    return ModelAnatomy(
+        model.config.model_type,
+        family_of(model.config).name,
+        len(layers),
+        width_of(model.config),
+        sum(parameter.numel() for parameter in model.parameters()),
+        pd.DataFrame(rows, columns=["kind", *COLUMNS]),
+        stacks_of(model.config)[0].found,
+    )
+
+
+def _config(name: str) -> PretrainedConfig:
+    if name in CONFIG_MAPPING and name not in known_configs() and not local_place(name):
+        try:
+            return AutoConfig.for_model(name)
+        except Exception as error:  # the default configuration of a type may be none that it takes
+            raise UserError(f"transformers has no default configuration of '{name}' ({error}); give a model") from None
+    return find_config(name)
+
+
+def _alike(described: list[tuple[tuple, Layer]]) -> Iterator[tuple[tuple, list[Layer]]]:
+    """The layers of each kind."""
+    kinds: dict[tuple, list[Layer]] = {}
+    for rows, layer in described:
+        kinds.setdefault((layer.stack, rows), []).append(layer)
+    for (_, rows), layers in kinds.items():
+        yield rows, layers
+
+
+def _rows(layer: Layer) -> Iterator[tuple]:
+    """Each module of a layer with its role, as items of a row."""
+    anatomy, seen = layer.anatomy, set()
+    front = {role: norm for norm, roles in anatomy.norms.items() for role in roles}
+    front |= {one: norm for norm, of in anatomy.read_by.items() for one in of}
+    behind = {role: norm for norm, role in anatomy.norms_behind.items()}
+
+    def row(role: str, path: str, module: nn.Module | None, quantized: bool, note: str = "") -> tuple:
+        weight = getattr(module, "weight", None)
+        matrix = isinstance(module, nn.Module) and weight is not None and weight.ndim == 2
+        inputs, outputs = reversed(weight.shape) if matrix and quantized else (None, None)
+        if module is not None and type(module).__name__ == "Conv1D" and quantized:
+            inputs, outputs = weight.shape
+        size = 0 if module is None else sum(parameter.numel() for parameter in module.parameters())
+        seen.add(path)
+        norm = front.get(path, front.get(role, ""))
+        values = (norm, role, path, inputs, outputs, size, quantized, note)
+        return tuple(zip(COLUMNS[1:], values, strict=True))
+
+    for role in IN_ORDER:
+        for path in getattr(anatomy, role):
+            note = f"then {behind[role]}" if role in behind else ""
+            yield row(role, path, layer.module.get_submodule(path), True, note)
+    for path in anatomy.router:
+        yield row(ROUTER, path, layer.module.get_submodule(path), False, "chooses or weighs, stays exact")
+    if anatomy.mixture:
+        path = anatomy.mixture.experts
+        if not anatomy.router and anatomy.mixture.reads:
+            router = next(iter(anatomy.mixture.reads)).removesuffix(".weight")
+            yield row(ROUTER, router, layer.module.get_submodule(router), False, "chooses or weighs, stays exact")
+        note = f"then {behind['ffn_out']}" if "ffn_out" in behind and not anatomy.ffn_out else "stay exact"
+        yield row(EXPERTS, path, layer.module.get_submodule(path), False, note)
+    for path, why in anatomy.apart.items():
+        module = next((module for name, module in layer.module.named_modules() if name == path), None)
+        yield row("–", path, module, False, why)
+
+
+def _written(kind: pd.DataFrame) -> str:
+    """A kind of layers as a table."""
+    numbers = kind["layers"].iloc[0]
+    size = int(kind["parameters"].sum())
+    title = f"{_ranges(numbers)}: {counted(size)} parameters{' each' * (len(numbers) > 1)}"
+    rows, before = [], (None, None)
+    for row in kind.itertuples():
+        shape = "" if pd.isna(row.inputs) else f"{int(row.inputs):,} → {int(row.outputs):,}"
+        place = row.norm, row.role
+        shown = ["" if place == before else row.norm, "" if place == before else row.role]
+        rows.append([*shown, row.module, shape, counted(row.parameters) if row.parameters else "", row.note])
+        before = place
+    headers = ["norm", "role", "module", "shape", "weights", ""]
+    return f"{title}\n{tabulate(rows, headers, 'simple', colalign=('left', 'left', 'left', 'right', 'right', 'left'))}"
+
+
+def _ranges(numbers: tuple[int, ...]) -> str:
+    """Numbers of layers: layers 0 to 2, 5."""
+    runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+    if len(runs) > 6:
+        return f"{len(numbers)} layers, {', '.join(str(n) for n in numbers[:5])}, … {numbers[-1]}"
+    written = ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+    return f"layer{'s' * (len(numbers) > 1)} {written}"
+
+
+def counted(number: int) -> str:
+    """A number of parameters in three digits: 671 B."""
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {letter}" if number < 1000 * size else f"{number / size:,.0f} {letter}"
+    return str(number)
