@@ -68,7 +68,7 @@ def anatomy(model: str | PretrainedConfig | PreTrainedModel) -> ModelAnatomy:
 
     Example:
         >>> outliers.anatomy("pocket/gpt2-0.1m").features
-        32
+        24
     """
     if isinstance(model, str):
         model = _config(model)
