@@ -198,9 +198,7 @@ MUTATIONS = {
         ("places += matrix * places_stride", "pass"),
     ],
     "kernels/outlier_kernels/triton/states.py": [("(token > 0)[:, None]", "(token >= 0)[:, None]")],
-    "outliers/metrics/perplexity.py": [
-        ("sum(), len(self.targets)", "sum(), 1 + len(self.targets)")
-    ],
+    "outliers/metrics/perplexity.py": [("sum(), len(self.targets)", "sum(), 1 + len(self.targets)")],
     "outliers/metrics/token_losses.py": [
         ("self.exact.add(start, exact, None)", "self.exact.add(start, logits, None)"),
         ("carried >= share * total", "carried > (1 - share) * total"),

@@ -26,6 +26,7 @@ from outliers.models.anatomy import (
     stacks_of,
 )
 from outliers.models.anatomy.examples import Block, Example
+from outliers.models.anatomy.trust import check_found
 from outliers.models.anatomy.weights import device_of, is_offloaded
 from outliers.models.hooks import is_independent
 from outliers.models.stream import AS_IT_IS, Once, Variant, Watched, apart, exchanged, is_streamed
@@ -71,6 +72,7 @@ def inference(observe: Observe) -> Observe:
     def observing(model: PreTrainedModel, *arguments, **keywords):
         model = apart(model)
         with torch.inference_mode(), in_eval_mode(model):
+            check_found(model)
             return observe(model, *arguments, **keywords)
 
     return observing

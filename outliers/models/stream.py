@@ -111,6 +111,12 @@ class Stream:
         self, name: str, model: PreTrainedModel, checkpoint: Checkpoint, device: torch.device, memory: int | None
     ):
         self.name, self.device, self.dtype, self.memory = name, device, model.dtype, memory
+        for layer in layers_of(model):
+            if layer.anatomy.shares:
+                raise UserError(
+                    f"layer {layer.number} of '{name}' reads what layer {layer.anatomy.shares[-1]} has made, "
+                    "beside the residual stream, which is gone when its turn comes; run it without --stream"
+                )
         self.numbers = {layer.path: layer.number for layer in layers_of(model)}
         self.stored, self.absent = checkpoint.tensors, checkpoint.absent(model)
         self.dtypes = {name: dtype_of(model, name) for name in self.stored}

@@ -1,0 +1,213 @@
+"""Try a tiny random model of every causal type that transformers has, and write docs/types.md.
+
+    python scripts/every_type.py [TYPE …]
+
+With types, their results are printed and nothing is written.
+"""
+
+import math
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import __version__ as transformers_version
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging
+
+import outliers
+from outliers.errors import UserError
+from outliers.models.anatomy import anatomy_of, projections
+from outliers.models.stream import stream_model
+from outliers.quantization.linear import QuantizedLinear
+
+PAGE = Path(__file__).parent.parent / "docs" / "types.md"
+SECONDS = 60  # of one check at most
+LAYERS, WIDTH, VOCABULARY = 4, 64, 512
+# Fields of configurations by what they become; a type has some of them.
+FIELDS = (
+    (VOCABULARY, "vocab_size vocab_size_per_layer_input"),
+    (WIDTH, "hidden_size n_embd d_model n_embed dim word_embed_proj_dim embedding_size lru_width conv_dim"),
+    (LAYERS, "num_hidden_layers n_layer n_layers num_layers decoder_layers"),
+    (
+        4,
+        "num_attention_heads n_head n_heads num_heads decoder_attention_heads encoder_attention_heads "
+        "linear_num_value_heads",
+    ),
+    (2, "num_key_value_heads encoder_layers num_experts_per_tok moe_k moe_topk mamba_expand linear_num_key_heads"),
+    (
+        16,
+        "head_dim sliding_window qk_rope_head_dim qk_nope_head_dim v_head_dim mamba_d_head mamba_d_state state_size "
+        "linear_key_head_dim linear_value_head_dim hidden_size_per_layer_input",
+    ),
+    (96, "intermediate_size n_inner ffn_dim decoder_ffn_dim encoder_ffn_dim ffn_hidden_size block_ff_dim"),
+    (48, "moe_intermediate_size shared_expert_intermediate_size shared_intermediate_size"),
+    (8, "num_experts num_local_experts n_routed_experts moe_num_experts rotary_dim mamba_n_heads"),
+    (1, "n_group topk_group first_k_dense_replace mamba_n_groups n_groups bos_token_id num_kv_shared_layers"),
+    (32, "q_lora_rank kv_lora_rank qk_head_dim"),
+    (128, "mamba_d_ssm"),
+    (256, "max_position_embeddings n_positions"),
+)
+KINDS = ("layer_types", "layers_block_type", "mlp_layer_types", "attention_layers")  # lists with an entry a layer
+
+
+def made_small(config: PretrainedConfig) -> PretrainedConfig:
+    """Give the fields of a configuration small values, where it takes them."""
+    changes = {name: size for size, names in FIELDS for name in names.split()}
+    changes |= {"pad_token_id": 0, "eos_token_id": 2}
+    if getattr(config, "kv_lora_rank", None):
+        changes["num_key_value_heads"] = 4  # all heads have keys of one latent state
+    if hasattr(config, "num_heads") and hasattr(config, "expand"):
+        changes["num_heads"] = config.expand * WIDTH // changes["head_dim"]
+    for name in (*KINDS, "activation_sparsity_pattern"):
+        listed = getattr(config, name, None)
+        if isinstance(listed, list) and listed:
+            kinds = list(dict.fromkeys(listed))
+            changes[name] = (kinds + listed)[:LAYERS]
+    for name, value in list(changes.items()):
+        if name == "intermediate_size" and isinstance(getattr(config, name, None), list):
+            changes[name] = [value] * LAYERS
+    for name, value in changes.items():
+        with suppress(Exception):  # such as a property, or a check of the type's own
+            if hasattr(config, name):
+                setattr(config, name, value)
+    return config
+
+
+def tiny(kind: str) -> PreTrainedModel:
+    """A tiny random model of a type, float32; raises whatever transformers raises."""
+    config = AutoConfig.for_model(kind)
+    for part in {id(one): one for one in (config, config.get_text_config(decoder=True))}.values():
+        made_small(part)
+    if hasattr(config, "is_decoder"):
+        config.is_decoder = True
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval().float().requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.08)
+        elif "norm" in name.lower():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+def checks(model: PreTrainedModel, ids: torch.Tensor, expected: float) -> Iterator[tuple[str, Callable[[], bool]]]:
+    """What is tried of a model, each with a function that says whether it is as it should be."""
+
+    def loss(of: PreTrainedModel) -> float:
+        return math.log(outliers.perplexity(of, ids))
+
+    def planted() -> bool:
+        other = outliers.plant(model, [3], 64.0)
+        found = outliers.trace(other, ids, attention=False).outlier_features()
+        return abs(loss(other) - expected) < 1e-4 and 3 in list(found["feature"])
+
+    def quantized(scheme: str) -> bool:
+        other = outliers.quantize(model, scheme)
+        every = all(isinstance(one.module, QuantizedLinear) for one in projections(other))
+        return every and abs(loss(other) - expected) > 1e-9
+
+    def ablated(method: str) -> bool:
+        return math.isfinite(outliers.perplexities(model, ids, [outliers.variant(f"{method}(3,5)")])[0])
+
+    def by_layer() -> bool:
+        alone = [outliers.quantize(model, "absmax", only=[f"layers.{number}"]) for number in (0, 1)]
+        return len({loss(model), *map(loss, alone)}) == 3
+
+    def streamed() -> bool:
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            return abs(loss(stream_model(folder)) - expected) < 1e-6
+
+    yield "found", lambda: bool(anatomy_of(model.config))
+    yield "loss", lambda: abs(loss(model) - expected) < 1e-6
+    yield "trace", lambda: bool(outliers.trace(model, ids).roles)
+    yield "plant", planted
+    for scheme in ("absmax", "w4a4", "llm.int8"):
+        yield scheme, lambda scheme=scheme: quantized(scheme)
+    for method in ("zero", "shuffle"):
+        yield method, lambda method=method: ablated(method)
+    yield "layers", by_layer
+    yield "stream", streamed
+
+
+def tried(kind: str) -> dict[str, str] | str:
+    """The result of each check, "" where it is as it should be; or why transformers runs no tiny model."""
+    try:
+        model = tiny(kind)
+        ids = torch.randint(3, VOCABULARY, (2, 48), generator=torch.Generator().manual_seed(1))
+        logits = [model(input_ids=block[None], use_cache=False).logits[0].double() for block in ids]
+        losses = [nn.functional.cross_entropy(one[:-1], block[1:]) for one, block in zip(logits, ids, strict=True)]
+        expected = float(sum(losses) / 2)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    found = {}
+    for name, check in checks(model, ids, expected):
+        signal.alarm(SECONDS)
+        try:
+            found[name] = "" if check() else "differs"
+        except UserError as error:
+            found[name] = str(error)
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+        finally:
+            signal.alarm(0)
+        if name in ("found", "loss") and found[name]:
+            break
+    return found
+
+
+def cell(kind: str, result: dict[str, str] | str) -> tuple[str, str, str]:
+    """A row of the page: the type, what it does, and what not and why."""
+    if isinstance(result, str):
+        return kind, "not tried", "transformers runs no tiny default model"
+    wrong = {name: why for name, why in result.items() if why}
+    if "found" in wrong or "loss" in wrong:
+        return kind, "refused", short(next(iter(wrong.values())))
+    without = ", ".join(wrong)
+    return kind, f"works without {without}" if wrong else "works", "; ".join(dict.fromkeys(map(short, wrong.values())))
+
+
+def short(why: str) -> str:
+    """The first words of a reason, for a cell of a table."""
+    return " ".join(why.split())[:110].replace("|", "/")
+
+
+def stop(*_signal) -> None:
+    raise TimeoutError(f"longer than {SECONDS} s")
+
+
+def main(kinds: list[str]) -> None:
+    signal.signal(signal.SIGALRM, stop)
+    logging.set_verbosity_error()
+    rows = []
+    for kind in kinds or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        rows.append(cell(kind, tried(kind)))
+        print(" | ".join(rows[-1]), flush=True)
+    if kinds:
+        return
+    run = [row for row in rows if row[1] != "not tried"]
+    works = sum(row[1] == "works" for row in run)
+    measured = sum(row[1] != "refused" for row in run)
+    lines = [
+        "# Types of models",
+        "",
+        f"A tiny random model of each causal type of transformers {transformers_version}: of {len(run)} that run, "
+        f"{measured} have the loss of transformers here, and {works} pass every check: a trace, a planted feature, "
+        "three schemes, two ablations, single layers, and streaming. Written by scripts/every_type.py.",
+        "",
+        "| type | result | why not |",
+        "|---|---|---|",
+        *(f"| `{kind}` | {result} | {why} |" for kind, result, why in rows),
+        "",
+    ]
+    PAGE.write_text("\n".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
