@@ -275,12 +275,15 @@ def expert_hooks(
 
     def hook_of(layer: int):
         def hook(experts, inputs):
+            if len(inputs) < 2:
+                return
             chosen = inputs[1].flatten()  # the number after that of the last expert stands for none
             visit(layer, chosen.bincount(minlength=experts.num_experts)[: experts.num_experts])
 
         return hook
 
-    layers = experts_of(model).items()
+    # others are called with something else than tokens and the experts that these choose
+    layers = [(layer, one) for layer, one in experts_of(model).items() if hasattr(one, "num_experts")]
     return attached(one.register_forward_pre_hook(hook_of(layer)) for layer, one in layers if only in (None, layer))
 
 

@@ -109,7 +109,7 @@ def _scale(layer: Layer, features: list[int], factor: float) -> None:
 
 def _shift(junction: Sum, features: list[int], factor: float) -> None:
     """Add a constant to the output of a norm, and take it from what reads it."""
-    if any(module.bias is None for module in (junction.norm, *junction.readers, junction.added)):
+    if any(getattr(module, "bias", None) is None for module in (junction.norm, *junction.readers, junction.added)):
         raise UserError(
             "this model's projections read its residual stream and have no biases, which could undo a planted feature; "
             "plant in a model with biases, or with norms before its sub-layers"

@@ -109,7 +109,20 @@ def anatomy_of(config: PretrainedConfig) -> Anatomy:
         UserError: transformers has no such type of model, or cannot build or run it; or no layers are found in it.
     """
     check_known(config.model_type)
-    return ANATOMIES.get(config.model_type) or anatomy_found(config, family_of(config))
+    return _row(config) or anatomy_found(config, family_of(config))
+
+
+def _row(config: PretrainedConfig) -> Anatomy | None:
+    """The row of an architecture; None where there is none, or it is of another family than the model, such as of a
+    decoder that was made of an encoder, or stands alone."""
+    row = ANATOMIES.get(config.model_type)
+    alone = row and ((row.decoder and not config.is_encoder_decoder) or (row.bidirectional and _decodes(config)))
+    return None if alone else row
+
+
+def _decodes(config: PretrainedConfig) -> bool:
+    """Whether a configuration says that its model is a causal one, of a type that may be another."""
+    return getattr(config, "is_decoder", False) and config.model_type in MADE_BY["causal"]
 
 
 def check_known(kind: str) -> None:
@@ -137,10 +150,12 @@ def family_of(config: PretrainedConfig) -> Family:
     kind = config.model_type
     _take_plugins(kind)
     for family in FAMILIES.values():
-        if kind in family.rows:
+        if kind in family.rows and _row(config):
             return family
     if config.is_encoder_decoder:
         return SEQ2SEQ
+    if _decodes(config):
+        return CAUSAL
     made_by = (config.architectures or [""])[0]
     makes = [family for family in ("masked", "causal") if kind in MADE_BY[family]]
     said = [family for family in makes if MADE_BY[family][kind] == made_by]

@@ -96,7 +96,7 @@ NORMALIZES = frozenset(
 def is_projection(module: nn.Module) -> bool:
     """Whether a module multiplies with a matrix."""
     weight = module._parameters.get("weight")
-    named = weight is not None and weight.ndim == 2 and "Linear" in type(module).__name__
+    named = weight is not None and weight.ndim == 2 and type(module).__name__.endswith("Linear")
     return isinstance(module, (nn.Linear, Conv1D)) or named
 
 
@@ -355,7 +355,8 @@ class _Pass:
         if path in self.layers:
             self.left.setdefault(path, flow.history(tensors[0]))
         elif is_projection(module):
-            flow.put(tensors[0], frozenset((path, SUM + path)))
+            for tensor in tensors:
+                flow.put(tensor, frozenset((path, SUM + path)))
         elif path in flow.normalizes and path in self.norms:
             read = next(one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor))
             history = flow.history(read) | {NORM + path}
@@ -441,7 +442,9 @@ class _Layer:
         self.left = seen.left[path]
         self.experts = tuple(one for one in self._of_layer(seen.chosen))
         written, chosen = self.own(self.left), self.own(NOTHING.union(*self._of_layer(seen.chosen).values()))
-        read = set().union(*(self.own(call.history) for call in self.calls.values()))
+        chosen |= set().union(*(self.own(self.calls[one].history) for one in self.experts))
+        others = (call.history for one, call in self.calls.items() if one not in self.experts)
+        read = self.own(NOTHING.union(*others))
         into = [one for one, call in self.calls.items() if self.stream in call.history]
         self.routers = tuple(
             one
