@@ -1,4 +1,4 @@
-"""What a model consists of: each kind of its layers, by the roles of their projections."""
+"""The parts of each kind of a model's layers, by the roles of their projections."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
