@@ -532,7 +532,7 @@ class _Layer:
         )
 
     def _reading(self, norm: str) -> tuple[str, ...]:
-        """What reads the output of a norm."""
+        """The readers of the output of a norm."""
         return tuple(one for one, call in self.calls.items() if NORM + self.prefix + norm in call.history)
 
     def _holder(self, path: str) -> str:

@@ -186,7 +186,7 @@ def _of_kind(model: PreTrainedModel, kind: Kind, path: str, layers: str) -> Anat
 
 
 def _offset(model: PreTrainedModel, norms: list[str]) -> float:
-    """What norms add to their weight before they multiply with it, by what they do to a probe."""
+    """Measure on a probe the number that norms add to their weight before they multiply with it."""
     for path in norms:
         norm = model.get_submodule(path)
         weight = norm._parameters.get("weight")
