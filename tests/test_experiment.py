@@ -163,7 +163,7 @@ def test_a_draw_changes_every_embedding_entry_and_leaves_the_model():
 def test_finished_rows_are_used_again(tmp_path, monkeypatch):
     first = sweep(Experiment(**SMALL), tmp_path)
     measured = []
-    monkeypatch.setattr(states, "_resident", lambda *arguments: measured.append(arguments) or [[Loss(0.0, 1)]])
+    monkeypatch.setattr(states, "_resident", lambda *arguments: measured.append(arguments) or [[Loss(0.0, 1)] * 4])
     assert sweep(Experiment(**SMALL), tmp_path) == first
     assert not measured
     with_alpha = sweep(Experiment(**SMALL, alpha=3), tmp_path)

@@ -9,7 +9,7 @@ import outliers
 from outliers.errors import UserError
 from outliers.models.anatomy import projections
 from outliers.presets.emergence import OneModel
-from tests.conftest import few_kinds, inputs_of, make_model, trace_model
+from tests.conftest import few_kinds, inputs_of, make_model, make_tokenizer, trace_model
 from tests.gguf_files import tensors_of
 from tests.test_commands import refused
 
@@ -156,6 +156,7 @@ def test_a_run_writes_one(tmp_path):
 
 def test_an_unknown_architecture_is_refused_before_it_is_traced(monkeypatch, capsys, tmp_path):
     make_model("opt").save_pretrained(tmp_path / "model")
+    make_tokenizer().save_pretrained(tmp_path / "model")
     capsys.readouterr()  # the progress of saving
     options = ("--block", 32, "--blocks", 2, "--imatrix", "--out", tmp_path / "out")
     said = refused(monkeypatch, capsys, tmp_path / "model", *options, command="trace")
