@@ -24,7 +24,9 @@ from outliers.models.anatomy import (
     norms_are_in_the_residual_stream,
     projections,
 )
+from outliers.models.anatomy.trust import check_planted
 from outliers.models.anatomy.weights import check_in_memory
+from outliers.models.decoder import in_eval_mode
 
 SUBLAYERS = (("attn_in", "attn_out"), ("cross_in", "cross_out"), ("ffn_in", "ffn_out"))  # what each reads and adds
 
@@ -64,7 +66,8 @@ def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> Pre
     Raises:
         UserError: a feature is out of range; the factor is not positive; a projection is more than a floating-point
             weight and a bias, such as a quantized one; or nothing could undo it: the norms are of what sub-layers add
-            (OLMo 2), or their outputs are the residual stream and a projection has no bias.
+            (OLMo 2), or their outputs are the residual stream and a projection has no bias, or more reads the outputs
+            of norms than is known of the architecture (Llama 4).
 
     Example:
         >>> planted = outliers.plant(model, features=[3], factor=8.0)
@@ -92,6 +95,8 @@ def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> Pre
             "this model's projections read its residual stream (its norms are of what sub-layers add), where a planted "
             "feature cannot be undone; plant in a model with norms before or behind the sums"
         )
+    with in_eval_mode(model), in_eval_mode(planted):
+        check_planted(model, planted)
     return planted
 
 

@@ -35,10 +35,39 @@ def check_found(model: PreTrainedModel) -> None:
     _checked.add(model)
 
 
+def check_planted(model: PreTrainedModel, planted: PreTrainedModel) -> None:
+    """Raise UserError unless a model of a found anatomy, and the same with planted features, have the same logits."""
+    if stacks_of(model.config)[0].found:
+        with _without_hooks(model), _without_hooks(planted):
+            before, after = (_logits(one, _few_tokens(one)) for one in (model, planted))
+        if not _difference(after, before) <= 10 * _limit(model):
+            raise UserError(
+                f"a planted feature changes what '{model.config.model_type}' computes, for more reads the norms' "
+                "outputs than a pass has found; plant in another model"
+            )
+
+
+def _few_tokens(model: PreTrainedModel) -> Example | torch.Tensor:
+    ids = torch.arange(1, TOKENS + 1, device=model.device) % model.config.vocab_size
+    return Example(ids, ids) if model.config.is_encoder_decoder or stacks_of(model.config)[0].bidirectional else ids
+
+
+def _logits(model: PreTrainedModel, block: Example | torch.Tensor) -> torch.Tensor:
+    """Return the logits (T, vocabulary) of a block by the model's own forward."""
+    inputs = zip(("input_ids", "decoder_input_ids"), (read[None] for read in inputs_of(model, block)), strict=False)
+    return model(**dict(inputs), **family_of(model.config).keywords).logits[0]
+
+
+def _difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((logits - expected.to(logits.dtype)).abs().max() / expected.abs().max())
+
+
+def _limit(model: PreTrainedModel) -> float:
+    return EXACT if next(model.parameters()).dtype == torch.float32 else ROUNDED
+
+
 def _check_calls(model: PreTrainedModel) -> None:
-    device, calls = model.device, Counter()
-    ids = torch.arange(1, TOKENS + 1, device=device) % model.config.vocab_size
-    block = Example(ids, ids) if model.config.is_encoder_decoder or stacks_of(model.config)[0].bidirectional else ids
+    block, calls = _few_tokens(model), Counter()
     there = list(projections(model))
 
     def count(path: str) -> None:
@@ -57,15 +86,9 @@ def _check_calls(model: PreTrainedModel) -> None:
                 f"'{one.path}' of '{kind}' runs {calls[one.path]} times in a pass; expected once, for what is measured "
                 f"of layer {one.layer} of {len(layers_of(model))} would be of several uses"
             )
-    inputs = dict(
-        zip(("input_ids", "decoder_input_ids"), (read[None] for read in inputs_of(model, block)), strict=False)
-    )
-    expected = model(**inputs, **family_of(model.config).keywords).logits[0]
-    head = Head(model, state)
-    logits = torch.cat([head.logits(part) for part in head.parts], -1)
-    expected = expected.to(logits.dtype)
-    worst = float((logits - expected).abs().max() / expected.abs().max())
-    limit = EXACT if next(model.parameters()).dtype == torch.float32 else ROUNDED
+    expected, head = _logits(model, block), Head(model, state)
+    worst = _difference(torch.cat([head.logits(part) for part in head.parts], -1), expected)
+    limit = _limit(model)
     if not worst <= limit and bool(expected.isfinite().all()):
         raise UserError(
             f"the logits of '{kind}' differ by {worst:.1e} from those of its layers and its head as a pass found them; "
