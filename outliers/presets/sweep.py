@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from outliers.criterion import LOG_PERPLEXITY, PICTURES
 from outliers.errors import UserError
 from outliers.metrics.records import Accuracy, Agreement, Metric, Perplexity
-from outliers.quantization.schemes import BASELINE, TABLE1
+from outliers.quantization.schemes import TABLE1
 from outliers.runs.rows import Row
 from outliers.runs.run import run
 from outliers.specification.fields import Draws, Models, Name, Schemes
@@ -35,13 +35,6 @@ class Experiment(OfSchemes, Calibrated):
         description="fp32 (no quantization), and any of docs/schemes.md, such as w4a8-g64 or mxfp4.",
     )
     draws: Draws = 1
-
-    @field_validator("schemes")
-    @classmethod
-    def _beside_fp32(cls, schemes: list) -> list:
-        """Put fp32 before a scheme that is alone, whose perplexity says nothing by itself."""
-        alone = len(schemes) == 1 and getattr(schemes[0], "name", schemes[0]) != BASELINE
-        return [BASELINE, *schemes] if alone else schemes
 
     def plans(self) -> list[Plan]:
         """Of each model its perplexity under each scheme; those that share weight codes are side by side."""
