@@ -147,7 +147,7 @@ class Column(NamedTuple):
     def width(self) -> int:
         """The characters that it takes: its longest line, around a header with what tabulate leaves free there."""
         header, *lines = (max(map(len, cell.splitlines()), default=0) for cell in self.cells)
-        return max(header + MIN_PADDING, *lines)
+        return max([header + MIN_PADDING, *lines])
 
     def wrapped(self, width: int) -> "Column":
         """The column with the text of its cells in lines of at most a width, the column as it is if it is no wider."""
