@@ -101,6 +101,7 @@ def marked(model) -> tuple:
 
 # What each public function says of a model.
 SAID = {
+    "anatomy": lambda model: str(outliers.anatomy(model)),
     "perplexity": lambda model: outliers.perplexity(model, BLOCKS),
     "perplexities": costs("zero(3)", "zero(3@layers.1.heads.1)", "kv=int4", "prefix(3)", "unattended(0)"),
     "variant": lambda model: costs(*(f"{kind}({path}{place})" for kind, path, place in weights_of(model)))(model),

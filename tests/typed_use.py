@@ -13,6 +13,7 @@ import outliers
 from outliers.metrics.damages import Damages
 from outliers.metrics.origins import Account
 from outliers.models.anatomy.examples import Examples
+from outliers.presets.anatomy import ModelAnatomy
 from outliers.quantization.caches import QuantizedCache
 
 model = outliers.load_model(outliers.pocket_models()[0], device=torch.device("cpu"))
@@ -24,6 +25,7 @@ assert_type(model, PreTrainedModel)
 assert_type(tokenizer, PreTrainedTokenizerBase)
 assert_type(blocks, torch.Tensor)
 assert_type(sequences, list[torch.Tensor])
+assert_type(outliers.anatomy("pocket/gpt2-0.1m"), ModelAnatomy)
 
 trace = outliers.trace(model, blocks, roles=["ffn_out"], tokens=tokenizer)
 assert_type(trace, outliers.Trace)
