@@ -11,6 +11,7 @@ from outliers.metrics.measurement import Keeps, Measurement, Read, Seen, by_draw
 from outliers.metrics.perplexity import finite_losses, read_logits
 from outliers.models.anatomy import decoder_layers, family_of
 from outliers.models.anatomy.examples import Block
+from outliers.models.anatomy.weights import parameter_of
 from outliers.models.decoder import AT_ONCE, inference, map_blocks, placed, run_decoder, run_from
 from outliers.models.head import output_embedding
 from outliers.models.load import find_device
@@ -193,7 +194,9 @@ def _room_of_logits(
         bench.logits.clear()
         bench.logits[key] = []
     elif not bench.logits[key]:
-        weight = output_embedding(model).weight
+        weight = parameter_of(output_embedding(model), "weight")
+        if weight is None:  # the head says what it lacks
+            return [None] * len(states)
         size = torch.promote_types(weight.dtype, torch.float32).itemsize * len(weight) * sum(map(len, states))
         if size + _nbytes(states) <= MOST_KEPT:
             bench.logits[key] = [{} for _ in states]
