@@ -355,5 +355,5 @@ def test_command(monkeypatch, capsys, tmp_path):
     assert "1x GPU 0.78 GB GPT-2 124M / OPT-125M none" in lines
     assert "2x GPU 0.7 GB GPT-2 124M / OPT-125M GPT-2 124M / OPT-125M" in lines
     assert "1x GPU 0.6 GB none none" in lines
-    assert "2048 (GPT-2 124M 1024) tokens of context" in out
+    assert "2048 (GPT-2 124M 1024) tokens of context" in " ".join(out.split())
     assert (tmp_path / "results" / "memory" / "rows.jsonl").exists()

@@ -172,8 +172,8 @@ def test_features_of_a_stack_are_taken_out_in_its_layers(planted, tmp_path):
     rows = run(spec, tmp_path)
     nothing = [row for row in rows if row.get("subject") == "none"]
     assert [row.get("stack") for row in nothing] == ["encoder", "decoder", "cross", None], "measured once"
-    printed = show(spec, tmp_path, rows).printed
-    assert printed.count("nothing") == 2, "and shown with each stack"
+    shown = show(spec, tmp_path, rows)
+    assert [table.cells[0][0] for table in shown.tables] == ["nothing"] * 2, "and shown with each stack"
     rows = [row for row in rows if row.get("subject") == "outliers"]
     where = {row["ablated"]: row["where"] for row in rows}
     assert where == {"encoder": ["attn_in"], "decoder": ["attn_in"]}
