@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 from weakref import ref
 
 import torch
-from pydantic import TypeAdapter, ValidationError
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers import __version__ as transformers_version
@@ -22,6 +22,9 @@ from outliers.models.anatomy.discover import LENGTHS, Branch, Kind, Stack, find_
 from outliers.models.anatomy.family import Family
 from outliers.models.anatomy.row import Anatomy, Mixture
 from outliers.models.names import CACHE
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 ROLES_OF = {  # of a branch: mixes positions, and reads another stack's output
     (True, False): {"reads": "attn_in", "between": "attn_mid", "writes": "attn_out"},
@@ -34,7 +37,6 @@ ROLES_OF = {  # of a branch: mixes positions, and reads another stack's output
 UNIMPORTANT = ("_name_or_path", "transformers_version", "dtype", "architectures", "quantization_config")
 _known: dict[int, tuple[ref, Anatomy]] = {}  # by the identity of a configuration that is there
 _FILES = [Path(__file__).with_name(name) for name in ("discover.py", "found.py", "row.py")]
-_RECORD = TypeAdapter(Anatomy)
 
 
 def anatomy_found(config: PretrainedConfig, family: Family) -> Anatomy:
@@ -70,10 +72,17 @@ def _code() -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in _FILES)).hexdigest()
 
 
+@functools.cache
+def _record() -> "TypeAdapter[Anatomy]":
+    from pydantic import TypeAdapter  # late, as a model of a known architecture needs none
+
+    return TypeAdapter(Anatomy)
+
+
 def _read(file: Path) -> Anatomy | None:
     try:
-        return _RECORD.validate_json(file.read_bytes())
-    except (OSError, ValidationError):  # which was never written, or not to its end
+        return _record().validate_json(file.read_bytes())
+    except (OSError, ValueError):  # which was never written, or not to its end
         return None
 
 
@@ -81,7 +90,7 @@ def _write(file: Path, anatomy: Anatomy) -> None:
     with suppress(OSError):  # a cache that cannot be written costs time alone
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(f".{os.getpid()}")
-        part.write_bytes(_RECORD.dump_json(anatomy))
+        part.write_bytes(_record().dump_json(anatomy))
         part.replace(file)
 
 
