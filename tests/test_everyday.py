@@ -89,7 +89,7 @@ def of_strings(found: float, names: dict) -> None:
 
 
 def data_frame(found: pd.DataFrame, names: dict) -> None:
-    blocks = outliers.load_text("sample", names["tokenizer"], block=128, blocks=2)
+    blocks = outliers.load_text("sample", names["tokenizer"], block=64, blocks=2)
     exact = found.set_index("scheme").loc["fp32", "value"]
     assert exact == pytest.approx(outliers.perplexity(names["model"], blocks), rel=1e-9)
     assert list(found["scheme"]) == ["fp32", "absmax"]

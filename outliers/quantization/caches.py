@@ -16,7 +16,7 @@ from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from outliers.errors import UserError
-from outliers.models.anatomy import context_length, family_of
+from outliers.models.anatomy import context_length, family_of, stack_module, stacks_of
 from outliers.models.anatomy.parts import parts
 from outliers.models.anatomy.weights import device_of
 from outliers.models.attention import Call, States, attentions, check_attention, product_hooks
@@ -420,7 +420,7 @@ class Prefix:
 @inference
 def _cache_of(model: PreTrainedModel, ids: torch.Tensor) -> Cache:
     kept = DynamicCache()  # of no configuration: without windows, beyond which it would forget positions
-    model.base_model(ids, past_key_values=kept, use_cache=True)
+    _decoder(model)(ids, past_key_values=kept, use_cache=True)
     return Cache(layers=[PrefixLayer(layer.keys, layer.values) for layer in kept.layers])
 
 
@@ -447,7 +447,7 @@ def _check_room(config: PretrainedConfig, positions: int, block: int) -> None:
 def behind_prefix(model: PreTrainedModel, tokens: Sequence[int]) -> Iterator[None]:
     """Let a model read everything behind some tokens within this context: their keys and values are those that it
     computes now, and what is done to it later does not change them. Positions go on behind them."""
-    decoder, prefix = model.base_model, Prefix(model, tokens)
+    decoder, prefix = _decoder(model), Prefix(model, tokens)
     hook, decoder.prefix = decoder.register_forward_pre_hook(prefix.behind, with_kwargs=True), prefix
     try:
         yield
@@ -456,7 +456,11 @@ def behind_prefix(model: PreTrainedModel, tokens: Sequence[int]) -> Iterator[Non
         del decoder.prefix
 
 
+def _decoder(model: PreTrainedModel) -> nn.Module:
+    return stack_module(model, stacks_of(model.config)[-1])
+
+
 def prefix_positions(model: PreTrainedModel) -> int:
     """Number of tokens before all that a model reads."""
-    prefix = vars(model.base_model).get("prefix")
+    prefix = vars(_decoder(model)).get("prefix")
     return prefix.positions if prefix else 0
