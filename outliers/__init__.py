@@ -111,7 +111,7 @@ sys.modules[__name__].__class__ = _Package
 if {"transformers", "torch"} <= sys.modules.keys():
     importlib.import_module("outliers.plugins.loader")
 
-# Python looks for what `python -m outliers.swep` names after it has imported this package, and says only that it is not
+# Python looks for what a mistyped `python -m` names after it has imported this package, and says only that it is not
 # there; while it looks, the first argument is this.
 if sys.argv[:1] == ["-m"]:
     for _asked in (found[1] for one in sys.orig_argv if (found := re.fullmatch(r"(?:-m)?outliers\.(\w+)", one))):

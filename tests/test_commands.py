@@ -50,6 +50,7 @@ SMALL = ["--model", "pocket/gpt2-0.1m", "--block", "64", "--blocks", "2", "--sch
 def call(monkeypatch, capsys, *arguments, command="sweep") -> tuple[int, str, str]:
     """Exit code, output and errors of `python -m outliers.sweep …`, or another command, run in this process."""
     monkeypatch.setattr(sys, "argv", [command, *map(str, arguments)])
+    monkeypatch.delitem(sys.modules, f"outliers.{command}", raising=False)  # of which runpy would warn
     code = 0
     try:
         runpy.run_module(f"outliers.{command}", run_name="__main__")
@@ -598,6 +599,7 @@ def test_the_scripts_answers(script):
 
 MEASURING = ("--out", "--force", "--debug", "Examples")
 OPTIONS = {
+    "anatomy": ("smollm2-135m", "--debug", "Example"),
     "get": ("smollm2-135m", "--debug", "Example"),
     "memory": (*MEASURING, "--gpu", "--context"),
     "zeroshot": (*MEASURING, "--task", "--limit"),

@@ -168,7 +168,7 @@ def test_the_hub_is_asked_once_for_a_model(hub, monkeypatch):
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *arguments, **_: asked.append(arguments))
     assert find_model("gpt2") == find_model("gpt2") == ("gpt2", None, False, None, False)
     assert len(asked) == 1
-    assert find_model("gpt2", "step1000") == ("gpt2", "step1000", False, None), "by branch, see find_model"
+    assert find_model("gpt2", "step1000") == ("gpt2", "step1000", False, None, False), "by branch, see find_model"
     with pytest.raises(ZeroDivisionError):
         ask_hub(lambda _: 1 / 0)
 

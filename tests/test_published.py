@@ -247,7 +247,8 @@ def test_all_that_is_published_without_a_model(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("model", "expected"), [("qwen", "did you mean qwen2.5-7b or"), ("UNKNOWN", "python -m outliers.report")]
+    ("model", "expected"),
+    [("qwen", "did you mean qwen2.5-3b or qwen2.5-7b or"), ("UNKNOWN", "python -m outliers.report")],
 )
 def test_a_model_of_which_nothing_is_published(tmp_path, monkeypatch, capsys, model, expected):
     monkeypatch.chdir(tmp_path)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 from typer import Option
 
-NUMBERS = {int: "INTEGER", float: "FLOAT"}  # which the field reads, and says what it expects
+NUMBERS = {int: "<int>", float: "<float>"}  # which the field reads, and says what it expects
 
 
 def options(kind: type[BaseModel], without: Iterable[str] = ()) -> dict[str, Any]:
