@@ -527,7 +527,7 @@ def test_a_field_is_an_option(monkeypatch, capsys):
     run(pick)
     assert {name: value for name, value in given.items() if value is not None} == {
         "sorts": ["a,b", "c"],
-        "rain_water": 0.5,
+        "rain_water": "0.5",  # which the field reads
         "pick": True,
         "owner": "x",
     }
