@@ -321,7 +321,7 @@ def specified(monkeypatch, capsys):
         ("trace --models a --bos --stream --alpha 3", {"by_token": False, "bos": True, "stream": True, "alpha": 3.0}),
         ("ablate a --feature 3 --features 17,4", {"features": [3, 17, 4], "where": ["attn_in"], "seed": 0}),
         ("emergence a b,c", {"name": "emergence", "models": ["a", "b", "c"], "revisions": None}),
-        ("emergence", {"name": "emergence", "shows": None, "block": 64, "blocks": 8}),
+        ("emergence", {"name": "emergence", "shows": None, "block": 256, "blocks": 32}),
         ("latency paper/table6 --batch 1", {"models": ["bigscience/bloom"], "batches": [1], "device": "cuda"}),
         ("memory paper/table3 a", {"name": "paper/table3", "models": ["a"], "candidates": ["a"]}),
         ("memory", {"name": "paper/table3", "context": 256, "batch": 1}),
