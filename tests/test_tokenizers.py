@@ -187,8 +187,6 @@ def test_a_chat_template_that_never_ends(tmp_path, monkeypatch):
 
 @pytest.fixture
 def stories():
-    if not STORIES.exists():
-        pytest.skip("needs the shared models and texts beside the clone")
     return load_tokenizer(str(STORIES))
 
 
@@ -202,6 +200,7 @@ def said(caplog) -> list[str]:
     return [record.getMessage() for record in caplog.records]
 
 
+@needs_shared
 @pytest.mark.parametrize("block", [32, None])
 def test_a_text_that_begins_with_the_first_token(block, stories, caplog):
     story = "Once upon a time, there was a little girl named Lily. She loved to play outside. " * 3
@@ -213,6 +212,7 @@ def test_a_text_that_begins_with_the_first_token(block, stories, caplog):
     assert list(blocks[0])[:2] != [1, 1]
 
 
+@needs_shared
 def test_token_ids_that_begin_with_the_first_token(stories, caplog):
     """Also where a block begins in the middle of them, by chance."""
     ids = torch.tensor([1, 5, 6, 7, 1, 8, 9, 10, 11, 1, 12, 13])
@@ -223,6 +223,7 @@ def test_token_ids_that_begin_with_the_first_token(stories, caplog):
     assert [part.tolist() for part in documents] == [[1, 5, 6, 7], [1, 8, 9, 10], [1, 11], [1, 12]]
 
 
+@needs_shared
 def test_a_chat_template_that_begins_with_the_first_token(stories, caplog):
     stories.chat_template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
     talks = [[{"role": "user", "content": "Hello there."}], [{"role": "user", "content": "Where is the ball?"}]]
@@ -240,6 +241,7 @@ def test_ends_of_documents_that_are_the_first_token_stay(caplog):
     assert said(caplog) == []
 
 
+@needs_shared
 def test_bytes_of_a_text_that_begins_with_the_first_token(stories):
     """They are those of the text without it."""
     story = "Once upon a time, there was a little girl named Lily. " * 4
@@ -248,6 +250,7 @@ def test_bytes_of_a_text_that_begins_with_the_first_token(stories):
     assert torch.equal(with_it.sizes, without.sizes)
 
 
+@needs_shared
 @pytest.mark.parametrize("block", range(3, 12))
 def test_first_tokens_in_the_middle_of_a_text(block, stories):
     """Each stays unless a block begins with it."""

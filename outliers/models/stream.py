@@ -33,6 +33,7 @@ from outliers.models.anatomy import (
     width_of,
 )
 from outliers.models.anatomy.examples import Block
+from outliers.models.anatomy.weights import ACCELERATED
 from outliers.models.checkpoint import Checkpoint
 from outliers.models.hooks import FORWARD_HOOKS, hand_over_hooks
 from outliers.models.internals import dtype_of
@@ -314,7 +315,7 @@ def exchanged(module: nn.Module, others: Mapping[str, nn.Module]) -> nn.Module:
     copied = copy.copy(module)
     copied._modules = dict(module._modules)
     if "_hf_hook" in vars(module):  # of accelerate, which runs the module that it hangs on
-        for name in ("forward", "_old_forward", "_hf_hook"):
+        for name in ACCELERATED:
             vars(copied).pop(name)
         hand_over_hooks(module, copied)
     for head, paths in groupby(sorted(others), lambda path: path.partition(".")[0]):

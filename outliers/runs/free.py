@@ -12,8 +12,8 @@ from outliers.errors import UserError
 from outliers.terminal.amounts import size
 
 CGROUPS = Path("/sys/fs/cgroup")
-# By what /proc/self/cgroup calls the controller: its folder, the limit, what is used, and how the names of what of that
-# are files begin, which the system drops when it needs their memory. Version 2 has one without a name.
+# By the controller's name in /proc/self/cgroup: its folder, the file of its limit, that of the memory in use, and the
+# prefix of the counters of file pages, which the system can evict. Version 2 has one controller, without a name.
 GROUP_FILES = {
     "": (".", "memory.max", "memory.current", ""),
     "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),

@@ -133,7 +133,7 @@ class Table(NamedTuple):
             widest = max(rooms, key=rooms.get, default=None)
             if widest is not None and rooms[widest] > LEAST:
                 rooms[widest] -= 1
-        columns = [column.wrapped(rooms.get(place, column.width)) for place, column in enumerate(columns)]
+        columns = [column.within(rooms.get(place, column.width)) for place, column in enumerate(columns)]
         return "\n\n".join(_tabulated(part, "simple") for part in _parts(columns, width))
 
 
@@ -149,7 +149,7 @@ class Column(NamedTuple):
         header, *lines = (max(map(len, cell.splitlines()), default=0) for cell in self.cells)
         return max([header + MIN_PADDING, *lines])
 
-    def wrapped(self, width: int) -> "Column":
+    def within(self, width: int) -> "Column":
         """The column with the text of its cells in lines of at most a width, the column as it is if it is no wider."""
         if self.width <= width:
             return self

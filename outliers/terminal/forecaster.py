@@ -186,7 +186,3 @@ def _near(kind: str, rates: dict[str, float]) -> Left:
 
 def _rate(marks: Sequence[Mark]) -> float:
     return sum(mark.seconds for mark in marks) / sum(mark.work for mark in marks)
-
-
-def _rate(marks: Sequence[Mark]) -> float:
-    return sum(mark.seconds for mark in marks) / sum(mark.work for mark in marks)

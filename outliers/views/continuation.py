@@ -6,8 +6,9 @@ import pandas as pd
 
 from outliers.models.names import short_name
 from outliers.quantization.schemes import BASELINE
-from outliers.show.section import Finding, Section, of_subjects, together
+from outliers.show.section import Finding, Section, together
 from outliers.show.tables import Table
+from outliers.show.value import grouped
 
 COLUMNS = (
     ("variant", "{variant}"),
@@ -17,25 +18,20 @@ COLUMNS = (
 
 
 def continuation_section(rows: list[dict]) -> Section:
-    """The continuations of each model; rows of other metrics are left out."""
-    rows = [row for row in rows if row["metric"] == "continuation"]
-    by_model = of_subjects([row | {"under": row["variant"], "variant": BASELINE} for row in rows], _section)
-    return together("Continuations", by_model)
+    """Show the continuations of each model; rows of other metrics are left out."""
+    of_models = grouped([row for row in rows if row["metric"] == "continuation"], lambda row: row["model"]).values()
+    return together("Continuations", [_of_model(of_model, number) for number, of_model in enumerate(of_models, 1)])
 
 
-def _section(rows: list[dict], ending: str) -> Section:
-    name = short_name(rows[0]["model"])
-    exact = next((row["continuation_ids"] for row in rows if row["under"] == BASELINE), None)
-    data = pd.DataFrame(rows).reindex(columns=["under", "continuation", "continuation_ids"])
-    data = data.rename(columns={"under": "variant"})
+def _of_model(rows: list[dict], number: int) -> Section:
+    name, ending = short_name(rows[0]["model"]), f"_{number}" if number > 1 else ""
+    exact = next((row["continuation_ids"] for row in rows if row["variant"] == BASELINE), None)
+    data = pd.DataFrame(rows).reindex(columns=["variant", "continuation", "continuation_ids"])
     data["shared"] = [None if exact is None else _shared(exact, ids) for ids in data.pop("continuation_ids")]
     caption = f"Greedy continuations by {name} of: {rows[0]['prompt_text']!r}"
     table = Table.of(f"continuations{ending}", caption, COLUMNS, data, names=("variant", "continuation"))
-    findings = [
-        Finding(_said(name, row, len(exact)), table.name)
-        for row in data[data["variant"] != BASELINE].to_dict("records")
-        if exact is not None
-    ]
+    others = data[data["variant"] != BASELINE].to_dict("records") if exact is not None else []
+    findings = [Finding(_said(name, row, len(exact)), table.name) for row in others]
     return Section(f"Continuations by {name}", rows, table.printed, [table], findings=findings)
 
 

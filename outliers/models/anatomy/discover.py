@@ -32,57 +32,14 @@ MIXED = "mixed"  # positions were mixed since the last projection
 LENGTHS = (13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61)  # of what is read; those that no weight has a size of
 # Operations whose outputs are sums, parts or copies of what they read.
 MOVES = frozenset(
-    [
-        "add",
-        "sub",
-        "rsub",
-        "cat",
-        "stack",
-        "clone",
-        "copy",
-        "view",
-        "_unsafe_view",
-        "reshape",
-        "t",
-        "transpose",
-        "permute",
-        "slice",
-        "select",
-        "split",
-        "split_with_sizes",
-        "unbind",
-        "expand",
-        "squeeze",
-        "unsqueeze",
-        "as_strided",
-        "alias",
-        "detach",
-        "narrow",
-        "chunk",
-        "_to_copy",
-        "contiguous",
-        "index",
-        "index_select",
-        "index_add",
-        "index_put",
-        "scatter_add",
-        "constant_pad_nd",
-        "flatten",
-        "unflatten",
-        "sum",
-        "mean",
-        "neg",
-        "lift_fresh",
-        "native_dropout",
-        "movedim",
-        "repeat",
-        "zeros_like",
-        "new_zeros",
-        "new_empty",
-        "empty_like",
-        "roll",
-        "flip",
-    ]
+    (
+        *("add", "sub", "rsub", "cat", "stack", "clone", "copy", "view", "_unsafe_view", "reshape", "t", "transpose"),
+        *("permute", "slice", "select", "split", "split_with_sizes", "unbind", "expand", "squeeze", "unsqueeze"),
+        *("as_strided", "alias", "detach", "narrow", "chunk", "_to_copy", "contiguous", "index", "index_select"),
+        *("index_add", "index_put", "scatter_add", "constant_pad_nd", "flatten", "unflatten", "sum", "mean", "neg"),
+        *("lift_fresh", "native_dropout", "movedim", "repeat", "zeros_like", "new_zeros", "new_empty", "empty_like"),
+        *("roll", "flip"),
+    )
 )
 SCALES = frozenset(("mul", "div"))
 COPIES = frozenset(("_to_copy", "clone"))
@@ -91,6 +48,12 @@ SCANS = frozenset(("cumsum", "cumprod", "logcumsumexp", "cummax", "roll"))
 NORMALIZES = frozenset(
     ("rsqrt", "native_layer_norm", "_fused_rms_norm", "rms_norm", "linalg_vector_norm", "std", "var")
 )
+
+
+def lengths_of(model: nn.Module) -> tuple[int, ...]:
+    """Return two numbers of positions that are no size of a weight of a model, nor one less than such."""
+    sizes = {size for parameter in model.parameters() for size in parameter.shape}
+    return tuple(length for length in LENGTHS if not sizes & {length, length + 1})[:2]
 
 
 def is_projection(module: nn.Module) -> bool:
@@ -270,8 +233,7 @@ class _Pass:
         self.model = model
         self.paths = {module: path for path, module in model.named_modules()}
         self.layers = _layers_of(self.paths)
-        sizes = {size for parameter in model.parameters() for size in parameter.shape}
-        self.lengths = tuple(n for n in LENGTHS if not sizes & {n, n + 1})[:2]
+        self.lengths = lengths_of(model)
         projections = {path for module, path in self.paths.items() if is_projection(module)}
         self.flow = Flow(self.lengths, self._weights(), projections)
         self.calls: dict[str, Call] = {}
@@ -427,7 +389,7 @@ def _stack(seen: _Pass, top: str) -> Stack:
     kinds: dict[Kind, Kind] = {}
     found = []
     for _, path in members:
-        kind = _kind(seen, path) if path in seen.left else None
+        kind = _Layer(seen, path).kind() if path in seen.left else None
         found.append(kinds.setdefault(kind, kind) if kind else None)
     module = next((one for one in _ancestors(top) if one in seen.models), "")
     return Stack(top, tuple(found), seen.widths[top], module)
@@ -550,7 +512,7 @@ class _Layer:
             roles |= {*branch.reads, *branch.between, *branch.writes, *branch.memory}
         modules = self._of_layer({path: module for module, path in self.seen.paths.items()})
         for path in self.calls:
-            if path in self.seen.flow.loose or self.prefix + path in self.seen.flow.loose:
+            if self.prefix + path in self.seen.flow.loose:
                 if path not in self.routers:
                     yield path, "its weight is multiplied with, and no module is called for that"
             elif path not in roles:
@@ -589,7 +551,3 @@ def _ancestors(path: str) -> Iterator[str]:
     while path:
         yield path
         path = path.rpartition(".")[0]
-
-
-def _kind(seen: _Pass, path: str) -> Kind:
-    return _Layer(seen, path).kind()

@@ -18,7 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers import __version__ as transformers_version
 
 from outliers.errors import UserError, reason_of
-from outliers.models.anatomy.discover import LENGTHS, Branch, Kind, Stack, find_stacks
+from outliers.models.anatomy.discover import Branch, Kind, Stack, find_stacks, lengths_of
 from outliers.models.anatomy.family import Family
 from outliers.models.anatomy.row import Anatomy, Mixture
 from outliers.models.names import CACHE
@@ -40,7 +40,11 @@ _FILES = [Path(__file__).with_name(name) for name in ("discover.py", "found.py",
 
 
 def anatomy_found(config: PretrainedConfig, family: Family) -> Anatomy:
-    """Return what `find` does, at once for a configuration that is known, in this process or in the user's cache."""
+    """Return the anatomy of a configuration's models from this process's memory, the user's cache, or a new pass.
+
+    Raises:
+        UserError: as `find`.
+    """
     here, known = _known.get(id(config), (None, None))
     if here is not None and here() is config:
         return known
@@ -55,7 +59,7 @@ def anatomy_found(config: PretrainedConfig, family: Family) -> Anatomy:
 
 
 def _key(config: PretrainedConfig, family: Family) -> str:
-    """Of all that the anatomy depends on."""
+    """Return a hash of the configuration, the family, the versions and the code on which an anatomy depends."""
     fields = {name: value for name, value in config.to_dict().items() if name not in UNIMPORTANT}
     facts = [
         family.name,
@@ -96,7 +100,7 @@ def _write(file: Path, anatomy: Anatomy) -> None:
 
 @torch.inference_mode(False)  # in which other operations are seen
 def find(config: PretrainedConfig, family: Family) -> Anatomy:
-    """The anatomy of the models of a configuration, whose weights need not be there.
+    """Return the anatomy of a configuration's models by a pass on the meta device, which needs no weights.
 
     Raises:
         UserError: transformers cannot build the model, or run it without values; or it is no stack of layers.
@@ -120,11 +124,10 @@ def find(config: PretrainedConfig, family: Family) -> Anatomy:
 
 
 def _inputs(model: PreTrainedModel, family: Family) -> dict[str, object]:
-    """With which a model on the meta device is called: a picture, or as many tokens as no weight has features."""
+    """Return the arguments of the pass: a picture, or as many tokens as no weight has features."""
     if family.name_of:
         return {model.main_input_name: family.smallest(model.config).ids[None].to("meta")}
-    sizes = {size for parameter in model.parameters() for size in parameter.shape}
-    first, second = [length for length in LENGTHS if not sizes & {length, length + 1}][:2]
+    first, second = lengths_of(model)
     keywords = dict(family.keywords)
     ids = torch.zeros(1, first, dtype=torch.int64, device="meta")
     if model.config.is_encoder_decoder:

@@ -10,6 +10,8 @@ from transformers import PreTrainedModel
 
 from outliers.errors import UserError
 
+ACCELERATED = ("forward", "_old_forward", "_hf_hook")  # what accelerate puts on a module of its own
+
 
 def is_offloaded(module: nn.Module) -> bool:
     """Whether accelerate gives a module its weights for the time of a call alone."""
@@ -77,7 +79,7 @@ def in_memory(module: nn.Module) -> nn.Module:
             parameters, buffers = dict(module._parameters), dict(module._buffers)
         module._parameters, module._buffers = parameters, buffers
         hook = module._hf_hook
-        for name in ("forward", "_old_forward", "_hf_hook"):
+        for name in ACCELERATED:
             vars(module).pop(name)
         kept = {name: getattr(hook, name) for name in ("execution_device", "io_same_device", "skip_keys")}
         add_hook_to_module(module, AlignDevicesHook(**kept))

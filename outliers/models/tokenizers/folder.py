@@ -40,7 +40,7 @@ def read_tokenizer(source: Source, name: str, **keywords) -> PreTrainedTokenizer
     _check_files(source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.path, **keywords)
-    except Exception:
+    except Exception:  # of any kind, which a folder without a vocabulary explains; else it is raised again
         _check_present(source, name, VOCABULARIES)
         raise
     if names := set(type(tokenizer).vocab_files_names.values()):  # none of one that reads bytes
