@@ -11,7 +11,7 @@ INSTALL = test -x $(RUN) || $(PYTHON) -m venv $(VENV); \
 
 sweep: $(VENV)/installed
 	@$(MODEL)
-	$(RUN) -m outliers.sweep
+	$(RUN) -m outliers.sweep --block 64 --blocks 8
 
 paper: $(VENV)/installed-paper
 	@$(MODEL)

@@ -250,6 +250,20 @@ def test_steps_of_a_kind_that_was_not_seen_may_take_longer_or_shorter(clock):
         assert 1.3 < left.most / left.expected < 1.7
 
 
+def test_a_range_too_wide_to_be_of_use_is_not_said(clock):
+    """As of a kind that may take as long as the fastest or the slowest before it."""
+    with Progress(clock=clock) as bar:
+        for kind in ("fast", "slow", "new"):
+            bar.expect(Steps(100 if kind == "new" else 4, kind=kind))
+        for kind, seconds in (("fast", 1), ("slow", 30)):
+            bar.enter(kind, Steps(4, kind=kind))
+            work(bar, clock, *[seconds] * 4)
+        assert bar.left() is None
+        bar.enter("new", Steps(100, kind="new"))
+        work(bar, clock, 5, 5, 5, 5)
+        assert bar.left().expected == pytest.approx(96 * 5, rel=0.2)
+
+
 def test_what_takes_its_time_on_any_model(clock):
     with Progress(clock=clock) as bar:
         bar.expect(Steps(4, 10**6))

@@ -12,6 +12,7 @@ RECENT, LEAST_RECENT = 1 / 4, 5  # of the age of a run, in seconds at least: its
 DRIFT = 1 / 2  # of its age: how far forecasts moved since then, they may still move
 KNOWN, UNKNOWN, MOVED = 1.1, 1.7, 2.0  # factors of a range: by steps that were made, by others, and by drift at most
 SOON, LONG, SEVERAL = 2, 10, 3  # a forecast needs so many seconds and steps, or so many seconds in a step
+WIDEST = 10  # times its least that a range may reach; a wider one, as of small models before a large one, says nothing
 APART = 1.01  # times as old a run is at the next forecast that is kept
 MARKS = 500  # of finished steps that are kept
 
@@ -90,7 +91,7 @@ class Forecaster:
     def left(
         self, age: float, working: str = "", inside: float = 0.0, step: float = 0.0, since: float = 0.0
     ) -> Left | None:
-        """The time that is left at an age; None while too little was made, or nothing is left.
+        """The time that is left at an age; None while too little was made to know, or nothing is left.
 
         working, inside: the kind of a step that is being made, and how much of its work is. step: what is left of it.
         since: how many seconds ago the last work was made.
@@ -123,7 +124,8 @@ class Forecaster:
         factor = math.exp(min(moved, math.log(MOVED)))
         gone = min(since, busy * step * paces[working].expected / share)
         ahead = max(0.0, 1 - gone / expected)
-        return Left(ahead * expected, ahead * least / factor, ahead * most * factor)
+        left = Left(ahead * expected, ahead * least / factor, ahead * most * factor)
+        return left if left.most <= WIDEST * left.least else None
 
     def _is_ready(self) -> bool:
         taken = sum(mark.seconds for mark in self.marks[1:])  # before the first one a model was loaded
