@@ -2,10 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
 
 import pandas as pd
-from tabulate import tabulate
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTrainedModel
 
@@ -16,6 +14,10 @@ from outliers.models.load import find_config
 from outliers.models.names import known_configs
 from outliers.models.skeleton import skeleton
 from outliers.models.source import local_place
+from outliers.show.axes import count_label
+from outliers.show.tables import Table, wrapped
+from outliers.show.value import grouped
+from outliers.show.words import ranges
 
 COLUMNS = ("layers", "norm", "role", "module", "inputs", "outputs", "parameters", "quantized", "note")
 EXPERTS = "experts"
@@ -50,10 +52,10 @@ class ModelAnatomy:
         kinds = [kind for _, kind in self.table.groupby("kind", sort=False)]
         head = (
             f"{self.kind}: {self.family}, {self.layers} layers of {len(kinds)} kind{'s' * (len(kinds) > 1)}, "
-            f"{self.features:,} features, {counted(self.parameters)} parameters. "
+            f"{self.features:,} features, {count_label(self.parameters)} parameters. "
             f"Schemes quantize {self.quantized:.3g} % of the weights in its layers."
         )
-        return "\n\n".join([head, *map(_written, kinds)])
+        return "\n\n".join([wrapped(head), *map(_written, kinds)])
 
 
 def anatomy(model: str | PretrainedConfig | PreTrainedModel) -> ModelAnatomy:
@@ -78,8 +80,8 @@ def anatomy(model: str | PretrainedConfig | PreTrainedModel) -> ModelAnatomy:
         model = skeleton(model)
     layers = layers_of(model)
     rows = []
-    described = [(tuple(_rows(layer)), layer) for layer in layers]
-    for number, (of_kind, alike) in enumerate(_alike(described)):
+    kinds = grouped(layers, lambda layer: (layer.stack, *_rows(layer)))
+    for number, ((_, *of_kind), alike) in enumerate(kinds.items()):
         numbers = tuple(layer.number for layer in alike)
         rows += [{"kind": number, "layers": numbers, **row} for row in map(dict, of_kind)]
     return ModelAnatomy(
@@ -100,15 +102,6 @@ def _config(name: str) -> PretrainedConfig:
         except Exception as error:  # the default configuration of a type may be none that it takes
             raise UserError(f"transformers has no default configuration of '{name}' ({error}); give a model") from None
     return find_config(name)
-
-
-def _alike(described: list[tuple[tuple, Layer]]) -> Iterator[tuple[tuple, list[Layer]]]:
-    """The layers of each kind."""
-    kinds: dict[tuple, list[Layer]] = {}
-    for rows, layer in described:
-        kinds.setdefault((layer.stack, rows), []).append(layer)
-    for (_, rows), layers in kinds.items():
-        yield rows, layers
 
 
 def _rows(layer: Layer) -> Iterator[tuple]:
@@ -135,13 +128,13 @@ def _rows(layer: Layer) -> Iterator[tuple]:
             note = f"then {behind[role]}" if role in behind else ""
             yield row(role, path, layer.module.get_submodule(path), True, note)
     for path in anatomy.router:
-        yield row(ROUTER, path, layer.module.get_submodule(path), False, "chooses or weighs, stays exact")
+        yield row(ROUTER, path, layer.module.get_submodule(path), False, "exact")
     if anatomy.mixture:
         path = anatomy.mixture.experts
         if not anatomy.router and anatomy.mixture.reads:
             router = next(iter(anatomy.mixture.reads)).removesuffix(".weight")
-            yield row(ROUTER, router, layer.module.get_submodule(router), False, "chooses or weighs, stays exact")
-        note = f"then {behind['ffn_out']}" if "ffn_out" in behind and not anatomy.ffn_out else "stay exact"
+            yield row(ROUTER, router, layer.module.get_submodule(router), False, "exact")
+        note = f"then {behind['ffn_out']}" if "ffn_out" in behind and not anatomy.ffn_out else "exact"
         yield row(EXPERTS, path, layer.module.get_submodule(path), False, note)
     for path, why in anatomy.apart.items():
         module = next((module for name, module in layer.module.named_modules() if name == path), None)
@@ -152,30 +145,14 @@ def _written(kind: pd.DataFrame) -> str:
     """A kind of layers as a table."""
     numbers = kind["layers"].iloc[0]
     size = int(kind["parameters"].sum())
-    title = f"{_ranges(numbers)}: {counted(size)} parameters{' each' * (len(numbers) > 1)}"
+    several = len(numbers) > 1
+    title = f"Layer{'s' * several} {ranges(list(numbers))}: {count_label(size)} parameters{' each' * several}"
     rows, before = [], (None, None)
     for row in kind.itertuples():
         shape = "" if pd.isna(row.inputs) else f"{int(row.inputs):,} → {int(row.outputs):,}"
         place = row.norm, row.role
         shown = ["" if place == before else row.norm, "" if place == before else row.role]
-        rows.append([*shown, row.module, shape, counted(row.parameters) if row.parameters else "", row.note])
+        rows.append([*shown, row.module, shape, count_label(row.parameters) if row.parameters else "", row.note])
         before = place
-    headers = ["norm", "role", "module", "shape", "weights", ""]
-    return f"{title}\n{tabulate(rows, headers, 'simple', colalign=('left', 'left', 'left', 'right', 'right', 'left'))}"
-
-
-def _ranges(numbers: tuple[int, ...]) -> str:
-    """Numbers of layers: layers 0 to 2, 5."""
-    runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
-    if len(runs) > 6:
-        return f"{len(numbers)} layers, {', '.join(str(n) for n in numbers[:5])}, … {numbers[-1]}"
-    written = ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
-    return f"layer{'s' * (len(numbers) > 1)} {written}"
-
-
-def counted(number: int) -> str:
-    """A number of parameters in three digits: 671 B."""
-    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g} {letter}" if number < 1000 * size else f"{number / size:,.0f} {letter}"
-    return str(number)
+    headers = ["norm", "role", "module", "shape", "weights", "note"]
+    return Table("anatomy", title, headers, rows, kind, names=("norm", "role", "module", "note")).printed

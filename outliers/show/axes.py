@@ -31,7 +31,7 @@ def beside(axes: Axes, text: str, y: float) -> None:
 
 def count_label(value: float, _position=None) -> str:
     """A number of parameters as people write it: 125M, 1.3B."""
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:.3g}{unit}"
     return f"{value:.0f}"
