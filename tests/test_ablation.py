@@ -12,7 +12,7 @@ from scipy.stats import binom
 from outliers import UserError, load_model, perplexity, plant, trace
 from outliers.metrics.ablations import ablate, interval_of_mean, summary
 from outliers.metrics.top1 import top1_softmax
-from outliers.models.anatomy import anatomy_of, decoder_layers, projections
+from outliers.models.anatomy import anatomy_of, decoder_layers, layers_of, projections
 from outliers.variants.ablated import METHODS, Intervention
 from tests.conftest import inputs_of, make_model, padded, sample_blocks
 from tests.test_tracing import hooks
@@ -26,10 +26,9 @@ def without_weights(model, features, layers, roles=("attn_in",)):
                 weight = projection.module.weight
                 weight = weight if type(projection.module).__name__ == "Conv1D" else weight.T
                 weight[list(features)] = 0
-        mixture = anatomy_of(model.config).mixture
-        for layer in (layer for layer in layers if mixture and "ffn_in" in roles):
-            for path, axis in mixture.reads.items():
-                decoder_layers(model)[layer].get_parameter(path).transpose(0, axis)[list(features)] = 0
+        for layer in layers if "ffn_in" in roles else ():
+            for name in layers_of(model)[layer].anatomy.router:
+                decoder_layers(model)[layer].get_submodule(name).weight[:, list(features)] = 0
     return model
 
 

@@ -22,11 +22,18 @@ def test_each_kind_of_layer_with_its_roles_shapes_and_parameters():
     assert found.quantized == 100
 
 
-def test_experts_stay_exact_and_count(monkeypatch):
+def test_experts_are_projections_in_one_row(monkeypatch):
     """671 billion parameters of DeepSeek-V3, from its default configuration alone."""
     found = outliers.anatomy("deepseek_v3")
     assert round(found.parameters / 1e9) == 671
-    assert found.quantized < 5
+    assert found.quantized > 99.9, "all but the routers"
+    (into,) = found.table.query("module == 'mlp.experts.0:256.gate_up_proj'").to_dict("records")
+    assert (into["role"], into["inputs"], into["outputs"], into["parameters"]) == (
+        "ffn_in",
+        7168,
+        4096,
+        256 * 7168 * 4096,
+    )
     monkeypatch.setenv("COLUMNS", "80")
     assert max(map(len, str(found).splitlines())) <= 80
 

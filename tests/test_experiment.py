@@ -1,6 +1,5 @@
 """Experiment files, rows on disk, runs that are killed and go on."""
 
-import logging
 import shutil
 import statistics
 
@@ -15,7 +14,6 @@ from outliers.paper.report import drawn_again
 from outliers.paper.shown import show
 from outliers.presets.ablate import Ablation
 from outliers.presets.emergence import OneModel
-from outliers.presets.latency import Latency
 from outliers.quantization.schemes import TABLE1
 from outliers.runs.engine import Here
 from outliers.runs.frame import records_in as read_rows
@@ -211,24 +209,6 @@ def test_rows_with_the_first_token_are_others(tmp_path):
     ablated = run(Ablation(**field, features=[3]), tmp_path / "ablation")
     assert {row["protocol"] for row in (*traced, *ablated)} == {"first-blocks+bos"}
     assert next(row["value"] for row in traced if row["metric"] == "perplexity") == rows[2]["value"]
-
-
-def test_experts_are_said_to_be_left(tmp_path, caplog):
-    caplog.set_level(logging.INFO, "outliers")
-    make_model("mixtral", 4096).save_pretrained(tmp_path / "mixtral")
-    load_tokenizer("pocket/gpt2-0.1m").save_pretrained(tmp_path / "mixtral")
-    model = {"models": [str(tmp_path / "mixtral")]}
-    share = 2 * 4 * 3 * 32 * 48 / sum(p.numel() for p in make_model("mixtral", 4096).parameters())
-    said = f"the experts of '{tmp_path / 'mixtral'}', {share:.0%} of its weights, are not quantized"
-    rows = sweep(Experiment(**model, block=32, blocks=1, schemes=["fp32", "absmax"]), tmp_path / "sweep")
-    rows += run(Latency(**model, batches=[1], prompt=8, tokens=1, repeats=2), tmp_path / "latency")
-    for row in rows:
-        assert row.get("unquantized_experts") == (None if row["scheme"] == "fp32" else round(share, 4))
-    assert caplog.messages.count(said) == 2
-    caplog.clear()
-    sweep(Experiment(**model, block=32, blocks=1, schemes=["fp32"]), tmp_path / "sweep")
-    sweep(Experiment(**SMALL, schemes=["absmax"]), tmp_path / "dense")
-    assert "not quantized" not in caplog.text
 
 
 @pytest.mark.parametrize("changed", ["another part", "another question"])

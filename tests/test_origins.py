@@ -46,7 +46,7 @@ def without(model, layer: int, writer: str, index: int) -> None:
     anatomy, block = anatomy_of(model.config), decoder_layers(model)[layer]
     with torch.no_grad():
         if writer == "expert":
-            experts = block.get_submodule(anatomy.mixture.experts)
+            experts = block.get_submodule(anatomy.experts)
             for parameter in (one for name, one in experts.named_parameters() if name.startswith("down_proj")):
                 parameter[index] = 0
             return
@@ -153,7 +153,7 @@ def plant_writer(model, blocks, writer: str, feature: int) -> int:
     anatomy, block = anatomy_of(model.config), decoder_layers(model)[0]
     with torch.no_grad():
         if writer == "expert":
-            block.get_submodule(anatomy.mixture.experts).down_proj_bias[2, feature] = 400.0
+            block.get_submodule(anatomy.experts).down_proj_bias[2, feature] = 400.0
             return 2
         if writer == "head":
             weight = stored_weight(block.get_submodule(anatomy.attn_out[0]))

@@ -123,7 +123,7 @@ def test_every_architecture_against_transformers(case, blocks):
     assert model.config._attn_implementation == implementation
     assert torch.equal(model(blocks).logits, before)
     assert sorted(found.features()["feature"]) == list(range(32))
-    expected = PAPER if anatomy_of(model.config).mixture else OF_EVERY_STACK
+    expected = PAPER if anatomy_of(model.config).experts else OF_EVERY_STACK
     assert found.roles == expected, "experts' units are not traced"
     assert len(found.hidden_states()) == len(found.roles) * found.layers
 
@@ -210,7 +210,8 @@ def test_positions_of_sinks_begin_behind_a_prefix(blocks):
 
 def recorded(model, blocks) -> dict:
     """The input of each role's first projection, by plain hooks: (role, layer) to float64 (sequences, T, features)."""
-    first = {(one.role, one.layer): one.module for one in reversed([*readers(model)])}
+    there = [one for one in readers(model) if one.expert is None]
+    first = {(one.role, one.layer): one.module for one in reversed(there)}
     with inputs_of(first) as seen:
         for block in blocks:
             model(block[None])

@@ -13,7 +13,7 @@ from outliers.criterion import SPIKE
 from outliers.errors import UserError, not_finite
 from outliers.metrics.measurement import OnePass
 from outliers.metrics.records import Candidates
-from outliers.models.anatomy import Projection, anatomy_of, check_one_stack, check_plain, projections
+from outliers.models.anatomy import Projection, anatomy_of, check_one_stack, check_plain, layers_of, projections
 from outliers.models.decoder import inference, watched_pass
 from outliers.models.hooks import residual_hooks
 from outliers.models.skeleton import skeleton
@@ -242,7 +242,7 @@ def candidates(
 def check_searched(model: PreTrainedModel) -> None:
     """Raise UserError unless a model, which may be on the meta device, has one stack, with feed-forward projections."""
     check_one_stack(model.config)
-    if not any(part.role == ROLE for part in projections(model)):
+    if any(layer.anatomy.experts for layer in layers_of(model)):
         raise UserError(
             f"the layers of this model ({model.config.model_type}) have experts, whose weights are stored together; "
             "super weights are looked for in second feed-forward projections"
@@ -256,7 +256,7 @@ class OfWeights(OnePass):
 
     def check(self, cell: Cell) -> None:
         check_one_stack(cell.subject.config)
-        if anatomy_of(cell.subject.config).mixture:
+        if anatomy_of(cell.subject.config).found:
             check_searched(skeleton(cell.subject.config))
 
     def observed(

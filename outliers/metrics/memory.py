@@ -19,6 +19,7 @@ from outliers.errors import UserError, reason_of
 from outliers.metrics.measurement import Measurement
 from outliers.metrics.records import BITS, GIB, Fits, Memory
 from outliers.models.anatomy import anatomy_of, config_of_stack, context_length, family_of
+from outliers.models.anatomy.experts import holds_experts
 from outliers.models.anatomy.weights import device_of
 from outliers.models.skeleton import skeleton
 from outliers.subjects.bench import Bench
@@ -233,18 +234,26 @@ def _weights(
         return numbers.get(module, -1 if isinstance(module, nn.Embedding) else len(layers))
 
     for module in sorted(model.modules(), key=place):
-        projects = bits == 8 and module in numbers and isinstance(module, (nn.Linear, Conv1D))
+        codes = bits == 8 and module in numbers
         for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
             if id(tensor) in counted:
                 continue
             counted.add(id(tensor))
             if id(tensor) in kept:
                 sizes[place(module)] += 4 * tensor.numel()
-            elif projects and name == "weight":
-                sizes[place(module)] += tensor.numel() + 4 * tensor.shape[isinstance(module, Conv1D)]  # outputs
+            elif codes and (scales := _scales(module, name, tensor)):
+                sizes[place(module)] += tensor.numel() + 4 * scales
             else:
                 sizes[place(module)] += tensor.nbytes
     return sizes[-1], sizes[:-2], sizes[-2]
+
+
+def _scales(module: nn.Module, name: str, tensor: torch.Tensor) -> int:
+    """The outputs, each with a scale, of the projections that have a tensor as their weight; 0 for any other tensor."""
+    if holds_experts(module) and tensor.ndim == 3:
+        return len(tensor) * tensor.shape[2 if module.is_transposed else 1]
+    projects = isinstance(module, (nn.Linear, Conv1D)) and name == "weight"
+    return tensor.shape[isinstance(module, Conv1D)] if projects else 0
 
 
 def fits(footprint: Footprint, bits: int, gpus: int, gigabytes: float, headroom: float) -> bool:

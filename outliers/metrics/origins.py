@@ -32,6 +32,7 @@ from outliers.models.anatomy import (
     width_of,
 )
 from outliers.models.anatomy.examples import Block
+from outliers.models.anatomy.experts import number_of
 from outliers.models.anatomy.weights import parameter_of
 from outliers.models.decoder import inference, watched_pass
 from outliers.models.hooks import residual_hooks
@@ -402,7 +403,7 @@ class _Observer:
                     self._hook_norms(stack, decoder_layer)
                     for role in WRITTEN:
                         anatomy = decoder_layer.anatomy  # whose part may be something that passes its input on
-                        if getattr(anatomy, role) or (role == "ffn_out" and anatomy.mixture):
+                        if getattr(anatomy, role):
                             stack.enter_context(_SubLayer(self, decoder_layer, role).hooks())
             stack.enter_context(residual_hooks(model, self.see_state, layer))
             yield
@@ -479,8 +480,8 @@ class _SubLayer:
         self.scale = getattr(config, anatomy.residual_scale) if anatomy.residual_scale else 1.0
         self.gain = None if self.norm is None else gain_of(self.norm, anatomy.norm_offset, observer.width)
         self.heads = heads_of(layer, config_of_stack(config, anatomy))
-        if role == "ffn_out" and anatomy.mixture:
-            self.module, self.see = block.get_submodule(anatomy.mixture.experts), self._see_experts
+        if role == "ffn_out" and anatomy.experts:
+            self.module, self.see = block.get_submodule(anatomy.experts), self._see_experts
         else:
             (name,) = getattr(anatomy, role)
             projection = in_layer(layer, role, name)
@@ -526,9 +527,10 @@ class _SubLayer:
 
     def _see_experts(self, module: nn.Module, inputs: tuple, _output) -> None:
         hidden, chosen, weights = inputs
-        terms = torch.zeros(len(hidden), module.num_experts, len(self.observer.columns), device=hidden.device)
+        count = number_of(module)
+        terms = torch.zeros(len(hidden), count, len(self.observer.columns), device=hidden.device)
         for expert in chosen.unique().tolist():
-            if expert < module.num_experts:  # that number stands for none
+            if expert < count:  # that number stands for none
                 token, place = (chosen == expert).nonzero(as_tuple=True)
                 alone = chosen.new_full((len(token), 1), expert)
                 output = module.forward(hidden[token], alone, weights[token, place, None])  # without its hooks

@@ -26,13 +26,15 @@ from outliers.models.anatomy import (
     stacks_of,
 )
 from outliers.models.anatomy.examples import Block, Example
+from outliers.models.anatomy.experts import call_by_projection, restore
 from outliers.models.anatomy.trust import check_found
 from outliers.models.anatomy.weights import device_of, is_offloaded
 from outliers.models.hooks import is_independent
 from outliers.models.stream import AS_IT_IS, Once, Variant, Watched, apart, exchanged, is_streamed
 from outliers.terminal.progress import expect_passes, pass_made
 
-_observed: dict[nn.Module, list] = {}  # models: by how many at once, and their modules that were in training mode
+# Models: by how many at once, their modules that were in training mode, and how their experts were called.
+_observed: dict[nn.Module, list] = {}
 _MODES = threading.Lock()
 Observe = TypeVar("Observe", bound=Callable)
 Result = TypeVar("Result")
@@ -43,12 +45,14 @@ AT_ONCE = 2  # blocks that pass a model in a CPU's memory: while one is between 
 
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Turn off what a model does in training alone, such as dropout, within this context.
+    """Turn off what a model does in training alone, such as dropout, and call its experts by their projections.
 
     Each module has its own mode again when the last of those that look at the model, in whatever threads, is done.
     """
     with _MODES:
-        observed = _observed.setdefault(model, [0, []])
+        if model not in _observed:
+            _observed[model] = [0, [], call_by_projection(model)]
+        observed = _observed[model]
         observed[0] += 1
         training = [module for module in model.modules() if module.training]
         observed[1] += training
@@ -60,7 +64,8 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
         with _MODES:
             observed[0] -= 1
             if not observed[0]:
-                for module in _observed.pop(model)[1]:
+                restore(_observed.pop(model)[2])
+                for module in observed[1]:
                     module.training = True
 
 
@@ -99,7 +104,7 @@ def map_blocks(
     blocks = iter(blocks)
     first = list(islice(blocks, AT_ONCE))
     short = any(len(ids) < SHORTEST for block in first for ids in ids_of(model, checked(model, block)))
-    mixture = any(stack.mixture for stack in stacks_of(model.config))
+    mixture = any(kind.experts for stack in stacks_of(model.config) for kind in (stack, *stack.others))
     alone = len(first) < AT_ONCE or short or mixture or device_of(model).type != "cpu" or threads < AT_ONCE
     blocks = chain(first, blocks)
     if alone or not all(map(_is_independent, model.modules())):

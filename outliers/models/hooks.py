@@ -26,6 +26,7 @@ from outliers.models.anatomy import (
     layers_of,
     readers,
 )
+from outliers.models.anatomy.experts import call_by_projection, number_of, restore
 from outliers.models.anatomy.names import State, names_of
 from outliers.models.anatomy.weights import is_offloaded
 from outliers.models.attention import eager
@@ -134,6 +135,7 @@ def hooks(
         see(layer, RESIDUAL, x)
 
     with ExitStack() as stack:
+        stack.callback(restore, call_by_projection(model))
         stack.enter_context(input_hooks(projections, see))
         for layer in streams:
             stack.enter_context(residual_hooks(model, look_at, layer))
@@ -170,18 +172,32 @@ def input_hooks(projections: Iterable[Projection], visit: Visit) -> AbstractCont
     return attached(one.module.register_forward_pre_hook(hook_of(one)) for one in projections)
 
 
+def _is_same(x: torch.Tensor, other: torch.Tensor | None) -> bool:
+    """Whether two tensors are one, or views of all of it."""
+    if x is other:
+        return True
+    alike = other is not None and (x.numel(), x.shape[-1], x.dtype) == (other.numel(), other.shape[-1], other.dtype)
+    return alike and x.untyped_storage()._cdata == other.untyped_storage()._cdata
+
+
 class _Shared:
     """Calls a visit with the input of projections, once for those that read one hidden state."""
 
     def __init__(self, visit: Visit):
-        self.visit, self.last = visit, (None, None, None)
+        self.visit, self.layer = visit, None
+        self.last: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {}  # of the layer that ran last, by role
 
     def __call__(self, projection: Projection, x: torch.Tensor) -> torch.Tensor | None:
-        last, place = self.last, (projection.layer, projection.role)  # another block may exchange the last meanwhile
-        if last[0] is not x or last[1] != place:
-            # OPT joins sequences and positions by itself
-            last = self.last = x, place, self.visit(*place, x.flatten(0, -2))
-        return last[2]
+        if self.layer != projection.layer:
+            self.layer, self.last = projection.layer, {}
+        role, of_layer = projection.role, self.last  # which another block may exchange meanwhile
+        seen, changed = of_layer.get(role, (None, None))
+        if not _is_same(x, seen):
+            changed = self.visit(
+                projection.layer, role, x.flatten(0, -2)
+            )  # OPT joins sequences and positions by itself
+            of_layer[role] = x, changed
+        return changed
 
 
 @contextmanager
@@ -275,16 +291,13 @@ def expert_hooks(
 
     def hook_of(layer: int):
         def hook(experts, inputs):
-            if len(inputs) < 2:
-                return
             chosen = inputs[1].flatten()  # the number after that of the last expert stands for none
-            visit(layer, chosen.bincount(minlength=experts.num_experts)[: experts.num_experts])
+            visit(layer, chosen.bincount(minlength=number_of(experts))[: number_of(experts)])
 
         return hook
 
-    # others are called with something else than tokens and the experts that these choose
-    layers = [(layer, one) for layer, one in experts_of(model).items() if hasattr(one, "num_experts")]
-    return attached(one.register_forward_pre_hook(hook_of(layer)) for layer, one in layers if only in (None, layer))
+    there = experts_of(model).items()
+    return attached(one.register_forward_pre_hook(hook_of(layer)) for layer, one in there if only in (None, layer))
 
 
 @contextmanager

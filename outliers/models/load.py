@@ -24,6 +24,7 @@ from transformers import (
 
 from outliers.errors import BadWeights, UserError, unknown_name
 from outliers.models.anatomy import ANATOMIES, anatomy_of, family_of, part_config
+from outliers.models.anatomy.experts import holds_experts, set_weights
 from outliers.models.anatomy.weights import named_weights
 from outliers.models.checkpoint import Checkpoint, read_checkpoint
 from outliers.models.config_file import architecture_first, check_fields, check_weights, read_config_file
@@ -47,6 +48,7 @@ OURS = {
     "output_hidden_states": False,
     "return_dict": True,
 }
+IN_GGUF = (*ANATOMIES, "mixtral", "qwen3_moe", "gpt_oss")  # types that are read of a header alone
 logger = logging.getLogger(__name__)
 
 
@@ -78,10 +80,10 @@ def config_of(source: Source, name: str, any_kind: bool = False) -> PretrainedCo
     """
     if source.format:
         config = copy.deepcopy(source.format.read_config(*source.files))
-        if not any_kind and config.model_type not in ANATOMIES:
+        if not any_kind and config.model_type not in IN_GGUF:
             raise UserError(
                 f"unknown architecture '{config.model_type}' of '{name}', whose header may leave out what its model "
-                f"needs; expected one of {', '.join(ANATOMIES)}, or a folder with config.json and safetensors"
+                f"needs; expected one of {', '.join(IN_GGUF)}, or a folder with config.json and safetensors"
             )
         check_fields(config.to_dict(), *source.files)
     else:
@@ -287,8 +289,10 @@ def put(
         module._parameters[part] = nn.Parameter(tensor, module._parameters[part].requires_grad)
     elif part in module._buffers:
         module._buffers[part] = tensor
-    else:
+    elif not holds_experts(module):
         module.set_weight(tensor)
+    if holds_experts(module):
+        set_weights(module, part, tensor)
 
 
 def tensor_of(model: PreTrainedModel, tensor_name: str) -> torch.Tensor:

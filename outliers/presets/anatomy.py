@@ -9,7 +9,17 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTraine
 
 from outliers.criterion import CROSS, ROUTER
 from outliers.errors import UserError
-from outliers.models.anatomy import Layer, check_known, family_of, layers_of, part_config, stacks_of, width_of
+from outliers.models.anatomy import (
+    Layer,
+    check_known,
+    family_of,
+    in_layer,
+    layers_of,
+    part_config,
+    stacks_of,
+    width_of,
+)
+from outliers.models.anatomy.experts import ExpertProjection, number_of
 from outliers.models.load import find_config
 from outliers.models.names import known_configs
 from outliers.models.skeleton import skeleton
@@ -20,7 +30,6 @@ from outliers.show.value import grouped
 from outliers.show.words import ranges
 
 COLUMNS = ("layers", "norm", "role", "module", "inputs", "outputs", "parameters", "quantized", "note")
-EXPERTS = "experts"
 IN_ORDER = ("attn_in", "attn_mid", "attn_out", *CROSS, "ffn_in", "ffn_mid", "ffn_out")
 
 
@@ -118,6 +127,10 @@ def _rows(layer: Layer) -> Iterator[tuple]:
         if module is not None and type(module).__name__ == "Conv1D" and quantized:
             inputs, outputs = weight.shape
         size = 0 if module is None else sum(parameter.numel() for parameter in module.parameters())
+        if isinstance(module, ExpertProjection):  # of all experts in one row
+            count = number_of(module.owner[0])
+            path = path.replace(f"{anatomy.experts}.0.", f"{anatomy.experts}.0:{count}.")
+            size = count * sum(one.numel() for one in (module.weight, module.bias) if one is not None)
         seen.add(path)
         norm = front.get(path, front.get(role, ""))
         values = (norm, role, path, inputs, outputs, size, quantized, note)
@@ -125,17 +138,12 @@ def _rows(layer: Layer) -> Iterator[tuple]:
 
     for role in IN_ORDER:
         for path in getattr(anatomy, role):
+            if (in_layer(layer, role, path).expert or 0) > 0:
+                continue
             note = f"then {behind[role]}" if role in behind else ""
             yield row(role, path, layer.module.get_submodule(path), True, note)
     for path in anatomy.router:
         yield row(ROUTER, path, layer.module.get_submodule(path), False, "exact")
-    if anatomy.mixture:
-        path = anatomy.mixture.experts
-        if not anatomy.router and anatomy.mixture.reads:
-            router = next(iter(anatomy.mixture.reads)).removesuffix(".weight")
-            yield row(ROUTER, router, layer.module.get_submodule(router), False, "exact")
-        note = f"then {behind['ffn_out']}" if "ffn_out" in behind and not anatomy.ffn_out else "exact"
-        yield row(EXPERTS, path, layer.module.get_submodule(path), False, note)
     for path, why in anatomy.apart.items():
         module = next((module for name, module in layer.module.named_modules() if name == path), None)
         yield row("–", path, module, False, why)

@@ -109,7 +109,8 @@ def _has_neurons(config: Any) -> bool:
     """Whether second feed-forward projections can be searched, for experts keep their weights together."""
     from outliers.models.anatomy import anatomy_of  # late, for it brings torch
 
-    return not anatomy_of(config).mixture
+    anatomy = anatomy_of(config)
+    return not any(kind.experts for kind in (anatomy, *anatomy.others))
 
 
 def _shows_keys(config: Any) -> bool:

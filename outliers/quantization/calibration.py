@@ -1,17 +1,22 @@
 """Magnitudes of the inputs of projections on a text, for remedies that have to know them."""
 
-from collections import defaultdict
+import logging
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import product
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError, not_finite
-from outliers.models.anatomy import Projection, family_of, projections
+from outliers.models.anatomy import Projection, experts_of, family_of, projections, readers
 from outliers.models.anatomy.examples import Block, read_ids
+from outliers.models.anatomy.experts import number_of
 from outliers.models.decoder import inference, watched_pass
-from outliers.models.hooks import input_hooks
+from outliers.models.hooks import attached, input_hooks
 from outliers.quantization.caches import watched_keys
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.magnitudes import STATISTICS, Calibration, Magnitudes, stored_weight
@@ -20,6 +25,8 @@ from outliers.quantization.remedies.learning import learn
 from outliers.quantization.schemes import Scheme, get_scheme
 from outliers.terminal.progress import with_bar
 
+FEW = 32  # tokens of a calibration text, with fewer of which an expert is calibrated on all tokens of its layer
+logger = logging.getLogger(__name__)
 OUTLIER_ROLE, OUTLIER_TOKEN = "ffn_out", 64  # a token whose largest |x| there exceeds so many medians of all tokens'
 
 
@@ -78,14 +85,45 @@ def observed(model: PreTrainedModel, blocks: Iterable[Block], needed: Collection
     largest_keys: dict[int, torch.Tensor] = {}
     causal = family_of(model.config).name == "causal"
 
+    tokens: Counter = Counter()  # by the place of what an expert reads
+
     @contextmanager
     def hooks(model: PreTrainedModel, layer: int | None) -> Iterator[None]:
-        # each hidden state by itself
-        there = [one._replace(role=one.place[1]) for one in projections(model, layer)]
-        for projection in there:
-            place, largest = (projection.layer, projection.role), _largest_weights(projection)
-            weights[place] = torch.maximum(weights.get(place, largest), largest)
-        with input_hooks(there, see), watched_keys(model, see_keys, layer) if keys else nullcontext():
+        for projection in projections(model, layer):
+            for place in {projection.place, projection.own_place}:
+                largest = _largest_weights(projection)
+                weights[place] = torch.maximum(weights.get(place, largest), largest)
+        # each hidden state by itself, and beside those of all tokens what each expert reads of them
+        whole = [one._replace(role=one.place[1]) for one in readers(model, layer) if one.place in weights]
+        of_experts = [
+            one._replace(role=one.own_place[1]) for one in projections(model, layer) if one.expert is not None
+        ]
+        with ExitStack() as stack:
+            stack.enter_context(input_hooks([one for one in whole if one.expert is None], see))
+            stack.enter_context(input_hooks(of_experts, see_in_expert))
+            if keys:
+                stack.enter_context(watched_keys(model, see_keys, layer))
+            yield
+
+    def see_in_expert(layer: int, role: str, x: torch.Tensor) -> None:
+        tokens[layer, role] += len(x)
+        see(layer, role, x)
+
+    @contextmanager
+    def all_tokens(model: PreTrainedModel, layer: int | None) -> Iterator[None]:
+        """Show experts with few tokens all those of their layer, which otherwise pass them by."""
+
+        def hook(layer: int, few: list[int], experts: nn.Module, inputs: tuple) -> None:
+            for number in few:
+                see(layer, f"ffn_in of expert {number}", inputs[0])
+                units = experts.get_submodule(str(number)).units(inputs[0], experts)
+                see(layer, f"ffn_out of expert {number}", units)
+
+        with attached(
+            experts.register_forward_pre_hook(partial(hook, number, few[number]))
+            for number, experts in experts_of(model).items()
+            if layer in (None, number) and number in few
+        ):
             yield
 
     def see_keys(layer: int, states: torch.Tensor) -> None:
@@ -108,6 +146,19 @@ def observed(model: PreTrainedModel, blocks: Iterable[Block], needed: Collection
             outlier_tokens[layer].append((largest > OUTLIER_TOKEN * largest.median()).cpu())
 
     watched_pass(model, blocks, hooks)
+    few: dict[int, list[int]] = {}  # by layer, the experts with few tokens
+    for layer, experts in experts_of(model).items():
+        few[layer] = [
+            number for number in range(number_of(experts)) if tokens[layer, f"ffn_in of expert {number}"] < FEW
+        ]
+        for number, role in product(few[layer], ("ffn_in", "ffn_out")):
+            magnitudes.pop((layer, f"{role} of expert {number}"), None)
+    if count := sum(map(len, few.values())):
+        logger.info(
+            f"{count} of {sum(map(number_of, experts_of(model).values()))} experts got fewer than {FEW} tokens of the "
+            "calibration text; all tokens of their layers count for these"
+        )
+        watched_pass(model, blocks, all_tokens)
     read = torch.stack(ids).cpu()
     by_layer = [torch.zeros(0, *read.shape, dtype=torch.bool)]  # none where experts alone have the role
     by_layer += [torch.stack(tokens)[None] for tokens in outlier_tokens.values()]
@@ -126,7 +177,8 @@ def neutral(model: PreTrainedModel, scheme: Scheme) -> Calibration:
     for projection in projections(model):
         ones = torch.ones(stored_weight(projection.module).shape[1])
         unknown = torch.empty(2 * ones.shape, device="meta")
-        magnitudes[projection.place] = Magnitudes(ones, ones, ones, unknown, unknown)
+        for place in {projection.place, projection.own_place}:
+            magnitudes[place] = Magnitudes(ones, ones, ones, unknown, unknown)
     found = Calibration(torch.empty(0, 0, dtype=torch.int64), magnitudes, torch.empty(0, 0, 0, dtype=torch.bool))
     learn(model, scheme, found)
     return found

@@ -21,6 +21,7 @@ from outliers.models.anatomy import (
     Projection,
     anatomy_of,
     check_plain,
+    experts_of,
     family_of,
     inputs_of,
     layers_of,
@@ -28,6 +29,7 @@ from outliers.models.anatomy import (
     shared_parts,
     stack_module,
 )
+from outliers.models.anatomy.experts import ExpertProjection, adopt, call_by_projection, release
 from outliers.models.anatomy.weights import device_of, shared_in_copies
 from outliers.models.attention import attentions, eager
 from outliers.models.hooks import check_hooks, hand_over_hooks
@@ -52,8 +54,8 @@ def quantize(
 ) -> PreTrainedModel:
     """Return `model` with every linear projection of its decoder layers under a scheme, and its attention.
 
-    The given model is not changed; the new one shares all that is not quantized. Embeddings, norms, the head, the
-    experts of a mixture and, unless the scheme has it in int8, attention stay as they are, and so do forward hooks.
+    The given model is not changed; the new one shares all that is not quantized. Embeddings, norms, the head,
+    the routers of a mixture and, unless the scheme has it in int8, attention stay as they are, and so do forward hooks.
     `fp32` quantizes nothing.
 
     Args:
@@ -111,6 +113,10 @@ def quantize(
         for part in projections(model)
     }
     copied = copy.deepcopy(model, memo)
+    for experts in experts_of(copied).values():
+        adopt(experts)
+        release(experts)
+    call_by_projection(copied)
     if draw := getattr(model, "draw", 0):
         for layer in quantized_layers(copied):
             layer.draw = draw
@@ -172,7 +178,7 @@ def check_groups(model: PreTrainedModel, scheme: Scheme, left: Collection[str] =
     """Raise UserError if a scheme's groups of features do not divide those of a projection that is not left exact."""
     if scheme.group is None:
         return
-    kinds = nn.Linear, Conv1D, QuantizedLinear
+    kinds = nn.Linear, Conv1D, ExpertProjection, QuantizedLinear
     exact = [part for part in projections(model) if part.path not in left and type(part.module) in kinds]
     features = {part.path: stored_weight(part.module).shape[1] for part in exact}
     common = math.gcd(*features.values())

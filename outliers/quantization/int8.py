@@ -43,7 +43,9 @@ class Int8Linear(SchemeLinear):
     ):
         super().__init__(scheme, role, magnitudes)
         self.prepared: Quantized | Packed | None = None
-        self.bias = projection.bias
+        bias = projection.bias  # of an expert a view
+        own = bias is None or isinstance(bias, nn.Parameter)
+        self.bias = bias if own else nn.Parameter(bias.detach(), requires_grad=False)
         for name in FIELDS:
             self.register_buffer(name, None)
         self.register_buffer("blocks", None, persistent=False)

@@ -145,8 +145,10 @@ class Calibration:
         Raises:
             UserError: there are none, or of another width.
         """
-        place, width = projection.place, stored_weight(projection.module).shape[1]
-        magnitudes = self.magnitudes.get(place)
+        width = stored_weight(projection.module).shape[1]
+        magnitudes = self.magnitudes.get(projection.own_place)
+        if shared := self.magnitudes.get(projection.place) if projection.expert is not None else None:
+            magnitudes = magnitudes._replace(inputs=shared.inputs, weights=shared.weights, learned=shared.learned)
         if magnitudes is None or len(magnitudes.inputs) != width:
             raise UserError(f"the calibration lacks {width} features of '{projection.path}'; calibrate this model")
         return magnitudes

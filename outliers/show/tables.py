@@ -57,7 +57,6 @@ OTHERS = {  # further fields of the line, of rows without a text too
     "prompt": "prompts of {} tokens",
     "context": "context {}",
     "headroom": "{} GiB of each GPU left free",
-    "unquantized_experts": "{} of the weights are experts, which stay unquantized",
     "skip": "{} not quantized",
 }
 

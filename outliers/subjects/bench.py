@@ -12,7 +12,6 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from outliers.criterion import STREAM
 from outliers.errors import BadWeights, BrokenModel, UserError
-from outliers.models.anatomy import anatomy_of, weights_of_experts
 from outliers.models.anatomy.examples import Examples, read_ids
 from outliers.models.internals import dtype_of
 from outliers.models.load import (
@@ -257,12 +256,6 @@ def protocol_of(settings: Machine, blocks: torch.Tensor | Examples | None = None
     return "".join([find_text(settings.text).protocol, *ways, predicted])
 
 
-def left_fields(model: PreTrainedModel, parameters: int) -> dict:
-    """The share of a model's parameters that no scheme quantizes because experts hold it, as a field of 8-bit rows."""
-    experts = weights_of_experts(model)
-    return {"unquantized_experts": round(experts / parameters, 4)} if experts else {}
-
-
 def check_scheme(
     config: PretrainedConfig,
     scheme: Scheme,
@@ -279,14 +272,6 @@ def check_scheme(
         model = skeleton(config)
         check_attends(model, scheme)
         check_instead(model, scheme, skipped(model, skip, scheme, only), dict(instead))
-
-
-def say_what_is_left(name: str, config: PretrainedConfig) -> None:
-    """Log which weights no 8-bit scheme quantizes, which a command prints."""
-    if anatomy_of(config).mixture:
-        model = skeleton(config)
-        share = weights_of_experts(model) / model.num_parameters()
-        logger.info(f"the experts of '{name}', {share:.0%} of its weights, are not quantized")
 
 
 @dataclass

@@ -14,7 +14,7 @@ from outliers.specification.kinds import Settings, Spread
 from outliers.subjects.cell import Cell, Subject, unusual
 from outliers.variants.peer import Peer
 from outliers.variants.quantized import Quantized
-from outliers.variants.together import apart_from_cache, parts_of, schemes_of
+from outliers.variants.together import apart_from_cache, parts_of
 
 if TYPE_CHECKING:
     import torch
@@ -116,7 +116,7 @@ class Pretrained(Subject):
     def check(self, cells: Iterable[Cell]) -> None:
         """Raise UserError where a variant or a metric does not fit the model."""
         from outliers.models.skeleton import skeleton
-        from outliers.subjects.bench import check_scheme, say_what_is_left
+        from outliers.subjects.bench import check_scheme
         from outliers.variants.draw import check_draws
 
         cells = list(cells)
@@ -131,7 +131,7 @@ class Pretrained(Subject):
             for part in parts:
                 if getattr(part, "in_memory", False):
                     raise UserError(f"{part.name} in a streamed model; expected one in memory: leave --stream out")
-        if peers := any(isinstance(part, Peer) for part in parts):
+        if any(isinstance(part, Peer) for part in parts):
             from outliers.quantization.peers import has_bitsandbytes
 
             if not has_bitsandbytes():
@@ -144,8 +144,6 @@ class Pretrained(Subject):
         quantized = dict.fromkeys((variant.scheme, variant.skip, variant.only, variant.instead) for variant in schemes)
         for scheme, *places in quantized:
             check_scheme(self.config, scheme, *places)
-        if peers or any(scheme.quantizes for scheme, *_ in quantized):
-            say_what_is_left(self.name, self.config)
 
     def check_calibration(self, variant: "Variant") -> None:
         """Raise UserError where a variant cannot be calibrated."""
@@ -164,13 +162,10 @@ class Pretrained(Subject):
 
     def facts(self, bench: "Bench", cell: Cell) -> dict:
         """Hashes, sizes and kernels; of a streamed model not which weights it has, see `Bench.weights`."""
-        from outliers.subjects.bench import left_fields
         from outliers.variants.draw import DRAWN
 
         model, fields = bench.load(self)
         facts = fields | {"scheme": BASELINE} | cell.variant.fields(model)
-        if any(quantized.scheme.quantizes for quantized in schemes_of(cell.variant)):
-            facts |= left_fields(model, fields["parameters"])
         if getattr(cell.metric, "draws", 1) > 1:
             facts["drawn"] = DRAWN
         return facts

@@ -81,11 +81,9 @@ class Served(Causal):
 
     def _fields(self, model: "PreTrainedModel", variant: "Variant") -> dict:
         """The facts that rows of the model under a variant share."""
-        from torch import int8
-
         from outliers.models.anatomy import projections
         from outliers.quantization.int8 import Int8Linear
-        from outliers.subjects.bench import describe, left_fields, protocol_of
+        from outliers.subjects.bench import describe, protocol_of
 
         fields = describe(self, model)
         small = [projection.module for projection in projections(model) if isinstance(projection.module, Int8Linear)]
@@ -98,7 +96,5 @@ class Served(Causal):
             fields["parameters"] += sum(layer.codes.numel() for layer in small)
         weights = [*model.parameters(), *buffers]
         fields["weights_bytes"] = sum(weight.nbytes for weight in weights)
-        in_codes = any(weight.dtype == int8 for weight in weights)
-        left = left_fields(model, fields["parameters"]) if in_codes else {}
         about = {"protocol": protocol_of(self.settings, self.blocks), "scheme": BASELINE}
-        return fields | about | variant.fields(model) | left
+        return fields | about | variant.fields(model)

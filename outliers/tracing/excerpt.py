@@ -113,7 +113,12 @@ def excerpt(
         layers[role][layer] = x[:POSITIONS, features[role]].to("cpu", torch.bfloat16)
 
     with input_hooks(
-        [reader for reader in readers(model) if reader.role in features and reader.layer in view.layers], keep
+        [
+            reader
+            for reader in readers(model)
+            if reader.role in features and reader.layer in view.layers and reader.expert is None
+        ],
+        keep,
     ):
         for _ in run_decoder(model, [beginning]):
             pass

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from outliers.criterion import of_transformerlens
 from outliers.errors import UserError
-from outliers.models.anatomy import decoder_layers
+from outliers.models.anatomy import decoder_layers, readers
 from outliers.models.anatomy.examples import Block
 from outliers.models.decoder import in_eval_mode, run_decoder, under
 from outliers.models.hooks import RESIDUAL, hooks
@@ -59,6 +59,11 @@ def hidden_states(
         raise UserError(f"layer {layer} of a model with {count}; expected 0 to {count - 1}")
     with hooks(model, lambda *_state: None, [role], [layer]):
         pass  # a role that is not there shows now, and not when the first state is asked for
+    if any(part.expert is not None and part.role == role for part in readers(model, layer)):
+        raise UserError(
+            f"each expert of layer {layer} reads a state of its own in role {role}, of the tokens that chose it; use "
+            "outliers.hooks, which meets them one after the other"
+        )
     blocks = sequences(blocks, attention_mask)
     together = [list(blocks)] if is_streamed(model) else ([block] for block in blocks)
     return (state for passed in together for state in _run_as_far_as(model, passed, layer, role, variant))

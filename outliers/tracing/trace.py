@@ -172,7 +172,7 @@ def _hooks_of(
     tracked = [
         reader
         for reader in readers(model)
-        if reader.role in observer.roles and reader.layer in layers and not reader.state
+        if reader.role in observer.roles and reader.layer in layers and not reader.state and reader.expert is None
     ]
 
     def of_view(see: Callable) -> Callable:
@@ -198,10 +198,15 @@ def _check_roles(roles: Iterable[str]) -> tuple[str, ...]:
 
 
 def _widths(model: PreTrainedModel, view: View) -> dict[str, dict[int, int]]:
-    """The features that each layer of a view reads of each role; of a mixture those of the residual stream, 0."""
+    """The features that each layer of a view reads of each role; those of the residual stream, 0."""
     widths: dict[str, dict[int, int]] = {role: {} for role in ROLES}
     for reader in readers(model):
-        if view.cross == (reader.role == "cross_kv") and reader.layer in view.layers and reader.role in widths:
+        if (
+            reader.expert is None
+            and view.cross == (reader.role == "cross_kv")
+            and reader.layer in view.layers
+            and reader.role in widths
+        ):
             in_one_width = reader.role in ON_STREAM
             widths[reader.role].setdefault(reader.layer, 0 if in_one_width else shape_of(reader.module)[1])
     return widths

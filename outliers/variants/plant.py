@@ -147,25 +147,11 @@ def _sums(model: PreTrainedModel) -> Iterator[Sum]:
 
 def _readers_of(layer: Layer, norm: str) -> list[torch.Tensor]:
     """The same of all that reads a norm's output, where a pass has found that."""
-    weights = []
-    for name in layer.anatomy.read_by.get(norm, ()):
-        module, mixture = layer.module.get_submodule(name), layer.anatomy.mixture
-        if mixture and name == mixture.experts:
-            weights += [
-                layer.module.get_parameter(path).transpose(0, axis)
-                for path, axis in mixture.reads.items()
-                if path.startswith(f"{name}.")
-            ]
-        else:
-            weights.append(_inputs(module))
-    return weights
+    return [_inputs(layer.module.get_submodule(name)) for name in layer.anatomy.read_by.get(norm, ())]
 
 
 def _readers(layer: Layer, role: str) -> list[torch.Tensor]:
     """The weights of a layer that are multiplied with a role, input features first, sharing memory."""
-    if role == "ffn_in" and layer.anatomy.mixture:
-        reads = layer.anatomy.mixture.reads
-        return [layer.module.get_parameter(path).transpose(0, axis) for path, axis in reads.items()]
     return [_inputs(layer.module.get_submodule(name)) for name in getattr(layer.anatomy, role)]
 
 

@@ -3,6 +3,7 @@
 import difflib
 import operator
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from outliers.criterion import BETWEEN, ROLES
 from outliers.errors import UserError
 from outliers.models.anatomy.causal import CAUSAL
 from outliers.models.anatomy.examples import Block
+from outliers.models.anatomy.experts import ExpertProjection, unfold
 from outliers.models.anatomy.family import Family
 from outliers.models.anatomy.found import anatomy_found
 from outliers.models.anatomy.masked import MASKED
@@ -51,6 +53,7 @@ STRETCHED = ("linear", "yarn")  # types of rotary scaling by whose factor a mode
 # Classes of layers that multiply with their weight, add their bias, and do nothing else; and dtypes of weights that are
 # no codes.
 PLAIN = (
+    "outliers.models.anatomy.experts.ExpertProjection",
     "torch.nn.modules.linear.Linear",
     "transformers.pytorch_utils.Conv1D",
     "transformers.models.falcon.modeling_falcon.FalconLinear",
@@ -83,10 +86,11 @@ def _take_plugins(kind: str) -> None:
 
 
 class Projection(NamedTuple):
-    """One linear projection of a layer, a `Linear` or `Conv1D`, or the block of a mixture of experts.
+    """One linear projection of a layer, a `Linear` or `Conv1D`, or another module that reads a hidden state.
 
     path: its name in the model. module: itself. inputs: the place of the stack that reads the positions of its input.
-    state: which of the hidden states of its role in the layer it reads, from 0 on.
+    state: which of the hidden states of its role in the layer it reads, from 0 on. expert: the number of the one that
+    it is part of, whose input has only the tokens that chose it.
     """
 
     layer: int
@@ -95,11 +99,20 @@ class Projection(NamedTuple):
     module: nn.Module
     inputs: int = 0
     state: int = 0
+    expert: int | None = None
 
     @property
     def place(self) -> tuple[int, str]:
-        """The layer and the role, with a number where it is not the first hidden state of this."""
+        """The layer and the role, with a number where it is not the first hidden state of this; what only one expert
+        reads is of this expert."""
+        if self.expert is not None and self.role != "ffn_in":
+            return self.own_place
         return self.layer, f"{self.role} {self.state + 1}" if self.state else self.role
+
+    @property
+    def own_place(self) -> tuple[int, str]:
+        """The same of the tokens alone that an expert got, if it is part of one."""
+        return self.place if self.expert is None else (self.layer, f"{self.role} of expert {self.expert}")
 
 
 def anatomy_of(config: PretrainedConfig) -> Anatomy:
@@ -311,10 +324,13 @@ def _of_kind(stack: Anatomy, place: int, path: str, layer: nn.Module) -> Anatomy
     Raises:
         UserError: parts are missing where something has weights, which may do anything.
     """
-    there = {name for name, _ in layer.named_modules(remove_duplicate=False)}
     kinds = (stack, *stack.others)
     if place < len(stack.kinds):
         kinds = (kinds[stack.kinds[place] or 0],)
+    for experts in filter(None, (kind.experts for kind in kinds)):
+        with suppress(AttributeError):  # of a layer in whose place is something else
+            unfold(layer.get_submodule(experts))
+    there = {name for name, _ in layer.named_modules(remove_duplicate=False)}
     if whole := next((kind for kind in kinds if kind.parts <= there), None):
         return whole
     kind = kinds[0]
@@ -329,8 +345,8 @@ def _of_kind(stack: Anatomy, place: int, path: str, layer: nn.Module) -> Anatomy
             )
     left = {role: tuple(name for name in getattr(kind, role) if name in there) for role in (*ROLES, *BETWEEN, "router")}
     left |= {norms: {name: of for name, of in getattr(kind, norms).items() if name in there} for norms in NORMS}
-    mixture = kind.mixture if kind.mixture and kind.mixture.experts in there else None
-    return replace(kind, mixture=mixture, attention=kind.attention if left["attn_in"] else None, **left)
+    experts = kind.experts if kind.experts in there else None
+    return replace(kind, experts=experts, attention=kind.attention if left["attn_in"] else None, **left)
 
 
 def _parents(path: str) -> Iterator[str]:
@@ -404,7 +420,7 @@ def features_of(model: PreTrainedModel) -> int:
 
 def shape_of(module: nn.Module) -> tuple[int, int]:
     """The outputs and features of a projection, of one under a scheme too."""
-    weight = module._parameters.get("weight")
+    weight = module.weight if isinstance(module, ExpertProjection) else module._parameters.get("weight")
     if weight is not None and weight.ndim == 2 and weight.dtype in WEIGHTS:
         return tuple(weight.shape[::-1] if isinstance(module, Conv1D) else weight.shape)
     return (module.out_features, module.in_features) if hasattr(module, "out_features") else module.shape  # codes
@@ -449,8 +465,11 @@ def projections(model: PreTrainedModel, only: int | None = None) -> Iterator[Pro
 
 def in_layer(layer: Layer, role: str, name: str) -> "Projection":
     """The part of a layer that reads a role, by its name in the layer."""
-    inputs, state = layer.stack - (role == "cross_kv"), layer.anatomy.states.get(name, 0)
-    return Projection(layer.number, role, f"{layer.path}.{name}", layer.module.get_submodule(name), inputs, state)
+    anatomy, path, module = layer.anatomy, f"{layer.path}.{name}", layer.module.get_submodule(name)
+    inside = name.removeprefix(f"{anatomy.experts}.") if anatomy.experts else name
+    expert = int(inside.partition(".")[0]) if inside != name else None
+    inputs, state = layer.stack - (role == "cross_kv"), anatomy.states.get(name, 0)
+    return Projection(layer.number, role, path, module, inputs, state, expert)
 
 
 def check_plain(projection: Projection) -> None:
@@ -460,6 +479,8 @@ def check_plain(projection: Projection) -> None:
     layer of codes have a `weight` too, and a parametrized weight is made of others at every call.
     """
     module, parameters = projection.module, projection.module._parameters
+    if isinstance(module, ExpertProjection):
+        parameters = {"weight": module.weight, "bias": module.bias}
     weight = parameters.get("weight")
     if _kind(module) not in PLAIN:
         fault = f"is of {_kind(module)}"
@@ -482,22 +503,21 @@ def _kind(thing: object) -> str:
 
 
 def readers(model: PreTrainedModel, only: int | None = None) -> Iterator[Projection]:
-    """The projections, and the blocks of mixtures of experts: all that reads a tracked hidden state."""
-    yield from projections(model, only)
+    """All that reads a tracked hidden state: the projections, and in the place of those of experts that read one of all
+    tokens, the router and the module that holds the experts."""
+    yield from (part for part in projections(model, only) if part.expert is None or part.role != "ffn_in")
     for layer in layers_of(model):
-        if layer.anatomy.mixture and only in (None, layer.number):
-            yield in_layer(layer, "ffn_in", layer.anatomy.mixture.block)
+        if layer.anatomy.experts and only in (None, layer.number):
+            yield from (in_layer(layer, "ffn_in", name) for name in layer.anatomy.router)
+            names = (name for name in layer.anatomy.ffn_in if name.startswith(layer.anatomy.experts))
+            experts, path = layer.module.get_submodule(layer.anatomy.experts), f"{layer.path}.{layer.anatomy.experts}"
+            yield in_layer(layer, "ffn_in", next(names))._replace(path=path, module=experts, expert=None)
 
 
 def experts_of(model: PreTrainedModel) -> dict[int, nn.Module]:
     """The modules that hold the weights of experts, by the numbers of the layers that have such."""
-    mixtures = [layer for layer in layers_of(model) if layer.anatomy.mixture]
-    return {layer.number: layer.module.get_submodule(layer.anatomy.mixture.experts) for layer in mixtures}
-
-
-def weights_of_experts(model: PreTrainedModel) -> int:
-    """The number of a model's parameters that are those of experts."""
-    return sum(parameter.numel() for module in experts_of(model).values() for parameter in module.parameters())
+    mixtures = [layer for layer in layers_of(model) if layer.anatomy.experts]
+    return {layer.number: layer.module.get_submodule(layer.anatomy.experts) for layer in mixtures}
 
 
 def context_length(config: PretrainedConfig) -> int | None:

@@ -8,7 +8,7 @@ from transformers.cache_utils import DynamicLayer
 
 from outliers.models.anatomy.examples import IGNORED, Block, Example, labelled
 from outliers.models.anatomy.family import Family
-from outliers.models.anatomy.row import Anatomy, Mixture, one_norm, two_norms
+from outliers.models.anatomy.row import Anatomy, one_norm, two_norms
 
 _SELF_ATTN_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _FAIRSEQ = Anatomy(
@@ -36,12 +36,6 @@ _GEMMA = replace(
     norms=two_norms("input_layernorm", "pre_feedforward_layernorm"),
     norms_behind=_BEHIND,
     norm_offset=1.0,
-)
-_MIXTRAL = replace(
-    _LLAMA,
-    ffn_in=(),
-    ffn_out=(),
-    mixture=Mixture("mlp", "mlp.experts", {"mlp.gate.weight": 1, "mlp.experts.gate_up_proj": 2}),
 )
 _BLOOM = Anatomy(
     layers="transformer.h",
@@ -126,11 +120,6 @@ _ROWS = {
         attn_out=("attn.out_proj",),
         ffn_in=("ffn.up_proj",),
         ffn_out=("ffn.down_proj",),
-    ),
-    "mixtral": _MIXTRAL,
-    "qwen3_moe": replace(_MIXTRAL, others=(_LLAMA,)),  # some of its layers may have no experts
-    "gpt_oss": replace(
-        _MIXTRAL, mixture=Mixture("mlp", "mlp.experts", {"mlp.router.weight": 1, "mlp.experts.gate_up_proj": 1})
     ),
 }
 

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError
+from outliers.models.anatomy.experts import call_by_projection, holds_experts, unfold
 
 History = frozenset[str]  # paths of projections, and the marks below, each with a path
 NOTHING: History = frozenset()
@@ -231,6 +232,9 @@ class _Pass:
 
     def __init__(self, model: nn.Module):
         self.model = model
+        call_by_projection(model)
+        for module in list(model.modules()):
+            unfold(module)
         self.paths = {module: path for path, module in model.named_modules()}
         self.layers = _layers_of(self.paths)
         self.lengths = lengths_of(model)
@@ -348,7 +352,7 @@ def _experts_of(paths: Mapping[nn.Module, str], layers: Collection[str]) -> list
     """The modules of experts in layers: of parameters of three dimensions, else the blocks of a list of experts."""
     found: list[str] = []
     for module, path in paths.items():
-        if path in layers or not any(one in layers for one in _ancestors(path)):
+        if path in layers or holds_experts(module) or not any(one in layers for one in _ancestors(path)):
             continue
         shapes = [parameter.shape for parameter in module._parameters.values() if parameter is not None]
         matrices = [shape for shape in shapes if len(shape) == 3 and shape[0] > 1]
@@ -518,7 +522,8 @@ class _Layer:
             elif path not in roles:
                 yield path, "it reads no hidden state of this layer"
         for path, module in modules.items():
-            if path in self.calls or any(path.startswith(f"{one}.") for one in self.experts):
+            inside = any(path.startswith(f"{one}.") for one in self.experts)
+            if path in self.calls or inside or holds_experts(module):
                 continue
             for name, one in module._parameters.items():
                 if one is None or one.ndim < 2 or f"{path}.{name}" in self.calls:

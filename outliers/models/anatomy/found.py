@@ -19,8 +19,9 @@ from transformers import __version__ as transformers_version
 
 from outliers.errors import UserError, reason_of
 from outliers.models.anatomy.discover import Branch, Kind, Stack, find_stacks, lengths_of
+from outliers.models.anatomy.experts import holds_experts
 from outliers.models.anatomy.family import Family
-from outliers.models.anatomy.row import Anatomy, Mixture
+from outliers.models.anatomy.row import Anatomy
 from outliers.models.names import CACHE
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ ROLES_OF = {  # of a branch: mixes positions, and reads another stack's output
 # Fields of a configuration on which no anatomy depends.
 UNIMPORTANT = ("_name_or_path", "transformers_version", "dtype", "architectures", "quantization_config")
 _known: dict[int, tuple[ref, Anatomy]] = {}  # by the identity of a configuration that is there
-_FILES = [Path(__file__).with_name(name) for name in ("discover.py", "found.py", "row.py")]
+_FILES = [Path(__file__).with_name(name) for name in ("discover.py", "experts.py", "found.py", "row.py")]
 
 
 def anatomy_found(config: PretrainedConfig, family: Family) -> Anatomy:
@@ -165,6 +166,7 @@ def _config(model: PreTrainedModel, path: str) -> str | None:
 
 
 def _of_kind(model: PreTrainedModel, kind: Kind, path: str, layers: str) -> Anatomy:
+    layer = model.get_submodule(path)
     roles: dict[str, list[str]] = {}
     apart = dict(kind.apart)
     of: dict[str, str] = {}  # projection: its role
@@ -186,7 +188,7 @@ def _of_kind(model: PreTrainedModel, kind: Kind, path: str, layers: str) -> Anat
         recurrent=sum(branch.mixes for branch in kind.branches) > len({*kind.attention, *kind.cross_attention}),
         norms_of_sums=kind.norms_of_sums,
         norms_behind=behind,
-        mixture=_mixture(model, kind, path),
+        experts=next((name for name, one in layer.named_modules() if holds_experts(one)), None),
         **{"attn_in": (), "attn_out": ()} | {role: tuple(names) for role, names in roles.items()},
         router=kind.routers,
         found=True,
@@ -229,30 +231,3 @@ def _states(inputs: Mapping[str, int], of: Mapping[str, str]) -> dict[str, int]:
 
 def _roles(branch: Branch) -> dict[str, str]:
     return ROLES_OF[(branch.mixes or bool(branch.memory), bool(branch.memory))]
-
-
-def _mixture(model: PreTrainedModel, kind: Kind, path: str) -> Mixture | None:
-    """Experts, the innermost module that holds them and what chooses among them, and what they multiply ffn_in with."""
-    if not kind.experts:
-        return None
-    experts = kind.experts[0]
-    choosing = [one for one in kind.routers if one in kind.chosen]
-    block = _common(experts, choosing[0]) if choosing else experts
-    module, reads = model.get_submodule(f"{path}.{experts}"), {}
-    for router in choosing[:1]:
-        reads[f"{router}.weight"] = 1
-    matrices = {name: one for name, one in module._parameters.items() if one is not None and one.ndim == 3}
-    transposed = getattr(module, "is_transposed", False)
-    for name in list(matrices)[:1]:
-        reads[f"{experts}.{name}"] = 1 if transposed else 2
-    return Mixture(block or experts, experts, reads)
-
-
-def _common(one: str, other: str) -> str:
-    """The path that two paths begin with."""
-    parts = []
-    for first, second in zip(one.split("."), other.split("."), strict=False):
-        if first != second:
-            break
-        parts.append(first)
-    return ".".join(parts)

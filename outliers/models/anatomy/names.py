@@ -12,7 +12,7 @@ State = tuple[int, str]  # a layer and a role
 def modules_of(model: PreTrainedModel) -> dict[State, list[str]]:
     """The paths of the modules that read each hidden state; of the residual stream, of the layer that puts it out."""
     modules: dict[State, list[str]] = {}
-    for reader in readers(model):
+    for reader in (one for one in readers(model) if one.expert is None):
         modules.setdefault((reader.layer, reader.role), []).append(reader.path)
     return modules | {(layer.number, RESIDUAL): [layer.path] for layer in layers_of(model)}
 

@@ -45,15 +45,13 @@ def parts(model: PreTrainedModel, layer: int) -> Iterator[Part]:
     attn_in = [in_layer(owner, "attn_in", name) for name in anatomy.attn_in]
     for number, outputs in enumerate(_by_heads(attn_in, owner, config)):
         yield Part(QKV[number], attn_in[number % len(attn_in)], outputs)
-    if anatomy.mixture:
-        router = next(iter(anatomy.mixture.reads)).removesuffix(".weight")
-        yield Part("router", in_layer(owner, "ffn_in", router))
-        yield Part("experts", in_layer(owner, "ffn_in", anatomy.mixture.experts))
-    else:
-        ffn_in = [in_layer(owner, "ffn_in", name) for name in anatomy.ffn_in]
-        units = [numbers[None] for reader in ffn_in for numbers in _numbers(reader).chunk(1 + anatomy.fused_gate)]
-        for number, outputs in enumerate(units):
-            yield Part(GATE_UP[number - len(units)], ffn_in[number % len(ffn_in)], outputs)
+    if anatomy.experts:
+        yield from (Part("router", in_layer(owner, "ffn_in", name)) for name in anatomy.router)
+        yield Part("experts", in_layer(owner, "ffn_in", anatomy.experts))
+    ffn_in = [reader for name in anatomy.ffn_in if (reader := in_layer(owner, "ffn_in", name)).expert is None]
+    units = [numbers[None] for reader in ffn_in for numbers in _numbers(reader).chunk(1 + anatomy.fused_gate)]
+    for number, outputs in enumerate(units):
+        yield Part(GATE_UP[number - len(units)], ffn_in[number % len(ffn_in)], outputs)
     if not norms_are_in_the_residual_stream(model.config):
         for name, roles in anatomy.norms.items():
             yield from (Part(NORMS[role], in_layer(owner, NORMS[role], name)) for role in roles if role in NORMS)

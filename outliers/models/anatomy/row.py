@@ -10,20 +10,6 @@ Norms = dict[str, tuple[str, ...]]  # each norm, and the roles whose projections
 
 
 @dataclass(frozen=True)
-class Mixture:
-    """A mixture of experts in the place of the feed-forward projections.
-
-    block: the module that sends each token to some of the experts; its input is ffn_in. experts: the module that holds
-    their weights, which are parameters of three dimensions. reads: the parameters that are multiplied with ffn_in, the
-    router's and the experts', each with its axis of input features.
-    """
-
-    block: str
-    experts: str
-    reads: dict[str, int]
-
-
-@dataclass(frozen=True)
 class Anatomy:
     """The place of a stack's layers, and the parts of one layer; projections by the role of their input.
 
@@ -41,9 +27,10 @@ class Anatomy:
     by_head: whether a fused q/k/v projection has the outputs of each head of keys together, and not all queries first.
     fused_gate: whether the first feed-forward projection is the gate too, whose outputs come first.
 
-    others: other kinds of layers that there may be; a layer is of the first kind of which it has all parts. mixture:
-    what layers have that lack ffn_in and ffn_out. norm_offset: what norms add to their weight before they multiply with
-    it. alibi: the argument of the attention in which its position biases are, if the attention mask may hold them too.
+    others: other kinds of layers that there may be; a layer is of the first kind of which it has all parts. experts:
+    the module that holds the weights of experts, whose projections are named as if each had modules of its own.
+    norm_offset: what norms add to their weight before they multiply with it.
+    alibi: the argument of the attention in which its position biases are, if the attention mask may hold them too.
     window: the buffer of the attention that says beside the mask which keys each query sees, bool (1, 1, context,
     context). padded_positions: whether the first position has the number after that of padding. norms_of_sums: the
     norms of the residual stream with what a sub-layer adds, one behind each sub-layer, where the projections read the
@@ -84,7 +71,7 @@ class Anatomy:
     by_head: bool = False
     fused_gate: bool = False
     others: tuple["Anatomy", ...] = ()
-    mixture: Mixture | None = None
+    experts: str | None = None
     norm_offset: float = 0.0
     alibi: str | None = None
     window: str | None = None
@@ -113,9 +100,8 @@ class Anatomy:
 
     @property
     def parts(self) -> set[str]:
-        """The norms, projections and experts that a layer of this kind has."""
-        experts = [self.mixture.experts] if self.mixture else []
-        return {*self.norms, *experts, *(name for role in ROLES for name in getattr(self, role))}
+        """The norms and projections that a layer of this kind has."""
+        return {*self.norms, *(name for role in ROLES for name in getattr(self, role))}
 
 
 def config_of_stack(config: PretrainedConfig, stack: Anatomy) -> PretrainedConfig:

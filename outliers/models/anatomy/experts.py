@@ -1,0 +1,164 @@
+"""Experts of a mixture as linear projections: views of the parameters that hold the weights of all of them.
+
+transformers calls experts by a registry of functions. The one here calls the projections of each expert as modules, so
+that hooks, schemes and ablations meet them as any other projection; its outputs are those of `eager`, bit for bit.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig
+
+from outliers.models.anatomy.weights import is_offloaded, parameter_of
+from outliers.models.internals import ALL_EXPERTS_FUNCTIONS
+
+BY_PROJECTION = "by_projection"  # the name of our function in the registry
+
+
+class ExpertProjection(nn.Linear):
+    """A projection of one expert, without parameters of its own.
+
+    owner: the module that holds the weights of all experts, in a tuple, so that torch does not take it for a part of
+    this one. name: of the parameter there. number: of the expert.
+    """
+
+    def __init__(self, owner: nn.Module, name: str, number: int):
+        nn.Module.__init__(self)
+        self.owner, self.name, self.number = (owner,), name, number
+        self.out_features, self.in_features = self.weight.shape
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weight (outputs, features), sharing memory unless it is offloaded."""
+        weight = self._of_expert(self.name)
+        return weight.T if self.owner[0].is_transposed else weight
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        return self._of_expert(f"{self.name}_bias") if self.owner[0].has_bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As transformers' own experts: the bias is added behind the product."""
+        product = nn.functional.linear(x, self.weight)
+        return product if self.bias is None else product + self.bias
+
+    def _of_expert(self, name: str) -> torch.Tensor:
+        owner = self.owner[0]
+        parameter = owner._parameters[name]
+        if parameter.is_meta and is_offloaded(owner):
+            parameter = parameter_of(owner, name)
+        return parameter[self.number]
+
+
+class Expert(nn.Module):
+    """One expert, with its projections by the names of the parameters that hold their weights."""
+
+    def __init__(self, owner: nn.Module, number: int):
+        super().__init__()
+        for name in ("gate_up_proj" if owner.has_gate else "up_proj", "down_proj"):
+            self.add_module(name, ExpertProjection(owner, name, number))
+
+    def forward(self, x: torch.Tensor, tokens: torch.Tensor | slice, owner: nn.Module) -> torch.Tensor:
+        """The outputs (n, features) for the tokens that chose this expert; tokens: their places, which hooks read."""
+        _, out = self._modules.values()
+        outputs = out(self.units(x, owner))
+        return owner.post_expert_norm(outputs) if owner.has_post_expert_norm else outputs
+
+    def units(self, x: torch.Tensor, owner: nn.Module) -> torch.Tensor:
+        """Return what the second projection reads for hidden states."""
+        into, _ = self._modules.values()
+        return owner._apply_gate(into(x)) if owner.has_gate else owner.act_fn(into(x))
+
+
+def by_projection(
+    experts: nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """An experts function of transformers: states (T, features), and the experts of each token with their weights."""
+    unfold(experts)
+    # made of no tensor, so that a pass that follows tensors sees only what experts add
+    output = torch.zeros(hidden_states.shape, dtype=hidden_states.dtype, device=hidden_states.device)
+    for number, tokens, places in _chosen(experts, top_k_index):
+        x = hidden_states if hidden_states.is_meta else hidden_states[tokens]
+        outputs = experts._modules[str(number)](x, tokens, experts)
+        weighted = outputs * top_k_weights[tokens, places, None]
+        output.index_add_(0, tokens, weighted.to(output.dtype))
+    return output
+
+
+def _chosen(experts: nn.Module, chosen: torch.Tensor) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Each expert that is chosen, its tokens, and the places at which they chose it; on the meta device all for all."""
+    count, length = number_of(experts), len(chosen)
+    if chosen.is_meta:
+        tokens = torch.arange(length, device=chosen.device)
+        yield from ((number, tokens, torch.zeros_like(tokens)) for number in range(count))
+        return
+    order = chosen.T.flatten().argsort(stable=True)  # by the places of a token first, as transformers has its rows
+    sizes = chosen.flatten().bincount(minlength=count + 1).tolist()  # last of what stands for none
+    for number, places in enumerate(order.split(sizes)[:count]):
+        if len(places):
+            yield number, places % length, places // length
+
+
+ALL_EXPERTS_FUNCTIONS.register(BY_PROJECTION, by_projection)
+
+
+def holds_experts(module: nn.Module) -> bool:
+    """Whether a module holds the weights of experts, and is called by transformers' registry."""
+    return hasattr(module, "is_transposed") and hasattr(module, "has_gate")
+
+
+def number_of(experts: nn.Module) -> int:
+    """The number of experts in a module that holds their weights."""
+    down = experts._parameters.get("down_proj")
+    return sum(map(str.isdigit, experts._modules)) if down is None else len(down)
+
+
+def unfold(experts: nn.Module) -> None:
+    """Give a module that holds the weights of experts a module for each of them, named by its number."""
+    if holds_experts(experts) and "0" not in experts._modules:
+        for number in range(number_of(experts)):
+            experts.add_module(str(number), Expert(experts, number).train(experts.training))
+
+
+def adopt(experts: nn.Module) -> None:
+    """Let the projections of experts in a copied module view the weights of the copy."""
+    for module in experts.modules():
+        if isinstance(module, ExpertProjection):
+            module.owner = (experts,)
+
+
+def release(experts: nn.Module) -> None:
+    """Take the weights and biases of experts from a module where no projection of any of them views these."""
+    viewed = {module.name for module in experts.modules() if isinstance(module, ExpertProjection)}
+    for name in {*experts._modules["0"]._modules} - viewed:
+        for parameter in (name, f"{name}_bias"):
+            experts._parameters.pop(parameter, None)
+
+
+def set_weights(experts: nn.Module, name: str, stacked: torch.Tensor) -> None:
+    """Give the weights or biases of all experts, as a module that holds them has them, to projections of their own."""
+    projection = name.removesuffix("_bias")
+    for number, of_expert in enumerate(stacked if "0" in experts._modules else ()):
+        module = experts._modules[str(number)]._modules.get(projection)
+        if module is None or isinstance(module, ExpertProjection):
+            continue
+        if name != projection:
+            module.bias = nn.Parameter(of_expert, requires_grad=False)
+        else:
+            module.set_weight(of_expert.T if experts.is_transposed else of_expert)
+
+
+def call_by_projection(model: nn.Module) -> list[tuple[PretrainedConfig, str | None]]:
+    """Let transformers call all experts of a model by their projections; return what `restore` takes."""
+    configs = {id(module.config): module.config for module in model.modules() if holds_experts(module)}
+    before = [(config, config._experts_implementation) for config in configs.values()]
+    for config, _ in before:
+        config._experts_implementation_internal = BY_PROJECTION
+    return before
+
+
+def restore(before: Iterable[tuple[PretrainedConfig, str | None]]) -> None:
+    """Let transformers call experts as it did before `call_by_projection`."""
+    for config, name in before:
+        config._experts_implementation_internal = name

@@ -1,0 +1,143 @@
+"""Experts as projections, beside transformers' own and beside fake quantization in float64."""
+
+import logging
+import math
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from outliers import calibrate, load_int8, load_model, load_quantized, perplexity, quantize, save_quantized
+from outliers.models.anatomy import layers_of, projections
+from outliers.models.anatomy.experts import BY_PROJECTION
+from outliers.models.stream import stream_model
+from outliers.quantization.calibration import FEW
+from outliers.quantization.linear import prepared
+from tests.conftest import LLAMA, make_model, slow_but
+
+SHAPE = {**LLAMA, "vocab_size": 100, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "head_dim": 8}
+SHAPE |= {"num_local_experts": 4, "num_experts": 4, "n_routed_experts": 4, "moe_intermediate_size": 16}
+SHAPE |= {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "sliding_window": 8}
+SHAPE |= {"shared_expert_intermediate_size": 16, "first_k_dense_replace": 1, "moe_num_experts": 4, "moe_k": 2}
+KINDS = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "olmoe", "glm4_moe", "phimoe", "granitemoe", "ernie4_5_moe")
+MIXTURES = ("mixtral", "gpt-oss")
+
+
+def made(kind: str):
+    """A small random model of a type of mixtures, in float64."""
+    config = AutoConfig.for_model(kind)
+    for name, value in SHAPE.items():
+        if hasattr(config, name):
+            setattr(config, name, value)
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:2]
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    return model.requires_grad_(False)
+
+
+@pytest.mark.parametrize("kind", slow_but(KINDS, ("qwen2_moe", "gpt_oss")))
+def test_outputs_are_those_of_transformers_bit_for_bit(kind, blocks):
+    """And the model is called afterwards as it was before."""
+    model = made(kind)
+    before = model.config._experts_implementation
+    model.set_experts_implementation("eager")
+    expected = model(blocks, use_cache=False).logits
+    losses = torch.nn.functional.cross_entropy(expected[:, :-1].double().flatten(0, 1), blocks[:, 1:].flatten())
+    assert math.log(perplexity(model, blocks)) == pytest.approx(float(losses), abs=1e-6)
+    model.set_experts_implementation(before)
+    states = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    perplexity(model, blocks)
+    assert model.config._experts_implementation == before
+    assert all(torch.equal(tensor, states[name]) for name, tensor in model.state_dict().items())
+    model.config._experts_implementation = BY_PROJECTION
+    assert torch.equal(model(blocks, use_cache=False).logits, expected)
+
+
+def absmax(matrix: torch.Tensor, axis: int | None) -> torch.Tensor:
+    """A matrix in float64, rounded to 255 levels of its largest magnitude, or of each row's."""
+    largest = matrix.abs().amax() if axis is None else matrix.abs().amax(axis, keepdim=True)
+    scale = torch.where(largest > 0, largest / 127, 1.0)
+    return (matrix / scale).round() * scale
+
+
+@pytest.mark.parametrize("case", MIXTURES)
+@pytest.mark.parametrize(("scheme", "axis"), [("absmax", None), ("absmax-vector", 1)])
+def test_every_expert_is_quantized_as_fake_quantization_has_it(case, scheme, axis, blocks):
+    model = make_model(case).double()
+    changed, seen = quantize(model, scheme), {}
+    for part in (part for part in projections(changed) if part.expert is not None):
+        part.module.register_forward_hook(
+            lambda _, inputs, output, path=part.path: seen.update({path: (inputs[0], output)})
+        )
+    with torch.no_grad():
+        changed(blocks)
+    exact = {part.path: part.module for part in projections(model) if part.expert is not None}
+    assert seen.keys() == exact.keys()
+    for path, (x, output) in seen.items():
+        bias = 0 if exact[path].bias is None else exact[path].bias
+        expected = absmax(x, axis) @ absmax(exact[path].weight, axis).T + bias
+        assert (output - expected).abs().max() <= 1e-12 * expected.abs().max(), path
+
+
+@pytest.mark.parametrize("case", MIXTURES)
+def test_what_was_smoothed_or_rotated_is_the_same_product(case, blocks):
+    """Before anything is rounded."""
+    model = make_model(case)
+    exact = {part.path: part.module for part in projections(model) if part.expert is not None}
+    for scheme in ("absmax+smoothing", "absmax+hadamard"):
+        changed = quantize(model, scheme, calibration=calibrate(model, blocks, [scheme]))
+        for part in (part for part in projections(changed) if part.expert is not None):
+            x = torch.randn(8, exact[part.path].in_features)
+            operand = part.module.operand
+            product = prepared(x, part.module.here, operand.fitted) @ operand.exact.T
+            torch.testing.assert_close(product, x @ exact[part.path].weight.T, rtol=1e-5, atol=1e-5)
+
+
+def test_one_factor_smooths_what_all_experts_read(blocks):
+    model = make_model("mixtral")
+    calibration = calibrate(model, blocks, ["absmax+smoothing"])
+    changed = quantize(model, "absmax+smoothing", calibration=calibration)
+    layer = layers_of(model)[1]
+    seen = []
+    layer.module.get_submodule("mlp").register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].abs()))
+    model(blocks)
+    weights = layer.module.get_submodule("mlp.experts").gate_up_proj.abs().amax((0, 1))
+    expected = (seen[0].amax((0, 1)) / weights).sqrt()
+    for part in projections(changed, 1):
+        if part.expert is not None and part.role == "ffn_in":
+            torch.testing.assert_close(part.module.operand.fitted[0], expected)
+
+
+def test_an_expert_with_few_tokens_is_calibrated_on_all(blocks, caplog):
+    """A token that is repeated has the same two experts at all positions."""
+    caplog.set_level(logging.INFO, "outliers")
+    model, ids = make_model("mixtral"), torch.full((1, FEW), 3)
+    found = calibrate(model, ids, ["absmax-vector+gptq"]).magnitudes
+    assert f"4 of 8 experts got fewer than {FEW} tokens of the calibration text" in caplog.text
+    experts, seen = layers_of(model)[0].module.mlp.experts, []
+    experts.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    model(ids)
+    gram = seen[0].T @ seen[0]
+    for number in range(4):
+        torch.testing.assert_close(found[0, f"ffn_in of expert {number}"].gram, gram)
+        units = experts._apply_gate(seen[0] @ experts.gate_up_proj[number].T)
+        torch.testing.assert_close(found[0, f"ffn_out of expert {number}"].gram, units.T @ units)
+
+
+@pytest.mark.parametrize("case", MIXTURES)
+def test_int8_experts_on_disk_while_read_and_streamed(case, blocks, tmp_path):
+    model = make_model(case)
+    model.save_pretrained(tmp_path / "exact")
+    small = quantize(model, "absmax-vector", keep="int8")
+    held = sum(one.nbytes for one in (*small.parameters(), *small.buffers()))
+    assert held < 0.45 * sum(one.nbytes for one in model.parameters()), "weights beside codes"
+    expected = perplexity(small, blocks)
+    save_quantized(small, tmp_path / "int8")
+    assert perplexity(load_quantized(tmp_path / "int8"), blocks) == expected
+    assert perplexity(load_int8(str(tmp_path / "exact"), "absmax-vector"), blocks) == expected
+    assert perplexity(load_model(str(tmp_path / "exact")), blocks) == perplexity(model, blocks)
+    streamed = stream_model(str(tmp_path / "exact"))
+    assert perplexity(streamed, blocks) == perplexity(model, blocks)
