@@ -147,7 +147,14 @@ def _sums(model: PreTrainedModel) -> Iterator[Sum]:
 
 def _readers_of(layer: Layer, norm: str) -> list[torch.Tensor]:
     """The same of all that reads a norm's output, where a pass has found that."""
-    return [_inputs(layer.module.get_submodule(name)) for name in layer.anatomy.read_by.get(norm, ())]
+    readers = {name: layer.module.get_submodule(name) for name in layer.anatomy.read_by.get(norm, ())}
+    for name, module in readers.items():
+        if getattr(module, "weight", None) is None:
+            raise UserError(
+                f"'{layer.path}.{name}' reads the output of a norm and is no projection, so that a planted feature "
+                "cannot be undone; plant in another model"
+            )
+    return [_inputs(module) for module in readers.values()]
 
 
 def _readers(layer: Layer, role: str) -> list[torch.Tensor]:
