@@ -20,6 +20,7 @@ from outliers.models.anatomy import (
     width_of,
 )
 from outliers.models.anatomy.experts import ExpertProjection, number_of
+from outliers.models.anatomy.weights import own_parameters
 from outliers.models.load import find_config
 from outliers.models.names import known_configs
 from outliers.models.skeleton import skeleton
@@ -98,7 +99,7 @@ def anatomy(model: str | PretrainedConfig | PreTrainedModel) -> ModelAnatomy:
         family_of(model.config).name,
         len(layers),
         width_of(model.config),
-        sum(parameter.numel() for parameter in model.parameters()),
+        sum(parameter.numel() for parameter in own_parameters(model).values()),
         pd.DataFrame(rows, columns=["kind", *COLUMNS]),
         stacks_of(model.config)[0].found,
     )

@@ -142,7 +142,8 @@ def _with_weight(model: "PreTrainedModel", path: str, change: "Callable[[torch.T
         change(scaled)
     scaled, changed = nn.Parameter(scaled, named[name].requires_grad), {}
     for other, parameter in named.items():
-        if parameter is named[name] or (parameter.is_meta and tied.get(other, other) == first):
+        offloaded = parameter.is_meta or named[name].is_meta  # both, or one alone
+        if parameter is named[name] or (offloaded and tied.get(other, other) == first):
             owner, _, part = other.rpartition(".")
             changed[owner] = changed.get(owner) or in_memory(exchanged(model.get_submodule(owner), {}))
             changed[owner]._parameters = changed[owner]._parameters | {part: scaled}

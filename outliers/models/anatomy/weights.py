@@ -46,17 +46,26 @@ def parameter_of(module: nn.Module, name: str = "weight") -> torch.Tensor | None
         return module._parameters.get(name)
 
 
+def own_parameters(model: PreTrainedModel) -> dict[str, nn.Parameter]:
+    """Return the parameters of a model by their names, of those that are tied only the first."""
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    parameters = dict(model.named_parameters())
+    # Tied weights that are in memory are one parameter; accelerate makes two, of which it may offload one alone.
+    pairs = {name: (parameters[name], parameters.get(tied[name])) for name in tied.keys() & parameters.keys()}
+    again = {name for name, pair in pairs.items() if any(one is not None and one.is_meta for one in pair)}
+    return {name: parameter for name, parameter in parameters.items() if name not in again}
+
+
 def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
     """The names and values of all parameters, of those that are tied only the first.
 
     Raises:
         UserError: one is neither in memory nor offloaded by accelerate.
     """
-    tied = getattr(model, "all_tied_weights_keys", None) or {}
-    for path, parameter in model.named_parameters():
+    for path, parameter in own_parameters(model).items():
         if not parameter.is_meta:
             yield path, parameter
-        elif path not in tied:
+        else:
             owner, _, name = path.rpartition(".")
             weight = parameter_of(model.get_submodule(owner), name)
             if weight is None or weight.is_meta:
