@@ -13,28 +13,32 @@ from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
+from outliers.show.section import Section  # noqa: E402
 from outliers.show.write import write_files  # noqa: E402
-from tests.kept import KEPT, SECTIONS, section_of  # noqa: E402
+from tests.kept import KEPT, OTHERS, SECTIONS, kept  # noqa: E402
 
 ROWS = {"rows.parquet", "rows.jsonl", "README.md"}
 
 
-def redraw(run: str) -> None:
-    """Draw one run, and print which files have changed."""
+def redraw(run: str, section: Section) -> None:
+    """Draw a section of a run, and print which files have changed."""
     with TemporaryDirectory() as folder:
-        write_files(section_of(run), Path(folder))
+        write_files(section, Path(folder))
         for drawn in sorted(Path(folder).iterdir()):
-            kept = KEPT / run / drawn.name
-            if drawn.name not in ROWS and kept.exists() and kept.read_bytes() != drawn.read_bytes():
-                kept.write_bytes(drawn.read_bytes())
-                print(kept.relative_to(ROOT))
+            file = KEPT / run / drawn.name
+            if drawn.name not in ROWS and file.exists() and file.read_bytes() != drawn.read_bytes():
+                file.write_bytes(drawn.read_bytes())
+                print(file.relative_to(ROOT))
 
 
 if __name__ == "__main__":
     options = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     options.add_argument("runs", nargs="*", metavar="RUN")
-    runs = options.parse_args().runs or [*SECTIONS]
-    if unknown := [run for run in runs if run not in SECTIONS]:
-        options.error(f"no kept run '{unknown[0]}'; expected some of {', '.join(SECTIONS)}")
-    for run in runs:
-        redraw(run)
+    drawn = [*SECTIONS.items(), *OTHERS]
+    known = list(dict.fromkeys(run for run, _ in drawn))
+    runs = options.parse_args().runs or known
+    if unknown := [run for run in runs if run not in known]:
+        options.error(f"no kept run '{unknown[0]}'; expected some of {', '.join(known)}")
+    for run, section in drawn:
+        if run in runs:
+            redraw(run, section(kept(run)))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from outliers.paper.table4 import families_section, table4_section
-from outliers.paper.table7 import table7_section, table10_section
+from outliers.paper.table7 import table7_section, table9_section, table10_section
 from outliers.presets.plan import plan_of
 from outliers.quantization.plans.plan import Plan
 from outliers.runs.frame import records_in
@@ -100,6 +100,8 @@ SECTIONS = {
     "training-runs/table10": table10_section,
     "training-runs/causes": causes_section,
 }
+# Further tables of a run, without sentences.
+OTHERS = [("training-runs/table10", table9_section), ("mechanism/checkpoints", checkpoints_section)]
 
 
 @cache

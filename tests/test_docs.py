@@ -20,7 +20,6 @@ from outliers.app import command_of
 from outliers.metrics.measurement import Keeps, held
 from outliers.models.load import find_config, load_model, weights_hash
 from outliers.models.names import POCKET, pocket_models
-from outliers.paper.table7 import table9_section
 from outliers.quantization.schemes import get_scheme
 from outliers.runs.forecast import Request, Room, forecast, shape_of
 from outliers.show.value import Value
@@ -28,7 +27,7 @@ from outliers.terminal.command import app_of
 from outliers.views.causes import trained
 from outliers.views.origins import HIDDEN
 from tests.conftest import needs_smollm2
-from tests.kept import KEPT, SECTIONS, checkpoints_section, kept, plan_at
+from tests.kept import KEPT, OTHERS, SECTIONS, kept, plan_at
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -38,10 +37,6 @@ from fill_docs import kept as value  # noqa: E402
 KERNELS, TRAINING = "kernels/README.md", "outliers/models/pocket/README.md"
 CAUSAL = pocket_models("next tokens")
 PAGES = [page.relative_to(ROOT).as_posix() for page in fill_docs.pages()]
-
-
-# Without sentences:
-OTHERS = [("training-runs/table10", table9_section), ("mechanism/checkpoints", checkpoints_section)]
 
 
 def read(file: str) -> str:

@@ -731,7 +731,7 @@ def test_massive_activations_and_sinks_are_said(found, family):
     assert "at sinks: '40' (86%), '17' (14%)." in tables["attention_sinks"].caption
     assert not section.notes
     for table in tables.values():
-        assert table.form("simple") in section.printed
+        assert table.fitted in section.printed
         assert " ".join(table.caption.split()) in " ".join(section.printed.split())
 
     none = {"attention_sinks": 0 * sinks, "attention_sinks_tokens": 0 * tokens, "residual_massive": 0 * massive}

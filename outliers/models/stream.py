@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, groupby, product
+from types import MethodType
 
 import torch
 from torch import nn
@@ -318,6 +319,8 @@ def exchanged(module: nn.Module, others: Mapping[str, nn.Module]) -> nn.Module:
         for name in ACCELERATED:
             vars(copied).pop(name)
         hand_over_hooks(module, copied)
+    elif isinstance(forward := vars(module).get("forward"), MethodType) and forward.__self__ is module:
+        copied.forward = MethodType(forward.__func__, copied)  # such as accelerate's, which runs it in mixed precision
     for head, paths in groupby(sorted(others), lambda path: path.partition(".")[0]):
         inner = {path.partition(".")[2]: others[path] for path in paths}
         copied._modules[head] = exchanged(module._modules[head], inner)

@@ -153,7 +153,19 @@ class Column(NamedTuple):
         if self.width <= width:
             return self
         header, *cells = self.cells
-        return self._replace(cells=[header, *(textwrap.fill(cell, width) for cell in cells)])
+        return self._replace(cells=[header, *(_in_lines(cell, width) for cell in cells)])
+
+
+def _in_lines(text: str, width: int) -> str:
+    """Break a text into lines of at most a width, behind spaces and the marks between the words of a path."""
+    lines = [""]
+    for piece in re.findall(r"[^ ._/+]*[ ._/+]|[^ ._/+]+", text):
+        if len(lines[-1] + piece.rstrip()) > width and lines[-1]:
+            lines.append("")
+        lines[-1] += piece
+        while len(lines[-1].rstrip()) > width:
+            lines[-1:] = lines[-1][:width], lines[-1][width:]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _tabulated(columns: Sequence[Column], tablefmt: str) -> str:

@@ -50,7 +50,8 @@ class Picture(NamedTuple):
 
 def read(subject: "Causal", text: str, blocks: int, _seed: int) -> Examples:
     """The first pictures of those that `--text` names."""
-    if "block" in subject.settings.model_fields_set and not subject.of_one_variant:  # which has that of prompts
+    of_others = len(getattr(subject.settings, "models", ())) > 1 or subject.of_one_variant  # models, or prompts
+    if "block" in subject.settings.model_fields_set and not of_others:
         raise UserError(f"'{subject.model}' reads pictures of a size of its own; leave --block out")
     return pictures(text, subject.reader, subject.config, blocks)
 
