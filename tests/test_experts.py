@@ -7,13 +7,15 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from outliers import calibrate, load_int8, load_model, load_quantized, perplexity, quantize, save_quantized
+from outliers import calibrate, load_int8, load_model, load_quantized, perplexity, quantize, save_quantized, trace
 from outliers.models.anatomy import layers_of, projections
 from outliers.models.anatomy.experts import BY_PROJECTION
 from outliers.models.stream import stream_model
 from outliers.quantization.calibration import FEW
 from outliers.quantization.linear import prepared
-from tests.conftest import LLAMA, make_model, slow_but
+from outliers.tracing.result import Trace
+from outliers.views.trace import trace_findings
+from tests.conftest import LLAMA, inputs_of, make_model, slow_but
 
 SHAPE = {**LLAMA, "vocab_size": 100, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "head_dim": 8}
 SHAPE |= {"num_local_experts": 4, "num_experts": 4, "n_routed_experts": 4, "moe_intermediate_size": 16}
@@ -21,6 +23,7 @@ SHAPE |= {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_exp
 SHAPE |= {"shared_expert_intermediate_size": 16, "first_k_dense_replace": 1, "moe_num_experts": 4, "moe_k": 2}
 KINDS = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "olmoe", "glm4_moe", "phimoe", "granitemoe", "ernie4_5_moe")
 MIXTURES = ("mixtral", "gpt-oss")
+OF_EXPERTS = ("experts.tokens", "experts.max", "experts.hits", "experts.largest")
 
 
 def made(kind: str):
@@ -141,3 +144,45 @@ def test_int8_experts_on_disk_while_read_and_streamed(case, blocks, tmp_path):
     assert perplexity(load_model(str(tmp_path / "exact")), blocks) == perplexity(model, blocks)
     streamed = stream_model(str(tmp_path / "exact"))
     assert perplexity(streamed, blocks) == perplexity(model, blocks)
+
+
+@pytest.mark.parametrize("case", MIXTURES)
+def test_a_trace_sees_inside_every_expert(case, blocks, tmp_path):
+    """As hooks of our own see it; of two parts of a text that are merged and saved, and streamed."""
+    model = make_model(case)
+    model.save_pretrained(tmp_path / "model")
+    parts = [trace(model, part, alpha=0.5, attention=False) for part in (blocks[:1], blocks[1:])]
+    parts[0].merge(parts[1]).save(tmp_path / "trace")
+    found = Trace.load(tmp_path / "trace")
+    streamed = trace(stream_model(str(tmp_path / "model")), blocks, alpha=0.5, attention=False)
+    assert all(torch.equal(found.statistics[name], streamed.statistics[name]) for name in OF_EXPERTS)
+    model.config._experts_implementation = BY_PROJECTION
+    for layer in layers_of(model):
+        experts = layer.module.mlp.experts
+        for number in range(4):
+            with inputs_of({"": experts.get_submodule(f"{number}.down_proj")}) as seen:
+                for block in blocks:
+                    model(block[None])
+            units = torch.cat(seen[""]).abs() if seen[""] else torch.zeros(0, experts.down_proj.shape[1])
+            assert found.statistics["experts.tokens"][layer.number, number] == len(units)
+            assert torch.equal(found.statistics["experts.hits"][layer.number, number], (units >= 0.5).sum(0))
+            if len(units):
+                assert torch.equal(found.statistics["experts.max"][layer.number, number], units.amax(0))
+
+
+def test_an_outlier_in_one_expert_is_found_there_and_nowhere_else(blocks):
+    """A unit whose input weights and output weights are scaled up, and what it writes."""
+    model = make_model("mixtral").requires_grad_(False)
+    usual = trace(model, blocks)
+    (chosen,) = usual.expert_shares().query("layer == 1").sort_values("share").tail(1)["expert"]
+    experts = layers_of(model)[1].module.mlp.experts
+    experts.gate_up_proj[chosen, [5, 48 + 5]] *= 100
+    experts.down_proj[chosen, 7, 5] = 1
+    found = trace(model, blocks)
+    table = found.expert_shares().set_index(["layer", "expert"])
+    assert table["max"].idxmax() == table["value"].abs().idxmax() == (1, chosen)
+    assert (table.loc[(1, chosen), "unit"], table.loc[(1, chosen), "feature"]) == (5, 7)
+    assert (table["max"].drop((1, chosen)) < table["max"].max() / 20).all()
+    said = [finding.text for finding in trace_findings(found, {}, str)]
+    assert any(text.startswith(f"Expert {chosen} of layer 1 adds") and "to feature 7 at" in text for text in said)
+    assert not any(" adds " in finding.text for finding in trace_findings(usual, {}, str))

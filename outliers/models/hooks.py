@@ -285,19 +285,34 @@ def residual_hooks(
 
 
 def expert_hooks(
-    model: PreTrainedModel, visit: Callable[[int, torch.Tensor], None], only: int | None = None
+    model: PreTrainedModel,
+    see_units: Callable[[int, int, torch.Tensor], None],
+    see_output: Callable[[int, int, torch.Tensor, torch.Tensor], None],
+    only: int | None = None,
 ) -> AbstractContextManager[None]:
-    """Call `visit(layer, tokens)` with how many tokens, int64 (experts,), go to each expert of a layer, or of one."""
+    """Call functions with what flows through each expert of all layers, or of one.
 
-    def hook_of(layer: int):
-        def hook(experts, inputs):
-            chosen = inputs[1].flatten()  # the number after that of the last expert stands for none
-            visit(layer, chosen.bincount(minlength=number_of(experts))[: number_of(experts)])
+    see_units: called as `see_units(layer, expert, x)` with what its last projection reads (n, units). see_output:
+    called as `see_output(layer, expert, tokens, x)` with the places of its tokens, int64 (n,), and what it adds there.
+    """
 
-        return hook
+    def registered() -> Iterator[RemovableHandle]:
+        for layer, experts in experts_of(model).items():
+            for number in range(number_of(experts)) if only in (None, layer) else ():
+                expert = experts.get_submodule(str(number))
+                *_, last = expert.children()
+                yield last.register_forward_pre_hook(partial(_see_input, partial(see_units, layer, number)))
+                yield expert.register_forward_hook(partial(_see_added, partial(see_output, layer, number)))
 
-    there = experts_of(model).items()
-    return attached(one.register_forward_pre_hook(hook_of(layer)) for layer, one in there if only in (None, layer))
+    return attached(registered())
+
+
+def _see_input(see: Callable, _module: nn.Module, inputs: tuple) -> None:
+    see(inputs[0])
+
+
+def _see_added(see: Callable, _module: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
+    see(inputs[1], output)
 
 
 @contextmanager

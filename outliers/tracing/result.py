@@ -27,7 +27,7 @@ from outliers.errors import UserError, first_of, shown
 from outliers.tracing import tokens
 from outliers.tracing.frame import Frame
 from outliers.tracing.sketch import quantiles, unpack_keys
-from outliers.tracing.statistics import BY_POSITION, ON_STREAM, STREAM, combine, states_of_tokens, views
+from outliers.tracing.statistics import BY_POSITION, OF_EXPERTS, ON_STREAM, STREAM, combine, states_of_tokens, views
 
 PLACE = ["feature", "position", "token"]
 NAMED = 8  # outlier features, in the printed form of a trace
@@ -68,6 +68,8 @@ class Trace:
     | attention.sinks | (L, T) int64 | heads for which a position is a sink; attention.sinks_tokens (V,) |
     | text.sequences | (T,) int64 | sequences that reach a position |
     | experts.tokens | (L, E) int64 | tokens that each expert got; 0 in layers without experts |
+    | experts.max, experts.hits | (L, E, units) float32, int64 | as ROLE's, of what its last projection reads |
+    | experts.largest | (L · E, 5) float64 | as ROLE.largest, of what an expert adds to the residual stream |
 
     and, if tokens were asked for, of n token ids that occurred, where position 0 counts as a token of its own, V; of
     the states S "attn_in+ffn_in", as far as they were traced, and "residual"; magnitude is the largest over the layers:
@@ -257,19 +259,35 @@ class Trace:
         return Frame(pd.DataFrame(rows, columns=["layer", "role", "feature"]))
 
     def expert_shares(self) -> Frame:
-        """One row a `layer` and `expert` of a mixture: the `share` of all tokens that the router sent to it.
+        """One row a `layer` and `expert` of a mixture.
 
-        The shares of a layer add up to the number of experts that each token has.
+        Returns:
+            `share` of all tokens that the router sent to it; those of a layer add up to the number of experts that each
+            token has. Of what its last projection reads: the largest absolute value, `max`, with its `unit`; and
+            `outlier_units`, how many units are at least alpha at 6 % of its tokens or more. Of what it adds to the
+            residual stream: the largest `value`, with its `feature`, `position` and `token` id, with its `token_text`
+            if the trace knows tokens.
 
         Raises:
             UserError: the model has no experts, or the trace is of an earlier version.
         """
         if not self.experts:
             raise UserError("this trace has no experts; expected that of a mixture of experts, by this version")
-        sent = self.statistics["experts.tokens"]
+        sent, units, hits, largest = (self.statistics[f"experts.{name}"] for name in OF_EXPERTS)
         index = pd.MultiIndex.from_product([self._numbers, range(self.experts)], names=["layer", "expert"])
-        table = pd.DataFrame({"share": sent.flatten().numpy() / self.positions}, index).reset_index()
-        return Frame(table[sent.any(1).repeat_interleave(self.experts).numpy()].reset_index(drop=True))
+        most = units.flatten(0, 1).max(1)
+        frequent = (hits >= POSITIONS * sent[..., None]) & (hits > 0)
+        columns = {
+            "share": sent.flatten() / self.positions,
+            "max": most.values,
+            "unit": most.indices,
+            "outlier_units": frequent.sum(2).flatten(),
+            **dict(zip(("value", *PLACE), largest[:, 1:].T, strict=True)),
+        }
+        table = pd.DataFrame({name: column.numpy() for name, column in columns.items()}, index).reset_index()
+        table = table.astype(dict.fromkeys(PLACE, "int64"))
+        there = sent.any(1).repeat_interleave(self.experts).numpy()
+        return self._with_names(table[there].reset_index(drop=True))
 
     def hooks(self) -> Frame:
         """One row a layer and role, and a layer's residual stream: what other tools call it (docs/names.md).

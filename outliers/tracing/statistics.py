@@ -25,8 +25,8 @@ def _of_layers(table: dict[str, tuple]) -> Table:
     }
 
 
-# Statistic: dtype and shape (L layers, T positions, h features of the state, E experts, V token ids, n of them
-# that occurred).
+# Statistic: dtype and shape (L layers, T positions, h features of the state, E experts, u units of each, X experts of
+# all layers, V token ids, n of them that occurred).
 OF_ROLE, OF_STREAM = _of_layers(states.STATISTICS), {"magnitude": (torch.float64, "Th")}
 OF_VIEW = dict.fromkeys(("layers_hit", "positions_hit"), (torch.int64, "h"))
 OF_RESIDUAL = _of_layers(states.RESIDUAL) | {
@@ -35,7 +35,12 @@ OF_RESIDUAL = _of_layers(states.RESIDUAL) | {
 }
 OF_ATTENTION = {"sinks": (torch.int64, "LT"), "sinks_tokens": (torch.int64, "V")}
 OF_TEXT = {"sequences": (torch.int64, "T")}
-OF_EXPERTS = {"tokens": (torch.int64, "LE")}
+OF_EXPERTS = {
+    "tokens": (torch.int64, "LE"),
+    "max": (torch.float32, "LEu"),
+    "hits": (torch.int64, "LEu"),
+    "largest": (torch.float64, ("X", 5)),
+}
 OF_TOKENS = dict.fromkeys(("ids", "positions"), (torch.int64, "n"))
 OF_CARRIERS = {
     "token_sum": (torch.float64, "nh"),

@@ -113,6 +113,7 @@ def check_statistics(header: Header, statistics: dict[str, torch.Tensor]) -> Non
     if unknown := sorted(set(statistics) - expected):
         raise ValueError(f"it has an unknown statistic {unknown[0][:60]}")
     sizes = {"T": header.block, "L": len(statistics["residual.largest"]), "E": header.experts}
+    sizes |= {"u": statistics["experts.max"].shape[-1], "X": sizes["L"] * sizes["E"]} if header.experts else {}
     if any(len(of_layers) != sizes["L"] for of_layers in header.modules.values()):
         raise ValueError("its modules are not those of its layers")
     sizes |= {"V": len(statistics["residual.massive_tokens"]), "n": len(statistics.get("tokens.ids", ()))}

@@ -13,8 +13,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, RESIDUAL, SINK, STREAM, check_threshold
 from outliers.errors import UserError, not_finite, unknown_name
-from outliers.models.anatomy import ROLES, family_of, ids_of, layers_of, readers, shape_of
+from outliers.models.anatomy import ROLES, experts_of, family_of, ids_of, layers_of, readers, shape_of
 from outliers.models.anatomy.examples import Block
+from outliers.models.anatomy.experts import number_of
 from outliers.models.anatomy.names import modules_of
 from outliers.models.anatomy.views import View, view_of, views_of
 from outliers.models.anatomy.weights import device_of
@@ -27,7 +28,15 @@ from outliers.text.blocks import sequences
 from outliers.text.tokens import named_ids
 from outliers.tracing.result import Trace
 from outliers.tracing.sketch import buckets, pack_keys
-from outliers.tracing.statistics import BY_POSITION, ON_STREAM, SKETCHED, add_from_start, states_of_tokens, views
+from outliers.tracing.statistics import (
+    BY_POSITION,
+    OF_EXPERTS,
+    ON_STREAM,
+    SKETCHED,
+    add_from_start,
+    states_of_tokens,
+    views,
+)
 from outliers.tracing.tokens import TokenSums
 
 ALIKE = {"attn_in": ("cross_in", "cross_kv"), "attn_out": ("cross_out",)}
@@ -61,7 +70,8 @@ def trace(
             several lengths.
         roles: the hidden states to trace: "attn_in", "attn_out", "ffn_in" and "ffn_out", the inputs of the q/k/v, the
             attention output, the first and the second feed-forward projections; all that is quantized. Those that some
-            layer of the model lacks, such as ffn_out in a mixture of experts, are left out, which `Trace.roles` says.
+            layer of the model lacks are left out, which `Trace.roles` says. What experts read as ffn_out has
+            statistics by expert, see `Trace.expert_shares`.
             The residual stream is always looked at.
         alpha: magnitude from which an entry is a hit.
         attention: whether to find attention sinks. Where attention is a causal softmax alone, that takes memory for
@@ -119,6 +129,7 @@ def traces(
     blocks = list(blocks) if is_streamed(model) else blocks
     by_token = ["residual.massive_tokens", *["attention.sinks_tokens"] * attention]
     vocabulary, names = family_of(model.config).vocabulary(model.config), partial(named_ids, model.config, tokens)
+    experts = {layer: number_of(one) for layer, one in experts_of(model).items()}
     observers = []
     for view, roles in views:
         at_once, room, device = (1, 0), torch.zeros, device_of(model)
@@ -126,7 +137,8 @@ def traces(
             at_once = len(blocks), max((len(view.positions(model, block)) for block in blocks), default=0)
             room, device = model.stream.storage, model.stream.device
         counts = {name: torch.zeros(vocabulary, dtype=torch.int64, device=device) for name in by_token}
-        observers.append(_Observer(view, roles, alpha, counts, at_once, room, names if tokens else None))
+        known = names if tokens else None
+        observers.append(_Observer(view, roles, alpha, counts, at_once, room, known, experts))
 
     def begin(number: int, of_stacks: tuple[torch.Tensor, ...]) -> None:
         for observer in observers:
@@ -181,7 +193,7 @@ def _hooks_of(
     yield input_hooks(tracked, observer.see_memory if view.cross else observer.see_hidden_state)
     if not view.cross:
         yield residual_hooks(model, of_view(observer.see_residual), layer)
-        yield expert_hooks(model, of_view(observer.see_experts), layer)
+        yield expert_hooks(model, of_view(observer.see_units), of_view(observer.see_expert), layer)
     if attention:
         yield attention_hooks(model, of_view(observer.see_attention), layer, True, view.cross)
 
@@ -269,16 +281,19 @@ class _Observer:
         at_once: tuple[int, int],
         room: Callable,
         names: Callable[[Iterable[int]], dict] | None,
+        experts: dict[int, int],
     ):
         """counts: zeros by token id (V,). at_once: how many sequences take turns, and the tokens of the longest one, as
-        far as it is known. room: makes zeros that are kept. names: of ids, if they are asked for."""
+        far as it is known. room: makes zeros that are kept. names: of ids, if they are asked for. experts: how many
+        there are, by the layers that have some."""
         self.view = view
         self.roles, self.alpha, self.total, self.room, self.names = roles, alpha, counts, room, names
         self.at_once, self.block = at_once
         self.heads, self.lengths = 0, []
         self.tokens = TokenSums(len(counts["residual.massive_tokens"])) if names else None
         self.by_layer: dict[str, dict[int, states.Statistics]] = defaultdict(dict)  # state, layer
-        self.experts: dict[int, torch.Tensor] = {}  # layer: tokens of each expert (E,)
+        self.experts_in = experts
+        self.experts: dict[int, dict[str, torch.Tensor]] = {}  # layer: statistics of its experts
         self.sketch: Counter = Counter()
         self.found = states.Found()  # hits that the sketch has not
         # Sequence and device: massive activations at its positions (T,).
@@ -353,8 +368,32 @@ class _Observer:
         of_layer["sinks"] = add_from_start(of_layer["sinks"], sinks, 0) if of_layer else sinks
         self._add_by_token("attention.sinks_tokens", sinks)
 
-    def see_experts(self, layer: int, tokens: torch.Tensor) -> None:
-        self.experts[layer] = self.experts.get(layer, 0) + tokens
+    def see_units(self, layer: int, expert: int, x: torch.Tensor) -> None:
+        of_layer, magnitudes = self._of_experts(layer, x.shape[1], x.device), x.abs().float()
+        of_layer["max"][expert] = torch.maximum(of_layer["max"][expert], magnitudes.amax(0))
+        of_layer["hits"][expert] += (magnitudes >= self.alpha).sum(0)
+
+    def see_expert(self, layer: int, expert: int, tokens: torch.Tensor, x: torch.Tensor) -> None:
+        """Take what an expert adds to the residual stream, (n, features), at its tokens (n,)."""
+        of_layer = self.experts[layer]
+        of_layer["tokens"][expert] += len(tokens)
+        magnitudes = x.abs().flatten()
+        at = magnitudes.argmax()
+        row, feature = at // x.shape[1], at % x.shape[1]
+        position = tokens[row]
+        found = (magnitudes[at], x.flatten()[at], feature, position, self.ids.to(x.device)[position])
+        found, known = torch.stack([value.double() for value in found]), of_layer["largest"][expert]
+        of_layer["largest"][expert] = torch.where(found[0] > known[0], found, known)
+
+    def _of_experts(self, layer: int, units: int, device: torch.device) -> dict[str, torch.Tensor]:
+        """The statistics of the experts of a layer, at first of nothing."""
+        if layer not in self.experts:
+            sizes = {"E": self.experts_in[layer], "u": units, "X": self.experts_in[layer]}
+            self.experts[layer] = {
+                name: torch.zeros([sizes.get(size, size) for size in shape if size != "L"], dtype=dtype, device=device)
+                for name, (dtype, shape) in OF_EXPERTS.items()
+            }
+        return self.experts[layer]
 
     def see_memory(self, layer: int, role: str, x: torch.Tensor) -> None:
         """Take the encoder's output, where a layer of the decoder reads it."""
@@ -402,10 +441,11 @@ class _Observer:
         statistics |= {name: value.cpu() for name, value in self.total.items()}
         of_stack = {"stack": self.view.name, "first_layer": self.view.layers[0]}
         if self.experts:
-            by_layer = {layer: tokens.cpu() for layer, tokens in self.experts.items()}
-            none = torch.zeros_like(next(iter(by_layer.values())))
-            statistics["experts.tokens"] = torch.stack([by_layer.get(layer, none) for layer in self.view.layers])
-            of_stack["experts"] = len(none)
+            none = {name: torch.zeros_like(value) for name, value in next(iter(self.experts.values())).items()}
+            for name, (_, shape) in OF_EXPERTS.items():
+                of_layers = [self.experts.get(layer, none)[name].cpu() for layer in self.view.layers]
+                statistics[f"experts.{name}"] = (torch.cat if shape[0] == "X" else torch.stack)(of_layers)
+            of_stack["experts"] = len(none["tokens"])
         lengths = torch.tensor(self.lengths)
         statistics["text.sequences"] = (lengths > torch.arange(self.block)[:, None]).sum(1)
         sizes = self.block, len(lengths), self.heads

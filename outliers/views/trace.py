@@ -286,7 +286,7 @@ def trace_section(trace: "Trace", rows: list[dict], names: Names, excerpt: "Exce
     rare = [_massive(further["massive_activations"]), _sinks(further["attention_sinks"], further["sink_tokens"])]
     tables = [table for table in (_features(trace), emergence_table(whole), largest, *rare) if isinstance(table, Table)]
     if trace.experts:
-        tables.append(_experts(trace.expert_shares()))
+        tables.append(_experts(_with_names(trace.expert_shares(), names)))
     tables += _tokens(trace)
     notes = [note for note in rare if isinstance(note, str)]
     expected = () if trace.cross else (role for role in READERS if role not in CROSS)
@@ -384,6 +384,10 @@ def _experts(every: pd.DataFrame) -> Table:
         ordered = of_layer.sort_values("share", ascending=False, kind="stable")
         ends = zip(("most", "least"), ordered.iloc[[0, -1]].to_dict("records"), strict=True)
         row = {f"{end}_{name}": record[name] for end, record in ends for name in ("expert", "share")}
+        row |= of_layer.loc[of_layer["max"].idxmax(), ["max", "unit"]].to_dict()
+        row |= {"of_max": of_layer.loc[of_layer["max"].idxmax(), "expert"]}
+        row |= of_layer.loc[of_layer["value"].abs().idxmax(), ["value", "feature"]].to_dict()
+        row |= {"of_value": of_layer.loc[of_layer["value"].abs().idxmax(), "expert"]}
         rows.append({"layer": layer, "even": of_layer["share"].mean(), "unused": _unused(of_layer), **row})
     return Table.of("experts", EXPERTS_CAPTION, EXPERTS, every, pd.DataFrame(rows), names=0)
 
@@ -477,6 +481,8 @@ EXPERTS = (
     ("most chosen", "{most_expert:.0f} ({most_share:.1%})"),
     ("least chosen", "{least_expert:.0f} ({least_share:.1%})"),
     ("chosen by none", "{unused}"),
+    ("largest unit", "{max:,.1f} (expert {of_max:.0f}, unit {unit:.0f})"),
+    ("largest addition", "{value:,.1f} (expert {of_value:.0f}, feature {feature:.0f})"),
 )
 SINKS = (("position", "{position}"), ("(layer, head) pairs", "{share:.1%}"))
 TYPES = (*CARRIER, ("type of token", "{type}"), *MAGNITUDES)
@@ -489,7 +495,8 @@ CONTEXTS = (
 )
 EXPERTS_CAPTION = (
     "Experts: the share of all tokens that the router sent to the most and to the least chosen expert of each layer; "
-    "even: the mean over experts."
+    "even: the mean over experts. Largest unit: the largest input of a second projection; largest addition: "
+    "the largest number that an expert adds to the residual stream."
 )
 LARGEST_CAPTION = (
     "The largest input of each kind of projection, which sets the scale of per-tensor quantization. The criterion "
@@ -558,6 +565,13 @@ EXPERT = Claim(
     "token chose expert{number:|s} {unused}]][[{none}]].",
 )
 
+CARRIER_EXPERT = Claim(
+    "experts",
+    by="magnitude",
+    yes="Expert {expert} of layer {layer} adds {magnitude:amount} to feature {feature} at position {position}, token "
+    "{called}[[; no other expert adds more than {next[magnitude]:amount}]].",
+)
+
 
 def trace_findings(trace: "Trace", metrics: Mapping[str, float], names: Names) -> list[Finding]:
     """Outlier features, places of the largest inputs, massive activations, the attention and its sink, experts.
@@ -566,7 +580,7 @@ def trace_findings(trace: "Trace", metrics: Mapping[str, float], names: Names) -
     """
     magnitudes = [*_largest(trace, names), *_range(trace), *_massive_finding(trace, names)]
     softmax = say(SOFTMAX, [metrics] if "top1_softmax" in metrics else [])
-    return [*_outliers(trace), *magnitudes, *_sink(trace), *softmax, *_expert(trace)]
+    return [*_outliers(trace), *magnitudes, *_sink(trace), *softmax, *_expert(trace, names)]
 
 
 def _outliers(trace: "Trace") -> list[Finding]:
@@ -610,15 +624,18 @@ def _sink(trace: "Trace") -> list[Finding]:
     return say(SINK_AT, [most] if most["share"] and most["position"] <= len(shares) / 2 else [])
 
 
-def _expert(trace: "Trace") -> list[Finding]:
-    """Experts that no token went to, or the share of the most chosen one."""
+def _expert(trace: "Trace", names: Names) -> list[Finding]:
+    """Experts that no token went to, the share of the most chosen one, and the one that adds what is massive."""
     if not trace.experts:
         return []
     shares = trace.expert_shares()
     unused = shares[shares["share"] == 0]
     of_layers = [f"{_unused(of_layer)} in layer {layer}" for layer, of_layer in unused.groupby("layer")]
     none = {"number": len(unused), "unused": first_of(of_layers)} if of_layers else {"none": "none is idle"}
-    return say(EXPERT, shares.to_dict("records"), even=shares["share"].mean(), **none)
+    rows = shares.assign(magnitude=shares["value"].abs(), called=shares["token"].map(names)).to_dict("records")
+    massive = bool(shares["value"].abs().max() > MASSIVE)
+    carried = say(CARRIER_EXPERT, rows, massive)
+    return [*say(EXPERT, rows, even=shares["share"].mean(), **none), *carried]
 
 
 OF_STACK = {

@@ -59,11 +59,14 @@ class Expert(nn.Module):
         for name in ("gate_up_proj" if owner.has_gate else "up_proj", "down_proj"):
             self.add_module(name, ExpertProjection(owner, name, number))
 
-    def forward(self, x: torch.Tensor, tokens: torch.Tensor | slice, owner: nn.Module) -> torch.Tensor:
-        """The outputs (n, features) for the tokens that chose this expert; tokens: their places, which hooks read."""
+    def forward(self, x: torch.Tensor, tokens: torch.Tensor, weights: torch.Tensor, owner: nn.Module) -> torch.Tensor:
+        """Return what this expert adds (n, features) at the tokens that chose it.
+
+        tokens: their places, which hooks read. weights: those of the router, (n, 1).
+        """
         _, out = self._modules.values()
         outputs = out(self.units(x, owner))
-        return owner.post_expert_norm(outputs) if owner.has_post_expert_norm else outputs
+        return (owner.post_expert_norm(outputs) if owner.has_post_expert_norm else outputs) * weights
 
     def units(self, x: torch.Tensor, owner: nn.Module) -> torch.Tensor:
         """Return what the second projection reads for hidden states."""
@@ -80,9 +83,8 @@ def by_projection(
     output = torch.zeros(hidden_states.shape, dtype=hidden_states.dtype, device=hidden_states.device)
     for number, tokens, places in _chosen(experts, top_k_index):
         x = hidden_states if hidden_states.is_meta else hidden_states[tokens]
-        outputs = experts._modules[str(number)](x, tokens, experts)
-        weighted = outputs * top_k_weights[tokens, places, None]
-        output.index_add_(0, tokens, weighted.to(output.dtype))
+        added = experts._modules[str(number)](x, tokens, top_k_weights[tokens, places, None], experts)
+        output.index_add_(0, tokens, added.to(output.dtype))
     return output
 
 
