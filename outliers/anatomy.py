@@ -16,6 +16,7 @@ from typing import Annotated
 from typer import Argument
 
 from outliers.app import run
+from outliers.errors import UserError
 
 MODELS = (
     "A Hugging Face id, a folder, a GGUF file, a pocket model, or a type of model that transformers has, for its "
@@ -23,10 +24,14 @@ MODELS = (
 )
 
 
-def anatomy(names: Annotated[list[str], Argument(metavar="MODEL", help=MODELS, show_default=False)]) -> None:
+def anatomy(
+    names: Annotated[list[str] | None, Argument(metavar="MODEL", help=MODELS, show_default=False)] = None,
+) -> None:
     """Print the anatomy of models."""
+    if not names:
+        raise UserError("no model is named; expected some, such as `outliers anatomy smollm2-135m`")
     from outliers.app import models_of
-    from outliers.presets.anatomy import anatomy as anatomy_of
+    from outliers.presets.anatomy import anatomy as anatomy_of  # late, as it imports torch
 
     print("\n\n".join(str(anatomy_of(name)) for name in models_of(names)))
 

@@ -38,10 +38,10 @@ def test_experts_are_projections_in_one_row(monkeypatch):
     assert max(map(len, str(found).splitlines())) <= 80
 
 
-@pytest.mark.parametrize("name", ["no-such-type", "t5gemma-of-nobody", "clap"])
-def test_a_type_without_an_anatomy_is_one_line(name, monkeypatch, capsys, tmp_path):
+@pytest.mark.parametrize("names", [[], ["no-such-type"], ["t5gemma-of-nobody"], ["clap"]])
+def test_what_has_no_anatomy_is_one_line(names, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    code, said, error = call(monkeypatch, capsys, name, command="anatomy")
+    code, said, error = call(monkeypatch, capsys, *names, command="anatomy")
     assert (code, said) == (2, "") and len(error.strip().splitlines()) == 1, error
     assert not list(tmp_path.iterdir()), "nothing is written"
