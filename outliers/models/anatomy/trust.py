@@ -3,22 +3,30 @@
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from weakref import WeakSet
+from functools import partial
+from itertools import chain
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.models.anatomy import family_of, inputs_of, layers_of, projections, run_stack, stacks_of
+from outliers.models.anatomy import Layer, family_of, inputs_of, layers_of, projections, run_stack, stacks_of
 from outliers.models.anatomy.examples import Example
 from outliers.models.head import Head
 from outliers.models.hooks import attached
+from outliers.models.stream import parts_of
 
 TOKENS = 16
 EXACT, ROUNDED = 1e-5, 0.05  # by which logits may differ, of the largest one: in float32, and in fewer bits
+WRITES = ("attn_out", "cross_out", "ffn_out")  # roles of projections whose outputs are added to the stream
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-_checked: WeakSet[nn.Module] = WeakSet()
+LOSS = 1e-6  # by which losses may differ in float32
+# Models that were checked: the layer whose branches do not add all that it changes, and the difference.
+_checked: WeakKeyDictionary[nn.Module, tuple[str, float] | None] = WeakKeyDictionary()
 
 
 def check_found(model: PreTrainedModel) -> None:
@@ -26,13 +34,25 @@ def check_found(model: PreTrainedModel) -> None:
 
     Raises:
         UserError: a projection is not called once in a pass, so that what is seen of it would be of several layers or
-            of none; or the model's logits are others than those of its layers and its head.
+            of none; or the model's logits, or its loss, are others than those of its layers and its head.
     """
     if model in _checked or not stacks_of(model.config)[0].found or any(one.is_meta for one in model.parameters()):
         return
     with _without_hooks(model):
-        _check_calls(model)
-    _checked.add(model)
+        _checked[model] = _check(model)
+
+
+def check_sums(model: PreTrainedModel) -> None:
+    """Raise UserError where a layer of a model of a found anatomy changes the residual stream by something else than
+    the sum of what its attention and its feed-forward projections put out."""
+    check_found(model)
+    if wrong := _checked.get(model):
+        path, difference = wrong
+        raise UserError(
+            f"what the output projections of '{path}' of '{model.config.model_type}' put out differs by "
+            f"{difference:.1e} from what the layer adds to the residual stream; expected {_limit(model):.0e} at most, "
+            "for writers to be told apart: use --by readers, or outliers.trace"
+        )
 
 
 def check_planted(model: PreTrainedModel, planted: PreTrainedModel) -> None:
@@ -66,17 +86,19 @@ def _limit(model: PreTrainedModel) -> float:
     return EXACT if next(model.parameters()).dtype == torch.float32 else ROUNDED
 
 
-def _check_calls(model: PreTrainedModel) -> None:
-    block, calls = _few_tokens(model), Counter()
-    there = list(projections(model))
+def _check(model: PreTrainedModel) -> tuple[str, float] | None:
+    """Check calls, logits and loss; return the layer whose branches do not add all that it changes, if there is one."""
+    block, calls, sums = _few_tokens(model), Counter(), _Sums()
+    there, layers = list(projections(model)), layers_of(model)
 
     def count(path: str) -> None:
         calls[path] += 1
 
-    state = None
-    with attached(
+    counting = (
         one.module.register_forward_pre_hook(lambda _module, _inputs, path=one.path: count(path)) for one in there
-    ):
+    )
+    state = None
+    with attached(chain(counting, *map(sums.hooks, layers))):
         for stack, read in zip(stacks_of(model.config), inputs_of(model, block), strict=True):
             state = run_stack(model, stack, read, None if state is None else state[None])
     kind = model.config.model_type
@@ -84,16 +106,61 @@ def _check_calls(model: PreTrainedModel) -> None:
         if calls[one.path] != 1 and (one.expert is None or calls[one.path]):
             raise UserError(
                 f"'{one.path}' of '{kind}' runs {calls[one.path]} times in a pass; expected once, for what is measured "
-                f"of layer {one.layer} of {len(layers_of(model))} would be of several uses"
+                f"of layer {one.layer} of {len(layers)} would be of several uses"
             )
     expected, head = _logits(model, block), Head(model, state)
-    worst = _difference(torch.cat([head.logits(part) for part in head.parts], -1), expected)
-    limit = _limit(model)
-    if not worst <= limit and bool(expected.isfinite().all()):
+    if not expected.isfinite().all():  # of which what is measured says where
+        return None
+    logits = torch.cat([head.logits(part) for part in head.parts], -1)
+    worst, limit = _difference(logits, expected), _limit(model)
+    if not worst <= limit:
         raise UserError(
             f"the logits of '{kind}' differ by {worst:.1e} from those of its layers and its head as a pass found them; "
             f"expected {limit:.0e} at most: nothing of this model can be measured"
         )
+    ids = block.labels if isinstance(block, Example) else block
+    loss, expected_loss = (float(cross_entropy(of[:-1].double(), ids[1:])) for of in (logits, expected))
+    most = LOSS if limit == EXACT else ROUNDED
+    if not abs(loss - expected_loss) <= most * max(1, expected_loss):
+        raise UserError(
+            f"the loss of '{kind}' by its layers and its head, {loss:.7f}, is not that of the whole model, "
+            f"{expected_loss:.7f}; expected the same within {most:.0e}: nothing of this model can be measured"
+        )
+    return next(((path, worst) for path, worst in sums.differences.items() if not worst <= limit), None)
+
+
+class _Sums:
+    """Compares what the branches of layers add with what the layers change.
+
+    differences: of layers by their paths, as a share of the largest entry of their outputs. Of what a router weighs,
+    and of norms through which the stream itself goes, nothing is compared.
+    """
+
+    def __init__(self):
+        self.differences: dict[str, float] = {}
+
+    def hooks(self, layer: Layer) -> Iterator[RemovableHandle]:
+        """Attach what sees a layer."""
+        anatomy = layer.anatomy
+        if anatomy.norms_of_sums or anatomy.mixture or anatomy.router:
+            return
+        behind = {role: norm for norm, role in anatomy.norms_behind.items()}
+        added: dict[str, torch.Tensor] = {}
+        for role in WRITES:
+            for name in (behind[role],) if role in behind else getattr(anatomy, role):
+                see = partial(self._add, added, name)
+                yield layer.module.get_submodule(name).register_forward_hook(see)
+        leave = partial(self._leave, layer.path, added)
+        yield layer.module.register_forward_hook(leave, with_kwargs=True)
+
+    def _add(self, added: dict, name: str, _module: nn.Module, _inputs: tuple, output: torch.Tensor) -> None:
+        added[name] = output
+
+    def _leave(self, path: str, added: dict, _module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
+        before = next(one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor) and one.ndim >= 3)
+        behind = parts_of(output)[0].double()
+        changed = sum((one.double().view(before.shape) for one in added.values()), before.double())
+        self.differences[path] = float((behind - changed).abs().max() / behind.abs().max())
 
 
 @contextmanager
