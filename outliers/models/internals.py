@@ -3,6 +3,7 @@
 # ruff: noqa: F401
 
 from collections.abc import Collection
+from itertools import accumulate
 
 import torch
 from torch import nn
@@ -49,12 +50,19 @@ def complete(model: PreTrainedModel, absent: Collection[str]) -> None:
         parameter = module._parameters.get(part)
         if parameter is not None and parameter.is_meta:
             module._parameters[part] = nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad)
-            model._init_weights(module)
+            _initialize(model, path)
 
 
 def compute_buffers(model: PreTrainedModel) -> None:
     """Fill the buffers that no file holds of a model without other values, as transformers does after loading: GPT-J's
     positions have other values where they are made in 16 bits."""
-    for module in model.modules():
+    for path, module in model.named_modules():
         if module._non_persistent_buffers_set:
-            model._init_weights(module)
+            _initialize(model, path)
+
+
+def _initialize(model: PreTrainedModel, path: str) -> None:
+    """Let the innermost model that a module is in, which knows its sizes, fill it."""
+    around = map(model.get_submodule, accumulate(path.split("."), "{}.{}".format))
+    owner = [one for one in (model, *around) if isinstance(one, PreTrainedModel)][-1]
+    owner._init_weights(model.get_submodule(path))
