@@ -14,7 +14,7 @@ from outliers.criterion import ALPHA
 from outliers.errors import UserError, shown, unknown_name
 from outliers.metrics.perplexity import perplexities
 from outliers.metrics.top1 import top1_softmax
-from outliers.models.anatomy import check_features, features_of
+from outliers.models.anatomy import attends, check_features, features_of
 from outliers.models.anatomy.examples import Block
 from outliers.models.anatomy.views import view_of
 from outliers.models.stream import apart
@@ -145,7 +145,8 @@ def ablate(
 
     Returns:
         One row a measurement: `subject` ("none", "outliers", "control", "single"), `method`, `features`, `draw`,
-        `top1_softmax`, `perplexity`, and `damage`, the relative increase of perplexity. `summary` condenses it.
+        `top1_softmax`, of a model that has attention, `perplexity`, and `damage`, the relative increase of perplexity.
+        `summary` condenses it.
 
     Raises:
         UserError: there are no features, one is out of range, or there are too few others to draw controls from; a
@@ -167,14 +168,12 @@ def ablate(
     expect_passes(len(blocks) * (len(treatments) + 1))  # of perplexities, and one of attention
     means = feature_means(traced) if "mean" in methods else {}
     interventions = [Intervention(treated.features, treated.method or "zero", seed, means) for treated in treatments]
-    values = {
-        "top1_softmax": top1_softmax(
-            model, blocks, [Ablated(change, (f"{before}attn_in",)) for change in interventions], stack=stack
-        ),
-        "perplexity": perplexities(
-            model, blocks, [Ablated(change, tuple(f"{before}{role}" for role in where)) for change in interventions]
-        ),
-    }
+    values = {}
+    if attends(model.config):
+        in_attention = [Ablated(change, (f"{before}attn_in",)) for change in interventions]
+        values["top1_softmax"] = top1_softmax(model, blocks, in_attention, stack=stack)
+    in_places = [Ablated(change, tuple(f"{before}{role}" for role in where)) for change in interventions]
+    values["perplexity"] = perplexities(model, blocks, in_places)
     return damages(
         [
             {**vars(treatment), **{metric: by_treatment[number] for metric, by_treatment in values.items()}}
@@ -206,7 +205,7 @@ def summary(measurements: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
         row = {"subject": subject, "method": method, "features": alone or group["features"].iloc[0]}
         if subject == "control":
             row |= {"features": (), "draws": len(group)}
-        for metric in ("top1_softmax", "perplexity", "damage"):
+        for metric in [name for name in ("top1_softmax", "perplexity", "damage") if name in group]:
             row[metric] = group[metric].mean()
             if subject == "control":
                 row[f"{metric}_low"], row[f"{metric}_high"] = interval_of_mean(group[metric], seed)

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
+from outliers.errors import UserError
 from outliers.metrics.measurement import Keeps, Measurement, loaded
+from outliers.models.anatomy import attends
 from outliers.models.anatomy.views import of_stack, views_of
 from outliers.models.attention import eager
 from outliers.models.decoder import inference, watched_pass
@@ -121,7 +123,7 @@ def _see(probabilities: torch.Tensor, visible: torch.Tensor, cross: bool, look: 
 def _moves(ablated: Ablated) -> bool:
     """Whether queries or keys read the change: values alone move no probability."""
     parts = {part for place in map(Place.read, ablated.where) for part in place.parts}
-    return bool(ablated.intervention.features and parts & {"q", "k"})
+    return bool(ablated.intervention.features and parts & {"q", "k", "mixer"})
 
 
 @contextmanager
@@ -137,6 +139,14 @@ class OfAttention(Measurement):
     """All interventions on what one variant makes of a model, and all metrics of each, come from one pass."""
 
     cost = 3.0
+
+    def check(self, cell: Cell) -> None:
+        config = cell.subject.config
+        if not attends(config):
+            raise UserError(
+                f"'{cell.metric.name}' of '{config.model_type}', whose layers have no attention; expected a metric "
+                "such as trace or perplexity"
+            )
 
     def shared(self, cell: Cell) -> str:
         return _parted(cell.variant)[0].name

@@ -242,10 +242,11 @@ def candidates(
 def check_searched(model: PreTrainedModel) -> None:
     """Raise UserError unless a model, which may be on the meta device, has one stack, with feed-forward projections."""
     check_one_stack(model.config)
-    if any(layer.anatomy.experts for layer in layers_of(model)):
+    kinds = [layer.anatomy for layer in layers_of(model)]
+    if any(kind.experts for kind in kinds) or not any(getattr(kind, ROLE) for kind in kinds):
         raise UserError(
-            f"the layers of this model ({model.config.model_type}) have experts, whose weights are stored together; "
-            "super weights are looked for in second feed-forward projections"
+            f"'{model.config.model_type}' has experts, or no second feed-forward projection, in which super weights are "
+            "looked for"
         )
 
 
@@ -255,9 +256,10 @@ class OfWeights(OnePass):
     splits = False
 
     def check(self, cell: Cell) -> None:
-        check_one_stack(cell.subject.config)
-        if anatomy_of(cell.subject.config).found:
-            check_searched(skeleton(cell.subject.config))
+        config = cell.subject.config
+        check_one_stack(config)
+        if anatomy_of(config).found:
+            check_searched(skeleton(config))
 
     def observed(
         self, _bench: Bench, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant

@@ -229,6 +229,12 @@ def check_shows(model: PreTrainedModel) -> None:
             f"queries, keys and values of '{model.config.model_type}', whose attention cannot be replaced in "
             "transformers; expected an architecture such as gpt2, llama, bert or vit"
         )
+    for attention in attentions(model):
+        if not {*ATTENDED} <= {part.name for part in parts(model, attention.layer)}:
+            raise UserError(
+                f"'{attention.path}' of '{model.config.model_type}' makes no queries, keys and values of one state by "
+                "a projection each; expected an architecture such as gpt2, llama, bert or vit"
+            )
 
 
 @contextmanager

@@ -29,10 +29,12 @@ from outliers.models.anatomy import (
     in_layer,
     layers_of,
     norms_are_in_the_residual_stream,
+    stacks_of,
     width_of,
 )
 from outliers.models.anatomy.examples import Block
 from outliers.models.anatomy.experts import number_of
+from outliers.models.anatomy.trust import check_sums
 from outliers.models.anatomy.weights import parameter_of
 from outliers.models.decoder import inference, watched_pass
 from outliers.models.hooks import residual_hooks
@@ -349,12 +351,29 @@ def check_accountable(config, width: int, features: Iterable[int]) -> None:
             "expected norms "
             "before or behind the sub-layers, as in every other architecture"
         )
+    check_writers(config)
+
+
+def check_writers(config) -> None:
+    """Raise UserError unless each layer adds what one attention and one feed-forward part write."""
+    for stack in stacks_of(config):
+        for kind in (stack, *stack.others):
+            experts = (kind.experts,) if kind.experts else ()
+            ffn_out = tuple(one for one in kind.ffn_out if not (experts and one.startswith(f"{kind.experts}.")))
+            several = next((of for of in (kind.attn_out, ffn_out + experts) if len(of) > 1), None)
+            if kind.recurrent or several:
+                what = "mixes positions by a recurrence" if kind.recurrent else f"writes by {' and '.join(several)}"
+                raise UserError(
+                    f"a layer of '{config.model_type}' {what}; accounts are of layers with one attention, of heads, "
+                    "and one feed-forward part or experts: name other parts with --by, such as readers"
+                )
 
 
 @inference
 def _observed(
     model: PreTrainedModel, blocks: Iterable[torch.Tensor], features: list[int], chosen: list[int], variant: Variant
 ) -> "_Observer":
+    check_sums(model)
     observer = _Observer(model, features, chosen)
     watched_pass(model, blocks, observer.hooks, variant, observer.begin)
     return observer

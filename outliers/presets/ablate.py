@@ -99,11 +99,14 @@ def _stages(subject: ToAblate) -> Stages:
 def _of_view(subject: ToAblate, view: dict, under: Quantized, about: dict, first: bool) -> list[Cell]:
     """The cells of the features of a view, which are taken out in its layers; with the first one, those of the model as
     it is."""
+    from outliers.models.anatomy import attends  # which imports torch
+
     spec = subject.settings
     treatments = planned(spec, view["hidden_size"], spec.features or view["features"], view["features"])
     treatments = [treatment for treatment in treatments if treatment.features or first]
     # the attention of a stack changes a layer at a time, by what queries and keys read
-    roles = {Top1: WHERE if "stack" in view else spec.where, Perplexity: spec.where}
+    roles = {Top1: WHERE if "stack" in view else spec.where} if attends(subject.config) else {}
+    roles[Perplexity] = spec.where
     return [
         Cell(
             subject,

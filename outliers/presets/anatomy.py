@@ -7,7 +7,7 @@ import pandas as pd
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTrainedModel
 
-from outliers.criterion import CROSS, ROUTER
+from outliers.criterion import QUANTIZED, ROUTER
 from outliers.errors import UserError
 from outliers.models.anatomy import (
     Layer,
@@ -31,7 +31,6 @@ from outliers.show.value import grouped
 from outliers.show.words import ranges
 
 COLUMNS = ("layers", "norm", "role", "module", "inputs", "outputs", "parameters", "quantized", "note")
-IN_ORDER = ("attn_in", "attn_mid", "attn_out", *CROSS, "ffn_in", "ffn_mid", "ffn_out")
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ def _rows(layer: Layer) -> Iterator[tuple]:
         values = (norm, role, path, inputs, outputs, size, quantized, note)
         return tuple(zip(COLUMNS[1:], values, strict=True))
 
-    for role in IN_ORDER:
+    for role in QUANTIZED:
         for path in getattr(anatomy, role):
             if (in_layer(layer, role, path).expert or 0) > 0:
                 continue

@@ -71,7 +71,11 @@ class OneModel(OfOneModel):
 
 def _stages(subject: Causal, metric: Trace) -> Stages:
     """Perplexity and trace; then how sure attention is, with and, where there are outlier features, without them."""
+    from outliers.models.anatomy import attends  # which imports torch
+
     _, traced = yield [Cell(subject, EXACT, Perplexity()), Cell(subject, EXACT, metric)]
+    if not attends(subject.config):
+        return
     without = [view for view in counted(traced) if view["features"] and view.get("stack") != CROSS]
     ablated = [(Ablated(Intervention(tuple(view["features"])), where(view)), ablated_in(view)) for view in without]
     yield [Cell(subject, variant, Top1(), about) for variant, about in ((EXACT, {}), *ablated)]

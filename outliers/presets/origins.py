@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from outliers.criterion import STREAM
-from outliers.errors import unknown_name
+from outliers.errors import UserError, unknown_name
 from outliers.metrics.records import Keys, Origins, Trace
 from outliers.presets.emergence import counted
 from outliers.presets.readers import readers_stages
@@ -110,15 +110,37 @@ def _has_neurons(config: Any) -> bool:
     from outliers.models.anatomy import anatomy_of  # late, for it brings torch
 
     anatomy = anatomy_of(config)
-    return not any(kind.experts for kind in (anatomy, *anatomy.others))
+    kinds = (anatomy, *anatomy.others)
+    return not any(kind.experts for kind in kinds) and any(kind.ffn_out for kind in kinds)
+
+
+def _attends(config: Any) -> bool:
+    from outliers.models.anatomy import attends  # late, for it brings torch
+
+    return attends(config)
 
 
 def _shows_keys(config: Any) -> bool:
-    """Whether the attention can be replaced by one that shows what it multiplies."""
-    from outliers.models.attention import is_replaceable  # late, as what follows
+    """Whether the attention can show what it multiplies."""
+    from outliers.metrics.keys import check_shows  # late, as what follows
     from outliers.models.skeleton import skeleton
 
-    return is_replaceable(skeleton(config))
+    return _fits(check_shows, skeleton(config))
+
+
+def _has_writers(config: Any) -> bool:
+    """Whether each layer adds what one attention and one feed-forward part write."""
+    from outliers.metrics.origins import check_writers
+
+    return _fits(check_writers, config)
+
+
+def _fits(check: Callable[[Any], None], subject: Any) -> bool:
+    try:
+        check(subject)
+    except UserError:
+        return False
+    return True
 
 
 def _keys_stages(subject: ToAccount, _features: Sequence[int], _outliers: Sequence[int]) -> Stages:
@@ -126,9 +148,9 @@ def _keys_stages(subject: ToAccount, _features: Sequence[int], _outliers: Sequen
 
 
 PARTS = {  # in the order in which they are measured
-    "writers": Part(_writers_stages, 1),
+    "writers": Part(_writers_stages, 1, fits=_has_writers),
     "readers": Part(readers_stages, 62, needs_outliers=True),
     "weights": Part(weights_stages, 40, fits=_has_neurons),
-    "massive": Part(massive_stages, 12, fits=_has_neurons),
+    "massive": Part(massive_stages, 12, fits=lambda config: _has_neurons(config) and _attends(config)),
     "keys": Part(_keys_stages, 1, fits=_shows_keys),
 }

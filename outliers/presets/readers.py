@@ -66,22 +66,25 @@ def _places(model: "PreTrainedModel", chosen: Sequence[str] | None) -> list[str]
             Ablated(Intervention((0,)), (place,)).check(model)
         return list(chosen)
     layers = [{part.name for part in parts(model, layer)} for layer in range(len(decoder_layers(model)))]
-    everywhere = set.intersection(*layers)
+    everywhere, somewhere = set.intersection(*layers), set().union(*layers)
     places = []
     for role, names in ROLES.items():
         there = [name for name in names if name in everywhere]
-        places += [*there, role] if len(there) > 1 else [role]
+        places += [*there, role] if len(there) > 1 else [role] if somewhere & {*names} else []
     return places
 
 
 def _cells(subject: Subject, features: Sequence[int], places: Sequence[str], controls: Sequence[int]) -> list[Cell]:
     """The perplexities first; where queries, keys and values alone read a change, what it does to the attention."""
+    from outliers.models.anatomy import attends
+
     taken_out = [(feature, {"subject": "feature"}) for feature in features]
     taken_out += [(feature, {"subject": "control", "draw": draw}) for draw, feature in enumerate(controls)]
     ablations = [
         (Ablated(Intervention((feature,)), (place,)), about) for place in places for feature, about in taken_out
     ]
-    in_attention = [(ablated, about) for ablated, about in ablations if ablated.in_attention]
+    seen = attends(subject.config)
+    in_attention = [(ablated, about) for ablated, about in ablations if seen and ablated.in_attention]
     measurements = [((EXACT, {}), Perplexity()), *((pair, Perplexity()) for pair in ablations)]
     if in_attention:
         measurements += [(pair, metric) for metric in (Top1(), Sinks()) for pair in ((EXACT, {}), *in_attention)]
@@ -171,7 +174,7 @@ def readings(records: Iterable[dict]) -> "pd.DataFrame":
             by_head[place] = seen
         rows.append(row | ({} if by_head is None else {"shares": by_head[..., 0], "margins": by_head[..., 1]}))
     table = pd.DataFrame(rows).astype({"feature": "Int64", "draw": "Int64"})
-    if "perplexity" not in table:  # larger than any number
-        table["perplexity"] = np.nan
+    for column in {"perplexity", "top1_softmax", "share", "margin", "sinks", "shares", "margins"} - {*table}:
+        table[column] = np.nan  # a perplexity larger than any number, or no layer has attention
     table.insert(5, "cost", table["perplexity"] / table.loc[table["subject"] == "none", "perplexity"].item() - 1)
     return table

@@ -167,7 +167,7 @@ def shape_of(config: PretrainedConfig) -> Shape:
     layers = [sum(map(torch.numel, (*layer.parameters(), *layer.buffers()))) for layer in decoder_layers(model)]
     number = layers.index(max(layers))
     weights = [stored_weight(part.module) for part in projections(model, number)]
-    hidden, heads = width_of(config), stack.num_attention_heads
+    hidden, heads = width_of(config), getattr(stack, "num_attention_heads", None) or 0  # of what is recurrent alone
     key_heads = getattr(stack, "num_key_value_heads", None) or heads
     _shapes[written] = Shape(
         sum(map(torch.numel, (*model.parameters(), *model.buffers()))) - sum(layers),
@@ -178,7 +178,7 @@ def shape_of(config: PretrainedConfig) -> Shape:
         sum(sum(weight.shape) for weight in weights),
         hidden,
         heads,
-        2 * key_heads * (getattr(stack, "head_dim", None) or hidden // heads),
+        2 * key_heads * (getattr(stack, "head_dim", None) or hidden // max(heads, 1)),
         getattr(config, "vocab_size", None) or config.num_labels,
     )
     return _shapes[written]

@@ -17,7 +17,8 @@ if TYPE_CHECKING:  # to read a place takes no torch
     from outliers.models.anatomy import Projection
     from outliers.models.anatomy.parts import Part
 
-ROLES = {"attn_in": ("q", "k", "v"), "ffn_in": ("gate", "up", "router", "experts")}
+HEADS = ("q", "k", "v")
+ROLES = {"attn_in": (*HEADS, "mixer"), "ffn_in": ("gate", "up", "router", "experts")}
 NORMS = ("attn_norm", "ffn_norm")
 # Names of places, and what they are made of.
 PLACES = ROLES | {part: (part,) for part in (*chain(*ROLES.values()), *NORMS)} | {"norm": NORMS}
@@ -83,7 +84,7 @@ class Place(NamedTuple):
         if match["first"]:
             layers = int(match["first"]), int(match["end"] or int(match["first"]) + 1)
         if match["head"]:
-            head, parts = int(match["head"]), tuple(part for part in parts if part in ROLES["attn_in"])
+            head, parts = int(match["head"]), tuple(part for part in parts if part in HEADS)
         if not parts or (layers and layers[0] >= layers[1]):
             raise UserError(f"place '{written}' has nothing in it; expected one such as layers.9:12.q or heads.3.k")
         return cls(written, parts, layers, head)
@@ -136,6 +137,12 @@ def edges(model: "PreTrainedModel", written: Iterable[str], layer: int | None = 
         whole.inputs.extend(reader for reader in every if reader.layer == number and reader.role in roles)
         whole.inputs.extend(at_others.inputs)
         whole.outputs.extend(at_others.outputs)
+    for place in places if layer is None else ():
+        if place.written in ROLES and not any(reader.role == place.written for reader in every):
+            raise UserError(
+                f"place '{place.written}': no layer of this model has such a projection; expected some of "
+                f"{', '.join(dict.fromkeys(reader.role for reader in every if reader.role in ROLES))}"
+            )
     return whole
 
 
@@ -165,7 +172,8 @@ def _edges_of_layer(model: "PreTrainedModel", layer: int, places: list[Place], r
             else:  # of keys and values those that the head shares
                 outputs[part.reader.path][part.outputs[place.head * len(part.outputs) // heads]] = True
     for role, names in ROLES.items():
-        if all(outputs[part.reader.path].all() for part in there if part.name in names):
+        of_role = [outputs[part.reader.path].all() for part in there if part.name in names]
+        if of_role and all(of_role):
             roles.add(role)
     left = {
         part.reader.path: part for part in there if part.reader.role not in roles and outputs[part.reader.path].any()

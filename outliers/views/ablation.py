@@ -37,10 +37,10 @@ def ablation_bars(measurements: pd.DataFrame, *, metric: str | None = None, ax: 
 
     Args:
         measurements: as `outliers.ablate` returns them, or their `summary`, which has the intervals already.
-        metric: the one panel to draw, "top1_softmax" or "damage"; by default both.
+        metric: the one panel to draw, "top1_softmax", of a model with attention, or "damage"; by default both.
     """
-    metrics = chosen("metric", metric, METRICS, ax)
     summary = _summed_up(measurements)
+    metrics = chosen("metric", metric, [name for name in METRICS if name in summary], ax)
     methods = [method for method in summary["method"].unique() if method]
     panels = panels_of(ax, 1, len(metrics), (3.6 * len(metrics), 3.2))[0]
     as_it_is = summary.loc[summary["subject"] == "none"].iloc[0]
@@ -105,7 +105,8 @@ def ablation_section(rows: list[dict]) -> Section:
 
 def _of_stack(_stack: str, rows: list[dict]) -> Section:
     summary = ablation_summary(rows)
-    data = summary.drop(columns=[f"{metric}_value" for metric in METRICS]).dropna(axis="columns", how="all")
+    values = [f"{metric}_value" for metric in METRICS]
+    data = summary.drop(columns=values, errors="ignore").dropna(axis="columns", how="all")
     caption = CAPTION.format(OVER_TEXT if "damage_error" in data else "")
     table = Table.of("ablation", caption, COLUMNS, data, names=2)
     drawings = [Drawing.of("ablation", FIGURE, ablation_bars(summary))]
@@ -139,10 +140,12 @@ def _group(row: dict) -> tuple:
 def _over_text(row: dict, values: Mapping[str, list[Value]], unmodified: Mapping[str, Value]) -> dict:
     """The row of a summary with what the text scatters."""
     changes = {
-        "top1_softmax": [value.minus(unmodified["top1_softmax"]) for value in values["top1_softmax"]],
+        "top1_softmax": [value.minus(unmodified["top1_softmax"]) for value in values.get("top1_softmax", ())],
         "damage": [value.beside(unmodified["perplexity"]) for value in values["perplexity"]],
     }
     for metric, of_draws in changes.items():
+        if not of_draws:
+            continue
         change = averaged(of_draws, _deviation(row, metric))
         row |= {f"{metric}_value": change, f"{metric}_error": change.error}
         if row["subject"] == "control" and change.error is not None:
@@ -162,7 +165,7 @@ def _percent(row: dict, metric: str) -> str:
 COLUMNS = (
     ("removed", lambda row: REMOVED[row["subject"]].format(numbers=", ".join(map(str, row["features"])), **row)),
     ("method", lambda row: row["method"] or MISSING),
-    ("top-1 softmax (%)", lambda row: _percent(row, "top1_softmax")),
+    ("top-1 softmax (%)", lambda row: _percent(row, "top1_softmax") if "top1_softmax" in row else MISSING),
     ("perplexity", "{perplexity:.2f}"),
     ("increase (%)", lambda row: MISSING if row["subject"] == "none" else _percent(row, "damage")),
 )
@@ -205,12 +208,13 @@ def ablation_findings(summary: pd.DataFrame) -> list[Finding]:
     findings = [finding for row in removed for finding in say(APART, [row], row["apart"])]
     for row in removed[:1]:
         name, control = "top1_softmax", row["control"]
-        before = next(100 * row[name] for row in rows if row["subject"] == "none")
-        moved = "falls" if 100 * row[name] < before else "rises"
-        within = control[f"{name}_low"] <= row[name] <= control[f"{name}_high"]
-        if f"{name}_value" in row:
-            within |= not row[f"{name}_value"].is_apart(control[f"{name}_value"])
-        findings += say(ATTENTION, [] if within else [row], before=before, moved=moved)
+        if name in row:
+            before = next(100 * row[name] for row in rows if row["subject"] == "none")
+            moved = "falls" if 100 * row[name] < before else "rises"
+            within = control[f"{name}_low"] <= row[name] <= control[f"{name}_high"]
+            if f"{name}_value" in row:
+                within |= not row[f"{name}_value"].is_apart(control[f"{name}_value"])
+            findings += say(ATTENTION, [] if within else [row], before=before, moved=moved)
         singles = [single for single in rows if single["subject"] == "single" and single["method"] == row["method"]]
         scatter = _change(control).deviation
         alone = [single | {"alone": _change(single)._replace(deviation=scatter)} for single in singles]

@@ -19,6 +19,7 @@ from outliers.models.anatomy import (
 )
 
 QKV = ("q", "k", "v")
+MIXER = "mixer"
 GATE_UP = ("gate", "up")
 NORMS = {"attn_in": "attn_norm", "ffn_in": "ffn_norm"}  # in front of the projections of a role
 
@@ -36,15 +37,18 @@ class Part(NamedTuple):
 
 
 def parts(model: PreTrainedModel, layer: int) -> Iterator[Part]:
-    """The parts of a decoder layer: q, k, v, gate and up; router and experts; attn_norm and ffn_norm.
+    """The parts of a decoder layer: q, k, v, gate and up; router and experts; attn_norm and ffn_norm. What mixes
+    positions without queries, keys and values of the residual stream, as a recurrence does, has a mixer instead.
 
     A norm is there if it comes before projections and its output is not itself the residual stream.
     """
     owner = layers_of(model)[layer]
     anatomy, config = owner.anatomy, config_of_stack(model.config, owner.anatomy)
     attn_in = [in_layer(owner, "attn_in", name) for name in anatomy.attn_in]
-    for number, outputs in enumerate(_by_heads(attn_in, owner, config)):
+    by_heads = _by_heads(attn_in, owner, config)
+    for number, outputs in enumerate(by_heads):
         yield Part(QKV[number], attn_in[number % len(attn_in)], outputs)
+    yield from (Part(MIXER, reader) for reader in attn_in if not by_heads)
     if anatomy.experts:
         yield from (Part("router", in_layer(owner, "ffn_in", name)) for name in anatomy.router)
         yield Part("experts", in_layer(owner, "ffn_in", anatomy.experts))
@@ -58,13 +62,14 @@ def parts(model: PreTrainedModel, layer: int) -> Iterator[Part]:
 
 
 def _by_heads(attn_in: list[Projection], layer: Layer, config: PretrainedConfig) -> list[torch.Tensor]:
-    """The outputs that are queries, keys and values, each (heads, head size)."""
+    """The outputs that are queries, keys and values, each (heads, head size); none where these are made otherwise."""
     outputs = [_numbers(projection) for projection in attn_in]
-    if not outputs:
+    if layer.anatomy.attention is None or layer.anatomy.attn_mid or len(outputs) not in (1, 3):
         return []
     heads, size = heads_of(layer, config), head_size(layer, config)
-    if len(outputs) > 1:
-        return [numbers.view(-1, size) for numbers in outputs]
+    if len(outputs) == 3:
+        divisible = not any(len(numbers) % size for numbers in outputs)
+        return [numbers.view(-1, size) for numbers in outputs] if divisible and len(outputs[0]) == heads * size else []
     fused = outputs[0].view(-1, size)
     key_heads = (len(fused) - heads) // 2
     groups = key_heads if layer.anatomy.by_head else 1
