@@ -6,13 +6,14 @@ from numbers import Real
 
 from outliers.errors import UserError, shown
 
-# Hidden states, by the projections that read them: q/k/v, attention output, first and second feed-forward; and of the
-# cross-attention of a decoder the queries, the keys and values, which read what the encoder puts out, and the output.
+# Hidden states, by the projections that read them: q/k/v, attention output, first and second feed-forward, with those
+# between; and of the cross-attention of a decoder the queries, the keys and values, which read what the encoder puts
+# out, and the output. A router chooses or weighs what others put out.
 CROSS = ("cross_in", "cross_kv", "cross_out")
 OF_EVERY_STACK = ("attn_in", "attn_out", "ffn_in", "ffn_out")
-ROLES = (*OF_EVERY_STACK, *CROSS)
-BETWEEN = ("attn_mid", "ffn_mid")  # of projections that neither read the residual stream nor write to it
-ROUTER = "router"  # of those that choose or weigh what others put out
+ROUTER = "router"
+QUANTIZED = ("attn_in", "attn_mid", "attn_out", "ffn_in", "ffn_mid", "ffn_out", *CROSS)
+ROLES = (*QUANTIZED, ROUTER)
 STREAM = ("attn_in", "ffn_in")  # roles on the feature axis of the residual stream
 PAPER = ("attn_in", "attn_out", "ffn_in")  # in which the paper counts outliers
 RESIDUAL = "residual"  # stands beside the roles for the output of a layer
@@ -58,9 +59,14 @@ DEAD = 1e-12
 SINK = 0.3  # mean attention that a sink receives: Gu et al., 2024, section 3
 
 
-def in_transformerlens(layer: int, place: str) -> str:
-    """The name of a hidden state in TransformerLens: blocks.3.mlp.hook_post for layer 3 and ffn_out."""
-    return f"blocks.{layer}.{TRANSFORMERLENS[place]}"
+def role_of(state: str) -> str:
+    """Return the role of a hidden state, which has a number where several of a layer have the role: "attn_mid 2"."""
+    return state.partition(" ")[0]
+
+
+def in_transformerlens(layer: int, place: str) -> str | None:
+    """The name of a hidden state in TransformerLens, if it has one: blocks.3.mlp.hook_post for layer 3 and ffn_out."""
+    return f"blocks.{layer}.{TRANSFORMERLENS[place]}" if place in TRANSFORMERLENS else None
 
 
 def in_nnsight(role: str, module: str) -> str:

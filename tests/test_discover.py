@@ -9,14 +9,14 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outliers import anatomy, perplexity, plant, quantize, trace
-from outliers.criterion import ROLES
+from outliers.criterion import QUANTIZED
 from outliers.errors import UserError
 from outliers.models.anatomy import anatomy_of, family_of, found, projections
 from outliers.models.anatomy.found import find
 from tests import conftest, test_families
 
 CASES = [*conftest.CONFIGS, *conftest.VARIANTS, *test_families.CONFIGS]
-FIELDS = (*ROLES, "norms", "norms_of_sums", "norms_behind", "attention", "cross_attention", "experts")
+FIELDS = (*QUANTIZED, "norms", "norms_of_sums", "norms_behind", "attention", "cross_attention", "experts")
 FIELDS += ("bidirectional", "stack", "layers", "module", "config")
 
 
@@ -96,6 +96,7 @@ def test_the_anatomy_command_shows_roles_shapes_and_what_stays_exact(capsys, mon
     """DeepSeek-V3 in its default size, of which no weights are there."""
     monkeypatch.setenv("COLUMNS", "200")
     from outliers.app import command_of
+
 
     command_of("anatomy")(["deepseek_v3"])
     text = capsys.readouterr().out

@@ -71,7 +71,7 @@ def test_outlier_features_come_first():
 
 def test_its_size_is_bounded(traced):
     of = Trace.load(traced[1] / "trace")
-    deep = replace(of, block=2048, statistics=of.statistics | {"residual.largest": torch.zeros(80, 5)})
+    deep = replace(of, block=2048, modules={}, statistics=of.statistics | {"residual.largest": torch.zeros(80, 5)})
     assert {len(some) for some in telling_features(deep).values()} == {VALUES // (4 * 80 * 256)}
     assert {len(some) for some in telling_features(of).values()} == {FEATURES}
 

@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
+import outliers
 from outliers.criterion import OF_EVERY_STACK, PAPER
 from outliers.errors import UserError
-from outliers.models.anatomy import anatomy_of, decoder_layers, projections, readers
+from outliers.models.anatomy import decoder_layers, layers_of, projections, readers
 from outliers.models.hooks import attention_hooks
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model
@@ -123,9 +124,13 @@ def test_every_architecture_against_transformers(case, blocks):
     assert model.config._attn_implementation == implementation
     assert torch.equal(model(blocks).logits, before)
     assert sorted(found.features()["feature"]) == list(range(32))
-    expected = PAPER if anatomy_of(model.config).experts else OF_EVERY_STACK
-    assert found.roles == expected, "experts' units are not traced"
-    assert len(found.hidden_states()) == len(found.roles) * found.layers
+
+    def has(layer, role: str) -> bool:
+        return role == "ffn_in" or any(".experts." not in name for name in getattr(layer.anatomy, role))
+
+    having = {role: [layer.number for layer in layers_of(model) if has(layer, role)] for role in OF_EVERY_STACK}
+    assert {role: found.layers_with(role) for role in found.roles} == {role: of for role, of in having.items() if of}
+    assert len(found.hidden_states()) == sum(map(len, having.values())), "experts' units are not traced"
 
     with torch.no_grad():
         out = model(blocks, output_hidden_states=True, use_cache=False)
@@ -304,10 +309,21 @@ def test_experts_that_no_token_chose_are_said():
 
 def test_layers_that_lack_a_role(blocks):
     """As where a mixture of experts, which is no projection of all tokens, stands in some layers."""
-    model = make_model("qwen3-moe-dense-first")
-    assert trace(model, blocks).roles == PAPER
-    with pytest.raises(UserError, match="not every layer of this model has ffn_out; trace other roles"):
-        trace(model, blocks, "ffn_out")
+    model, seen = make_model("qwen3-moe-dense-first"), {}
+    found = trace(model, blocks, alpha=0.5, attention=False)
+    with outliers.hooks(model, lambda layer, role, x: seen.setdefault((layer, role), []).append(x.abs())):
+        for block in blocks:
+            model(block[None])
+    assert {layer for layer, role in seen if role == "ffn_out"} == {0}
+    largest = {state: torch.cat(of).amax().item() for state, of in seen.items()}
+    for table, column in ((found.hidden_states(), "infinity_norm"), (found.largest_values("layer"), "max")):
+        assert table.set_index(["layer", "role"])[column].to_dict() == pytest.approx(largest)
+    units = torch.cat(seen[0, "ffn_out"])
+    of_units = found.features("ffn_out").set_index("feature").sort_index()
+    assert of_units["positions_mean"].tolist() == pytest.approx((units >= 0.5).double().mean(0).tolist())
+    assert set(found.features("ffn_out", by="layer")["layer"]) == {0}
+    with pytest.raises(UserError, match="no layer of this model has ffn_mid; trace other roles"):
+        trace(model, blocks, "ffn_mid")
 
 
 @torch.no_grad()
@@ -492,7 +508,7 @@ def test_not_finite(name, message, bad):
 def test_mistakes(gpt2):
     model, blocks, (one, *_), _ = gpt2
     for message, arguments in {
-        "unknown role 'ffn_mid'; did you mean": {"roles": ["ffn_mid"]},
+        "unknown role 'ffn_up'; did you mean": {"roles": ["ffn_up"]},
         "no roles to trace": {"roles": []},
         "alpha is 0": {"alpha": 0},
         "no blocks to trace": {"blocks": blocks[:0]},

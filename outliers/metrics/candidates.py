@@ -245,8 +245,8 @@ def check_searched(model: PreTrainedModel) -> None:
     kinds = [layer.anatomy for layer in layers_of(model)]
     if any(kind.experts for kind in kinds) or not any(getattr(kind, ROLE) for kind in kinds):
         raise UserError(
-            f"'{model.config.model_type}' has experts, or no second feed-forward projection, in which super weights are "
-            "looked for"
+            f"'{model.config.model_type}' has experts, or no second feed-forward projection, in which super weights "
+            "are looked for"
         )
 
 

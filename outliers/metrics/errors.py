@@ -108,7 +108,7 @@ class _Observer:
             under_schemes = zip(*map(projections, changed), strict=True) if changed else ()
             layers = {same[0].path: [part.module for part in same] for same in under_schemes}
             seen = list(projections(model, layer))
-            self.reading |= {(part.layer, part.role): part.inputs for part in seen}
+            self.reading |= {part.place: part.inputs for part in seen}
             stack.enter_context(input_hooks(seen, self._see_input))
             for projection in seen:
                 modules = enumerate(layers.get(projection.path, ()))
@@ -211,15 +211,19 @@ def _parted(cell: Cell) -> tuple[Variant, list[Quantized | Against]]:
 def _of_cell(blocks: list[BlockErrors], places: list[Projection], number: int | None) -> list[dict]:
     """The errors of blocks under a scheme, or without a number of inputs, in the order of the projections."""
     if number is None:
-        states = dict.fromkeys((place.layer, place.role) for place in places)
-        return [{state: block.largest[state] for state in states} for block in blocks]
+        states = dict.fromkeys(place.place for place in places)
+        return [{state: block.largest[state] for state in states if state in block.largest} for block in blocks]
     quantized = [place for place in places if number in blocks[0].errors.get(place.path, ())]
     return [{place[:3]: block.errors[place.path][number] for place in quantized} for block in blocks]
 
 
 def _largest(blocks: list[dict[tuple[int, str], Largest]]) -> list[dict]:
     """Of each hidden state that projections read the largest value, the first of equal ones."""
-    largest = {state: max((block[state] for block in blocks), key=lambda value: value.value) for state in blocks[0]}
+    states = dict.fromkeys(chain.from_iterable(blocks))  # of which a block may lack some that experts read
+    largest = {
+        state: max((block[state] for block in blocks if state in block), key=lambda value: value.value)
+        for state in states
+    }
     return [
         {"metric": "damage.largest_input", "layer": layer, "role": role, **value._asdict(), "unit": "1"}
         for (layer, role), value in largest.items()

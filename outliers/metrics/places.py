@@ -7,11 +7,11 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from outliers.criterion import BETWEEN
+from outliers.criterion import QUANTIZED
 from outliers.errors import UserError
 from outliers.metrics.measurement import Keeps, Measurement, by_draw, loaded
 from outliers.metrics.perplexity import Loss, finite_losses, loss_of, perplexity_value, variant_losses
-from outliers.models.anatomy import ROLES, count_layers, stacks_of
+from outliers.models.anatomy import count_layers, stacks_of
 from outliers.models.decoder import inference, map_blocks, run_exchanged, run_from
 from outliers.models.stream import is_streamed
 from outliers.quantization.convert import coded
@@ -181,7 +181,7 @@ def _count(cell: Cell) -> int:
         return count_layers(config) * (getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
     if is_cache:
         return sum(format is not None for format in variant.formats)
-    roles = {role for stack in stacks_of(config) for role in (*ROLES, *BETWEEN) if getattr(stack, role)}
+    roles = {role for stack in stacks_of(config) for role in QUANTIZED if getattr(stack, role)}
     return len(roles) + (not is_other and variant.scheme.attention is not None)
 
 

@@ -13,10 +13,9 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from outliers.criterion import RESIDUAL, of_transformerlens
+from outliers.criterion import RESIDUAL, ROLES, of_transformerlens, role_of
 from outliers.errors import UserError, shown, unknown_name
 from outliers.models.anatomy import (
-    ROLES,
     Layer,
     Projection,
     check_not_compiled,
@@ -118,11 +117,11 @@ def hooks(
     numbers = range(len(decoder_layers(model)))
     states = _states(roles, numbers if layers is None else layers)
     known = names_of(model, names) if names else {}
-    projections = [projection for projection in readers(model) if (projection.layer, projection.role) in states]
+    projections = [reader for reader in readers(model) if {reader.place, (reader.layer, reader.role)} & {*states}]
     streams = [layer for layer, role in states if role == RESIDUAL]
     layers = sorted({layer for layer, _role in states})
     if not set(layers) <= set(numbers) or not (projections or streams):
-        there = ", ".join([*dict.fromkeys(projection.role for projection in readers(model)), RESIDUAL])
+        there = ", ".join([*dict.fromkeys(reader.place[1] for reader in readers(model)), RESIDUAL])
         raise UserError(
             f"no hidden states of role {' or '.join(roles)} in layers {shown(layers)}; this model has the layers 0 to "
             f"{numbers[-1]}, and the roles {there}"
@@ -147,7 +146,7 @@ def _states(roles: Iterable[str], layers: Iterable[int]) -> list[State]:
     layers, states = list(layers), {}
     for role in roles:
         state = of_transformerlens(role)
-        if (state[1] if state else role) not in STATES:
+        if role_of(state[1] if state else role) not in STATES:
             raise unknown_name("role", role, STATES)
         states |= dict.fromkeys([state] if state else [(layer, role) for layer in layers])
     return list(states)
@@ -181,22 +180,22 @@ def _is_same(x: torch.Tensor, other: torch.Tensor | None) -> bool:
 
 
 class _Shared:
-    """Calls a visit with the input of projections, once for those that read one hidden state."""
+    """Calls a visit with the input of projections, once for those that read one hidden state, in whatever shape."""
 
     def __init__(self, visit: Visit):
-        self.visit, self.layer = visit, None
-        self.last: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {}  # of the layer that ran last, by role
+        self.visit = visit
+        self.seen: dict[tuple[int, str], tuple] = {}  # of the places of a layer the last input, and what goes on
 
     def __call__(self, projection: Projection, x: torch.Tensor) -> torch.Tensor | None:
-        if self.layer != projection.layer:
-            self.layer, self.last = projection.layer, {}
-        role, of_layer = projection.role, self.last  # which another block may exchange meanwhile
-        seen, changed = of_layer.get(role, (None, None))
-        if not _is_same(x, seen):
-            changed = self.visit(
-                projection.layer, role, x.flatten(0, -2)
-            )  # OPT joins sequences and positions by itself
-            of_layer[role] = x, changed
+        place = projection.place
+        before, changed = self.seen.get(place, (None, None))  # another block may exchange them meanwhile
+        if _is_same(x, changed):  # as within a block whose own input was changed
+            return changed
+        if not _is_same(x, before):
+            # OPT joins sequences and positions by itself
+            changed = self.visit(*place, x.flatten(0, -2))
+            here = {other: states for other, states in self.seen.items() if other[0] == place[0]}
+            self.seen = here | {place: (x, changed)}
         return changed
 
 

@@ -93,10 +93,12 @@ def observed(model: PreTrainedModel, blocks: Iterable[Block], needed: Collection
             for place in {projection.place, projection.own_place}:
                 largest = _largest_weights(projection)
                 weights[place] = torch.maximum(weights.get(place, largest), largest)
-        # each hidden state by itself, and beside those of all tokens what each expert reads of them
-        whole = [one._replace(role=one.place[1]) for one in readers(model, layer) if one.place in weights]
+        # beside the states of all tokens what each expert reads of them
+        whole = [one for one in readers(model, layer) if one.place in weights]
         of_experts = [
-            one._replace(role=one.own_place[1]) for one in projections(model, layer) if one.expert is not None
+            one._replace(role=one.own_place[1], state=0, expert=None)
+            for one in projections(model, layer)
+            if one.expert is not None
         ]
         with ExitStack() as stack:
             stack.enter_context(input_hooks([one for one in whole if one.expert is None], see))

@@ -106,21 +106,26 @@ def excerpt(
         UserError: the block is longer than the model's context or holds ids outside its vocabulary.
     """
     beginning = block if isinstance(block, Example) else block[:POSITIONS]
-    view, layers = view_of(model, stack), {role: {} for role in features}
+    view = view_of(model, stack)
     ids = view.positions(model, block)[:POSITIONS].cpu()
+    numbers = {role: torch.tensor(of_role) for role, of_role in features.items()}
+    kept = {
+        role: torch.zeros(len(view.layers), len(ids), len(of_role), dtype=torch.bfloat16)
+        for role, of_role in features.items()
+    }
 
     def keep(layer: int, role: str, x: torch.Tensor) -> None:
-        layers[role][layer] = x[:POSITIONS, features[role]].to("cpu", torch.bfloat16)
+        there = numbers[role] < x.shape[1]  # where layers differ, zeros stand for those that one lacks
+        kept[role][layer - view.layers[0], :, there] = x[:POSITIONS, numbers[role][there]].to("cpu", torch.bfloat16)
 
     with input_hooks(
         [
             reader
             for reader in readers(model)
-            if reader.role in features and reader.layer in view.layers and reader.expert is None
+            if reader.place[1] in features and reader.layer in view.layers and reader.expert is None
         ],
         keep,
     ):
         for _ in run_decoder(model, [beginning]):
             pass
-    kept = {role: torch.stack([of_role[layer] for layer in sorted(of_role)]) for role, of_role in layers.items()}
-    return Excerpt(ids, {role: torch.tensor(numbers) for role, numbers in features.items()}, kept)
+    return Excerpt(ids, numbers, kept)

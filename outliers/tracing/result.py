@@ -17,7 +17,6 @@ from outliers.criterion import (
     LAYERS,
     POSITIONS,
     RESIDUAL,
-    ROLES,
     check_share,
     check_threshold,
     in_nnsight,
@@ -26,7 +25,7 @@ from outliers.criterion import (
 from outliers.errors import UserError, first_of, shown
 from outliers.tracing import tokens
 from outliers.tracing.frame import Frame
-from outliers.tracing.sketch import quantiles, unpack_keys
+from outliers.tracing.sketch import KEYED, quantiles, unpack_keys
 from outliers.tracing.statistics import BY_POSITION, OF_EXPERTS, ON_STREAM, STREAM, combine, states_of_tokens, views
 
 PLACE = ["feature", "position", "token"]
@@ -46,7 +45,8 @@ class Trace:
     it is of; first_layer: the number of its first layer among all. about: what was traced, free to use.
     architecture: of the model, as its configuration calls it. modules: by role the paths of the modules that read it in
     each layer, and by "residual" that of the layer; empty in traces of earlier versions. experts: of a layer (E), if
-    it is a mixture.
+    it is a mixture. widths: of roles whose layers have several numbers of features those of each layer, 0 without the
+    role; the statistics of features that a layer lacks are zeros.
     names: of each token id that occurred what it is called and its type, see `outliers.text.tokens.named_tokens`; empty
     unless tokens were asked for.
 
@@ -105,6 +105,7 @@ class Trace:
     architecture: str = ""
     modules: dict[str, list[list[str]]] = field(default_factory=dict)
     experts: int = 0
+    widths: dict[str, list[int]] = field(default_factory=dict)
 
     @property
     def layers(self) -> int:
@@ -195,7 +196,8 @@ class Trace:
     def _header(self) -> dict:
         from outliers.tracing import store
 
-        absent = {*({"stack", "first_layer"} if not self.stack else ()), *({"experts"} if not self.experts else ())}
+        absent = {name for name in ("experts", "widths") if not getattr(self, name)}
+        absent |= set() if self.stack else {"stack", "first_layer"}
         return {name: getattr(self, name) for name in store.Header.model_fields if name not in absent}
 
     @classmethod
@@ -229,10 +231,12 @@ class Trace:
 
         path, least = Path(path), self.positions * (check_threshold("floor", floor, DEAD) if floor else 0)
         read = [
-            (module, squares.numpy().clip(least))
+            (module, squares[there].numpy().clip(least))
             for role, of_layers in self.modules.items()
             if role != RESIDUAL
-            for modules, squares in zip(of_layers, self.statistics[f"{role}.squares"], strict=True)
+            for modules, squares, there in zip(
+                of_layers, self.statistics[f"{role}.squares"], self._has_feature(role), strict=True
+            )
             for module in modules
         ]
         sums, text = by_weight(self.architecture, read), str(self.about.get("text", UNKNOWN))
@@ -251,12 +255,12 @@ class Trace:
 
     def dead_features(self) -> Frame:
         """One row a `layer`, `role` and `feature` that never fires: its mean square over the text is below 1e-12."""
-        rows = [
-            (self.first_layer + layer, role, feature)
-            for role in self.roles
-            for layer, feature in (self.statistics[f"{role}.squares"] < DEAD * self.positions).nonzero().tolist()
-        ]
-        return Frame(pd.DataFrame(rows, columns=["layer", "role", "feature"]))
+        rows = []
+        for role in self.roles:
+            dead = (self.statistics[f"{role}.squares"] < DEAD * self.positions) & self._has_feature(role)
+            table = pd.DataFrame(dead.nonzero().numpy(), columns=["layer", "feature"]).assign(role=role)
+            rows.append(table.assign(layer=table["layer"] + self.first_layer))
+        return Frame(pd.concat(rows, ignore_index=True)[["layer", "role", "feature"]])
 
     def expert_shares(self) -> Frame:
         """One row a `layer` and `expert` of a mixture.
@@ -362,20 +366,23 @@ class Trace:
 
     def _check_view(self, roles: Iterable[str]) -> tuple[str, ...]:
         given = {roles} if isinstance(roles, str) else set(roles)
-        view = tuple(role for role in ROLES if role in given)
-        if given == set(STREAM) and not given <= set(self.roles):  # the default of a trace of fewer roles
-            view = self.roles if self.cross else tuple(role for role in STREAM if role in self.roles)
-        if view not in views(self.roles) or not given <= set(ROLES):
+        view = tuple(role for role in self.roles if role in given)
+        default = given == set(STREAM)  # of which a trace may have fewer
+        if default and self.cross:
+            view = self.roles
+        if view not in views(self.roles) or not (default or given <= set(self.roles)):
             known = ", ".join("+".join(view) for view in views(self.roles))
             raise UserError(f"no statistics of the roles {', '.join(sorted(given))} together; this trace has {known}")
         return view
 
     def _features_of(self, view: tuple[str, ...]) -> pd.DataFrame:
+        having = [self.layers_with(role) for role in view]
+        layers = set().union(*having)
         of_view, hits = "+".join(view), sum(self.statistics[f"{role}.hits"].sum(0) for role in view)
         columns = {
-            "layers": self.statistics[f"{of_view}.layers_hit"].double() / (self.layers * self.sequences),
+            "layers": self.statistics[f"{of_view}.layers_hit"].double() / (len(layers) * self.sequences),
             "positions": self.statistics[f"{of_view}.positions_hit"].double() / self.positions,
-            "positions_mean": hits.double() / (len(view) * self.layers * self.positions),
+            "positions_mean": hits.double() / (sum(map(len, having)) * self.positions),
             "hits": hits,
         }
         low = torch.stack([self.statistics[f"{role}.min"].amin(0) for role in view]).amin(0)
@@ -399,7 +406,19 @@ class Trace:
         table = pd.DataFrame({name: value.flatten().numpy() for name, value in columns.items()}, index)
         table = self._with_quartiles(table, (role,))
         table = table.assign(max=self.largest(role).flatten().numpy(), role=role).reset_index()
+        table = table[self._has_feature(role).flatten().numpy()]
         return table.assign(layer=table["layer"] + self.first_layer)
+
+    def layers_with(self, role: str) -> list[int]:
+        """The numbers of the layers that have a role; the statistics of others are zeros."""
+        there = self.modules.get(role) or [[role]] * self.layers  # of an earlier version all have it
+        return [layer for layer, modules in zip(self._numbers, there, strict=True) if modules]
+
+    def _has_feature(self, role: str) -> torch.Tensor:
+        """Whether each layer has each feature of a role, bool (L, h)."""
+        width, having = self.statistics[f"{role}.min"].shape[1], self.layers_with(role)
+        widths = self.widths.get(role) or [width * (layer in having) for layer in self._numbers]
+        return torch.arange(width) < torch.tensor(widths)[:, None]
 
     @property
     def _numbers(self) -> range:
@@ -414,7 +433,7 @@ class Trace:
         """Add the quartiles of a view's hit values to a table whose index says where they are."""
         keys, counts = np.array(sorted(self.sketch.items()), np.int64).reshape(-1, 2).T
         values = pd.DataFrame({**unpack_keys(keys), "count": counts})
-        values = values[values["role"].isin([ROLES.index(role) for role in view])]
+        values = values[values["role"].isin([KEYED.index(role) for role in view if role in KEYED])]
         quartiles = quantiles(values, list(table.index.names), QUARTILES)
         # a bucket's estimate may lie below alpha by 1 %, a hit does not
         return table.join(np.sign(quartiles) * quartiles.abs().clip(lower=self.alpha))
@@ -433,10 +452,13 @@ class Trace:
                 means = self.statistics[f"{role}.kurtosis_{kind}"] / self.sequences
                 for column, rest in enumerate(("", "_rest")):
                     table[f"kurtosis_{kind}{rest}"] = means[:, column].numpy() / count[column]
+            added = 1 / self._has_feature(role).double().mean(1)  # zeros of features that a layer lacks
             for rest in ("", "_rest"):
                 squares = self.statistics[f"{role}.squares{rest}"]
-                table[f"kurtosis_feature{rest}"] = (squares.square().mean(1) / squares.mean(1) ** 2).numpy()
-            rows.append(pd.DataFrame(table))
+                means = squares.mean(1) * added, squares.square().mean(1) * added
+                table[f"kurtosis_feature{rest}"] = (means[1] / means[0] ** 2).numpy()
+            table = pd.DataFrame(table)
+            rows.append(table[table["layer"].isin(self.layers_with(role))])
         return Frame(pd.concat(rows, ignore_index=True))
 
     def largest_values(self, by: str | None = None) -> Frame:
@@ -464,7 +486,8 @@ class Trace:
     def _largest_entries(self, state: str) -> pd.DataFrame:
         """The largest entry of each layer in a role's hidden states or in the residual stream."""
         table = pd.DataFrame(self.statistics[f"{state}.largest"].numpy(), columns=["max", "value", *PLACE])
-        return table.astype(dict.fromkeys(PLACE, "int64")).assign(layer=self._numbers)
+        table = table.astype(dict.fromkeys(PLACE, "int64")).assign(layer=self._numbers)
+        return table[table["layer"].isin(self.layers_with(state))]
 
     def massive_activations(self) -> Frame:
         """One row a layer: what is largest in the residual stream (docs/definitions.md#massive-activations).

@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 import torch
 
-from outliers.criterion import ROLES
+from outliers.criterion import CROSS, OF_EVERY_STACK
 
+KEYED = (*OF_EVERY_STACK, *CROSS)  # whose places are in the keys of traces that are kept
 RELATIVE_ERROR = 0.01
 _GAMMA = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
 _OFFSET = 6000  # the smallest number that float32 has is in bucket 6000 - 5166
@@ -52,12 +53,12 @@ def quantiles(counts: pd.DataFrame, by: list[str], fractions: dict[str, float]) 
 
 
 def pack_keys(layer, role, feature: torch.Tensor, bucket: torch.Tensor) -> torch.Tensor:
-    """One int64 of the layer, the place of the role in `ROLES`, the feature and the bucket of each hit."""
-    return ((layer * len(ROLES) + role << 24) + feature) * (2 * BUCKETS) + bucket + BUCKETS
+    """One int64 of the layer, the place of the role in `KEYED`, the feature and the bucket of each hit."""
+    return ((layer * len(KEYED) + role << 24) + feature) * (2 * BUCKETS) + bucket + BUCKETS
 
 
 def unpack_keys(keys: np.ndarray) -> dict[str, np.ndarray]:
     """The inverse of `pack_keys`."""
     place, bucket = np.divmod(keys, 2 * BUCKETS)
-    layer, role = np.divmod(place >> 24, len(ROLES))
+    layer, role = np.divmod(place >> 24, len(KEYED))
     return {"layer": layer, "role": role, "feature": place & (1 << 24) - 1, "bucket": bucket - BUCKETS}

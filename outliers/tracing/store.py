@@ -16,7 +16,7 @@ from outliers.errors import UserError, reason_of
 from outliers.files import check_file, write_whole
 from outliers.terminal.printing import is_line
 from outliers.text.tokens import LONGEST_NAME
-from outliers.tracing.sketch import pack_keys, unpack_keys
+from outliers.tracing.sketch import KEYED, pack_keys, unpack_keys
 from outliers.tracing.statistics import SKETCHED, tables_of
 from outliers.tracing.tokens import EXTREMES, TYPES
 
@@ -30,6 +30,7 @@ def _name(text: str) -> str:
     return text
 
 
+State = Annotated[str, Field(pattern=rf"^({'|'.join(ROLES)})( [1-9][0-9]{{0,2}})?$")]
 Module = Annotated[str, Field(pattern=r"^[\w.-]+$")]
 
 
@@ -39,7 +40,7 @@ class Header(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    roles: Annotated[tuple[Literal[*ROLES], ...], Field(min_length=1)]
+    roles: Annotated[tuple[State, ...], Field(min_length=1)]
     block: Annotated[int, Field(ge=2)]
     sequences: PositiveInt
     heads: NonNegativeInt
@@ -49,7 +50,8 @@ class Header(BaseModel):
     names: dict[NonNegativeInt, tuple[Annotated[str, AfterValidator(_name)], Literal[TYPES[1:]]]] = {}
     architecture: str = ""
     experts: NonNegativeInt = 0
-    modules: dict[Literal[*ROLES, RESIDUAL], list[list[Module]]] = {}
+    modules: dict[State | Literal[RESIDUAL], list[list[Module]]] = {}
+    widths: dict[State, list[NonNegativeInt]] = {}
 
 
 def write(path: Path, header: str, statistics: dict[str, torch.Tensor], sketch: Counter) -> None:
@@ -116,6 +118,9 @@ def check_statistics(header: Header, statistics: dict[str, torch.Tensor]) -> Non
     sizes |= {"u": statistics["experts.max"].shape[-1], "X": sizes["L"] * sizes["E"]} if header.experts else {}
     if any(len(of_layers) != sizes["L"] for of_layers in header.modules.values()):
         raise ValueError("its modules are not those of its layers")
+    for role, widths in header.widths.items():
+        if len(widths) != sizes["L"] or max(widths) != statistics[f"{role}.min"].shape[1]:
+            raise ValueError(f"the features of its {role} are not those of its layers")
     sizes |= {"V": len(statistics["residual.massive_tokens"]), "n": len(statistics.get("tokens.ids", ()))}
     for state, table in tables.items():
         role = state.partition("+")[0]
@@ -159,10 +164,10 @@ def _check_sketch(keys: torch.Tensor, counts: torch.Tensor, hits: dict[str, torc
     if (keys.diff() <= 0).any() or (keys < 0).any() or (counts < 1).any():
         raise ValueError("its sketch has keys that are not in order, or a count that is none")
     layers, roles, features, buckets = (torch.from_numpy(part) for part in unpack_keys(keys.numpy()).values())
-    if (buckets == 0).any() or not set(roles.tolist()) <= {ROLES.index(role) for role in hits}:
+    if (buckets == 0).any() or not set(roles.tolist()) <= {KEYED.index(role) for role in hits}:
         raise ValueError("its sketch has a bucket or a role that is none")
     for role, of_role in hits.items():
-        of = roles == ROLES.index(role)
+        of = roles == KEYED.index(role)
         counted = torch.zeros_like(of_role).index_put_((layers[of], features[of]), counts[of], accumulate=True)
         if not counted.equal(of_role):
             raise ValueError("its sketch counts other hits than its statistics")

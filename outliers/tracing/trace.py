@@ -9,11 +9,12 @@ from functools import partial, reduce
 import numpy as np
 import torch
 from outlier_kernels import dispatch, states
+from torch.nn import functional
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, RESIDUAL, SINK, STREAM, check_threshold
+from outliers.criterion import ALPHA, MASSIVE, MASSIVE_RATIO, RESIDUAL, ROLES, ROUTER, SINK, check_threshold, role_of
 from outliers.errors import UserError, not_finite, unknown_name
-from outliers.models.anatomy import ROLES, experts_of, family_of, ids_of, layers_of, readers, shape_of
+from outliers.models.anatomy import experts_of, family_of, ids_of, layers_of, readers, shape_of
 from outliers.models.anatomy.examples import Block
 from outliers.models.anatomy.experts import number_of
 from outliers.models.anatomy.names import modules_of
@@ -27,7 +28,7 @@ from outliers.terminal.progress import with_bar
 from outliers.text.blocks import sequences
 from outliers.text.tokens import named_ids
 from outliers.tracing.result import Trace
-from outliers.tracing.sketch import buckets, pack_keys
+from outliers.tracing.sketch import KEYED, buckets, pack_keys
 from outliers.tracing.statistics import (
     BY_POSITION,
     OF_EXPERTS,
@@ -39,7 +40,12 @@ from outliers.tracing.statistics import (
 )
 from outliers.tracing.tokens import TokenSums
 
-ALIKE = {"attn_in": ("cross_in", "cross_kv"), "attn_out": ("cross_out",)}
+ALIKE = {
+    "attn_in": ("cross_in", "cross_kv"),
+    "attn_out": ("attn_mid", "cross_out"),
+    "ffn_in": (ROUTER,),
+    "ffn_out": ("ffn_mid",),
+}
 See = Callable[[Block, torch.Tensor], None]
 logger = logging.getLogger(__name__)
 SKETCHED_AT_ONCE = 1 << 16  # hits, about
@@ -69,10 +75,10 @@ def trace(
         blocks: token ids, int64 (blocks, T), or any iterable of (T,), such as a progress bar over them; they may be of
             several lengths.
         roles: the hidden states to trace: "attn_in", "attn_out", "ffn_in" and "ffn_out", the inputs of the q/k/v, the
-            attention output, the first and the second feed-forward projections; all that is quantized. Those that some
-            layer of the model lacks are left out, which `Trace.roles` says. What experts read as ffn_out has
-            statistics by expert, see `Trace.expert_shares`.
-            The residual stream is always looked at.
+            attention output, the first and the second feed-forward projections; "attn_mid", "ffn_mid", of those
+            between; "router", of routers that read another state than ffn_in. `Trace.roles` has those that the model
+            has, and of a role with several hidden states in a layer each, such as "attn_mid 2". What experts read as
+            ffn_out has statistics by expert, see `Trace.expert_shares`. The residual stream is always looked at.
         alpha: magnitude from which an entry is a hit.
         attention: whether to find attention sinks. Where attention is a causal softmax alone, that takes memory for
             some rows of a layer's attention matrix (heads, T, T) on a CPU in float32, and none on a GPU with Triton;
@@ -117,14 +123,14 @@ def traces(
 ) -> list[Trace]:
     """All views of a model that have some of the roles, or only one, in one pass: of a model with a single stack of
     layers one trace, of an encoder-decoder those of "encoder", "decoder" and "cross". Arguments and errors as those of
-    `trace`; of all views, a role of self-attention brings those of cross-attention."""
+    `trace`; of all views, a role brings those of `ALIKE`."""
     roles, alpha = _check_roles(roles), check_threshold("alpha", alpha)
     requested = set(roles).union(*(others for role, others in ALIKE.items() if role in roles and not only))
     candidates = [only] if only else views_of(model).values()
     views = [(view, of_view) for view in candidates if (of_view := _roles_of(model, view, requested))]
     if not views:
         of_stack = f" in the view '{only.name}'" if only and only.name else ""
-        raise UserError(f"not every layer of this model has {' or '.join(roles)}{of_stack}; trace other roles")
+        raise UserError(f"no layer of this model has {' or '.join(roles)}{of_stack}; trace other roles")
     attention = attention and _has_even_heads(model, [view for view, _ in views])
     blocks = list(blocks) if is_streamed(model) else blocks
     by_token = ["residual.massive_tokens", *["attention.sinks_tokens"] * attention]
@@ -155,6 +161,8 @@ def traces(
     traces = [observer.result() for observer in observers]
     for trace, (view, roles) in zip(traces, views, strict=True):
         trace.architecture, trace.modules = model.config.model_type, _modules(model, view, roles)
+        widths = {role: [of.get(layer, 0) for layer in view.layers] for role, of in _widths(model, view).items()}
+        trace.widths = {role: widths[role] for role in roles if len({*widths[role]} - {0}) > 1}
     return traces
 
 
@@ -184,7 +192,7 @@ def _hooks_of(
     tracked = [
         reader
         for reader in readers(model)
-        if reader.role in observer.roles and reader.layer in layers and not reader.state and reader.expert is None
+        if reader.place[1] in observer.roles and reader.layer in layers and reader.expert is None
     ]
 
     def of_view(see: Callable) -> Callable:
@@ -210,35 +218,20 @@ def _check_roles(roles: Iterable[str]) -> tuple[str, ...]:
 
 
 def _widths(model: PreTrainedModel, view: View) -> dict[str, dict[int, int]]:
-    """The features that each layer of a view reads of each role; those of the residual stream, 0."""
-    widths: dict[str, dict[int, int]] = {role: {} for role in ROLES}
+    """The features of each hidden state by layer of a view; those of the residual stream, 0."""
+    widths: dict[str, dict[int, int]] = defaultdict(dict)
     for reader in readers(model):
-        if (
-            reader.expert is None
-            and view.cross == (reader.role == "cross_kv")
-            and reader.layer in view.layers
-            and reader.role in widths
-        ):
+        in_view = view.cross == (reader.role == "cross_kv") and reader.layer in view.layers
+        if in_view and reader.expert is None:
             in_one_width = reader.role in ON_STREAM
-            widths[reader.role].setdefault(reader.layer, 0 if in_one_width else shape_of(reader.module)[1])
+            widths[reader.place[1]].setdefault(reader.layer, 0 if in_one_width else shape_of(reader.module)[1])
     return widths
 
 
 def _roles_of(model: PreTrainedModel, view: View, roles: Collection[str]) -> tuple[str, ...]:
-    """Of the roles those that every layer has, in one width, and whose positions are those of the view. Where one of
-    the residual stream is in some layers alone, another one has to be in the others."""
-    widths, layers = _widths(model, view), set(view.layers)
-    in_all = layers <= {layer for role in STREAM for layer in widths[role]}
-    every = [
-        role
-        for role in ROLES
-        if role in roles and (layers <= widths[role].keys() or (in_all and role in STREAM and widths[role]))
-    ]
-    for role in every:
-        if len(widths_of_role := set(widths[role].values())) > 1:
-            sizes = " or ".join(map(str, sorted(widths_of_role)))
-            logger.warning(f"the trace is without role {role}, of which layers have {sizes} features")
-    return tuple(role for role in every if len(set(widths[role].values())) == 1)
+    """The hidden states of the roles whose positions are those of the view."""
+    states = [state for state in _widths(model, view) if role_of(state) in roles]
+    return tuple(sorted(states, key=lambda state: (ROLES.index(role_of(state)), state)))
 
 
 def _has_even_heads(model: PreTrainedModel, views: Iterable[View]) -> bool:
@@ -253,6 +246,12 @@ def _has_even_heads(model: PreTrainedModel, views: Iterable[View]) -> bool:
             logger.warning("the trace is without attention, of which layers have different numbers of heads, or none")
             return False
     return True
+
+
+def _in_one_width(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Append zeros to the features of each tensor up to the most that one has."""
+    width = max(tensor.shape[-1] if tensor.ndim else 0 for tensor in tensors)
+    return [functional.pad(one, (0, width - one.shape[-1])) if one.ndim else one for one in tensors]
 
 
 @contextmanager
@@ -302,11 +301,11 @@ class _Observer:
         self.in_layer: dict[str, torch.Tensor] = {}  # role: hits (features,) of the sequence in this layer
         self.in_turn: list[dict[str, torch.Tensor]] = []  # those in the layers of this turn
         self.united = [view for view in views(roles) if len(view) > 1]  # a role alone has its hits by layer
-        # Role: (at_once, T, features) by device, so that no state that large moves before the end of a sequence, and
-        # dtype. Of what has the features of the residual stream the largest |x| so far, from which hits follow; of
-        # others the hits.
+        # Role: (at_once, T, features) by device, so that no state that large moves before the end of a sequence, dtype
+        # and features. Of what has the features of the residual stream the largest |x| so far, from which hits follow;
+        # of others the hits.
         self.kept: dict[str, dict[tuple, torch.Tensor]] = defaultdict(dict)
-        self.kept_here: dict[tuple, torch.Tensor] = {}  # of the sequence whose turn it is, by role, device and dtype
+        self.kept_here: dict[tuple, torch.Tensor] = {}  # of the sequence whose turn it is, by role and these
 
     def begin(self, number: int, of_stacks: tuple[torch.Tensor, ...]) -> None:
         """Tell the hooks that this sequence comes next; of_stacks: the ids at the positions that each stack reads."""
@@ -321,18 +320,11 @@ class _Observer:
         """Add up what the layers of a turn have found."""
         with _naming():
             self.found.read()
-        for view in self.united if self.in_turn else ():
-            hits = [self._hits(of_layer, role) for of_layer in self.in_turn for role in view]
-            of_layers = torch.stack(hits).view(len(self.in_turn), len(view), -1)
-            self._add(f"{'+'.join(view)}.layers_hit", of_layers.amax(1).clamp_(max=1).sum(0))
+        for view in self.united:
+            of_layers = [[of[role].to(self.ids.device) for role in view if role in of] for of in self.in_turn]
+            if hits := [reduce(torch.maximum, of_layer) for of_layer in of_layers if of_layer]:
+                self._add(f"{'+'.join(view)}.layers_hit", torch.stack(hits).clamp_(max=1).sum(0))
         self.in_turn.clear()
-
-    def _hits(self, of_layer: dict[str, torch.Tensor], role: str) -> torch.Tensor:
-        """The hits of a role in a layer; none where the layer lacks it."""
-        hits = of_layer.get(role)
-        if hits is None:
-            hits = torch.zeros_like(next(of[role] for of in self.in_turn if role in of))
-        return hits.to(self.ids.device)
 
     def see_hidden_state(self, layer: int, role: str, x: torch.Tensor) -> None:
         kept = self._kept(role, x, x.dtype if role in ON_STREAM else torch.bool)
@@ -411,7 +403,7 @@ class _Observer:
             self._add_by_token("residual.massive_tokens", massive)
         hit, magnitudes = {}, {}
         for role, of_role in self.kept.items():
-            of_layers = [kept[self.number, : len(ids)].to(ids.device) for kept in of_role.values()]
+            of_layers = _in_one_width([kept[self.number, : len(ids)].to(ids.device) for kept in of_role.values()])
             if role in self.roles and role not in ON_STREAM:
                 hit[role] = reduce(torch.logical_or, of_layers)
             else:
@@ -436,7 +428,7 @@ class _Observer:
                 zeros = torch.zeros_like(next(iter(layers.values()))[name])  # of layers that lack the role
                 numbers = self.view.layers if state in self.roles else layers
                 rows = [layers[number][name].cpu() if number in layers else zeros.cpu() for number in numbers]
-                statistics[f"{state}.{name}"] = torch.stack(rows)
+                statistics[f"{state}.{name}"] = torch.stack(_in_one_width(rows))
         statistics |= {f"{role}.layers_hit": statistics[f"{role}.sequences_hit"].sum(0) for role in self.roles}
         statistics |= {name: value.cpu() for name, value in self.total.items()}
         of_stack = {"stack": self.view.name, "first_layer": self.view.layers[0]}
@@ -468,7 +460,7 @@ class _Observer:
             places, hits = zip(*self.found.hits, strict=True)
             sizes, hits = torch.tensor(list(map(len, hits))), np.concatenate(hits)
             first = self.view.layers[0]
-            numbers = torch.tensor([(layer - first, ROLES.index(role)) for layer, role in places])
+            numbers = torch.tensor([(layer - first, KEYED.index(role)) for layer, role in places])
             layers, roles = numbers.repeat_interleave(sizes, 0).unbind(1)
             features, values = (torch.from_numpy(hits[name].copy()) for name in hits.dtype.names)
             keys, counts = pack_keys(layers, roles, features, buckets(values)).unique(return_counts=True)
@@ -490,7 +482,7 @@ class _Observer:
 
     def _kept(self, role: str, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The state kept of this sequence and a role over the layers on a device, (T, features); at first zeros."""
-        key = x.device, dtype
+        key = x.device, dtype, x.shape[1]
         if (role, *key) not in self.kept_here:
             of_role = self.kept[role]
             if key not in of_role or of_role[key].shape[1] < len(x):

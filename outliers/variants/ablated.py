@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from outliers.criterion import STREAM, role_of
 from outliers.errors import UserError, shown
 from outliers.models.variant import Variant
 from outliers.quantization.schemes import BASELINE
@@ -198,9 +199,8 @@ class Ablated(Variant):
 
 def feature_means(trace: "Trace") -> Means:
     """Mean of every feature over the text of a trace, by layer and role."""
-    from outliers.tracing.result import STREAM
-
-    means = {role: trace.statistics[f"{role}.sum"] / trace.positions for role in STREAM if role in trace.roles}
+    states = [state for state in trace.roles if role_of(state) in STREAM]
+    means = {state: trace.statistics[f"{state}.sum"] / trace.positions for state in states}
     return {
         (layer, role): mean
         for role, by_layer in means.items()

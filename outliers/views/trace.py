@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,18 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Colormap, ListedColormap, LogNorm, Normalize
 from matplotlib.ticker import MaxNLocator
 
-from outliers.criterion import CROSS, FEW, LAYERS, MASSIVE, MASSIVE_RATIO, POSITIONS, RESIDUAL, SINK
+from outliers.criterion import (
+    FEW,
+    LAYERS,
+    MASSIVE,
+    MASSIVE_RATIO,
+    OF_EVERY_STACK,
+    POSITIONS,
+    RESIDUAL,
+    ROUTER,
+    SINK,
+    role_of,
+)
 from outliers.errors import first_of
 from outliers.metrics.records import LIMITS
 from outliers.models.names import short_name
@@ -39,12 +51,15 @@ if TYPE_CHECKING:
 
 READERS = {
     "attn_in": "q, k, v",
+    "attn_mid": "within the attention",
     "attn_out": "the attention output",
     "ffn_in": "the feed-forward layer",
+    "ffn_mid": "within the feed-forward layer",
     "ffn_out": "the feed-forward output",
     "cross_in": "the queries of cross-attention",
     "cross_kv": "keys and values of cross-attention",
     "cross_out": "the output of cross-attention",
+    ROUTER: "the router",
 }
 HEADS = "feature of the concatenated heads"
 FEATURE_AXIS = {"attn_out": HEADS, "cross_out": HEADS, "ffn_out": "feed-forward unit"}  # others: "feature"
@@ -80,14 +95,14 @@ def heat_map(trace: "Trace", *, role: str | None = None, ax: Axes | None = None)
     places = {place["role"]: place for place in trace.largest_values().to_dict("records")}
     for axes, (role, values) in zip(panels.flat, largest.items(), strict=True):
         image = map_on(axes, values, scale, trace.first_layer)
-        title = f"{role}: into {READERS[role]}"
+        title = f"{role}: into {_readers(trace, role)}"
         most = "at most {max:,.1f}: layer {layer}, feature {feature}".format(**places[role])
         if ax is None:
             axes.set_title(title, loc="left")
             axes.set_title(most, loc="right", fontsize="small")
         else:  # which may be narrow
             axes.set_title(f"{title}\n{most}", loc="left", fontsize="medium")
-        axes.set_xlabel(FEATURE_AXIS.get(role, "feature"), labelpad=1)
+        axes.set_xlabel(FEATURE_AXIS.get(role_of(role), "feature"), labelpad=1)
         axes.set_ylabel("layer")
         axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
         if role in stream and outliers:
@@ -130,6 +145,14 @@ def _lighter_from(share: float, colors: Colormap) -> ListedColormap:
     count = round(share * COLORS)
     shades = np.concatenate([np.linspace(0, STEP[0], count), np.linspace(STEP[1], 1, COLORS - count)])
     return ListedColormap(colors(shades))
+
+
+def _readers(trace: "Trace", role: str) -> str:
+    """What reads a role, in words where every layer attends in one way, else by the names of the modules."""
+    if role in READERS and trace.heads:
+        return READERS[role]
+    paths = chain.from_iterable(trace.modules.get(role, ()))
+    return ", ".join(dict.fromkeys(path.rpartition(".")[2] for path in paths)) or READERS[role_of(role)]
 
 
 def stream_roles(trace: "Trace") -> list[str]:
@@ -236,7 +259,7 @@ def sorted_profile(trace: "Trace", *, role: str | None = None, ax: Axes | None =
         threshold(axes, trace.alpha)
         axes.set(xscale="log", yscale="log", ylim=(low, 1.5 * high))
         axes.set(xlabel="rank of the feature", ylabel="largest |x| of the feature")
-        axes.set_title(f"{role}: into {READERS[role]}", loc="left")
+        axes.set_title(f"{role}: into {_readers(trace, role)}", loc="left")
         log_axis(axes.xaxis, 1, profiles.shape[1])
         log_axis(axes.yaxis, low, high)
     style = {"ticks": MaxNLocator(integer=True), "aspect": 20 * rows}
@@ -279,19 +302,25 @@ def trace_section(trace: "Trace", rows: list[dict], names: Names, excerpt: "Exce
         "hidden_states": trace.hidden_states().merge(trace.hooks()),
         "largest_by_layer": _with_names(trace.largest_values(by="layer"), names).merge(trace.hooks()),
         "massive_activations": _with_names(trace.massive_activations(), names),
-        "attention_sinks": trace.attention_sinks(),
-        "sink_tokens": _with_names(trace.sink_tokens(), names),
     }
-    largest = Table.of("largest", LARGEST_CAPTION, LARGEST, _with_names(trace.largest_values(), names), names=2)
-    rare = [_massive(further["massive_activations"]), _sinks(further["attention_sinks"], further["sink_tokens"])]
+    if trace.heads:
+        further |= {
+            "attention_sinks": trace.attention_sinks(),
+            "sink_tokens": _with_names(trace.sink_tokens(), names),
+        }
+    largest = Table.of("largest", LARGEST_CAPTION, LARGEST, _largest_inputs(trace, names), names=2)
+    rare = [_massive(further["massive_activations"]), _sinks(trace, further)]
     tables = [table for table in (_features(trace), emergence_table(whole), largest, *rare) if isinstance(table, Table)]
     if trace.experts:
         tables.append(_experts(_with_names(trace.expert_shares(), names)))
     tables += _tokens(trace)
     notes = [note for note in rare if isinstance(note, str)]
-    expected = () if trace.cross else (role for role in READERS if role not in CROSS)
-    if missing := ", ".join(role for role in expected if role not in trace.roles):
-        notes.insert(0, f"Not traced, because some layers have no such projection: {missing}.")
+    absent = [role for role in OF_EVERY_STACK if role not in trace.roles]
+    if absent and not trace.cross:
+        notes.insert(0, f"No projection reads {' or '.join(absent)}.")
+    for role in trace.roles:
+        if len(layers := trace.layers_with(role)) < trace.layers:
+            notes.append(f"Of {trace.layers} layers {ranges(layers)} alone have {role}.")
     texts = [table.printed for table in tables]
     captions = CAPTIONS | (PATCHES if _is_of_pictures(trace) else {})
     drawings = [Drawing.of(draw.__name__, caption, draw(trace)) for draw, caption in captions.items()]
@@ -318,6 +347,11 @@ def _is_of_pictures(trace: "Trace") -> bool:
 def _with_names(table: pd.DataFrame, names: Names) -> pd.DataFrame:
     """A table with the names of its tokens beside their ids."""
     return table.assign(token_text=[names(token) for token in table["token"]])
+
+
+def _largest_inputs(trace: "Trace", names: Names) -> pd.DataFrame:
+    largest = _with_names(trace.largest_values(), names)
+    return largest.assign(readers=[_readers(trace, role) for role in largest["role"]])
 
 
 def _features(trace: "Trace") -> Table:
@@ -362,8 +396,11 @@ def _massive(every: pd.DataFrame) -> Table | str:
     return Table.of("massive_activations", caption, MASSIVE_PLACES, every, rows_shown)
 
 
-def _sinks(every: pd.DataFrame, tokens: pd.DataFrame) -> Table | str:
+def _sinks(trace: "Trace", further: Mapping[str, pd.DataFrame]) -> Table | str:
     """The positions that are attention sinks for the most heads."""
+    if not trace.heads:
+        return "No attention sinks: not every layer has attention, with as many heads as the others."
+    every, tokens = further["attention_sinks"], further["sink_tokens"]
     received = f"more than {SINK:g} of a head's attention, on average over the queries that can see it"
     rule = f"a position that receives {received}"
     sinks = every[every["share"] > 0].sort_values("share", ascending=False, kind="stable").head(SHOWN)
@@ -463,7 +500,7 @@ OF_FEATURES = (
 )
 LARGEST = (
     ("role", "{role}"),
-    ("goes into", lambda row: READERS[row["role"]]),
+    ("goes into", "{readers}"),
     ("max |x|", "{max:,.1f}"),
     ("layer", "{layer}"),
     *PLACE,
@@ -619,6 +656,8 @@ def _massive_finding(trace: "Trace", names: Names) -> list[Finding]:
 
 def _sink(trace: "Trace") -> list[Finding]:
     """The position that is a sink for most heads; not one of the second half, to which few queries attend."""
+    if not trace.heads:
+        return []
     shares = trace.attention_sinks()
     most = shares.loc[shares["share"].idxmax()].to_dict()
     return say(SINK_AT, [most] if most["share"] and most["position"] <= len(shares) / 2 else [])
@@ -660,7 +699,7 @@ def trace_explorer(trace: "Trace", excerpt: "Excerpt | None", names: Names) -> E
     largest = {role: trace.largest(role).numpy() for role in trace.roles}
     maps = [
         map_of(role, "feature" if role in stream else f"feature of {role}", values)
-        | {"said": f"into {READERS[role]}", "group": "stream" if role in stream else role}
+        | {"said": f"into {_readers(trace, role)}", "group": "stream" if role in stream else role}
         | {"marked": telling[role], "text": _text(excerpt, role)}
         for role, values in largest.items()
     ]

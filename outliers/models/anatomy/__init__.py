@@ -14,7 +14,7 @@ from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 from transformers import __version__ as transformers_version
 from transformers.pytorch_utils import Conv1D
 
-from outliers.criterion import BETWEEN, ROLES
+from outliers.criterion import QUANTIZED, ROLES, ROUTER
 from outliers.errors import UserError
 from outliers.models.anatomy.causal import CAUSAL
 from outliers.models.anatomy.examples import Block
@@ -197,6 +197,11 @@ def stacks_of(config: PretrainedConfig) -> list[Anatomy]:
     return [first, first.decoder] if first.decoder else [first]
 
 
+def attends(config: PretrainedConfig) -> bool:
+    """Whether a layer of a model has attention, which models that are recurrent alone have not."""
+    return any(kind.attention for stack in stacks_of(config) for kind in (stack, *stack.others))
+
+
 def check_one_stack(config: PretrainedConfig) -> None:
     """Raise UserError where a model has several stacks of layers, and so several residual streams."""
     if len(stacks_of(config)) > 1:
@@ -343,7 +348,7 @@ def _of_kind(stack: Anatomy, place: int, path: str, layer: nn.Module) -> Anatomy
                 f"'{inside}' is of {_kind(layer.get_submodule(owner))} and has no '{name.removeprefix(owner + '.')}'; "
                 "expected the parts of a layer of this architecture, or something without weights in their place"
             )
-    left = {role: tuple(name for name in getattr(kind, role) if name in there) for role in (*ROLES, *BETWEEN, "router")}
+    left = {role: tuple(name for name in getattr(kind, role) if name in there) for role in ROLES}
     left |= {norms: {name: of for name, of in getattr(kind, norms).items() if name in there} for norms in NORMS}
     experts = kind.experts if kind.experts in there else None
     return replace(kind, experts=experts, attention=kind.attention if left["attn_in"] else None, **left)
@@ -458,7 +463,7 @@ def _heads_in(config: PretrainedConfig, stack: Anatomy) -> int:
 def projections(model: PreTrainedModel, only: int | None = None) -> Iterator[Projection]:
     """Every linear projection of the layers, or of only one, in the order of its role; raises as `layers_of`."""
     for layer in layers_of(model):
-        for role in (*ROLES, *BETWEEN) if only in (None, layer.number) else ():
+        for role in QUANTIZED if only in (None, layer.number) else ():
             for name in getattr(layer.anatomy, role):
                 yield in_layer(layer, role, name)
 
@@ -503,14 +508,18 @@ def _kind(thing: object) -> str:
 
 
 def readers(model: PreTrainedModel, only: int | None = None) -> Iterator[Projection]:
-    """All that reads a tracked hidden state: the projections, and in the place of those of experts that read one of all
-    tokens, the router and the module that holds the experts."""
+    """All that reads a tracked hidden state: the projections, the routers, and in the place of those of experts that
+    read one of all tokens the module that holds the experts."""
     yield from (part for part in projections(model, only) if part.expert is None or part.role != "ffn_in")
-    for layer in layers_of(model):
-        if layer.anatomy.experts and only in (None, layer.number):
-            yield from (in_layer(layer, "ffn_in", name) for name in layer.anatomy.router)
-            names = (name for name in layer.anatomy.ffn_in if name.startswith(layer.anatomy.experts))
-            experts, path = layer.module.get_submodule(layer.anatomy.experts), f"{layer.path}.{layer.anatomy.experts}"
+    for layer in layers_of(model) if only is None else layers_of(model)[only : only + 1]:
+        anatomy = layer.anatomy
+        shared = [name for name in anatomy.router if name in anatomy.states]
+        yield from (in_layer(layer, "ffn_in", name) for name in shared)
+        own = (name for name in anatomy.router if name not in shared)
+        yield from (in_layer(layer, ROUTER, name)._replace(state=number) for number, name in enumerate(own))
+        if anatomy.experts:
+            names = (name for name in anatomy.ffn_in if name.startswith(anatomy.experts))
+            experts, path = layer.module.get_submodule(anatomy.experts), f"{layer.path}.{anatomy.experts}"
             yield in_layer(layer, "ffn_in", next(names))._replace(path=path, module=experts, expert=None)
 
 

@@ -5,7 +5,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -192,7 +192,7 @@ def _of_kind(model: PreTrainedModel, kind: Kind, path: str, layers: str) -> Anat
         **{"attn_in": (), "attn_out": ()} | {role: tuple(names) for role, names in roles.items()},
         router=kind.routers,
         found=True,
-        states=_states(dict(kind.inputs), of),
+        states=_states(dict(kind.inputs), of, kind.routers),
         apart=apart,
         shares=kind.layers,
         uses=kind.uses,
@@ -218,15 +218,18 @@ def _offset(model: PreTrainedModel, norms: list[str]) -> float:
     return 0.0
 
 
-def _states(inputs: Mapping[str, int], of: Mapping[str, str]) -> dict[str, int]:
-    """Number the hidden states of each role; projections that read the first one are left out."""
+def _states(inputs: Mapping[str, int], of: Mapping[str, str], routers: Iterable[str]) -> dict[str, int]:
+    """Number the hidden states of each role; projections that read the first one are left out, and routers that read
+    none of ffn_in."""
     read: dict[str, list[int]] = {}
     for one, role in of.items():
         states = read.setdefault(role, [])
         if inputs[one] not in states:
             states.append(inputs[one])
     numbers = {one: read[role].index(inputs[one]) for one, role in of.items()}
-    return {one: number for one, number in numbers.items() if number}
+    there = read.get("ffn_in", [])
+    shared = {one: there.index(inputs[one]) for one in routers if inputs[one] in there}
+    return {one: number for one, number in numbers.items() if number} | shared
 
 
 def _roles(branch: Branch) -> dict[str, str]:

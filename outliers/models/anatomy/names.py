@@ -13,7 +13,7 @@ def modules_of(model: PreTrainedModel) -> dict[State, list[str]]:
     """The paths of the modules that read each hidden state; of the residual stream, of the layer that puts it out."""
     modules: dict[State, list[str]] = {}
     for reader in (one for one in readers(model) if one.expert is None):
-        modules.setdefault((reader.layer, reader.role), []).append(reader.path)
+        modules.setdefault(reader.place, []).append(reader.path)
     return modules | {(layer.number, RESIDUAL): [layer.path] for layer in layers_of(model)}
 
 
@@ -36,4 +36,5 @@ def names_of(model: PreTrainedModel, tool: str) -> dict[State, str]:
             f"'{model.config.model_type}' has several stacks of layers, which names of TransformerLens do not tell "
             "apart; use names='nnsight'"
         )
-    return {state: TOOLS[tool](*state, modules) for state, modules in modules_of(model).items()}
+    named = {state: TOOLS[tool](*state, modules) for state, modules in modules_of(model).items()}
+    return {state: name for state, name in named.items() if name}

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from transformers import PretrainedConfig
 
-from outliers.criterion import ROLES
+from outliers.criterion import QUANTIZED
 
 Norms = dict[str, tuple[str, ...]]  # each norm, and the roles whose projections read its output
 
@@ -42,9 +42,10 @@ class Anatomy:
     Of an architecture that was found by a pass, `found`: attn_mid, ffn_mid: projections between those of a branch that
     read the residual stream and those that write to it. router: projections that only choose or weigh what others put
     out. kinds: of each layer of the stack the place of its kind among this one and `others`; None of one that is never
-    called. states: of projections that read another hidden state than the first of their role, which. apart: weights
-    without a role, and why. shares: the places of other layers of which it reads something beside the residual stream.
-    uses: how often a layer runs in a pass. width: the features of the residual stream.
+    called. states: of projections that read another hidden state than the first of their role, and of routers that
+    read one of ffn_in, which. apart: weights without a role, and why. shares: the places of other layers of which it
+    reads something beside the residual stream. uses: how often a layer runs in a pass. width: the features of the
+    residual stream.
     recurrent: whether positions are mixed otherwise than by a softmax too. read_by: of each norm all that reads its
     output, routers and experts too.
 
@@ -101,7 +102,7 @@ class Anatomy:
     @property
     def parts(self) -> set[str]:
         """The norms and projections that a layer of this kind has."""
-        return {*self.norms, *(name for role in ROLES for name in getattr(self, role))}
+        return {*self.norms, *(name for role in QUANTIZED for name in getattr(self, role))}
 
 
 def config_of_stack(config: PretrainedConfig, stack: Anatomy) -> PretrainedConfig:

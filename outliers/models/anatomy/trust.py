@@ -142,7 +142,7 @@ class _Sums:
     def hooks(self, layer: Layer) -> Iterator[RemovableHandle]:
         """Attach what sees a layer."""
         anatomy = layer.anatomy
-        if anatomy.norms_of_sums or anatomy.mixture or anatomy.router:
+        if anatomy.norms_of_sums or anatomy.experts or anatomy.router:
             return
         behind = {role: norm for norm, role in anatomy.norms_behind.items()}
         added: dict[str, torch.Tensor] = {}

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from outlier_kernels.formats import FORMATS, find
 
-from outliers.criterion import ALPHA, ROLES, THRESHOLDS
+from outliers.criterion import ALPHA, QUANTIZED, THRESHOLDS
 from outliers.errors import UserError, shown, unknown_name
 
 SEARCH = "search"  # in the place of a number: each projection has the one of a grid with the least error
@@ -55,7 +55,7 @@ class Kind:
 
     number: Number | None = None
     stage: str | None = None
-    places: tuple[str, ...] = ROLES
+    places: tuple[str, ...] = QUANTIZED
     needs: tuple[str, ...] = ()
     calibrated: bool = False
     refuses: tuple[tuple[str, Callable], ...] = (("where no operand is quantized", _no_projection),)
