@@ -124,7 +124,8 @@ class Flow(TorchDispatchMode):
                     history = frozenset(label for label in history if not label.startswith(NORM))
                 history |= {MIXED}
             if base in PRODUCTS and (weight := self._weight(inputs)):
-                self.loose.setdefault(weight, Call(history, inputs[0].untyped_storage()._cdata))
+                read = next((one for one in inputs if self.history(one)), inputs[0])  # and not the bias before it
+                self.loose.setdefault(weight, Call(history, read.untyped_storage()._cdata))
                 history = frozenset((weight, SUM + weight))
         for one in outputs:
             self.put(one, history | self.history(one) if name.endswith("_") else history)
