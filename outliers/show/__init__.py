@@ -1,1 +1,1 @@
-"""Values, tables, sections, words, figures and the page: the showing of anything; nothing here knows a metric."""
+"""Generic presentation: values, tables, sections, wording, figures and the HTML page, independent of any metric."""

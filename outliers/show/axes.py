@@ -1,4 +1,4 @@
-"""Axes: their scales and ticks, names along x, lines at a height, and what costs are drawn on."""
+"""Axes of figures: scales, ticks, labels along x, reference lines, and error-bar plots of perplexity costs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
@@ -11,26 +11,26 @@ from outliers.show.style import brief
 from outliers.show.value import Value, grouped
 from outliers.show.words import percent
 
-LINEAR = 0.1  # per cent: within it the scale of costs is linear, beyond it logarithmic
+LINEAR = 0.1  # per cent: the axis of costs is linear within ±LINEAR and logarithmic beyond
 TICKS = (0.001, 0.01, 0.1, 1, 10, 100, 1000, 10_000, 10**5, 10**6, 10**7)
-HOVER, BETWEEN = "hover:", "|"  # the id of a line whose points say on a page what they are, and what is between them
-SLANTED = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}  # names along x
+HOVER, BETWEEN = "hover:", "|"  # prefix of an SVG id that holds the hover texts of a line's points, and their separator
+SLANTED = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}  # style of labels along x
 
 
 def threshold(axes: Axes, alpha: float) -> None:
-    """A line at α, named at its end, outside the axes, where no line of data runs through it."""
+    """Draw a horizontal line at α, labelled at its right end outside the axes, where no data can hide it."""
     axes.axhline(alpha, color="black", linewidth=0.6, linestyle=":", zorder=0)
     beside(axes, f"α = {alpha:g}", alpha)
 
 
 def beside(axes: Axes, text: str, y: float) -> None:
-    """Name a height of the axes, at their right."""
+    """Write a label to the right of the axes at height y (data coordinates)."""
     style = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "center", "fontsize": "small"}
     axes.annotate(text, (1, y), (3, 0), **style)
 
 
 def count_label(value: float, _position=None) -> str:
-    """A number of parameters as people write it: 125M, 1.3B."""
+    """Format a number of parameters as people write it: 125M, 1.3B."""
     for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:.3g}{unit}"
@@ -38,7 +38,7 @@ def count_label(value: float, _position=None) -> str:
 
 
 def parameters_axis(axes: Axes) -> None:
-    """Parameters along x."""
+    """Make x a logarithmic axis of the number of parameters."""
     axes.set(xscale="log", xlabel="parameters")
     low, high = axes.get_xlim()
     subs = (1,) if high > 3000 * low else (1, 3) if high > 10 * low else (1, 2, 5)
@@ -46,7 +46,7 @@ def parameters_axis(axes: Axes) -> None:
 
 
 def perplexity_axis(axes: Axes) -> None:
-    """Perplexity along x, better models to the right."""
+    """Make x a logarithmic axis of perplexity, inverted so that better models stand on the right."""
     axes.set(xscale="log", xlabel="perplexity")
     low, high = axes.get_xlim()
     _ticks(axes.xaxis, (1, 2, 5) if high > 4 * low else (1, 1.5, 2, 3, 5, 7))
@@ -54,12 +54,12 @@ def perplexity_axis(axes: Axes) -> None:
 
 
 def log_axis(axis: Axis, low: float, high: float) -> None:
-    """Label a logarithmic axis that shows values between two with as many numbers as have room."""
+    """Label a logarithmic axis whose values lie between low and high, with as many ticks as fit."""
     _ticks(axis, _subs(low, high))
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """The numbers that such an axis has."""
+    """Return the ticks that `log_axis` would show between low and high."""
     return [tick for tick in _places(_subs(low, high)) if low <= tick <= high]
 
 
@@ -72,19 +72,20 @@ def _places(subs: Iterable[float]) -> list[float]:
 
 
 def _ticks(axis: Axis, subs: Iterable[float], label: str | Formatter = "{x:g}") -> None:
-    # Fixed, for LogLocator falls back to crowded linear ticks where it finds less than two.
+    # Ticks are fixed because LogLocator falls back to crowded linear ticks where it finds fewer than two.
     axis.set_major_locator(FixedLocator(_places(subs)))
     axis.set_major_formatter(label)
     axis.set_minor_formatter(NullFormatter())
 
 
 def cost_axis(axes: Axes, values: Sequence[float]) -> None:
-    """Increases of perplexity, in per cent, on a scale on which a tenth of one and a hundred can both be read."""
+    """Scale y for increases of perplexity in per cent, linear near 0 and logarithmic beyond, so that both 0.1 % and 100
+    % can be read."""
     _linear_near_0(axes, values, LINEAR, "increase of perplexity (%)")
 
 
 def increase_axis(axes: Axes, values: Sequence[float]) -> None:
-    """The same of log-perplexity, in nats."""
+    """Scale y for increases of log-perplexity in nats, linear near 0 and logarithmic beyond."""
     _linear_near_0(axes, values, LINEAR / 100, "increase of log-perplexity (nats)")
 
 
@@ -107,8 +108,12 @@ def _signed(tick: float) -> str:
 def plot_costs(
     axes: Axes, points: Iterable[tuple[str, float, Value]], styles: Mapping[str, dict], width: float = 0.5
 ) -> None:
-    """Costs in per cent with their scatter, (name, place, cost), a line a name; those of one place stand side by side,
-    and names without a style are left out."""
+    """Plot costs with error bars, one line of points per name.
+
+    points: (name, place along x, cost as a share, shown in per cent). Points of different names at the same place are
+    drawn side by side. styles: matplotlib style of each name; names without a style are left out. width: of the strip
+    along x that the names of one place share.
+    """
     lines = grouped(points, itemgetter(0))
     for number, (name, style) in enumerate(styles.items()):
         if name in lines:
@@ -122,7 +127,7 @@ def plot_costs(
 
 
 def name_places(axes: Axes, names: Sequence[str]) -> None:
-    """Names at 0, 1, 2, … along x, and a line at 0."""
+    """Label the places 0, 1, 2, … along x with names, and draw a horizontal line at 0."""
     axes.axhline(0, color="black", linewidth=0.6)
     axes.set_xticks(range(len(names)), brief(names), **SLANTED)
     axes.set_xlim(-0.5, len(names) - 0.5)

@@ -1,4 +1,4 @@
-"""Claims: sentences as records of what they compare and whom they pick, and the one engine that says them of rows."""
+"""Findings as data: a claim records a sentence and the comparison that it needs, and one engine fills it from rows."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,17 +8,18 @@ from outliers.show import words
 from outliers.show.section import Finding
 from outliers.show.value import Numbers, Value, exact
 
-OPTIONAL = re.compile(r"\[\[(.*?)\]\]")  # a part of a sentence that is left out where a field of it has no value
-NEXT = "next"  # the row behind the one that is picked
+OPTIONAL = re.compile(r"\[\[(.*?)\]\]")  # [[…]] is left out if a field in it has no value
+NEXT = "next"  # the row ranked just behind the picked one
 
 
 class Claim(NamedTuple):
-    """A sentence about rows.
+    """A sentence about rows, with the condition under which it holds.
 
-    at: the table or figure that shows it. yes: the sentence where it holds, filled with the fields of the row that is
-    picked, of the next one as {next[field]}, and of all; no: where it does not, nothing by default. by: the field by
-    which the row is picked, the largest or the smallest; the first row by default. against: what that must be beyond,
-    by more than the scatter of both: numbers, fields of the row, and `NEXT`, so that no tie is told.
+    at: the table or figure that shows the evidence. yes: the sentence if the condition holds, a format string over the
+    fields of the picked row, of the next row as {next[field]}, and of all rows. no: the sentence otherwise; nothing by
+    default. by: the field by which the row with the largest (or, with pick=min, smallest) value is picked; by default
+    the first row is. against: numbers, names of fields, or `NEXT`, all of which the picked value must exceed (with
+    pick=min: fall below) by more than the scatter of both, so that no tie is reported as a finding.
     """
 
     at: str
@@ -30,7 +31,11 @@ class Claim(NamedTuple):
 
 
 def say(claim: Claim, rows: Iterable[Mapping], holds: bool | None = None, **of_all: Any) -> list[Finding]:
-    """The claim as rows bear it out: a finding, or none; holds: whether it does, by default as `against` says."""
+    """Evaluate a claim on rows and return its finding, or an empty list if there is none.
+
+    holds: whether the condition holds; by default it is evaluated from `Claim.against`. of_all: further fields that are
+    the same for all rows.
+    """
     rows = sorted(rows, key=lambda row: _value(row[claim.by]).mean, reverse=claim.pick is max) if claim.by else [*rows]
     if not rows:
         return []
@@ -40,7 +45,6 @@ def say(claim: Claim, rows: Iterable[Mapping], holds: bool | None = None, **of_a
 
 
 def say_each(claim: Claim, rows: Iterable[Mapping], **of_all: Any) -> list[Finding]:
-    """The claim of each row alone."""
     return [finding for row in rows for finding in say(claim, [row], **of_all)]
 
 
@@ -62,10 +66,11 @@ def _filled(sentence: str, fields: Mapping) -> str:
 
 
 class _Words(Numbers):
-    """Fills fields by functions of `words`, {cost:percent}, and by how many they are, layer{layers:|s}."""
+    """A formatter with the functions of `words` as format codes ({cost:percent}) and plurals by count
+    (layer{layers:|s})."""
 
     def misses(self, part: str, fields: Mapping) -> bool:
-        """Whether a field of a part is not there, or has no value."""
+        """Return whether a field of the text is absent or has no value."""
         values = [fields.get(name.partition("[")[0]) for _, name, _, _ in self.parse(part) if name]
         return any(value is None or value != value for value in values)
 

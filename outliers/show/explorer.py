@@ -1,25 +1,26 @@
-"""Explorers of a page: maps of layer by feature or projection, profiles, the text in colours, and the writers of a
-feature.
+"""Explorers of a page: interactive maps of layer by feature or projection, profiles, coloured text, and the writers of
+a feature.
 
 An explorer is data (an `Explorer`) that explorer.js draws with Plotly, all within the page. Its content:
 
-    row, value, unit: words for what is down a map, and for what is in its cells. first: the number of the first row.
-    scales: by name those to choose from, as `Scale.in_page` has them. choice: what the maps differ in. maps, a list:
-        name, said, group: maps of one group are drawn in one profile. column: what is across.
-        values: array (rows, columns). share: how many features a column has, of which it shows the largest.
-        columns: their names, or null where they are numbers. marked: features to choose with a click.
+    row, value, unit: labels of a map's rows and of its values, and their unit. first: the number of the first row.
+    scales: the colour scales to choose from, by name, each as `Scale.in_page`. choice: what the maps differ in. maps, a
+        list: name, said, group: maps of one group are drawn in one profile. column: label of the columns.
+        values: array (rows, columns). share: number of features in a column, which shows the largest of them.
+        columns: their names, or null where they are numbers. marked: features that a click chooses.
         text: {features, values: array (rows, T, features)}, or null.
     positions: by group {features: numbers, or null for all; values: array (T, features)}.
     tokens: the text, token by token, or null.
 
-That of origins has features in the place of maps; `at_places` are values after the first position and at the first:
+The explorer of origins has features instead of maps; `at_places` means values after the first position and at the
+first:
 
-    places: what these are called. bars: of each part its color, its pattern and how far it stands beside its layer.
+    places: names of the two. bars: colour, pattern and offset beside the layer, for each part.
     features, a list; left: how many more there are:
         feature: its number. readers: the places that read it. states: before each layer and after all, at_places.
-        parts: layer, -1 before all, and part; values: what it writes, at_places; writers: of each its name, values and
-            magnitude, and as `most` the tokens on which it writes most, [token, position, term].
-        gates: layer, part, norm, gain, median, rank; before and behind it the feature, at_places.
+        parts: layer (-1 before all layers) and part; values: what it writes, at_places; writers: name, values and
+            magnitude of each, and as `most` the tokens on which it writes most, [token, position, term].
+        gates: layer, part, norm, gain, median, rank; the feature before and behind the norm, at_places.
 """
 
 import base64
@@ -37,12 +38,12 @@ from matplotlib.colors import Normalize
 from outliers.show.maps import Scale, pooled
 from outliers.show.style import HEAT
 
-CELLS = 150_000  # of a map of an array at most: in wider ones neighbours share columns, each the largest of them
+CELLS = 150_000  # of a map at most: in larger ones neighbouring features share a column, which shows the largest
 PLOTLY = Path(__file__).with_name("plotly.js.gz")  # plotly.js-cartesian-dist-min of the npm registry, MIT licence
 
 
 class Explorer(NamedTuple):
-    """An interactive part of a page; content: as described above. instead: the drawing whose place it takes."""
+    """An interactive part of a page. content: see the module. instead: the name of the drawing that it replaces."""
 
     title: str
     content: dict
@@ -60,10 +61,11 @@ def of_tables(
     instead: str = "",
     **more,
 ) -> Explorer:
-    """Maps to choose from.
+    """Make an explorer with a choice of maps.
 
-    maps: those of `map_of`, which differ in `choice`. row, value, unit: words for what is down a map, and for what is
-    in its cells. scales: to choose from, by default from the least value to the largest. more: of the content.
+    maps: results of `map_of`, which differ in `choice`. row, value, unit: labels of a map's rows and of its values, and
+    their unit. scales: the colour scales to choose from; by default one linear scale over all finite values. more:
+    further fields of the content.
     """
     if scales is None:
         finite = np.concatenate([one["values"][np.isfinite(one["values"])] for one in maps])
@@ -74,9 +76,10 @@ def of_tables(
 
 
 def map_of(name: str, column: str, table: pd.DataFrame | np.ndarray, group: str = "") -> dict:
-    """A map of a table, or of an array, whose rows and columns are numbered from 0 on; NaN where there is nothing.
+    """Make the content of one map from a table, or from an array whose rows and columns are numbered from 0; NaN where
+    there is no value.
 
-    column: a word for what is across. group: of maps whose profiles are drawn together.
+    column: label of the columns. group: name shared by maps whose profiles are drawn together.
     """
     named = isinstance(table, pd.DataFrame)
     values, names = (table.to_numpy(dtype=float), list(table.columns)) if named else (table, None)
@@ -87,12 +90,13 @@ def map_of(name: str, column: str, table: pd.DataFrame | np.ndarray, group: str 
 
 
 def packed(content: dict) -> str:
-    """Base64 of gzip of JSON, with numbers of arrays rounded as the page shows them; NaN is null, infinity a sign."""
+    """Return the content as base64 of gzipped JSON. Numbers in arrays are rounded as the page shows them; NaN becomes
+    null and infinity "∞"."""
     return _base64(gzip.compress(json.dumps(content, default=_rounded).encode(), mtime=0))
 
 
 def plotly() -> str:
-    """The source of Plotly, packed as the data is."""
+    """Return the source of Plotly as base64 of gzip, like `packed`."""
     return _base64(PLOTLY.read_bytes())
 
 

@@ -1,4 +1,4 @@
-"""Maps: values by row and column in shades of colour."""
+"""Maps (heat maps): values by row and column as colours."""
 
 from typing import NamedTuple
 
@@ -11,12 +11,12 @@ from matplotlib.image import AxesImage
 from outliers.show.axes import log_ticks
 from outliers.show.style import color_of
 
-MOST_COLUMNS = 1024  # of a map; where there are more, neighbours share one that shows their largest
-DIGIT = 0.85  # of the size of its font takes one of a column's number in width, and some room
+MOST_COLUMNS = 1024  # of a map; where there are more, neighbours share a column that shows their largest value
+DIGIT = 0.85  # width of one digit of a column's number, some room included, as a share of the font size
 
 
 class Scale(NamedTuple):
-    """Colours of values, in a figure and in an explorer alike; said: what a legend says of them."""
+    """The colours of values, shared by a figure and an explorer. said: the explanation in a legend."""
 
     norm: Normalize
     colors: Colormap
@@ -24,7 +24,6 @@ class Scale(NamedTuple):
 
     @property
     def in_page(self) -> dict:
-        """The scale as explorer.js reads it."""
         low, high, log = self.norm.vmin, self.norm.vmax, isinstance(self.norm, LogNorm)
         ticks = log_ticks(low, high) if log else np.linspace(low, high, 5).tolist()
         colors = [to_hex(color) for color in self.colors(np.arange(self.colors.N))]
@@ -32,7 +31,7 @@ class Scale(NamedTuple):
 
 
 def map_on(axes: Axes, values: np.ndarray, scale: Scale, first: int = 0) -> AxesImage:
-    """Values (rows, columns) as a map whose rows are numbered from the first on; NaN has no colour of the scale."""
+    """Draw values (rows, columns) as a map whose rows are numbered from `first`; NaN gets no colour of the scale."""
     rows, columns = values.shape
     shown = pooled(values, -(-columns // MOST_COLUMNS))
     style = {"norm": scale.norm, "cmap": scale.colors, "aspect": "auto", "interpolation": "none"}
@@ -43,13 +42,13 @@ def map_on(axes: Axes, values: np.ndarray, scale: Scale, first: int = 0) -> Axes
 
 
 def pooled(values: np.ndarray, share: int) -> np.ndarray:
-    """Columns of (rows, columns), each the largest of so many neighbours."""
+    """Reduce each group of `share` neighbouring columns of values (rows, columns) to their maximum."""
     padded = np.pad(values, ((0, 0), (0, -values.shape[1] % share)))
     return padded.reshape(len(values), -1, share).max(2)
 
 
 def number_above(axes: Axes, columns: dict[int, int], width: int) -> None:
-    """Write numbers above a map of a width at some columns, the first ones where they are close to each other."""
+    """Write numbers above a map of the given width, {column: number}; where they would overlap, the first one stays."""
     points = 72 * axes.bbox.width / axes.figure.dpi
     digit = DIGIT * FontProperties(size="small").get_size_in_points() / points
     numbered: list[int] = []

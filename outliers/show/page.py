@@ -1,4 +1,4 @@
-"""One self-contained page of a run: what was run, tables, figures, provenance, and the command that repeats it."""
+"""The self-contained HTML page of a run: findings, tables, figures, provenance, and the command that repeats it."""
 
 import re
 from itertools import zip_longest
@@ -39,26 +39,26 @@ PROVENANCE = {  # label: field
     "threads": "threads",
     "seed": "seed",
 }
-MOST = (  # label, field of which the largest is shown, unit, form
+MOST = (  # label, field whose maximum is shown, unit, format
     ("most memory", "peak_memory_bytes", 2**20, "{:,.0f} MiB"),
     ("longest measurement", "wall_seconds", 1, "{:.1f} s"),
 )
 MODEL = ["model", "revision", "dtype", "parameters", "weights", "tokens"]
-NAMED = r'id="|href="#|url\(#'  # in an SVG, before a name
+NAMED = r'id="|href="#|url\(#'  # what precedes a name in an SVG
 POCKET = "pocket/"
 EMBEDDED = " Models of pocket/ are small ones that this project trained and embeds (docs/pocket.md)."
 MANY = 12  # more models are counted, not named
 
 
 def page(title: str, sections: list[Section], command: str) -> str:
-    """The page as HTML, with every style and image in it: nothing is fetched.
+    """Render the page as HTML that holds every style and image, so that a browser fetches nothing.
 
     command: what a person types to repeat the run.
     """
     rows = [row for section in sections for row in section.rows]
     opening = _opening(sections)
     samples = [measured_on(section.rows) for section in sections]
-    differ = len(set(filter(None, samples))) > 1  # then one quantity may have several values on the page
+    differ = len(set(filter(None, samples))) > 1  # then a quantity may have several values on the page
     fields = [
         _section_fields(number, section, [claim for claim in section.findings if (number, claim) not in opening])
         | {"sample": samples[number] if differ else ""}
@@ -84,13 +84,14 @@ def page(title: str, sections: list[Section], command: str) -> str:
 
 
 def _opening(sections: list[Section]) -> list[tuple[int, Finding]]:
-    """The findings at the top, each with the number of its section: the most telling of each, then the next of each."""
+    """Choose the findings at the top of the page, each with its section's number: the first of every section, then the
+    second of each."""
     rounds = zip_longest(*([(number, claim) for claim in section.findings] for number, section in enumerate(sections)))
     return [finding for findings in rounds for finding in findings if finding][:FINDINGS]
 
 
 def _take_first_drawing(section: dict) -> dict | None:
-    """Remove the first drawing that no explorer replaces from a section, and return it."""
+    """Remove the first drawing that no explorer replaces from a section's fields, and return it."""
     replaced = {explorer["instead"] for explorer in section["explorers"]}
     first = next((drawing for drawing in section["drawings"] if drawing["name"] not in replaced), None)
     section["drawings"] = [drawing for drawing in section["drawings"] if drawing is not first]
@@ -98,19 +99,17 @@ def _take_first_drawing(section: dict) -> dict | None:
 
 
 def _linked(number: int, section: Section, finding: Finding) -> dict:
-    """A finding with the place that it is from, a table or else a figure."""
     is_table = any(table.name == finding.at for table in section.tables)
     return {"text": finding.text, "place": _place(number, "table" if is_table else "figure", finding.at)}
 
 
 def _whole(text: str) -> Markup:
-    """Text in which no line ends within an option, or before a per cent sign or the scatter of a number."""
+    """Keep options, and numbers with their per cent sign or scatter, from breaking across lines."""
     together = re.sub(" (?=%|± )|(?<=±) ", "\N{NO-BREAK SPACE}", text)
     return Markup(re.sub(r"(--[\w-]+)", r'<span class="whole">\1</span>', str(escape(together))))
 
 
 def _place(number: int, kind: str, name: str) -> str:
-    """The anchor of a link."""
     return f"section-{number + 1}-{kind}-{name}"
 
 
@@ -136,7 +135,8 @@ def _section_fields(number: int, section: Section, findings: list[Finding]) -> d
 
 
 def _inline(drawing: Drawing, place: str) -> Markup:
-    """A figure within the page, with names of its own for what it names; its points say on hovering what they are."""
+    """Return a figure as inline SVG with ids unique to it, so that figures of a page do not collide, and hover texts on
+    its points."""
     width, height = 72 * drawing.figure.get_size_inches()
     box = f'viewBox="0 0 {width:g} {height:g}"'
     _, figure, drawn = drawing.svg.decode().partition('<g id="figure_1">')
@@ -147,13 +147,12 @@ def _inline(drawing: Drawing, place: str) -> Markup:
 
 
 def _titled(line: re.Match) -> str:
-    """A line whose points have titles."""
     titles = (f"><title>{text}</title></use>" for text in line[1].split(BETWEEN))
     return "<g>" + re.sub("(?<=<use )([^>]*)/>", lambda use: use[1] + next(titles), line[2]) + "</g>"
 
 
 def _html(table: Table, place: str) -> dict:
-    html = Markup(table.form("html"))  # tabulate has escaped what is in the cells
+    html = Markup(table.form("html"))  # tabulate has escaped the cells
     return {**table._asdict(), "place": place, "html": html}
 
 
@@ -170,7 +169,7 @@ def _summary(rows: list[dict]) -> str:
 
 
 def provenance(rows: list[dict]) -> Table | None:
-    """Settings, versions, device, and the most memory of some rows; None without any."""
+    """Return a table of settings, versions, devices and peak memory of some rows; None if the rows have none."""
     records = [[label, "; ".join(distinct(rows, field))] for label, field in PROVENANCE.items()]
     for label, field, unit, form in MOST:
         values = [row[field] for row in rows if field in row]
@@ -180,7 +179,7 @@ def provenance(rows: list[dict]) -> Table | None:
 
 
 def models(rows: list[dict]) -> Table | None:
-    """Every model with the hashes of its weights and of the tokens it read; None without hashes."""
+    """Return a table of each model with hashes of its weights and of the tokens it read; None without hashes."""
     records: dict[tuple, list] = {}
     names = distinct_names((row["model"], row.get("checkpoint")) for row in rows if "model" in row)
     for row in rows:

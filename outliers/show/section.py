@@ -24,7 +24,7 @@ from outliers.show.value import grouped, is_beyond
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure with the name of its files and its caption."""
+    """A figure with its caption and the name of its files."""
 
     name: str
     caption: str
@@ -32,7 +32,8 @@ class Drawing:
 
     @classmethod
     def of(cls, name: str, caption: str, axes: Axes | np.ndarray) -> "Drawing":
-        """The figure of the axes that a function of `outliers.plot` returned; pyplot does not show it once more."""
+        """Wrap the figure of axes that a function of `outliers.plot` returned, and close it in pyplot, which would show
+        it again."""
         figure = np.ravel(axes)[0].figure
         if pyplot := sys.modules.get("matplotlib.pyplot"):
             pyplot.close(figure)
@@ -40,12 +41,11 @@ class Drawing:
 
     @cached_property
     def svg(self) -> bytes:
-        """The figure as SVG, drawn once for its file and for the page."""
         return drawn(self.figure, "svg")
 
 
 def drawn(figure: Figure, kind: str) -> bytes:
-    """A figure as the bytes of a PNG or SVG file, the same for the same figure."""
+    """Return a figure as the bytes of a PNG or SVG file, identical for identical figures."""
     buffer = io.BytesIO()
     with look():
         figure.savefig(buffer, format=kind, dpi=200, metadata={"Date": None} if kind == "svg" else None)
@@ -53,12 +53,12 @@ def drawn(figure: Figure, kind: str) -> bytes:
 
 
 View = Callable[..., "Section"]
-FINDINGS = 6  # of a section at most, and at the top of a page
+FINDINGS = 6  # at most, in a section and at the top of a page
 
 
 class Finding(NamedTuple):
-    """A sentence that the rows support beyond their scatter; at: the name of the table or drawing that it is from;
-    feature: that it is about, if about one."""
+    """A sentence that the rows support beyond their scatter. at: the table or drawing that shows it. feature: the
+    number of the feature that it is about, if it is about one."""
 
     text: str
     at: str
@@ -68,8 +68,8 @@ class Finding(NamedTuple):
 class Section(NamedTuple):
     """The tables, figures and words of one measurement.
 
-    printed: on a terminal, below the findings. notes: paragraphs of the page. further: tables for files alone, by name.
-    findings: the most telling first, at most `FINDINGS`. files: further texts, by the names of their files.
+    printed: shown on a terminal below the findings. notes: paragraphs of the page. further: tables that only become
+    files, by name. findings: the most telling first, at most `FINDINGS`. files: further texts, by file name.
     """
 
     title: str
@@ -85,7 +85,7 @@ class Section(NamedTuple):
 
     @property
     def terminal(self) -> str:
-        """All of it on a terminal: findings, what they were measured on, and what stands below."""
+        """The text on a terminal: findings, the line that names the measured text, and `printed`."""
         findings = (
             wrapped(f"• {finding.text}", subsequent_indent="  ", break_on_hyphens=False) for finding in self.findings
         )
@@ -93,18 +93,18 @@ class Section(NamedTuple):
 
 
 class Failures(Enum):
-    """A view where some rows have no number, because they failed or are beyond any number.
+    """How a view handles rows without a comparable number: they failed, or their value is larger than any number.
 
-    By default it is made of the others, without findings, for these compare what is there. SHOWN: it takes them too,
-    and its tables show them. APART: its findings hold without them. LOST: it compares each with all others, so that
-    values are listed in its place.
+    By default the view is made of the other rows, without findings, because findings compare the rows that are there.
+    SHOWN: the view takes such rows and shows them in its tables. APART: its findings hold without them. LOST: the view
+    compares each row with all others, so a list of values takes its place.
     """
 
     SHOWN, APART, LOST = range(3)
 
 
 def failures(become: Failures) -> Callable[[View], View]:
-    """Mark a view with what becomes of it where rows failed."""
+    """Mark a view with how it handles failed rows."""
 
     def said(view: View) -> View:
         view.failures = become
@@ -114,20 +114,20 @@ def failures(become: Failures) -> Callable[[View], View]:
 
 
 def section_of(view: View, *arguments: Any) -> Section:
-    """The section that a view makes of rows, the last argument; below it why some failed."""
+    """Make a view's section from rows (the last argument), with footnotes that say why rows failed."""
     section, notes = part_of(view, *arguments), failed_notes(arguments[-1])
     below = "\n\n".join(filter(None, [section.printed, printed([], notes)]))
     return section._replace(printed=below, notes=[*section.notes, *notes])
 
 
 def part_of(view: View, *arguments: Any) -> Section:
-    """The same without the reasons, which a section has once."""
+    """Make a view's section from rows (the last argument) without the footnotes on failures."""
     *others, rows = arguments
     become, finished = getattr(view, "failures", None), [row for row in rows if not is_beyond(row)]
     if become is Failures.SHOWN or len(finished) == len(rows):
         return view(*others, rows)
     variants, left = ({row.get("variant", BASELINE) for row in group} for group in (rows, finished))
-    if become is Failures.LOST or not left or left <= {BASELINE} < variants:  # none of what is compared
+    if become is Failures.LOST or not left or left <= {BASELINE} < variants:  # nothing is left to compare
         table = values_table(rows, ["stack"])
         return Section("Measurements", rows, table.printed, [table])
     section, table = view(*others, finished), values_table(list(filter(is_beyond, rows)))
@@ -137,29 +137,33 @@ def part_of(view: View, *arguments: Any) -> Section:
 
 
 def printed(tables: Sequence[Table], notes: Sequence[str] = ()) -> str:
-    """Tables on a terminal but for folded ones, with their captions, and notes below them."""
+    """Return the text of tables that are not folded, with their captions, and of notes below them."""
     return "\n\n".join([*(table.printed for table in tables if not table.folded), *map(wrapped, notes)])
 
 
 def subject_of(row: Mapping) -> str:
-    """The model of a row, and what it is under."""
+    """Return the name of a row's model, and its variant unless that is the unquantized model."""
     variant = row.get("variant", BASELINE)
     return short_name(row["model"]) + ("" if variant == BASELINE else f" under {variant}")
 
 
 def of_subjects(rows: Iterable[dict], section: Callable[[list[dict], str], Section]) -> list[Section]:
-    """The section of each model under each variant, made of its rows and an ending for the names of its files."""
+    """Make one section for each model under each variant.
+
+    section: a function of the group's rows and a suffix for the names of its files ("" for the first group).
+    """
     groups = grouped(rows, lambda row: (row["model"], row.get("variant", BASELINE))).values()
     return [section(group, f"_{number}" if number > 1 else "") for number, group in enumerate(groups, 1)]
 
 
-STACKS = {"encoder": "Encoder", "decoder": "Decoder", "cross": "Cross-attention"}  # views of a model in sentences
+STACKS = {"encoder": "Encoder", "decoder": "Decoder", "cross": "Cross-attention"}  # names of stacks in sentences
 
 
 def by_stack(rows: list[dict], field: str, section: Callable[[str, list[dict]], Section]) -> Section:
-    """The sections of the views of a model as one, of all rows; what is in them says of which it is.
+    """Make one section per stack of a model (encoder, decoder, cross-attention) and join them into one of all rows.
 
-    field: of rows, the names of the views. section: makes that of a view, of its name ("" of the only one) and rows.
+    field: the rows' field that names the stack. section: makes the section of a stack, given its name ("" if there is
+    only one) and its rows.
     """
     stacks = list(dict.fromkeys(row[field] for row in rows if field in row)) or [""]
     of_each = [[row for row in rows if {row.get("stack", one), row.get("ablated", one)} == {one}] for one in stacks]
@@ -171,7 +175,7 @@ def by_stack(rows: list[dict], field: str, section: Callable[[str, list[dict]], 
 
 
 def _of_stack(section: Section, stack: str, findings: int) -> Section:
-    """A section whose tables, drawings, notes and first findings name a view."""
+    """Name the stack in a section's tables, drawings and notes and in its first findings; drop the other findings."""
 
     def label(text: str) -> str:
         return f"{STACKS[stack]}: {text}"
@@ -193,7 +197,7 @@ JOINED = ("tables", "drawings", "notes", "findings", "explorers")
 
 
 def together(title: str, sections: Sequence[Section]) -> Section:
-    """Several sections as one, of the rows of the first; the only one as it is."""
+    """Join sections into one with the rows of the first; return a single one unchanged."""
     if len(sections) == 1:
         return sections[0]
     lists = {name: [entry for section in sections for entry in getattr(section, name)] for name in JOINED}

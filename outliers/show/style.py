@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from outliers.errors import UserError, unknown_name
 
-# Okabe and Ito's palette, which stays apart in the common forms of colour blindness; markers keep it apart in grey.
+# Okabe and Ito's palette is distinct in the common forms of colour blindness; markers distinguish it in grey.
 COLORS = {
     "black": "#000000",
     "orange": "#E69F00",
@@ -26,12 +26,12 @@ COLORS = {
     "purple": "#CC79A7",
     "grey": "#999999",
 }
-Panels = Axes | np.ndarray  # of a figure: its axes, an array where there are several
-Draw = TypeVar("Draw", bound=Callable)  # a figure function, whose own signature stays
-GREY = COLORS["grey"]  # of what others published, in any style
+Panels = Axes | np.ndarray  # a figure's axes, an array if there are several
+Draw = TypeVar("Draw", bound=Callable)  # a figure function, whose signature is preserved
+GREY = COLORS["grey"]  # published values of others, in any style
 MARKERS = "osv^DPX*"
-SEQUENTIAL = "cividis"  # lightness grows evenly, with and without colour
-HEAT = "inferno"  # so does its, through more hues
+SEQUENTIAL = "cividis"  # lightness grows evenly, so it reads in grey too
+HEAT = "inferno"  # lightness grows evenly here too, through more hues
 #: The rcParams of the figures, beside matplotlib's own defaults; everything that is drawn takes its sizes and colours
 #: from rcParams, so that those of the caller can stand in their place.
 LOOK = {
@@ -61,9 +61,9 @@ _yours: ContextVar[bool] = ContextVar("yours", default=False)
 
 @contextmanager
 def your_style() -> Iterator[None]:
-    """Figures that are made in this context follow the caller's rcParams: fonts, sizes, colour cycle, colour map, grid.
+    """Draw figures within this context in the caller's rcParams: fonts, sizes, colour cycle, colour map, grid.
 
-    What tells things apart beyond that stays: markers, hatches, lines, and the grey of published values.
+    Markers, hatches, lines and the grey of published values, which distinguish data, stay as they are.
 
     Example:
         >>> with outliers.plot.your_style():
@@ -78,14 +78,15 @@ def your_style() -> Iterator[None]:
 
 @contextmanager
 def look() -> Iterator[None]:
-    """matplotlib's defaults with `LOOK`, whatever the caller's rcParams are, so that files are the same everywhere."""
+    """Use matplotlib's defaults with `LOOK` whatever the caller's rcParams are, so that files are the same
+    everywhere."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(LOOK)
         yield
 
 
-# The docstrings of all figure functions end so, in their list of arguments.
+# The end of every figure function's docstring; it continues the list of arguments.
 ENDING = """    ax: where to draw the one panel, in the caller's style; by default a new figure.
 
     Returns:
@@ -97,9 +98,10 @@ ENDING = """    ax: where to draw the one panel, in the caller's style; by defau
 
 
 def figure_function(draw: Draw) -> Draw:
-    """A function that draws in `LOOK`; on axes of the caller's (`ax=`) and in `your_style` in the caller's rcParams.
+    """Make a figure function draw in `LOOK`, or, on the caller's axes (`ax=`) and within `your_style`, in the caller's
+    rcParams.
 
-    What it returns are axes alone where a figure has one panel. Its docstring gets the `ENDING`.
+    The function returns a single `Axes` if its figure has one panel. Its docstring gets the `ENDING`.
     """
     draw.__doc__ = f"{draw.__doc__}{ENDING}"
 
@@ -113,10 +115,10 @@ def figure_function(draw: Draw) -> Draw:
 
 
 def chosen(field: str, name: str | None, names: Iterable[str], ax: Axes | None) -> list[str]:
-    """The panels that a figure has: the one that is asked for, else all.
+    """Return the panels to draw: the named one, or all.
 
     Raises:
-        UserError: there is no such panel; or there are several for the axes of the caller's, which have room for one.
+        UserError: there is no such panel; or the caller's `ax`, which holds one panel, is to hold several.
     """
     names = list(names)
     if name is not None and name not in names:
@@ -127,9 +129,10 @@ def chosen(field: str, name: str | None, names: Iterable[str], ax: Axes | None) 
 
 
 def panels_of(ax: Axes | None, rows: int, columns: int, size: tuple[float, float], **options) -> np.ndarray:
-    """Axes for the panels of a figure, (rows, columns): those of the caller's, else on a new figure of this size.
+    """Return axes (rows, columns) for the panels of a figure: the caller's ax, or those of a new figure of this size in
+    inches.
 
-    Where the caller has imported pyplot the figure is one of pyplot's, so that a notebook and `show` display it.
+    If the caller has imported pyplot, the new figure is registered there, so that a notebook and `show` display it.
     """
     if ax is not None:
         return np.array([[ax]])
@@ -139,13 +142,14 @@ def panels_of(ax: Axes | None, rows: int, columns: int, size: tuple[float, float
 
 
 def color_of(name: str) -> str:
-    """The colour of the cycle that stands in the place of one of `COLORS`, which is itself in `LOOK`."""
+    """Return the colour of the current cycle at the place of this one in `COLORS`; within `LOOK` that is the colour
+    itself."""
     cycle = matplotlib.rcParams["axes.prop_cycle"].by_key().get("color", [*COLORS.values()])
     return cycle[list(COLORS).index(name) % len(cycle)]
 
 
 def brief(names: Iterable[str]) -> list[str]:
-    """Names with their middle left out where they are long, as far as they stay distinct."""
+    """Shorten long names by leaving out their middle, unless that would make two equal."""
     names = list(names)
     half = (LONGEST - 1) // 2
     cut = [name if len(name) <= LONGEST else f"{name[:half]}…{name[-half:]}" for name in names]

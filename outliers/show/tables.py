@@ -1,4 +1,4 @@
-"""Tables as people read them: cells, formats, and what a table says of its text and of the scatter of its numbers."""
+"""Tables as people read them: cells, formats, and the captions' notes on the text and the scatter of the numbers."""
 
 import math
 import re
@@ -38,20 +38,20 @@ SEVERAL = (
 )
 ONE = "Each run was trained with one seed; the scatter over seeds is unknown."
 
-# What a format takes as its own and tabulate leaves as it is: |x| would end two cells of Markdown, <s> strike text out.
+# Special characters that tabulate leaves unescaped: |x| would end two cells of Markdown, <s> strike out text.
 ESCAPED = {"github": partial(re.sub, r"([|<])", r"\\\1")}
 NUMBERS = Numbers()
-MISSING, FAILED = "–", "failed"  # never numbers
-NEGATIVE = re.compile(r"(?<![\w.])-(?=[\d.]|inf)")  # the hyphen of a number, and none between words or in an exponent
-WIDTH, LONGEST = 80, 100  # columns of a terminal at least, and of a paragraph at most
+MISSING, FAILED = "–", "failed"  # in the place of a number
+NEGATIVE = re.compile(r"(?<![\w.])-(?=[\d.]|inf)")  # the minus of a number, no hyphen in words or exponents
+WIDTH, LONGEST = 80, 100  # fewest columns of a terminal, most of a paragraph
 GAP = 2  # blanks between columns
-LEAST = 16  # characters of a column of text that is broken into lines
-LARGE = 1e7  # from here on powers of ten are written
+LEAST = 16  # characters that a broken column of text keeps
+LARGE = 1e7  # larger numbers are written with powers of ten
 
-# The line above tables.
-USUAL = "first-blocks"  # the protocol that goes without saying
-MANY = 12  # a field with more values says none, such as what the sets of a plan leave exact
-OTHERS = {  # further fields of the line, of rows without a text too
+# Parts of the line above tables, see measured_on.
+USUAL = "first-blocks"  # the default protocol, which the line omits
+MANY = 12  # a field with more distinct values is left out, such as what the sets of a plan leave exact
+OTHERS = {  # further fields of the line, also for rows without a text
     "steps": "{} training steps",
     "limit": "{} examples per task",
     "prompt": "prompts of {} tokens",
@@ -60,15 +60,15 @@ OTHERS = {  # further fields of the line, of rows without a text too
     "skip": "{} not quantized",
 }
 
-Form = str | Callable[[Mapping], str]  # of a column: a format of fields of a row, or what makes a cell of a row
+Form = str | Callable[[Mapping], str]  # of a column: format string over a row's fields, or function from row to cell
 
 
 class Table(NamedTuple):
     """A table as people read it.
 
-    name: of its files. cells: row by row, as printed. data: the same unrounded, as its CSV file has it. names: which
-    columns are text, so many from the left or those of these headers. folded: whether a page shows it only when asked
-    to.
+    name: the stem of its files. cells: rows of printed text. data: the unrounded values, as the CSV file has them.
+    names: the columns that are text, as a number of columns from the left or a collection of headers. folded: whether a
+    page shows the table only on a click.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Table(NamedTuple):
     def of(
         cls, name: str, caption: str, columns: Iterable[tuple[str, Form]], data: pd.DataFrame, rows=None, **options
     ) -> "Table":
-        """A table of these columns, each with its header; rows: those to show, by default all of the data."""
+        """Make a table of columns, each a header and a `Form`. rows: the rows to show; by default all of the data."""
         headers, forms = zip(*columns, strict=True)
         records = (data if rows is None else rows).to_dict("records")
         cells = [[_filled(form, row) if isinstance(form, str) else form(row) for form in forms] for row in records]
@@ -91,11 +91,11 @@ class Table(NamedTuple):
 
     @classmethod
     def of_words(cls, name: str, caption: str, headers: list[str], cells: list[list[str]]) -> "Table":
-        """A table of nothing but text."""
+        """Make a table that is all text."""
         return cls(name, caption, headers, cells, pd.DataFrame(cells, columns=headers), names=len(headers))
 
     def form(self, tablefmt: str) -> str:
-        """The table in a format of the tabulate library: github, latex_booktabs, simple, html."""
+        """Render the table in a format of the tabulate library: github, latex_booktabs, simple, html."""
         escape = ESCAPED.get(tablefmt, str)
         columns = [column._replace(cells=[*map(escape, column.cells)]) for column in self._columns]
         text = _tabulated(columns, tablefmt)
@@ -118,17 +118,17 @@ class Table(NamedTuple):
 
     @property
     def fitted(self) -> str:
-        """The table within the columns of a terminal.
+        """The table, fitted to the width of the terminal.
 
-        Where it is too wide, headers are broken into lines, then text, and then the last columns follow below, each
-        time behind the columns of text on the left.
+        If it is too wide, headers are broken into lines first, then text; columns that still do not fit follow below,
+        with the columns of text on the left repeated.
         """
         width = terminal_width()
         columns = [*self._columns]
         if _width(columns) > width:
             columns = [_with_broken_header(column) for column in columns]
         rooms = {place: column.width for place, column in enumerate(columns) if column.side == "left"}
-        for _ in range(_width(columns) - width):  # a character of the widest text at a time
+        for _ in range(_width(columns) - width):  # take a character at a time from the widest text
             widest = max(rooms, key=rooms.get, default=None)
             if widest is not None and rooms[widest] > LEAST:
                 rooms[widest] -= 1
@@ -137,19 +137,19 @@ class Table(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of a table as text: the side on which its cells stand, and these, the header first."""
+    """A column of a table as text: its alignment ("left" or "right") and its cells, the header first."""
 
     side: str
     cells: list[str]
 
     @property
     def width(self) -> int:
-        """The characters that it takes: its longest line, around a header with what tabulate leaves free there."""
+        """The width in characters: the longest line, where the header includes the padding that tabulate adds."""
         header, *lines = (max(map(len, cell.splitlines()), default=0) for cell in self.cells)
         return max([header + MIN_PADDING, *lines])
 
     def within(self, width: int) -> "Column":
-        """The column with the text of its cells in lines of at most a width, the column as it is if it is no wider."""
+        """Break the cells into lines of at most this width; return the column unchanged if it fits."""
         if self.width <= width:
             return self
         header, *cells = self.cells
@@ -157,7 +157,7 @@ class Column(NamedTuple):
 
 
 def _in_lines(text: str, width: int) -> str:
-    """Break a text into lines of at most a width, behind spaces and the marks between the words of a path."""
+    """Break a text into lines of at most this width, after spaces and the separators of a path."""
     lines = [""]
     for piece in re.findall(r"[^ ._/+]*[ ._/+]|[^ ._/+]+", text):
         if len(lines[-1] + piece.rstrip()) > width and lines[-1]:
@@ -179,7 +179,7 @@ def _width(columns: Sequence[Column]) -> int:
 
 
 def _with_broken_header(column: Column) -> Column:
-    """The column with its header in lines that are no longer than its cells or the header's longest word."""
+    """Break the header into lines no longer than the column's cells or the header's longest word."""
     header, *cells = column.cells
     words = re.findall(r"[^ /-]*[/-]?", header)
     room = max(map(len, [*words, *cells]))
@@ -192,7 +192,7 @@ def _with_broken_header(column: Column) -> Column:
 
 
 def _parts(columns: Sequence[Column], width: int) -> Iterable[Sequence[Column]]:
-    """The columns in groups that fit a width, the text on the left in each."""
+    """Split columns into groups that fit the width; each group repeats the columns of text on the left."""
     names = [*takewhile(lambda column: column.side == "left", columns)]
     names, part = names if len(names) < len(columns) else [], []
     for column in columns[len(names) :]:
@@ -209,8 +209,11 @@ def _filled(form: str, row: Mapping) -> str:
 
 
 def cell(form: str, value: float | None, bar: float | None = None, unit: float = 1) -> str:
-    """A number in a cell, with its bar behind ±, where that is known and seen; its digits follow the bar. Numbers of
-    broken models are short."""
+    """Format a number with its error bar behind ±, if known and visible; the bar decides the digits.
+
+    Numbers of at least `LARGE`, as broken models have them, are written with powers of ten. value and bar are
+    multiplied by unit.
+    """
     if pd.isna(value):
         return MISSING
     value, bar = unit * value, None if pd.isna(bar) else unit * bar
@@ -230,8 +233,8 @@ def _exponent(value: float) -> int:
 
 
 def measured_cell(form: str, row: Mapping) -> str:
-    """The value of a row in a cell; FAILED where it failed; a perplexity that is larger than any number with its
-    logarithm."""
+    """Format a row's value; "failed" if it failed; a perplexity larger than any number as a bound with its logarithm in
+    nats."""
     if "failed" in row:
         return FAILED
     if LOG_PERPLEXITY in row["metric"]:
@@ -240,7 +243,7 @@ def measured_cell(form: str, row: Mapping) -> str:
 
 
 def failed_notes(rows: Iterable[Mapping]) -> list[str]:
-    """Why rows failed, a footnote each reason."""
+    """Return one footnote per reason for which rows failed, naming the cells."""
     reasons: dict[str, dict[str, None]] = defaultdict(dict)
     for row in rows:
         if "failed" in row:
@@ -249,18 +252,18 @@ def failed_notes(rows: Iterable[Mapping]) -> list[str]:
 
 
 def _called(row: Mapping) -> str:
-    """The cell of a row in a note."""
     return ", ".join([short_name(row["model"])] * ("model" in row) + [row["variant"], row["metric"]])
 
 
 PLACES = ("model", "variant", "metric", "stack")
-PARTS = ("stack", "role", "layer", "head", "checkpoint", "task", "batch")  # of which values of a cell may be
+PARTS = ("stack", "role", "layer", "head", "checkpoint", "task", "batch")  # distinguish the values of a cell
 
 
 def values_table(rows: Sequence[Mapping], parts: Sequence[str] = PARTS) -> Table:
-    """Values with their standard deviation where there were draws; those of which a cell has several are left out.
+    """Make a table of values with their standard deviation if there were draws; values that the fields do not tell
+    apart are left out.
 
-    parts: fields that tell values of a cell apart.
+    parts: fields that distinguish the values of one cell.
     """
 
     def place(row: Mapping) -> tuple:
@@ -281,13 +284,12 @@ def values_table(rows: Sequence[Mapping], parts: Sequence[str] = PARTS) -> Table
 
 
 def _metric(row: Mapping, parts: Sequence[str]) -> str:
-    """The metric of a row, with the part of the model that it is of."""
     known = [str(row[name]) for name in parts if name in row]
     return f"{row['metric']} ({', '.join(known)})" if known else row["metric"]
 
 
 def scattered(name: str, form: str, unit: float = 1) -> Callable[[Mapping], str]:
-    """A column of values NAME, with the bar of NAME_deviation and NAME_error."""
+    """Return a function that formats a row's field NAME with the bar from NAME_deviation and NAME_error."""
     return lambda row: cell(form, *value_of(row, name).shown, unit)
 
 
@@ -296,22 +298,23 @@ def _number(form: str, value: float) -> str:
 
 
 def with_interval(form: Callable[[float], str], value: float, *ends: float) -> str:
-    """A number with its interval behind it, where that is known: 9.9 [9.5, 10.3]."""
+    """Format a number with its interval: 9.9 [9.5, 10.3]; without ends, the number alone."""
     return form(value) + (f" [{', '.join(map(form, ends))}]" if ends else "")
 
 
 def terminal_width() -> int:
-    """The columns of the terminal; 80 where there is none, or a narrower one."""
+    """Return the columns of the terminal, at least 80; 80 if there is no terminal."""
     return max(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
 
 
 def wrapped(text: str, **options: str) -> str:
-    """A paragraph as a terminal has it; options: of `textwrap.fill`."""
+    """Wrap a paragraph to the terminal, at most 100 columns. options: of `textwrap.fill`."""
     return textwrap.fill(text, min(LONGEST, terminal_width()), **options)
 
 
 def scatter_note(rows: list[dict]) -> str:
-    """The note on ± in a table of perplexities: the text, and rounding or masks, as far as the rows know them."""
+    """Return the note that explains ± in a table of perplexities: scatter over the text, and by rounding or masks, as
+    far as rows record it."""
     draws, seeds = (max(row.get(name, 1) for row in rows) for name in ("draws", "mask_seeds"))
     of_text = [row for row in rows if "standard_error" in row]
     if not of_text:
@@ -333,20 +336,19 @@ def scatter_note(rows: list[dict]) -> str:
 
 
 def _units(row: Mapping) -> str:
-    """The units of the text of a row."""
     protocol = row.get("protocol", "")
     return "documents" if protocol.endswith("documents") else "pictures" if protocol == PICTURES else "blocks"
 
 
 def seeds_note(trained: pd.DataFrame) -> str:
-    """The note on the seeds of a table of trained models."""
+    """Return the note on seeds and intervals of a table of trained models."""
     seeds = trained.groupby("run")["seed"].nunique()
     most = int(seeds.max())
     return SEVERAL.format(most if seeds.min() == most else f"up to {most}") if most > 1 else ONE
 
 
 def measured_on(rows: Sequence[Mapping]) -> str:
-    """Name the text, the blocks and their tokens that rows were measured on; nothing where no row has any."""
+    """Return a line that names the texts, blocks and tokens on which rows were measured; "" if no row has any."""
     others = {form: distinct(rows, field) for field, form in OTHERS.items()}
     parts = [form.format(listed(values)) for form, values in others.items() if 0 < len(values) <= MANY]
     line = ", ".join([*_texts(rows), *parts])
@@ -354,7 +356,6 @@ def measured_on(rows: Sequence[Mapping]) -> str:
 
 
 def _texts(rows: Iterable[Mapping]) -> list[str]:
-    """Each text that rows were measured on, with the parts of it."""
     parts: dict[tuple, dict] = {}
     for row in rows:
         if "blocks" in row:
@@ -377,7 +378,7 @@ def _text(text: str, protocol: str, block: int | None, spans: list[tuple[int, in
 
 
 def distinct(rows: Iterable[Mapping], field: str) -> list[str]:
-    """The values that rows have of a field, as text, each once."""
+    """Return the distinct values of a field over rows, as text."""
     values = (row[field] for row in rows if row.get(field) is not None)
     once = dict.fromkeys(", ".join(map(str, value)) if isinstance(value, list) else value for value in values)
     return [f"{value:g}" if isinstance(value, float) else str(value) for value in once]

@@ -1,4 +1,4 @@
-"""Standard errors over a text: means over predictions as sums over its units, which are blocks, documents or questions.
+"""Standard errors over a text, for means over predictions that are sums over units (blocks, documents or questions).
 
 The formulas stand in docs/perplexity.md, Standard error over the text.
 """
@@ -6,8 +6,8 @@ The formulas stand in docs/perplexity.md, Standard error over the text.
 import math
 from collections.abc import Iterable, Sequence
 
-FEWEST = 8  # units of which a difference is told
-DIGITS = ".10g"  # of a sum in a row
+FEWEST = 8  # fewest units for which a difference is reported
+DIGITS = ".10g"  # precision of a sum that a row keeps
 
 
 def residuals(sums: Sequence[float], counts: Sequence[float], slope: float = 1) -> list[float]:
@@ -21,7 +21,7 @@ def residuals(sums: Sequence[float], counts: Sequence[float], slope: float = 1) 
 
 
 def standard_error(residuals: Sequence[float]) -> float | None:
-    """The standard error of a number by its residuals; None of fewer than two units."""
+    """Return the standard error of a number from its residuals; None for fewer than two units."""
     units = len(residuals)
     if units < 2:
         return None
@@ -29,9 +29,10 @@ def standard_error(residuals: Sequence[float]) -> float | None:
 
 
 def fields(draws: Iterable[Sequence[tuple[float, float]]], slope: float = 1) -> dict:
-    """The units of a mean as fields of its value, with its standard error where there are several.
+    """Return a row's fields for a mean over units: `unit_sums`, `unit_counts` and, for several units, `standard_error`.
 
-    draws: of each draw the sum and the number of predictions of each unit, of which the means over draws are kept.
+    draws: for each draw the sum and the number of predictions of every unit; their means over draws are kept. slope:
+    derivative of the reported number by the mean.
     """
     by_unit = [
         [tuple(map(math.fsum, zip(*of_unit, strict=True))), len(of_unit)] for of_unit in zip(*draws, strict=True)
@@ -43,5 +44,5 @@ def fields(draws: Iterable[Sequence[tuple[float, float]]], slope: float = 1) -> 
 
 
 def short(number: float) -> float | int:
-    """A number as rows have it, a whole one without its fraction."""
+    """Round a number to the ten digits that rows keep; a whole one becomes an int."""
     return int(number) if float(number).is_integer() else float(f"{number:{DIGITS}}")

@@ -1,4 +1,5 @@
-"""Analysis of numbers: scatter, intervals, and whether two values are apart."""
+"""Measured numbers with their scatter: standard errors, confidence intervals, and tests of whether two values
+differ."""
 
 import math
 from collections import defaultdict
@@ -15,12 +16,14 @@ from outliers.show.units import FEWEST, residuals, standard_error
 
 Rows = list[dict] | pd.DataFrame  # as `outliers.sweep` and the others return them, or read from rows.parquet
 CONFIDENCE = 0.95
-DEVIATIONS = 2  # values are apart from so many standard deviations of their difference on
+DEVIATIONS = 2  # two values differ if so many standard deviations of their difference separate them
 
 
 def records(rows: Rows) -> list[dict]:
-    """Rows as they are kept, those that can be drawn; of a data frame without its empty cells, which are fields that a
-    row does not have."""
+    """Return rows as dictionaries, without those that have no comparable number.
+
+    Empty cells of a data frame are fields that the row does not have, and are dropped.
+    """
     if isinstance(rows, pd.DataFrame):
         rows = [
             {name: value for name, value in row.items() if not (pd.api.types.is_scalar(value) and pd.isna(value))}
@@ -30,12 +33,12 @@ def records(rows: Rows) -> list[dict]:
 
 
 def is_beyond(row: Mapping) -> bool:
-    """Whether a row has no number that compares with others: it failed, or its perplexity is larger than any number."""
+    """Return whether a row has no comparable number: it failed, or its perplexity is larger than any number."""
     return "failed" in row or LOG_PERPLEXITY in row.get("metric", "")
 
 
 def grouped(things: Iterable, key: Callable[[Any], Hashable]) -> dict[Any, list]:
-    """Things by what a key says of each, both in the order in which they come."""
+    """Group things by a key, keeping the order of groups and of things."""
     groups = defaultdict(list)
     for thing in things:
         groups[key(thing)].append(thing)
@@ -43,18 +46,19 @@ def grouped(things: Iterable, key: Callable[[Any], Hashable]) -> dict[Any, list]
 
 
 class Pairs(NamedTuple):
-    """The residuals of a number by the units of a text, see `outliers.show.units`; those of two numbers pair."""
+    """The residuals of a number over the units of a text (see `outliers.show.units`), by which two numbers of one text
+    are compared in pairs."""
 
     text: str
     residuals: tuple[float, ...]
 
 
 class Value(NamedTuple):
-    """A measured number.
+    """A measured number with its scatter.
 
-    deviation: its standard deviation by what scatters it beside the text, such as rounding; None of a single draw.
-    error: its standard error over the text, of a number that was measured beside the unquantized model that of their
-    difference; None where it is unknown. pairs: by which its difference from another number has an error of its own.
+    deviation: standard deviation over draws, from causes other than the text, such as rounding; None for a single draw.
+    error: standard error over the text; for a number measured beside the unquantized model, that of their difference;
+    None if unknown. pairs: residuals that give the difference from another number an error of its own.
     """
 
     mean: float
@@ -64,57 +68,57 @@ class Value(NamedTuple):
 
     @property
     def bar(self) -> float | None:
-        """The number behind ±: the deviation and the error over the text together; None where both are unknown."""
+        """The number behind ±: deviation and error over the text combined; None if both are unknown."""
         known = [part for part in (self.deviation, self.error) if part is not None]
         return math.hypot(*known) if known else None
 
     @property
     def shown(self) -> tuple[float, float | None]:
-        """The number and its bar."""
         return self.mean, self.bar
 
     @property
     def spread(self) -> float:
-        """The bar that a claim must exceed; infinite, so that nothing is claimed, of a single draw or few units."""
+        """The scatter that a claim must exceed; infinite for a single draw or few units, so that nothing is claimed."""
         few = self.pairs is not None and len(self.pairs.residuals) < FEWEST
         return math.inf if self.deviation is None or few else math.hypot(self.deviation, self.error or 0)
 
     def beside(self, baseline: "Value") -> "Value":
-        """Its increase over a baseline, whose draws scatter nothing, as a share of that."""
+        """Return the relative increase over a baseline. The baseline's scatter over draws is not counted."""
         deviation = None if self.deviation is None else self.deviation / baseline.mean
         ratio = self.mean / baseline.mean
         return _combined(ratio - 1, deviation, [(1 / baseline.mean, self), (-ratio / baseline.mean, baseline)])
 
     def minus(self, other: "Value") -> "Value":
-        """Its difference from another value."""
+        """Return the difference from another value, with a paired error if both are of one text."""
         unknown = self.deviation is None or other.deviation is None
         deviation = None if unknown else math.hypot(self.deviation, other.deviation)
         return _combined(self.mean - other.mean, deviation, [(1, self), (-1, other)])
 
     def logarithm(self) -> "Value":
-        """That of a ratio, of which this is the increase: log(1 + increase)."""
+        """Return log(1 + x), the logarithm of the ratio whose relative increase x this value is."""
         slope = 1 / (1 + self.mean)
         deviation = None if self.deviation is None else self.deviation * slope
         return _combined(math.log1p(self.mean), deviation, [(slope, self)])
 
     def is_apart(self, other: "Value") -> bool:
-        """Whether the two differ beyond what scatters their difference."""
+        """Return whether the two values differ by more than the scatter of their difference."""
         difference = self.minus(other)
         return abs(difference.mean) > DEVIATIONS * difference.spread
 
     def is_above(self, other: "Value") -> bool:
-        """Whether it is larger than another beyond what scatters their difference."""
+        """Return whether this value exceeds the other by more than the scatter of their difference."""
         return self.mean > other.mean and self.is_apart(other)
 
 
 def averaged(values: Sequence[Value], deviation: float | None = None) -> Value:
-    """The mean of values, with the deviation that is said."""
+    """Return the mean of values, with this standard deviation over draws."""
     share = 1 / len(values)
     return _combined(math.fsum(value.mean for value in values) * share, deviation, [(share, one) for one in values])
 
 
 def _combined(mean: float, deviation: float | None, terms: Sequence[tuple[float, Value]]) -> Value:
-    """A value that is, to first order, a sum of factors times values; paired where they are of one text."""
+    """Return a value that is, to first order, a sum of factor × value; its error is paired if all terms are of one
+    text."""
     known = [(factor, value) for factor, value in terms if value.error is not None or value.pairs is not None]
     texts = {(value.pairs.text, len(value.pairs.residuals)) if value.pairs else None for _, value in known}
     if len(texts) != 1 or None in texts:
@@ -126,18 +130,18 @@ def _combined(mean: float, deviation: float | None, terms: Sequence[tuple[float,
 
 
 def scattered_by(rows: list[dict]) -> str:
-    """The sources of scatter in the values of rows: the text where they know it, and masks or rounding."""
+    """Name the sources of scatter in rows: the text if the rows record it, and masks or rounding."""
     by = "masks" if any(row.get("mask_seeds", 1) > 1 for row in rows) else "rounding"
     return f"text and {by}" if any("standard_error" in row for row in rows) else by
 
 
 def exact(number: float) -> Value:
-    """A number that nothing scatters."""
+    """Return a number without scatter as a value."""
     return Value(number, 0.0)
 
 
 def value_of(row: Mapping, name: str = "value") -> Value:
-    """A value of a row, or of a table with columns NAME, NAME_deviation and NAME_error."""
+    """Return a value of a row, or of a table row with columns NAME, NAME_deviation and NAME_error."""
     of_row = name == "value"
     deviation, error = (
         None if pd.isna(part) else part
@@ -154,7 +158,8 @@ BITS = "bits_per_byte"
 
 
 def _pairs_of(row: Mapping, name: str) -> Pairs | None:
-    """The units of a row's value, or of its bits per byte; None where it does not know them, as old rows."""
+    """Return the residuals of a row's value or of its bits per byte; None if the row does not record units, as old rows
+    do not."""
     counts = {"value": "unit_counts", BITS: "unit_bytes"}.get(name)
     if counts is None or not any(row.get(counts, ())):
         return None
@@ -164,22 +169,22 @@ def _pairs_of(row: Mapping, name: str) -> Pairs | None:
 
 
 def is_perplexity(metric: str) -> bool:
-    """Whether the values of a metric are exponentials of a mean loss."""
+    """Return whether the values of a metric are exponentials of a mean loss."""
     return "perplexity" in metric and LOG_PERPLEXITY not in metric
 
 
-# Metrics of which a variant is compared with the model as it is in another metric.
+# Metrics that are compared with another metric of the unquantized model.
 BASELINE_OF = {"damage.perplexity_only": "perplexity", "damage.perplexity_without": "perplexity"}
-COMPARED = ("damage.kl", "damage.top1_agreement")  # how metrics begin that are comparisons already
+COMPARED = ("damage.kl", "damage.top1_agreement")  # prefixes of metrics that are themselves comparisons
 MODEL = ("model", "checkpoint", "dtype", "weights_hash", "tokens_hash", "documents_hash", "task", "stack")
 
 
-PAIRED = {"paired_error": "value", f"{BITS}_error": BITS}  # fields of paired errors, and of what
+PAIRED = {"paired_error": "value", f"{BITS}_error": BITS}  # paired error to the field whose error it is
 
 
 def with_paired_errors(rows: list[dict]) -> list[dict]:
-    """Flat rows with the field `paired_error`, where the model as it is was measured on the same text, too: the
-    standard error over the text of the difference from it; and `bits_per_byte_error`, the same of bits per byte."""
+    """Add `paired_error` to flat rows whose unquantized model was measured on the same text: the standard error over
+    the text of the difference from it. `bits_per_byte_error` is the same for bits per byte."""
     measured = [row for row in rows if row.get("unit_sums") and not row["metric"].startswith(COMPARED)]
     groups = grouped(measured, lambda row: (BASELINE_OF.get(row["metric"], row["metric"]), *map(row.get, MODEL)))
     errors: dict[int, dict[str, float]] = {}
@@ -193,7 +198,7 @@ def with_paired_errors(rows: list[dict]) -> list[dict]:
 
 
 class Numbers(Formatter):
-    """Formats in which a number without a form that is a whole one stands as one: 507, not 507.0."""
+    """A string formatter that prints a whole float without a format code as an integer: 507, not 507.0."""
 
     def format_field(self, value: Any, form: str) -> str:
         if not form and isinstance(value, float) and value.is_integer():
@@ -202,7 +207,7 @@ class Numbers(Formatter):
 
 
 class Mean(NamedTuple):
-    """Over seeds, with its interval (Student's t), None of one seed."""
+    """A mean over seeds, or a ratio, with its 95 % interval (Student's t), which is None for a single seed."""
 
     value: float
     interval: tuple[float, float] | None
@@ -210,24 +215,25 @@ class Mean(NamedTuple):
 
     @property
     def reach(self) -> float | None:
-        """Half of the interval."""
+        """Half of the interval's width."""
         return self.interval and (self.interval[1] - self.interval[0]) / 2
 
     @property
     def is_shown(self) -> bool:
-        """Whether a ratio is another one than 1 beyond the scatter of seeds."""
+        """Whether a ratio differs from 1 beyond the scatter over seeds."""
         return self.interval is not None and not self.interval[0] <= 1 <= self.interval[1]
 
 
 def reach(standard_error: float | np.ndarray, freedom: int) -> float | np.ndarray:
-    """From an estimate to either end of its 95 % interval (Student's t with these degrees of freedom)."""
+    """Return the distance from an estimate to either end of its 95 % interval (Student's t with these degrees of
+    freedom)."""
     from scipy.stats import t  # late: it takes a second
 
     return t.ppf((1 + CONFIDENCE) / 2, freedom) * standard_error
 
 
 def mean(values: Sequence[float]) -> Mean:
-    """The mean of values of several seeds."""
+    """Return the mean of one value per seed, with its interval."""
     count = len(values)
     value = float(np.mean(values))
     half = float(reach(np.std(values, ddof=1) / math.sqrt(count), count - 1)) if count > 1 else None
@@ -235,10 +241,10 @@ def mean(values: Sequence[float]) -> Mean:
 
 
 def ratio(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Mean | None:
-    """Ratio of two values of runs, by their seeds: the geometric mean, with the interval of the mean logarithm.
+    """Return the ratio of two values of runs, by seed: the geometric mean, with the interval of the mean logarithm.
 
-    Runs of the same seed have the same start and the same text in the same order, so that what these do to both cancels
-    out. None where no seed has both, or one of the values is 0.
+    Runs of the same seed share initial weights and the order of their text, whose effects on both cancel out. None if
+    no seed has both, or one of the values is not positive.
     """
     pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
     if not pairs or min(map(min, pairs)) <= 0:

@@ -1,4 +1,4 @@
-"""Write what was measured into its folder: rows, tables, figures and the page."""
+"""Write a measurement into its folder: rows, tables, figures and the page."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -16,7 +16,7 @@ FORMATS = {"md": "github", "tex": "latex_booktabs"}
 
 
 def write(section: Section, folder: str | Path, command: str) -> str:
-    """Write the files of one measurement and its page, `report.html`; return what to print.
+    """Write the files of one measurement and its page, `report.html`; return the text to print.
 
     command: what a person types to repeat the run.
     """
@@ -26,8 +26,8 @@ def write(section: Section, folder: str | Path, command: str) -> str:
 
 
 def files_of(section: Section) -> dict[str, Callable[[], str | bytes]]:
-    """The files of a section by their names: rows as Parquet, tables as Markdown, LaTeX and CSV, figures as PNG and
-    SVG, texts as they are."""
+    """Return the files of a section by name, as functions that make their content: rows as Parquet, tables as Markdown,
+    LaTeX and CSV, figures as PNG and SVG, further texts."""
     files: dict[str, Callable] = {"rows.parquet": lambda: _columns(section.rows).to_parquet(index=False)}
     for table in section.tables:
         files |= {f"{table.name}.{ending}": partial(_text, table, form) for ending, form in FORMATS.items()}
@@ -41,7 +41,6 @@ def files_of(section: Section) -> dict[str, Callable[[], str | bytes]]:
 
 
 def write_files(section: Section, folder: Path) -> None:
-    """Write the files of a section."""
     for name, content in files_of(section).items():
         write_whole(folder / name, content())
 
@@ -51,7 +50,8 @@ def _text(table: Table, form: str) -> str:
 
 
 def _kinds(values: Iterable) -> set[tuple]:
-    """The kinds of values in one column of Parquet, and of lists of them; a list of none is of any."""
+    """Return the types of the values in a column, where int counts as float and lists by their elements; an empty list
+    fits any."""
     values = list(values)
     kinds = {(float if kind is int else kind,) for kind in set(map(type, values)) - {list}}
     lists = (value for value in values if isinstance(value, list) and value)
@@ -59,7 +59,7 @@ def _kinds(values: Iterable) -> set[tuple]:
 
 
 def _columns(rows: list[dict]) -> pd.DataFrame:
-    """Rows as columns of one type each, as Parquet has them: where kinds are mixed, all are words."""
+    """Make a frame whose columns have one type each, as Parquet requires; columns of mixed types become text."""
     frame = pd.DataFrame(rows)
     for column in frame.columns:
         if len(_kinds(frame[column].dropna())) > 1:
