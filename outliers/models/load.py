@@ -125,6 +125,10 @@ def without_storage(config: PretrainedConfig) -> PretrainedConfig:
 def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a model.
 
+    Args:
+        name: of the model, as for `outliers.load_model`.
+        revision: branch, tag or commit on the hub; by default the main branch.
+
     Raises:
         UserError: the model is unknown or unreachable, or ships no tokenizer; or the tokenizer cannot be used, or cuts
             words at random.

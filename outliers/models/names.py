@@ -101,7 +101,10 @@ def names_by_row(rows: Iterable[Mapping]) -> list[str]:
 
 
 def pocket_models(objective: str | None = None) -> list[str]:
-    """Names of the embedded models, smallest first: of all, or of those trained for one objective (`"next tokens"`).
+    """Return the names of the embedded models, smallest first.
+
+    Args:
+        objective: of training, such as "next tokens"; by default models of every objective are listed.
 
     Example:
         >>> outliers.pocket_models("next tokens")[0]

@@ -61,8 +61,9 @@ def sweep(
     """Return the perplexity of every model under every scheme (LLM.int8(), Table 1).
 
     Args:
-        experiment: what to run; or its fields by name: `sweep(models=["gpt2"], schemes=["llm.int8", mine])`.
-        out, force: as `run`.
+        experiment: the experiment to run.
+        out, force: as for `run`.
+        fields: those of the experiment in its place: `sweep(models=["gpt2"], schemes=["llm.int8", mine])`.
 
     Returns:
         One row a model and scheme, model by model; schemes that share weight codes are side by side. Of several draws

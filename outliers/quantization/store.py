@@ -33,8 +33,13 @@ from outliers.quantization.schemes import Scheme, get_scheme, read_scheme, write
 
 
 def save_quantized(model: PreTrainedModel, folder: str | Path) -> None:
-    """Write an int8 model to a folder: codes, scales and all other weights with the scheme, and the paths of what it
-    skips, as safetensors, and its configuration.
+    """Save an int8 model as one safetensors file and its configuration.
+
+    The file holds codes, scales and all other weights, and as metadata the scheme and the paths of skipped projections.
+
+    Args:
+        model: whose weights are kept as int8 codes, from `outliers.quantize(…, keep="int8")`.
+        folder: made if it is not there.
 
     Raises:
         UserError: the model's weights are not kept as int8 codes, or the folder cannot be written.
@@ -75,6 +80,10 @@ def save_quantized(model: PreTrainedModel, folder: str | Path) -> None:
 
 def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> PreTrainedModel:
     """Return the model that `save_quantized` wrote, with the same outputs, bit for bit.
+
+    Args:
+        folder: that of `save_quantized`.
+        device: where to put the model; "auto" as for `outliers.load_model`.
 
     Raises:
         UserError: the folder holds no int8 model, or a damaged one, or tensors of other shapes or types than its

@@ -49,6 +49,9 @@ def variant(written: str) -> Variant:
     `prefix` stands before a scheme: all is read behind the most frequent outlier tokens of a calibration text, and
     behind those with some ids as `prefix(30,198)`.
 
+    Args:
+        written: terms joined by +.
+
     Raises:
         UserError: a term is unknown or malformed, or there are two schemes; as `get_scheme`.
 

@@ -62,6 +62,9 @@ class Plan(BaseModel):
 def read_plan(path: str | Path) -> Plan:
     """Return the plan in a file that `Plan.write` wrote.
 
+    Args:
+        path: of the file, YAML.
+
     Raises:
         UserError: there is no such file, or it holds no plan.
 
