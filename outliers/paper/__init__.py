@@ -1,1 +1,1 @@
-"""Tables and figures that experiments show (`artefacts.py`), with what the paper and others published beside them."""
+"""Tables and figures that experiments show (`artefacts.py`), beside the numbers that the paper and others published."""

@@ -1,4 +1,4 @@
-"""Published facts beside the values of ordinary cells: agreement, fact by fact, on one page."""
+"""Published facts beside measured values on one page: whether they agree, fact by fact."""
 
 import shlex
 from collections import defaultdict
@@ -26,7 +26,7 @@ from outliers.terminal.command import called
 from outliers.text.blocks import load_text
 
 PUBLISHED = "published"
-BLOCKS = 4  # of the embedded text, of the length that a source read, or pictures; of a perplexity all that there are
+BLOCKS = 4  # of the embedded text, each as long as the source's, or pictures; a perplexity takes the whole text
 AGREES, DIFFERS, NOT_RUN, NOT_MEASURED = "agrees", "differs", "not run", "not measured"
 NOT_HERE = "not on this machine; name the model to get it"
 CAPTION = (
@@ -38,7 +38,7 @@ HEADERS = ["model", "agreement", "published", "measured", "blocks", "source", "n
 
 
 class Verdict(NamedTuple):
-    """The verdict on a fact; reason: why it was not run. row: the cell that answers it."""
+    """The verdict on a fact. reason: why it was not run. row: the measured row that decides it."""
 
     fact: Fact
     agreement: str
@@ -48,14 +48,15 @@ class Verdict(NamedTuple):
 
 
 def report(names: Sequence[str], device: str = "cpu", out: Path | None = None, redraw: bool = False) -> str:
-    """Write the page of what is published of some models, or of all, and return what to print.
+    """Compare what is published about some models, or about all, with measurements; write the page and return the text
+    to print.
 
     Args:
-        names: models, as `outliers.load_model` takes them; before them a file of facts in the place of that which comes
-            with the project. Without a model, those are run that are on this machine.
-        device: where they run.
-        out: folder of the rows and the page, by default `results/published`, with the model's name where one is named.
-        redraw: run none.
+        names: models, as `outliers.load_model` takes them; before them optionally a file of facts that replaces the
+            project's own. Without a model, the models on this machine are measured.
+        device: where the models run.
+        out: folder of the rows and the page, by default `results/published`, with the model's name if one is named.
+        redraw: draw from finished rows and measure nothing.
 
     Raises:
         UserError: a file of facts is damaged; or there is no fact about a model.
@@ -80,7 +81,7 @@ def report(names: Sequence[str], device: str = "cpu", out: Path | None = None, r
 
 
 def _here(model: str) -> str | None:
-    """By which name a published model is on this machine, if it is."""
+    """Return the name under which a published model is on this machine, or None."""
     key = key_of(model)
     return key if key in packaged_models() else model if is_cached(model) else None
 
@@ -88,9 +89,9 @@ def _here(model: str) -> str | None:
 def verdicts_of(
     model: str, here: str | None, facts: Sequence[Fact], folder: Path, device: str = "cpu", bench: Bench | None = None
 ) -> list[Verdict]:
-    """The verdicts on the facts of a model, from the rows in a folder; a bench measures first what can be.
+    """Return the verdicts on a model's facts from the rows in a folder; a bench first measures what is missing.
 
-    here: by which name it is on this machine, if it is.
+    here: the model's name on this machine, or None if it is not here.
     """
     protocols: dict[tuple, list[Fact]] = defaultdict(list)
     for fact in facts:
@@ -103,7 +104,7 @@ def verdicts_of(
 
 
 def _measured(model: str, facts: Sequence[Fact], folder: Path, device: str, bench: Bench) -> str | None:
-    """Measure the cell of facts that share it, where it is not finished; return why that cannot be."""
+    """Measure the cell that these facts share unless it is finished; return the reason if that is impossible."""
     fact = facts[0]
     fields = {"name": PUBLISHED, "models": [model], "metrics": [fact.cell], "device": device, "blocks": BLOCKS}
     if fact.block:
@@ -121,7 +122,7 @@ def _measured(model: str, facts: Sequence[Fact], folder: Path, device: str, benc
 
 
 def _verdict(fact: Fact, rows: Sequence[Row], reason: str | None) -> Verdict:
-    """The verdict by the first row that answers a fact about its model."""
+    """Decide a fact by the first row that measures it."""
     if not fact.cell:
         return Verdict(fact, NOT_MEASURED)
     wanted = {"text": text_label(fact.text), "block": fact.block} if fact.block else {}
@@ -136,7 +137,7 @@ def _verdict(fact: Fact, rows: Sequence[Row], reason: str | None) -> Verdict:
 
 
 def section(verdicts: Sequence[Verdict]) -> Section:
-    """The tables, notes and findings of some verdicts; those first that were measured."""
+    """Make the tables, notes and findings of verdicts, those with a measurement first."""
     cells = [
         [key_of(fact.model), agreement, fact.words, measured, _blocks(fact), fact.source.short, fact.note]
         for fact, agreement, measured, *_ in sorted(verdicts, key=lambda verdict: not verdict.row)
@@ -149,7 +150,7 @@ def section(verdicts: Sequence[Verdict]) -> Section:
     headers = ["source", "where", "licence", "looked up", "protocol"]
     caption = "Sources, and how each of them measured."
     sources_table = Table.of_words("sources", caption, headers, sources)._replace(folded=True)
-    reasons = defaultdict(dict)  # why something was not run, to the models, each once
+    reasons = defaultdict(dict)  # the models (each once) by the reason why they were not run
     for verdict in verdicts:
         if verdict.reason:
             reasons[verdict.reason][key_of(verdict.fact.model)] = None
@@ -167,14 +168,14 @@ def _blocks(fact: Fact) -> str:
 
 
 def _record(verdict: Verdict) -> dict:
-    """A verdict as a flat row, with how it was measured."""
+    """Flatten a verdict and the provenance of its row into one record."""
     fact, row = verdict.fact, verdict.row
     words = {"published": fact.words, "measured": verdict.measured, "agreement": verdict.agreement}
     return {"metric": fact.cell, **words, "source": fact.source.source, **row.asked["subject"], **row.facts, **row.made}
 
 
 def _findings(verdicts: Sequence[Verdict]) -> list[Finding]:
-    """The findings of all verdicts, disagreement first."""
+    """Return a finding for each measured verdict, disagreements first."""
     measured = sorted((verdict for verdict in verdicts if verdict.row), key=lambda verdict: verdict.agreement == AGREES)
     return [
         Finding(

@@ -1,7 +1,7 @@
-"""The tables and figures of the paper in the order of their numbers, then what experiments beyond it show.
+"""The tables and figures of the paper in the order of their numbers, then those of experiments beyond it.
 
-A row says which printed values stand beside which measured ones, and what shows the rows. Nothing here imports torch,
-which drawing again does without.
+Each entry says which printed numbers stand beside which measured ones, and which view shows the rows. Nothing here
+imports torch, because redrawing works without it.
 """
 
 from functools import partial
@@ -34,7 +34,7 @@ from outliers.views.zeroshot import PREFIX
 
 
 def _largest(rows: list[dict]) -> list[dict]:
-    """The largest candidate for each hardware and number of bits."""
+    """Return the largest candidate model for each hardware and number of bits."""
     return [
         {"hardware": f"{row['hardware']} {row['gigabytes']:g} GB", "bits": bits, "value": row[f"{bits}-bit"]}
         for row in largest(rows).to_dict("records")
@@ -43,13 +43,13 @@ def _largest(rows: list[dict]) -> list[dict]:
 
 
 def _metrics(rows: list[dict]) -> list[dict]:
-    """The numbers of Table 4, one by one."""
+    """Return the values of Table 4 as one record each."""
     table = table4(rows).stack().dropna().rename_axis(["model", "metric"])
     return _named(table.rename("value").reset_index().to_dict("records"))
 
 
 def _named(rows: list[dict]) -> list[dict]:
-    """Values by the names that are printed for their models and metrics."""
+    """Rename models and metrics to the keys of the printed numbers."""
     return [row | {"model": key_of(row["model"]), "metric": row["metric"].removeprefix(PREFIX)} for row in rows]
 
 
@@ -60,20 +60,23 @@ def _trained(rows: list[dict]) -> list[dict]:
 
 
 def _steps(rows: list[dict]) -> list[dict]:
-    """Decode steps, of which the paper prints the milliseconds a token."""
+    """Return the decode steps; the paper prints their milliseconds per token."""
     steps = (row for row in rows if row["metric"] == "latency.decode")
     return _named([row | {"hardware": row["device_name"]} for row in steps])
 
 
 def _table(number: int, kind: type[Named], keys: tuple[str, ...], form: str = "{:.4g}", more: str = "", **of_ours):
-    """A table of the paper; more: of its source. of_ours: what is measured beside it, and what shows that."""
+    """Make the artefact of a numbered table of the paper.
+
+    more: an addition to the name of the source. of_ours: fields of `Artefact` that measure and show our values.
+    """
     published = Published(f"LLM.int8(), Table {number}{more}", keys, numbers_of(f"table{number}", keys), form)
     return Artefact(f"Table {number}", kind, published, **of_ours)
 
 
 FIGURE1 = ("model", "task", "metric", "scheme")
 RECIPE = ("model", "int8", "decomposition")
-SCORES = ", scores of GLUE tasks"  # of which nothing was measured: ours are perplexities
+SCORES = ", scores of GLUE tasks"  # none was measured: our runs give perplexities
 ARTEFACTS = {
     "table1": _table(1, Experiment, ("model", "scheme"), "{:.2f}", measured=_named),
     "figure1": Artefact(

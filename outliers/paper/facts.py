@@ -1,7 +1,7 @@
-"""Published facts about public models, with their sources, and whether the values of ordinary cells agree.
+"""Published facts about public models, with their sources, and whether measured values agree with them.
 
-They are data, `facts.csv` and `sources.csv` beside this file: a line each number, with the cell, the metric and the
-column that answer it, if any do (docs/published.md). Nothing here imports torch.
+The facts are data, `facts.csv` and `sources.csv` beside this file: one line per number, with the cell, the metric and
+the column that measure it, if any do (docs/published.md). Nothing here imports torch.
 """
 
 import csv
@@ -17,17 +17,18 @@ from outliers.show.tables import Table
 from outliers.show.words import amount, listed
 
 FACTS, SOURCES = (Path(__file__).with_name(name) for name in ("facts.csv", "sources.csv"))
-MOST_BYTES = 1_000_000  # of a file of facts
-CELLS = ("", "trace", "candidates", "perplexity")  # that answer facts; none where it is empty
+MOST_BYTES = 1_000_000  # largest file of facts
+CELLS = ("", "trace", "candidates", "perplexity")  # metrics that measure facts; "" for facts that none measures
 COLUMNS = (
     *("source", "model", "block", "bos", "text", "fact", "under", "note"),
     *("cell", "metric", "where", "column", "published", "tolerance"),
 )
-Compared = tuple[str, bool]  # ours in words, and whether they agree
+Compared = tuple[str, bool]  # the measured values in words, and whether they agree
 
 
 class Source(NamedTuple):
-    """A published source; looked_up: whether the numbers were read there, or are as another one cites them."""
+    """A published source. looked_up: "yes" if the numbers were read there, otherwise they are as another source cites
+    them."""
 
     name: str
     source: str
@@ -38,14 +39,14 @@ class Source(NamedTuple):
 
     @property
     def short(self) -> str:
-        """The source as a table has it."""
+        """The source without its arXiv number."""
         return self.source.partition(", arXiv:")[0]
 
 
 class Number(NamedTuple):
-    """A number of a fact, and where ours stands: in a column of those values of a metric that are as `where` says.
+    """A published number of a fact, and the column of our values, filtered by metric and `where`, that measures it.
 
-    published: numbers, or ranges of them, LOW..HIGH or LOW.., with a blank between. tolerance: of each, such as 0.05 or
+    published: numbers or ranges (LOW..HIGH or LOW..), separated by blanks. tolerance: of each of them, such as 0.05 or
     1%.
     """
 
@@ -56,7 +57,8 @@ class Number(NamedTuple):
     tolerance: str
 
     def compared(self, values: Iterable[dict]) -> Compared:
-        """Ours in words, and whether all of them are published; of a list in a row, whether it has those published."""
+        """Describe our values in words, and say whether all of them match published ones; a list in a row matches if it
+        contains all published numbers."""
         there = [value for value in values if value["metric"] == self.metric]
         for name, wanted in self.where.items():
             there = [value for value in there if _is_in(value[name], wanted)]
@@ -76,7 +78,11 @@ class Number(NamedTuple):
 
 
 def _is_in(value: float, wanted: str, tolerance: str = "") -> bool:
-    """Whether the magnitude of a value is one of some numbers, or in one of some ranges."""
+    """Return whether the magnitude of a value equals one of the numbers, or lies in one of the ranges, within
+    tolerance.
+
+    Raise ValueError if `wanted` or the tolerance is no number.
+    """
     margin = float(tolerance.rstrip("%") or 0)
     for low, dots, high in (part.partition("..") for part in wanted.split()):
         ends = float(low), float(high or "inf" if dots else low)
@@ -87,11 +93,11 @@ def _is_in(value: float, wanted: str, tolerance: str = "") -> bool:
 
 
 class Fact(NamedTuple):
-    """Something published for a model, measured on blocks of so many tokens, or on pictures where `block` is None.
+    """Something published about a model, measured on blocks of `block` tokens, or on pictures if `block` is None.
 
-    claim: it in words. bos: whether blocks begin with the model's first token. under: what was done to the model, if
-    anything, which is not done here. published: its first number, as the file has it. cell: the metric of ours that
-    answers it; none where it is empty.
+    claim: the fact in words. bos: whether blocks begin with the model's first token. under: a change made to the model,
+    if any, which is not reproduced here. published: its first number, as in the file. cell: our metric that measures
+    the fact; "" if none does.
     """
 
     source: Source
@@ -108,22 +114,22 @@ class Fact(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The claim, and what was done to the model."""
+        """The claim, and the change that was made to the model."""
         return f"{self.claim}{self.under and f', {self.under}'}"
 
     @property
     def protocol(self) -> tuple:
-        """The fields that facts of one cell have in common."""
+        """The fields that facts measured by one cell share."""
         return self.cell, self.text, self.block, self.bos
 
     def compared(self, values: Sequence[dict]) -> Compared:
-        """The values of a model instead, and whether they agree."""
+        """Describe our values of the model in words, and say whether all numbers of the fact agree."""
         words, same = zip(*(number.compared(values) for number in self.numbers), strict=True)
         return ", ".join(words), all(same)
 
 
 def read_facts(file: str | Path = FACTS) -> list[Fact]:
-    """The facts of a file, by default of that which comes with the project.
+    """Read the facts of a file, by default of the project's own.
 
     Raises:
         UserError: there is no such file, or a line of it is damaged.
@@ -141,7 +147,7 @@ def read_facts(file: str | Path = FACTS) -> list[Fact]:
             if cell:
                 places = dict(place.split("=") for place in where.split())
                 for wanted in (published, *places.values()):
-                    _is_in(math.nan, wanted, tolerance)  # which raises ValueError where it is no number
+                    _is_in(math.nan, wanted, tolerance)  # raises ValueError if the text is no number
                 fact.numbers.append(Number(metric, places, column, published, tolerance))
         except (KeyError, ValueError, AttributeError) as error:
             raise UserError(f"line {number} of '{file}' is no fact: {error}; expected {', '.join(COLUMNS)}") from None
@@ -151,7 +157,6 @@ def read_facts(file: str | Path = FACTS) -> list[Fact]:
 
 
 def _lines(file: Path) -> list[dict]:
-    """The lines of a CSV file."""
     try:
         content = start_of(file, MOST_BYTES)
         return list(csv.DictReader((content or b"").decode().splitlines(keepends=True)))
@@ -160,13 +165,13 @@ def _lines(file: Path) -> list[dict]:
 
 
 def facts_of(facts: Iterable[Fact], models: Sequence[str]) -> list[Fact]:
-    """Those of some models, in their order."""
+    """Return the facts about some models, in the order of the facts."""
     keys = set(map(key_of, models))
     return [fact for fact in facts if key_of(fact.model) in keys]
 
 
 def elsewhere(models: list[str]) -> Table | None:
-    """Published values of these models from elsewhere; None where nothing is known."""
+    """Return a table of values that others published for these models; None if none are known."""
     known = [[key_of(fact.model), fact.words, fact.note, fact.source.short] for fact in facts_of(read_facts(), models)]
     caption = "Published elsewhere, each under the protocol of its source."
     return Table.of_words("elsewhere", caption, ["model", "published", "note", "source"], known) if known else None

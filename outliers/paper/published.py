@@ -1,4 +1,4 @@
-"""Artefacts of the paper, and the machinery of published numbers: ours beside them.
+"""Artefacts of the paper, and the comparison of measured with published numbers.
 
 The paper is LLM.int8() (Dettmers et al., 2022, arXiv:2208.07339); its numbers stand in `outliers/views/printed`, those
 of others in `facts.csv`, see `facts.py`. Models are keyed by their short names in lower case, so that a hub id and a
@@ -20,7 +20,8 @@ BLOG = "bitsandbytes integration blog"  # huggingface.co/blog/hf-bitsandbytes-in
 
 
 class Published(NamedTuple):
-    """One table or figure of the paper: its numbers by key; keys: what the parts of a key are; form: of a number."""
+    """The numbers of one table or figure of the paper, by key. keys: names of the parts of a key. form: format string
+    of a number."""
 
     source: str
     keys: tuple[str, ...]
@@ -29,11 +30,11 @@ class Published(NamedTuple):
 
 
 class Artefact(NamedTuple):
-    """A table or figure of the paper, or what an experiment beyond it shows.
+    """A table or figure of the paper, or of an experiment beyond it.
 
-    kind: of its experiments. published: its numbers, where some were. measured: of rows, ours as records with a `value`
-    and what their keys are, where the metric is the same. section: what rows of it show, where that is not what those
-    of its kind do.
+    kind: the class of its experiments. published: its printed numbers, if any. measured: a function from rows to
+    records with a `value` and the fields that form its key; None if we do not measure the same quantity. section: the
+    view of its rows; None for the view of `kind`.
     """
 
     label: str
@@ -43,21 +44,22 @@ class Artefact(NamedTuple):
     section: Callable[[list[dict]], Section] | None = None
 
     def ours(self, rows: list[dict]) -> dict[Key, float | str]:
-        """Measured values by the keys of published ones."""
+        """Return our measured values by the keys of the published ones."""
         records = self.measured(rows) if rows and self.measured else ()
         return {tuple(str(record[key]) for key in self.published.keys): record["value"] for record in records}
 
 
 def key_of(model: str) -> str:
-    """A model as the published numbers name it."""
+    """Return the key of a model in the published numbers: its short name in lower case."""
     return short_name(model).lower()
 
 
 def comparison(artefact: str, published: Published, measured: dict[Key, float | str]) -> Table:
-    """Every published value with the one measured beside it, if it was run; the difference is measured − published.
+    """Make a table of every published value, the measured value if there is one, and measured − published.
 
-    Measured values of a model (of a way to multiply, in Table 5) that is published for other settings stand at the end.
-    shown: the table or figure. measured: by the same keys as the published values. Texts are the same or other.
+    Measured values without a published counterpart follow at the end if their model (in Table 5, their way to multiply)
+    is published under other settings. artefact: name of the table or figure. measured: values by the keys of the
+    published ones. Texts are compared as "same" or "other".
     """
     subjects = {key[0] for key in published.values}
     keys = [*published.values, *(key for key in measured if key[0] in subjects and key not in published.values)]

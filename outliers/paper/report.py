@@ -1,4 +1,4 @@
-"""Tables and figures of the paper and of experiments beyond it: measured, drawn, and put on one page."""
+"""Reports: tables and figures of the paper and of experiments beyond it, measured, drawn, and put on one page."""
 
 import logging
 import shlex
@@ -31,12 +31,12 @@ logger = logging.getLogger(__name__)
 
 
 def experiments(name: str, device: str | None = None, models: Sequence[str] = ()) -> list[Named]:
-    """The experiments of a name: a set of those that come along ("pocket", "paper"), one of them, or a file; validated.
+    """Return the validated experiments of a name: a set ("pocket", "paper"), one that the project ships, or a file.
 
-    device: where they run, if not where their files say. models: in the place of those of their files, if any.
+    device: overrides the device in the files. models: override the models in the files, if any are given.
 
     Raises:
-        UserError: nothing has this name, or a file of it is wrong; it says where.
+        UserError: nothing has this name, or a file is invalid; the message names the place in the file.
     """
     sets = {known.rpartition("/")[0] for known in experiment_files()}
     names = [known for known in experiment_files() if known.startswith(f"{name}/")] if name in sets else [name]
@@ -62,8 +62,8 @@ def _validated(name: str, device: str | None, models: Sequence[str]) -> Named:
 
 
 def _shortened(spec: Named, models: Sequence[str]) -> Named:
-    """An experiment with blocks that the context of models that its file does not know has room for."""
-    from outliers.models.anatomy import context_length  # which imports torch, as what follows
+    """Shorten an experiment's blocks to the shortest context of these models, minus prefixed tokens."""
+    from outliers.models.anatomy import context_length  # imports torch, as do the next two
     from outliers.models.load import load_config
     from outliers.variants.together import parts_of
 
@@ -85,13 +85,13 @@ def report(
     device: str | None = None,
     models: Sequence[str] = (),
 ) -> tuple[str, list[dict]]:
-    """Measure what is not finished, draw everything, and write one page; return what to print, and all rows.
+    """Measure what is not finished, draw everything and write one page; return the text to print, and all rows.
 
-    What cannot be measured, such as a model that cannot be reached, is printed as not run with the reason, and the
-    rest goes on.
+    A model that cannot be measured, for instance because it cannot be reached, is reported as not run with the reason,
+    and the rest continues.
 
-    out: folder of the page, in which each measurement of a set has a folder; by default `results/<name>`. force:
-    measure again what is finished. redraw: measure nothing, load no model: draw what finished rows say.
+    out: folder of the page, with one folder per measurement of a set; by default `results/<name>`. force: measure again
+    what is finished. redraw: draw from finished rows, and neither measure nor load a model.
 
     Raises:
         UserError: as `experiments`; or nothing at all could be measured.
@@ -101,7 +101,7 @@ def report(
     folder = out or (specs[0].folder if alone else _folder(name, specs))
     places = [folder if alone else folder / Path(spec.name).name for spec in specs]
     asked = [spec.model_copy(update={"shows": None}).model_dump_json() for spec in specs]
-    once: dict[str, tuple[Named, Path]] = {}  # Table 4 and Figures 3 and 4 are one measurement
+    once: dict[str, tuple[Named, Path]] = {}  # Table 4 and Figures 3 and 4 share one measurement
     for measurement, *pair in zip(asked, specs, places, strict=True):
         once.setdefault(measurement, tuple(pair))
     command = shlex.join([*called("report"), name, *models, *(["--device", device] if device else [])])
@@ -131,7 +131,7 @@ def report(
 
 
 def previewed(name: str, out: Path | None, device: str | None, models: Sequence[str]) -> str:
-    """A preview of `report`; see `outliers.runs.budget`."""
+    """Return a preview of what `report` would measure; see `outliers.runs.budget`."""
     from outliers.runs.budget import preview
     from outliers.runs.run import prepared
 
@@ -142,31 +142,31 @@ def previewed(name: str, out: Path | None, device: str | None, models: Sequence[
 
 
 def _is_final(measured: tuple[list[dict], list]) -> bool:
-    """Whether nothing is left to measure of an experiment: a model without outliers has nothing to ablate."""
+    """Return whether nothing is left to measure: the only failures are models without outlier features to ablate."""
     return all(isinstance(reason, NoOutlier) for reason in measured[1])
 
 
 def _all_measured(
     asked: dict[str, tuple[Named, Path]], force: bool, bar: "Progress"
 ) -> dict[str, tuple[list[dict], list]]:
-    """The rows of experiments in their folders, and why there are no others."""
-    from outliers.subjects.bench import Bench  # late, and so is all that measures: redrawing needs no torch
+    """Measure each experiment in its folder; return its rows and the reasons for missing ones, by key."""
+    from outliers.subjects.bench import Bench  # imported late, because redrawing needs no torch
 
     bench = Bench(bar)
     return {key: _measured(spec, place, force, bench, bar) for key, (spec, place) in asked.items()}
 
 
 def _drawn(spec: Named, folder: Path) -> tuple[list[dict], list[str]]:
-    """The rows of an experiment in a folder, and why there are none."""
+    """Return the finished rows of an experiment in a folder, or the reason why there are none."""
     rows = drawn_again(spec, folder)
     return rows, [] if rows else [f"'{folder}' has no finished rows of this experiment"]
 
 
 def _measured(spec: Named, folder: Path, force: bool, bench: "Bench", bar: "Progress") -> tuple[list[dict], list]:
-    """The rows of an experiment, and why there are no others.
+    """Measure an experiment; return its rows and the reasons for missing ones.
 
-    Where something is wrong with an experiment of several models, each model has a try of its own. bench: with the
-    model of the experiment before, which most of a page have in common.
+    If an experiment of several models fails, each model is tried alone. bench: keeps the model of the previous
+    experiment loaded, because most experiments of a page share it.
     """
     rows, reason = tried(spec, folder, force, bench, bar)
     models = getattr(spec, "models", [])
@@ -179,7 +179,7 @@ def _measured(spec: Named, folder: Path, force: bool, bench: "Bench", bar: "Prog
 
 
 def drawn_again(spec: Named, folder: Path) -> list[dict]:
-    """Of the rows in a folder those of an experiment; no model is loaded."""
+    """Return an experiment's rows from those in a folder, without loading a model."""
     from outliers.runs.rows import read
     from outliers.runs.run import records, rows_of
 
@@ -189,7 +189,7 @@ def drawn_again(spec: Named, folder: Path) -> list[dict]:
 def tried(
     spec: Named, folder: Path, force: bool, bench: "Bench", bar: "Progress | None" = None
 ) -> tuple[list[dict], UserError | None]:
-    """The rows of an experiment, or why it cannot run."""
+    """Run an experiment; return its rows, or no rows and the error."""
     from outliers.runs.run import run
 
     try:
@@ -199,15 +199,15 @@ def tried(
 
 
 def _folder(name: str, specs: Sequence[Named]) -> Path:
-    """The folder of the results of a set; each model has a folder of its own where a set is of one."""
+    """Return the folder of a set's results; a set about a single model has one folder per model."""
     models = [spec.folder.name for spec in specs if isinstance(spec, OneModel)]
     return Path("results", name, *models[:1])
 
 
 def shown_section(spec: Named, folder: Path, rows: list[dict], reasons: Sequence = ()) -> Section:
-    """The section of rows of an experiment by what it says that it shows, with the published numbers beside it.
+    """Make the section of an experiment's rows by its field `shows`, with the published numbers beside them.
 
-    reasons: why there are no others.
+    reasons: why rows are missing.
     """
     artefact = ARTEFACTS[spec.shows]
     section, beside = Section("", []), []
@@ -229,14 +229,14 @@ def shown_section(spec: Named, folder: Path, rows: list[dict], reasons: Sequence
 
 
 def check_shown(spec: Named) -> None:
-    """Raise UserError unless there is a table or figure that an experiment of this kind can show."""
+    """Raise UserError unless the experiment's field `shows` names a table or figure of its kind."""
     names = [name for name, artefact in ARTEFACTS.items() if artefact.kind is type(spec)]
     if spec.shows not in names:
         raise unknown_name("table or figure", str(spec.shows), names, "in field 'shows'")
 
 
 def _without_repeats(section: Section, others: Sequence[Section]) -> Section:
-    """A section without what the findings of others say: several figures are drawn from the same rows."""
+    """Drop findings that other sections already state, because several figures are drawn from the same rows."""
     texts = {finding.text for other in others for finding in other.findings}
     return section._replace(findings=[finding for finding in section.findings if finding.text not in texts])
 

@@ -1,4 +1,4 @@
-"""The table of views: what shows the rows of which specification."""
+"""The table of views: which view shows the rows of which kind of experiment."""
 
 from pathlib import Path
 
@@ -25,7 +25,8 @@ OF_KINDS = {
 
 
 def view_of(kind: type[Named]) -> View:
-    """The view of a kind of specification: its own `section`, or that of the table; raise UserError without one."""
+    """Return the view of a kind of experiment: its own `section`, or the one in the table; raise UserError without
+    one."""
     views = (OF_KINDS[one.__name__] for one in kind.__mro__ if one.__name__ in OF_KINDS)
     view = kind.section or next(views, None)
     if view is None:
@@ -34,6 +35,6 @@ def view_of(kind: type[Named]) -> View:
 
 
 def show(spec: Named, folder: str | Path, rows: list[dict]) -> Section:
-    """The section that the rows of a specification in a folder make."""
+    """Make the section of an experiment's rows. folder: where the rows are kept."""
     before = (spec, folder) if spec.of_folder else ()
     return section_of(view_of(type(spec)), *before, rows)

@@ -1,4 +1,4 @@
-"""Table 4 of the paper, one row a model, and the sections of Figures 3 and 4, which are drawn from its rows."""
+"""Table 4 of the paper, one row per model, and the sections of Figures 3 and 4, which are drawn from its rows."""
 
 import pandas as pd
 
@@ -23,7 +23,7 @@ FIGURES = {  # caption of each pair of panels
     figure4: "(a) Median magnitude of the most common outlier feature and (b) number of outlier features.",
 }
 AFFECTED = "Layers and sequence positions affected by the most common outlier feature,"
-PANELS = {  # what draws each alone, which panel it is, title, caption
+PANELS = {  # panel alone: figure function, panel, title, caption
     "figure3a": (figure3, "a", "Emergence by model size", f"{AFFECTED} by model size."),
     "figure3b": (figure3, "b", "Emergence by perplexity", f"{AFFECTED} by perplexity."),
     "figure4a": (
@@ -43,21 +43,21 @@ GREY_POINTS = "Grey: the models of the paper, as published (Table 4)."
 
 @failures(Failures.APART)
 def emergence_section(rows: list[dict]) -> Section:
-    """Table 4, the exponential fits, Figures 3 and 4, and how outlier features grew in what was watched in training."""
+    """Show Table 4, the exponential fits, Figures 3 and 4, and the growth of outlier features in observed training
+    runs."""
     drawings = [_growth_drawing(*watched, number) for number, watched in enumerate(rows_of_watched(rows).items(), 1)]
     drawings += [Drawing.of(draw.__name__, caption, draw(rows, paper=False)) for draw, caption in FIGURES.items()]
     return table4_section(rows)._replace(drawings=drawings)
 
 
 def _growth_drawing(model: str, rows: list[dict], number: int) -> Drawing:
-    """Of one of the models that were watched; the file of the first one has no number."""
     name = "growth" if number == 1 else f"growth-{number}"
     return Drawing.of(name, f"{short_name(model)}: {GROWTH}", growth(rows))
 
 
 @failures(Failures.APART)
 def table4_section(rows: list[dict]) -> Section:
-    """Table 4 with the fits, and what others published for its models."""
+    """Show Table 4 with the fits, and values that others published for its models."""
     models = distinct_models(rows)
     table, fits = emergence_table(rows), fits_of(models)
     notes = [fit_line(name, fit) for name, fit in fits.items()]
@@ -75,14 +75,14 @@ def table4_section(rows: list[dict]) -> Section:
 
 @failures(Failures.APART)
 def families_section(rows: list[dict]) -> Section:
-    """Table 4 of models whose perplexities are of different things, so that nothing is fitted or drawn by them."""
+    """Show Table 4 of models whose perplexities are not comparable, and therefore without fits or figures."""
     table = emergence_table(rows)
     findings = emergence_findings(distinct_models(rows), {}, table.name)
     return Section("Outlier features of other families", rows, table.printed, [table], findings=findings)
 
 
 def panel_section(name: str, rows: list[dict]) -> Section:
-    """One panel of Figures 3 and 4, beside the paper's own models."""
+    """Show one panel of Figure 3 or 4, beside the paper's own models."""
     draw, panel, title, caption = PANELS[name]
     drawing = Drawing.of(name, f"{caption} {GREY_POINTS}", draw(rows, panel=panel))
     models = distinct_models(rows)

@@ -1,4 +1,5 @@
-"""Tables 7, 9 and 10 of the paper: training and fine-tuning in int8, ours by perplexity beside 16 bits."""
+"""Tables 7, 9 and 10 of the paper: training and fine-tuning in int8, compared by perplexity with training in 16
+bits."""
 
 import pandas as pd
 
@@ -8,7 +9,7 @@ from outliers.views.causes import trained
 from outliers.views.published import TABLE7, Key, numbers_of
 from outliers.views.training import HEADERS, int8_findings, int8_table, perplexities, settings, signed, unrounded
 
-# Of Table 9 what our runs are; the paper prints for vector-wise what Table 10 has for FFN.
+# Rows of Table 9 that our runs measure; the paper prints for vector-wise what Table 10 prints for FFN.
 METHODS = {"32-bit Baseline": "16 bits", "Vector-wise": "FFN"}
 CAPTION = (
     "Parts in int8 during training and share of features in 16 bits; perplexity of the model with its int8 products, "
@@ -23,7 +24,7 @@ METHODS_CAPTION = (
 
 
 def table7_section(rows: list[dict]) -> Section:
-    """Training in int8 from the first step."""
+    """Show training in int8 from the first step."""
     plain = {size: ppl for (size, int8, _), ppl in TABLE7.items() if int8 == "16 bits"}
     columns: dict[str, dict[Key, str]] = {f"{size} (%)": {} for size in plain}
     for (size, *setting), ppl in TABLE7.items():
@@ -33,7 +34,6 @@ def table7_section(rows: list[dict]) -> Section:
 
 
 def table10_section(rows: list[dict]) -> Section:
-    """Fine-tuning in int8."""
     return _section(rows, "Fine-tuning in int8", "table10", {}, CAPTION)
 
 
@@ -44,7 +44,7 @@ def _section(rows: list[dict], title: str, name: str, published: dict[str, dict[
 
 
 def table9_section(rows: list[dict]) -> Section:
-    """Fine-tuning in int8 beside other methods, which were not run."""
+    """Show fine-tuning in int8 beside the other methods of Table 9, which were not run."""
     plain = {setting.int8: setting for setting in settings(rows) if setting.decomposition == "0 %"}
     ours = {method: plain[int8] for method, int8 in METHODS.items() if int8 in plain}
     cells, data = [], []
