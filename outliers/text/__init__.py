@@ -1,1 +1,1 @@
-"""Documents to token blocks."""
+"""Texts: from named sources, files and Python objects to blocks of token ids."""

@@ -1,4 +1,4 @@
-"""Documents to token blocks: one table of named texts, and the cut into blocks."""
+"""Documents to token blocks: finding a text's documents, joining their tokens, and cutting them into blocks."""
 
 import hashlib
 import itertools
@@ -22,9 +22,9 @@ from outliers.text.given import Conversation, Text, checked_ids, conversation_te
 from outliers.text.pieces import Piece, tokenize
 
 MOST_TOKENS = 2**30  # of all blocks
-COLUMN = "text"  # of a data set
-IDS = 2**20  # of a tensor of token ids, at once
-SILENT = 10_000  # documents in a row without a token, before it is the tokenizer that is at fault
+COLUMN = "text"  # default column of a data set
+IDS = 2**20  # token ids of a tensor that are converted at once
+SILENT = 10_000  # documents in a row without a token before the tokenizer is considered faulty
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +33,10 @@ Document = str | Iterable[str] | torch.Tensor | Conversation
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """A text in blocks, before each of which the ids `first` stand.
+    """A text cut into blocks, each of which begins with the ids `first`.
 
-    ids: int64 (blocks, T). sizes: the UTF-8 bytes of the text that each token stands for, int64 (blocks, T), if known.
-    begins: where a token is the first of a document, bool (blocks, T).
+    ids: int64 (blocks, T). sizes: UTF-8 bytes of the text that each token covers, int64 (blocks, T), or None if
+    unknown. begins: whether a token is the first of a document, bool (blocks, T).
     """
 
     ids: torch.Tensor
@@ -54,7 +54,7 @@ class Cut:
         return int(self.begins[:, len(self.first) + 1 :].any(1).sum())
 
     def check_packed(self) -> None:
-        """Raise UserError where documents by themselves are the blocks that they are in."""
+        """Raise UserError if no block holds several documents, so that separating documents would change nothing."""
         if not self.packed:
             raise UserError(
                 f"none of {len(self.ids)} blocks of {self.ids.shape[1]} tokens holds two documents (they are longer, "
@@ -63,13 +63,18 @@ class Cut:
 
     @property
     def predicted_bytes(self) -> torch.Tensor | None:
-        """The bytes that the predicted tokens of each block stand for, int64 (blocks,), if known."""
+        """UTF-8 bytes that the predicted tokens of each block cover, int64 (blocks,), or None if unknown."""
         return None if self.sizes is None else self.sizes[:, 1:].sum(1)
 
     def windows(self, stride: int | None, scored: int | None) -> Examples:
-        """Its text in blocks that advance by some tokens, of which the last ones are scored.
+        """Return the text as windows of a block's length that advance by `stride` tokens, each scored on its last
+        tokens.
 
-        stride: None where blocks do not overlap. scored: by default as many as the stride, and all of the first block.
+        stride: None if windows do not overlap. scored: number of scored tokens per window; by default the stride, and
+        in the first window all.
+
+        Raises:
+            UserError: stride or scored is larger than a block allows.
         """
         before, block = len(self.first), self.ids.shape[1]
         length = block - before
@@ -96,10 +101,14 @@ class Cut:
 
     @property
     def documents(self) -> tuple[list[torch.Tensor], torch.Tensor | None]:
-        """The documents of its blocks, each a sequence of its own, (T,), and the same bytes of each.
+        """The documents in the blocks as sequences of their own, int64 (T,), and the bytes of each, int64 (documents,),
+        or None if unknown.
 
-        What a block holds of a document is one of them, with the ids `first` before it. Of a single token nothing is
-        predicted, so it is left out.
+        The part of a document in one block is one sequence, with the ids `first` before it. Sequences of a single token
+        are left out, because nothing in them is predicted.
+
+        Raises:
+            UserError: no document has two tokens.
         """
         before, parts = len(self.first), []
         sizes = torch.zeros_like(self.ids) if self.sizes is None else self.sizes
@@ -117,7 +126,7 @@ class Cut:
 
 
 def find_text(text: Text, column: str = COLUMN) -> NamedText:
-    """The source of a text's documents, and the way in which they are cut; text and column as in `load_text`."""
+    """Return the source of a text's documents and its protocol; text and column as in `load_text`."""
     if isinstance(text, (str, os.PathLike)):
         return find_named(os.fspath(text))
     if isinstance(text, torch.Tensor):
@@ -164,34 +173,35 @@ def load_text(
     column: str = COLUMN,
     documents: bool = False,
 ) -> torch.Tensor | list[torch.Tensor]:
-    """Return the token ids of the start of a text, int64 (blocks, block), or of each document, a list of (T,).
+    """Return the token ids of the start of a text, int64 (blocks, block), or a list with those of each document, int64
+    (T,).
 
-    Each document is tokenised without special tokens and followed by the tokenizer's end-of-sequence id where it has
-    one; the ids are joined and cut without padding or overlap. Only as much is read as the blocks need, of a long
-    document too (`outliers.text.pieces`). Token ids and conversations have their own ends, so nothing follows them.
-    With `block=None` nothing is joined, cut, padded, or followed by an end.
+    Each document is tokenized without special tokens and followed by the tokenizer's end-of-sequence id, if it has one;
+    the ids are joined and cut without padding or overlap. Only as much is read as the blocks need, even of a long
+    document (`outliers.text.pieces`). Token ids and conversations have ends of their own, so nothing is appended to
+    them. With `block=None` nothing is joined, cut, padded or appended.
 
     Args:
         text: "sample" (embedded), "c4" (validation, streamed from the hub), "wikitext2" (test, from the hub), or a
-            local file; or documents: any iterable of them, or a `datasets.Dataset`; or token ids, int64: (tokens,),
-            one document, or (blocks, T), which are blocks already. A document is a string; a sequence of token ids; or
+            local file; or documents: any iterable of them, or a `datasets.Dataset`; or token ids, int64: (tokens,) as
+            one document, or (blocks, T) as finished blocks. A document is a string; a sequence of token ids; or
             a conversation, a list of messages with "role" and "content", which the tokenizer's chat template writes.
         tokenizer: of the model that will read the blocks.
-        block: tokens a block, at least 2; None: each document is a sequence, as long as it is.
+        block: tokens per block, at least 2; None: each document is a sequence of its own length.
         blocks: how many blocks or sequences, at least 1; None: all that the text has.
-        bos: whether each block begins with the model's own first token, which counts among its tokens. It stands once
-            also where a text, token ids or a chat template have it already.
-        column: of a data set, in which the documents are.
-        documents: whether what a block holds of each document is a sequence of its own, so that positions and attention
-            begin anew with it; of token ids documents are what begins with the tokenizer's first token. Sequences of a
-            single token are left out.
+        bos: whether each block begins with the model's own first token, which counts among its tokens. It is not
+            doubled where a text, token ids or a chat template already have it.
+        column: the column of a data set that holds the documents.
+        documents: whether the part of each document in a block becomes a sequence of its own, so that positions and
+            attention restart with it; in token ids a document begins with each of the tokenizer's first tokens.
+            Sequences of a single token are left out.
 
     Returns:
         int64 (blocks, block); with `block=None` or `documents` a list of int64 (T,).
 
     Raises:
-        UserError: the text is unknown, unreachable, damaged where it is read, empty or too short, or something else
-            than a text; a size is out of range; the tokenizer has no first token, or gives no tokens; or it has no chat
+        UserError: the text is unknown, unreachable, damaged in the part that is read, empty, too short, or no text at
+            all; a size is out of range; the tokenizer has no first token, or gives no tokens; or it has no chat
             template for a conversation, or one that refuses it.
 
     Example:
@@ -215,11 +225,13 @@ def cut_text(
     column: str = COLUMN,
     sized: bool = True,
 ) -> Cut:
-    """A text in blocks as of `load_text`, with where its documents begin, and the bytes of its tokens.
+    """Return a text in blocks as `load_text` cuts it, with the beginnings of its documents and the bytes of its tokens.
 
-    Special tokens between documents and the first one of a block stand for no bytes. There are none where the text is
-    token ids, or where the tokenizer does not say what each token is of. In token ids a document begins with each first
-    token of the tokenizer, too.
+    Special tokens between documents and the first token of a block cover no bytes. Bytes are unknown (None) if the text
+    is token ids, or if the tokenizer does not map tokens to characters. In token ids a document also begins with each
+    of the tokenizer's first tokens.
+
+    sized: whether to compute the bytes.
     """
     _check_sizes(block, blocks)
     if isinstance(text, torch.Tensor) and text.ndim == 2:
@@ -250,30 +262,30 @@ def cut_text(
             f"{blocks or 1}; ask for fewer or shorter blocks, or give a longer text"
         )
     shape, none = (blocks or whole, text_tokens), [0] * len(first)
-    begins = torch.zeros(len(ids) + 1, dtype=torch.int64)  # and of a last document without tokens
+    begins = torch.zeros(len(ids) + 1, dtype=torch.int64)  # one more, for a last document without tokens
     begins[starts] = 1
     sizes = None if sizes is None else _in_blocks(sizes, shape, none)
     return Cut(_in_blocks(ids, shape, first), sizes, _in_blocks(begins, shape, none).bool(), first)
 
 
 def _in_blocks(numbers: array | torch.Tensor, shape: tuple[int, int], first: list[int]) -> torch.Tensor:
-    """The first of some numbers in rows of a shape, each behind `first`."""
+    """Return the first numbers as rows of this shape, each after `first`."""
     rows = torch.as_tensor(numbers[: math.prod(shape)]).view(shape)
     return torch.cat([torch.tensor(first).long().expand(len(rows), -1), rows], 1)
 
 
 def _first(tokenizer: PreTrainedTokenizerBase, bos: bool) -> list[int]:
-    """The token before each block, if there is to be one."""
+    """Return the ids before each block: the tokenizer's first token if `bos`, otherwise none."""
     if bos and tokenizer.bos_token_id is None:
         raise UserError("the model's tokenizer has no first token (bos_token_id); run without --bos")
     return [tokenizer.bos_token_id] if bos else []
 
 
 def _once(piece: Piece, place: int, tokens: int, first: list[int]) -> Piece:
-    """A piece without the first tokens of its own with which blocks of so many tokens would begin, since there is one
-    before each.
+    """Drop first tokens from a piece where a block of `tokens` tokens would begin with them, because `first` already
+    stands there.
 
-    place: at which it begins in the text. first: the token before each block.
+    place: position of the piece in the text, in tokens. first: the ids before each block.
     """
     if not first or piece.is_end or first[0] not in piece.ids:
         return piece
@@ -290,7 +302,7 @@ def _once(piece: Piece, place: int, tokens: int, first: list[int]) -> Piece:
 
 
 def _say_once(text: Text, tokenizer: PreTrainedTokenizerBase, times: int) -> None:
-    """Say that a text has first tokens of its own where blocks or sequences begin."""
+    """Warn that a text has first tokens of its own where blocks or sequences begin."""
     if times:
         logger.warning(
             f"warning: text '{text_name(text)}' has the model's first token, {tokenizer.bos_token}, by itself where "
@@ -310,7 +322,7 @@ def _too_long(text: Text) -> UserError:
 
 
 def _given_blocks(ids: torch.Tensor, block: int, blocks: int | None, bos: bool) -> torch.Tensor:
-    """The first of blocks that somebody has cut."""
+    """Check blocks that the caller has cut, and return as many as wanted."""
     ids = checked_ids(ids, "token ids")
     count, tokens = ids.shape
     if tokens != block or count < (blocks or 1):
@@ -326,7 +338,7 @@ def _given_blocks(ids: torch.Tensor, block: int, blocks: int | None, bos: bool) 
 def _sequences(
     text: Text, tokenizer: PreTrainedTokenizerBase, count: int | None, first: list[int], column: str
 ) -> list[torch.Tensor]:
-    """The first documents of a text, each as a sequence after the ids `first`."""
+    """Return the first documents of a text, each as one sequence after the ids `first`."""
     _check_sizes(None, count)
     tensors, total, twice = [], 0, 0
     for number, document in enumerate(itertools.islice(find_text(text, column).documents(), count), 1):
@@ -354,8 +366,8 @@ def _sequences(
 
 
 def _joined(text: Text, tokenizer: PreTrainedTokenizerBase, column: str) -> Iterator[tuple[Piece, bool]]:
-    """The tokens of a text as they are asked for, with the end of each document that has none of its own; and whether a
-    document begins with them."""
+    """Yield the tokens of a text lazily, each document followed by an end unless it has its own; and whether a document
+    begins with them."""
     name, silent = text_name(text), 0
     end = [] if tokenizer.eos_token_id is None else [Piece([tokenizer.eos_token_id], lambda: [0], is_end=True)]
     for document in _documents(text, tokenizer, column):
@@ -369,7 +381,7 @@ def _joined(text: Text, tokenizer: PreTrainedTokenizerBase, column: str) -> Iter
 
 
 def _documents(text: Text, tokenizer: PreTrainedTokenizerBase, column: str) -> Iterator[Document]:
-    """Those of a text; of token ids each that begins with the tokenizer's first token."""
+    """Yield the documents of a text; token ids are split before each of the tokenizer's first tokens."""
     for document in find_text(text, column).documents():
         if isinstance(document, torch.Tensor):
             yield from document.tensor_split(_first_tokens(document, tokenizer).nonzero()[:, 0])
@@ -378,12 +390,12 @@ def _documents(text: Text, tokenizer: PreTrainedTokenizerBase, column: str) -> I
 
 
 def _first_tokens(ids: torch.Tensor, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
-    """The places of the tokenizer's first token in ids: bool, of their shape."""
+    """Return where ids are the tokenizer's first token, as bool of the same shape."""
     return ids == (-1 if tokenizer.bos_token_id is None else tokenizer.bos_token_id)
 
 
 def _pieces_of(document: Document, tokenizer: PreTrainedTokenizerBase, name: str) -> Iterator[Piece]:
-    """The tokens of a document of the text of this name as they are asked for."""
+    """Yield the tokens of a document lazily. name: of the text, for errors."""
     if isinstance(document, torch.Tensor):
         return (Piece(ids.tolist()) for ids in document.split(IDS))
     if isinstance(document, Conversation):
@@ -392,16 +404,16 @@ def _pieces_of(document: Document, tokenizer: PreTrainedTokenizerBase, name: str
 
 
 def sequences(blocks: Iterable[torch.Tensor], attention_mask: Iterable[torch.Tensor] | None) -> Iterable[torch.Tensor]:
-    """Blocks without their padding: each then goes through a model alone, as if it had never had any.
+    """Return blocks without their padding, so that each goes through a model alone, as if it had never been padded.
 
     Args:
         blocks: token ids, int64 (blocks, T), or any iterable of (T,).
-        attention_mask: of the same shapes, 1 or True where there is a token and 0 or False where there is padding, as
-            tokenizers return it; None where there is no padding.
+        attention_mask: of the same shapes, 1 or True for a token and 0 or False for padding, as tokenizers return it;
+            None if there is no padding.
 
     Raises:
-        UserError: there are not as many masks as blocks, one is of another shape than its block, holds something else
-            than 0 and 1, masks all of a block, or masks tokens between others.
+        UserError: the number of masks differs from that of blocks; a mask differs in shape from its block, holds values
+            other than 0 and 1, masks all of a block, or masks tokens between others.
     """
     if attention_mask is None:
         return blocks
@@ -425,8 +437,8 @@ def _unmasked(number: int, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tenso
 
 
 def tokens_hash(blocks: torch.Tensor | Examples | list[torch.Tensor]) -> str:
-    """SHA-256 over shape and int64 ids of blocks, and of examples their labels; of sequences over their lengths and
-    ids: 16 hexadecimal digits."""
+    """Return 16 hexadecimal digits of the SHA-256 over the shape and int64 ids of blocks; of examples also over their
+    labels; of a list of sequences over their lengths and ids."""
     listed = isinstance(blocks, list)
     digest = hashlib.sha256(str(tuple(map(len, blocks) if listed else blocks.shape)).encode())
     for tensor in blocks if listed else (blocks.ids, blocks.labels) if isinstance(blocks, Examples) else (blocks,):

@@ -1,4 +1,4 @@
-"""Handwritten digits, 1,797 pictures of 8 × 8 pixels that come with scikit-learn, and the fifth that is held out."""
+"""Handwritten digits, 1,797 pictures of 8 × 8 pixels that come with scikit-learn; a fifth of them is held out."""
 
 from typing import NamedTuple
 
@@ -12,14 +12,15 @@ HELD_OUT = 360
 
 
 class Digits(NamedTuple):
-    """Pictures, uint8 (pictures, 8, 8, 3), three times the same grey; and which digits they show, int64 (pictures,)."""
+    """Pictures, uint8 (pictures, 8, 8, 3) with three equal channels, and the digits that they show, int64
+    (pictures,)."""
 
     pictures: np.ndarray
     digits: np.ndarray
 
 
 def digits(held_out: bool) -> Digits:
-    """The pictures that are held out, chosen with seed 0, or all others.
+    """Return the held-out pictures, chosen with seed 0, or all others.
 
     Raises:
         UserError: scikit-learn is not installed.

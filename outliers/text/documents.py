@@ -28,15 +28,16 @@ HUB = {  # texts of the hub: repository, subset and split
 }
 
 ENDINGS = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz")
-LONGEST_LINE = 2**24  # bytes; a compressed file can hold a line that no memory can
+LONGEST_LINE = 2**24  # bytes; a compressed file can hold a line larger than memory
 BLANK_LINES = 10**5  # at the end of a file
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class NamedText(NamedTuple):
-    """A text known by name: where its documents come from, and the protocol that cuts them.
+    """A text with a name: a function that returns its documents, and the protocol by which they are cut.
 
-    A document is a string, the strings that it consists of, token ids, int64 (tokens,), or a conversation.
+    A document is a string, an iterable of the strings that it consists of, token ids, int64 (tokens,), or a
+    conversation.
     """
 
     documents: Callable[[], Iterable]
@@ -44,15 +45,15 @@ class NamedText(NamedTuple):
 
 
 def read_file(path: str | Path) -> list[str]:
-    """Read all documents of a local file, as `open_documents` gives them."""
+    """Read all documents of a local file, as `open_documents` yields them."""
     return ["".join(parts) for parts in open_documents(path)]
 
 
 def open_documents(path: str | Path) -> Iterator[Iterable[str]]:
-    """Read the documents of a local file as they are asked for, each as the parts that it consists of.
+    """Yield the documents of a local file lazily, each as an iterable of its parts.
 
-    A plain text file (`.txt`, `.txt.gz`) is one document, a line a part; a `.jsonl` (or `.jsonl.gz`) file is one
-    document a row, in its field `text`.
+    A plain text file (`.txt`, `.txt.gz`) is one document with its lines as parts; a `.jsonl` (or `.jsonl.gz`) file is
+    one document per row, in its field `text`. Raise UserError for another ending, and for damage where it is read.
     """
     path = Path(path)
     endings = "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
@@ -66,9 +67,10 @@ def open_documents(path: str | Path) -> Iterator[Iterable[str]]:
 
 
 def read_rows(path: Path, expected: str, fields: tuple[str, ...]) -> Iterator[list[str]]:
-    """The values of these fields, all strings, of a file that has one JSON object a line, as they are asked for.
+    """Yield the values of these fields, all strings, from each row of a file with one JSON object per line.
 
-    Blank lines may stand at the end of the file. Of a field that a row has twice, the last counts.
+    Blank lines may stand at the end of the file. If a row has a field twice, the last one counts. expected: description
+    of a row, for errors.
     """
     blank = 0
     for number, line in enumerate(read_lines(path), 1):
@@ -86,14 +88,14 @@ def read_rows(path: Path, expected: str, fields: tuple[str, ...]) -> Iterator[li
 
 
 def _values(line: str, fields: tuple[str, ...]) -> list[str]:
-    """The strings under these fields of a row; raise ValueError with what is wrong."""
+    """Return the strings in these fields of a row; raise ValueError with the reason if that is impossible."""
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"{error.msg} at character {error.pos + 1}") from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    except ValueError:  # Python's guard against numbers that take quadratic time
+    except ValueError:  # Python limits the digits of numbers, whose conversion takes quadratic time
         raise ValueError(f"it has a number of more than {sys.get_int_max_str_digits()} digits") from None
     if not isinstance(row, dict):
         raise ValueError("it is not an object")
@@ -106,7 +108,8 @@ def _values(line: str, fields: tuple[str, ...]) -> list[str]:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    r"""The lines of a text file, whose ends are read as \n, as they are asked for; compressed if it ends in `.gz`."""
+    r"""Yield the lines of a text file lazily, with every line end read as \n; a file that ends in `.gz` is
+    decompressed."""
     number = 0
     try:
         with _open(path) as file:
@@ -120,7 +123,7 @@ def read_lines(path: Path) -> Iterator[str]:
 
 def _open(path: Path) -> BinaryIO:
     check_file(path)
-    if not path.stat().st_size:  # also the files of /proc, some of which have no end
+    if not path.stat().st_size:  # empty, or a file of /proc, some of which never end
         return io.BytesIO()
     return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
 
@@ -143,18 +146,18 @@ def _decoded(raw: bytes, number: int, path: Path) -> str:
 
 
 def sample() -> list[str]:
-    """The embedded text: web-like English documents written for this project."""
+    """Return the embedded text: web-like English documents written for this project."""
     return read_file(Path(__file__).parent / "sample.jsonl")
 
 
 def c4() -> Iterator[str]:
-    """C4 (en), validation split, streamed from the hub in its order."""
+    """Stream C4 (en), validation split, from the hub in its order."""
     for row in _from_hub(*HUB["c4"], streaming=True):
         yield row["text"]
 
 
 def wikitext2() -> list[str]:
-    """WikiText-2 (raw), test split: its lines joined by two newlines into one document, as most papers do."""
+    """Return WikiText-2 (raw), test split, as one document: its lines joined by two newlines, as in most papers."""
     return ["\n\n".join(_from_hub(*HUB["wikitext2"], streaming=False)["text"])]
 
 
@@ -166,10 +169,10 @@ TEXTS = {
 
 
 def find_named(name: str) -> NamedText:
-    """The source of a text that is known by name, or of a file; raise UserError where it is neither."""
+    """Return the source of a text by its name or the path of a file; raise UserError if it is neither."""
     if name in TEXTS:
         return TEXTS[name]
-    if os.path.isfile(name):  # unlike that of Path false, not an error, for a name that no file can have
+    if os.path.isfile(name):  # false, where Path would raise, for a name that no file can have
         return NamedText(partial(open_documents, name), "first-blocks")
     if os.path.exists(name):
         raise UserError(f"text '{name}' is a folder, a pipe or a device; expected a regular file")
@@ -179,10 +182,9 @@ def find_named(name: str) -> NamedText:
 
 
 def ask_hub(repository: str) -> None:
-    """Raise whatever the hub's client raises if a data set cannot be reached; where the user asks for the cache, if
-    that has nothing of it.
+    """Raise the hub client's error if a data set cannot be reached; in offline mode, if it is not in the cache.
 
-    Without network, `datasets` retries for half a minute; one question with a time limit finds out at once.
+    Without network, `datasets` retries for half a minute; one request with a time limit finds out at once.
     """
     try:
         source.ask_hub(lambda hub: hub.dataset_info(repository, timeout=SECONDS_FOR_THE_HUB))
@@ -192,7 +194,7 @@ def ask_hub(repository: str) -> None:
 
 
 def _is_cached(repository: str) -> bool:
-    """Whether a data set is in the cache of the hub's client, or in that of `datasets`."""
+    """Return whether a data set is in the cache of the hub's client, or in that of `datasets`."""
     prepared = os.environ.get("HF_DATASETS_CACHE", Path(constants.HF_HOME) / "datasets")
     names = (f"datasets--{repository.replace('/', '--')}".lower(), repository.replace("/", "___").lower())
     folders = (Path(constants.HF_HUB_CACHE), Path(prepared))
@@ -200,7 +202,7 @@ def _is_cached(repository: str) -> bool:
 
 
 def check_text(name: object) -> None:
-    """See that a text that is named is there, before anything is imported that reads it; all else passes."""
+    """Raise UserError if a text given by name is missing, before slow imports; anything but a name passes."""
     if isinstance(name, str) and name:
         find_named(name)
     if isinstance(name, str) and name in HUB:
@@ -218,7 +220,7 @@ def _from_hub(repository: str, subset: str, split: str, streaming: bool):
 
 
 def data_set(name: str, splits: tuple[str, ...]):
-    """The first of some splits that a data set of the hub has, streamed in its order."""
+    """Stream the first of these splits that a data set of the hub has, or else its first split."""
     import datasets
 
     with _reaching(name):
@@ -230,7 +232,7 @@ def data_set(name: str, splits: tuple[str, ...]):
 
 @contextmanager
 def _reaching(repository: str) -> Iterator[None]:
-    """Turn what is raised where a data set of the hub cannot be loaded into one line."""
+    """Turn any error of loading a data set from the hub into a UserError of one line."""
     try:
         yield
     except Exception as error:  # each version of the hub's client raises its HTTP library's own errors

@@ -1,4 +1,4 @@
-"""Documents that are given as objects of Python: strings, token ids, conversations, or rows of a data set."""
+"""Documents given as Python objects: strings, token ids, conversations, or rows of a data set."""
 
 import os
 import sys
@@ -15,21 +15,22 @@ from outliers.text.documents import SURROGATE
 from outliers.text.limited import within
 
 EXPECTED = "strings, lists of token ids, or conversations (lists of messages)"
-SECONDS = 5  # for the template of a conversation, which takes milliseconds
-LONGEST_REASON = 300  # characters of what a template says
+SECONDS = 5  # limit of a chat template, which takes milliseconds
+LONGEST_REASON = 300  # characters of a template's error
 MESSAGE = ("role", "content")
 
-Text = str | os.PathLike | Iterable | torch.Tensor  # among the iterables `datasets.Dataset`
+Text = str | os.PathLike | Iterable | torch.Tensor  # iterables include `datasets.Dataset`
 
 
 class Conversation(NamedTuple):
-    """A document that is a list of messages, of which a tokenizer's chat template makes text."""
+    """A document that is a list of messages, which a tokenizer's chat template turns into text."""
 
     messages: Sequence[Mapping]
 
 
 def text_name(text: Text) -> str:
-    """The name of a text in messages: its name or path, or what kind of object it is. Rows: `text_label`."""
+    """Return the name of a text in messages: its name or path, or a description of the object. Rows use
+    `text_label`."""
     if isinstance(text, (str, os.PathLike)):
         return os.fspath(text)
     if isinstance(text, torch.Tensor):
@@ -39,13 +40,13 @@ def text_name(text: Text) -> str:
 
 
 def _is_data_set(text: Text) -> bool:
-    """Whether it is one of the library `datasets`, which is not imported unless somebody made one."""
+    """Return whether the text is of the library `datasets`, without importing that library."""
     datasets = sys.modules.get("datasets")
     return datasets is not None and isinstance(text, (datasets.Dataset, datasets.IterableDataset))
 
 
 def given_documents(text: Iterable, column: str) -> Iterator[str | torch.Tensor | Conversation]:
-    """The documents of a data set's column, or of an iterable of them, each checked; token ids as int64 (tokens,)."""
+    """Yield the checked documents of an iterable, or of a data set's column; token ids as int64 (tokens,)."""
     name, number = text_name(text), 0
     if _is_data_set(text) and text.column_names and column not in text.column_names:
         columns = ", ".join(text.column_names)
@@ -74,7 +75,7 @@ def _document(value: object, which: str) -> str | torch.Tensor | Conversation:
 
 
 def checked_ids(ids: torch.Tensor, which: str) -> torch.Tensor:
-    """Token ids of one or two dimensions as they are, but in host memory."""
+    """Check token ids, int64 of one or two dimensions and not negative, and return them in host memory."""
     if ids.dtype != torch.int64 or ids.ndim not in (1, 2):
         kind = f"{str(ids.dtype).removeprefix('torch.')} of shape {tuple(ids.shape)}"
         raise UserError(f"{which} are {kind}; expected int64 (blocks, T), or (tokens,), which are cut into blocks")
@@ -92,9 +93,9 @@ def _checked_messages(messages: Sequence[Mapping], which: str) -> Sequence[Mappi
 
 
 def conversation_text(conversation: Conversation, tokenizer: PreTrainedTokenizerBase) -> str:
-    """A conversation as the model's chat template writes it, whole and without a prompt for a further answer.
+    """Return the whole conversation as the model's chat template writes it, without a prompt for a further answer.
 
-    Templates are programs of Jinja, which transformers runs in its sandbox.
+    Templates are Jinja programs, which transformers runs in its sandbox; a time limit stops endless ones.
     """
     if tokenizer.chat_template is None:
         raise UserError(
@@ -108,7 +109,7 @@ def conversation_text(conversation: Conversation, tokenizer: PreTrainedTokenizer
             f"the tokenizer's chat template does not end: a conversation took more than {SECONDS} seconds; expected "
             "milliseconds: give the conversations as strings, or set tokenizer.chat_template"
         ) from None
-    except Exception as error:  # of Jinja, of transformers, or what the template does
+    except Exception as error:  # from Jinja, transformers, or the template's own code
         reason = reason_of(error, LONGEST_REASON)
         raise UserError(
             f"the tokenizer's chat template cannot write a conversation ({reason}); check its roles"

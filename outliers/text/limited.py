@@ -1,4 +1,4 @@
-"""Code of strangers under a limit of time."""
+"""Run code of strangers within a time limit."""
 
 import ctypes
 import threading
@@ -9,17 +9,18 @@ Made = TypeVar("Made")
 
 
 class _Stopped(BaseException):
-    """Raised inside of what takes too long, which catches no such thing."""
+    """Raised inside code that takes too long. It derives from BaseException, so that `except Exception` does not catch
+    it."""
 
 
 def within(seconds: float, function: Callable[[], Made]) -> Made:
-    """Call a function and return what it does.
+    """Call a function and return its result, or raise its error, within a time limit.
 
-    It runs in a thread of its own, which is interrupted between two steps of Python. One that never comes to a next
-    step is left alone.
+    The function runs in a thread of its own, which is interrupted between two Python bytecodes. A thread that never
+    reaches another bytecode is abandoned.
 
     Raises:
-        TimeoutError: it takes longer. Whatever the function raises.
+        TimeoutError: the function takes longer than `seconds`.
     """
     made: list[Made] = []
     raised: list[BaseException] = []

@@ -1,21 +1,21 @@
-"""Tokens of a long document, piece by piece, and exactly those of the whole document.
+"""Tokenize a long document piece by piece, with exactly the tokens of the whole document.
 
-What a tokenizer makes of a text depends on what stands around it: the start of a text may get a space, a word ends
-where the text does, and merges can ripple from a cut into the text. But it depends on little of it. So a document is
-read in pieces that overlap, and two of them are joined in the middle of their overlap, between two words, if both have
-the same tokens in the half of it around the middle: what comes before the overlap, which the second piece
-lacks, and what comes after it, which the first one lacks, does not reach there. Where they differ, longer pieces are
-tried.
+The tokens of a text depend on its surroundings: its start may get a space, a word ends where the text does, and merges
+can ripple from a cut into the text. But they depend on little of it. So a document is read in overlapping pieces, and
+two pieces are joined in the middle of their overlap, between two words, if both have the same tokens in the middle half
+of the overlap: then neither the text before the overlap, which the second piece lacks, nor the text after it, which the
+first lacks, has an influence there. If they differ, longer pieces are tried.
 
     first piece   --------------------
     second piece              --------------------
     the same                    ====
 
-Some tokenizers have special tokens that swallow all blanks beside them, however many: so something else must follow.
+Some tokenizers have special tokens that swallow all blanks beside them, however many, so the text after the
+joint must hold something else.
 
-Words are what the model of a tokenizer sees one at a time. Inside a word only byte-pair merges may be cut, which agree
-for good once they have made the same token at the same place. A unigram model weighs all ways to split a word against
-each other, however long it is.
+A word is the unit that the tokenizer's model sees at a time. Within a word only byte-pair merges may be cut: they agree
+for good once they have produced the same token at the same place. A unigram model weighs all ways to split a word
+against each other, however long the word is.
 """
 
 import itertools
@@ -31,14 +31,14 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 from outliers.errors import UserError
 
 PIECE = 2**18  # characters
-LONGEST = 16 * PIECE  # of two pieces; a million characters take about 150 MB while they are tokenized
-OVERLAPS = 8  # in a piece
-BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token that is one byte, in a vocabulary of characters
+LONGEST = 16 * PIECE  # characters of two pieces at most; tokenizing a million takes about 150 MB
+OVERLAPS = 8  # a piece shares 1 / OVERLAPS of its length with the next
+BYTE = re.compile("<0x[0-9A-F]{2}>")  # a byte token in a vocabulary of characters
 
 
 class Piece(NamedTuple):
-    """Tokens that follow each other. sizes: called, the UTF-8 bytes that each stands for; None where nobody knows.
-    is_end: whether they end a document which has no end of its own."""
+    """Consecutive tokens. sizes: a function that returns the UTF-8 bytes that each token covers, or None if unknown.
+    is_end: whether the tokens are an end that was appended to a document."""
 
     ids: Sequence[int]
     sizes: Callable[[], Sequence[int] | np.ndarray | None] = lambda: None
@@ -46,9 +46,13 @@ class Piece(NamedTuple):
 
 
 def tokenize(parts: Iterable[str], tokenizer: PreTrainedTokenizerBase, name: str) -> Iterator[Piece]:
-    """The tokens of one document without special tokens, as many at a time as are known.
+    """Yield the tokens of one document without special tokens, as soon as they are certain.
 
-    parts: of the document; no more are read than the tokens that are asked for need. name: of the text, for errors.
+    parts: strings that make up the document, read only as far as the requested tokens need. name: of the text, for
+    errors.
+
+    Raises:
+        UserError: the tokens depend on more surrounding text than `LONGEST` characters.
     """
     pieces = _pieces(parts)
     tokens, done, count = _Tokens(next(pieces, ""), tokenizer), 0, 1
@@ -70,7 +74,8 @@ def tokenize(parts: Iterable[str], tokenizer: PreTrainedTokenizerBase, name: str
 
 
 def _pieces(parts: Iterable[str]) -> Iterator[str]:
-    """Parts joined and cut into pieces of at least `PIECE` characters and less than two, but for the last one."""
+    """Join parts and cut them into pieces of at least `PIECE` and less than 2 × `PIECE` characters; the last may be
+    shorter."""
     text = ""
     for part in parts:
         for at in range(0, len(part), PIECE):
@@ -83,7 +88,7 @@ def _pieces(parts: Iterable[str]) -> Iterator[str]:
 
 
 class _Tokens:
-    """Token ids of a text, int64 (tokens,), the characters at which they begin, and whether a word does there."""
+    """The token ids of a text, int64 (tokens,), the character at which each begins, and whether a word begins there."""
 
     def __init__(self, text: str, tokenizer: PreTrainedTokenizerBase):
         self.text, self.tokenizer, self.encoding = text, tokenizer, _encode(text, tokenizer)
@@ -92,18 +97,19 @@ class _Tokens:
             starts = np.array(self.encoding.encodings[0].offsets, np.int64).reshape(-1, 2)[:, 0]
             self.starts = np.maximum.accumulate(starts)
             self.words = np.diff(np.array(self.encoding.word_ids(), dtype=np.int64), prepend=-1) != 0
-        else:  # one in Python does not say, but has a rule for each word; SentencePiece has a model for all of a text
+        else:  # Python tokenizers give no offsets, but treat each word alone; SentencePiece models the whole text
             self.words = np.full(len(self.ids), not hasattr(tokenizer, "sp_model"))
 
     def part(self, first: int, last: int | None) -> Piece:
-        """Some of the tokens."""
         some = slice(first, last)
         return Piece(self.ids[some].tolist(), partial(_sizes, self.encoding, self.text, self.tokenizer, some))
 
     def overlap(self) -> int:
-        """The character from which the next piece has the text too: of a word, or of a token in a long word.
+        """Return the character at which the overlap with the next piece begins: at a word, or at a token within a long
+        word.
 
-        In a long run of one character, or of digits that are taken three at a time, tokens would not agree otherwise.
+        Otherwise, in a long run of one character, or of digits that are grouped in threes, the tokens of the two pieces
+        would never agree.
         """
         size = len(self.text) // OVERLAPS
         place = len(self.text) - size
@@ -116,7 +122,7 @@ class _Tokens:
         return place
 
     def at(self, place: int) -> int:
-        """The number of tokens before a character."""
+        """Return the number of tokens before a character."""
         if self.encoding.is_fast:
             return int(self.starts.searchsorted(place))
         if place < len(self.text) / 2:
@@ -125,15 +131,15 @@ class _Tokens:
 
 
 def _joint(before: _Tokens, after: _Tokens, place: int) -> tuple[int, int] | None:
-    """The number of tokens that are taken of a piece, and of those left out of the one after it, which begins at a
-    character of the first; None if they disagree."""
+    """Find where to join two pieces: the number of tokens to take from the first, and to skip in the second, which
+    begins at character `place` of the first; None if the pieces disagree."""
     size = len(before.text) - place
     marks = [place + size * quarter // 4 for quarter in (1, 2, 3)]
     first, middle, last = (before.at(mark) for mark in marks)
     shift = first - after.at(marks[0] - place)
     ours, theirs = slice(first, last), slice(first - shift, last - shift)
     if not (
-        first < middle < last  # what comes last may go on
+        first < middle < last  # the last token may continue beyond the piece
         and [after.at(mark - place) + shift for mark in marks[1:]] == [middle, last]
         and np.array_equal(before.ids[ours], after.ids[theirs])
         and before.text[marks[1] : marks[2]].strip()
@@ -152,16 +158,16 @@ def _encode(text: str, tokenizer: PreTrainedTokenizerBase) -> BatchEncoding:
         return tokenizer(text, add_special_tokens=False, verbose=False)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # the library of tokenizers raises nothing narrower, and of Rust nothing better
+    except BaseException as error:  # tokenizers, written in Rust, raises nothing narrower
         raise UserError(f"the model's tokenizer cannot split the text ({error}); check its files") from error
 
 
 def _sizes(encoding: BatchEncoding, text: str, tokenizer: PreTrainedTokenizerBase, part: slice) -> np.ndarray | None:
-    """The UTF-8 bytes that each token of a text stands for, int64 (tokens,); None of a tokenizer in Python.
+    """Return the UTF-8 bytes that each token of a text covers, int64 (tokens,); None for a tokenizer written in Python.
 
-    A token reaches from the end of the one before it to its own, and the last one to the end of the text, so that what
-    a tokenizer drops, such as a blank, counts too. Tokens that share a character have its bytes as their vocabulary
-    says, and the first of them what is left.
+    A token covers the text from the end of the previous token to its own end, and the last one reaches to the end of
+    the text, so that text that a tokenizer drops, such as a blank, counts too. If tokens share a character, each later
+    one has as many bytes as its entry in the vocabulary says, and the first has the rest.
     """
     if not encoding.is_fast:
         return None
@@ -172,7 +178,7 @@ def _sizes(encoding: BatchEncoding, text: str, tokenizer: PreTrainedTokenizerBas
     starts, ends = np.array(encoding.encodings[0].offsets, np.int64).reshape(-1, 2).T
     ends = np.maximum.accumulate(ends)
     sizes = np.diff(before[np.append(ends[:-1], len(text))], prepend=0) if len(ends) else ends
-    shared = np.flatnonzero(starts[1:] < ends[:-1]) + 1  # with the token before
+    shared = np.flatnonzero(starts[1:] < ends[:-1]) + 1  # share a character with the token before
     for tokens in np.split(shared, np.flatnonzero(np.diff(shared) > 1) + 1):
         if len(tokens):
             first, last = tokens[0] - 1, tokens[-1]

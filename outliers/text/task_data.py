@@ -1,4 +1,4 @@
-"""The zero-shot tasks without the harness, and the places of the data of others; imported in no time."""
+"""Names of zero-shot tasks and of the data sets behind them, in a module that imports quickly."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from outliers.text.documents import ask_hub
 
 FOLDER = Path(__file__).parent / "tasks"
 LOCAL_TASKS = tuple(sorted(file.stem for file in FOLDER.glob("*.yaml")))
-FIGURE1_TASKS = {  # of the harness, and their data sets on the hub
+FIGURE1_TASKS = {  # tasks of the harness, and their data sets on the hub
     "hellaswag": "Rowan/hellaswag",
     "piqa": "baber/piqa",
     "winogrande": "allenai/winogrande",
@@ -16,7 +16,7 @@ FIGURE1_TASKS = {  # of the harness, and their data sets on the hub
 
 
 def check_task(name: str) -> None:
-    """See that the data of a task of Figure 1 are there, before anything is imported that reads them; others pass."""
+    """Raise UserError if the data of a task of Figure 1 cannot be reached, before slow imports; other names pass."""
     if name in FIGURE1_TASKS:
         try:
             ask_hub(FIGURE1_TASKS[name])
@@ -25,7 +25,7 @@ def check_task(name: str) -> None:
 
 
 def no_data(task: str, repository: str, error: Exception) -> UserError:
-    """The error for a task whose data cannot be loaded."""
+    """Return the error for a task whose data cannot be loaded."""
     return UserError(
         f"cannot load the data of task '{task}', '{repository}' on the hub ({type(error).__name__}); check the "
         f"network, set HF_HUB_OFFLINE=1 to use the local cache, or use {' and '.join(LOCAL_TASKS)} with local files"

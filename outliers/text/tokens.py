@@ -1,4 +1,4 @@
-"""Tokens as people read them."""
+"""Names of tokens and picture positions for people to read."""
 
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
@@ -10,39 +10,40 @@ from outliers.models.load import load_config, load_tokenizer
 from outliers.terminal.printing import is_line
 
 LONGEST = 24  # characters
-LONGEST_NAME = 10 * LONGEST + 2  # of a name, all of whose characters are escaped
-DELIMITER, WORD_START, INSIDE_WORD = "delimiter", "word start", "inside a word"  # what a token is by its text
+LONGEST_NAME = 10 * LONGEST + 2  # of a name if every character is escaped
+DELIMITER, WORD_START, INSIDE_WORD = "delimiter", "word start", "inside a word"  # kinds of tokens, by their text
 
 
 def visible_token(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
-    """The text of a token in quotes, with spaces as ␣ and other blank characters escaped: '␣the', '\\n'.
+    r"""Return the text of a token in quotes, with spaces as ␣ and other blank characters escaped: '␣the', '\n'.
 
-    Without quotes, a piece of a character as the vocabulary writes it, such as <0xE6>; or the number of a token that
-    the vocabulary lacks.
+    A token that is part of a character has no quotes and is written as in the vocabulary, such as <0xE6>; an id that
+    the vocabulary lacks is written as its number.
     """
     return _name_and_kind(tokenizer, token, ())[0]
 
 
 def named_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Iterable[int]) -> dict[int, tuple[str, str]]:
-    """Of each token id its name, see `visible_token`, and what it is by its text.
+    """Return the name (see `visible_token`) and the kind of each token id.
 
-    A delimiter has no letter or digit, or is special, such as the end of a text; a word start begins with a blank; all
-    others are inside a word, also a word's first token where no blank belongs to it, as after a line break or a
-    bracket, and pieces of a character.
+    The kinds: a delimiter has no letter or digit, or is a special token, such as the end of a text; a word start begins
+    with a blank; all other tokens are inside a word. These include the first token of a word without a blank, as after
+    a line break or a bracket, and parts of a character.
     """
     special = set(tokenizer.all_special_ids)
     return {token: _name_and_kind(tokenizer, token, special) for token in tokens}
 
 
 def named_ids(config: PretrainedConfig, tokenizer: object, ids: Iterable[int]) -> dict[int, tuple[str, str]]:
-    """The same of what stands at positions: tokens; of a vision model, for which any object does, places of a picture,
-    such as "[CLS]", "register 0" and "patch 3,5" (row, column)."""
+    """Return the name and the kind of each id at a model's positions: tokens as in `named_tokens`, or for a vision
+    model, which needs no tokenizer, places of a picture, such as "[CLS]", "register 0" and "patch 3,5" (row,
+    column)."""
     name_of = family_of(config).name_of
     return named_tokens(tokenizer, ids) if name_of is None else {place: name_of(config, place) for place in ids}
 
 
 def namer_of(model: str, revision: str | None = None) -> Callable[[int], str]:
-    """A function that names the ids of a model's positions."""
+    """Return a function that names the ids at a model's positions."""
     config = load_config(model, revision)
     name_of = family_of(config).name_of
     if name_of is None:
@@ -57,9 +58,9 @@ def _name_and_kind(tokenizer: PreTrainedTokenizerBase, token: int, special: Coll
 
 
 def _text_of(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
-    """The text of a token; empty where it has none of its own, such as a piece of a character."""
+    """Return the text of a token; "" if it has none of its own, such as a part of a character."""
     once, twice = (tokenizer.decode([token] * count, clean_up_tokenization_spaces=False) for count in (1, 2))
-    text = twice[len(once) :]  # some tokenizers leave out the space before the first token of a text
+    text = twice[len(once) :]  # some tokenizers drop the space before the first token of a text
     return "" if "\N{REPLACEMENT CHARACTER}" in text else text
 
 
