@@ -16,19 +16,19 @@ from outliers.quantization.products import Products, product
 from outliers.quantization.remedies import PRODUCTS
 from outliers.quantization.schemes import Scheme
 
-WITHOUT_EFFECT = {*MASK, "is_causal", "deterministic"}  # the last one of other implementations
-MASKS_OF = ("sdpa", "eager", OURS)  # implementations whose masks say all of what queries attend to
+WITHOUT_EFFECT = {*MASK, "is_causal", "deterministic"}  # the last one is an argument of other implementations
+MASKS_OF = ("sdpa", "eager", OURS)  # implementations whose masks alone decide what queries attend to
 
 
 class AttentionProducts(NamedTuple):
-    """The computation of each of `PRODUCTS`: queries times keys, and probabilities times values."""
+    """How each of `PRODUCTS` is computed: queries times keys, and probabilities times values."""
 
     scores: Products
     values: Products
 
     @classmethod
     def of(cls, scheme: Scheme) -> "AttentionProducts":
-        """Those of a scheme whose attention is in int8."""
+        """Return the products of a scheme that has attention in int8."""
         in_int8 = scheme.attention.roles or PRODUCTS
         return cls(*(Products(scheme.attention.number) if name in in_int8 else EXACT for name in PRODUCTS))
 
@@ -47,18 +47,19 @@ def int8_attention(
     dropout: float = 0.0,
     **others,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """An attention function of transformers: states (batch, heads, T, features) to outputs (batch, T, heads, features).
+    """Compute attention from states (batch, heads, T, features), with the signature of transformers' attention
+    functions.
 
-    Queries times keys and probabilities times values are `products`, each head's for itself: queries and keys have a
-    scale a token, probabilities one a query, values one a feature. The softmax is exact. attention_mask: what is added
-    to the scores, or True where a query attends; None for all keys, or for those up to each query where there are
-    several queries and the module is causal.
+    Queries times keys and probabilities times values are computed by `products`, for each head separately: queries and
+    keys have a scale per token, probabilities one per query, values one per feature. The softmax is exact.
+    attention_mask: added to the scores, or boolean with True where a query attends. None stands for a causal mask if
+    the module is causal and there are several queries, otherwise for no mask.
 
     Returns:
-        The outputs; and the probabilities, (batch, heads, T, keys).
+        The outputs (batch, T, heads, features), and the probabilities (batch, heads, T, keys).
 
     Raises:
-        UserError: the architecture's attention is more than a softmax under a mask, such as one with capped scores.
+        UserError: the architecture's attention is more than a masked softmax, for example has capped scores.
     """
     if unknown := [name for name, given in others.items() if given is not None and name not in WITHOUT_EFFECT]:
         raise UserError(f"attention in int8 with '{unknown[0]}'; expected a masked softmax of scores")
@@ -66,7 +67,7 @@ def int8_attention(
     scores = product(query, key, products.scores) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     if attention_mask is None and query.shape[2] > 1 and getattr(module, "is_causal", True):
         attention_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-    if attention_mask is not None:  # of whichever implementation it was made for
+    if attention_mask is not None:  # boolean or additive, depending on the implementation
         mask = attention_mask[..., : key.shape[2]]
         hidden = torch.finfo(scores.dtype).min
         scores = scores.masked_fill(~mask, hidden) if mask.dtype == torch.bool else scores + mask
@@ -76,12 +77,13 @@ def int8_attention(
 
 
 def put_attention(model: PreTrainedModel, products: AttentionProducts, left: Collection[str] = ()) -> None:
-    """Let the attention of a model multiply so from now on.
+    """Replace the attention function of a model by one in int8.
 
-    left: paths of `attentions` that stay as they are.
+    left: paths of `attentions` that stay exact.
 
     Raises:
-        UserError: its attention cannot be replaced, is in int8 already, or has masks that do not say all.
+        UserError: the attention of the model cannot be replaced, is in int8 already, or has masks that are not
+            explicit.
     """
     check_attention(model)
     if int8_attentions(model):
@@ -94,12 +96,12 @@ def put_attention(model: PreTrainedModel, products: AttentionProducts, left: Col
 
 
 def int8_attentions(model: PreTrainedModel) -> list[Projection]:
-    """The attention of those layers that `put_attention` has put into int8."""
+    """Return the attention modules that `put_attention` has put into int8."""
     of_model = [(attention, vars(attention.module).get("attending")) for attention in attentions(model)]
     return [attention for attention, attending in of_model if attending and attending.function]
 
 
 def take_attention_back(model: PreTrainedModel) -> None:
-    """Let the attention of a model multiply as it did before `put_attention`."""
+    """Undo `put_attention`."""
     for attention in int8_attentions(model):
         attends(attention.module, function=None)

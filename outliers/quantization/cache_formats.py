@@ -1,4 +1,4 @@
-"""Formats of keys and values for later queries, as data: `int4`, `int4/channels=32/recent=128`, `fp8-e4m3`."""
+"""Formats of cached keys and values, as data: `int4`, `int4/channels=32/recent=128`, `fp8-e4m3`."""
 
 import re
 from dataclasses import dataclass, fields
@@ -8,32 +8,33 @@ from outlier_kernels.formats import BLOCK, FORMATS, Quantizer
 
 from outliers.errors import UserError, unknown_name
 
-INTEGERS = re.compile(r"int([2-8])")  # any number of bits, asymmetric; other formats are those of matrices
+INTEGERS = re.compile(r"int([2-8])")  # asymmetric; all other formats are those of matrices
 _RANGE = "[0-9]{1,9}(?::[0-9]{1,9})?"
 _RANGES = re.compile(rf"{_RANGE}(?:\.{_RANGE})*")  # a number, or ranges of them
 NUMBERED = {"channels": 1, "recent": 0, "first": 0, "block": 1}  # options with a number, and the least one
-CALIBRATED = ("smooth", "reorder")  # changes of keys that have to know how large channels are
+CALIBRATED = ("smooth", "reorder")  # changes of keys that require the magnitudes of channels
 FLAGS = ("hadamard", "before", *CALIBRATED)
 RANGES = ("layers", "heads")  # options with ranges of numbers, joined by points
 PARTS = {"kv": ("keys", "values"), "keys": ("keys",), "values": ("values",)}
-EXACT_BITS, HALF_BITS = 16, 16  # of a value that stays exact, as caches keep it; of a scale, and of a minimum
+EXACT_BITS, HALF_BITS = 16, 16  # of an exact value in a cache; of a scale, and of a minimum
 FORMS = "int4/channels=32/recent=128, int4/first=5/before, fp8-e4m3/hadamard, bfp4/block=32 or int3/layers=0:2/heads=1"
 
 
 @dataclass(frozen=True)
 class CacheFormat:
-    """The quantization of keys, or of values.
+    """A quantization format of cached keys, or of values.
 
-    format: `int2` to `int8`, asymmetric (scale = (max - min) / (2^b - 1), code = round((x - min) / scale), the scale
-    and the minimum in float16), or another name in `FORMATS`, symmetric. By token a head's vector at a position shares
-    a scale. channels: by channel, so many consecutive positions of a channel of a head share one; an incomplete last
-    group stays exact (KIVI: Liu et al., 2024). recent, first: how many of the last and of the first positions stay
-    exact. before: keys as they are before the rotation of positions (KVQuant: Hooper et al., 2024). hadamard: a head's
-    channels are rotated first, and back afterwards (QuaRot: Ashkboos et al., 2024). layers, heads: ranges, each the
-    first number and the one before which it ends, of heads of keys; None for all. block: of other formats, how many
-    consecutive channels share a scale; None for a head's, or as many as the format fixes. smooth: keys are divided by a
-    factor for each channel, and queries multiplied by it (SmoothAttention of QServe: Lin et al., 2024, section 4.2).
-    reorder: channels of keys are in the order of their largest magnitudes (after Trukhanov and Soloveychik, 2024).
+    format: `int2` to `int8`, asymmetric (scale = (max - min) / (2^b - 1), code = round((x - min) / scale), scale and
+    minimum in float16), or another name in `FORMATS`, symmetric. By default the vector of a head at a position shares a
+    scale. channels: quantize by channel, where this number of consecutive positions of a head's channel shares a scale;
+    an incomplete last group stays exact (KIVI: Liu et al., 2024). recent, first: how many of the last and of the first
+    positions stay exact. before: quantize keys before the rotary embedding (KVQuant: Hooper et al., 2024). hadamard:
+    rotate a head's channels before quantization and back afterwards (QuaRot: Ashkboos et al., 2024). layers, heads: the
+    ranges, with exclusive ends, of layers and of key heads that are quantized; None for all. block: number of
+    consecutive channels that share a scale, in formats other than integers; None for all of a head, or as many as the
+    format fixes. smooth: divide keys by a factor per channel and multiply queries by it (SmoothAttention of QServe: Lin
+    et al., 2024, section 4.2). reorder: sort the channels of keys by their largest magnitudes (after Trukhanov and
+    Soloveychik, 2024).
     """
 
     format: str
@@ -50,11 +51,11 @@ class CacheFormat:
 
     @classmethod
     def read(cls, written: str) -> "CacheFormat":
-        """A format and its options, joined by a slash.
+        """Parse a format and its options, joined by slashes.
 
         Raises:
-            UserError: the format or an option is unknown, twice there, or its number is none; or two do not go
-                together.
+            UserError: the format or an option is unknown, an option is repeated or has an invalid number, or two
+                options are incompatible.
         """
         format, *options = written.split("/")
         others = [name for name in FORMATS if not name.startswith("int")]
@@ -70,7 +71,6 @@ class CacheFormat:
         return kept
 
     def _check(self, written: str) -> None:
-        """Raise UserError if options do not go together."""
         fixed = None if self.bits else FORMATS[self.format].group
         if self.block and (self.bits or fixed):
             why = f"fixes blocks of {fixed}" if fixed else "has a scale a token, or one for each channel"
@@ -88,7 +88,7 @@ class CacheFormat:
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether it has to know how large the channels of keys are."""
+        """Whether the format requires the magnitudes of the channels of keys."""
         return any(getattr(self, name) for name in CALIBRATED)
 
     def __str__(self) -> str:
@@ -97,29 +97,28 @@ class CacheFormat:
 
     @property
     def bits(self) -> int | None:
-        """Those of an asymmetric integer; None of other formats."""
+        """Bits of an asymmetric integer format; None for other formats."""
         match = INTEGERS.fullmatch(self.format)
         return int(match[1]) if match else None
 
     @property
     def quantizer(self) -> Quantizer:
-        """The quantizer of a head's vector at a position, of formats other than asymmetric integers."""
+        """The quantizer of a head's vector at a position; undefined for asymmetric integers."""
         granularity = f"group-{self.block}" if self.block else "row"
         return Quantizer(self.format, BLOCK if FORMATS[self.format].group else granularity)
 
     def coded(self, positions: int) -> int:
-        """Number of positions behind the first ones that have codes when there are so many in all."""
+        """Return the number of quantized positions after the first ones, of `positions` in all."""
         group = self.channels or 1
         return max(0, positions - self.first - self.recent) // group * group
 
     def in_layer(self, layer: int) -> bool:
-        """Whether a layer is quantized."""
         return self.layers is None or any(layer in span for span in self.layers)
 
     def value_bits(self, positions: int, layers: int, heads: int, head_size: int) -> float:
-        """Bits that a value takes when there are so many positions, on average over layers and heads of keys.
+        """Return the bits per value at a number of positions, averaged over layers and key heads.
 
-        Scales and minima count, 16 bits each; so do values that stay exact, of 16 bits.
+        Scales and minima count 16 bits each, and values that stay exact 16 bits.
         """
         if self.bits is None:
             codes = self.quantizer.bits(head_size)
@@ -132,17 +131,17 @@ class CacheFormat:
 
 
 class Formats(NamedTuple):
-    """The formats of keys and values; None for exact ones."""
+    """The formats of keys and of values; None leaves them exact."""
 
     keys: CacheFormat | None = None
     values: CacheFormat | None = None
 
     @classmethod
     def read(cls, written: str) -> "Formats":
-        """`kv=int4`, or `keys=int4/channels=32` and `values=int4` joined by +.
+        """Parse `kv=int4`, or `keys=int4/channels=32` and `values=int4` joined by +.
 
         Raises:
-            UserError: keys or values are there twice, or not at all; as `CacheFormat.read`.
+            UserError: keys or values are repeated, or both are missing; or as `CacheFormat.read`.
         """
         formats = {}
         for term in written.replace(" ", "").split("+"):
@@ -164,20 +163,20 @@ class Formats(NamedTuple):
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether keys are in a format that has to know them."""
+        """Whether the format of keys requires their magnitudes."""
         return self.keys is not None and self.keys.needs_calibration
 
     def value_bits(self, *sizes: int) -> float:
-        """Bits of a key or value on average, see `CacheFormat.value_bits`."""
+        """Return the average bits per key or value, see `CacheFormat.value_bits`."""
         return sum(format.value_bits(*sizes) if format else EXACT_BITS for format in self) / len(self)
 
     def in_layer(self, layer: int) -> "Formats":
-        """Those of a layer."""
+        """Return the formats in one layer."""
         return Formats(*(format if format and format.in_layer(layer) else None for format in self))
 
 
 def _option(written: str, name: str, value: str) -> object:
-    """The value of an option of a format."""
+    """Parse the value of an option of a format."""
     if name not in (*NUMBERED, *FLAGS, *RANGES):
         raise unknown_name("option of a cache", name, [*NUMBERED, *FLAGS, *RANGES])
     if name in FLAGS and not value:
@@ -197,7 +196,7 @@ def _range(written: str) -> range:
 
 
 def _write(name: str, value: object) -> str:
-    """An option, as `CacheFormat.read` takes it."""
+    """Write an option in the form that `CacheFormat.read` parses."""
     if name in FLAGS:
         return name
     return f"{name}={'.'.join(f'{span.start}:{span.stop}' for span in value) if name in RANGES else value}"

@@ -1,4 +1,4 @@
-"""Keys and values that attention meets: under a cache in a number format, in such a cache itself, behind a prefix."""
+"""Quantized caches of keys and values, simulated in attention or stored, and prefixes before every sequence."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -29,10 +29,10 @@ HALF = torch.finfo(torch.float16)
 
 
 class Codes(NamedTuple):
-    """States in integers: `states ≈ codes * scale + least`.
+    """Integer codes of keys or values: `states ≈ codes * scale + least`.
 
     codes: uint8 (…, positions, bytes), 8 // bits codes in a byte, the first one in the lowest bits. scale, least:
-    float16, (…, positions, 1) by token, (…, groups, features) by channel. features: how many a position has.
+    float16, (…, positions, 1) by token, (…, groups, features) by channel. features: number of features of a position.
     """
 
     codes: torch.Tensor
@@ -42,7 +42,7 @@ class Codes(NamedTuple):
 
     @classmethod
     def of(cls, states: torch.Tensor, bits: int, group: int | None) -> "Codes":
-        """Quantize states (…, positions, features) by token, or in groups of so many positions by channel."""
+        """Quantize states (…, positions, features) by token, or by channel in groups of `group` positions."""
         states = states.float()
         groups = states.unflatten(-2, (-1, group)) if group else states
         dim, most = (-2 if group else -1), 2**bits - 1
@@ -55,18 +55,18 @@ class Codes(NamedTuple):
         return cls(_packed(codes, bits), scale, least, states.shape[-1])
 
     def states(self, bits: int) -> torch.Tensor:
-        """The values of the codes, float32 (…, positions, features)."""
+        """Dequantize to float32 (…, positions, features)."""
         group = self.codes.shape[-2] // max(1, self.scale.shape[-2])
         scale, least = (part.float().repeat_interleave(group, -2) if group > 1 else part.float() for part in self[1:3])
         return _unpacked(self.codes, bits, self.features) * scale + least
 
     def join(self, other: "Codes") -> "Codes":
-        """These, and those of later positions."""
+        """Append the codes of later positions."""
         return Codes(*(torch.cat(pair, -2) for pair in zip(self[:3], other[:3], strict=True)), self.features)
 
 
 def _packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes (…, features) as bytes: as many of them in each as it has room for."""
+    """Pack codes (…, features) into bytes, as many in each as fit."""
     room = 8 // bits
     padded = nn.functional.pad(codes, (0, -codes.shape[-1] % room)).unflatten(-1, (-1, room))
     return sum(padded[..., place] << bits * place for place in range(room))
@@ -80,11 +80,13 @@ def _unpacked(packed: torch.Tensor, bits: int, features: int) -> torch.Tensor:
 def through(
     states: torch.Tensor, format: CacheFormat, prefix: int = 0, largest: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Keys or values (batch, heads, positions, features) as attention meets them when they were kept so, in the dtype
-    that they come in; prefix: how many of the positions are those of a prefix, which stays exact; largest: |keys| of
-    each channel, (heads, features), where the format has to know them."""
+    """Quantize and dequantize keys or values (batch, heads, positions, features), in their dtype.
+
+    prefix: number of leading positions that belong to a prefix and stay exact. largest: the largest |keys| of each
+    channel, (heads, features), for formats that require them.
+    """
     heads = slice(None)
-    if format.heads:  # of which a pruned layer may have fewer
+    if format.heads:  # a pruned layer may have fewer heads
         heads = [head for head in chain.from_iterable(format.heads) if head < states.shape[1]]
     start = prefix + format.first
     end = start + format.coded(states.shape[-2] - prefix)
@@ -97,7 +99,6 @@ def through(
 
 
 def _coded(states: torch.Tensor, format: CacheFormat, change: "Change") -> torch.Tensor:
-    """The values of codes of states."""
     changed = change.of(states.float())
     if format.bits:
         return change.back(Codes.of(changed, format.bits, format.channels).states(format.bits))
@@ -115,7 +116,7 @@ AS_THEY_ARE = Change(lambda states: states, lambda states: states)
 
 
 def _change(format: CacheFormat, states: torch.Tensor, largest: torch.Tensor | None = None) -> Change:
-    """That of a format, for states (batch, heads, positions, features)."""
+    """Return the change of channels of a format, for states (batch, heads, positions, features)."""
     if format.hadamard:
         rotation = _rotation(states.shape[-1]).to(states.device)
         return Change(lambda states: states @ rotation, lambda states: states @ rotation.T)
@@ -133,11 +134,11 @@ def _permuted(order: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
 
 
 def smoothing_of_keys(largest: torch.Tensor) -> torch.Tensor:
-    """The factors by which keys are divided, from the largest |keys| of each channel: both (heads, features).
+    """Return the factors by which keys are divided, from the largest |keys| of each channel, both (heads, features).
 
-    λ_i = λ_(i + D/2) = max(|K_i|, |K_(i + D/2)|)^0.5, with D the size of a head (QServe: Lin et al., 2024, section
-    4.2): channels that the rotation of positions turns into each other share one, so that weights can take it in. A
-    channel that was always zero keeps its scale.
+    λ_i = λ_(i + D/2) = max(|K_i|, |K_(i + D/2)|)^0.5, where D is the head size (QServe: Lin et al., 2024, section 4.2):
+    channels that the rotary embedding mixes share a factor, so that weights can absorb it. A channel that was always
+    zero keeps its scale.
     """
     halves = largest.unflatten(-1, (2, -1)) if largest.shape[-1] % 2 == 0 else largest[..., None, :]
     factors = halves.amax(-2, keepdim=True).expand_as(halves).flatten(-2).sqrt()
@@ -146,13 +147,13 @@ def smoothing_of_keys(largest: torch.Tensor) -> torch.Tensor:
 
 @once
 def _rotation(features: int) -> torch.Tensor:
-    """The orthogonal matrix of `+hadamard` for so many channels, float32."""
+    """Return the orthogonal matrix of `+hadamard` for a number of channels, float32."""
     identity = torch.eye(features)
     return rotate(identity, drawn(identity, 0))
 
 
 def check_cache(model: PreTrainedModel, formats: Formats) -> None:
-    """Raise UserError if keys or values of a model, which may be on the meta device, cannot be kept so."""
+    """Raise UserError if a model, which may be on the meta device, cannot have a cache in these formats."""
     config = model.config
     if family_of(config).name != "causal":
         raise UserError(f"a cache of keys and values of '{config.model_type}'; expected a causal language model")
@@ -175,7 +176,7 @@ def check_cache(model: PreTrainedModel, formats: Formats) -> None:
 
 
 def _check_blocks(model: PreTrainedModel, format: CacheFormat) -> None:
-    """Raise UserError if the channels of a head are not whole blocks of those that share a scale."""
+    """Raise UserError if the channels of a head are not a multiple of the block that shares a scale."""
     block = None if format.bits else format.quantizer.group
     size = next(iter(_outputs_of_keys(model).values())).shape[1]
     if block and size % block:
@@ -186,19 +187,19 @@ def _check_blocks(model: PreTrainedModel, format: CacheFormat) -> None:
 
 
 def heads_of_keys(model: PreTrainedModel) -> dict[int, int]:
-    """Number of heads of keys of each layer that has attention."""
+    """Return the number of key heads of each layer that has attention."""
     return {layer: len(outputs) for layer, outputs in _outputs_of_keys(model).items()}
 
 
 def cache_bits(model: PreTrainedModel, formats: Formats, *lengths: int) -> float:
-    """Bits of a key or value of a model on average over sequences of these lengths, see `Formats.value_bits`."""
+    """Return the average bits per key or value of a model over sequences of these lengths, see `Formats.value_bits`."""
     sizes = len(list(attentions(model))), *next(iter(_outputs_of_keys(model).values())).shape
     bits = sum(length * formats.value_bits(length, *sizes) for length in lengths)
     return round(bits / sum(lengths), 4)
 
 
 def _outputs_of_keys(model: PreTrainedModel) -> dict[int, torch.Tensor]:
-    """The outputs of a projection that are keys, (heads, features), of each layer that has attention."""
+    """Return, for each layer with attention, which outputs of a projection are keys, (heads, features)."""
     layers = [attention.layer for attention in attentions(model)]
     return {layer: part.outputs for layer in layers for part in parts(model, layer) if part.name == "k"}
 
@@ -210,11 +211,11 @@ def quantized_states(
     layer: int | None = None,
     keys: dict[int, torch.Tensor] | None = None,
 ) -> Iterator[None]:
-    """Let attention meet keys and values in number formats within this context, in all layers or in one.
+    """Quantize the keys and values that attention reads within this context, in all layers or in one.
 
-    Each position's own key and value are quantized too: what a query meets is what a later one would meet.
+    A query meets its own position's key and value quantized too, as later queries do.
 
-    keys: by layer the largest |keys| of each channel, (heads, features), where a format has to know them.
+    keys: by layer the largest |keys| of each channel, (heads, features), for formats that require them.
     """
     positions = prefix_positions(model)
 
@@ -236,15 +237,18 @@ def quantized_states(
 
 @contextmanager
 def watched_keys(model: PreTrainedModel, see: Callable[[int, torch.Tensor], None], layer: int | None) -> Iterator[None]:
-    """Show keys (batch, heads, T, features) behind the rotation of positions, without those of a prefix, to a function
-    of the layer and them, in all layers or in one; of a model whose attention cannot be replaced there are none."""
+    """Pass the keys of each layer to `see` within this context, in all layers or in one.
+
+    `see` gets the number of the layer and keys (batch, heads, T, features) after the rotary embedding, without those of
+    a prefix. It is not called if the attention of the model cannot be replaced.
+    """
     first = prefix_positions(model)
     with product_hooks(model, lambda number, _query, key, *_: see(number, key[..., first:, :]), layer):
         yield
 
 
 def _hook_before(model: PreTrainedModel, layer: int, keys: CacheFormat) -> RemovableHandle:
-    """A hook on the projection that makes keys, which are kept before the rotation."""
+    """Add a hook on the projection of keys that quantizes them before the rotary embedding."""
     part = next(part for part in parts(model, layer) if part.name == "k")
 
     def quantized(_module: nn.Module, _inputs: tuple, output: torch.Tensor) -> torch.Tensor:
@@ -257,7 +261,7 @@ def _hook_before(model: PreTrainedModel, layer: int, keys: CacheFormat) -> Remov
 
 
 class QuantizedLayer(DynamicLayer):
-    """Keys and values of a layer in codes, which attention meets dequantized."""
+    """Keys and values of a layer, stored as codes and dequantized for attention."""
 
     is_croppable = False
 
@@ -266,11 +270,10 @@ class QuantizedLayer(DynamicLayer):
         self.stores = [Store(format) for format in formats]
 
     def lazy_initialization(self, key_states: torch.Tensor, _value_states: torch.Tensor) -> None:
-        """Know of what kind states are."""
         self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_arguments, **_keywords) -> tuple:
-        """Add states (batch, heads, T, features); all that there are now, dequantized."""
+        """Append states (batch, heads, T, features) and return all states so far, dequantized."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         for store, states in zip(self.stores, (key_states, value_states), strict=True):
@@ -278,23 +281,21 @@ class QuantizedLayer(DynamicLayer):
         return tuple(store.states() for store in self.stores)
 
     def get_seq_length(self) -> int:
-        """Positions so far."""
         return self.stores[0].positions
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Take other sequences of the batch, as a beam search does."""
+        """Select sequences of the batch, as beam search does."""
         for store in self.stores:
             store.take(beam_idx)
 
     def reset(self) -> None:
-        """Forget all positions."""
         self.stores = [Store(store.format) for store in self.stores]
 
 
 class Store:
-    """Keys, or values, of the positions so far: the first ones exact, then codes, then exact ones again.
+    """Keys, or values, of the positions so far: first exact ones, then codes, then recent exact ones.
 
-    first, exact: tensors (batch, heads, positions, features) in the dtype in which they came.
+    first, exact: tensors (batch, heads, positions, features) in the dtype of the states that were added.
     """
 
     def __init__(self, format: CacheFormat | None):
@@ -302,7 +303,7 @@ class Store:
         self.first = self.codes = self.exact = None
 
     def add(self, states: torch.Tensor) -> None:
-        """Add states of later positions; what the format keeps in codes by then becomes codes."""
+        """Append states of later positions, and quantize those that the format no longer keeps exact."""
         self.exact = states if self.exact is None else torch.cat([self.exact, states], -2)
         self.positions += states.shape[-2]
         if self.format is None:
@@ -317,7 +318,7 @@ class Store:
             self.codes = codes if self.codes is None else self.codes.join(codes)
 
     def states(self) -> torch.Tensor:
-        """All of them, dequantized, in the dtype in which they came."""
+        """Return all states, dequantized, in the dtype of those that were added."""
         there = [self.first, None if self.codes is None else self._decoded(), self.exact]
         return torch.cat([states for states in there if states is not None], -2)
 
@@ -326,20 +327,20 @@ class Store:
         return _change(self.format, states).back(states).to(self.exact.dtype)
 
     def take(self, sequences: torch.Tensor) -> None:
-        """Those of other sequences of the batch."""
+        """Select sequences of the batch."""
         self.first, self.exact = (None if states is None else states[sequences] for states in (self.first, self.exact))
         if self.codes is not None:
             self.codes = Codes(*(part[sequences] for part in self.codes[:3]), self.codes.features)
 
     @property
     def bytes(self) -> int:
-        """Their memory, in bytes."""
+        """Memory in bytes."""
         there = [self.first, self.exact, *(self.codes or ())[:3]]
         return sum(tensor.numel() * tensor.itemsize for tensor in there if tensor is not None)
 
 
 class QuantizedCache(Cache):
-    """A cache of keys and values in number formats, which `generate` of transformers takes as `past_key_values`."""
+    """A quantized cache of keys and values, which `generate` of transformers takes as `past_key_values`."""
 
     def __init__(self, formats: Formats, layers: int):
         super().__init__(layers=[QuantizedLayer(formats.in_layer(layer)) for layer in range(layers)])
@@ -351,15 +352,15 @@ class QuantizedCache(Cache):
 
 
 def cache(model: PreTrainedModel, formats: str | Formats) -> QuantizedCache:
-    """Return an empty cache of keys and values in few bits, for `model.generate(…, past_key_values=…)`.
+    """Return an empty quantized cache of keys and values, for `model.generate(…, past_key_values=…)`.
 
     Args:
         model: a causal language model, quantized or not.
-        formats: as a variant writes it, such as `kv=int4` or `keys=int4/channels=32/recent=128+values=int4/recent=128`
+        formats: the name of a variant, such as `kv=int4` or `keys=int4/channels=32/recent=128+values=int4/recent=128`
             (KIVI: Liu et al., 2024, section 3).
 
     Raises:
-        UserError: the attention of the model cannot be exchanged, or a format is simulated alone.
+        UserError: the attention of the model cannot be replaced, or a format can only be simulated by variants.
 
     Example:
         >>> text = model.generate(blocks[:1], max_new_tokens=4, past_key_values=outliers.cache(model, "kv=int4"))
@@ -375,31 +376,35 @@ def cache(model: PreTrainedModel, formats: str | Formats) -> QuantizedCache:
 
 
 class PrefixLayer(DynamicLayer):
-    """The keys and values of a prefix in a layer, which adds none to them: one serves all sequences."""
+    """The keys and values of a prefix in a layer; it stores none of a sequence, so that one object serves all
+    sequences."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor):
         super().__init__()
         self.keys, self.values, self.is_initialized = keys, values, True
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_arguments, **_keywords) -> tuple:
-        """The prefix and the states (batch, heads, T, features) of a sequence behind it."""
+        """Return the states of the prefix followed by those of a sequence (batch, heads, T, features)."""
         both = zip(self.of_batch(len(key_states)), (key_states, value_states), strict=True)
         return tuple(torch.cat(pair, -2) for pair in both)
 
     def of_batch(self, sequences: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Its keys and values for so many sequences."""
+        """Return the keys and values of the prefix, expanded to a number of sequences."""
         return tuple(states.expand(sequences, -1, -1, -1) for states in (self.keys, self.values))
 
 
 class Prefix:
-    """Tokens before every sequence, as the keys and values that a model computes of them now; positions: how many."""
+    """Tokens before every sequence, as keys and values computed once with the model as it is then.
+
+    positions: the number of tokens.
+    """
 
     def __init__(self, model: PreTrainedModel, tokens: Sequence[int]):
         self.config, self.positions = model.config, len(tokens)
         self.cache = _cache_of(model, torch.tensor([tokens], device=device_of(model)))
 
     def behind(self, _model: nn.Module, inputs: tuple, keywords: dict) -> tuple[tuple, dict]:
-        """The arguments of a model, as a forward hook takes and returns them, with the prefix before the sequence."""
+        """Return the arguments of a model with the prefix put before the sequence, as a forward pre-hook does."""
         sequence = inputs[0] if inputs else keywords.get("input_ids", keywords.get("inputs_embeds"))
         _check_room(self.config, self.positions, sequence.shape[1])
         past, mask, places = (keywords.get(name) for name in ("past_key_values", "attention_mask", "position_ids"))
@@ -407,7 +412,7 @@ class Prefix:
             keywords = keywords | {"past_key_values": self.cache}
         elif type(past) is not DynamicCache:
             raise UserError(f"a prefix in a cache of type {type(past).__name__}; expected a DynamicCache")
-        elif not past.get_seq_length():  # a new one, in which generated positions will be kept
+        elif not past.get_seq_length():  # a new cache, in which generated positions will be kept
             for number, layer in enumerate(self.cache.layers):
                 past.update(*layer.of_batch(len(sequence)), number)
         if mask is not None:
@@ -419,13 +424,13 @@ class Prefix:
 
 @inference
 def _cache_of(model: PreTrainedModel, ids: torch.Tensor) -> Cache:
-    kept = DynamicCache()  # of no configuration: without windows, beyond which it would forget positions
+    kept = DynamicCache()  # without a configuration it has no sliding window and forgets no positions
     _decoder(model)(ids, past_key_values=kept, use_cache=True)
     return Cache(layers=[PrefixLayer(layer.keys, layer.values) for layer in kept.layers])
 
 
 def check_prefix(model: PreTrainedModel, tokens: Sequence[int]) -> None:
-    """Raise UserError if tokens cannot stand before what a model, which may be on the meta device, reads."""
+    """Raise UserError if a model, which may be on the meta device, cannot have these tokens as a prefix."""
     config = model.config
     if family_of(config).name != "causal":
         raise UserError(f"a prefix before what '{config.model_type}' reads; expected a causal language model")
@@ -445,8 +450,11 @@ def _check_room(config: PretrainedConfig, positions: int, block: int) -> None:
 
 @contextmanager
 def behind_prefix(model: PreTrainedModel, tokens: Sequence[int]) -> Iterator[None]:
-    """Let a model read everything behind some tokens within this context: their keys and values are those that it
-    computes now, and what is done to it later does not change them. Positions go on behind them."""
+    """Put tokens before everything that a model reads within this context.
+
+    Their keys and values are computed on entry; later changes of the model do not affect them. Positions are counted
+    from the prefix on.
+    """
     decoder, prefix = _decoder(model), Prefix(model, tokens)
     hook, decoder.prefix = decoder.register_forward_pre_hook(prefix.behind, with_kwargs=True), prefix
     try:
@@ -461,6 +469,6 @@ def _decoder(model: PreTrainedModel) -> nn.Module:
 
 
 def prefix_positions(model: PreTrainedModel) -> int:
-    """Number of tokens before all that a model reads."""
+    """Return the number of prefix tokens of a model."""
     prefix = vars(_decoder(model)).get("prefix")
     return prefix.positions if prefix else 0

@@ -1,4 +1,4 @@
-"""Fields of rows that describe their scheme."""
+"""Row fields that describe a scheme."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -22,15 +22,15 @@ def row_fields(
     only: Collection[str] = (),
     instead: Mapping[Scheme, Collection[str]] = MappingProxyType({}),
 ) -> dict:
-    """Fields that identify a scheme beside its name, and the kernels that run it; none where it quantizes nothing.
+    """Return the row fields that identify a scheme beside its name, and its kernels; empty if it quantizes nothing.
 
-    They are those of `scheme_fields`; outlier_weights: whether outlier features meet exact weights or those rebuilt
-    from codes; and, of other schemes than the paper's, what `bits_of` says.
+    These are the fields of `scheme_fields`; outlier_weights: whether outlier features are multiplied with exact weights
+    or dequantized ones; and for schemes other than the paper's the fields of `bits_of`.
 
     Args:
-        scheme: as it runs.
-        model: where it runs, under the scheme already, or not yet, when exact weights will be kept; None for a row that
-            says nothing of kernels.
+        scheme: the scheme that runs.
+        model: the model it runs in, already under the scheme, or still exact if exact weights will be kept; None for a
+            row without kernels.
         skip, only, instead: as for `outliers.quantize`.
     """
     if not scheme.quantizes:
@@ -53,12 +53,13 @@ def row_fields(
 
 
 def bits_of(scheme: Scheme, model: PreTrainedModel, left: Collection[str], others: Mapping[str, Scheme]) -> dict:
-    """weight_bits and activation_bits of an operand that is quantized: bits that the codes of a value and its share of
-    scales and zero points take, on average over the weights of a model's projections, or over their inputs.
+    """Return weight_bits and activation_bits of the quantized operands: average bits per value, with scales and zero
+    points.
 
-    Outlier features in 16 bits are not counted, nor scales that all activations of a block share.
+    The average is over the weights, or the inputs, of a model's projections. Outlier features in 16 bits are not
+    counted, nor scales that all activations of a block share.
 
-    left: paths of what stays exact. others: schemes in the place of `scheme`, by path.
+    left: paths of exact projections. others: schemes that replace `scheme`, by path.
     """
     there = [projection for projection in projections(model) if projection.path not in left]
     averages = {}
@@ -73,7 +74,7 @@ def bits_of(scheme: Scheme, model: PreTrainedModel, left: Collection[str], other
 
 
 def _count(projection: Projection, quantizer: Quantizer, operand: str) -> tuple[int, float]:
-    """Number of values of an operand of a projection, for activations of one token, and number of their bits."""
+    """Return the number of values of a projection's operand, and of their bits; for activations per token."""
     module, ours = projection.module, Int8Linear | QuantizedLinear
     outputs, features = module.shape if isinstance(module, ours) else stored_weight(module).shape
     rows, all_rows = (outputs, outputs) if operand == "weights" else (1, math.inf)

@@ -1,4 +1,4 @@
-"""A linear projection that keeps nothing but its int8 weights."""
+"""A linear projection that keeps only the int8 codes of its weights."""
 
 import threading
 from itertools import zip_longest
@@ -15,23 +15,23 @@ from outliers.quantization.linear import operand_of, prepared
 from outliers.quantization.magnitudes import Magnitudes
 from outliers.quantization.schemes import MOST, Scheme
 
-# The buffers: codes, scale, zero_point, code_sums, and what each of the scheme's transforms made of the weight, and
-# behind that what a search made of its inputs.
+# The buffers: codes, scale, zero_point and code_sums, then the tensor that each of the scheme's transforms fitted to
+# the weight, and last the searched quantile of its inputs.
 FITTED = tuple(f"fitted{'' if number == 1 else f'_{number}'}" for number in range(1, MOST + 2))
 FIELDS = (*Quantized._fields, *FITTED)
-_LAYOUT = threading.RLock()  # held while a layer changes between its layouts; one for all, for locks cannot be copied
+_LAYOUT = threading.RLock()  # held while a layer changes its layout; one for all layers, because locks cannot be copied
 
 
 class Int8Linear(SchemeLinear):
-    """A projection under a scheme whose exact weights are gone: their codes, one byte a weight in int8, and scales.
+    """A projection under a scheme that keeps only codes and scales of its weights, one byte per weight.
 
-    Outlier features are multiplied with weights rebuilt from their codes, whose scales are over all features. On a CPU
-    with int8 units, the first call brings the codes into the layout that is multiplied fastest, in the place of the
-    plain ones (there they are the buffer `blocks`, which no state has); `state_dict`, `load_state_dict` and `.to()`
-    bring the plain ones back. Several threads may call it at once.
+    Outlier features are multiplied with dequantized weights, whose scales are computed over all features. On a CPU with
+    int8 units, the first call repacks the codes into the fastest layout and drops the plain ones (the repacked buffer
+    `blocks` is in no state); `state_dict`, `load_state_dict` and `.to()` restore the plain codes. The layer is
+    thread-safe.
 
-    Where `straight_through` is set, it has a gradient for its input and its bias, which takes rounding for the identity
-    and the weight for what its codes stand for, and so adapters train beside it.
+    If `straight_through` is set, its input and bias have gradients, computed with the dequantized weight as if rounding
+    were the identity, so that adapters can be trained beside it.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Int8Linear(SchemeLinear):
     ):
         super().__init__(scheme, role, magnitudes)
         self.prepared: Quantized | Packed | None = None
-        bias = projection.bias  # of an expert a view
+        bias = projection.bias  # the bias of an expert is a view of a larger tensor
         own = bias is None or isinstance(bias, nn.Parameter)
         self.bias = bias if own else nn.Parameter(bias.detach(), requires_grad=False)
         for name in FIELDS:
@@ -57,7 +57,7 @@ class Int8Linear(SchemeLinear):
         with torch.inference_mode(False), torch.no_grad():
             operand = operand_of(weight.T if self.transposed else weight, self.here, self.magnitudes)
             self._keep(operand.codes._asdict() | dict(zip_longest(FITTED, operand.fitted)))
-        if not weight.is_meta:  # where the weight is yet to come
+        if not weight.is_meta:  # else the weight is yet to come
             self.magnitudes = None
 
     def _keep(self, values: dict[str, torch.Tensor | None]) -> None:
@@ -67,7 +67,7 @@ class Int8Linear(SchemeLinear):
             self._buffers["blocks"] = self.prepared = None
 
     def _plain(self) -> dict[str, torch.Tensor | None]:
-        """The buffers with the plain codes, brought back if they were prepared."""
+        """Return the buffers with the plain codes, restored if they were repacked."""
         with _LAYOUT:
             if self.prepared is not None:
                 with torch.inference_mode(False):
@@ -75,45 +75,43 @@ class Int8Linear(SchemeLinear):
             return {name: self._buffers[name] for name in FIELDS}
 
     def _quantized(self) -> Quantized:
-        """The plain codes and scales."""
         plain = self._plain()
         return Quantized(*(plain[name] for name in Quantized._fields))
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Outputs and features."""
         return dispatch.shape_of(self.prepared or self._quantized())
 
     @property
     def out_features(self) -> int:
-        """Outputs."""
         return self.shape[0]
 
     @property
     def in_features(self) -> int:
-        """Features."""
         return self.shape[1]
 
     @property
     def weight(self) -> torch.Tensor:
-        """Type, shape and device of the codes without values, for who looks at them, as T5 and adapters do."""
+        """A tensor with the dtype, shape and device of the codes but no values, for code that inspects them, such as
+        T5 and PEFT."""
         weight = torch.zeros((), dtype=torch.int8, device=self.scale.device).expand(self.shape)
         weight._is_hf_initialized = True  # else transformers would draw its values
         return weight
 
     @property
     def dequantized(self) -> torch.Tensor | None:
-        """The weight (outputs, features) that the codes stand for; None under remedies, which change it."""
+        """The dequantized weight (outputs, features); None under transforms, which change the weight."""
         return None if self.here.transforms else self._quantized().dequantize()
 
     def path(self, dtype: torch.dtype) -> str:
-        """The path of the kernels that multiplies it with hidden states of a dtype, see `dispatch.backend_of`."""
+        """Return the name of the kernels that multiply the weight with hidden states of a dtype, see
+        `dispatch.backend_of`."""
         scheme, weight = self.here, self.prepared or self._quantized()
         return dispatch.backend_of(weight, scheme.activations, scheme.arithmetic, dtype).path
 
     @torch.compiler.assume_constant_result
     def _prepare(self) -> None:
-        """Bring the codes into the layout that is multiplied fastest."""
+        """Repack the codes into the layout that is multiplied fastest."""
         with _LAYOUT:
             if self.prepared is not None:
                 return
@@ -126,7 +124,7 @@ class Int8Linear(SchemeLinear):
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in FIELDS:
-            self._plain()  # of which it replaces a part
+            self._plain()  # restored, because the assignment replaces one of them
         super().__setattr__(name, value)
 
     def _apply(self, fn, recurse=True):
@@ -147,7 +145,7 @@ class Int8Linear(SchemeLinear):
         with _LAYOUT:
             expected = {name for name, value in self._plain().items() if value is not None}
             given = {name for name in ("weight", *FIELDS) if prefix + name in state_dict}
-            # whether strict or not, for these codes do not go with the scales of others, nor with their bias
+            # even if not strict, because codes do not fit the scales or the bias of another layer
             if given and given != expected and not self.scale.is_meta:
                 errors.append(
                     f"'{prefix[:-1]}' is under '{self.scheme.name}' and takes {', '.join(sorted(expected))}, got "
@@ -162,8 +160,8 @@ class Int8Linear(SchemeLinear):
 
     def _product(self, rows: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling():
-            self._prepare()  # now, while the graph is made, so that it has the layout that this leaves
-        while (weight := self.prepared) is None:  # once, unless another thread brings the plain codes back
+            self._prepare()  # while the graph is traced, so that it sees the final layout
+        while (weight := self.prepared) is None:  # once, unless another thread restores the plain codes
             self._prepare()
         fitted = tuple(value for name in FITTED if (value := self._buffers[name]) is not None)
         rows = prepared(rows, self.here, fitted)

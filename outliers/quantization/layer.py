@@ -1,4 +1,4 @@
-"""The base of layers under a scheme, which refuse a gradient or pass it on as if nothing were rounded."""
+"""The base class of quantized layers, which refuse gradients or apply the straight-through estimator."""
 
 import torch
 from outlier_kernels import dispatch
@@ -10,14 +10,15 @@ from outliers.quantization.schemes import Scheme
 
 
 class SchemeLinear(nn.Module):
-    """A projection under a scheme.
+    """A linear projection under a scheme.
 
-    role: that of its input, at which the scheme may have other remedies than at others. magnitudes: of its input, where
-    a remedy has to know them.
+    role: the role of its input, which selects the remedies that apply. magnitudes: calibration statistics of its input,
+    for remedies that require them. straight_through: whether products pass gradients through as if nothing were
+    rounded.
 
-    It has no gradient: a backward pass raises UserError. Rounding has none, and a result that just had none would cut
-    the graph: the gradients of all that is before it would miss what passes through this layer, silently. Forward
-    passes with gradients enabled are as they were. straight_through: whether products pass a gradient on instead.
+    Without `straight_through` a backward pass raises UserError. Rounding has no gradient, and a result without one
+    would cut the graph silently: everything before the layer would lose the gradient that passes through it. Forward
+    passes with gradients enabled work as usual.
     """
 
     straight_through = False
@@ -31,7 +32,7 @@ class SchemeLinear(nn.Module):
         if self.straight_through or not torch.is_grad_enabled():
             return self._project(hidden_states)
         operands = hidden_states, *self.parameters()
-        if not any(one.requires_grad for one in operands):  # not under no_grad, whose views nobody may add to in place
+        if not any(one.requires_grad for one in operands):  # not under no_grad: its views cannot be edited in place
             return self._project(hidden_states)
         with torch.no_grad():
             product = self._project(hidden_states)
@@ -43,11 +44,11 @@ class SchemeLinear(nn.Module):
 
 
 class _Refused(torch.autograd.Function):
-    """The identity of a product, in the graph between it and what it was made of."""
+    """The identity, as a node of the autograd graph whose backward pass raises UserError."""
 
     @staticmethod
     def forward(product, *_operands):
-        return product.clone()  # and not itself: models add to the outputs of their layers in place
+        return product.clone()  # a copy: models add to the outputs of their layers in place
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -60,8 +61,11 @@ class _Refused(torch.autograd.Function):
 
 @torch.library.custom_op("outliers::refuse_gradient", mutates_args=())
 def _refuse(gradient: torch.Tensor, shape: list[int]) -> torch.Tensor:
-    """An operator, so that `torch.compile`, which makes the graph of a backward pass that may never come, meets only
-    its shape."""
+    """Raise UserError in a backward pass.
+
+    A custom operator, because `torch.compile` traces a backward graph even if no backward pass ever runs: it sees the
+    shape only.
+    """
     raise UserError(
         "a projection in 8 bits has no gradient, because its operands are rounded; expected inference only: train the "
         "exact model, or compute what needs no gradient under torch.no_grad()"
@@ -74,9 +78,12 @@ def _(gradient: torch.Tensor, shape: list[int]) -> torch.Tensor:
 
 
 class StraightThrough(torch.autograd.Function):
-    """`dispatch.linear` with gradients for rows (tokens, features) and bias (outputs,): the straight-through estimator
-    (Bengio et al., 2013), under which rounding has the gradient of the identity. The weight, which has none, counts as
-    what its codes stand for."""
+    """`dispatch.linear` with gradients for rows (tokens, features) and bias (outputs,) by the straight-through
+    estimator.
+
+    Rounding has the gradient of the identity (Bengio et al., 2013). The weight has no gradient and enters with its
+    dequantized values.
+    """
 
     @staticmethod
     def forward(ctx, rows, bias, weight, scheme):

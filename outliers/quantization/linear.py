@@ -1,4 +1,4 @@
-"""A linear projection whose product runs in 8 bits."""
+"""A linear projection that keeps its exact weights and multiplies in few bits."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,17 +18,17 @@ from outliers.quantization.magnitudes import Magnitudes, stored_weight
 from outliers.quantization.remedies import SEARCH
 from outliers.quantization.schemes import Scheme
 
-# Weights between two codes: rounding decides by one bit which they get, and a draw decides it anew.
-HALF_UNIT = 2.0**-24  # in the last place of float32, relative to the weight: how far it may be from the middle
-MOVE, MOVE_IN_HALF = 2.0**-22, 2.0**-9  # of a weight: beyond what float32, or float16, loses until it is rounded
+# A weight halfway between two codes is a tie: its last bit decides how it is rounded. A draw decides at random.
+HALF_UNIT = 2.0**-24  # of float32, relative to the weight: the distance from the midpoint up to which it ties
+MOVE, MOVE_IN_HALF = 2.0**-22, 2.0**-9  # relative shifts of a tie, beyond the rounding error of float32, or float16
 
 
 class Operand(NamedTuple):
     """A weight as a scheme multiplies it.
 
-    codes: those of all of it. Under transforms, or in a draw, exact: the weight (outputs, features) that they stand
-    for; fitted: what each transform made of the one before, and last the quantile at which inputs are clamped, float64
-    (), if it was searched.
+    codes: of the whole weight. exact: under transforms, or in a draw, the weight (outputs, features) that the codes
+    approximate; else None. fitted: the tensor that each transform fitted, and last the searched quantile at which
+    inputs are clamped, float64 (), if there is one.
     """
 
     codes: Quantized
@@ -37,10 +37,10 @@ class Operand(NamedTuple):
 
 
 class Made(NamedTuple):
-    """An operand, and what it was made of.
+    """A cached operand with the weight it was made of.
 
-    weight: that of the projection, detached: as long as it is here, no other tensor has its memory. version: how often
-    torch had counted an edit of it in place.
+    weight: the projection's weight, detached; holding it keeps its memory from being reused for another tensor.
+    version: torch's counter of edits in place.
     """
 
     operand: Operand
@@ -48,12 +48,12 @@ class Made(NamedTuple):
     version: int | None
 
     def is_of(self, weight: torch.Tensor) -> bool:
-        """Whether a weight is what it was when the operand was made, at the cost of a microsecond."""
+        """Return whether a weight is unchanged since the operand was made, in about a microsecond."""
         return self.weight.dtype == weight.dtype and self.weight.is_set_to(weight) and self.version == _version(weight)
 
 
 class Drawn(NamedTuple):
-    """An operand in a draw, and what it was made of."""
+    """A cached operand of a draw, and the operand that it was made of."""
 
     operand: Operand
     draw: int
@@ -61,14 +61,16 @@ class Drawn(NamedTuple):
 
 
 class QuantizedLinear(SchemeLinear):
-    """A projection under a scheme, with the unquantized weights at hand.
+    """A projection under a scheme that keeps its exact weights.
 
     It shares the weight and bias of the projection that it replaces (`nn.Linear`, or the `Conv1D` of GPT-2, which
-    stores its weight transposed) and quantizes them on first use, and again once they were replaced or edited in place
-    (not through `.data`, where torch counts no edits; call `.to()` then). Outlier features are multiplied with the
-    exact weights, as the paper's equation 8 has it, and both operands' scales are taken without them.
+    stores its weight transposed). It quantizes them on first use, and again after they were replaced or edited in place
+    (edits through `.data` go undetected, because torch does not count them; call `.to()` then). Outlier features are
+    multiplied with the exact weights, as in the paper's equation 8, and both operands' scales are computed without
+    them.
 
-    draw: how weights between two codes fall, see `untie`; 0 to even. It never passes a gradient on.
+    draw: seed by which ties between two codes are rounded, see `untie`; 0 rounds them to even. The layer never passes a
+    gradient on.
     """
 
     draw = 0
@@ -82,29 +84,27 @@ class QuantizedLinear(SchemeLinear):
     ):
         super().__init__(scheme, role, magnitudes)
         self.projection = projection
-        self.made: Made | None = None  # in one step, so that threads see all of it or nothing
+        self.made: Made | None = None  # assigned at once, so that threads see all of it or nothing
         self.drawn: Drawn | None = None
 
     @property
     def weight(self) -> torch.Tensor:
-        """The unquantized weight (outputs, features)."""
         return stored_weight(self.projection)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Outputs and features."""
         return self.weight.shape
 
     @property
     def operand(self) -> Operand:
-        """The weight as the scheme multiplies it.
+        """The weight as the scheme multiplies it, cached.
 
-        Not prepared for a faster product: a sweep changes its schemes more often than that would pay.
+        It is not repacked for a faster product: a sweep changes its schemes too often for that to pay.
         """
         made, weight = self.made, self.projection.weight
         if made is None or not made.is_of(weight):
             version = _version(weight)
-            # Made as ordinary tensors also in inference mode: they are kept, and autograd refuses inference tensors.
+            # Ordinary tensors even in inference mode: they are cached, and autograd refuses inference tensors.
             with torch.inference_mode(False), torch.no_grad():
                 made = Made(operand_of(self.weight, self.here, self.magnitudes), weight.detach(), version)
             self.made = made
@@ -120,15 +120,15 @@ class QuantizedLinear(SchemeLinear):
 
     @property
     def quantized_weight(self) -> Quantized:
-        """The whole weight, quantized by the scheme."""
         return self.operand.codes
 
     def path(self, dtype: torch.dtype) -> str:
-        """The path of the kernels that multiplies it with hidden states of a dtype, see `dispatch.backend_of`."""
+        """Return the name of the kernels that multiply the weight with hidden states of a dtype, see
+        `dispatch.backend_of`."""
         return path_under(self.here, self.weight.device, dtype)
 
     def share_codes(self, other: "QuantizedLinear") -> None:
-        """Take the codes of another layer over the same weight, if it has any and they would come out alike."""
+        """Take over the codes of another layer on the same weight if both schemes quantize it alike."""
         if self.here.weight_operand == other.here.weight_operand and self.magnitudes is other.magnitudes:
             self.made = other.made
 
@@ -153,14 +153,14 @@ class QuantizedLinear(SchemeLinear):
 
 
 def _version(weight: torch.Tensor) -> int | None:
-    """Number of edits of a tensor in place; None of those that were made in inference mode, which do not count."""
+    """Return torch's counter of in-place edits; None for inference tensors, which have none."""
     return None if weight.is_inference() else weight._version
 
 
 def operand_of(weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | None = None) -> Operand:
-    """A weight (outputs, features) as a scheme multiplies it: transformed first, then quantized.
+    """Transform and quantize a weight (outputs, features) as a scheme multiplies it.
 
-    magnitudes: of the inputs that it will meet, where a remedy of the scheme has to know them.
+    magnitudes: statistics of its inputs, for remedies that require them.
     """
     asked, scheme = scheme, searched_numbers(weight, scheme, magnitudes) if scheme.searches else scheme
     exact, fitted = in_float32(weight) if scheme.transforms else weight, []
@@ -176,7 +176,7 @@ def operand_of(weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | No
 
 
 def _codes(exact: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | None) -> Quantized:
-    """The codes of a transformed weight; magnitudes: under the transforms."""
+    """Return the codes of a transformed weight; magnitudes: those of the transformed inputs."""
     codes = dispatch.quantize(exact, scheme.weights, scheme.arithmetic)
     for step in () if exact.is_meta else scheme.doing("codes"):
         codes = step.do("codes", in_float32(exact), codes, magnitudes, scheme.weights, step.number)
@@ -186,7 +186,7 @@ def _codes(exact: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | None) -
 def drawn_operand(
     operand: Operand, weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes | None, draw: int
 ) -> Operand:
-    """The operand of a weight (outputs, features) in a draw above 0: itself where no weight ties."""
+    """Return the operand of a weight (outputs, features) in a draw above 0; the same object if no weight ties."""
     exact = weight if operand.exact is None else operand.exact
     untied = exact if scheme.weights is None else untie(exact, operand.codes, scheme, draw)
     if untied is exact:
@@ -198,12 +198,12 @@ def drawn_operand(
 
 
 def untie(weight: torch.Tensor, codes: Quantized, scheme: Scheme, draw: int) -> torch.Tensor:
-    """The weight with each entry between two codes moved up or down, as often by a draw; itself where there is none.
+    """Return a weight whose entries halfway between two codes are moved up or down at random; itself if there are none.
 
-    How such an entry falls depends on the order of operations: `127 · (w / max)` and `(127 · w) / max` differ in it.
-    What moves is as little as float32 needs to tell both apart, so that a scale stays where it is.
+    How such a tie is rounded depends on the order of operations: `127 · (w / max)` and `(127 · w) / max` differ in it.
+    An entry moves by as little as float32 can tell apart, so that scales stay the same.
 
-    weight: float (outputs, features), which has these codes, or compensated ones, under the scheme. draw: seed.
+    weight: float (outputs, features). codes: its codes under the scheme, possibly compensated. draw: seed.
     """
     half = ARITHMETICS[scheme.arithmetic].half
     places = _ties(weight.half() if half else weight, codes, scheme)
@@ -216,8 +216,10 @@ def untie(weight: torch.Tensor, codes: Quantized, scheme: Scheme, draw: int) -> 
 
 
 def _ties(weight: torch.Tensor, codes: Quantized, scheme: Scheme) -> torch.Tensor:
-    """The entries between two codes, int64 (ties,), counted row by row: of those that float32 finds, those that are
-    there in float64."""
+    """Return the flat indices of entries halfway between two codes, int64 (ties,).
+
+    Candidates are found in float32 and confirmed in float64.
+    """
     element, (_, groups) = FORMATS[scheme.weights.format].element, codes.scale.shape
     grouped = weight.reshape(len(weight), groups, -1)
 
@@ -233,9 +235,13 @@ def _ties(weight: torch.Tensor, codes: Quantized, scheme: Scheme) -> torch.Tenso
 
 
 def searched_numbers(weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitudes) -> Scheme:
-    """A scheme with a number for each remedy whose number is searched, in the order in which they act: the one of its
-    grid with the least ‖Y' − Y‖², Y the product of the exact weight (outputs, features) with the calibration's rows,
-    and Y' the layer's without the remedies whose numbers are not yet found, weights rounded to nearest."""
+    """Return a scheme with the searched numbers of its remedies filled in, one after the other in the order in which
+    they act.
+
+    Each number is the one of its grid with the least ‖Y' − Y‖². Y is the product of the exact weight (outputs,
+    features) with the calibration's rows; Y' is that of the layer without the remedies whose numbers are still unknown
+    and with weights rounded to nearest.
+    """
     projection = nn.Linear(1, 1, bias=False)
     projection.weight = nn.Parameter(in_float32(weight), requires_grad=False)
     rows = magnitudes.rows.to(projection.weight)
@@ -256,8 +262,7 @@ def searched_numbers(weight: torch.Tensor, scheme: Scheme, magnitudes: Magnitude
 
 
 def prepared(hidden_states: torch.Tensor, scheme: Scheme, fitted: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Hidden states (tokens, features) as a scheme quantizes them: under its transforms, and then clipped; fitted: of
-    its `Operand`."""
+    """Apply a scheme's transforms to hidden states (tokens, features) and clip them; fitted: see `Operand`."""
     if fitted:
         hidden_states = in_float32(hidden_states)
     for step, numbers in zip(scheme.transforms, fitted, strict=False):
@@ -269,20 +274,20 @@ def prepared(hidden_states: torch.Tensor, scheme: Scheme, fitted: tuple[torch.Te
 
 
 def around(scheme: Scheme, rows: torch.Tensor, exact: Callable, quantized: Callable) -> torch.Tensor:
-    """The product of hidden states (tokens, features) as a scheme puts it together of exact and quantized ones."""
+    """Multiply hidden states (tokens, features), combining the exact and the quantized product as the scheme says."""
     for step in scheme.doing("around"):
         quantized = partial(step.do, "around", number=step.number, exact=exact, quantized=quantized)
     return quantized(rows)
 
 
 def in_float32(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor in float32, or in what has more digits already."""
+    """Return a tensor in float32, or in its own dtype if that is more precise."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def path_under(scheme: Scheme, device: torch.device, dtype: torch.dtype) -> str:
-    """The path of the kernels that multiplies plain codes, whatever they are, with hidden states of a dtype."""
-    dtype = torch.promote_types(dtype, torch.float32)  # as a layer with exact weights multiplies
+    """Return the name of the kernels that multiply plain codes with hidden states of a dtype under a scheme."""
+    dtype = torch.promote_types(dtype, torch.float32)  # in which a layer with exact weights multiplies
     features = 2 * (scheme.group or 1)  # so that groups are not the whole row
     zeros = torch.zeros(1, features, device=device, dtype=dtype)
     weight = dispatch.quantize(zeros, scheme.weights, scheme.arithmetic)

@@ -1,4 +1,4 @@
-"""Statistics of the inputs of projections on a calibration text, for remedies that have to know them."""
+"""Statistics of the inputs of projections on a calibration text, for remedies that require them."""
 
 import math
 import operator
@@ -18,16 +18,17 @@ from outliers.quantization.remedies import COSTLY, Remedy
 from outliers.quantization.schemes import Scheme
 from outliers.text.blocks import tokens_hash
 
-SAMPLE = 512  # rows of a text that a calibration keeps, at least
+SAMPLE = 512  # least number of input rows that a calibration keeps
 
 
 class Magnitudes(NamedTuple):
-    """Statistics of a calibration of projections that share an input, float32.
+    """Calibration statistics of the projections that share an input, float32.
 
-    inputs: the largest |x| of each feature (features,). weights: the largest |w| that it is multiplied with in any of
-    them. sums: of |x| over all tokens. gram: XᵀX (features, features). rows: some of the inputs (tokens, features),
-    evenly spaced. These two are None unless a scheme needs them, and the first three of features that are mixed.
-    learned: of another shape, what a transform has learned for them with the whole model, if it did.
+    inputs: the largest |x| of each feature (features,). weights: the largest |w| by which each feature is multiplied in
+    any of these projections (features,). sums: sum of |x| over all tokens (features,). gram: XᵀX (features, features).
+    rows: evenly spaced inputs (tokens, features). gram and rows are None unless a scheme needs them; inputs, weights
+    and sums are None for features that a transform mixes. learned: what a transform has learned for these projections
+    with the whole model, in a shape of its own.
     """
 
     inputs: torch.Tensor | None = None
@@ -38,14 +39,15 @@ class Magnitudes(NamedTuple):
     learned: torch.Tensor | None = None
 
     def merge(self, other: "Magnitudes") -> "Magnitudes":
-        """Those of two texts; None of what is known of one alone, or learned."""
+        """Return the statistics of two texts together; None for a statistic that one of them lacks, and for learned
+        ones."""
         both = {name: (getattr(self, name), getattr(other, name)) for name in STATISTICS}
         known = {name: pair for name, pair in both.items() if not any(value is None for value in pair)}
         merged = {name: STATISTICS[name].merge(*pair) for name, pair in known.items()}
         return Magnitudes(weights=self.weights.maximum(other.weights), **merged)
 
     def behind(self, transform: Remedy, fitted: torch.Tensor) -> "Magnitudes":
-        """Those behind a transform; None of features that it mixes."""
+        """Return the statistics of inputs after a transform; None for statistics by feature if it mixes features."""
 
         def change(rows: torch.Tensor) -> torch.Tensor:
             return transform.do("hidden_states", rows.to(fitted.device), fitted)
@@ -62,10 +64,11 @@ class Magnitudes(NamedTuple):
 
 
 class Statistic(NamedTuple):
-    """A statistic of a calibration on the inputs of projections.
+    """A calibration statistic of the inputs of projections.
 
-    of: the inputs of a block, float32 (tokens, features), and how many blocks there are. merge: that of two texts.
-    under: that of changed inputs, from the function that changes rows. by_feature: whether features must not be mixed.
+    of: function of the inputs of a block, float32 (tokens, features), and the number of blocks. merge: function that
+    joins the statistics of two texts. under: function of a statistic and a change of rows, to the statistic of changed
+    inputs. by_feature: whether the statistic is undefined once features are mixed.
     """
 
     of: Callable
@@ -75,7 +78,7 @@ class Statistic(NamedTuple):
 
 
 def _sample(x: torch.Tensor, blocks: int) -> torch.Tensor:
-    """Rows of a block, evenly spaced and the first among them, where massive activations stand."""
+    """Return evenly spaced rows of a block, including the first one, where massive activations occur."""
     count = min(len(x), math.ceil(SAMPLE / blocks))
     return x[[number * len(x) // count for number in range(count)]]
 
@@ -93,7 +96,7 @@ STATISTICS = {
 
 
 def stored_weight(projection: nn.Linear | Conv1D) -> torch.Tensor:
-    """The weight as (outputs, features), sharing memory unless it is offloaded."""
+    """Return the weight of a projection as (outputs, features), sharing memory unless it is offloaded."""
     weight = parameter_of(projection)
     return weight.T if isinstance(projection, Conv1D) else weight
 
@@ -102,11 +105,11 @@ def stored_weight(projection: nn.Linear | Conv1D) -> torch.Tensor:
 class Calibration:
     """The statistics of a calibration text that remedies and caches need, as `calibrate` returns them.
 
-    blocks: what the model has read, int64 (blocks, T). magnitudes: of the inputs of a layer's projections by the role
-    that they have in common, and of the weights that these meet. outlier_tokens: bool (layers, blocks, T), which tokens
-    were outliers (`OUTLIER_TOKEN`) in the layers that have this role, of causal language models alone. keys: by layer
-    the largest |keys| behind the rotation of positions, float32 (heads, features), where they were watched. learned:
-    the same with what schemes have learned on these blocks.
+    blocks: the token ids that the model has read, int64 (blocks, T). magnitudes: statistics by (layer, role) of the
+    inputs of projections, and of the weights that multiply these. outlier_tokens: bool (layers, blocks, T), which
+    tokens were outliers (`OUTLIER_TOKEN`) in the layers with `OUTLIER_ROLE`, for causal language models only. keys: by
+    layer the largest |keys| after the rotary embedding, float32 (heads, features), if they were recorded. learned: by
+    scheme, this calibration with the transforms that the scheme has learned on these blocks.
 
     Example:
         >>> outliers.calibrate(model, blocks).blocks.shape
@@ -121,7 +124,7 @@ class Calibration:
 
     @property
     def tokens_hash(self) -> str:
-        """Of the blocks, as rows say it."""
+        """Hash of the blocks, as in rows."""
         return tokens_hash(self.blocks)
 
     @property
@@ -131,19 +134,19 @@ class Calibration:
         return {name for name in COSTLY if all(getattr(magnitudes, name) is not None for magnitudes in known)}
 
     def lacks(self, scheme: Scheme) -> list[str]:
-        """The statistics that a scheme needs and that were not kept, see `Magnitudes`, or what it has not learned."""
+        """Return the names of the statistics and learned transforms that a scheme needs and this calibration lacks."""
         lacking = [need for need in scheme.needs if need not in self.kept]
         return lacking + ["learned transforms"] * (scheme.learns and scheme.learning not in self.learned)
 
     def under(self, scheme: Scheme) -> "Calibration":
-        """The same with what a scheme learns."""
+        """Return the calibration with the transforms that a scheme learns."""
         return self.learned[scheme.learning] if scheme.learns else self
 
     def of(self, projection: Projection) -> Magnitudes:
-        """Those of the input of a projection.
+        """Return the statistics of the input of a projection.
 
         Raises:
-            UserError: there are none, or of another width.
+            UserError: there are none, or they have another width.
         """
         width = stored_weight(projection.module).shape[1]
         magnitudes = self.magnitudes.get(projection.own_place)
@@ -154,15 +157,16 @@ class Calibration:
         return magnitudes
 
     def prefix(self, count: int | None = None) -> tuple[int, ...]:
-        """The most frequent outlier tokens, those that stand before every sequence in PrefixQuant (Chen et al., 2024).
+        """Return the most frequent outlier tokens, which PrefixQuant puts before every sequence (Chen et al., 2024).
 
-        Of those that were outliers equally often, the ones that are more frequent in the text come first.
+        Ties are broken by frequency in the text.
 
         Args:
-            count: how many; None for as many as a block has on average in the layer with the most of them, rounded up.
+            count: how many; None for the average number of outliers per block in the layer with the most of them,
+                rounded up.
 
         Raises:
-            UserError: there are none, or fewer.
+            UserError: there are fewer outlier tokens.
         """
         by_layer = self.outlier_tokens.sum((1, 2)).tolist()
         count = count or max(1, math.ceil(max(by_layer, default=0) / len(self.blocks)))
@@ -176,10 +180,10 @@ class Calibration:
         return tuple(sorted(outliers, key=lambda token: (-outliers[token], -frequency[token], token))[:count])
 
     def merge(self, other: "Calibration") -> "Calibration":
-        """That of the blocks of both.
+        """Return the calibration on the blocks of both.
 
         Raises:
-            UserError: they are of different models, or of blocks of different lengths.
+            UserError: they are of different models, or have blocks of different lengths.
         """
         alike = {place: len(magnitudes.inputs) for place, magnitudes in self.magnitudes.items()}
         if alike != {place: len(magnitudes.inputs) for place, magnitudes in other.magnitudes.items()}:

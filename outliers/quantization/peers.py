@@ -1,4 +1,4 @@
-"""Layers and models of others, to compare with."""
+"""Layers and models of other libraries, for comparison."""
 
 import copy
 import functools
@@ -42,15 +42,15 @@ BITSANDBYTES = "bitsandbytes"
 
 
 def has_bitsandbytes() -> bool:
-    """Whether the library is installed."""
     return importlib.util.find_spec(BITSANDBYTES) is not None
 
 
 def bitsandbytes_layer(exact: nn.Module, threshold: float = 6.0) -> nn.Module:
-    """The same layer, `nn.Linear` or `Conv1D`, by bitsandbytes, in eval mode (in training mode its CPU path does not
-    quantize activations).
+    """Return the bitsandbytes equivalent of an `nn.Linear` or `Conv1D` layer, in eval mode.
 
-    threshold: from which magnitude on a feature is multiplied in 16 bits.
+    In training mode, the CPU path of bitsandbytes does not quantize activations.
+
+    threshold: magnitude from which on a feature is multiplied in 16 bits.
     """
     logging.getLogger(BITSANDBYTES).setLevel(logging.CRITICAL)  # it complains of optional kernels as it is imported
     import bitsandbytes
@@ -66,12 +66,12 @@ def bitsandbytes_layer(exact: nn.Module, threshold: float = 6.0) -> nn.Module:
 
 
 def with_bitsandbytes(model: PreTrainedModel, threshold: float = 6.0) -> PreTrainedModel:
-    """A new model whose projections are those of bitsandbytes, see `with_layers`."""
+    """Return a new model whose projections are bitsandbytes layers, see `with_layers`."""
     return with_layers(model, functools.partial(bitsandbytes_layer, threshold=threshold))
 
 
 def with_layers(model: PreTrainedModel, make: Callable[[nn.Module], nn.Module]) -> PreTrainedModel:
-    """A new model whose projections of the decoder layers are made anew of ours; it shares all else.
+    """Return a new model with each projection of the decoder layers replaced by `make(projection)`; it shares all else.
 
     Raises:
         UserError: a projection is more than a floating-point weight and a bias, see `outliers.quantize`.
@@ -86,18 +86,17 @@ def with_layers(model: PreTrainedModel, make: Callable[[nn.Module], nn.Module]) 
 
 
 def _int8_file(name: str) -> Path | None:
-    """The file of a model that `outliers.save_quantized` wrote into a folder; None where there is no such file."""
+    """Return the file of a model that `outliers.save_quantized` wrote into a folder, or None."""
     file = Path(name) / INT8
     return regular_file(file) if file.exists() else None
 
 
 def _config(name: str) -> PretrainedConfig:
-    """The configuration of somebody's model."""
     return config_of(Source(name, None, True), name, any_kind=True) if _int8_file(name) else load_config(name)
 
 
 def _place(name: str, model: PreTrainedModel) -> tuple[str, str, str, tuple]:
-    """The loading of somebody's model beside ours, and the state of its files."""
+    """Return the cache key of a model to compare with: name, dtype and device as ours, and the state of its files."""
     int8_file = _int8_file(name)
     states = tuple(map(state_of, [int8_file] if int8_file else local_files(name)))
     return name, str(model.dtype).removeprefix("torch."), str(device_of(model)), states
@@ -113,28 +112,28 @@ def _loaded(name: str, dtype: str, device: str, _states: tuple) -> PreTrainedMod
 
 @functools.lru_cache(maxsize=64)
 def _fields(*place) -> dict:
-    """Fields of rows on somebody's model; kept, for many metrics are asked of it."""
+    """Return the fields of rows on a model to compare with; cached, because many metrics ask for them."""
     name, loaded = place[0], _loaded(*place)
     if _int8_file(name):
         (stored,) = {layer.scheme.name for layer in loaded.modules() if isinstance(layer, Int8Linear)}
     else:
         stored = quantized_from(name) or stored_as(load_config(name))
-    hashed = hash_of(starmap(line_of, loaded.state_dict().items()))  # also of codes, which are no parameters
+    hashed = hash_of(starmap(line_of, loaded.state_dict().items()))  # state_dict, because codes are no parameters
     fields = {"other_quantized_from": stored, "other_zero_points": getattr(loaded, "zero_points", None)}
     return {"other_weights_hash": hashed} | {field: value for field, value in fields.items() if value}
 
 
 def other_fields(other: str, model: PreTrainedModel) -> dict:
-    """Fields that identify the weights of somebody's model, and their storage."""
+    """Return the row fields that identify the weights of the model to compare with, and how they are stored."""
     return _fields(*_place(other, model))
 
 
 @contextmanager
 def other_model(other: str | PreTrainedModel, model: PreTrainedModel) -> Iterator[PreTrainedModel]:
-    """Somebody's model, loaded beside ours where it is named; in eval mode.
+    """Provide the model to compare with, in eval mode; a name is loaded in the dtype and on the device of `model`.
 
     Raises:
-        UserError: as `outliers.load_model`; or it is in another dtype or on another device, or its files change.
+        UserError: as `outliers.load_model`; the model is in another dtype or on another device, or its files change.
     """
     theirs = _loaded(*_place(other, model)) if isinstance(other, str) else other
     for what, of in (("dtype", lambda one: one.dtype), ("device", device_of)):
@@ -149,7 +148,7 @@ def other_model(other: str | PreTrainedModel, model: PreTrainedModel) -> Iterato
 
 
 def check_alike(model: PreTrainedModel, other: str | PreTrainedModel) -> None:
-    """Raise UserError unless somebody's model has the architecture, the sizes and the vocabulary of ours.
+    """Raise UserError unless another model has the architecture, sizes and vocabulary of `model`.
 
     model: with or without values.
     """
@@ -176,9 +175,9 @@ def check_alike(model: PreTrainedModel, other: str | PreTrainedModel) -> None:
 def with_projections_of(
     other: PreTrainedModel, model: PreTrainedModel, only: Collection[str], skip: Collection[str]
 ) -> PreTrainedModel:
-    """A new model of which some projections are another one's; it shares all else.
+    """Return a new model that takes some projections from another one; it shares all else with `model`.
 
-    only, skip: places as those of `outliers.quantize`.
+    only, skip: places as for `outliers.quantize`.
     """
     left = skipped(model, skip, SCHEMES[BASELINE], only)
     memo = shared_in_copies(model)
@@ -189,9 +188,9 @@ def with_projections_of(
 
 
 def weight_of(module: nn.Module) -> torch.Tensor | None:
-    """The weight (outputs, features) of a projection, also of codes and of other libraries, in float32 or better.
+    """Return the weight (outputs, features) of a projection in float32 or better, dequantized if necessary.
 
-    None where the module alone knows how it multiplies.
+    None if only the module itself knows how it multiplies. Codes of ours and of other libraries are supported.
     """
     if isinstance(module, QuantizedLinear):
         return in_float32(module.weight.detach())

@@ -1,8 +1,9 @@
-"""Products in int8 whose gradients are products in int8 as well, for training (LLM.int8(), appendix E).
+"""Int8 matrix products whose gradients are int8 products as well, for training (LLM.int8(), appendix E).
 
-A linear layer Y = X·Wᵀ takes three: itself, and from the gradient G of Y those of its input, G·W, and of its weight,
-Gᵀ·X. Each has absmax scales for the rows of its left operand and the columns of its right one (vector-wise, equation
-6). So have the products of attention, those of queries with keys and of probabilities with values.
+A linear layer Y = X·Wᵀ takes three products: the forward one, and from the gradient G of Y those of its input, G·W, and
+of its weight, Gᵀ·X. Each has absmax scales for the rows of its left operand and the columns of its right one
+(vector-wise, equation 6). The products of attention, queries with keys and probabilities with values, are computed in
+the same way.
 """
 
 import json
@@ -20,24 +21,24 @@ from outliers.errors import UserError, shown
 
 @dataclass(frozen=True)
 class Products:
-    """The computation of the products of a layer and of its gradients.
+    """How the products of a layer and of its gradients are computed.
 
-    decomposition: of the inner dimension of a product the share that is multiplied in 16 bits, those with the largest
-    magnitudes in the left operand (appendix E has 0, 0.02, 0.05 and 0.1); of Gᵀ·X, whose inner dimension are tokens,
-    instead the columns of such features of X. outlier_threshold: the features of X with an entry of at least this
-    magnitude instead, in X·Wᵀ and Gᵀ·X; gradients have another scale and are not compared with it. stochastic: whether
-    gradients are rounded up as often as they are near to it, so that their codes are right on average. exact: whether
-    nothing is quantized.
+    decomposition: share of the inner dimension of a product that is multiplied in 16 bits, namely the features with the
+    largest magnitudes in the left operand (appendix E tests 0, 0.02, 0.05 and 0.1). The inner dimension of Gᵀ·X is
+    tokens; there, the columns of these features of X are multiplied in 16 bits. outlier_threshold: multiply the
+    features of X with an entry of at least this magnitude in 16 bits instead, in X·Wᵀ and Gᵀ·X; gradients have another
+    scale and are not compared with it. stochastic: whether gradients are rounded stochastically, so that their codes
+    are unbiased. exact: whether nothing is quantized.
 
     Raises:
-        UserError: a number is out of range, or both kinds of decomposition are asked for.
+        UserError: a number is out of range, or both kinds of decomposition are given.
     """
 
     decomposition: float = 0.0
     outlier_threshold: float | None = None
     stochastic: bool = False
     exact: bool = False
-    written: str = field(init=False, repr=False, compare=False)  # as operators take it: see `_read`
+    written: str = field(init=False, repr=False, compare=False)  # the same as text, which operators take: see `_read`
 
     def __post_init__(self):
         if not isinstance(self.decomposition, (int, float)) or not 0 <= self.decomposition < 1:
@@ -53,17 +54,21 @@ class Products:
 
 @cache
 def _read(written: str) -> Products:
-    """The arguments of an operator as text, for torch.compile takes a number that differs between two models for one
-    that varies, and cannot hand such a number to a function with gradients of its own."""
+    """Parse the text argument of an operator.
+
+    torch.compile treats a number that differs between two models as a variable, and cannot pass it to a custom autograd
+    function; text stays a constant.
+    """
     return Products(*json.loads(written))
 
 
 def product(left: torch.Tensor, right: torch.Tensor, how: Products) -> torch.Tensor:
-    """left · rightᵀ as `how` says, with gradients for both.
+    """Return left · rightᵀ, computed as `how` says, with gradients for both operands.
 
     Args:
-        left: float (m, k), such as hidden states (tokens, features); or (..., m, k), each matrix for itself.
-        right: float (n, k), such as a weight (outputs, features); or (..., n, k).
+        left: float (m, k), such as hidden states (tokens, features), or a batch of matrices (..., m, k).
+        right: float (n, k), such as a weight (outputs, features), or a batch of matrices (..., n, k).
+        how: which operands are quantized, and how.
 
     Returns:
         (..., m, n) in the dtype of `left`.
@@ -93,7 +98,7 @@ class _Product(torch.autograd.Function):
 
 
 def _without_autocast(compute: Callable) -> Callable:
-    """The same with products in the dtypes of their operands, also where somebody asks for others."""
+    """Disable autocast in a function, so that products keep the dtypes of their operands."""
 
     @wraps(compute)
     def computing(first: torch.Tensor, *others):
@@ -103,13 +108,13 @@ def _without_autocast(compute: Callable) -> Callable:
     return computing
 
 
-# Operators, so that a compiler, which cannot know how many features are outliers, meets only shapes.
+# Custom operators, because a compiler cannot trace a data-dependent number of outlier features: it sees shapes only.
 
 
 @torch.library.custom_op("outliers::forward_product", mutates_args=())
 @_without_autocast
 def forward_product(left: torch.Tensor, right: torch.Tensor, written: str) -> torch.Tensor:
-    """X·Wᵀ, in the dtype of X."""
+    """Return X·Wᵀ in the dtype of X."""
     how = _read(written)
     return dispatch.product(left, right, outliers_of(left, how.decomposition, how.outlier_threshold))
 
@@ -122,7 +127,7 @@ def _(left, right, _written):
 @torch.library.custom_op("outliers::gradient_of_left", mutates_args=())
 @_without_autocast
 def gradient_of_left(gradient: torch.Tensor, right: torch.Tensor, written: str) -> torch.Tensor:
-    """G·W, in the dtype of G."""
+    """Return G·W in the dtype of G."""
     how = _read(written)
     return dispatch.product(gradient, right.mT, outliers_of(gradient, how.decomposition), seed=_seed(how.stochastic))
 
@@ -135,7 +140,7 @@ def _(gradient, right, _written):
 @torch.library.custom_op("outliers::gradient_of_right", mutates_args=())
 @_without_autocast
 def gradient_of_right(gradient: torch.Tensor, left: torch.Tensor, written: str) -> torch.Tensor:
-    """Gᵀ·X, in the dtype of G; autograd brings it into that of W."""
+    """Return Gᵀ·X in the dtype of G; autograd casts it to the dtype of W."""
     how = _read(written)
     exact = outliers_of(left, how.decomposition, how.outlier_threshold)
     return dispatch.product(gradient.mT, left.mT, exact=exact, seed=_seed(how.stochastic))
@@ -147,16 +152,18 @@ def _(gradient, left, _written):
 
 
 def _seed(stochastic: bool) -> int | None:
-    """The seed of a product's rounding, from torch's generator; None for to the nearest code."""
+    """Draw the seed of stochastic rounding from torch's generator; None rounds to nearest."""
     return int(torch.randint(2**63 - 1, (), device="cpu")) if stochastic else None
 
 
 def outliers_of(left: torch.Tensor, share: float, threshold: float | None = None) -> torch.Tensor | None:
-    """Inner dimensions of a left operand (..., m, k) that are multiplied in 16 bits, int64 (..., count) in ascending
-    order, after -1 where a matrix has fewer than others; None for none.
+    """Return the inner dimensions of a left operand (..., m, k) that are multiplied in 16 bits, or None for none.
 
-    share: of them, those with the largest magnitudes, of equal ones the first; at least one where it is above 0.
-    threshold: those with an entry of at least this magnitude, instead.
+    The result is int64 (..., count), ascending, padded with -1 in front where a matrix has fewer than the others of its
+    batch.
+
+    share: select this share of the dimensions, rounded up: those with the largest magnitudes, the first ones among
+    equals. threshold: select the dimensions with an entry of at least this magnitude instead.
     """
     count = math.ceil(share * left.shape[-1])
     if threshold is None and not count:

@@ -1,4 +1,4 @@
-"""Schemes as data: the paper's Table 1, those of other number formats, and those of a user's own."""
+"""Quantization schemes as data: the paper's Table 1, schemes in other number formats, and custom ones."""
 
 import json
 import math
@@ -13,14 +13,14 @@ from outliers.errors import UserError, shown, unknown_name
 from outliers.models.plugins import plugin_schemes
 from outliers.quantization.remedies import COSTLY, PRODUCTS, REMEDIES, SEARCH, STAGES, Kind, Remedy, Transform
 
-MOST = 3  # transforms that follow each other in a layer
-PARTS = {  # by name the types of its values, and what is expected
+MOST = 3  # successive transforms in a layer
+PARTS = {  # field: the types of its values, and how an error message names them
     "name": (str, "text"),
     "activations": (Quantizer | None, "a Quantizer or None"),
     "weights": (Quantizer | None, "a Quantizer or None"),
     "remedies": (list | tuple, "a list of remedies, such as ['hadamard', 'clip=0.999']"),
 }
-# Fields of the number and of the roles in models that were saved before schemes had remedies.
+# Remedy: the fields of its number and of its roles in models that were saved before schemes had remedies.
 EARLIER = {
     "tokens": ("token_threshold", "token_roles"),
     "clip": ("clip", "clip_roles"),
@@ -32,16 +32,17 @@ EARLIER = {
 
 @dataclass(frozen=True)
 class Scheme:
-    """One way to quantize the linear projections of the decoder layers, and what attention multiplies.
+    """A way to quantize the linear projections of the decoder layers and the operands of attention.
 
-    activations, weights: how each operand is quantized; None for one that is not. outlier_threshold: features with an
-    input of at least this magnitude are multiplied in 16 bits (section 3.2); None does without the decomposition.
-    arithmetic: "exact", or "bitsandbytes" to compute LLM.int8() as bitsandbytes does, which differs from the paper's
-    equation. remedies: as names say them, "hadamard@ffn_out" or
-    "clip=0.999", or a `Transform` of one's own; kept in the order in which rows say them.
+    activations, weights: the quantizer of each operand; None leaves it exact. outlier_threshold: features with an input
+    of at least this magnitude are multiplied in 16 bits (section 3.2); None multiplies all features alike. arithmetic:
+    "exact", or "bitsandbytes" to compute LLM.int8() as bitsandbytes does, which differs from the paper's equation.
+    remedies: names such as "hadamard@ffn_out" or "clip=0.999", or custom `Transform`s; they are stored in the order in
+    which rows list them.
 
     Raises:
-        UserError: a part is unknown, or two do not go together: the number would be that of another scheme.
+        UserError: a field has an unknown value, or two fields contradict each other, so that the result would be that
+            of another scheme.
 
     Example:
         >>> row, column = outliers.Quantizer("int8", "row"), outliers.Quantizer("int8", "column")
@@ -76,7 +77,7 @@ class Scheme:
         if quantizer is not None:
             self._check(f"format of the {operand}", quantizer.format, FORMATS)
             having = granularities(quantizer.format, operand)
-            if quantizer.group and GROUPS in having:  # of as many features as one likes
+            if quantizer.group and GROUPS in having:  # groups of any number of features
                 having.append(quantizer.granularity)
             self._check(f"granularity of the {operand}", quantizer.granularity, having)
             self._check(f"symmetric of the {operand}", quantizer.symmetric, FORMATS[quantizer.format].symmetric)
@@ -109,78 +110,78 @@ class Scheme:
 
     @property
     def base(self) -> str:
-        """Its name without remedies."""
+        """The name without remedies."""
         return self.name.partition("+")[0]
 
     def doing(self, what: str) -> list[Remedy]:
-        """Its remedies whose `Kind` does something."""
+        """Return the remedies whose `Kind` defines an action, such as "clips" or "around"."""
         return [remedy for remedy in self.remedies if getattr(remedy.kind, what)]
 
     @property
     def transforms(self) -> tuple[Remedy, ...]:
-        """Its transforms, in the order in which they change the features."""
+        """The transforms, in the order in which they change the features."""
         return tuple(remedy for remedy in self.remedies if isinstance(remedy.kind, Transform))
 
     @property
     def attention(self) -> Remedy | None:
-        """The remedy by which attention is in int8; None for attention in 16 bits."""
+        """The remedy that puts attention into int8; None leaves attention in 16 bits."""
         return next((remedy for remedy in self.remedies if remedy.kind.places == PRODUCTS), None)
 
     @property
     def quantizes(self) -> bool:
-        """Whether it quantizes anything."""
         return self.quantizes_projections or self.attention is not None
 
     @property
     def quantizes_projections(self) -> bool:
-        """Whether it quantizes an operand of projections."""
         return self.activations is not None or self.weights is not None
 
     @property
     def has_exact_sums(self) -> bool:
-        """Whether its products are sums of integer codes, to which scales are applied; else dequantized operands are
-        multiplied."""
+        """Whether products are scaled sums of integer codes; otherwise dequantized operands are multiplied."""
         operands = self.activations, self.weights
         return all(operand is not None and FORMATS[operand.format].integers for operand in operands)
 
     @property
     def group(self) -> int | None:
-        """The least number of features that every group of either operand divides; None without groups."""
+        """The least common multiple of both operands' group sizes, in features; None without groups."""
         groups = [operand.group for operand in (self.activations, self.weights) if operand and operand.group]
         return math.lcm(*groups) if groups else None
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether it has to know how large the inputs are, see `outliers.calibrate`."""
+        """Whether the scheme requires statistics of the inputs, see `outliers.calibrate`."""
         return bool(self.needs or self.doing("calibrated"))
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The `COSTLY` statistics that a calibration has to have for it."""
+        """The `COSTLY` statistics that the scheme requires of a calibration."""
         needed = {"rows"} if self.searches else set()
         needed = needed.union(*(remedy.kind.needs for remedy in self.remedies))
         return tuple(name for name in COSTLY if name in needed)
 
     @property
     def searches(self) -> bool:
-        """Whether the number of a remedy is searched."""
+        """Whether the number of any remedy is searched."""
         return any(remedy.number == SEARCH for remedy in self.remedies)
 
     @property
     def learns(self) -> bool:
-        """Whether a transform is learned with the whole model."""
+        """Whether any transform is learned with the whole model."""
         return bool(self.doing("learns"))
 
     @property
     def learning(self) -> "Scheme":
-        """The scheme under which a transform is learned: without what comes after; where that is GPTQ, with exact
-        weights, as SpinQuant learns then, unless nothing else is quantized."""
+        """The scheme under which a transform is learned.
+
+        It lacks GPTQ and attention in int8. If the scheme has GPTQ and quantizes activations too, weights stay exact
+        while learning, as in SpinQuant.
+        """
         left = [remedy for remedy in self.remedies if not remedy.kind.codes and remedy != self.attention]
         weights = None if self.doing("codes") and self.activations else self.weights
         return replace(self, name="rotation", weights=weights, remedies=left)
 
     def at(self, role: str | None) -> "Scheme":
-        """The scheme as projections have it whose input has a role, without the remedies of others; None for all."""
+        """Return the scheme of projections whose input has a role, without remedies of other roles; None keeps all."""
         here = self
         if role is not None and any(remedy.roles for remedy in self.remedies):
             left = [remedy._replace(roles=()) for remedy in self.remedies if role in (remedy.roles or (role,))]
@@ -193,30 +194,30 @@ class Scheme:
 
     @property
     def weight_operand(self) -> tuple:
-        """The key of a weight's codes: schemes in which it is equal share them."""
+        """Key of a weight's codes: schemes with equal keys share them."""
         compensated = tuple(remedy.number for remedy in self.doing("codes"))
         searched = (self.parts, self.outlier_threshold) if self.searches else ()
         return self.weights, self.arithmetic, self.transforms, compensated, *searched
 
     @property
     def exact_outliers(self) -> bool:
-        """Whether outlier features meet exact weights, where those are at hand."""
+        """Whether outlier features are multiplied with exact weights where those are in memory."""
         return ARITHMETICS[self.arithmetic].exact_outliers
 
     @property
     def kernel_arguments(self) -> dict:
-        """The scheme as arguments of `outlier_kernels.dispatch.linear`."""
+        """Keyword arguments of `outlier_kernels.dispatch.linear`."""
         return {"activations": self.activations, "threshold": self.outlier_threshold, "arithmetic": self.arithmetic}
 
     @property
     def parts(self) -> str:
-        """All but its names and its threshold, in one line."""
+        """Operands, arithmetic and remedies in one line; without names and threshold."""
         operands = f"{self.activations or 'exact'} × {self.weights or 'exact'}"
         return ", ".join([operands, self.arithmetic, *map(str, self.remedies)])
 
 
 def _place(remedy: Remedy) -> int:
-    """The place of a remedy in a row: transforms as they follow each other, and then the table's order."""
+    """Return a remedy's sort key: transforms first, in their own order, then the others in the order of `REMEDIES`."""
     names = [*REMEDIES, remedy.name]
     return -1 if isinstance(remedy.kind, Transform) else names.index(remedy.name)
 
@@ -240,13 +241,13 @@ _OWN = [
 
 
 def _alike(granularity: str, *formats: str) -> list[Scheme]:
-    """Both operands in one format, of whose name the scheme is."""
+    """Return schemes with both operands in one format, named after the format."""
     both = {name: Quantizer(name, granularity) for name in formats}
     return [Scheme(name, format, format) for name, format in both.items()]
 
 
 def _by_row(name: str, activations: str | None, weights: str) -> Scheme:
-    """Symmetric formats with scales by row, of activations, and by column, of weights."""
+    """Return a scheme in symmetric formats with a scale per row of activations and per column of weights."""
     return Scheme(name, activations and Quantizer(activations, "row"), Quantizer(weights, "column"))
 
 
@@ -263,13 +264,13 @@ _OF_FORMATS = [
     _by_row("fp8-e5m2-row", "fp8-e5m2", "fp8-e5m2"),
     *_alike(BLOCK, "mxfp8-e4m3", "mxfp8-e5m2", "mxfp6-e2m3", "mxfp6-e3m2", "mxfp4", "mxint8", "nvfp4"),
     *_alike("group-32", "bfp8", "bfp6", "bfp4"),
-    # Of serving systems, in groups as they have them.
+    # Serving systems, with their group sizes.
     Scheme("qserve", Quantizer("int8", "row"), Quantizer("int4-in-int8", _LARGE)),
     Scheme("fireq", Quantizer("fp8-e4m3", "row"), Quantizer("int4-e4m3", _LARGE)),
     Scheme("comet", Quantizer("int4-int8", _LARGE), Quantizer("int4", _LARGE), remedies=["reorder"]),
     Scheme("flexq", *2 * [Quantizer("int6", _LARGE)], remedies=["activations=8@ffn_out"]),
 ]
-#: Every scheme by its name; a user may add to it.
+#: Every scheme by its name; users may add their own.
 SCHEMES = {scheme.name: scheme for scheme in _OWN + _OF_FORMATS}
 BASELINE = "fp32"  # the scheme that quantizes nothing, whatever the dtype
 TABLE1 = [  # the paper's rows
@@ -278,8 +279,8 @@ TABLE1 = [  # the paper's rows
 ]
 
 
-# Names of other libraries and of papers for what a scheme is here, and where none is, for what comes nearest: of
-# llama.cpp the blocks have minima of their own.
+# Names in other libraries and papers: SAME lists equal schemes, NEAREST the closest one where there is no equal (in
+# llama.cpp, blocks have minima of their own).
 SAME = {
     "int8": "llm.int8",
     "llm_int8": "llm.int8",
@@ -308,14 +309,14 @@ DTYPES = {"fp16": "float16", "bf16": "bfloat16", "float16": "float16", "bfloat16
 
 
 def get_scheme(scheme: str | Scheme, alpha: float | None = None) -> Scheme:
-    """Look a scheme up by name, in the table and then among those of installed plugins; a scheme stands for itself.
+    """Return the scheme of a name, from the table or an installed plugin; a `Scheme` is returned as it is.
 
-    A name may be followed by remedies, see `remedied`, and the case of its letters does not matter. Where the scheme
-    decomposes, `alpha`, if it is given, takes the place of its own threshold.
+    The name is case-insensitive and may be followed by remedies, see `remedied`. If the scheme decomposes, `alpha`
+    replaces its threshold.
 
     Raises:
-        UserError: no scheme or remedy has this name, a plugin is broken, `alpha` is not a positive number, or as
-            `remedied`.
+        UserError: no scheme or remedy has this name, a plugin is broken, `alpha` is not a positive number, or a remedy
+            is invalid, see `remedied`.
     """
     if not isinstance(scheme, Scheme):
         written = _as_called(str(scheme))
@@ -329,7 +330,7 @@ def get_scheme(scheme: str | Scheme, alpha: float | None = None) -> Scheme:
 
 
 def _as_called(written: str) -> str:
-    """A scheme's name as it is written, whatever the case of letters in the names of it and its remedies."""
+    """Spell the known names in a scheme's name in lower case."""
     parts = []
     for part in written.split("+"):
         name = re.split("[=@]", part)[0]
@@ -339,7 +340,7 @@ def _as_called(written: str) -> str:
 
 
 def _check_base(written: str) -> None:
-    """Raise UserError where a remedy stands in the place of the scheme, or a scheme in that of a remedy."""
+    """Raise UserError if a remedy is written where the scheme belongs, or the reverse."""
     parts = written.split("+")
     others = [part for part in parts if re.split("[=@]", part)[0] not in REMEDIES]
     if parts[0] not in (*others[:1], *SCHEMES):
@@ -361,7 +362,7 @@ def _scheme_named(name: str) -> Scheme:
 
 
 def _unknown(name: str, known: Iterable[str]) -> UserError:
-    """The error for a scheme of no such name, with what another library's is here."""
+    """Return the error for an unknown scheme, with the equivalent of a name from another library."""
     plain = name.lower()
     if plain in SAME:
         return UserError(f"unknown scheme '{name}'; here it is {SAME[plain]}")
@@ -373,9 +374,9 @@ def _unknown(name: str, known: Iterable[str]) -> UserError:
 
 
 def in_groups(name: str) -> Scheme | None:
-    """A scheme of other formats with so many features in a group, by its name, such as "w4a8-g64"; None of any other.
+    """Return the scheme of a name such as "w4a8-g64", whose number is the features in a group; None for other names.
 
-    Groups take the place of columns of weights, and of the groups of either operand that has some.
+    Groups replace the columns of weights, and the existing groups of either operand.
     """
     written = re.fullmatch(r"(?P<base>.+)-g(?P<group>[1-9]\d{0,5})", name)
     base = written and {scheme.name: scheme for scheme in _OF_FORMATS}.get(written["base"])
@@ -391,18 +392,18 @@ def in_groups(name: str) -> Scheme | None:
 
 
 def remedied(scheme: Scheme, written: str) -> Scheme:
-    """A scheme with remedies; its name says so.
+    """Return a scheme with remedies added, and named in its name.
 
     written: `REMEDY[=NUMBER][@ROLE/ROLE]`, several joined by +, in the order in which they act: "hadamard",
     "tokens=20+smoothing=0.75", "hadamard@ffn_out". Remedies are the names in `REMEDIES`.
 
     Raises:
-        UserError: a remedy or role is unknown, a number is missing or not one that the remedy takes, or a remedy does
-            not go with the scheme or with another one, or stands in front of one that acts before it.
+        UserError: a remedy or role is unknown, a number is missing or invalid for the remedy, a remedy is incompatible
+            with the scheme or with another remedy, or remedies are not in the order in which they act.
     """
     remedies = [Remedy.read(part) for part in written.split("+")]
     name = f"{scheme.name}+{written}"
-    # On the input as it is, as a transform of it, on what transforms give, on the weight; others stand anywhere.
+    # Stages: the input itself, its transforms, the transformed input, the weight; remedies without a stage go anywhere.
     stages = {part: REMEDIES.get(re.split("[=@]", part)[0], Kind()).stage for part in name.split("+")[1:]}
     given = [part for part, stage in stages.items() if stage]
     acting = sorted(given, key=lambda part: STAGES.index(stages[part]))
@@ -415,18 +416,21 @@ def remedied(scheme: Scheme, written: str) -> Scheme:
 
 
 def is_own(scheme: Scheme) -> bool:
-    """Whether it is one of this project's, at whatever threshold, so that its name says what it is."""
+    """Return whether a scheme is one of this project's, at any threshold, so that its name defines it."""
     return _is_one_of(scheme, [*_OWN, *_OF_FORMATS, in_groups(scheme.name)])
 
 
 def says_bits(scheme: Scheme) -> bool:
-    """Whether rows say how many bits its values take: of all that quantize but the paper's and that of bitsandbytes,
-    which are 8 bits and scales of so much that they count next to nothing."""
+    """Return whether rows report the bits per value of a scheme.
+
+    The paper's schemes and that of bitsandbytes have 8 bits, and so few scales that these hardly count; all others
+    report.
+    """
     return scheme.quantizes_projections and not _is_one_of(scheme, _OWN)
 
 
 def _is_one_of(scheme: Scheme, schemes: Iterable[Scheme | None]) -> bool:
-    """By name and parts, at whatever threshold."""
+    """Return whether a scheme has the name and parts of a known one, at any threshold."""
     return any(
         (scheme.name, scheme.parts) == (known.name, known.parts)
         and (scheme.outlier_threshold is None) == (known.outlier_threshold is None)
@@ -436,10 +440,10 @@ def _is_one_of(scheme: Scheme, schemes: Iterable[Scheme | None]) -> bool:
 
 
 def scheme_fields(scheme: Scheme, skip: Collection[str] = (), only: Collection[str] = ()) -> dict:
-    """Fields of rows on a scheme beside its name; none where it quantizes nothing.
+    """Return the fields of a row that describe its scheme beside its name; empty if the scheme quantizes nothing.
 
-    alpha: its threshold. scheme_parts: of a scheme that is not this project's own, what it is made of. arithmetic:
-    "simulated" where dequantized operands are multiplied. skip, only: as for `outliers.quantize`.
+    alpha: its threshold. scheme_parts: the components of a scheme that is not this project's own. arithmetic:
+    "simulated" if dequantized operands are multiplied. skip, only: as for `outliers.quantize`.
     """
     if not scheme.quantizes:
         return {}
@@ -450,17 +454,17 @@ def scheme_fields(scheme: Scheme, skip: Collection[str] = (), only: Collection[s
 
 
 def by_weights(schemes: Iterable[Scheme]) -> list[Scheme]:
-    """Those that share weight codes side by side, unquantized first, otherwise in their order."""
+    """Return schemes sorted so that those which share weight codes are adjacent, unquantized ones first."""
     schemes = list(schemes)
     operands = list(dict.fromkeys(scheme.weight_operand for scheme in schemes))
     return sorted(schemes, key=lambda scheme: (scheme.quantizes, operands.index(scheme.weight_operand)))
 
 
 def write_scheme(scheme: Scheme) -> str:
-    """A scheme as JSON, for `read_scheme`.
+    """Return a scheme as JSON, for `read_scheme`.
 
     Raises:
-        UserError: a remedy is in no table.
+        UserError: a remedy is custom, which JSON cannot hold.
     """
     if any(remedy.own for remedy in scheme.remedies):
         raise UserError(f"scheme '{scheme.name}' has a custom transform, which no file can hold; expected REMEDIES")
@@ -468,10 +472,10 @@ def write_scheme(scheme: Scheme) -> str:
 
 
 def read_scheme(written: str) -> Scheme:
-    """The scheme with quantized weights that a file holds as JSON.
+    """Parse a scheme with quantized weights from the JSON of a saved model, of this version or an earlier one.
 
     Raises:
-        ValueError: it holds none.
+        ValueError: the text is no such scheme.
     """
     try:
         parts = json.loads(written)

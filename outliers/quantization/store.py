@@ -33,13 +33,14 @@ from outliers.quantization.schemes import Scheme, get_scheme, read_scheme, write
 
 
 def save_quantized(model: PreTrainedModel, folder: str | Path) -> None:
-    """Save an int8 model as one safetensors file and its configuration.
+    """Write an int8 model to a folder.
 
-    The file holds codes, scales and all other weights, and as metadata the scheme and the paths of skipped projections.
+    The folder gets the model's configuration and one safetensors file: codes, scales and all other weights, with the
+    scheme and the paths of what it skips as metadata.
 
     Args:
-        model: whose weights are kept as int8 codes, from `outliers.quantize(…, keep="int8")`.
-        folder: made if it is not there.
+        model: a model with int8 codes as weights, from `outliers.quantize(…, keep="int8")`.
+        folder: created if it does not exist.
 
     Raises:
         UserError: the model's weights are not kept as int8 codes, or the folder cannot be written.
@@ -64,12 +65,12 @@ def save_quantized(model: PreTrainedModel, folder: str | Path) -> None:
         first = firsts.setdefault(tensor.data_ptr(), name)
         if first == name:  # the head is often tied to the embeddings
             tensors[name] = tensor.contiguous()
-        elif name not in parameters:  # what layers have learned together
+        elif name not in parameters:  # learned transforms that several layers share
             shared[name] = first
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         config = copy.copy(model.config)
-        vars(config).pop("quantization_config", None)  # of `outliers.OutliersConfig`, which says of another file
+        vars(config).pop("quantization_config", None)  # of `outliers.OutliersConfig`, which describes another file
         config.save_pretrained(folder)
         scheme = max(schemes, key=lambda scheme: len(schemes[scheme]))
         instead = {write_scheme(other): paths for other, paths in schemes.items() if other != scheme}
@@ -86,8 +87,8 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
         device: where to put the model; "auto" as for `outliers.load_model`.
 
     Raises:
-        UserError: the folder holds no int8 model, or a damaged one, or tensors of other shapes or types than its
-            configuration asks for; the device does not exist, or "auto" finds too little memory.
+        UserError: the folder has no int8 model, a damaged one, or one whose tensors do not have the shapes or dtypes of
+            its configuration; the device does not exist, or "auto" finds too little memory.
 
     Example:
         >>> outliers.save_quantized(outliers.quantize(model, "llm.int8", keep="int8"), "int8")
@@ -112,9 +113,9 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
     check_weights(config.to_dict(), name, [path])
     with refusals(name):
         exact = skeleton(config, config.dtype, buffers=True)
-        anything = neutral(exact, scheme)  # for what it leads to is replaced by what was saved
+        anything = neutral(exact, scheme)  # any values will do: the saved ones replace what is fitted to them
         model = quantize(exact, scheme, keep="int8", skip=skip, calibration=anything, instead=instead)
-        # Read when those that they share are in their places.
+        # An alias is read from the model, once the tensor that it shares is there.
         tensors |= {
             alias: first._replace(read=partial(tensor_of, model, first.name)) for alias, first in firsts.items()
         }
@@ -123,7 +124,8 @@ def load_quantized(folder: str | Path, device: str | torch.device = "cpu") -> Pr
 
 
 def _check(tensors: dict[str, Lazy], model: PreTrainedModel, name: str) -> None:
-    """See that tensors are those of an int8 model: codes and scales of their types, all others of any float dtype."""
+    """Raise UserError unless tensors fit an int8 model: codes and scales of exact dtypes, parameters of any float
+    dtype."""
     expected = model.state_dict()
     parameters = {key for key, _ in model.named_parameters(remove_duplicate=False)}
     for key, lazy in tensors.items():
@@ -150,19 +152,19 @@ def load_int8(
 ) -> PreTrainedModel:
     """Return an int8 model from safetensors or GGUF, each weight quantized as it is read.
 
-    The memory that it takes at most is the int8 model and one file of the checkpoint.
+    Peak memory is the int8 model and one file of the checkpoint.
 
     Args:
         name: as for `load_model`.
-        scheme: one that quantizes weights.
-        dtype: of what is not quantized, and of the hidden states: "float32", "float16" or "bfloat16".
-        device: where to put it; "auto" as for `load_model`.
+        scheme: a scheme that quantizes weights.
+        dtype: of unquantized weights and of the hidden states: "float32", "float16" or "bfloat16".
+        device: where the model is put; "auto" as for `load_model`.
         revision: branch, tag or commit on the hub; or a checkpoint's folder in a local folder.
         skip, calibration: as for `quantize`.
 
     Raises:
-        UserError: as `load_model`; the scheme is unknown or quantizes no weights; as `quantize` of skip and
-            calibration.
+        UserError: as `load_model`; the scheme is unknown or quantizes no weights; skip or calibration are invalid, see
+            `quantize`.
 
     Example:
         >>> int8 = outliers.load_int8("pocket/gpt2-0.1m", "absmax-vector")

@@ -1,1 +1,1 @@
-"""Plans: under which scheme each projection of a model is, as a file of ours and of other libraries."""
+"""Plans: files that assign a scheme to each projection of a model, in our format and in those of other libraries."""

@@ -1,4 +1,4 @@
-"""The assignment of a format to the projections of a model, and their names, written short."""
+"""The assignment of a format's expressions to the projections of a model, and short patterns for their paths."""
 
 import re
 from collections import defaultdict
@@ -13,10 +13,10 @@ from outliers.models.anatomy import Projection
 
 @dataclass(frozen=True)
 class Assigned:
-    """A plan in the words of a format.
+    """A plan expressed in another library's format.
 
-    groups: what the format says of a scheme, with the projections that are under it; that of the plan's own scheme is
-    first, if any has it. exact: the projections that no scheme quantizes.
+    groups: the format's expression of each scheme with the projections under it; that of the plan's own scheme comes
+    first, if any projection has it. exact: the unquantized projections.
     """
 
     model: PreTrainedModel
@@ -25,23 +25,24 @@ class Assigned:
 
     @property
     def exact_paths(self) -> list[str]:
-        """The full paths of the projections that stay exact."""
         return [part.path for part in self.exact]
 
     @property
     def paths(self) -> list[str]:
-        """The full paths of all projections."""
         return [*self.exact_paths, *(part.path for _, parts in self.groups for part in parts)]
 
     def outside(self, kinds: tuple[type[nn.Module], ...]) -> list[str]:
-        """Full paths of the layers of these kinds that are no projections, such as the head; no scheme quantizes them,
-        and a library that takes every layer of a kind would."""
+        """Return the full paths of the layers of these kinds that are no projections, such as the head.
+
+        No scheme of ours quantizes them, but a library that selects layers by kind would.
+        """
         inside = set(self.paths)
         return [path for path, module in self.model.named_modules() if isinstance(module, kinds) and path not in inside]
 
 
 def patterns(paths: Iterable[str]) -> list[str]:
-    """Paths as compressed-tensors matches them: those that differ in the number of their layer by one expression."""
+    """Return paths as compressed-tensors matches them: one expression for paths that differ only in the number of
+    the layer."""
     layers = defaultdict(list)
     for path in paths:
         before, number, after = re.fullmatch(r"(.*?)(?:(?<=\.)(\d+)(?=\.)(.*))?", path).groups()

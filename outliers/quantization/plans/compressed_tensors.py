@@ -1,6 +1,7 @@
-"""Plans for compressed-tensors and llm-compressor: groups of layers with their arguments, and what they ignore.
+"""Plans for compressed-tensors and llm-compressor: groups of layers with their arguments, and the layers to ignore.
 
-The library codes signed integers by one more than we do, −128 to 127 at a scale of max/127.5 (int4: −8 to 7, max/7.5).
+The library uses one more code for signed integers than we do, −128 to 127 at a scale of max/127.5 (int4: −8 to 7,
+max/7.5).
 """
 
 from outlier_kernels.formats import Quantizer
@@ -9,7 +10,7 @@ from torch import nn
 from outliers.quantization.plans.assigned import Assigned, patterns
 from outliers.quantization.schemes import Scheme
 
-# By our names of formats and granularities, arguments of `QuantizationArgs`.
+# Our names of formats and granularities, as arguments of `QuantizationArgs`.
 NUMBERS = {
     "int8": {"num_bits": 8, "type": "int"},
     "int6": {"num_bits": 6, "type": "int"},
@@ -21,7 +22,7 @@ LINEAR = (nn.Linear,)
 
 
 def arguments_of(scheme: Scheme) -> dict | None:
-    """The operands of a `QuantizationScheme`; None for what it cannot say."""
+    """Return the operands of a `QuantizationScheme`; None if it cannot express the scheme."""
     operands = {"weights": scheme.weights, "input_activations": scheme.activations}
     operands = {operand: quantizer for operand, quantizer in operands.items() if quantizer}
     if scheme.outlier_threshold is not None or any(used.format not in NUMBERS for used in operands.values()):
@@ -30,16 +31,16 @@ def arguments_of(scheme: Scheme) -> dict | None:
 
 
 def _arguments(quantizer: Quantizer, dynamic: bool) -> dict:
-    """Arguments of `QuantizationArgs`."""
+    """Return the arguments of `QuantizationArgs`."""
     group = {"strategy": "group", "group_size": quantizer.group}
     share = group if quantizer.group else {"strategy": STRATEGIES[quantizer.granularity]}
     return {**NUMBERS[quantizer.format], "symmetric": quantizer.symmetric, **share, "dynamic": dynamic}
 
 
 def config_of(assigned: Assigned) -> dict:
-    """A `QuantizationConfig` as `model_validate` takes it, and as a model's configuration has it.
+    """Return a `QuantizationConfig` as a dict, for `model_validate` and for a model's configuration.
 
-    The largest group targets every linear layer, but those that the others name and those that it ignores.
+    The largest group targets every linear layer except those of the other groups and those to ignore.
     """
     rest = max(assigned.groups, key=lambda group: len(group[1]))
     groups = {
@@ -52,7 +53,7 @@ def config_of(assigned: Assigned) -> dict:
 
 
 def recipe_of(assigned: Assigned) -> dict:
-    """A recipe of llm-compressor, which calibrates and saves: `oneshot(model, recipe=FILE)`."""
+    """Return a recipe of llm-compressor, which calibrates and saves: `oneshot(model, recipe=FILE)`."""
     config = config_of(assigned)
     modifier = {name: config[name] for name in ("config_groups", "ignore")}
     return {"quantization_stage": {"quantization_modifiers": {"QuantizationModifier": modifier}}}

@@ -1,4 +1,4 @@
-"""Plans as other libraries read them: which scheme each projection of a model has, in their words."""
+"""The export of plans to the formats of other libraries."""
 
 import importlib.util
 import json
@@ -19,15 +19,15 @@ from outliers.quantization.plans.assigned import Assigned
 from outliers.quantization.plans.plan import Plan
 from outliers.quantization.schemes import SCHEMES, Scheme, get_scheme, in_groups
 
-IN_GROUPS = "g64"  # as an example of schemes in groups, in messages
+IN_GROUPS = "g64"  # example of a group size, for messages
 
 
 class Export(NamedTuple):
-    """One way to write a plan.
+    """A format in which a plan can be written.
 
-    says: what it has for a scheme without remedies; None for one that it cannot say. write: a plan, of what it says of
-    schemes. text: that as a file has it. takes: the layers that its library quantizes. package: the library, where the
-    export is made of its own objects. file: what a file of it is called.
+    file: name of an exported file. says: returns the format's expression of a scheme without remedies; None if it has
+    none. write: exports a plan from these expressions. text: returns an exported plan as the content of a file. takes:
+    the layers that the library quantizes. package: the library, if the export consists of its objects.
     """
 
     file: str
@@ -43,15 +43,18 @@ def _as_json(exported: dict) -> str:
 
 
 def _threshold(scheme: Scheme) -> float | None:
-    """The magnitude from which on bitsandbytes multiplies features in 16 bits, where it is vector-wise as the scheme
-    is.
-    """
+    """Return the outlier threshold of bitsandbytes for a scheme, 0 without one; None unless the scheme is
+    vector-wise int8."""
     vector_wise = str(scheme.activations), str(scheme.weights)
     return (scheme.outlier_threshold or 0.0) if vector_wise == ("int8 row absmax", "int8 column absmax") else None
 
 
 def _bits_and_bytes(assigned: Assigned) -> dict:
-    """Arguments of `transformers.BitsAndBytesConfig`; whoever gives it modules to skip loses the default, the head."""
+    """Return the arguments of `transformers.BitsAndBytesConfig`.
+
+    A list of modules to skip replaces the default, the head, so that the list includes everything that is no
+    projection.
+    """
     threshold, *others = dict.fromkeys(threshold for threshold, _ in assigned.groups)
     if others:
         raise UserError(
@@ -90,17 +93,17 @@ def export(plan: Plan, format: str, model: PreTrainedModel) -> Any:
     """Return a plan in the format of another library.
 
     Args:
-        plan: of this model.
+        plan: a plan of this model.
         format: "compressed-tensors", a quantization configuration as a dict; "llm-compressor", the recipe of that
             library as a dict; "torchao", its `FqnToConfig`; "bitsandbytes", the arguments of `BitsAndBytesConfig` of
-            transformers, among them `llm_int8_skip_modules`; "llama-quantize", the lines of the file that its
-            option `--tensor-type-file` takes, in the type of the model's weights where they stay exact.
-        model: not quantized, as transformers has it; it is not changed, and may be on the meta device.
+            transformers, with `llm_int8_skip_modules`; "llama-quantize", the lines of a file for its option
+            `--tensor-type-file`, where exact weights keep the model's dtype.
+        model: the unquantized model of transformers; it is not changed, and may be on the meta device.
 
     Raises:
-        UserError: no format has this name; the plan is of another model, or leaves all of it exact; the format cannot
-            say a scheme of it, or not several at once; its library does not quantize the layers of this architecture,
-            or is needed and not installed.
+        UserError: the format is unknown; the plan is of another model, or leaves all of it exact; the format cannot
+            express a scheme, or several at once; its library does not quantize the layers of this architecture, or is
+            needed and not installed.
     """
     if format not in EXPORTS:
         raise unknown_name("format of an export", format, EXPORTS)
@@ -119,13 +122,13 @@ def export(plan: Plan, format: str, model: PreTrainedModel) -> Any:
 
 
 def export_text(plan: Plan, format: str, model: PreTrainedModel) -> str:
-    """The result of `export` as the text of a file: JSON, YAML or lines; raises as it does."""
+    """Return the result of `export` as the text of a file: JSON, YAML or lines. Raises as `export` does."""
     exported = export(plan, format, model)
     return EXPORTS[format].text(exported)
 
 
 def _assigned(plan: Plan, format: str, model: PreTrainedModel, parts: list[Projection]) -> Assigned:
-    """The assignment of a format to each projection."""
+    """Assign the format's expression of a scheme to each projection."""
     scheme = get_scheme(plan.scheme)
     others = check_instead(model, scheme, set(plan.exact), plan.instead)
     exact: list[Projection] = []
@@ -140,10 +143,8 @@ def _assigned(plan: Plan, format: str, model: PreTrainedModel, parts: list[Proje
 
 
 def _words(scheme: Scheme, format: str) -> object:
-    """The content of a format for a scheme.
-
-    Raises UserError where it has nothing: another scheme in its place would be another plan.
-    """
+    """Return the format's expression of a scheme; raise UserError if there is none, because a substitute would be
+    another plan."""
     says = EXPORTS[format].says
     words = None if scheme.remedies else says(scheme)  # no library knows our remedies
     if words is None:

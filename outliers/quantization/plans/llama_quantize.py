@@ -1,7 +1,7 @@
 """Plans for llama.cpp: the type of each tensor of a GGUF file, for `llama-quantize --tensor-type-file`.
 
 Its types share a scale between 32 values (Q6_K: 16) whatever a scheme's groups are, and it chooses the format of
-activations by itself, 8 bits in groups. So a file is the nearest to a scheme, not the same.
+activations itself, 8 bits in groups. So the file approximates a scheme.
 """
 
 import re
@@ -16,16 +16,17 @@ from outliers.quantization.linear import stored_weight
 from outliers.quantization.plans.assigned import Assigned
 from outliers.quantization.schemes import Scheme
 
-TYPES = {"int8": "Q8_0", "int6": "Q6_K", "int4": "Q4_0", "mxfp4": "MXFP4"}  # of weights in our formats
+TYPES = {"int8": "Q8_0", "int6": "Q6_K", "int4": "Q4_0", "mxfp4": "MXFP4"}  # for our formats of weights
 EXACT = {torch.float16: "f16", torch.bfloat16: "bf16"}
-# What is in no projection: embeddings and the head, and experts. Expressions that match no projection, because versions
+# Tensors of no projection: embeddings, the head, and experts. The expressions match no projection, because versions
 # of llama.cpp differ in which of several that match a tensor counts.
 OUTSIDE = (r"^(?!(enc\.|dec\.)?blk\.)", r"_(exps|shexp)\.")
-BASE = "q8_0"  # to which `llama-quantize` adds no mixture of its own
+BASE = "q8_0"  # the type for which `llama-quantize` does not mix types
 
 
 def type_of(scheme: Scheme) -> gguf.GGMLQuantizationType | None:
-    """The nearest type of a tensor; None where weights of a whole tensor share a scale, or activations are not int8."""
+    """Return the nearest tensor type of a scheme; None if a whole tensor shares a scale, or activations are not
+    int8."""
     weights, activations = scheme.weights, scheme.activations
     if scheme.outlier_threshold is not None or not weights or not (weights.per_row and weights.symmetric):
         return None
@@ -35,9 +36,9 @@ def type_of(scheme: Scheme) -> gguf.GGMLQuantizationType | None:
 
 
 def lines_of(assigned: Assigned) -> str:
-    """Lines `EXPRESSION=TYPE`, one for each projection that is not of the type `BASE`, and of what is in none.
+    """Return lines `EXPRESSION=TYPE`: one for each projection whose type is not `BASE`, and one for each of `OUTSIDE`.
 
-    `llama-quantize --tensor-type-file FILE model.gguf quantized.gguf q8_0`.
+    They are the FILE of `llama-quantize --tensor-type-file FILE model.gguf quantized.gguf q8_0`.
     """
     names, exact = _names(assigned), EXACT.get(assigned.model.dtype, "f32")
     kinds = dict.fromkeys(assigned.exact_paths, exact)
@@ -48,7 +49,7 @@ def lines_of(assigned: Assigned) -> str:
 
 
 def _names(assigned: Assigned) -> dict[str, str]:
-    """The names of the weights of the projections in a GGUF file, by their paths."""
+    """Return the names of the projections' weights in a GGUF file, by path."""
     names = tensor_names(assigned.model.config.model_type, assigned.paths)
     if unnamed := [path for path in assigned.paths if path not in names]:
         raise UserError(f"llama.cpp has no tensor for '{unnamed[0]}'; expected another format of an export")
@@ -56,7 +57,8 @@ def _names(assigned: Assigned) -> dict[str, str]:
 
 
 def _checked(kind: gguf.GGMLQuantizationType, part: Projection) -> gguf.GGMLQuantizationType:
-    """A type; raises UserError where the features of a projection do not fill its blocks: it would get another one."""
+    """Return a type; raise UserError if a projection's width is no multiple of its block, as llama-quantize would
+    replace it."""
     block, features = gguf.GGML_QUANT_SIZES[kind][0], stored_weight(part.module).shape[1]
     if features % block:
         raise UserError(

@@ -1,4 +1,4 @@
-"""A plan as a file: which projections of a model stay exact under a scheme, and which get a better one."""
+"""Plan files: which projections of a model stay exact under a scheme, and which get another scheme."""
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -10,17 +10,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from outliers.errors import UserError, mistake_in, reason_of, unknown_name
 from outliers.files import read_whole, write_whole
 
-MOST_BYTES = 1_000_000  # of a file
-MARK = "@"  # before the file of a plan, where places are expected
+MOST_BYTES = 1_000_000  # largest size of a plan file
+MARK = "@"  # prefix of a plan file in a list of places
 HEADER = "# Which projections stay exact, or get a better scheme (python -m outliers.plan): --skip @this-file\n"
 
 
 class Plan(BaseModel):
     """An assignment of a scheme, or none, to each projection of a model.
 
-    model, weights_hash: that it was made for. scheme: the name of the scheme of all other projections. exact: full
-    paths of those that no scheme quantizes. instead: paths by the name of the scheme that they get in its place.
-    measured: on which text and with what result, perplexities without a unit and costs as shares.
+    model, weights_hash: the model it was made for. scheme: the name of the scheme of all other projections. exact: full
+    paths of unquantized projections. instead: paths of projections with another scheme, by its name. projections:
+    number of projections of the model. measured: text and results of the measurement behind the plan; perplexities have
+    no unit, costs are relative.
 
     Example:
         >>> plan = outliers.Plan(model="mine", scheme="absmax", exact=["transformer.h.0.mlp.c_proj"], projections=8)
@@ -39,15 +40,15 @@ class Plan(BaseModel):
 
     @property
     def text(self) -> str:
-        """It as YAML, for `read_plan`."""
+        """The plan as YAML, for `read_plan`."""
         return HEADER + yaml.safe_dump(self.model_dump(), sort_keys=False, width=120, allow_unicode=True)
 
     def write(self, path: str | Path) -> None:
-        """Write it as YAML, for `read_plan`; raise UserError where it cannot be written."""
+        """Write the plan as YAML, for `read_plan`; raise UserError if the file cannot be written."""
         write_whole(Path(path), self.text)
 
     def check(self, paths: Iterable[str]) -> None:
-        """Raise UserError unless these are the paths of the projections of its model."""
+        """Raise UserError unless these are the paths of the projections of the plan's model."""
         known = list(paths)
         for path in chain(self.exact, *self.instead.values()):
             if path not in known:
@@ -89,10 +90,10 @@ _EXPECTED = "expected what `python -m outliers.plan` writes"
 
 
 def expanded(places: Iterable[str]) -> Iterator[str]:
-    """Places to skip, with those of a plan in the place of `@FILE`.
+    """Yield places to skip, with `@FILE` replaced by the exact projections of a plan file.
 
     Raises:
-        UserError: a file holds no plan, or one with schemes in the place of another, which skips cannot say.
+        UserError: a file has no plan, or one that assigns several schemes, which a list of places cannot express.
     """
     for place in places:
         if not place.startswith(MARK):

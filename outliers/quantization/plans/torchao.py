@@ -1,6 +1,6 @@
-"""Plans for torchao: a configuration by the full name of each layer.
+"""Plans for torchao: a configuration for the full name of each layer.
 
-Like compressed-tensors, it codes signed integers by one more than we do, −128 to 127 at a scale of max/127.5.
+Like compressed-tensors, torchao uses one more code for signed integers than we do, −128 to 127 at a scale of max/127.5.
 """
 
 import json
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from torchao.quantization import FqnToConfig
 
 INT8 = "int8 absmax"
-FEW_BITS = {"int6 absmax": "int6", "int4 absmax": "int4"}  # types of torch
+FEW_BITS = {"int6 absmax": "int6", "int4 absmax": "int4"}  # dtypes of torch
 
 
 def config_of(scheme: Scheme) -> "AOBaseConfig | None":
-    """The configuration of a layer; None for a scheme that has none, or one that torchao computes otherwise."""
+    """Return the torchao configuration of a scheme; None if there is none, or torchao computes it differently."""
     import torch
     from torchao import quantization
 
@@ -43,12 +43,12 @@ def config_of(scheme: Scheme) -> "AOBaseConfig | None":
 
 
 def _numbers(quantizer: Quantizer | None) -> str | None:
-    """A format and its kind of scale, whatever shares it."""
+    """Return a quantizer's format and kind of scale, without its granularity."""
     return quantizer and f"{quantizer.format} {'absmax' if quantizer.symmetric else 'zeropoint'}"
 
 
 def by_name(assigned: Assigned) -> "FqnToConfig":
-    """A configuration for each projection, None for the exact ones; `quantize_` leaves all that is not named."""
+    """Return the configuration of each projection, None for exact ones; `quantize_` leaves unnamed layers alone."""
     from torchao.quantization import FqnToConfig
 
     by_path = OrderedDict((part.path, config) for config, parts in assigned.groups for part in parts)
@@ -56,7 +56,7 @@ def by_name(assigned: Assigned) -> "FqnToConfig":
 
 
 def as_json(config: "FqnToConfig") -> str:
-    """A configuration as `torchao.core.config.config_from_dict` reads it."""
+    """Return a configuration as JSON for `torchao.core.config.config_from_dict`."""
     from torchao.core.config import config_to_dict
 
     return json.dumps(config_to_dict(config), indent=2) + "\n"

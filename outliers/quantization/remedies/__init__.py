@@ -1,4 +1,4 @@
-"""Remedies that lower the cost of quantization: a row of `REMEDIES` and a file each."""
+"""Remedies that lower the cost of quantization: each is a row of `REMEDIES` and a file."""
 
 import math
 from collections.abc import Callable
@@ -12,19 +12,19 @@ from outlier_kernels.formats import FORMATS, find
 from outliers.criterion import ALPHA, QUANTIZED, THRESHOLDS
 from outliers.errors import UserError, shown, unknown_name
 
-SEARCH = "search"  # in the place of a number: each projection has the one of a grid with the least error
+SEARCH = "search"  # in place of a number: each projection gets the one of a grid with the least error
 STAGES = ("tokens", "transforms", "clip", "gptq")  # in the order in which remedies act
-COSTLY = ("gram", "rows")  # statistics that a calibration keeps where a scheme needs them
-PRODUCTS = ("scores", "values")  # what attention multiplies: queries with keys, and probabilities with values
+COSTLY = ("gram", "rows")  # statistics that a calibration keeps only if a scheme needs them
+PRODUCTS = ("scores", "values")  # of attention: queries with keys, and probabilities with values
 INTEGERS = {format.bits: name for name, format in FORMATS.items() if name == f"int{format.bits}"}
 
 
 class Number(NamedTuple):
     """The number that a remedy takes, such as a strength.
 
-    expected: which ones it may be, in words. fits: whether one is among them. default: the one that it has where none
-    is said, or `SEARCH`; None where one has to be, such as the example. grid: those that a search tries; none where
-    there is nothing to search.
+    expected: the valid numbers, in words. fits: whether a number is valid. default: the number if none is given, or
+    `SEARCH`; None if it is required. grid: the numbers that a search tries; empty if the number cannot be searched.
+    example: a number for messages.
     """
 
     expected: str
@@ -34,7 +34,7 @@ class Number(NamedTuple):
     example: float | None = None
 
 
-def _no_projection(scheme: object) -> bool:  # which can be pickled, as one's own remedies are
+def _no_projection(scheme: object) -> bool:  # a function, because custom remedies are pickled
     return not scheme.quantizes_projections
 
 
@@ -42,15 +42,17 @@ def _no_projection(scheme: object) -> bool:  # which can be pickled, as one's ow
 class Kind:
     """A row of the table of remedies.
 
-    number: that it takes; None for none. stage: which of `STAGES` it acts in; None for one with its own place. places:
-    where it may be asked to act alone. needs: statistics that a calibration has to keep for it. calibrated: whether it
-    has to know the magnitudes of the inputs. refuses: reasons why a scheme cannot have it, and whether they are so.
-    learns: whether it learns with the whole model what it is. name: of one's own, which is in no table.
+    number: the number that it takes; None for none. stage: which of `STAGES` it acts in; None if its position does not
+    matter. places: roles or products to which it can be restricted. needs: statistics that a calibration has to keep
+    for it. calibrated: whether it requires the magnitudes of the inputs. refuses: reasons why a scheme cannot have it,
+    each with a predicate on the scheme. learns: whether it is learned with the whole model. name: the name of a custom
+    remedy, which is in no table.
 
-    What it does, a function or where it is, "module:name"; None where it does nothing. around: the product of hidden
-    states (tokens, features), with its number, the exact product and the quantized one. clips: hidden states, behind
-    the transforms, from them, its number and the scheme. codes: those of a weight, from it, those rounded to nearest,
-    `Magnitudes`, the quantizer and its number. scheme: another scheme, from the one that has it, and its number.
+    The actions are functions, or their locations as "module:name"; None for no action. around: computes the product of
+    hidden states (tokens, features) from its number, the exact product and the quantized one. clips: changes hidden
+    states after the transforms, from them, its number and the scheme. codes: returns the codes of a weight, from the
+    weight, its codes rounded to nearest, `Magnitudes`, the quantizer and its number. scheme: returns another scheme,
+    from the one that has the remedy and its number.
     """
 
     number: Number | None = None
@@ -69,15 +71,15 @@ class Kind:
 
 @dataclass(frozen=True)
 class Transform(Kind):
-    """A function-preserving change of a layer's features, (X T)(T⁻¹ W) = X W, made before anything is quantized
-    (SmoothQuant: Xiao et al., 2023; QuaRot).
+    """A function-preserving change of a layer's features, (X T)(T⁻¹ W) = X W, made before quantization (SmoothQuant:
+    Xiao et al., 2023; QuaRot).
 
-    fit: of a weight (outputs, features), then of `Magnitudes` where the transform is calibrated, then of its number
-    where it takes one, the tensor that says which change it is, such as a factor for each feature; a layer keeps it.
-    hidden_states: of X (tokens, features) and that tensor X T. weight: of a weight (outputs, features) and that tensor
-    the weight times T⁻ᵀ. by_feature: whether each feature becomes one feature, so that the largest magnitudes become
-    what the values become; after others nothing calibrated can follow. calibrated: whether it has to know the
-    magnitudes of the inputs. name: of one's own, which is in no table.
+    fit: returns the tensor that defines the change, such as a factor for each feature, which the layer keeps; from a
+    weight (outputs, features), `Magnitudes` if the transform is calibrated, and its number if it takes one.
+    hidden_states: returns X T from X (tokens, features) and that tensor. weight: returns the weight times T⁻ᵀ from the
+    weight (outputs, features) and that tensor. by_feature: whether each feature maps to one feature, so that the
+    largest magnitudes are transformed like values; after other transforms nothing calibrated can follow. calibrated:
+    whether it requires the magnitudes of the inputs. name: the name of a custom transform, which is in no table.
 
     Example:
         >>> import torch
@@ -106,7 +108,7 @@ _TWENTIETHS = tuple(number / 20 for number in range(21))
 _QUANTILES = (1, 0.9999, 0.999, 0.995, 0.99, 0.98, 0.95, 0.9)
 LEAST, MOST = THRESHOLDS
 
-# By name, in the order in which rows say them: transforms, as they follow each other in a scheme, then the others.
+# In the order in which rows list them: transforms, which keep the order of their scheme, then the others.
 REMEDIES: dict[str, Kind] = {
     "awq": Transform(
         _IN + "awq:factors",
@@ -185,10 +187,10 @@ _find = cache(find)
 
 
 class Remedy(NamedTuple):
-    """A remedy as a scheme has it, written `NAME[=NUMBER][@ROLE/ROLE]`.
+    """A remedy of a scheme, written `NAME[=NUMBER][@ROLE/ROLE]`.
 
-    number: None where none is said, or `SEARCH`. roles: of the inputs of the projections where it applies, or other
-    places of its kind; none for all. own: its row of the table, where it is in none.
+    number: None if it has none, or `SEARCH`. roles: the roles of inputs of projections, or other places of its kind, to
+    which it is restricted; empty for all. own: the definition of a custom remedy, which is in no table.
     """
 
     name: str
@@ -198,10 +200,10 @@ class Remedy(NamedTuple):
 
     @classmethod
     def read(cls, written: str) -> "Remedy":
-        """The remedy that was written.
+        """Parse a remedy.
 
         Raises:
-            UserError: it is unknown, its number is none, or a role is unknown.
+            UserError: the remedy or a role is unknown, or the number is not one.
         """
         rest, at, roles = written.partition("@")
         name, equals, number = rest.partition("=")
@@ -215,10 +217,10 @@ class Remedy(NamedTuple):
 
     @classmethod
     def of(cls, given: "str | Remedy | Kind") -> "Remedy":
-        """A remedy as it is written, or of one's own, with the number that it has where none is said.
+        """Return a valid remedy, with its default number filled in, from text, a remedy or a custom definition.
 
         Raises:
-            UserError: as `read`; it takes no number, needs one, or another one; one's own has no name.
+            UserError: as `read`; the number is missing, invalid, or not taken; a custom definition has no name.
         """
         if isinstance(given, Kind):
             if not isinstance(given.name, str) or not given.name:
@@ -241,7 +243,7 @@ class Remedy(NamedTuple):
         return remedy._replace(number=number)._in_order()
 
     def _in_order(self) -> "Remedy":
-        """The same with its roles in the order of their table; raise UserError if one is unknown."""
+        """Return the remedy with its roles in the order of their table; raise UserError if one is unknown."""
         known = self.kind.places
         for role in self.roles:
             if role not in known:
@@ -254,25 +256,25 @@ class Remedy(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        """Its row of the table; raise UserError where there is none."""
+        """The definition of the remedy; raises UserError if there is none."""
         if self.own is None and self.name not in REMEDIES:
             raise unknown_name("remedy", self.name, REMEDIES)
         return self.own or REMEDIES[self.name]
 
     def do(self, what: str, *given, **named) -> Any:
-        """The result of what its row does, see `Kind`."""
+        """Call the function of an action, see `Kind`."""
         return _find(getattr(self.kind, what))(*given, **named)
 
     def fit(self, weight: Any, magnitudes: Any) -> Any:
-        """The result of its function `fit` for a weight, see `outliers.Transform`."""
+        """Return the tensor that defines the transform of a weight, see `outliers.Transform`."""
         given = [magnitudes] if self.kind.calibrated else []
         return self.do("fit", weight, *given, *([] if self.number is None else [self.number]))
 
     def applies_at(self, roles: tuple[str, ...]) -> bool:
-        """Whether it applies at one of some roles; none stands for all."""
+        """Return whether the remedy applies at any of some roles; no roles stand for all."""
         return not (self.roles and roles) or not set(self.roles).isdisjoint(roles)
 
 
 def said(number: float | str) -> str:
-    """A number as the name of a scheme has it."""
+    """Return a number as it is written in the name of a scheme."""
     return number if isinstance(number, str) else f"{number:.12g}"

@@ -1,4 +1,4 @@
-"""Activations as integers of another number of bits, such as those of one role."""
+"""Integer activations of another width, for example at one role."""
 
 from dataclasses import replace
 
@@ -6,5 +6,5 @@ from outliers.quantization.schemes import Scheme
 
 
 def in_bits(scheme: Scheme, bits: float) -> Scheme:
-    """A scheme with its activations in so many bits."""
+    """Return a scheme with integer activations of `bits` bits."""
     return replace(scheme, activations=replace(scheme.activations, format=f"int{bits:g}"))

@@ -1,4 +1,4 @@
-"""GPTQ (Frantar et al., 2022): what rounding changes in one weight is made up for by those not yet rounded."""
+"""GPTQ (Frantar et al., 2022): the rounding error of one weight is compensated by weights not yet rounded."""
 
 import torch
 from outlier_kernels.formats import FORMATS, Quantizer
@@ -6,22 +6,23 @@ from outlier_kernels.reference import Quantized, function_of
 
 from outliers.quantization.magnitudes import Magnitudes
 
-BLOCK = 128  # features whose errors are handed on together to those behind them
+BLOCK = 128  # features whose errors are passed on to later features together
 
 
 def compensated(
     weight: torch.Tensor, nearest: Quantized, known: Magnitudes, quantizer: Quantizer, damping: float
 ) -> Quantized:
-    """A weight in the codes that change its outputs little, with the scales of the nearest ones.
+    """Return the codes of a weight that change its outputs little, with the scales of the codes rounded to nearest.
 
     Features are rounded one after another, those with the largest inputs first ("act-order"; groups keep the scales of
     the exact weight, "static groups"). With U the upper Cholesky factor of H⁻¹ in this order, the error of feature j
-    changes each later feature k by (w_j − ŵ_j) · U_jk / U_jj (algorithm 1 there).
+    changes each later feature k by (w_j − ŵ_j) · U_jk / U_jj (algorithm 1 of the paper).
 
     Args:
         weight: float (outputs, features).
-        nearest: the weight, quantized to nearest.
-        known: of its inputs, with XᵀX. H is this with `damping` of its mean diagonal added to that.
+        nearest: the weight, rounded to nearest.
+        known: statistics of its inputs, with XᵀX. H is XᵀX with `damping` times its mean diagonal added to the
+            diagonal.
         quantizer: of `nearest`.
         damping: above 0.
     """
@@ -52,7 +53,7 @@ def compensated(
 
 
 def _upper_factor(gram: torch.Tensor, damping: float) -> torch.Tensor:
-    """U, upper triangular with H⁻¹ = Uᵀ U: the inverse of the R with H = R Rᵀ, which is upper triangular, too."""
+    """Return U, upper triangular with H⁻¹ = Uᵀ U: the inverse of the upper triangular R with H = R Rᵀ."""
     added = damping * gram.diagonal().mean()
     added = added if added > 0 else 1.0  # nothing is known where all inputs were zero
     damped = gram + added * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
@@ -61,5 +62,5 @@ def _upper_factor(gram: torch.Tensor, damping: float) -> torch.Tensor:
 
 
 def _spread(values: torch.Tensor, width: int) -> torch.Tensor:
-    """The values of groups of a row, for each of its features: float64 (rows or 1, features)."""
+    """Repeat the values of groups for each of their features: float64 (rows or 1, features)."""
     return values.double().repeat_interleave(width // values.shape[1], 1)

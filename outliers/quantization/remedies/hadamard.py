@@ -1,18 +1,20 @@
-"""An orthogonal change of the features spreads a large value over all of them (QuaRot: Ashkboos et al., 2024)."""
+"""Randomized Hadamard transforms, which spread a large value over all features (QuaRot: Ashkboos et al., 2024)."""
 
 from functools import cache
 
 import torch
 
-# Features that one small product takes together: on a CPU the fewest instructions, and few passes over memory; on a GPU
+# Features that one small product combines: on a CPU the fewest instructions and few passes over memory, on a GPU
 # two launches.
 RADIX = {"cpu": 32, "cuda": 128}
 
 
 def drawn(weight: torch.Tensor, seed: float) -> torch.Tensor:
-    """The random parts of a rotation of so many features, in float32 at least: random signs (features,), and behind
-    them the random orthogonal factor (m, m) row by row, m the odd part of the width. One width has one rotation a
-    seed."""
+    """Return the random parts of a rotation of a weight's features, in float32 at least.
+
+    These are random signs (features,), followed by the random orthogonal factor (m, m) row by row, where m is the odd
+    part of the width. A width has one rotation per seed.
+    """
     dtype = torch.promote_types(weight.dtype, torch.float32)
     return _drawn(weight.shape[1], int(seed)).to(weight.device, dtype, copy=True)
 
@@ -29,17 +31,17 @@ def _drawn(width: int, seed: int) -> torch.Tensor:
 
 
 def rotate(matrix: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-    """Rows (rows, features) times D · (H/√n ⊗ Q): D the signs, H the Hadamard matrix of n, the power of two in the
-    width, Q the orthogonal factor.
+    """Multiply rows (rows, features) by D · (H/√n ⊗ Q).
 
-    It is its own inverse on the other operand: an orthogonal T is its T⁻ᵀ. H is a Kronecker product of small Hadamard
-    matrices, and each is applied along an axis of its own, the last one together with Q.
+    D are the signs, H is the Hadamard matrix of size n, the largest power of two that divides the width, and Q is the
+    orthogonal factor. The same function transforms the other operand, because T⁻ᵀ = T for an orthogonal T. H is a
+    Kronecker product of small Hadamard matrices; each is applied along its own axis, the last one together with Q.
     """
     rows, width = matrix.shape
     power = _power_of_two(width)
     signs, factor = made[:width], made[width:].view(width // power, -1)
     matrix = (matrix.to(made.dtype) * signs).contiguous()
-    done, radix = 1, RADIX.get(matrix.device.type, 32)  # done: features that the factors so far tell apart
+    done, radix = 1, RADIX.get(matrix.device.type, 32)  # done: the product of the sizes of the factors applied so far
     while power > radix:
         matrix = _hadamard(radix, factor.dtype, factor.device) @ matrix.view(rows * done, radix, -1)
         done, power = done * radix, power // radix
@@ -49,14 +51,14 @@ def rotate(matrix: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
 
 
 def _power_of_two(width: int) -> int:
-    """The largest power of two that divides a width."""
+    """Return the largest power of two that divides a width."""
     return width & -width
 
 
 @cache
 @torch.inference_mode(False)
 def _hadamard(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Sylvester's matrix (size, size), orthogonal."""
+    """Return Sylvester's Hadamard matrix (size, size), scaled to be orthogonal."""
     matrix = torch.ones(1, 1, dtype=dtype, device=device)
     once = torch.tensor([[1, 1], [1, -1]], dtype=dtype, device=device) / 2**0.5
     while len(matrix) < size:

@@ -1,4 +1,4 @@
-"""Learning what transforms learn with the whole model: the rotations of `outliers.quantization.remedies.rotation`."""
+"""The learning of transforms with the whole model: the rotations of `outliers.quantization.remedies.rotation`."""
 
 from dataclasses import replace
 from functools import partial
@@ -25,14 +25,14 @@ ANGLE = 0.5  # the Frobenius norm of the first step's skew matrix; steps get sma
 
 
 def learn(model: PreTrainedModel, scheme: Scheme, calibration: Calibration) -> None:
-    """Let a calibration have the rotations of a scheme, which are learned with its blocks once and kept in it.
+    """Learn the rotations of a scheme on the blocks of a calibration, and store them in it; once per scheme.
 
-    Each step reads a block under the scheme, whose rounding has the gradient of the identity, and turns every matrix
-    against the gradient of the model's cross-entropy. Of no blocks nothing is learned. Attention and a cache in few
-    bits are left out, and so is GPTQ, which comes after.
+    Each step reads a block under the scheme with straight-through gradients, and turns every matrix against the
+    gradient of the model's cross-entropy. Without blocks the matrices stay as they start. Attention and caches in few
+    bits are left out, and so is GPTQ, which is applied afterwards.
 
     Raises:
-        UserError: the model is not a causal one whose weights are all there, or the loss is not finite.
+        UserError: the model is not a causal one with all weights in memory, or the loss is not finite.
     """
     if not scheme.learns or scheme.learning in calibration.learned:
         return
@@ -45,13 +45,13 @@ def learn(model: PreTrainedModel, scheme: Scheme, calibration: Calibration) -> N
 
 
 def check_learned(config: PretrainedConfig, scheme: Scheme) -> None:
-    """Raise UserError if a scheme has learned rotations, and a model of a configuration can have none."""
+    """Raise UserError if a scheme learns rotations and the model is not a causal one."""
     if family_of(config).name != "causal":
         raise UserError(f"'{scheme.name}' of '{config.model_type}'; expected a causal language model, or hadamard")
 
 
 def _key(layer: int, role: str) -> object:
-    """The key of inputs that share a matrix; None of those that have a Hadamard matrix."""
+    """Return the key of inputs that share a learned matrix; None for inputs with a Hadamard matrix."""
     return "stream" if role in STREAM else layer if role == HEADS else None
 
 
@@ -63,7 +63,7 @@ def _with(calibration: Calibration, matrices: dict) -> Calibration:
 
 
 def _first_matrices(model: PreTrainedModel, scheme: Scheme, calibration: Calibration) -> dict:
-    """The random Hadamard matrices that learning starts from, float32, by what shares them."""
+    """Return the random Hadamard matrices that learning starts from, float32, by `_key`."""
     matrices, layers = {}, layers_of(model)
     for (layer, role), magnitudes in calibration.magnitudes.items():
         key, width = _key(layer, role), len(magnitudes.inputs)
@@ -79,7 +79,7 @@ def _first_matrices(model: PreTrainedModel, scheme: Scheme, calibration: Calibra
 def _learned(
     model: PreTrainedModel, scheme: Scheme, calibration: Calibration, matrices: dict, steps: int
 ) -> dict[object, torch.Tensor]:
-    """The same after some steps, one block each."""
+    """Return the matrices after some steps of one block each."""
     if is_streamed(model) or any(parameter.is_meta for parameter in model.parameters()):
         raise UserError(
             f"scheme '{scheme.name}' learns with the whole model, whose weights are not in memory; expected "
@@ -93,7 +93,7 @@ def _learned(
         for projection in projections(changed):
             if isinstance(projection.module, QuantizedLinear):
                 layer, key = projection.module, _key(projection.layer, projection.role)
-                fitted, layer.made = layer.operand.fitted, None  # with codes that are made anew each step
+                fitted, layer.made = layer.operand.fitted, None  # codes are recomputed in each step
                 layer.forward = partial(_project, layer, fitted, now, key)
         exact = {key: matrix.double() for key, matrix in matrices.items()}
         blocks, generator = calibration.blocks.clone().to(model.device), torch.Generator().manual_seed(SEED)
@@ -112,7 +112,7 @@ def _learned(
 
 
 def cayley_step(matrix: torch.Tensor, gradient: torch.Tensor, angle: float) -> torch.Tensor:
-    """An orthogonal matrix R, turned against a gradient G: (I + B/2)⁻¹ (I − B/2) R, float64 (n, n).
+    """Return an orthogonal matrix R, turned against a gradient G: (I + B/2)⁻¹ (I − B/2) R, float64 (n, n).
 
     B is the skew-symmetric (G Rᵀ − R Gᵀ) / 2, scaled to a Frobenius norm of `angle` (Li et al., 2020, equation 2 and
     algorithm 1, which bounds a step by its norm; they approximate the inverse, which is exact here).
@@ -128,9 +128,9 @@ def cayley_step(matrix: torch.Tensor, gradient: torch.Tensor, angle: float) -> t
 def _project(
     layer: QuantizedLinear, fitted: tuple, now: dict, key: object, hidden_states: torch.Tensor
 ) -> torch.Tensor:
-    """The output of a layer under its scheme, with the matrices of now, and with a gradient.
+    """Compute the output of a layer under its scheme with the current matrices, differentiably.
 
-    What it makes on the way is made again in the backward pass, so that it takes no memory in between.
+    Intermediate results are recomputed in the backward pass, to save memory.
     """
     product = partial(checkpoint, partial(_product, layer, fitted, now.get(key)), use_reentrant=False)
     exact = partial(torch.nn.functional.linear, weight=layer.weight, bias=layer.projection.bias)
@@ -143,7 +143,7 @@ def _product(layer: QuantizedLinear, fitted: tuple, matrix: torch.Tensor | None,
     if matrix is not None:
         places = {number: matrix for number, step in enumerate(scheme.transforms) if step.kind.learns}
         fitted = tuple(places.get(number, made) for number, made in enumerate(fitted))
-    for step, made in zip(scheme.transforms, fitted, strict=False):  # behind these a searched quantile
+    for step, made in zip(scheme.transforms, fitted, strict=False):  # after these there may be a searched quantile
         weight = step.do("weight", weight, made)
     rows = in_float32(prepared(rows, scheme, fitted))
     threshold = scheme.outlier_threshold
@@ -154,8 +154,8 @@ def _product(layer: QuantizedLinear, fitted: tuple, matrix: torch.Tensor | None,
 
 
 def rounded(matrix: torch.Tensor, quantizer: Quantizer | None, kept: torch.Tensor | None) -> torch.Tensor:
-    """A matrix (rows, features) as its codes have it, but for the features that are kept; its gradient is that of the
-    identity (straight-through)."""
+    """Quantize and dequantize a matrix (rows, features) except for the features in `kept`, with straight-through
+    gradients."""
     if quantizer is None:
         return matrix
     exact = matrix.detach() if kept is None else matrix.detach().masked_fill(kept, 0)

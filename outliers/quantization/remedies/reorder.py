@@ -1,4 +1,4 @@
-"""Features in the order of their magnitudes, so that those which share a scale are alike."""
+"""Features sorted by magnitude, so that features that share a scale are alike."""
 
 import torch
 
@@ -6,5 +6,5 @@ from outliers.quantization.magnitudes import Magnitudes
 
 
 def order(weight: torch.Tensor, magnitudes: Magnitudes) -> torch.Tensor:
-    """The features with the largest inputs first, int64 (features,)."""
+    """Return the features by decreasing magnitude of their inputs, int64 (features,)."""
     return magnitudes.inputs.to(weight.device).argsort(descending=True, stable=True)

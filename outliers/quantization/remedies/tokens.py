@@ -1,4 +1,4 @@
-"""Decomposition by token: massive values stand in a few of them, which are multiplied exactly."""
+"""Decomposition by token: the few tokens with massive values are multiplied exactly."""
 
 from collections.abc import Callable
 
@@ -8,8 +8,11 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 def multiply_by_token(hidden_states: torch.Tensor, number: float, exact: Product, quantized: Product) -> torch.Tensor:
-    """Rows of (tokens, features) with |x| ≥ the number by the exact product, the others by the quantized one, whose
-    scales are over them alone: (tokens, outputs)."""
+    """Return the product (tokens, outputs) of hidden states (tokens, features), exact for tokens with large values.
+
+    Tokens with a value |x| ≥ number use the exact product, the others the quantized one, whose scales are computed over
+    these others alone.
+    """
     low, high = hidden_states.aminmax(dim=1)
     large = (high >= number) | (low <= -number)
     if not large.any():
