@@ -1,1 +1,1 @@
-"""Cells to rows: what is asked, planned, measured once, and kept."""
+"""Run cells: plan which are missing, measure each once, and write their rows."""

@@ -1,6 +1,6 @@
-"""A finished run that is asked for again: what it printed, while nothing changed that this follows from.
+"""Reprint a finished run that is requested again, as long as nothing that its results depend on has changed.
 
-A folder shows the page of the last request. Pages of earlier requests are kept below `earlier/`, and linked.
+A folder shows the page of the last request. Pages of earlier requests are kept below `earlier/` and linked.
 """
 
 import hashlib
@@ -31,19 +31,21 @@ from outliers.specification.kinds import Named
 from outliers.text.documents import HUB
 from outliers.variants.together import others_of
 
-FILE = ".printed.json"  # what a run printed, beside its rows, tables, figures and page
+FILE = ".printed.json"  # record of what a run printed, beside its rows, tables, figures and page
 MOST_BYTES = 2**26
-VARIABLES = ("CUDA", "MKL", "OMP", "OUTLIER", "TRITON")  # beginnings of the names of those that change a run
+VARIABLES = ("CUDA", "MKL", "OMP", "OUTLIER", "TRITON")  # prefixes of environment variables that change results
 CODE = [Path(package.__file__).parent for package in (outliers, outlier_kernels)]
-INSTALLED = Path(typer.__file__).parent.parent  # a folder that changes with every package in it
+INSTALLED = Path(typer.__file__).parent.parent  # site-packages: its time changes with every installation
 RECORD = {"request", "key", "command", "named", "wrote", "files", "printed"}
-OTHERS = re.compile('(<p id="others">).*?(</p>)', re.DOTALL)  # in a page, the links to those of other requests
+OTHERS = re.compile('(<p id="others">).*?(</p>)', re.DOTALL)  # links of a page to other requests
 
 
 def key_of(spec: Named, command: str) -> str | None:
-    """A key of all that a run follows from: command, specification, code, files that are named, packages and machine.
+    """Return a hash of everything that the output of a run depends on.
 
-    Files count by their sizes and times. None where something is of the hub, where it may have changed.
+    That is the command, the specification, the code, the installed packages, the machine, and the files that the
+    specification names, by size and modification time. Return None if a model or text is on the hub, where it may have
+    changed.
     """
     if not is_here(spec):
         return None
@@ -51,7 +53,11 @@ def key_of(spec: Named, command: str) -> str | None:
 
 
 def key_of_report(command: str) -> str:
-    """A key of what a report follows from beside the files that its experiments name; these need not be read for it."""
+    """Return a hash of what a report depends on, as `key_of`.
+
+    Of files, those of the experiments count, so that no experiment has to be read. The files that experiments name are
+    checked through the stamps in the record.
+    """
     return _key(command, None, *experiment_files().values())
 
 
@@ -62,25 +68,30 @@ def _key(command: str, spec: Named | None, *files: Path) -> str:
 
 
 def _files_named(spec: Named) -> list[Path]:
-    """The files of models and texts that a specification names, which are here."""
+    """Return the existing files of models and texts that a specification names."""
     files = [path for path in map(Path, named(spec, OF_A_FILE)) if path.exists()]
     return files + [file for name in named(spec, OF_A_MODEL) for file in _files_of(local_place(name))]
 
 
 def request_of(specs: Iterable[Named]) -> str:
-    """The name under which the page of some specifications is kept when another one takes its place."""
+    """Return the folder name under which the page of some specifications is kept once another page replaces it."""
     asked = [(type(spec).__name__, spec.model_dump_json()) for spec in specs]
     return hashlib.sha256(repr(asked).encode()).hexdigest()[:12]
 
 
 def is_here(spec: Named) -> bool:
-    """Whether no model and no text of a specification is of the hub."""
+    """Return whether all models and texts of a specification are on this machine and none comes from the hub."""
     models = [name for name in named(spec, OF_A_MODEL) if name not in LADDER]
     return HUB.keys().isdisjoint(named(spec, OF_A_FILE)) and None not in map(local_place, models)
 
 
 def named(value: object, mark: str) -> Iterator[str]:
-    """The models or files that fields with a mark name, in a specification and what is in it."""
+    """Yield the models or files in those fields of a specification, nested ones included, that have a mark.
+
+    Args:
+        value: a specification, or a value inside one.
+        mark: `OF_A_MODEL` or `OF_A_FILE`.
+    """
     if isinstance(value, BaseModel):
         for name, field in type(value).model_fields.items():
             marked = mark in field.metadata or _is_marked(field.annotation, mark)
@@ -97,8 +108,10 @@ def _is_marked(annotation: object, mark: str) -> bool:
 
 
 def printed(key: str | None, *folders: Path) -> str | None:
-    """The text that a run with this key printed, if all files that it read and left are as they were; of some folders
-    the one that has it then shows its page."""
+    """Return what a run with this key printed, or None if any file that it read or wrote has changed since.
+
+    The folder that has the matching record then shows its page.
+    """
     for folder in folders if key else ():
         for place in (folder, *(page.parent for page in _earlier(folder))):
             record = _read(place)
@@ -109,7 +122,10 @@ def printed(key: str | None, *folders: Path) -> str | None:
 
 
 def turn_to(folder: Path, request: str) -> None:
-    """Move the page of another request out of a folder, with the files written with it, and that of this one back."""
+    """Make a folder show the page of a request.
+
+    The files of the page that was shown move to `earlier/`, and those of this page back from there.
+    """
     shown = _read(folder)
     if shown and shown["request"] != request:
         move(folder, folder / EARLIER / shown["request"], [*shown["wrote"], FILE])
@@ -121,9 +137,13 @@ def turn_to(folder: Path, request: str) -> None:
 
 
 def keep(folder: Path, specs: Sequence[Named], key: str | None, command: str, wrote: Iterable[str], text: str) -> None:
-    """Keep what the run of some specifications printed beside the files that it wrote; link pages of earlier requests.
+    """Record what the run of some specifications printed, beside the files that it wrote, and link earlier pages.
 
-    key: None where it has to run again.
+    Args:
+        key: from `key_of`; None if the run must not be skipped next time.
+        command: the line that the user typed.
+        wrote: names of the files that the page consists of.
+        text: what was printed.
     """
     here = key is not None and all(map(is_here, specs))
     record = {
@@ -140,7 +160,7 @@ def keep(folder: Path, specs: Sequence[Named], key: str | None, command: str, wr
 
 
 def _earlier(folder: Path) -> list[Path]:
-    """The pages of earlier requests, the oldest first."""
+    """Return the pages of earlier requests, oldest first."""
     try:
         return sorted((folder / EARLIER).glob(f"*/{PAGE}"), key=lambda page: page.stat().st_mtime_ns)
     except OSError:  # such as a name that is too long, which the run refuses
@@ -148,7 +168,7 @@ def _earlier(folder: Path) -> list[Path]:
 
 
 def _link(folder: Path, places: dict[str, str]) -> None:
-    """Let the page of a folder link others, by what they are called."""
+    """Replace the links to other requests in the page of a folder."""
     links = ", ".join(f'<a href="{place}"><code>{html.escape(name)}</code></a>' for place, name in places.items())
     page = folder / PAGE
     if page.is_file():
@@ -159,7 +179,7 @@ def _link(folder: Path, places: dict[str, str]) -> None:
 
 
 def _read(folder: Path) -> dict:
-    """The record of a page in a folder; an empty one where there is none, or it is damaged."""
+    """Return the record in a folder; an empty dictionary if there is none or it is damaged."""
     try:
         record = json.loads(read_whole(folder / FILE, MOST_BYTES))
         return record if isinstance(record, dict) and record.keys() >= RECORD else {}
@@ -168,13 +188,16 @@ def _read(folder: Path) -> dict:
 
 
 def _stamps_of_run(folder: Path) -> dict[str, list]:
-    """The stamps of the files of a folder by their names in it, but for those of earlier requests."""
+    """Return a stamp of each file in a folder by its relative path, without those of earlier requests."""
     files = (Path(name).relative_to(folder) for name in _stamps(folder))
     return {str(name): _stamp(folder / name) for name in files if name.parts[0] != EARLIER}
 
 
 def _stamp(file: Path, size: int | None = None) -> list:
-    """Size and time of change; of rows, to which other requests add, their first bytes; of a page all but its links."""
+    """Return the size of a file, with its modification time or a hash.
+
+    Other requests append to rows, so only their first bytes are hashed. Of a page everything but the links is.
+    """
     if file.name == ROWS:
         content = file.read_bytes()[:size]
     elif file.name == PAGE:
@@ -185,7 +208,6 @@ def _stamp(file: Path, size: int | None = None) -> list:
 
 
 def _are_there(folder: Path, stamps: dict[str, list]) -> bool:
-    """Whether files of a folder are as they were."""
     try:
         return all(_stamp(folder / name, stamp[0]) == stamp for name, stamp in stamps.items())
     except OSError:
@@ -193,14 +215,16 @@ def _are_there(folder: Path, stamps: dict[str, list]) -> bool:
 
 
 def _words(value: object) -> Iterator[str]:
-    """The texts of a value, or of those in a list."""
     for entry in value if isinstance(value, list) else [value]:
         if isinstance(entry, (str, Path)):
             yield str(entry)
 
 
 def _files_of(place: Path | None) -> list[Path]:
-    """The files of a model, and of its checkpoints, which are folders in it; results may stand in others there."""
+    """Return the files of a model and of its checkpoints, which are folders inside it.
+
+    Other folders are left out, for results may be there.
+    """
     if place is None or place.is_file():
         return [place] if place else []
     folders = [place, *(config.parent for config in place.glob(f"*/{CONFIG}"))]
@@ -208,7 +232,7 @@ def _files_of(place: Path | None) -> list[Path]:
 
 
 def _stamps(*places: Path) -> dict[str, list[int]]:
-    """Sizes and times of change of files, and of those in folders but for hidden and compiled ones."""
+    """Return size and modification time of files, and of those in folders but for hidden and compiled ones."""
     files = [place for place in places if place.is_file()]
     for folder in filter(Path.is_dir, places):
         inside = (path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)

@@ -1,4 +1,4 @@
-"""Time before a run: as many blocks as fit into some minutes, and a preview of what would be measured."""
+"""Choose as many blocks as fit into a number of minutes, and preview what a run would measure."""
 
 import logging
 import math
@@ -21,25 +21,28 @@ from outliers.subjects.cell import Cell, Plan, Subject
 from outliers.terminal.amounts import durations, size
 from outliers.terminal.forecaster import DRAWN, Steps
 
-TRIED = (1, 2, 4)  # blocks whose time says how long one takes
+TRIED = (1, 2, 4)  # blocks that are timed, one number after the other
 MOST = 10**5  # blocks
-SPARE = 0.9  # of what is left of the time that is planned
-PRODUCT = 256, 1024, 1024  # tokens, features and outputs of a matrix product that says how fast a machine is
-SECONDS = 0.2  # for such products
-SLOWER = 1.4  # times as long as in the product a weight takes in a pass: measured with pocket models and SmolLM2-135M
-UNSURE = 2.0  # factor of a time that nothing was measured for
+SPARE = 0.9  # share of the remaining time that is planned
+PRODUCT = 256, 1024, 1024  # tokens, features and outputs of the matrix product that times a machine
+SECONDS = 0.2  # of timing
+SLOWER = 1.4  # time of a weight in a pass over that in the product: measured with pocket models and SmolLM2-135M
+UNSURE = 2.0  # factor of the range of a time that no pass was measured for
 NAMED = 12  # variants
 logger = logging.getLogger(__name__)
 
 
 def fit(spec: Settings, folder: Path, force: bool, measure: Callable[[Settings], None]) -> Settings:
-    """A specification with as many blocks as fit into its minutes, at most those that it names.
+    """Return the specification with as many blocks as fit into its minutes, at most those that it names.
 
-    An earlier run into the folder with the same minutes has chosen already. Otherwise one block is tried, then two, and
-    four where many fit.
+    If an earlier run into the folder had the same minutes, its number of blocks is taken. Otherwise one block is timed,
+    then two, and four if many fit.
 
     Args:
-        measure: what tries a specification.
+        spec: with `minutes`.
+        folder: of its results.
+        force: ignore earlier runs.
+        measure: function that runs a specification, to time it.
     """
     blocks = None if force else _chosen(spec, folder)
     if blocks is None:
@@ -51,7 +54,7 @@ def fit(spec: Settings, folder: Path, force: bool, measure: Callable[[Settings],
 
 
 def _chosen(spec: Settings, folder: Path) -> int | None:
-    """The blocks of rows that a run of the same request with the same minutes has left."""
+    """Return the number of blocks of an earlier run of the same request with the same minutes."""
     rows = [row for row in read(folder) if row.made.get("minutes") == spec.minutes]
     there = {key_of(row.asked) for row in rows}
     for blocks in dict.fromkeys(row.asked["subject"].get("blocks", 0) for row in reversed(rows)):
@@ -62,7 +65,7 @@ def _chosen(spec: Settings, folder: Path) -> int | None:
 
 
 def _that_fit(spec: Settings, measure: Callable[[Settings], None], most: int) -> int:
-    """The blocks that fit into the minutes of a specification after those that are tried."""
+    """Return the number of blocks that fit into the minutes of a specification, from the times of a few blocks."""
     end, taken = time.monotonic() + 60 * spec.minutes - DRAWN.seconds, {}
     for blocks in TRIED:
         if blocks > most or (taken and blocks * taken[max(taken)] / max(taken) > (end - time.monotonic()) / 2):
@@ -70,7 +73,7 @@ def _that_fit(spec: Settings, measure: Callable[[Settings], None], most: int) ->
         begin = time.monotonic()
         try:
             measure(spec.of_blocks(blocks))
-        except NoOutlier:  # of so few blocks
+        except NoOutlier:  # in so few blocks
             return min(most, spec.blocks)
         taken[blocks] = time.monotonic() - begin
     *_, last = taken
@@ -82,7 +85,7 @@ def _that_fit(spec: Settings, measure: Callable[[Settings], None], most: int) ->
 
 
 def _in_text(spec: Settings, most: int) -> int:
-    """The blocks that a text has, at most so many."""
+    """Return the number of blocks that the text has, at most `most`, by bisection."""
 
     def has(blocks: int) -> bool:
         try:
@@ -100,9 +103,12 @@ def _in_text(spec: Settings, most: int) -> int:
 
 
 def preview(runs: Sequence[tuple[Sequence[Plan], Path]]) -> str:
-    """Say what runs of plans into folders would measure, how much is there, how long it takes, and in which memory.
+    """Describe what runs would measure: cells, how many of them have rows, time and memory.
 
     No weights are read: the time follows from the sizes of models and the speed of a matrix product.
+
+    Args:
+        runs: plans, with the folder of their results.
     """
     planner, plans = Planner(None, None, None, ""), list(chain.from_iterable(plans for plans, _ in runs))
     stages = [next(plan.stages) for plan in plans]
@@ -132,7 +138,7 @@ def preview(runs: Sequence[tuple[Sequence[Plan], Path]]) -> str:
 
 
 def _said(cells: list[Cell]) -> Iterator[str]:
-    """The cells of a plan in lines, one a metric."""
+    """Yield one line per metric that lists the variants under which a plan measures it."""
     for metric, alike in grouped(cells, lambda cell: cell.metric.name).items():
         names = list(dict.fromkeys(cell.variant.name for cell in alike))
         under = f" under {first_of(names, NAMED)}" if names != [BASELINE] else ""
@@ -143,24 +149,24 @@ def _said(cells: list[Cell]) -> Iterator[str]:
 
 
 def _products(subject: Subject, steps: Iterable[Steps]) -> float:
-    """The work of steps of a subject, in weights that a token passes."""
+    """Return the work of the steps of a subject, in multiplications of a token by a weight."""
     return getattr(subject.settings, "block", 1) * sum(one.work for one in steps)
 
 
 def _pace(device: torch.device, dtype: torch.dtype) -> float:
-    """Seconds in which a token passes a weight, by matrix products."""
+    """Return the seconds that the product of one token with one weight takes, timed with a matrix product."""
     tokens, features, outputs = PRODUCT
     x = torch.randn(tokens, features, device=device, dtype=dtype)
     weight = torch.randn(outputs, features, device=device, dtype=dtype)
     begin, count = time.perf_counter(), 0
     while time.perf_counter() - begin < SECONDS or not count:
         count += 1
-        float(torch.nn.functional.linear(x, weight)[0, 0])  # which waits for a GPU
+        float(torch.nn.functional.linear(x, weight)[0, 0])  # float() waits for a GPU
     return SLOWER * (time.perf_counter() - begin) / (count * math.prod(PRODUCT))
 
 
 def _memory(need: Need, room: Room) -> str:
-    """The memory, disk and download that a model needs, in a line."""
+    """Return a line about the memory, disk and download that a model needs."""
     kind = "GPU memory" if room.gpus else "memory"
     free = f"{size(room.gpus or room.memory)} are free"
     host = f", {size(need.host)} of the host's memory" * bool(need.host)

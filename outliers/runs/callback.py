@@ -1,4 +1,4 @@
-"""Outlier features while transformers' Trainer trains: for its reporters, and as rows of the emergence."""
+"""Measure outlier features while transformers' Trainer trains, for its reporters and as rows of the emergence."""
 
 import re
 import time
@@ -31,14 +31,14 @@ from outliers.text.given import checked_ids
 from outliers.trainer.loop import log_beside
 
 EVERY = 100  # steps; benchmarks/callback_cost.py says what that costs
-PREFIX = "outliers/"  # of what reporters call a metric
-# What they are told, which may be followed by a role; rows have all.
+PREFIX = "outliers/"  # of metrics' names in reporters
+# Metrics for the reporters, each perhaps followed by a role; rows have all metrics.
 REPORTED = ("perplexity", "count", "layers", "positions", "max", *KURTOSES, "attention_sink")
-STEP = "step-"  # and a number: what rows call a checkpoint
+STEP = "step-"  # followed by a number: the checkpoint of a row
 
 
 class Watched(Metric):
-    """The metrics of `outliers.watch`."""
+    """The measurement of `outliers.watch`."""
 
     name: ClassVar[str] = "watch"
 
@@ -47,13 +47,17 @@ class Watched(Metric):
 
 
 class OutlierCallback(TrainerCallback):
-    """Watches outlier features grow in a model that a Trainer trains, see `outliers.watch`, and changes nothing of it.
+    """A callback of transformers' Trainer that measures how outlier features grow, see `outliers.watch`.
 
-    `trainer.add_callback(OutlierCallback(trainer, blocks))` measures before the first step, after every so many, and
-    after the last one. Each time the Trainer logs what was found, as `outliers/count` and so on, to all that it reports
-    to, and its rows are added to `rows.jsonl`, from which `python -m outliers.emergence --redraw FOLDER` draws
-    how the features grew. A training that goes on from a checkpoint goes on there. In a distributed training the
-    main process measures, with the others waiting at their next step.
+    `trainer.add_callback(OutlierCallback(trainer, blocks))` measures before the first step, after every `every` steps,
+    and
+    after the last one; it changes nothing in the model. Each time the Trainer logs the results as `outliers/count` and
+    so on
+    to all its reporters, and rows are added to `rows.jsonl`, from which `python -m outliers.emergence --redraw FOLDER`
+    draws
+    the growth of the features. A training that resumes from a checkpoint continues these rows. In a distributed
+    training the
+    main process measures while the others wait at their next step.
     """
 
     def __init__(
@@ -66,20 +70,22 @@ class OutlierCallback(TrainerCallback):
         folder: str | Path | None = None,
         name: str | None = None,
     ):
-        """
-        Args:
-            trainer: whose reporters are told.
+        """Args:
+            trainer: whose reporters get the results.
             blocks: held-out token ids, int64 (blocks, T), as `outliers.load_text` makes them; or examples of the
-                model's family, as the functions of `outliers.subjects` make them.
-            every: steps from one measurement to the next one.
+                model's
+                family, as the functions of `outliers.subjects` make them.
+            every: steps between two measurements.
             alpha, attention: as for `outliers.watch`.
-            folder: where the rows go; by default `outliers` in the Trainer's output folder. Rows of steps that were
-                there and that this training has not reached yet are moved to `rows.jsonl.left`.
-            name: what rows call the model; by default the Trainer's output folder.
+            folder: where the rows go; by default `outliers` in the Trainer's output folder. Rows of steps that this
+                training
+                has not reached yet, left there by another one, are moved to `rows.jsonl.left`.
+            name: of the model in the rows; by default the Trainer's output folder.
 
         Raises:
             UserError: the blocks are none; `every` or alpha is out of range. While the Trainer trains, as
-                `outliers.watch`, with the step; or the rows cannot be written.
+                `outliers.watch`,
+                with the step; or the rows cannot be written.
         """
         if isinstance(blocks, torch.Tensor) and blocks.ndim == 2:
             blocks = checked_ids(blocks, "blocks")
@@ -106,7 +112,7 @@ class OutlierCallback(TrainerCallback):
         model: torch.nn.Module,
         **_others: object,
     ) -> None:
-        """Measure the model that nothing was trained of, so that what cannot be measured is refused before a step."""
+        """Measure before the first step, so that what cannot be measured is refused before any training."""
         if state.is_world_process_zero and not state.global_step:
             self._measure(state.global_step, control, model)
 
@@ -118,7 +124,6 @@ class OutlierCallback(TrainerCallback):
         model: torch.nn.Module,
         **_others: object,
     ) -> None:
-        """Measure every so many steps, and after the last one."""
         last = control.should_training_stop
         if state.is_world_process_zero and (last or state.global_step % self.every == 0):
             self._measure(state.global_step, control, model)
@@ -138,7 +143,6 @@ class OutlierCallback(TrainerCallback):
         log_beside(self.trainer.log, control, {f"{PREFIX}{name}": value for name, value in flat(told).items()})
 
     def _row(self, step: int, model: torch.nn.Module, values: list[dict], seconds: float) -> Row:
-        """The row of a step."""
         model = extract_model_from_parallel(model, keep_torch_compile=False)
         dtype, here = str(model.dtype).removeprefix("torch."), environment(device_of(model))
         subject = {"model": self.name, "checkpoint": f"{STEP}{step}", **self.text, "dtype": dtype, **unusual(here)}
@@ -158,7 +162,7 @@ class OutlierCallback(TrainerCallback):
         return Row(asked=asked, facts=facts, values=values, made=made)
 
     def _write(self, step: int, row: Row) -> None:
-        """Append the row of a step; those of it and of later ones, which another training left, are moved aside."""
+        """Append the row of a step, after moving aside rows of this step and later ones that another training left."""
         if self.written is None or step <= self.written:
             self._move_aside(step)
         with locked(self.folder):
@@ -176,7 +180,7 @@ class OutlierCallback(TrainerCallback):
                 write_whole(rows.path, _lines([row for row in every if row not in ahead]))
 
     def _is_ahead(self, row: Row, step: int) -> bool:
-        """Whether a row is of this training's model, and of a step that it has not finished."""
+        """Return whether a row is of this training's model and of a step that the training has not finished."""
         subject = row.asked["subject"]
         match = re.fullmatch(rf"{STEP}(\d+)", subject.get("checkpoint", ""))
         return subject.get("model") == self.name and match is not None and int(match[1]) >= step

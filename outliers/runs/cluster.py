@@ -1,4 +1,4 @@
-"""Cells as tasks of a Ray cluster: the one that is running, or one made of this machine's cores and GPUs."""
+"""The engine that runs cells as tasks of a Ray cluster, one that is running or one on this machine alone."""
 
 import contextlib
 import itertools
@@ -25,21 +25,21 @@ from outliers.subjects.cell import Task
 from outliers.terminal.interrupt import asked_to_stop, stop_if_asked
 from outliers.terminal.progress import Progress
 
-TASKS_A_WORKER = 2  # at least, where a text can be cut: the last ones then end at nearly the same time
-RETRIES = 3  # of a task whose worker or node was lost
+TASKS_A_WORKER = 2  # at least, if texts can be cut, so that the workers end at nearly the same time
+RETRIES = 3  # of a task after its worker or node is lost
 SECONDS_TO_ANSWER = 5
-OBJECT_STORE = 200_000_000  # bytes, of a Ray of this machine alone: token blocks and results go through it
+OBJECT_STORE = 200_000_000  # bytes, for a Ray on this machine alone: it holds token blocks and results
 STDERR = 2
-GPU_SPARE = 1.2  # of what a model needs, on several GPUs: whole layers are placed, and all need activations
+GPU_SPARE = 1.2  # factor of a model's need on several GPUs: whole layers are placed, and each GPU needs activations
 
-# Of Ray, by their names, with what of their command lines names the socket of a node, or the folder of its session.
+# Ray's processes by name, each with the argument by which its node or session is recognized.
 PROCESSES = {"raylet": "--raylet_socket_name={0}", "gcs_server": "--session-dir={1}"}
 
 logger = logging.getLogger(__name__)
 
 
 class Cluster:
-    """Runs tasks as Ray tasks, each with the cores, GPUs and memory that it needs.
+    """An engine that runs tasks as Ray tasks, each with the cores, GPUs and memory that it needs.
 
     A task whose worker is lost runs again elsewhere.
 
@@ -53,9 +53,9 @@ class Cluster:
         self.room = Room()  # of a worker
         # A part of a text reads all layers of a streamed model.
         self.tasks_a_worker = 1 if getattr(spec, "stream", False) else TASKS_A_WORKER
-        self.warned: set[str] = set()  # what a worker warned of, which others do too, is said once
-        self.name = uuid.uuid4().hex  # of this run: workers outlive it, but not what they loaded for it
-        self.needed: list[psutil.Process] = []  # of Ray's own on this machine
+        self.warned: set[str] = set()  # warnings of workers, each shown once
+        self.name = uuid.uuid4().hex  # of this run: workers outlive it, but drop what they loaded for it
+        self.needed: list[psutil.Process] = []  # processes of Ray on this machine that the run depends on
 
     def __enter__(self) -> "Cluster":
         try:
@@ -63,12 +63,12 @@ class Cluster:
         except ImportError:
             raise UserError("engine 'ray' needs Ray; pip install 'outliers[cluster]'") from None
         self.ray = ray
-        self.connected = ray.is_initialized()  # by whoever called us, who then also ends it
+        self.connected = ray.is_initialized()  # a caller who connected also disconnects
         self.alone = False
         if not self.connected:
             with _in_silence():
                 self._connect()
-        # It prints what its own processes report whatever `log_to_driver` says, but for this switch of its debugger.
+        # Ray prints reports of its own processes in spite of log_to_driver; only this switch of its debugger stops it.
         ray._private.worker._worker_logs_enabled = False
         self.needed = list(self._needed())
         self.remote = ray.remote(_measure)
@@ -79,7 +79,7 @@ class Cluster:
             self.ray.shutdown()
 
     def _needed(self) -> Iterator[psutil.Process]:
-        """The processes of Ray on this machine that no run survives."""
+        """Yield the processes of Ray on this machine without which no run goes on."""
         here = self.ray.get_runtime_context().get_node_id()
         for socket_name in (Path(node["RayletSocketName"]) for node in self.ray.nodes() if node["NodeID"] == here):
             marks = {name: mark.format(socket_name, socket_name.parents[1]) for name, mark in PROCESSES.items()}
@@ -88,7 +88,7 @@ class Cluster:
                     yield process
 
     def _lost(self) -> EngineLost | None:
-        """The error for one of them that has ended: Ray would end this process at its next use, without a word."""
+        """Return an error if a process that Ray needs has ended, for Ray would end this process silently."""
         for process in self.needed:
             with contextlib.suppress(psutil.NoSuchProcess):
                 if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
@@ -110,12 +110,12 @@ class Cluster:
                 ) from None
             usual = signal.getsignal(signal.SIGTERM)
             self.ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE, **quiet)
-            if signal.getsignal(signal.SIGTERM) is not usual:  # Ray's own ends the process in the middle of a row
+            if signal.getsignal(signal.SIGTERM) is not usual:  # Ray's ends the process in the middle of a row
                 signal.signal(signal.SIGTERM, usual)
             self.alone = True
 
     def forecast(self, requests: list[Request]) -> dict[str, str]:
-        """The models that cannot fit where one of the workers is, and why."""
+        """Return the models that do not fit on the machine of a worker, each with the reason."""
         ((_, self.room),) = self.run([Task("what is free", _room, requests[0], ())])
         if isinstance(self.room, EngineLost):
             raise EngineLost(f"{self.room}; run the same command again")
@@ -123,24 +123,29 @@ class Cluster:
             raise UserError(f"no worker of the cluster answers: {self.room}")
         needs, refused = forecast(requests, self.room)
         needs.sort(key=lambda needed: needed.memory)
-        self.forecasts = {needed.model: needed for needed in needs}  # the largest of a model
+        self.forecasts = {needed.model: needed for needed in needs}  # of a model the largest need stays
         return refused
 
     def groups(self, subjects: list) -> list[list]:
-        """The subjects that are measured together: all."""
+        """Return all subjects as one group: they are measured together."""
         return [subjects]
 
     def parts(self, blocks: int, tasks: int) -> list[slice]:
-        """The parts of a text of so many blocks where there are so many tasks: so that all workers have some."""
+        """Cut a text into parts so that all workers get some.
+
+        Args:
+            blocks: number of blocks of the text.
+            tasks: number of tasks that would run if no text were cut.
+        """
         workers = sum(int(node["CPU" if self.device == "cpu" else "GPU"]) for node in self._nodes())
         count = min(blocks, max(1, math.ceil(self.tasks_a_worker * workers / max(1, tasks))))
         ends = [blocks * number // count for number in range(count + 1)]
         return [slice(start, end) for start, end in itertools.pairwise(ends)]
 
     def run(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Any]]:
-        """Each task with what it returned, or with how it failed, as they finish.
+        """Yield each task with its result or its failure, as the tasks finish.
 
-        After Ctrl-C those that are being measured still do.
+        After Ctrl-C the tasks that are running still finish.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed.
@@ -168,7 +173,7 @@ class Cluster:
                 self._cancel(running)
 
     def _finished(self, running: dict) -> Iterator[tuple[Task, Any]]:
-        """Of the running tasks those that finish within a second."""
+        """Yield the running tasks that finish within a second, with their results, and remove them from `running`."""
         done, _ = self.ray.wait(list(running), timeout=1)
         for reference in done:
             task = running.pop(reference)
@@ -194,7 +199,7 @@ class Cluster:
         return self.remote.options(**options, max_retries=RETRIES, name=task.name).remote(*arguments)
 
     def _needs(self, task: Task) -> dict[str, float]:
-        """The resources that a task needs, by Ray's names of them."""
+        """Return the resources that a task needs, by Ray's names."""
         needed = self.forecasts.get(task.subject.name)
         if self.device != "cpu":
             gpus = 1 if self.device == "cuda" else self._gpus(needed)
@@ -206,27 +211,30 @@ class Cluster:
         return {"CPU": max(1, math.floor(cores)), "GPU": 0, "memory": memory}
 
     def _gpus(self, needed: Need | None) -> int:
-        """The number of GPUs for a model: as many as it needs, or all of a machine while that is not known."""
+        """Return the number of GPUs for a model: as many as it needs, or all of a machine if the need is unknown."""
         most = max((int(node["GPU"]) for node in self._nodes()), default=0)
         share = GPU_SPARE * needed.memory / self.room.gpus if needed else 1
         return max(1, min(most, math.ceil(share * most)))
 
     def _nodes(self) -> list[dict[str, float]]:
-        """The resources of each machine of the cluster."""
+        """Return the resources of each machine of the cluster."""
         names = ("CPU", "GPU", "memory")
         return [{name: node["Resources"].get(name, 0) for name in names} for node in self.ray.nodes() if node["Alive"]]
 
     def _slots(self, task: Task) -> int:
-        """The number of tasks like this one that run at once."""
+        """Return how many tasks like this one can run at once."""
         needs = self._needs(task)
         return sum(min(int(node[name] // needs[name]) for name in needs if needs[name]) for node in self._nodes())
 
     def _room(self, task: Task) -> int:
-        """The number of tasks that Ray has at once: some are queued, so that a cluster that can grow does."""
+        """Return how many tasks Ray is given at once; some are queued, so that an autoscaling cluster grows."""
         return max(2, 2 * self._slots(task))
 
     def _lack(self, task: Task) -> str:
-        """Why no machine can hold a task, if so; others may join a cluster that was there before."""
+        """Return why no machine can hold a task, or an empty text.
+
+        In a cluster that was there before, only warn: machines may join it.
+        """
         if self._slots(task):
             return ""
         needs = ", ".join(_amount(name, value) for name, value in self._needs(task).items() if value)
@@ -237,7 +245,7 @@ class Cluster:
         return ""
 
     def _leave_out_queued(self, running: dict) -> None:
-        """Keep of the tasks that Ray was given those that are being measured: the first ones."""
+        """Cancel the queued tasks and keep those that are running, the first ones."""
         slots = max((self._slots(task) for task in running.values()), default=0)
         for reference in list(running)[max(1, slots) :]:
             self._cancel([reference])
@@ -251,13 +259,15 @@ class Cluster:
 
 @contextlib.contextmanager
 def _in_silence() -> Iterator[None]:
-    """Let Ray begin in this process without a word to standard error, of its own processes' ends either; its files
-    have what it says. RAY_BACKEND_LOG_LEVEL, where it is set, decides."""
+    """Keep standard error of this process, and of Ray's own processes, silent while Ray starts.
+
+    Its messages are in its log files. If RAY_BACKEND_LOG_LEVEL is set, nothing is silenced.
+    """
     if "RAY_BACKEND_LOG_LEVEL" in os.environ:
         yield
         return
     usual = os.dup(STDERR)
-    os.environ["RAY_BACKEND_LOG_LEVEL"] = "fatal"  # which it says in a line
+    os.environ["RAY_BACKEND_LOG_LEVEL"] = "fatal"  # a lost process is reported in one line instead
     try:
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), STDERR)
@@ -269,18 +279,20 @@ def _in_silence() -> Iterator[None]:
 
 
 def _check_answers(address: str) -> None:
-    """Raise OSError or ValueError if nobody listens at an address, of which Ray would try to convince itself for
-    minutes; those that are names or of another protocol are Ray's own affair."""
+    """Raise OSError or ValueError if nothing listens at an address, for Ray would try it for minutes.
+
+    Names and addresses of another protocol are left to Ray.
+    """
     if address not in ("", "auto", "local") and "://" not in address:
         host, _, port = address.rpartition(":")
         socket.create_connection((host, int(port)), SECONDS_TO_ANSWER).close()
 
 
-_bench: tuple[str, Bench] | None = None  # of a worker: the run that it is of, and what it keeps
+_bench: tuple[str, Bench] | None = None  # of a worker: id of the run, and the bench that is kept between its tasks
 
 
 class _Warnings(logging.Handler):
-    """Keeps what is warned of in a worker, for the terminal that the run was started from."""
+    """A log handler that collects the warnings of a worker, to show them where the run was started."""
 
     def __init__(self):
         super().__init__(logging.WARNING)
@@ -293,8 +305,14 @@ class _Warnings(logging.Handler):
 def _measure(
     run: str, folder: str, threads: int, function: Callable, subject, arguments: tuple
 ) -> tuple[Any, list[str]]:
-    """Measure a task in a worker; what it returned, and warnings. Its cores are those that Ray reserved for it;
-    relative paths are the driver's."""
+    """Run a task in a worker, and return its result and its warnings.
+
+    Args:
+        run: id of the run; what the worker has loaded for another run is dropped.
+        folder: working directory of the driver, to which paths are relative.
+        threads: cores that Ray reserved for the task.
+        function, subject, arguments: of the `Task`.
+    """
     global _bench
     if Path(folder).is_dir():
         os.chdir(folder)

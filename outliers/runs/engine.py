@@ -1,4 +1,7 @@
-"""The engine of tasks in this process, one after the other; a Ray cluster is another one. Failures cost cells alone."""
+"""The engine that runs tasks in this process, one after the other; a task that fails costs its cells alone.
+
+`outliers.runs.cluster` has the engine of a Ray cluster.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -15,41 +18,42 @@ LESS = "take a smaller --block, fewer schemes at once, --stream, or a machine wi
 
 
 class Here:
-    """Runs tasks in this process, one after the other."""
+    """An engine that runs tasks in this process, one after the other."""
 
     def __init__(self, bar: Progress, bench: Bench):
         self.bar, self.bench = bar, bench
         bench.bar = bar
 
     def forecast(self, requests: list[Request]) -> dict[str, str]:
-        """The models that cannot fit, and why; see `outliers.runs.forecast`."""
+        """Return the models that do not fit in memory, each with the reason; see `outliers.runs.forecast`."""
         return forecast(requests, room_of(requests[0].device))[1]
 
     def groups(self, subjects: list) -> list[list]:
-        """The subjects that are measured together: each alone, for one model at a time is in memory."""
+        """Return each subject as a group of its own, because one model at a time is in memory."""
         return [[subject] for subject in subjects]
 
     def parts(self, blocks: int, _cells: int) -> list[slice]:
-        """The parts of a text of so many blocks: all of it."""
+        """Return one part, the whole text: a single process gains nothing from cutting it."""
         return [slice(0, blocks)]
 
     def run(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Any]]:
-        """Each task with what it returned, or with how it failed; it moves the bar itself.
+        """Yield each task with its result or its failure, and move the bar.
 
-        After Ctrl-C none: KeyboardInterrupt.
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed; no task is begun after it.
         """
         for task in tasks:
             stop_if_asked()
             self.bar.enter(task.name, task.steps)
             end = self.bar.n + task.steps.count
             result = tried(result_of, self.bench, task.function, task.subject, task.arguments)
-            if end > self.bar.n:  # what the task did not move itself
+            if end > self.bar.n:  # steps by which the task did not move the bar itself
                 self.bar.update(end - self.bar.n)
             yield task, result
 
 
 def result_of(bench: Bench, function: Callable, subject: Any, arguments: tuple) -> Any:
-    """The result of a task, whose weights are those that it was to have, in files that did not change meanwhile."""
+    """Return the result of a task, after checking that weights and files of the model are those expected."""
     result = function(bench, subject, *arguments)
     bench.check_weights()
     bench.check_unchanged()
@@ -57,7 +61,7 @@ def result_of(bench: Bench, function: Callable, subject: Any, arguments: tuple) 
 
 
 def tried(function: Callable, *arguments: Any) -> Any:
-    """Return what a function returns, or how it failed: a UserError, too little memory, or a refusal of the system.
+    """Return the result of a function, or a MeasurementFailed for a UserError, too little memory, or a system error.
 
     Errors of a program, such as TypeError, and Ctrl-C end the run.
     """
@@ -71,7 +75,7 @@ def tried(function: Callable, *arguments: Any) -> Any:
         if isinstance(error, RuntimeError) and not any(part in reason for part in NO_MEMORY):
             raise
         return MeasurementFailed(f"too little memory ({reason}); {LESS}")
-    except BrokenPipeError:  # of what is printed
+    except BrokenPipeError:  # standard output is closed
         raise
     except OSError as error:
         return MeasurementFailed(f"the system refuses it ({reason_of(error, 300)})")

@@ -1,7 +1,8 @@
-"""The memory and disk that a run needs, by the sizes of its models alone, beside what is free on this machine.
+"""Forecast the memory and disk that a run needs from the sizes of its models, and compare them with what is free.
 
-A run that cannot fit is refused, and the message says with which options it would. How long a run takes it finds out
-itself, see `outliers.terminal.progress`.
+A run that cannot fit is refused with a message that names the options with which it would. The time of a run is
+forecast
+while it runs, see `outliers.terminal.progress`.
 """
 
 import logging
@@ -29,10 +30,10 @@ from outliers.runs.free import free_memory
 from outliers.terminal.amounts import size
 
 PROCESS = 750_000_000  # bytes of a process with torch, transformers and compiled kernels, and of their files
-WORKSPACES = 50_000_000  # bytes that a GPU's libraries compute in
-LEFT = 250_000_000  # bytes at most that reading weights leaves of the heap; of small models it is half of the weights
-SLACK = 2  # times what is made while a block passes, in float32, for what allocators keep of tensors that went
-SHARE = 0.25  # of what is free, from which on a need is worth a line
+WORKSPACES = 50_000_000  # bytes of workspace of a GPU's libraries
+LEFT = 250_000_000  # bytes of heap that reading weights leaves unused, at most; half of the weights of a small model
+SLACK = 2  # factor of the activations of a block, in float32, for what allocators keep of freed tensors
+SHARE = 0.25  # of what is free: larger needs are logged
 SHORTEST = 32  # tokens: no shorter block is proposed
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,8 @@ logger = logging.getLogger(__name__)
 class Room(NamedTuple):
     """Free bytes: memory of the device and of the host, and on the disks of temporary files and of the hub's cache.
 
-    gpus: memory of all GPUs together, 0 where a CPU computes. limited: what limits the host's, for a message.
+    gpus: memory of all GPUs together, 0 if a CPU computes. limited: what limits the host's memory, a phrase for a
+    message.
     """
 
     memory: int = 0
@@ -55,9 +57,10 @@ class Room(NamedTuple):
 class Need(NamedTuple):
     """Bytes that the run of one model needs.
 
-    memory: on the device that computes, of the process where that is a CPU. host: of the host's memory, where the
-    device is a GPU. disk: of the file with a streamed model's hidden states. download: what is not in the hub's cache
-    yet; None if nobody knows.
+    memory: on the computing device; of the whole process if that is a CPU. host: of the host's memory if the device is
+    a
+    GPU. disk: of the file with a streamed model's hidden states. download: what is not in the hub's cache yet; None if
+    unknown.
     """
 
     model: str
@@ -68,12 +71,15 @@ class Need(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Counts of numbers in a model.
+    """Sizes of a model, as counts of numbers.
 
-    outside, layer: weights outside of the layers, and of the largest layer. layers: how many there are. projections,
-    largest: in that layer, weights of all projections and of the largest one. features: what its projections read and
-    make of a token. hidden, heads, keys, vocabulary: of the residual stream, of attention, of keys and values of a
-    token and layer, and of tokens.
+    outside: weights outside the decoder layers. layer: weights of the largest layer. layers: number of layers.
+    projections,
+    largest: weights of all projections and of the largest projection in that layer. features: input and output features
+    of
+    these projections, summed. hidden: width of the residual stream. heads: attention heads. keys: keys and values of
+    one
+    token in one layer. vocabulary: tokens.
     """
 
     outside: int
@@ -89,12 +95,11 @@ class Shape(NamedTuple):
 
     @property
     def weights(self) -> int:
-        """All of them."""
         return self.outside + self.layers * self.layer
 
 
 class Request(NamedTuple):
-    """The run of one model: what is asked of it, by options of the user, and what the measurement keeps."""
+    """The run of one model: sizes, options of the user, and what the measurement keeps in memory."""
 
     name: str
     shape: Shape
@@ -109,13 +114,15 @@ class Request(NamedTuple):
 
 
 def forecast(requests: list[Request], room: Room) -> tuple[list[Need], dict[str, str]]:
-    """The needs of models that are measured one after the other; said in a line where it is much of what is free.
+    """Return the memory and disk that models need, measured one after the other, and which of them cannot fit.
+
+    A need that takes a large share of what is free is logged in a line.
 
     Raises:
-        UserError: none can fit; the message names the options that would make the first one fit.
+        UserError: no model can fit; the message names the options that would make the first one fit.
 
     Returns:
-        The needs, and by the names of models that cannot fit such a message.
+        The needs of models that fit; and by the names of those that cannot, such a message.
     """
     needs, refused, lines = [], {}, []
     for request in requests:
@@ -140,7 +147,7 @@ def forecast(requests: list[Request], room: Room) -> tuple[list[Need], dict[str,
 
 
 def request_of(subject: Any, keeps: Keeps) -> Request:
-    """The run of a subject that is a model."""
+    """Return the request of a subject that is a model."""
     settings, family = subject.settings, family_of(subject.config)
     wanted = {name: getattr(settings, name, None) for name in ("dtype", "device", "memory")}
     return Request(
@@ -155,11 +162,11 @@ def request_of(subject: Any, keeps: Keeps) -> Request:
     )
 
 
-_shapes: dict[str, Shape] = {}  # by configuration, which revisions of a model share
+_shapes: dict[str, Shape] = {}  # by configuration as JSON, which revisions of a model share
 
 
 def shape_of(config: PretrainedConfig) -> Shape:
-    """The sizes of a model, from its configuration; what is tied counts once."""
+    """Return the sizes of a model from its configuration; tied weights count once."""
     written = config.to_json_string()
     if written in _shapes:
         return _shapes[written]
@@ -185,7 +192,7 @@ def shape_of(config: PretrainedConfig) -> Shape:
 
 
 def need_of(request: Request, room: Room) -> Need:
-    """The needs of a run where so much is free."""
+    """Return what a run needs, if so much room is free."""
     shape, keeps, itemsize = request.shape, request.keeps, DTYPES[request.dtype].itemsize
     layers, outside = 1 if request.stream else shape.layers, itemsize * shape.outside
     weights = outside + itemsize * (layers * shape.layer + keeps.others * shape.weights)
@@ -194,7 +201,7 @@ def need_of(request: Request, room: Room) -> Need:
     passing = tokens * (shape.features + 2 * shape.hidden + keeps.attention * shape.heads * request.block)
     passing = max(passing, keeps.logits * tokens * shape.vocabulary) + 2 * shape.largest * any(map(any, keeps.beside))
     memory = weights + beside + itemsize * shape.layers * shape.keys * keeps.cached + SLACK * FLOAT * passing
-    # Hidden states, and what is traced, of all blocks: each in one place as a whole.
+    # Hidden states and traced values of all blocks: each of the two is in one place as a whole.
     numbers = request.stream * request.block * request.blocks * shape.hidden
     states = [numbers * keeps.variants * itemsize, numbers * keeps.roles * FLOAT]
     on_gpu = sum(states) if room.gpus and sum(states) <= STATES_ON_GPU * (room.memory - outside) else 0
@@ -204,13 +211,13 @@ def need_of(request: Request, room: Room) -> Need:
     disk = sum(states) - on_gpu - on_host
     if not room.gpus:
         return Need(request.name, PROCESS + min(weights // 2, LEFT) + memory + on_host, 0, disk, request.download)
-    # For one GPU all weights are on the host first, for several each tensor goes to its place.
+    # For one GPU all weights are on the host first; for several each tensor goes straight to its GPU.
     host = PROCESS + on_host + (0 if request.stream or request.device == "auto" else itemsize * shape.weights)
     return Need(request.name, WORKSPACES + memory + on_gpu, host, disk, request.download)
 
 
 def _lack(request: Request, needed: Need, room: Room, share: float) -> str | None:
-    """The first of what is needed that is more than a share of what is there, with that; None if nothing is."""
+    """Return a phrase about the first need that exceeds a share of what is free; None if no need does."""
     kind = "GPU memory" if room.gpus else "memory"
     memory = room.gpus if request.device == "auto" and room.gpus else room.memory
     amounts = (
@@ -225,7 +232,10 @@ def _lack(request: Request, needed: Need, room: Room, share: float) -> str | Non
 
 
 def _advice(request: Request, needed: Need, room: Room) -> str:
-    """The options that would make a run fit: each that does so alone, or else some of a streamed run; with its need."""
+    """Return options that would make a run fit, with what it then needs.
+
+    Each option that suffices alone is named; if none does, options of a streamed run are.
+    """
     if (needed.download or 0) > room.cache:
         return "set HF_HOME to a folder with more room"
     on_one = {"device": "cuda" if room.gpus else "cpu"} if request.device == "auto" else {}
@@ -244,7 +254,7 @@ def _advice(request: Request, needed: Need, room: Room) -> str:
 
 
 def _that_fit(request: Request, room: Room, options: Iterable[dict]) -> Iterator[str]:
-    """Of options that the user has, those with which a run fits, and what it then needs."""
+    """Yield those options that the user has and with which a run fits, with what it then needs."""
     for changes in options:
         changed = request._replace(**changes)
         needed = need_of(changed, room)
@@ -258,7 +268,7 @@ def _that_fit(request: Request, room: Room, options: Iterable[dict]) -> Iterator
 
 
 def _limit(run: Request, room: Room) -> dict:
-    """The memory that a streamed run can take for hidden states, others being in a file: whole GB or MB."""
+    """Return the memory for hidden states that a streamed run can take, in whole GB or MB; the others go to a file."""
     least = need_of(run._replace(memory=1), room)
     free = min(room.host - least.host if room.gpus else room.memory - least.memory, least.disk - 1)  # not all of them
     unit = 10**9 if free >= 10**9 else 10**6
@@ -266,7 +276,7 @@ def _limit(run: Request, room: Room) -> dict:
 
 
 def room_of(device: str) -> Room:
-    """The room that is free for a run on a device, as its option names it."""
+    """Return the room that is free for a run on a device, given as in its option."""
     (host, limited), home = free_memory(), find_device(device)
     folders = [Path(folder) for folder in (tempfile.gettempdir(), HF_HUB_CACHE)]
     there = [next(place for place in (one, *one.absolute().parents) if place.exists()) for one in folders]
@@ -278,5 +288,5 @@ def room_of(device: str) -> Room:
 
 
 def _free_on_gpu(gpu: int | torch.device) -> int:
-    """The memory that the driver has free, with what torch keeps in this process without using it."""
+    """Return the free memory of a GPU, with what torch has reserved in this process without using it."""
     return torch.cuda.mem_get_info(gpu)[0] + torch.cuda.memory_reserved(gpu) - torch.cuda.memory_allocated(gpu)

@@ -1,4 +1,4 @@
-"""Results as a data frame."""
+"""Results as a pandas data frame."""
 
 import os
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from outliers.runs.rows import read
 from outliers.runs.run import records
 
 WHERE = ("device_name", "threads", "python", "torch", "triton", "bitsandbytes")
-# Which of the values of a cell a value is.
+# Fields that tell the values of a cell apart.
 WHICH = (
     *("metric", "stack", "subject", "method", "features", "draw", "feature", "layer", "role", "projection"),
     *("position", "token"),
@@ -20,7 +20,7 @@ WHICH = (
     *("stage", "alone", "without"),
     *("bits", "hardware", "owner", "gpus", "gigabytes", "headroom"),
 )
-# With what a value was computed and what that took, beside what was measured.
+# Versions, hashes and machine of a computation, and its time and memory.
 PROVENANCE = (
     *("weights_hash", "tokens_hash", "calibration_hash", "documents_hash", "ignored_tensors"),
     *("code", "version", "commit", "transformers", "lm_eval", "task_version", *WHERE),
@@ -36,14 +36,17 @@ FIRST = ("experiment", "model", "run", "seed", "checkpoint", "scheme", "task", "
 def frame(results: str | os.PathLike | Iterable[dict], provenance: bool = False) -> pd.DataFrame:
     """Return results as a data frame: one row per value, one column per field (docs/rows.md).
 
-    Columns of what a value is of come first, then the value with its scatter and unit, then the settings. Whole numbers
-    of which some are missing are of pandas' type Int64.
+    Columns that identify a value come first, then the value with its scatter and unit, then the settings. Columns of
+    whole
+    numbers of which some are missing have pandas' type Int64.
 
     Args:
-        results: rows, as `outliers.sweep` returns them; or a folder, of which the rows of all runs in it are read, as
-            far as they are finished, also while a run is adding to them.
+        results: rows, as `outliers.sweep` returns them; or a folder, whose finished rows are read with those of all
+            folders
+            in it, also while a run is adding to them.
         provenance: whether to keep what else is known of each value, as the last columns: hashes, versions, the
-            machine, time and memory.
+            machine,
+            time and memory.
 
     Raises:
         UserError: there are no results in the folder, or a file of them is damaged.
@@ -59,7 +62,7 @@ def frame(results: str | os.PathLike | Iterable[dict], provenance: bool = False)
     last = [field for field in PROVENANCE if field in fields]
     settings = [field for field in fields if field not in {*first, *last}]
     table = pd.DataFrame(rows, columns=[*first, *settings, *(last if provenance else ())])
-    # pandas makes fractions of whole numbers where one is missing: layer 11.0
+    # pandas turns whole numbers into fractions if one is missing: layer 11.0
     return table.astype({name: "Int64" for name in table.select_dtypes("float") if _is_whole(name, rows)})
 
 
@@ -75,5 +78,5 @@ def _read(folder: Path) -> list[dict]:
 
 
 def records_in(folder: Path) -> list[dict]:
-    """A flat dictionary for each value of the rows of a folder."""
+    """Return a flat dictionary for each value in the rows of a folder."""
     return records(read(folder))

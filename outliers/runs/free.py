@@ -1,4 +1,4 @@
-"""The memory that this process can take: what the machine, its control groups and its own limits leave of it."""
+"""The memory that this process can take, within the limits of the machine, its control groups and its own."""
 
 import resource
 import sys
@@ -21,11 +21,13 @@ GROUP_FILES = {
 
 
 class Limit(NamedTuple):
-    """A limit of this process's own.
+    """A limit of this process (`ulimit`).
 
-    field: psutil's name of what counts against it. option: what sets it. imports: bytes of that which torch,
-    transformers and compiled kernels take, measured with the CPU build of torch; with less an import fails or never
-    returns.
+    field: psutil's name of the memory that counts against the limit. option: the command that sets it. imports: bytes
+    that
+    torch, transformers and compiled kernels take of it, measured with the CPU build of torch; with less, an import
+    fails or
+    never returns.
     """
 
     field: str
@@ -40,7 +42,10 @@ LIMITS = {
 
 
 def free_memory() -> tuple[int, str]:
-    """The host's memory that this process can take, with what it has taken; and what limits that, for a message."""
+    """Return the host memory that this process can take, in bytes, with what it has taken already, and what limits it.
+
+    The limit is a phrase for a message, empty if it is the machine's own memory.
+    """
     groups_file = Path("/proc/self/cgroup")
     lines = groups_file.read_text().splitlines() if groups_file.exists() else []
     taken = psutil.Process().memory_info()
@@ -53,14 +58,19 @@ def free_memory() -> tuple[int, str]:
 
 
 def free_in_groups(root: Path, lines: list[str]) -> Iterator[int]:
-    """The memory that is free in each control group that has a limit. lines: of /proc/self/cgroup, below `root`."""
+    """Yield the free bytes of each control group that has a limit.
+
+    Args:
+        root: folder of the control groups.
+        lines: of /proc/self/cgroup.
+    """
     for _, controller, path in (line.split(":", 2) for line in lines):
         if controller not in GROUP_FILES:
             continue
         folder, limit, used, total = GROUP_FILES[controller]
         group = Path(path.lstrip("/"))
         for place in (root / folder / path_of_group for path_of_group in (group, *group.parents)):
-            # "max" is none. In a container the group's own path may not be there, but its root is.
+            # "max" is no limit. In a container the path of the group may be missing, but its root exists.
             if (most := _text(place / limit).strip()).isdigit():
                 numbers = dict(line.split() for line in _text(place / "memory.stat").splitlines())
                 dropped = sum(int(numbers.get(f"{total}{kind}_file", 0)) for kind in ("active", "inactive"))
@@ -68,7 +78,7 @@ def free_in_groups(root: Path, lines: list[str]) -> Iterator[int]:
 
 
 def _text(file: Path) -> str:
-    """The text of a file of a control group; empty where a container shows none."""
+    """Return the text of a file of a control group; empty if a container hides it."""
     try:
         return file.read_text()
     except OSError:
@@ -76,7 +86,7 @@ def _text(file: Path) -> str:
 
 
 def free_under_limits() -> Iterator[tuple[Limit, int]]:
-    """The bytes that each limit of this process leaves of what counts against it."""
+    """Yield each limit of this process with the bytes that it leaves."""
     for name, limit in LIMITS.items():
         most, _ = resource.getrlimit(name)
         if most != resource.RLIM_INFINITY:
@@ -84,7 +94,7 @@ def free_under_limits() -> Iterator[tuple[Limit, int]]:
 
 
 def check_room_for_imports() -> None:
-    """Raise UserError if a limit of this process leaves too little for what is imported before a model is loaded."""
+    """Raise UserError if a limit of this process leaves too little memory for importing torch and transformers."""
     for limit, amount in () if "torch" in sys.modules else free_under_limits():
         if amount < limit.imports:
             raise UserError(

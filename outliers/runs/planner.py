@@ -1,4 +1,4 @@
-"""The planner: which cells have rows, which are measured together and on which machine, and what becomes of answers."""
+"""Decide which cells have rows, measure the others together or on several machines, and write their rows."""
 
 import logging
 import math
@@ -33,34 +33,39 @@ Failures = dict[Cell, MeasurementFailed]
 Outcomes = dict[Cell, Row | MeasurementFailed]
 logger = logging.getLogger(__name__)
 
-OF_TWINS = ("architecture", "parameters", "tokens_hash")  # facts that models of the same weights have in common
-MOST_NAMED = 2  # cells that failed for one reason, where none of their model was measured; more are counted
-NAMED = 12  # cells that are measured together in the name of their task, more are counted
+OF_TWINS = ("architecture", "parameters", "tokens_hash")  # facts that are equal for models of equal weights
+MOST_NAMED = 2  # failed cells that a warning lists if nothing of their model was measured; more are counted
+NAMED = 12  # cells that the name of a task lists; more are counted
 FINE = "the unquantized model is fine: the {} breaks it"
-# Of what `environment` says: the code is a fact of each row, and where it ran one of times.
+# Of the fields of `environment`, the code is a fact of every row, and the machine one of timed rows.
 CODE, MACHINE = "code", ("device_name", "threads", "python", "torch", "triton", "bitsandbytes")
 
 
 class Planner:
     """One run of plans.
 
-    experiment: what its rows say that they were made for. force: measure again what has rows.
+    rows: of the folder. engine: where tasks run. bar: of progress. experiment: the name that rows give as the
+    experiment
+    they were measured for. force: measure again what has rows.
     """
 
     def __init__(self, rows: Rows, engine: "Here | Cluster", bar: Progress, experiment: str, force: bool = False):
         self.rows, self.engine, self.bar, self.experiment, self.force = rows, engine, bar, experiment, force
-        self.subjects: dict[tuple, Subject] = {}  # the first of those that may have the same weights
+        self.subjects: dict[tuple, Subject] = {}  # the first of the subjects that may have equal weights
         self.refused: dict[str, str] = {}  # models that do not fit in memory, and why
         self.sizes: dict[str, int] = {}  # of models, in weights
-        self.kinds: dict[Cell, str] = {}  # of steps, by the first of the cells that are expected together
-        self.known: dict[str, Row] = {}  # of this run, by what other names of the same weights have in common
+        self.kinds: dict[Cell, str] = {}  # of steps, by cell
+        self.known: dict[str, Row] = {}  # rows of this run, by `_common`
 
     def run(self, plans: Sequence[Plan]) -> list[Row]:
-        """The rows of all plans, in their order, whose subjects are prepared; those of cells that failed say why.
+        """Return the rows of all plans, in their order; rows of cells that failed give the reason.
+
+        The subjects of the plans are prepared before.
 
         Raises:
             UserError: something is unknown or does not fit together, or no model fits in memory, which shows before
-                anything is measured; or rows cannot be written.
+                anything
+                is measured; or rows cannot be written.
         """
         stages = [next(plan.stages) for plan in plans]
         for plan, cells in zip(plans, stages, strict=True):
@@ -85,25 +90,30 @@ class Planner:
         return list(chain.from_iterable(rows_of_plans))
 
     def requests(self, plans: Sequence[Plan], stages: Sequence[list[Cell]]) -> list[Request]:
-        """The runs of models, whose sizes are known from now on."""
+        """Return what models need in memory, as requests to the engine, and remember the sizes of these models."""
         needs = [(plan.subject, keeps) for plan, cells in zip(plans, stages, strict=True) for keeps in keeps_of(cells)]
         requests = [request_of(subject, keeps) for subject, keeps in needs if keeps]
         self.sizes = {request.name: request.shape.weights for request in requests}
         return requests
 
     def usual_steps(self, plan: Plan, cells: list[Cell]) -> Iterator[Steps]:
-        """Those of a plan of which nothing is measured yet, whose subject is prepared, with its first cells."""
+        """Yield the steps that a plan is expected to take before anything is measured.
+
+        Args:
+            plan: whose subject is prepared.
+            cells: of its first stage.
+        """
         steps = [self.steps(bundle) for bundle in bundles_of(cells)]
         left = plan.usual() * len(plan.subject.blocks) - sum(stage.count for stage in steps)
         yield from (*steps, Steps(max(0, left), self.sizes.get(plan.subject.name, 0)))
 
     def _measured(self, cells: list[Cell]) -> dict[Cell, Row]:
-        """The row of each cell, found or measured; of those that fail it is written after all others."""
+        """Return the row of each cell, found or measured; rows of failed cells are written after all others."""
         stop_if_asked()
         facts, failures = self._facts(cells)
         rows: dict[Cell, Row] = {}
         skipped = list(failures)
-        missing: dict[str, list[Cell]] = defaultdict(list)  # by what they have in common under other names
+        missing: dict[str, list[Cell]] = defaultdict(list)  # by the key that they share under other names
         for cell, cell_facts in facts.items():
             try:
                 kept = cell.metric.measurement.beside_row(cell, cell_facts, self)
@@ -139,15 +149,17 @@ class Planner:
         return rows | self._failed(failures, facts, rows)
 
     def _failed(self, failures: Failures, facts: dict[Cell, dict], rows: dict[Cell, Row]) -> dict[Cell, Row]:
-        """The rows of cells that failed, which say why; each reason is said once of a model, and at the end of a run
-        where it is of none."""
+        """Write and return the rows of cells that failed, with the reason of each.
+
+        Each reason is logged once per model; if no cell of the model was measured, once for all its cells.
+        """
         fine = {(id(cell.subject), cell.metric.measurement) for cell in rows if cell.variant.name == BASELINE}
         reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
         failed_rows = {}
         for cell, failure in failures.items():
             reason = str(failure)
             for called in (f"'{cell.subject.name}' under {cell.variant.name}: ", f"'{cell.subject.name}': "):
-                reason = reason.removeprefix(called)  # its row says it
+                reason = reason.removeprefix(called)  # the row has model and variant already
             if isinstance(failure, BrokenModel) and (id(cell.subject), cell.metric.measurement) in fine:
                 kind = "scheme" if schemes_of(cell.variant) else "variant"
                 reason = f"{reason.partition('; expected')[0]}; {FINE.format(kind)}"
@@ -165,7 +177,7 @@ class Planner:
         return failed_rows
 
     def _facts(self, cells: list[Cell]) -> tuple[dict[Cell, dict], Failures]:
-        """The facts of cells, and why some have none."""
+        """Return the facts of cells, and the failures of those whose facts cannot be determined."""
         subjects = {id(cell.subject): cell.subject for cell in cells}
         by_subject = [[cell for cell in cells if id(cell.subject) == key] for key in subjects]
         found: dict[Cell, dict | MeasurementFailed] = {}
@@ -181,13 +193,17 @@ class Planner:
             group = by_subject[task.number]
             looked = [looked] * len(group) if isinstance(looked, MeasurementFailed) else looked
             found |= dict(zip(group, looked, strict=True))
-        # In the order of the cells, whichever a cluster looked at first: of equal weights the first name is measured.
+        # In the order of the cells, not that in which a cluster finished: of equal weights the first name is measured.
         failures = {cell: found[cell] for cell in cells if isinstance(found[cell], MeasurementFailed)}
         return self._with_weights({cell: found[cell] for cell in cells if cell not in failures}, failures), failures
 
     def _with_weights(self, facts: dict[Cell, dict], failures: Failures) -> dict[Cell, dict]:
-        """With the weights of a streamed model where rows or another one may have them, for they are read for that;
-        without the cells of one whose weights cannot be read, which are failures."""
+        """Add the weights hash of streamed models to the facts, if rows or another model might share the weights.
+
+        Reading all weights takes long, so it is done only then. Cells of a model whose weights cannot be read are moved
+        to the
+        failures.
+        """
         for cell, cell_facts in list(facts.items()):
             unknown = cell in facts and "weights_hash" not in cell_facts
             unknown = unknown and getattr(cell.subject.settings, "stream", False)
@@ -202,14 +218,14 @@ class Planner:
         return facts
 
     def _has_twin(self, cell: Cell, facts: dict) -> bool:
-        """Whether another subject has nothing that tells their weights apart."""
+        """Return whether another subject might have the same weights, for all facts but their hash agree."""
         kind = tuple(facts.get(name) for name in OF_TWINS)
         return self.subjects.setdefault(kind, cell.subject) is not cell.subject
 
     def _answered(self, bundles: list[list[Cell]], facts: dict[Cell, dict]) -> Outcomes:
-        """The rows of cells that are measured, each written when its last part is there.
+        """Measure bundles of cells, and return their rows or failures; a row is written when its last part has arrived.
 
-        Of cells that are answered together and fail, each half is tried by itself.
+        If a bundle fails, each half of it is tried by itself.
         """
         parts = [self._parts(bundle, len(bundles)) for bundle in bundles]
         tasks = [
@@ -239,7 +255,11 @@ class Planner:
         return results
 
     def tasks(self, bundle: list[Cell], parts: list[slice], facts: dict, number: int = 0) -> list[Task]:
-        """Tasks that answer cells of a subject, in parts of its text. number: of all cells that are answered now."""
+        """Return the tasks that measure a bundle of cells of one subject, one for each part of its text.
+
+        Args:
+            number: index of the bundle among all that are measured now.
+        """
         steps, blocks = self.steps(bundle), len(bundle[0].subject.blocks)
         ends = [(round(steps.count * part.start / blocks), round(steps.count * part.stop / blocks)) for part in parts]
         shares = [steps._replace(count=end - start) for start, end in ends]
@@ -249,14 +269,16 @@ class Planner:
         ]
 
     def steps(self, bundle: list[Cell]) -> Steps:
-        """The steps of cells that are answered together. Steps of another unit than blocks, such as tasks, take about
-        as long for all models."""
+        """Return the steps of the progress bar for a bundle of cells.
+
+        Steps of another unit than blocks, such as tasks of lm-eval, take about as long for all models.
+        """
         cell, measurement = bundle[0], bundle[0].metric.measurement
         size = self.sizes.get(cell.subject.name, 0) if measurement.unit == Measurement.unit else 0
         return Steps(measurement.steps(bundle), size, self.kinds.get(cell, ""), measurement.cost)
 
     def _foresee(self, plan: Plan, cells: list[Cell], usual: int = 0) -> None:
-        """Let the bar expect the cells of a stage of a plan, and those after it by what is left of the usual passes."""
+        """Let the bar expect the cells of a stage, and for later stages what is left of the plan's usual passes."""
         before, kind = self.bar.total, f"later {id(plan.stages)}"
         self._expect(cells)
         passes = usual * len(plan.subject.blocks) if usual else self.bar.foreseen[kind].count
@@ -264,31 +286,30 @@ class Planner:
         self.bar.foresee(Steps(left, self.sizes.get(plan.subject.name, 0), kind))
 
     def _expect(self, cells: list[Cell]) -> None:
-        """Let the bar expect the steps of some cells."""
         for bundle in bundles_of(cells):
             kind = f"{type(bundle[0].metric.measurement).__module__} {bundle[0].variant.name}"
             self.kinds |= dict.fromkeys(bundle, kind)
             self.bar.expect(self.steps(bundle))
 
     def results(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Any]]:
-        """Each task with what it returned; raise MeasurementFailed where one failed."""
+        """Yield each task with its result; raise MeasurementFailed as soon as one fails."""
         for task, result in self.engine.run(tasks):
             if isinstance(result, MeasurementFailed):
                 raise result
             yield task, result
 
     def weights(self, subject: Subject) -> dict:
-        """The weights of a subject, which are read for that; raise MeasurementFailed where they cannot be."""
+        """Read the weights of a subject and return facts about them; raise MeasurementFailed if that fails."""
         ((_, weights),) = self.results([Task("its weights", _weights, subject, ())])
         return weights
 
     def _parts(self, bundle: list[Cell], count: int) -> list[slice]:
-        """The parts of the text of cells where there are so many bundles."""
+        """Return the parts in which the text of a bundle is measured, if there are `count` bundles."""
         blocks = len(bundle[0].subject.blocks)
         return self.engine.parts(blocks, count) if bundle[0].metric.measurement.splits else [slice(0, blocks)]
 
     def _rows(self, bundle: list[Cell], parts: list[tuple], facts: dict[Cell, dict]) -> Outcomes:
-        """The rows of cells that were answered together; with the weights of a streamed model, known from now on."""
+        """Return the rows or failures of a bundle of cells, and add the weights of a streamed model to the facts."""
         weights = [part_weights for _, part_weights, _ in parts]
         subject, known = bundle[0].subject, facts[bundle[0]]
         of_parts = [known | part_weights for part_weights in (weights[0] | known, *weights)]
@@ -303,7 +324,7 @@ class Planner:
         }
 
     def _row(self, cell: Cell, parts: list[tuple], facts: dict[Cell, dict]) -> Row:
-        """The row of a cell that was answered, alone, in parts."""
+        """Return the row of a cell from its answers for each part of the text."""
         answers, _, spent = zip(*parts, strict=True)
         with naming(cell.subject.name, cell.variant.name):
             values = cell.metric.measurement.values(cell, [answer for (answer,) in answers])
@@ -316,7 +337,7 @@ class Planner:
             self.rows.add(*finished)
 
     def _under_its_name(self, cell: Cell, twin: Row) -> Row:
-        """The row of a cell that asks for the same of the same weights under another name."""
+        """Write and return the row of a cell that was measured with the same weights under another name."""
         self.bar.skip(self.steps([cell]))
         if twin.asked == cell.asked:
             return twin
@@ -327,8 +348,10 @@ class Planner:
 
 
 def usual_steps(spec: Named) -> Steps:
-    """The usual steps of a specification, as of one model; none where a model or a text of it is of the hub, or wrong,
-    which its run says."""
+    """Estimate the steps of a specification for its progress bar before anything is loaded.
+
+    Return no steps if a model or text would have to be downloaded or is invalid; the run itself reports that.
+    """
     steps = []
     with suppress(UserError):
         if is_here(spec):
@@ -344,7 +367,7 @@ def usual_steps(spec: Named) -> Steps:
 
 
 def _following(plan: Plan, rows: list[Row]) -> list[Cell]:
-    """The cells of a plan that follow some rows; none where these failed, which is said."""
+    """Return the next cells of a plan after some rows; none, with a warning, if these rows failed."""
     try:
         return following(plan.stages, rows)
     except NotMeasured as error:
@@ -353,7 +376,7 @@ def _following(plan: Plan, rows: list[Row]) -> list[Cell]:
 
 
 def _check_finite(values: list[dict]) -> None:
-    """Raise BrokenModel where one of the values of a row is no finite number, which no row may hold."""
+    """Raise BrokenModel if a value of a row is not a finite number."""
     for value in values:
         for name, number in value.items():
             if isinstance(number, float) and not math.isfinite(number):
@@ -361,7 +384,7 @@ def _check_finite(values: list[dict]) -> None:
 
 
 def keeps_of(cells: list[Cell]) -> Iterable[Keeps | None]:
-    """The memory that each kind of measurement keeps for some cells of a subject."""
+    """Yield what each measurement of some cells of a subject keeps in memory."""
     by_measurement: dict[Measurement, list[Cell]] = defaultdict(list)
     for cell in cells:
         by_measurement[cell.metric.measurement].append(cell)
@@ -375,7 +398,10 @@ def _name(bundle: list[Cell], part: slice) -> str:
 
 
 def _common(cell: Cell, facts: dict) -> str:
-    """A key that cells share whose rows are the same but for the name of the model; times are taken for each."""
+    """Return a key that cells have in common if their rows differ in the name of the model alone.
+
+    Timed cells never share a row between models.
+    """
     asked = cell.asked
     names = {"model", "checkpoint"} if facts.get("weights_hash") and not cell.metric.timed else set()
     subject = {name: value for name, value in asked["subject"].items() if name not in names}
@@ -383,7 +409,7 @@ def _common(cell: Cell, facts: dict) -> str:
 
 
 def _made(cell: Cell, spent: dict) -> dict:
-    """The place and the cost of a cell's measurement, but for what is a fact of it."""
+    """Return where a cell was measured and at what cost, without what is among its facts."""
     facts = (CODE, *MACHINE) if cell.metric.timed else (CODE,)
     settings = cell.subject.settings
     streamed = {"streamed": True} if getattr(settings, "stream", False) else {}
@@ -392,7 +418,7 @@ def _made(cell: Cell, spent: dict) -> dict:
 
 
 def _look(bench: Bench, subject: Subject, cells: list[Cell]) -> list[dict | MeasurementFailed]:
-    """The facts of some cells of a subject; where its model cannot be loaded it is tried once."""
+    """Return the facts of cells of a subject, or the failures; a model that cannot be loaded is tried once."""
     looked: list[dict | MeasurementFailed] = []
     for cell in cells:
         lost = looked and isinstance(looked[-1], MeasurementFailed) and not bench.is_loaded
@@ -416,7 +442,7 @@ def _weights(bench: Bench, subject: Subject) -> dict:
 
 
 def answer(bench: Bench, _subject: Subject, cells: list[Cell], part: slice, facts: dict) -> tuple[list, dict, dict]:
-    """The answers to some cells, of which weights they are, and where they were made at what cost."""
+    """Measure some cells, and return their answers, the facts about the weights, and machine and cost."""
     with measuring(cells[0].subject.settings.device) as spent:
         answers: list[Any] = cells[0].metric.measurement.answer(bench, cells, part, facts)
         weights = cells[0].subject.weights(bench)

@@ -1,4 +1,7 @@
-"""Rows, the only result: JSON lines, appended, so that a killed run leaves whole rows and at most one that is torn."""
+"""Read and append rows, the only form of results.
+
+They are JSON lines, so that a killed run leaves whole rows and at most one that is torn.
+"""
 
 import codecs
 import contextlib
@@ -21,19 +24,22 @@ from outliers.files import check_file, check_replaceable, locked, remove_left, w
 from outliers.terminal.interrupt import Interrupted, asked_to_stop, finishing
 
 FILE = "rows.jsonl"
-MOST_BYTES = 2**32  # of a file of rows, of about a kilobyte each
+MOST_BYTES = 2**32  # of a file, whose rows have about a kilobyte each
 NAMED = 12  # damaged lines
 REFUSED = "a row cannot be kept: "
 PARTS = ("asked", "facts", "values", "made")
 LISTS = (list, tuple)
 logger = logging.getLogger(__name__)
 
-MOST = 2**63  # of a whole number, as Parquet has them
+MOST = 2**63  # whole numbers below, as in Parquet
 POSITIVE = ("perplexity", "damage.perplexity")  # metrics whose values are drawn on logarithmic axes, or divided by
 
 
 class Kind(NamedTuple):
-    """The values that a field may have."""
+    """The values that a field may have.
+
+    expected: a phrase for messages. fits: whether a value is allowed.
+    """
 
     expected: str
     fits: Callable[[object], bool]
@@ -56,12 +62,12 @@ TEXT = Kind("text", lambda value: type(value) is str)
 NUMBER = Kind("a finite number", _is_number)
 WHOLE = Kind("a whole number from 0 on", _is_whole)
 COUNT = Kind("a whole number from 1 on", lambda value: _is_whole(value) and value > 0)
-# Of any other field, of which tables have a column too.
+# Of all other fields, which also become columns of tables.
 FLAT = Kind("text, a finite number, true, false, null, or a list of such", _is_flat)
 
-UNITS = "unit_sums unit_counts unit_bytes"  # of a mean over a text: blocks, documents or questions
-# The columns of tables that are of one kind, in whichever part of a row they stand, in the order of a line; any others
-# follow as they came.
+UNITS = "unit_sums unit_counts unit_bytes"  # the units of a mean over a text: blocks, documents or questions
+# Columns of tables whose kind is fixed, whichever part of a row has them, in the order of a line; other columns follow
+# in the order in which they came.
 COLUMNS = (
     (TEXT, "metric"),
     (NUMBER, "value"),
@@ -111,16 +117,16 @@ def _check(asked: object, facts: object, values: object, made: object) -> None:
 
 
 def _check_object(place: str, part: object, needed: tuple[str, ...] = (), most: float = math.inf) -> None:
-    """Raise ValueError unless an object has some fields, and at most so many."""
+    """Raise ValueError unless a part is an object that has the needed fields, and at most `most` fields."""
     if type(part) is not dict or len(part) > most or not all(map(part.__contains__, needed)):
         raise ValueError(f"{place}: expected an object of {', '.join(needed) or 'fields'}, got {shown(part)}")
 
 
 def _check_fields(place: str, part: object, needed: tuple[str, ...] = ()) -> None:
-    """Raise ValueError unless an object has some fields, and all of them values of their kinds."""
+    """Raise ValueError unless a part is an object that has the needed fields, with all values of their kinds."""
     _check_object(place, part, needed)
     for name, value in part.items():
-        if type(value) is str and name not in NO_TEXT:  # as most are: a million rows have thirty million fields
+        if type(value) is str and name not in NO_TEXT:  # first, as most are: a million rows have thirty million
             continue
         kind = KINDS.get(name, FLAT)
         if not kind.fits(value):
@@ -128,25 +134,26 @@ def _check_fields(place: str, part: object, needed: tuple[str, ...] = ()) -> Non
 
 
 def _sorted(part: dict) -> dict:
-    """A part of a row that identifies it, whose keys are in one order, however they came."""
+    """Return a part that identifies a row, such as its facts, with sorted keys."""
     names = sorted(part)
     return part.copy() if names == list(part) else {name: part[name] for name in names}
 
 
 def _in_columns(part: dict) -> dict:
-    """Another part, in the order of a line."""
+    """Return a part that does not identify a row with its keys in the order of the table columns."""
     return {name: part[name] for name in sorted(part, key=lambda name: PLACES.get(name, len(PLACES)))}
 
 
 @dataclass(init=False, slots=True)
 class Row:
-    """One metric of one subject under one variant.
+    """The values of one metric of one subject under one variant.
 
-    asked: what identifies it: subject, variant and metric, each with its parameters where they are not the default.
-    facts: what follows from that, and from the weights, the tokens and the code that were there. values: its numbers;
-    further fields say of what each is: layer, role, feature, position, token, projection, … made: where it was
-    measured, by which versions, in which time and memory. A row of a measurement that failed has no values, and in
-    `made` the reason, `failed`.
+    asked: what identifies the row: subject, variant and metric, each with its parameters if they are not the default.
+    facts: what follows from that, and from the weights, tokens and code of the run. values: the numbers; further fields
+    say
+    what each is of: layer, role, feature, position, token, projection, … made: machine, versions, time and memory of
+    the
+    measurement. A row of a failed measurement has no values, and the reason as `failed` in `made`.
 
     Raises:
         UserError: a part holds what no row may, such as an infinite value.
@@ -166,7 +173,7 @@ class Row:
 
     @classmethod
     def read(cls, line: bytes) -> "Row":
-        """The row of a line; raise ValueError where it is none."""
+        """Return the row of a line; raise ValueError if the line holds none."""
         parts = from_json(line)
         _check_object("the line", parts, PARTS, len(PARTS))
         _check(**parts)
@@ -181,7 +188,7 @@ class Row:
 
     @property
     def line(self) -> bytes:
-        """It as a line of a file; raise UserError where no file can hold it."""
+        """The row as a line of a file; raises UserError if no file can hold it."""
         try:
             parts = {part: getattr(self, part) for part in PARTS}
             return json.dumps(parts, ensure_ascii=False, allow_nan=False).encode()
@@ -189,8 +196,10 @@ class Row:
             raise UserError(f"{REFUSED}{error}") from None
 
     def records(self) -> list[dict]:
-        """A flat dictionary for each value, as tables, figures and data frames take them; of a row that failed one with
-        NaN as the value of its metric."""
+        """Return a flat dictionary for each value, as tables, figures and data frames take them.
+
+        A failed row gives one, with NaN as the value of its metric.
+        """
         asked = self.asked
         parameters = {name: value for name, value in asked["metric"].items() if name != "name"}
         common = {**asked["subject"], "variant": asked["variant"], **self.facts, **parameters}
@@ -201,11 +210,12 @@ class Row:
 class Rows:
     """The rows of a folder, `rows.jsonl` in it: `with Rows(folder) as rows`.
 
-    Entered, it keeps the folder to this process (see `outliers.files.locked`) and reads the rows that are there; a
-    folder in which nothing was measured is removed. A last line that is torn is moved to a file beside it.
+    Entering it locks the folder for this process (see `outliers.files.locked`) and reads the rows; a folder in which
+    nothing
+    was measured is removed. A torn last line is moved to a file beside it.
 
     The first Ctrl-C lets the rows that are being measured finish, the second one stops at once. Either ends in
-    `Interrupted`, which says how many rows are finished.
+    `Interrupted`, whose message is the number of finished rows.
 
     Raises:
         UserError: the folder cannot be written or another run has it, or the file holds something else than rows.
@@ -213,8 +223,8 @@ class Rows:
 
     def __init__(self, folder: Path):
         self.folder, self.path = folder, folder / FILE
-        self.subjects: dict[tuple, None] = {}  # experiments of its rows, with models and checkpoints
-        self._lines: dict[bytes, bytes] = {}  # those that did not fail, by what they ask and their facts
+        self.subjects: dict[tuple, None] = {}  # (experiment, model, checkpoint) of all rows
+        self._lines: dict[bytes, bytes] = {}  # rows that did not fail, by request and facts
 
     def __enter__(self) -> "Rows":
         with contextlib.ExitStack() as stack:
@@ -227,7 +237,7 @@ class Rows:
                     self._keep(row, line)
                 else:
                     torn = line
-            # what is appended to a link would be seen under another name, too
+            # appending to a link would change the file under its other name, too
             linked = self.path.is_symlink() or (self.path.exists() and self.path.stat().st_nlink > 1)
             if torn or not line.endswith(b"\n") or linked:
                 _mend(self.path, torn)
@@ -242,13 +252,15 @@ class Rows:
             raise Interrupted(f"{count} finished row{'' if count == 1 else 's'} in '{self.folder}'") from None
 
     def find(self, asked: dict, facts: dict) -> Row | None:
-        """The row of a cell: it asks the same, has the same facts, and did not fail."""
+        """Return the row of a cell, which has the same request and facts and did not fail; None if there is none."""
         line = self._lines.get(key_of(asked) + key_of(facts))
         return line and Row.read(line)
 
     def may_have(self, asked: dict) -> bool:
-        """Whether there is a row of a cell whose facts are not all known: the weights of a streamed model are not
-        before they are read."""
+        """Return whether there are rows with this request, whatever their facts.
+
+        Not all facts of a streamed model are known before its weights are read.
+        """
         beginning = key_of(asked)
         return any(key.startswith(beginning) for key in self._lines)
 
@@ -258,7 +270,7 @@ class Rows:
             self._keep(row, line)
 
     def _keep(self, row: Row, line: bytes) -> None:
-        """Take a row in the place of one that asks the same and has the same facts."""
+        """Register a row, in place of an earlier one with the same request and facts."""
         subject = row.asked["subject"]
         self.subjects[row.made.get("experiment"), subject.get("model"), subject.get("checkpoint")] = None
         key = to_json(row.asked) + to_json(row.facts)
@@ -269,10 +281,10 @@ class Rows:
 
 
 def append(folder: Path, rows: Iterable[Row]) -> list[bytes]:
-    """Append rows to the file of a folder and see that they are on the disk; what is not written whole is taken back.
+    """Append rows to the file of a folder, synced to disk; a partial write is undone.
 
     Raises:
-        UserError: they cannot be written, or no file can hold one.
+        UserError: the rows cannot be written, or no file can hold one.
 
     Returns:
         Their lines.
@@ -291,18 +303,20 @@ def append(folder: Path, rows: Iterable[Row]) -> list[bytes]:
 
 
 def read(folder: Path) -> list[Row]:
-    """The rows of a folder, none where it has no file of them; a run may be adding to them, and nothing is changed.
+    """Return the rows of a folder, an empty list if it has no file of rows. A run may be appending meanwhile.
 
-    Of rows that ask the same and have the same facts the last one counts; one that failed does not where a later one
-    that asks the same did not, and has what is known of it.
+    If rows have the same request and facts, the last one counts. A failed row is superseded by a later success of the
+    same
+    request whose facts include those known of the failed one.
 
     Raises:
-        UserError: the file cannot be read or holds something else, in a line that is named; only the last line may be
-            torn, and is then left out.
+        UserError: the file cannot be read, or a line holds something else, which the message names; only the last line
+            may
+            be torn, and is then left out.
     """
-    last: dict[bytes, Row] = {}  # of what is asked with the same facts
-    failed: dict[bytes, dict] = defaultdict(dict)  # those of them that did, by what they ask
-    parts: dict[bytes, dict] = {}  # which many rows have in common: a million of their own take gigabytes
+    last: dict[bytes, Row] = {}  # by request and facts
+    failed: dict[bytes, dict] = defaultdict(dict)  # failed rows among them, by request
+    parts: dict[bytes, dict] = {}  # shared between rows: copies for a million rows take gigabytes
     for _, row in _read(folder / FILE):
         if not row:
             logger.info(f"the last line of '{folder / FILE}' is torn; its content is left out")
@@ -326,16 +340,16 @@ def read(folder: Path) -> list[Row]:
 
 
 def key_of(part: dict) -> bytes:
-    """A part of a row that identifies it as bytes, in whichever order its keys came."""
+    """Return a part that identifies a row as bytes that do not depend on the order of its keys."""
     parts = {name: _sorted(value) if isinstance(value, dict) else value for name, value in part.items()}
     return to_json(_sorted(parts))
 
 
 def _read(path: Path) -> Iterator[tuple[bytes, Row | None]]:
-    """The lines of a file, each with its row; None beside a last one that is torn.
+    """Yield the lines of a file, each with its row; with None if it is the last line and torn.
 
     Raises:
-        UserError: the file cannot be read, or lines of it are damaged, which it names after the last one.
+        UserError: the file cannot be read; or, after the last line, the numbers of damaged lines.
     """
     number, line, damaged, mistake = 0, b"", [], ""
     for number, line in _lines(path):
@@ -358,7 +372,7 @@ def _read(path: Path) -> Iterator[tuple[bytes, Row | None]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file that are not blank, with their numbers."""
+    """Yield number and content of each line of a file that is not blank."""
     try:
         check_file(path, MOST_BYTES)
         with open(path, "rb") as file:
@@ -375,7 +389,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _is_torn(line: bytes) -> bool:
-    """Whether a last line was not written whole: its end and that of its row are missing, or zeros are there."""
+    """Return whether the last line was not written whole: its end is missing, or it holds zeros."""
     if not line.strip(b"\0\r\n"):
         return True
     try:
@@ -388,7 +402,10 @@ def _is_torn(line: bytes) -> bool:
 
 
 def _mend(path: Path, torn: bytes) -> None:
-    """Write a file anew, as one of its own, without a last line that is torn; no file where nothing is left."""
+    """Rewrite a file without its torn last line, which is moved aside; remove the file if nothing is left.
+
+    A link becomes a file of its own.
+    """
     content = path.read_bytes().rstrip() if path.exists() else b""
     if torn:
         content = content.removesuffix(torn.rstrip()).rstrip()
@@ -400,7 +417,7 @@ def _mend(path: Path, torn: bytes) -> None:
 
 
 def _move_aside(path: Path, torn: bytes) -> None:
-    """Copy a torn line to a file of its own, beside those of earlier times."""
+    """Copy a torn line to a new file beside the rows."""
     numbers = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
     places = (path.with_name(f"{path.name}.torn{number}") for number in numbers)
     aside = next(place for place in places if not os.path.lexists(place))

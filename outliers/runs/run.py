@@ -1,4 +1,4 @@
-"""Run a specification: its plans to rows, going on where an earlier run stopped, here or on a cluster."""
+"""Run a specification: measure its plans on this machine or a cluster, and resume where an earlier run stopped."""
 
 import importlib.util
 import logging
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from outliers.subjects.bench import Bench
     from outliers.terminal.progress import Progress
 
-OF_ONE_MODEL = ("trace", "ablate", "origins", "damage")  # experiments of which a folder holds those of one model
+OF_ONE_MODEL = ("trace", "ablate", "origins", "damage")  # experiments whose folder holds results of one model only
 logger = logging.getLogger(__name__)
 
 
@@ -36,37 +36,40 @@ def run(
 ) -> list[dict]:
     """Return the rows of a specification, measured or read from its folder.
 
-    Each finished row is on disk before the next one starts; rows found there are used again. Names, texts and sizes are
-    checked for all subjects before the first one is measured. On a cluster a text may be measured in parts on several
-    machines; its rows are written when the last part is there.
+    Each finished row is on disk before the next one starts; rows found there are reused. Names, texts and sizes of all
+    subjects are checked before the first one is measured. On a cluster a text may be measured in parts on several
+    machines;
+    its rows are written when the last part has arrived.
 
     Args:
         spec: what to run.
-        out: folder for `rows.jsonl`, and for a trace that is kept; by default that of the specification.
+        out: folder for `rows.jsonl` and stored traces; by default that of the specification.
         force: measure again what is finished.
-        bench: what an earlier run in this process has left, such as its model, of which this one takes what it can.
-        bar: that of several runs; see `foreseeing`.
+        bench: what an earlier run in this process has loaded, such as its model, for reuse.
+        bar: progress bar shared by several runs; see `foreseeing`.
 
     Returns:
-        A flat dictionary for each value, subject by subject, in the order of what is asked; for a cell that failed one
-        with NaN as `value`, and why as `failed`.
+        A flat dictionary for each value, subject by subject, in the order of the request; for a failed cell one with
+        NaN as
+        `value` and the reason as `failed`.
 
     Raises:
         UserError: something in the specification is unknown, unreachable or does not fit together; no model fits in
-            memory; or the folder holds results of another model, where its tables are those of one.
+            memory;
+            or the folder holds results of another model, and its tables are those of one model.
 
     Example:
         >>> rows = outliers.run(outliers.Cells(models=["pocket/gpt2-0.1m"], metrics=["top1"], block=64, blocks=2))
     """
     check_room_for_imports()
-    from outliers.runs.planner import Planner  # late, for it brings torch, which redrawing does without
+    from outliers.runs.planner import Planner  # late, for it imports torch, which redrawing does not need
     from outliers.subjects.bench import Bench
     from outliers.terminal.progress import Progress
 
     bench = bench or Bench()
     spec = fitted(spec, out, force, bench)
-    if bar is not None:  # one of no steps is false
-        bar.foresee(Steps(kind=of_all(spec)))  # which are known better from now on
+    if bar is not None:  # a bar without steps is falsy
+        bar.foresee(Steps(kind=of_all(spec)))  # a better estimate replaces the first one
     plans = prepared(spec)
     with (
         Rows(Path(out or spec.folder)) as rows,
@@ -79,7 +82,10 @@ def run(
 
 
 def prepared(spec: Named) -> list[Plan]:
-    """The plans of a specification whose packages are here; mistakes show before a folder is made."""
+    """Return the plans of a specification whose packages are installed, with prepared subjects.
+
+    Mistakes in them show here, before a folder is made.
+    """
     plans = [plan for plan in spec.plans() if _is_possible(plan)]
     for plan in plans:
         plan.subject.prepare()
@@ -87,10 +93,10 @@ def prepared(spec: Named) -> list[Plan]:
 
 
 def fitted(spec: Named, out: str | Path | None, force: bool, bench: "Bench") -> Named:
-    """The specification with as many blocks as fit into its minutes, if it has some; see `outliers.runs.budget`."""
+    """Return the specification with as many blocks as fit into its `minutes`, see `outliers.runs.budget`."""
     if getattr(spec, "minutes", None) is None or spec.is_fitted:
         return spec
-    from outliers.runs.budget import fit  # late, as what few need
+    from outliers.runs.budget import fit  # late, for few runs need it
 
     def measure(short: Named) -> None:
         with TemporaryDirectory() as folder:
@@ -111,7 +117,7 @@ def _engine(spec: Named, bar: "Progress", bench: "Bench") -> "AbstractContextMan
 
 @contextmanager
 def foreseeing(specs: Iterable[Named]) -> "Iterator[Progress]":
-    """The bar of the runs of some specifications, which expects the usual steps of all from the start."""
+    """Provide one progress bar for several runs, which expects the steps of all specifications from the start."""
     from outliers.runs.planner import usual_steps  # late, as in `run`
     from outliers.terminal.progress import Progress
 
@@ -123,19 +129,19 @@ def foreseeing(specs: Iterable[Named]) -> "Iterator[Progress]":
 
 @contextmanager
 def drawing(bar: "Progress", what: str) -> Iterator[None]:
-    """Let the bar of a run see that its tables, figures and page are made, which it was told to expect as `DRAWN`."""
+    """Move the bar of a run by the step `DRAWN`, once tables, figures and page are made within this context."""
     bar.enter(f"{what}, tables and figures", DRAWN)
     yield
     bar.update()
 
 
 def of_all(spec: Named) -> str:
-    """The kind of the steps of a specification that are foreseen."""
+    """Return the kind of the steps that a bar expects of a specification as a whole."""
     return f"of {spec.name}"
 
 
 def _check_alone(spec: OfOneModel, rows: Rows) -> None:
-    """Raise UserError if a folder holds rows of another model that an experiment of one model made."""
+    """Raise UserError if the folder holds rows of another model, made by an experiment of one model."""
     for experiment, *place in rows.subjects:
         if place[0] and experiment in (spec.name, *OF_ONE_MODEL):
             check_alone(rows.folder, place, (spec.model, spec.revision))
@@ -149,21 +155,21 @@ def _is_possible(plan: Plan) -> bool:
 
 
 def records(rows: Iterable[Row]) -> list[dict]:
-    """A flat dictionary for each value of rows."""
+    """Return a flat dictionary for each value of rows."""
     from outliers.show.value import with_paired_errors  # which imports pandas
 
     return with_paired_errors([record for row in rows for record in row.records()])
 
 
 def check_any_measured(rows: Sequence[dict]) -> None:
-    """Raise CellsFailed where no cell of flat rows was measured, of which there is nothing to show."""
+    """Raise CellsFailed if all cells of flat rows failed, so that there is nothing to show."""
     if rows and all("failed" in row for row in rows):
         cells = "the cell" if len(rows) == 1 else f"all {len(rows)} cells"
         raise CellsFailed(f"nothing was measured, {cells} failed; run the same command again when that is mended")
 
 
 def check_all_measured(rows: Iterable[dict]) -> None:
-    """Raise CellsFailed where there are flat rows of cells that failed."""
+    """Raise CellsFailed if some cells of flat rows failed."""
     if failed := [row["failed"] for row in rows if "failed" in row]:
         count, them = ("1 cell", "it") if len(failed) == 1 else (f"{len(failed)} cells", "them")
         lost = next((reason for reason in failed if reason.startswith(EngineLost.BEGINNING)), None)
@@ -174,12 +180,13 @@ def check_all_measured(rows: Iterable[dict]) -> None:
 
 
 def rows_of(spec: Named, rows: Iterable[Row]) -> list[Row]:
-    """Of rows those that a specification asks for, by what they ask, and what cells are about, alone, in its order;
-    nothing is loaded.
+    """Return those rows that a specification asks for, in its order, without loading anything.
 
-    Of rows that ask the same, as of other weights or code, the last one counts, of those that were measured for it if
-    there are such. Where the rows of a stage are not all there, what would follow from them is not known; where none of
-    a later stage is, those before it are not shown.
+    Cells are matched by request and labels. If several rows have the same request, measured with other weights or code,
+    the
+    last one counts, preferably one that was measured for this experiment. If rows of a stage are missing, later stages
+    are
+    unknown and left out; if a later stage has no rows at all, the earlier stages of its plan are left out too.
     """
     by_cell: dict[bytes, list[Row]] = defaultdict(list)
     experiment = spec.experiment or spec.name
@@ -193,14 +200,14 @@ def rows_of(spec: Named, rows: Iterable[Row]) -> list[Row]:
             rows_of_plan = [*rows_of_plan, *filter(None, stage_rows)] if any(stage_rows) else []
             try:
                 cells = following(plan.stages, stage_rows) if all(stage_rows) else []
-            except UserError:  # nothing can be asked after what was measured
+            except UserError:  # no later stage follows from what was measured
                 rows_of_plan, cells = [], []
         rows_in_order += rows_of_plan
     return rows_in_order
 
 
 def _last_of(cell: Cell, rows: list[Row]) -> Row | None:
-    """Of rows that ask the same the last one that is of a cell, if that has what views need of it."""
+    """Return the last row that belongs to a cell, of rows of its request, if it has the fields that views need."""
     last = next((row for row in reversed(rows) if cell.about.items() <= row.facts.items()), None)
     needs = {*cell.subject.needs, *cell.metric.needs}
     return last if last and all(needs <= {*last.facts, *value} for value in last.values) else None
