@@ -1,6 +1,6 @@
-"""Variants, changes to a model before it is measured: schemes, ablations, planted outliers, several at once.
+"""Variants, changes of a model before it is measured: schemes, ablations, planted outliers, or several at once.
 
-Each stands for the layers of a resident model, or for that one of a streamed model whose turn it is (see
-`outliers.models.stream.Variant`); each can be pickled, and so travels to the machines of a cluster; and each has a
-writing, its `name`, which `outliers.variant` reads. A variant is one file here, and its row in `written.py`.
+A variant changes all layers of a resident model, or the current layer of a streamed one (see
+`outliers.models.stream.Variant`). It can be pickled, and so sent to other machines of a cluster. It has a text form,
+its `name`, which `outliers.variant` parses. Each variant is one file here and a row in `written.py`.
 """

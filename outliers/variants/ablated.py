@@ -1,4 +1,4 @@
-"""Features whose values are replaced in the inputs of projections."""
+"""Ablations: the values of features are replaced in the inputs of projections."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from outliers.quantization.schemes import BASELINE
 from outliers.variants.edges import NORMS, ROLES, Place, edges
 from outliers.variants.term import Term
 
-if TYPE_CHECKING:  # to read a variant takes no torch, so that a mistake is refused at once
+if TYPE_CHECKING:  # parsing a variant does not import torch, so that a mistake is reported at once
     import torch
     from transformers import PreTrainedModel
 
@@ -35,18 +35,18 @@ METHODS = {
     "mean": lambda values, mean, _generator: mean.to(values).expand_as(values),
     "shuffle": _shuffle,
 }
-SEEDS = range(2**63)  # what the generators of numpy and torch both take
-WHERE = ("attn_in",)  # as the paper has it
+SEEDS = range(2**63)  # valid seeds of the generators of numpy and torch
+WHERE = ("attn_in",)  # as in the paper
 
 
 @dataclass(frozen=True)
 class Intervention:
-    """Features whose values are replaced in the inputs of projections.
+    """A replacement of the values of features.
 
     method: "zero" (the paper's), "mean", their mean over the text, or "shuffle", their values permuted over the
-    positions of the sequence, each feature by itself; by the seed and the number of positions alone, so that nothing
-    depends on the order in which layers and sequences are computed. means: mean of every feature by layer and role, for
-    "mean"; interventions that differ in nothing else are equal.
+    positions of the sequence, each feature separately. The permutation depends only on the seed and the number of
+    positions, so that the order in which layers and sequences are computed does not matter. means: the mean of every
+    feature by layer and role, for "mean"; they are ignored when interventions are compared.
 
     Example:
         >>> outliers.Ablated(outliers.Intervention((3, 17), "zero")).name
@@ -62,9 +62,9 @@ class Intervention:
     def on(
         self, projections: "list[Projection]", outputs: "Collection[tuple[Projection, torch.Tensor]]" = ()
     ) -> Iterator[None]:
-        """Replace the features in the inputs of these projections.
+        """Replace the features in the inputs of these projections within this context.
 
-        outputs: projections of which only some outputs read the change, bool (outputs,).
+        outputs: projections of which only some outputs read the change, with a mask of these, bool (outputs,).
         """
         import torch
 
@@ -88,13 +88,13 @@ class Intervention:
 
 @dataclass(frozen=True)
 class Ablated(Variant):
-    """An intervention in all layers at once, so that altered states propagate.
+    """An intervention in all layers at once, so that changed hidden states propagate.
 
-    where: places in which the features are replaced: roles of inputs, "attn_in" (the paper's) and "ffn_in", or what of
-    their readers `Place` takes.
+    where: the places in which the features are replaced: roles of inputs, "attn_in" (the paper's) and "ffn_in", or a
+    selection of their readers, see `Place`.
 
     Raises:
-        UserError: there is no such place; or it is of a norm, and the values are means, which no trace has of these.
+        UserError: a place is unknown; or it is a norm and the method is "mean", which no trace has for norms.
 
     Example:
         >>> ablated = outliers.Ablated(outliers.Intervention((3,)), where=("attn_in", "ffn_in"))
@@ -106,7 +106,7 @@ class Ablated(Variant):
 
     def __post_init__(self):
         places = [Place.read(written) for written in self.where]
-        # in our own names, so that rows are found again by either
+        # in our own names, so that rows are found under either name
         object.__setattr__(self, "where", tuple(place.written for place in places))
         for place in places:
             if self.intervention.method == "mean" and set(place.parts) & set(NORMS):
@@ -117,10 +117,10 @@ class Ablated(Variant):
 
     @classmethod
     def read(cls, term: Term) -> "Ablated":
-        """`METHOD(FEATURE,FEATURE@PLACE/PLACE,seed=SEED)`.
+        """Parse `METHOD(FEATURE,FEATURE@PLACE/PLACE,seed=SEED)`.
 
         Raises:
-            UserError: a place or an option is unknown, or the seed is none.
+            UserError: a place or an option is unknown, or the seed is invalid.
         """
         term.check_options(["seed"])
         seed = term.options.get("seed", 0)
@@ -130,7 +130,6 @@ class Ablated(Variant):
 
     @property
     def name(self) -> str:
-        """The method and its features, as `read` takes them."""
         if not self.intervention.features:
             return BASELINE
         intervention, where = self.intervention, () if self.where == WHERE else self.where
@@ -144,7 +143,6 @@ class Ablated(Variant):
         )
 
     def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
-        """The method, its features, and where they are replaced."""
         intervention = self.intervention
         return {
             "method": intervention.method,
@@ -155,21 +153,22 @@ class Ablated(Variant):
 
     @property
     def needs_trace(self) -> bool:
-        """Whether the values that it puts in are not known yet."""
+        """Whether the means are still unknown."""
         return self.intervention.method == "mean" and bool(self.intervention.features) and not self.intervention.means
 
     def knowing(self, *traces: "Trace") -> "Ablated":
-        """The same with the means over the text that a trace of each stack has seen, which the method "mean" needs."""
+        """Return the ablation with feature means of the text of some traces, one for each stack; the method "mean"
+        needs them."""
         means = {place: mean for trace in traces for place, mean in feature_means(trace).items()}
         return replace(self, intervention=replace(self.intervention, means=means))
 
     @property
     def in_attention(self) -> bool:
-        """Whether nothing but queries, keys and values read the change."""
+        """Whether only queries, keys and values read the change."""
         return all(set(place.parts) <= set(ROLES["attn_in"]) for place in map(Place.read, self.where))
 
     def first_layer(self, model: "PreTrainedModel") -> int:
-        """From which decoder layer on it changes anything, if there are features."""
+        """Return the first decoder layer that changes; the number of layers if there are no features."""
         if not self.intervention.features:
             from outliers.models.anatomy import decoder_layers
 
@@ -189,7 +188,6 @@ class Ablated(Variant):
 
     @contextmanager
     def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":
-        """The model itself, with hooks."""
         if self.needs_trace:
             raise UserError("an ablation by the mean needs the means over the text; give it a trace: knowing(trace)")
         self._check_features(model)
@@ -198,7 +196,7 @@ class Ablated(Variant):
 
 
 def feature_means(trace: "Trace") -> Means:
-    """Mean of every feature over the text of a trace, by layer and role."""
+    """Return the mean of every feature over the text of a trace, by layer and role."""
     states = [state for state in trace.roles if role_of(state) in STREAM]
     means = {state: trace.statistics[f"{state}.sum"] / trace.positions for state in states}
     return {

@@ -1,4 +1,4 @@
-"""Keys and values that attention meets: of a cache in a number format, or of a prefix (PrefixQuant)."""
+"""Quantized caches and prefixes (PrefixQuant) as variants."""
 
 import re
 from collections.abc import Iterator
@@ -21,9 +21,9 @@ _WRITTEN = re.compile(r"prefix(?:=(?P<count>[1-9][0-9]{0,2})|\((?P<tokens>[0-9]{
 
 @dataclass(frozen=True)
 class Cached(Variant):
-    """Keys and values of all positions quantized, their own ones too: what a query meets is what a later one would.
+    """A simulated cache of quantized keys and values; the key and value of a query's own position are quantized too.
 
-    calibration: where a format has to know how large the channels of keys are.
+    calibration: for formats that require the magnitudes of the channels of keys.
     """
 
     formats: Formats
@@ -31,11 +31,10 @@ class Cached(Variant):
 
     @property
     def name(self) -> str:
-        """Their formats, as `Formats.read` takes them."""
         return str(self.formats)
 
     def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
-        """Their formats, and of what text the calibration is."""
+        """Return the formats, and the hash of the calibration text if there is one."""
         fields = {name: str(format) for name, format in self.formats._asdict().items() if format}
         if self.calibration is not None and self.formats.needs_calibration:
             fields["calibration_hash"] = self.calibration.tokens_hash
@@ -43,27 +42,30 @@ class Cached(Variant):
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether it has to know how large keys are, and does not yet."""
+        """Whether a format requires the magnitudes of keys, and these are unknown."""
         return self.formats.needs_calibration and not (self.calibration and self.calibration.keys)
 
     def calibrated(self, calibration: "Calibration") -> "Cached":
-        """The same, knowing how large keys are."""
+        """Return the cache with the magnitudes of keys of a calibration."""
         return Cached(self.formats, calibration)
 
     def first_layer(self, _model: "PreTrainedModel") -> int:
-        """The first layer that attends to codes."""
+        """Return the first layer whose keys or values are quantized."""
         return min(
             min(layers.start for layers in format.layers) if format.layers else 0 for format in self.formats if format
         )
 
     @property
     def is_of_places(self) -> bool:
-        """Whether it quantizes nothing but some layers or heads."""
+        """Whether only some layers or heads are quantized."""
         return any(format.layers or format.heads for format in self.formats if format)
 
     def places(self, model: "PreTrainedModel", field: str) -> dict[str | int, tuple[Formats, Formats | None]]:
-        """Keys and values ("role"), every layer, or every head of a layer (field), with the formats that are left where
-        nothing else is quantized, and where nothing there is; of a head the first alone."""
+        """Return the places of a kind, each with the formats that quantize only it, and those that quantize all but it.
+
+        Places are keys and values (field "role"), layers ("layer"), or heads of a layer ("head"); a head has no second
+        formats.
+        """
         from outliers.quantization.caches import heads_of_keys
 
         if field == "role":
@@ -85,22 +87,21 @@ class Cached(Variant):
         return Formats(*(format and replace(format, **places) for format in self.formats))
 
     def alone_at(self, place: tuple[Formats, Formats | None]) -> "Cached":
-        """The same at a place alone."""
+        """Return the cache quantized only at a place."""
         return replace(self, formats=place[0])
 
     def exact_at(self, place: tuple[Formats, Formats | None]) -> "Cached":
-        """The same but at a place."""
+        """Return the cache quantized everywhere except at a place."""
         return replace(self, formats=place[1])
 
     def check(self, model: "PreTrainedModel") -> None:
-        """Raise UserError if keys or values of a model, which may be on the meta device, cannot be kept so."""
+        """Raise UserError if a model, which may be on the meta device, cannot have such a cache."""
         from outliers.quantization.caches import check_cache
 
         check_cache(model, self.formats)
 
     @contextmanager
     def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":
-        """The model itself, with its attention exchanged."""
         from outliers.quantization.caches import quantized_states
 
         self.check(model)
@@ -115,10 +116,10 @@ class Cached(Variant):
 
 @dataclass(frozen=True)
 class Prefixed(Variant):
-    """Every sequence behind some tokens, whose keys and values nothing quantizes.
+    """Tokens before every sequence, whose keys and values stay exact.
 
     tokens: their ids; None for the most frequent outlier tokens of a calibration text, see `Calibration.prefix`. count:
-    how many of those; None for as many as a sequence has.
+    how many of those; None for the average number per sequence.
     """
 
     tokens: tuple[int, ...] | None = None
@@ -127,7 +128,7 @@ class Prefixed(Variant):
 
     @classmethod
     def read(cls, written: str) -> "Prefixed":
-        """`prefix`, `prefix=COUNT` or `prefix(TOKEN,TOKEN)`; raise UserError if it is another one."""
+        """Parse `prefix`, `prefix=COUNT` or `prefix(TOKEN,TOKEN)`; raise UserError if the text is malformed."""
         match = _WRITTEN.fullmatch(written.replace(" ", ""))
         if not match:
             raise UserError(
@@ -138,33 +139,30 @@ class Prefixed(Variant):
 
     @property
     def name(self) -> str:
-        """As `read` takes it."""
         if self.tokens:
             return f"{PREFIX}({','.join(map(str, self.tokens))})"
         return f"{PREFIX}={self.count}" if self.count else PREFIX
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether its tokens are not known yet."""
+        """Whether the tokens are still unknown."""
         return self.tokens is None
 
     def calibrated(self, calibration: "Calibration") -> "Prefixed":
-        """The same with its tokens."""
+        """Return the prefix with the outlier tokens of a calibration."""
         return Prefixed(calibration.prefix(self.count))
 
     def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
-        """The ids of its tokens."""
         return {"prefix": list(self.tokens)} if self.tokens else {}
 
     def check(self, model: "PreTrainedModel") -> None:
-        """Raise UserError if the tokens cannot stand before what a model, which may be on the meta device, reads."""
+        """Raise UserError if a model, which may be on the meta device, cannot have these tokens as a prefix."""
         from outliers.quantization.caches import check_prefix
 
         check_prefix(model, self.tokens or ())
 
     @contextmanager
     def on(self, model: "PreTrainedModel", _layer: int | None = None) -> "Iterator[PreTrainedModel]":
-        """The model itself, with a hook on what it reads."""
         from outliers.models.stream import is_streamed
         from outliers.quantization.caches import behind_prefix
 

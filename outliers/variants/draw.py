@@ -1,5 +1,7 @@
-"""Draws: the same measurement with embeddings changed by 1e-6 and ties of weights rounded anew, for how far rounding
-alone scatters it."""
+"""Draws: repetitions of a measurement with embeddings perturbed by 1e-6 and ties of weights rounded at random.
+
+They show how much a result scatters through rounding alone.
+"""
 
 import math
 import statistics
@@ -16,20 +18,19 @@ from outliers.models.anatomy import input_embeddings
 from outliers.models.hooks import attached, independent
 from outliers.quantization.convert import quantized_layers
 
-MOST_KEPT = 2**25  # entries of embeddings whose factors stay for the next variant: 134 MB
-DRAWN = "embeddings, ties"  # what differs between draws, as rows say it
-SIZE = 1e-6  # of a draw's change, relative: fp32 perplexity stays where it is
+MOST_KEPT = 2**25  # entries of embeddings whose factors are cached for the next variant: 134 MB
+DRAWN = "embeddings, ties"  # what differs between draws, as written in rows
+SIZE = 1e-6  # relative perturbation, too small to affect fp32 perplexity
 
 
 @contextmanager
 def drawn(model: PreTrainedModel, draw: int) -> Iterator[None]:
-    """Multiply every entry of the input embeddings by 1 + 1e-6 · z within this context, z standard normal; those of all
-    stacks of layers by the same. Weights exactly between two codes get either, see `untie`.
+    """Multiply every entry of the input embeddings by 1 + 1e-6 · z within this context, with z standard normal.
 
-    Of pictures, what the convolution makes of each patch.
-
-    One code that flips because of it changes what all later layers round: how far rounding alone scatters a result.
-    Parameters stay as they are, and so does a head that is tied to them.
+    All stacks of layers share the factors. For pictures, the output of the patch convolution is multiplied. Ties of
+    weights between two codes are rounded at random, see `untie`. A single code that flips changes the rounding in all
+    later layers, which shows how much rounding alone scatters a result. Parameters do not change, nor does a head that
+    is tied to them.
 
     Args:
         model: a causal language model in float32, quantized or not, resident or streamed.
@@ -46,7 +47,7 @@ def drawn(model: PreTrainedModel, draw: int) -> Iterator[None]:
 
 @contextmanager
 def untied(model: PreTrainedModel, draw: int) -> Iterator[None]:
-    """The ties of weights fall as a draw says within this context: in a model under a scheme, and in what is made of
+    """Round ties of weights by the seed of a draw within this context, in a quantized model and in models made from
     it."""
     changed = [model, *quantized_layers(model)]
     for module in changed:
@@ -67,7 +68,9 @@ def _new_factors(draw: int, shape: torch.Size) -> torch.Tensor:
     return noise.mul_(SIZE).add_(1)
 
 
-_kept_factors = lru_cache(maxsize=2)(_new_factors)  # of three draws, in which a sweep meets one scheme after the other
+_kept_factors = lru_cache(maxsize=2)(
+    _new_factors
+)  # of three draws, draw 0 having none: a sweep repeats them for each scheme
 
 
 def _multiplied(factors: Callable, embedding: nn.Module, inputs: tuple, output: torch.Tensor) -> torch.Tensor:
@@ -77,13 +80,13 @@ def _multiplied(factors: Callable, embedding: nn.Module, inputs: tuple, output: 
 
 
 def scattered(values: list[float]) -> dict:
-    """The mean of a value over draws as a field of its row, and their sample standard deviation if there are some."""
+    """Return the row fields of a value over draws: its mean, and the sample standard deviation if there are several."""
     scatter = {"standard_deviation": statistics.stdev(values)} if len(values) > 1 else {}
     return {"value": statistics.fmean(values), **scatter}
 
 
 def check_draws(draws: int, dtype: str) -> None:
-    """Raise UserError if several draws of a model in a dtype would be one and the same."""
+    """Raise UserError if several draws in a dtype would not differ."""
     if draws > 1 and dtype != "float32":
         raise UserError(
             f"{draws} draws in {dtype}, which has too few digits for a change of {SIZE:g}; expected float32 or 1 draw"

@@ -1,4 +1,4 @@
-"""Places where features are replaced: whole roles, or only some of the projections, layers, heads or norms."""
+"""Places where features are replaced: whole roles, or selected projections, layers, heads or norms."""
 
 import re
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from outliers.criterion import of_transformerlens
 from outliers.errors import UserError, unknown_name
 from outliers.models.variant import Variant
 
-if TYPE_CHECKING:  # to read a place takes no torch
+if TYPE_CHECKING:  # parsing a place does not import torch
     import torch
     from transformers import PreTrainedModel
 
@@ -20,45 +20,49 @@ if TYPE_CHECKING:  # to read a place takes no torch
 HEADS = ("q", "k", "v")
 ROLES = {"attn_in": (*HEADS, "mixer"), "ffn_in": ("gate", "up", "router", "experts")}
 NORMS = ("attn_norm", "ffn_norm")
-# Names of places, and what they are made of.
+# Names of places, and their parts.
 PLACES = ROLES | {part: (part,) for part in (*chain(*ROLES.values()), *NORMS)} | {"norm": NORMS}
-ALL = tuple(chain(*ROLES.values()))  # where a place says layers or a head alone
+ALL = tuple(chain(*ROLES.values()))  # the parts of a place that names only layers or a head
 _WRITTEN = re.compile(
     r"(layers\.(?P<first>[0-9]{1,9})(:(?P<end>[0-9]{1,9}))?(\.|$))?(heads\.(?P<head>[0-9]{1,9})(\.|$))?(?P<name>\w*)"
 )
-# Of a projection, by the field that says where it is, the value of the field, and the place as a scheme takes it.
+# By field: a projection's value of the field, and its place as a scheme takes it.
 WRITTEN = {"role": lambda part: (part.role, part.role), "layer": lambda part: (part.layer, f"layers.{part.layer}")}
 HINT = "(of some layers or a head: layers.9:12.q, layers.9.heads.3)"
 LIMITS = ("only", "skip")  # options that take places
 
 
 class AtPlaces(Variant):
-    """A variant of projections at some places: those of `only`, unless that is empty, and none of `skip`."""
+    """A variant that changes projections at the places of `only`, or everywhere if that is empty, except at those of
+    `skip`."""
 
     only: tuple[str, ...]
     skip: tuple[str, ...]
 
     @property
     def limits(self) -> list[str]:
-        """Those of `LIMITS` that it has, as its name says them."""
+        """The options `only` and `skip` as written in the name."""
         return [f"{option}={'/'.join(getattr(self, option))}" for option in LIMITS if getattr(self, option)]
 
     @property
     def is_of_places(self) -> bool:
-        """Whether it changes nothing but some places."""
+        """Whether the variant is limited to some places."""
         return bool(self.only)
 
     def alone_at(self, place: str) -> Self:
-        """The same at a place alone."""
+        """Return the variant limited to a place."""
         return replace(self, only=(place,))
 
     def exact_at(self, place: str) -> Self:
-        """The same but at a place."""
+        """Return the variant with one more place left exact."""
         return replace(self, skip=(*self.skip, place))
 
 
 class Place(NamedTuple):
-    """Parts of decoder layers; layers: the first, and before which they end; None for all. head: None for all."""
+    """A selection of parts of decoder layers.
+
+    layers: the first one, and the exclusive end; None for all. head: None for all.
+    """
 
     written: str
     parts: tuple[str, ...]
@@ -67,12 +71,12 @@ class Place(NamedTuple):
 
     @classmethod
     def read(cls, written: str) -> "Place":
-        """A name of `PLACES`, of some layers or of a head, or these alone: `q`, `layers.9:12.q`, `layers.9.heads.3`.
+        """Parse a name of `PLACES`, of some layers or a head, or these alone: `q`, `layers.9:12.q`, `layers.9.heads.3`.
 
-        What TransformerLens calls such a reader in one layer is one too: `blocks.9.attn.q.hook_in` is `layers.9.q`.
+        The TransformerLens name of such a reader in a layer is accepted too: `blocks.9.attn.q.hook_in` is `layers.9.q`.
 
         Raises:
-            UserError: it is none, or what it is made of has no heads.
+            UserError: the text is no place, or a head is given for parts that have none.
         """
         if state := of_transformerlens(written):
             written = "layers.{}.{}".format(*state)
@@ -90,11 +94,10 @@ class Place(NamedTuple):
         return cls(written, parts, layers, head)
 
     def has(self, layer: int) -> bool:
-        """Whether it is of a layer."""
         return self.layers is None or self.layers[0] <= layer < self.layers[1]
 
     def check(self, model: "PreTrainedModel") -> None:
-        """Raise UserError where a model has not so many layers, or heads."""
+        """Raise UserError if a model has too few layers or heads."""
         from outliers.models.anatomy import config_of_stack, heads_of, layers_of
 
         layers = layers_of(model)
@@ -110,17 +113,18 @@ class Place(NamedTuple):
 
 
 class Edges(NamedTuple):
-    """The readers of replaced features: modules, in all of their input; and some outputs of projections."""
+    """The readers of replaced features: whole modules, and projections of which only some outputs read them."""
 
     inputs: "list[Projection]"
     outputs: "list[tuple[Projection, torch.Tensor]]"
 
 
 def edges(model: "PreTrainedModel", written: Iterable[str], layer: int | None = None) -> Edges:
-    """The readers of a model, or of one layer, at some places; where all that read a hidden state are, it is a role's.
+    """Return the readers of a model, or of one layer, at some places; a hidden state all of whose readers are chosen
+    counts as its role.
 
     Raises:
-        UserError: a layer or a head is out of range, or a layer of a place has nothing of what the place says.
+        UserError: a layer or a head is out of range, or a layer of a place lacks the parts of the place.
     """
     from outliers.models.anatomy import decoder_layers, readers
 
@@ -147,14 +151,19 @@ def edges(model: "PreTrainedModel", written: Iterable[str], layer: int | None = 
 
 
 def _edges_of_layer(model: "PreTrainedModel", layer: int, places: list[Place], roles: set[str]) -> Edges:
-    """The readers at places of a layer but those of whole roles; roles of which all readers are there join these."""
+    """Return the readers at places of a layer, except those of whole roles.
+
+    A role all of whose readers are chosen is added to `roles`.
+    """
     import torch
 
     from outliers.models.anatomy.parts import parts
 
     there = list(parts(model, layer))
     heads = next((len(part.outputs) for part in there if part.name == "q"), 0)
-    outputs = {part.reader.path: torch.empty(0, dtype=torch.bool) for part in there}  # what of each reader is chosen
+    outputs = {
+        part.reader.path: torch.empty(0, dtype=torch.bool) for part in there
+    }  # the chosen outputs of each reader
     for part in there:
         outputs[part.reader.path] = torch.cat([outputs[part.reader.path], torch.zeros(_count(part), dtype=torch.bool)])
     for place in places:
@@ -169,7 +178,7 @@ def _edges_of_layer(model: "PreTrainedModel", layer: int, places: list[Place], r
                 outputs[part.reader.path][:] = True
             elif place.head is None:
                 outputs[part.reader.path][part.outputs] = True
-            else:  # of keys and values those that the head shares
+            else:  # for keys and values, those that the head shares
                 outputs[part.reader.path][part.outputs[place.head * len(part.outputs) // heads]] = True
     for role, names in ROLES.items():
         of_role = [outputs[part.reader.path].all() for part in there if part.name in names]
@@ -185,5 +194,5 @@ def _edges_of_layer(model: "PreTrainedModel", layer: int, places: list[Place], r
 
 
 def _count(part: "Part") -> int:
-    """The number of a part's outputs; a module of its own counts as one."""
+    """Return the number of a part's outputs; 1 for a part that is a module of its own."""
     return 1 if part.outputs is None else part.outputs.numel()

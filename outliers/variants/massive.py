@@ -1,4 +1,4 @@
-"""Massive activations set to one value: entries of a feature of the residual stream, behind a layer."""
+"""Massive activations of the residual stream replaced by a constant."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,17 +10,16 @@ from outliers.models.variant import Variant
 from outliers.variants.edges import Place
 from outliers.variants.term import Term
 
-if TYPE_CHECKING:  # to read a variant takes no torch
+if TYPE_CHECKING:  # parsing a variant does not import torch
     import torch
     from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
 class Massive(Variant):
-    """Entries of features behind a layer become `value` where their magnitude is beyond `above`.
+    """Entries of features in a layer's output whose magnitude exceeds `above` are replaced by `value`.
 
-    With the mean of such entries over a text nothing is left of them but a constant (Sun et al., 2024, section 3); with
-    0 they are gone.
+    The mean of such entries over a text as value makes them a constant (Sun et al., 2024, section 3); 0 removes them.
     """
 
     features: tuple[int, ...]
@@ -30,10 +29,10 @@ class Massive(Variant):
 
     @classmethod
     def read(cls, term: Term) -> "Massive":
-        """`massive(FEATURE@layers.LAYER,value=VALUE,above=MAGNITUDE)`.
+        """Parse `massive(FEATURE@layers.LAYER,value=VALUE,above=MAGNITUDE)`.
 
         Raises:
-            UserError: an option is missing or not its own, the place is no layer, or a number is not finite.
+            UserError: an option is missing or unknown, the place is no layer, or a number is not finite.
         """
         options = ("value", "above")
         term.check_options(options)
@@ -51,17 +50,14 @@ class Massive(Variant):
 
     @property
     def name(self) -> str:
-        """The features, the layer and the value, as `read` takes them."""
         options = {"value": self.value, "above": self.above}
         return str(Term("massive", self.features, (f"layers.{self.layer}",), options))
 
     def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
-        """The entries, and their replacement."""
         massive = {"massive_features": list(self.features), "massive_layer": self.layer}
         return massive | {"massive_value": self.value, "massive_above": self.above}
 
     def first_layer(self, _model: "PreTrainedModel") -> int:
-        """The layer whose output it changes."""
         return self.layer
 
     def check(self, model: "PreTrainedModel") -> None:
@@ -73,7 +69,6 @@ class Massive(Variant):
 
     @contextmanager
     def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":
-        """The model itself, with a hook."""
         from outliers.models.hooks import independent, residual_hooks
 
         columns = list(self.features)

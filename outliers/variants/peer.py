@@ -1,4 +1,4 @@
-"""Models of others to compare with: the 8-bit layers of bitsandbytes, or a model of somebody else."""
+"""Models of others as variants: the 8-bit layers of bitsandbytes, or any model of the same architecture."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -24,17 +24,17 @@ _AGAINST = re.compile(
 
 @dataclass(frozen=True)
 class Peer(Variant):
-    """A model under LLM.int8() as bitsandbytes computes it; alpha: from which magnitude on a feature is an outlier."""
+    """A model under LLM.int8() as bitsandbytes computes it; alpha: magnitude from which on a feature is an outlier."""
 
     alpha: float = ALPHA
     in_memory = True
 
     @classmethod
     def read(cls, terms: Sequence[str]) -> "Peer":
-        """Its name, and `alpha=NUMBER`.
+        """Parse `bitsandbytes`, optionally followed by `alpha=NUMBER`.
 
         Raises:
-            UserError: there is something else.
+            UserError: there are other terms.
         """
         option, _, value = "".join(terms[1:]).partition("=")
         if len(terms) > 2 or (terms[1:] and not (option == "alpha" and value)):
@@ -45,15 +45,14 @@ class Peer(Variant):
 
     @property
     def name(self) -> str:
-        """Its writing."""
         return PEER if self.alpha == ALPHA else f"{PEER}+alpha={write_number(self.alpha)}"
 
     def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
-        """As those of a scheme; the library computes with weights that it rebuilds from codes."""
+        """Return the fields of a scheme; bitsandbytes multiplies outliers with dequantized weights."""
         return {"scheme": PEER, "alpha": self.alpha, "kernels": PEER, "outlier_weights": "dequantized"}
 
     def served(self, *place: str | None) -> "PreTrainedModel":
-        """A model by its name, as `outliers.load_model` takes it, whose exact projections are gone."""
+        """Return a model without its exact projections, by its name, see `outliers.load_model`."""
         from outliers.models.load import load_model
         from outliers.quantization.peers import with_bitsandbytes
 
@@ -61,24 +60,22 @@ class Peer(Variant):
 
     @contextmanager
     def on(self, model: "PreTrainedModel", _layer: int | None = None) -> "Iterator[PreTrainedModel]":
-        """A model that shares what is no projection."""
         from outliers.quantization.peers import with_bitsandbytes
 
         yield with_bitsandbytes(model, self.alpha)
 
 
 def is_against(written: str) -> bool:
-    """Whether the writing of a variant is that of another model."""
     return written.startswith(f"{AGAINST}(")
 
 
 @dataclass(frozen=True)
 class Against(AtPlaces):
-    """A model of somebody else in the place of ours: quantized, fine-tuned, or damaged.
+    """Another model, in place of ours or of some of its projections: quantized, fine-tuned, or damaged.
 
-    other: its name, as `outliers.load_model` takes it, or the folder of one that `outliers.save_quantized` wrote; or
-    the model itself, whose modules compute as they do. only, skip: places of projections that are taken of it alone, or
-    not; of one with neither all is taken.
+    other: its name, see `outliers.load_model`, the folder of one that `outliers.save_quantized` wrote, or the model
+    itself, whose modules are used as they are. only, skip: places whose projections are taken from it, or not; with
+    neither, the whole model is.
     """
 
     other: "str | PreTrainedModel"
@@ -88,10 +85,10 @@ class Against(AtPlaces):
 
     @classmethod
     def read(cls, term: str) -> "Against":
-        """`against(MODEL)`, or `against(MODEL,only=PLACE/PLACE)`.
+        """Parse `against(MODEL)` or `against(MODEL,only=PLACE/PLACE)`.
 
         Raises:
-            UserError: it is something else.
+            UserError: the text is malformed.
         """
         match = _AGAINST.fullmatch(term)
         if match is None:
@@ -108,30 +105,29 @@ class Against(AtPlaces):
 
     @property
     def name(self) -> str:
-        """Its writing."""
         return f"{AGAINST}({','.join([self.called, *self.limits])})"
 
     def fields(self, model: "PreTrainedModel | None" = None) -> dict:
-        """The weights of the other model, and their form, where it is read."""
+        """Return the fields of the other model's weights and their storage, if it is loaded by name."""
         from outliers.quantization.peers import other_fields
 
         return other_fields(self.other, model) if model is not None and isinstance(self.other, str) else {}
 
     def check(self, model: "PreTrainedModel") -> None:
-        """Raise UserError if the other model is not like one, which may be without values."""
+        """Raise UserError if the other model differs in architecture, sizes or vocabulary from `model`, which may
+        lack values."""
         from outliers.quantization.peers import check_alike
 
         check_alike(model, self.other)
 
     def places(self, model: "PreTrainedModel", field: str) -> dict[str | int, str]:
-        """Every role or layer (field) with projections, as `only` and `skip` take it."""
+        """Return every role or layer (field) with projections, each with its place for `only` and `skip`."""
         from outliers.models.anatomy import projections
 
         return dict(map(WRITTEN[field], projections(model)))
 
     @contextmanager
     def on(self, model: "PreTrainedModel", _layer: int | None = None) -> "Iterator[PreTrainedModel]":
-        """The other model, or one with projections of it."""
         from outliers.quantization.peers import other_model, with_projections_of
 
         with other_model(self.other, model) as other:

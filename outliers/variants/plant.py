@@ -1,4 +1,4 @@
-"""Plant outlier features of a known place and size: a ground truth for the detector."""
+"""Outlier features of known place and size, planted as a ground truth for the detector."""
 
 import copy
 from collections.abc import Iterable, Iterator
@@ -28,11 +28,18 @@ from outliers.models.anatomy.trust import check_planted
 from outliers.models.anatomy.weights import check_in_memory
 from outliers.models.decoder import in_eval_mode
 
-SUBLAYERS = (("attn_in", "attn_out"), ("cross_in", "cross_out"), ("ffn_in", "ffn_out"))  # what each reads and adds
+SUBLAYERS = (
+    ("attn_in", "attn_out"),
+    ("cross_in", "cross_out"),
+    ("ffn_in", "ffn_out"),
+)  # roles: what each sub-layer reads, and the output that it adds
 
 
 class Sum(NamedTuple):
-    """A norm whose output is the residual stream: the projections that read it, and that whose output is added next."""
+    """A norm whose output is the residual stream.
+
+    readers: the projections that read it. added: the projection whose output is added to it next.
+    """
 
     norm: nn.Module
     readers: list[nn.Module]
@@ -41,24 +48,24 @@ class Sum(NamedTuple):
 
 @torch.no_grad()
 def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> PreTrainedModel:
-    """Return a model with enlarged features at the outputs of norms, undone in the weights that read them.
+    """Return a model with enlarged features at the outputs of norms, compensated in the weights that read them.
 
-    The function of the model stays what it was, up to rounding, while the hidden states that enter the attention and
-    feed-forward projections are about `factor` times as large in these features.
+    The model computes the same function up to rounding, while the inputs of the attention and feed-forward projections
+    are about `factor` times as large in these features.
 
-    Where norms come before the sub-layers, their output is scaled, and the weights that read it are divided: exactly,
-    if the factor is a power of two (where norms scale by 1 + weight, if that fits the weight).
+    If norms precede the sub-layers, their output is scaled and the weights that read it are divided. This is exact if
+    the factor is a power of two (and, for norms that scale by 1 + weight, if the scaled weight is representable).
 
-    Where the output of a norm is the residual stream itself (BERT, OPT-350m, BLOOM's variant of that kind), the next
-    norm would see that it is scaled. There a constant is added to the feature: `factor` times its root mean square,
-    which is √(weight² + bias²), with the sign of the bias. The biases of the projections that read it undo this, and
-    the bias of the sub-layer's output takes it from the residual stream before the next norm. What leaves a stack stays
-    as it was.
+    If the output of a norm is the residual stream itself (BERT, OPT-350m, a variant of BLOOM), the next norm would undo
+    a scaling. Instead, a constant is added to the feature: `factor` times its root mean square, √(weight² + bias²),
+    with the sign of the bias. The biases of the projections that read it compensate for this, and the bias of the
+    sub-layer's output removes the constant from the residual stream before the next norm. The output of a stack does
+    not change.
 
     Args:
         model: a model of any family, not quantized; it is left as it is.
         features: dimensions of the residual stream.
-        factor: what to multiply with, greater than 0.
+        factor: the multiplier, greater than 0.
 
     Returns:
         A new model, which shares the weights outside of its layers.
@@ -113,7 +120,7 @@ def _scale(layer: Layer, features: list[int], factor: float) -> None:
 
 
 def _shift(junction: Sum, features: list[int], factor: float) -> None:
-    """Add a constant to the output of a norm, and take it from what reads it."""
+    """Add a constant to the output of a norm, and subtract it from what reads the output."""
     if any(getattr(module, "bias", None) is None for module in (junction.norm, *junction.readers, junction.added)):
         raise UserError(
             "this model's projections read its residual stream and have no biases, which could undo a planted feature; "
@@ -128,8 +135,10 @@ def _shift(junction: Sum, features: list[int], factor: float) -> None:
 
 
 def _sums(model: PreTrainedModel) -> Iterator[Sum]:
-    """The norms of the residual stream, but for the last one of each stack."""
-    before = getattr(model.config, "apply_residual_connection_post_layernorm", False)  # and its output is added to
+    """Yield the norms of the residual stream, except the last one of each stack."""
+    before = getattr(
+        model.config, "apply_residual_connection_post_layernorm", False
+    )  # then the sub-layer's output is added to the norm's
     for _, layers in groupby(layers_of(model), lambda layer: layer.stack):
         steps = [
             (layer, norm, getattr(layer.anatomy, reads), getattr(layer.anatomy, adds)[0])
@@ -158,10 +167,10 @@ def _readers_of(layer: Layer, norm: str) -> list[torch.Tensor]:
 
 
 def _readers(layer: Layer, role: str) -> list[torch.Tensor]:
-    """The weights of a layer that are multiplied with a role, input features first, sharing memory."""
+    """Return the weights of a layer that multiply a role, input features first, sharing memory."""
     return [_inputs(layer.module.get_submodule(name)) for name in getattr(layer.anatomy, role)]
 
 
 def _inputs(projection: nn.Module) -> torch.Tensor:
-    """The weights as (inputs, outputs), sharing memory."""
+    """Return the weight of a projection as (inputs, outputs), sharing memory."""
     return projection.weight if isinstance(projection, Conv1D) else projection.weight.T

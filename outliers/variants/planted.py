@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Planted(Variant):
-    """Features of the norms' outputs enlarged by a factor, which the weights that read them undo.
+    """Features of the norms' outputs enlarged by a factor, compensated in the weights that read them.
 
     Example:
         >>> outliers.Planted((3,), factor=8).name
@@ -28,10 +28,10 @@ class Planted(Variant):
 
     @classmethod
     def read(cls, term: Term) -> "Planted":
-        """`plant(FEATURE,FEATURE,factor=FACTOR)`.
+        """Parse `plant(FEATURE,FEATURE,factor=FACTOR)`.
 
         Raises:
-            UserError: an option or a place is not its own, or the factor is missing or no positive number.
+            UserError: there is another option or a place, or the factor is missing or not a positive number.
         """
         term.check_options(["factor"])
         if term.places or not term.options:
@@ -42,16 +42,13 @@ class Planted(Variant):
 
     @property
     def name(self) -> str:
-        """The features and the factor, as `read` takes them."""
         return str(Term("plant", self.features, (), {"factor": self.factor}))
 
     def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
-        """The features and the factor."""
         return {"planted": list(self.features), "factor": self.factor}
 
     @contextmanager
     def on(self, model: "PreTrainedModel", _layer: int | None = None) -> "Iterator[PreTrainedModel]":
-        """A model that shares what is not scaled."""
         from outliers.variants.plant import plant
 
         yield plant(model, self.features, self.factor)

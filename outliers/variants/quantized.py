@@ -1,4 +1,4 @@
-"""A scheme, in all of a model or in some places."""
+"""Quantization schemes as variants, in all of a model or at some places."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -38,11 +38,13 @@ class Quantized(AtPlaces):
 
     @classmethod
     def read(cls, terms: Sequence[str]) -> "Quantized":
-        """A scheme, then its remedies and the options `alpha=NUMBER`, `only=PLACE/PLACE`, `skip=PLACE/PLACE` or
-        `skip=@FILE` of a plan, and, once for each scheme, `instead=SCHEME@PLACE/PLACE`; or `@FILE`, a plan with all.
+        """Parse a scheme with its remedies and options, or `@FILE`, a whole plan.
+
+        Options are `alpha=NUMBER`, `only=PLACE/PLACE`, `skip=PLACE/PLACE` or `skip=@FILE` of a plan, and, once for each
+        scheme, `instead=SCHEME@PLACE/PLACE`.
 
         Raises:
-            UserError: an option is twice there, has no value, or does not go with the scheme; as `get_scheme` and
+            UserError: an option is repeated, has no value, or is incompatible with the scheme; as `get_scheme` and
                 `read_plan`.
         """
         if terms[0].startswith(MARK):
@@ -76,19 +78,18 @@ class Quantized(AtPlaces):
 
     @classmethod
     def of_plan(cls, plan: Plan) -> "Quantized":
-        """The variant that a plan describes."""
         instead = [(get_scheme(name), tuple(paths)) for name, paths in plan.instead.items()]
         return cls(get_scheme(plan.scheme), tuple(plan.exact), instead=tuple(instead))
 
     @property
     def name(self) -> str:
-        """Its writing, as `read` takes it; that of a scheme of one's own can be read where its name is known."""
+        """The text form, which `read` parses; a custom scheme appears by its name alone."""
         alpha = [] if self._own_alpha is None else [f"alpha={write_number(self._own_alpha)}"]
         return "+".join([self.scheme.name, *alpha, *self._places])
 
     @property
     def changes(self) -> list[str]:
-        """The terms of its writing behind the format and the threshold: remedies and places."""
+        """The terms of the name after the format and the threshold: remedies and places."""
         return [*self.scheme.name.split("+")[1:], *self._places]
 
     @property
@@ -101,15 +102,16 @@ class Quantized(AtPlaces):
 
     @property
     def _own_alpha(self) -> float | None:
-        """Its threshold of outliers, where its name stands for another one."""
+        """The threshold of outliers, if it differs from that of the scheme's name."""
         try:
             usual = get_scheme(self.scheme.name).outlier_threshold
-        except UserError:  # in no table: a scheme of one's own, which its name alone stands for
+        except UserError:  # a custom scheme, which is in no table and appears by its name alone
             return None
         return None if self.scheme.outlier_threshold == usual else self.scheme.outlier_threshold
 
     def fields(self, model: "PreTrainedModel | None" = None) -> dict:
-        """The scheme's name, what else identifies it, see `row_fields`, and of what text its calibration is."""
+        """Return the scheme's name, the fields that identify it (see `row_fields`), and the hash of its calibration
+        text."""
         from outliers.quantization.fields import row_fields
 
         fields = {"scheme": self.scheme.name} | row_fields(self.scheme, model, self.skip, self.only, dict(self.instead))
@@ -119,20 +121,20 @@ class Quantized(AtPlaces):
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether it has to know how large the inputs are, and does not yet."""
+        """Whether the scheme requires a calibration and has none."""
         return self.calibration is None and self.scheme.needs_calibration
 
     @property
     def in_memory(self) -> bool:
-        """Whether it needs the whole model at once."""
+        """Whether the variant needs the whole model in memory."""
         return self.scheme.learns
 
     def calibrated(self, calibration: "Calibration | None") -> "Quantized":
-        """The same, knowing how large the inputs are."""
+        """Return the variant with a calibration."""
         return replace(self, calibration=calibration)
 
     def first_layer(self, model: "PreTrainedModel") -> int:
-        """From which decoder layer on it changes anything of a model that is not quantized."""
+        """Return the first decoder layer that changes in an unquantized model."""
         from outliers.models.anatomy import decoder_layers
         from outliers.quantization.convert import quantized_parts, skipped
 
@@ -141,7 +143,7 @@ class Quantized(AtPlaces):
         return min(layers, default=len(decoder_layers(model)))
 
     def layers(self, model: "PreTrainedModel") -> tuple[frozenset, ...]:
-        """The schemes in each, of a model of which some places stay exact, as in sets that differ in a few."""
+        """Return a key of each layer's changes, by which variants that skip different places share unchanged layers."""
         from outliers.models.anatomy import decoder_layers, projections
         from outliers.quantization.convert import check_instead, quantized_parts, skipped
 
@@ -158,7 +160,8 @@ class Quantized(AtPlaces):
         return tuple(map(frozenset, changes))
 
     def places(self, model: "PreTrainedModel", field: str) -> dict[str | int, str]:
-        """Every role, layer or stack (field) of which it quantizes something, as `only` and `skip` take it."""
+        """Return every role, layer or stack (field) in which something is quantized, each with its place for `only`
+        and `skip`."""
         from outliers.models.anatomy.views import views_of
         from outliers.quantization.convert import quantized_parts, skipped
 
@@ -169,8 +172,8 @@ class Quantized(AtPlaces):
         return dict(map((WRITTEN | of_stack)[field], parts))
 
     def served(self, model: str, dtype: str, device: str, revision: str | None) -> "PreTrainedModel":
-        """A model by its name, as `outliers.load_model` takes it, with all of the scheme that stands in the place of
-        weights."""
+        """Return a model by its name, see `outliers.load_model`; its exact weights are dropped where int8 codes can
+        replace them."""
         from outliers.models.load import load_model
         from outliers.quantization.store import load_int8
 
@@ -181,7 +184,6 @@ class Quantized(AtPlaces):
 
     @contextmanager
     def on(self, model: "PreTrainedModel", _layer: int | None = None) -> "Iterator[PreTrainedModel]":
-        """A model that shares what is not quantized."""
         yield self._of(model)
 
     def _of(self, model: "PreTrainedModel") -> "PreTrainedModel":
@@ -191,7 +193,7 @@ class Quantized(AtPlaces):
 
 
 def _places(written: str) -> tuple[str, ...]:
-    """Places that are joined by /, or those of a plan."""
+    """Split places joined by /, and expand those of a plan."""
     return tuple(expanded([written] if written.startswith(MARK) else written.split("/")))
 
 

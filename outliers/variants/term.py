@@ -1,4 +1,4 @@
-"""One term of a variant's writing with features or a weight: `shuffle(3,17@attn_in/ffn_in,seed=1)`."""
+"""A term of a variant's name with features or a weight: `shuffle(3,17@attn_in/ffn_in,seed=1)`."""
 
 import re
 from collections.abc import Collection
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from outliers.errors import UserError, unknown_name
 
-PLUS = re.compile(r"\+(?![^()]*\))")  # one that joins terms: in parentheses it is of a number, or of a scheme's name
+PLUS = re.compile(r"\+(?![^()]*\))")  # joins terms; inside parentheses, + belongs to a number or a scheme's name
 EXAMPLES = "zero(247), shuffle(3,17@ffn_in,seed=1), zero(model.layers.11.mlp.down_proj[507,1229]) or plant(3,factor=8)"
 _PLACE = r"[\w.:]+"
 _WRITTEN = re.compile(
@@ -17,7 +17,8 @@ _WRITTEN = re.compile(
 
 
 class Weight(NamedTuple):
-    """An entry of a weight, or of all outputs or inputs where one is None; path: of the weight in the model."""
+    """An entry of a weight, or a whole row or column if output or input is None; path: of the weight's module in the
+    model."""
 
     path: str
     output: int | None
@@ -29,7 +30,7 @@ class Weight(NamedTuple):
 
 
 class Term(NamedTuple):
-    """A method with its features, or its weight; places: where features are read."""
+    """A method with its features, or with a weight; places: where the features are read."""
 
     name: str
     features: tuple[int, ...]
@@ -42,7 +43,7 @@ class Term(NamedTuple):
         """Parse a term.
 
         Raises:
-            UserError: it is no such term, or an option is twice there or no number.
+            UserError: the text is malformed, or an option is repeated or not a number.
         """
         match = _WRITTEN.fullmatch(written.replace(" ", ""))
         if match is None:
@@ -58,7 +59,7 @@ class Term(NamedTuple):
         return cls(match["name"], tuple(map(int, match["features"].split(","))), tuple(places), options)
 
     def check_options(self, known: Collection[str]) -> None:
-        """Raise UserError if it has another option."""
+        """Raise UserError if the term has another option."""
         for option in self.options:
             if option not in known:
                 raise unknown_name(f"option of '{self.name}'", option, known)
@@ -70,7 +71,7 @@ class Term(NamedTuple):
 
 
 def read_number(value: str, written: str) -> int | float:
-    """A number of a term; raise UserError if it is none."""
+    """Parse a number of a term; raise UserError if it is none."""
     for kind in (int, float):
         with suppress(ValueError):
             return kind(value)
@@ -78,5 +79,5 @@ def read_number(value: str, written: str) -> int | float:
 
 
 def write_number(value: int | float) -> str:
-    """A number with all its digits, and without the + of an exponent, which joins terms."""
+    """Write a number with all its digits, without the + of an exponent, because + joins terms."""
     return repr(value).removesuffix(".0").replace("e+", "e")

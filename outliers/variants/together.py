@@ -1,4 +1,4 @@
-"""Several variants, each on what the one before it made: an ablation under a scheme."""
+"""Several variants, each applied to the result of the one before it, such as an ablation under a scheme."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Together(Variant):
-    """Variants in the order in which they act.
+    """Variants in the order in which they are applied.
 
     Example:
         >>> outliers.Together((outliers.variant("zero(3)"), outliers.variant("absmax"))).name
@@ -32,31 +32,28 @@ class Together(Variant):
 
     @property
     def name(self) -> str:
-        """All names but of what does nothing."""
+        """The names of all variants except the baseline."""
         return "+".join(variant.name for variant in self.variants if variant.name != BASELINE) or BASELINE
 
     def fields(self, model: "PreTrainedModel | None" = None) -> dict:
-        """Those of all."""
         return {field: value for variant in self.variants for field, value in variant.fields(model).items()}
 
     @property
     def needs_trace(self) -> bool:
-        """Whether one of them does."""
         return any(variant.needs_trace for variant in self.variants)
 
     def knowing(self, *traces: "Trace") -> "Together":
-        """The same with what those need that need a trace."""
+        """Return the variants with traces given to those that need one."""
         return Together(
             tuple(variant.knowing(*traces) if variant.needs_trace else variant for variant in self.variants)
         )
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether one of them does."""
         return any(variant.needs_calibration for variant in self.variants)
 
     def calibrated(self, calibration: "Calibration") -> "Together":
-        """The same with those calibrated that need it."""
+        """Return the variants with the calibration given to those that need one."""
         return Together(
             tuple(
                 variant.calibrated(calibration) if variant.needs_calibration else variant for variant in self.variants
@@ -64,14 +61,12 @@ class Together(Variant):
         )
 
     def first_layer(self, model: "PreTrainedModel") -> int:
-        """From which decoder layer on one of them changes anything."""
         from outliers.models.anatomy import decoder_layers
 
         return min((variant.first_layer(model) for variant in self.variants), default=len(decoder_layers(model)))
 
     @contextmanager
     def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":
-        """The model that the last one makes."""
         with ExitStack() as stack:
             for variant in self.variants:
                 model = stack.enter_context(variant.on(model, layer))
@@ -79,22 +74,21 @@ class Together(Variant):
 
 
 def parts_of(variant: "Variant") -> "tuple[Variant, ...]":
-    """The variants that it consists of, in the order in which they act."""
+    """Return the variants that a variant consists of, in the order in which they are applied."""
     return variant.variants if isinstance(variant, Together) else (variant,)
 
 
 def schemes_of(variant: "Variant") -> list[Quantized]:
-    """Those that put projections under a scheme."""
     return [part for part in parts_of(variant) if isinstance(part, Quantized)]
 
 
 def others_of(variant: "Variant") -> list[Against]:
-    """Those that are models of others."""
+    """Return the parts of a variant that are other models."""
     return [part for part in parts_of(variant) if isinstance(part, Against)]
 
 
 def apart_from_cache(variant: "Variant") -> "tuple[Variant, Formats | None]":
-    """A variant without its cache, and the formats of the cache; None where it has none."""
+    """Return a variant without its cache, and the formats of the cache; None if there is none."""
     *others, last = parts_of(variant)
     if not isinstance(last, Cached):
         return variant, None

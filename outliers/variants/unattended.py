@@ -1,4 +1,4 @@
-"""Positions to which no later one attends, as if they were not there for attention."""
+"""Positions that no later position attends to."""
 
 import inspect
 from collections.abc import Iterator
@@ -11,20 +11,21 @@ from outliers.errors import UserError
 from outliers.models.variant import Variant
 from outliers.variants.term import Term
 
-if TYPE_CHECKING:  # to read a variant takes no torch
+if TYPE_CHECKING:  # parsing a variant does not import torch
     from torch import nn
     from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
 class Unattended(Variant):
-    """Attention of all heads and layers without some positions, but for their own: without 0 there is no sink there."""
+    """Some positions masked in the attention of all heads and layers, except to themselves; masking 0 removes its
+    sink."""
 
     positions: tuple[int, ...]
 
     @classmethod
     def read(cls, term: Term) -> "Unattended":
-        """`unattended(POSITION,POSITION)`; raise UserError if it has places or options."""
+        """Parse `unattended(POSITION,POSITION)`; raise UserError if there are places or options."""
         term.check_options(())
         if term.places:
             raise UserError(f"'{term}' has a place; expected positions of a sequence alone, as in unattended(0)")
@@ -32,16 +33,13 @@ class Unattended(Variant):
 
     @property
     def name(self) -> str:
-        """The positions, as `read` takes them."""
         return str(Term("unattended", self.positions, (), {}))
 
     def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
-        """The positions."""
         return {"unattended": list(self.positions)}
 
     @contextmanager
     def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":
-        """The model itself, with hooks on the masks of its attention."""
         from outliers.models.anatomy import layers_of
         from outliers.models.hooks import attached, independent
 
@@ -58,7 +56,7 @@ class Unattended(Variant):
 def _masked(
     positions: list[int], bidirectional: bool, attention: "nn.Module", inputs: tuple, keywords: dict
 ) -> tuple[tuple, dict]:
-    """The inputs of an attention, with a mask under which no other position that could see some sees them."""
+    """Return the inputs of an attention module with the positions masked for all other queries."""
     import torch
 
     from outliers.models.hooks import MASKS
@@ -70,11 +68,11 @@ def _masked(
     keys = torch.tensor([position for position in positions if position < length], dtype=torch.int64)
     if mask is None and bidirectional:
         mask = states.new_zeros(1, 1, length, length)
-    elif mask is None:  # a fused kernel makes the causal mask by itself
+    elif mask is None:  # a fused kernel makes the causal mask itself
         mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=states.device).tril()
-    before = mask.shape[-1] - length  # tokens of a prefix, which are no positions of the sequence
+    before = mask.shape[-1] - length  # tokens of a prefix, which are not positions of the sequence
     hidden = torch.zeros(length, before + length, dtype=torch.bool)
     hidden[:, before + keys] = queries != keys
-    # The first position sees itself, so that its entry tells what is visible: in masks of MPT that is False.
+    # The first position sees itself, so that its entry shows how visibility is coded: as False in masks of MPT.
     unseen = not mask[0, ..., 0, 0].any() if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
     return inputs, keywords | {name: mask.masked_fill(hidden.to(mask.device), unseen)}

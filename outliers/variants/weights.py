@@ -1,4 +1,4 @@
-"""Single weights multiplied by a factor, or set to zero; whole rows and columns of a weight too."""
+"""Single weights multiplied by a factor or set to zero, or whole rows and columns of a weight."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from outliers.errors import UserError, unknown_name
 from outliers.models.variant import Variant
 from outliers.variants.term import Term, Weight
 
-if TYPE_CHECKING:  # to read a variant takes no torch
+if TYPE_CHECKING:  # parsing a variant does not import torch
     import torch
     from transformers import PreTrainedModel
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:  # to read a variant takes no torch
 class Scaled(Variant):
     """Entries of a weight multiplied by a factor; 0 sets them to zero.
 
-    weight: its path is that of a module, or of a parameter of two dimensions. Its indices are (output, input) however
-    it is stored; of embeddings they are (token, feature). What is tied to it changes with it.
+    weight: its path is that of a module, or of a parameter of two dimensions. Its indices are (output, input) in
+    whatever layout it is stored; (token, feature) for embeddings. Parameters that are tied to it change too.
     """
 
     weight: Weight
@@ -27,10 +27,11 @@ class Scaled(Variant):
 
     @classmethod
     def read(cls, term: Term) -> "Scaled":
-        """`zero(PATH[OUTPUT,INPUT])` or `scale(PATH[OUTPUT,INPUT],factor=FACTOR)`; `:` for all outputs or inputs.
+        """Parse `zero(PATH[OUTPUT,INPUT])` or `scale(PATH[OUTPUT,INPUT],factor=FACTOR)`; `:` stands for all outputs or
+        inputs.
 
         Raises:
-            UserError: an option is not its own, or the factor is missing or no finite number.
+            UserError: there is another option, or the factor is missing or not finite.
         """
         options = ("factor",) if term.name == "scale" else ()
         term.check_options(options)
@@ -43,20 +44,18 @@ class Scaled(Variant):
 
     @property
     def name(self) -> str:
-        """The method and its entries, as `read` takes them."""
         name, options = ("scale", {"factor": self.factor}) if self.factor else ("zero", {})
         return str(Term(name, (), (), options, self.weight))
 
     def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
-        """The entries, and the factor."""
         return {"weight": str(self.weight), "weight_factor": self.factor}
 
     def first_layer(self, model: "PreTrainedModel") -> int:
-        """The decoder layer of the weight; 0 of one outside of them."""
+        """Return the decoder layer of the weight; 0 for a weight outside the decoder layers."""
         return self._layer(model) or 0
 
     def _layer(self, model: "PreTrainedModel") -> int | None:
-        """The number of its decoder layer."""
+        """Return the number of the weight's decoder layer, if it has one."""
         from outliers.models.anatomy import anatomy_of
 
         layers, _, inside = self.weight.path.partition(f"{anatomy_of(model.config).layers}.")
@@ -64,11 +63,11 @@ class Scaled(Variant):
         return int(number) if not layers and number.isdecimal() else None
 
     def check(self, model: "PreTrainedModel") -> "torch.nn.Parameter":
-        """The weight in a model, which may be on the meta device.
+        """Return the weight in a model, which may be on the meta device.
 
         Raises:
-            UserError: it is not in the model, is not of two dimensions, or has codes in the place of its entries; or an
-                index is out of range.
+            UserError: the weight is not in the model, does not have two dimensions, or is quantized; or an index is out
+                of range.
         """
         path = self.weight.path
         parameters = {
@@ -90,7 +89,6 @@ class Scaled(Variant):
 
     @contextmanager
     def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":
-        """A model that shares all but this weight; a streamed one has it when its layer's turn comes."""
         from outliers.models.stream import is_streamed
 
         number = self._layer(model)
@@ -109,21 +107,21 @@ class Scaled(Variant):
 
 
 def _name(model: "PreTrainedModel", path: str) -> str:
-    """The name of a weight among a model's parameters."""
+    """Return the name of a weight among a model's parameters."""
     return path if path in dict(model.named_parameters(remove_duplicate=False)) else f"{path}.weight"
 
 
 def _by_outputs(model: "PreTrainedModel", path: str, weight: "torch.Tensor") -> "torch.Tensor":
-    """A weight that stands at a path as (outputs, inputs), sharing memory."""
+    """Return the weight at a path as (outputs, inputs), sharing memory."""
     from transformers.pytorch_utils import Conv1D
 
     return weight.T if isinstance(dict(model.named_modules()).get(path), Conv1D) else weight
 
 
 def _with_weight(model: "PreTrainedModel", path: str, change: "Callable[[torch.Tensor], object]") -> "PreTrainedModel":
-    """A model that shares all parameters and buffers of another one but a weight, wherever this stands.
+    """Return a model that shares all parameters and buffers with another one except a weight, wherever that is used.
 
-    change: called with a copy of the weight, which it changes.
+    change: function that edits a copy of the weight in place.
     """
     import torch
     from torch import nn
@@ -132,7 +130,7 @@ def _with_weight(model: "PreTrainedModel", path: str, change: "Callable[[torch.T
     from outliers.models.stream import exchanged
 
     name, named = _name(model, path), dict(model.named_parameters(remove_duplicate=False))
-    tied = getattr(model, "all_tied_weights_keys", None) or {}  # of offloaded weights the names alone tell it
+    tied = getattr(model, "all_tied_weights_keys", None) or {}  # offloaded weights that are tied share only a name
     first = tied.get(name, name)
     owner, _, part = name.rpartition(".")
     scaled = parameter_of(model.get_submodule(owner), part).detach().clone()

@@ -1,4 +1,4 @@
-"""Read what the names of variants say: `zero(247)+llm.int8`."""
+"""The parser of variants' names, such as `zero(247)+llm.int8`."""
 
 import pkgutil
 import re
@@ -18,13 +18,13 @@ from outliers.variants.quantized import Quantized
 from outliers.variants.term import EXAMPLES, PLUS, Term
 from outliers.variants.together import Together
 
-KINDS = {  # by the names of terms with features, or positions: the places of classes
+KINDS = {  # locations of classes, by the names of terms with features or positions
     **dict.fromkeys(METHODS, "outliers.variants.ablated:Ablated"),
     "plant": "outliers.variants.planted:Planted",
     "massive": "outliers.variants.massive:Massive",
     "unattended": "outliers.variants.unattended:Unattended",
 }
-WEIGHTS = dict.fromkeys(("zero", "scale"), "outliers.variants.weights:Scaled")  # by those of terms with a weight
+WEIGHTS = dict.fromkeys(("zero", "scale"), "outliers.variants.weights:Scaled")  # by the names of terms with a weight
 FIRST = {Against: "another model stands first", Prefixed: "a prefix stands first"}
 LAST = {Cached: "a cache stands last"}
 
@@ -33,21 +33,19 @@ def variant(written: str) -> Variant:
     """Return the variant that a text such as "absmax+hadamard" names; its `name` is that text again.
 
     Terms are joined by + in the order in which they act. `zero(3,17)`, `mean(3)` and `shuffle(3@attn_in/ffn_in,seed=1)`
-    replace features in inputs of projections, of attn_in where none is named, or where only some read them, as
-    `zero(3@q)` and `zero(3@layers.9:12.k/layers.9.heads.3)`, see `Place`; `plant(3,factor=8)` plants outliers.
-    `massive(507@layers.11,value=0,above=100)` sets what is larger than 100 in a feature behind a layer to a value.
-    `unattended(0)` lets no later position attend to the first one.
+    replace features in the inputs of projections, by default in attn_in, or of selected readers, as in `zero(3@q)` and
+    `zero(3@layers.9:12.k/layers.9.heads.3)`, see `Place`; `plant(3,factor=8)` plants outliers.
+    `massive(507@layers.11,value=0,above=100)` replaces entries above 100 of a feature in a layer's output by a value.
+    `unattended(0)` keeps later positions from attending to the first one.
     `zero(model.layers.11.mlp.down_proj[507,1229])` sets a weight to zero, `[:,1229]` and `[507,:]` a whole column or
-    row, and `scale(…,factor=0.5)` multiplies it. A scheme stands with its remedies, as `absmax+hadamard`, and with
-    options: `alpha=4` is its threshold of outliers, `only=ffn_out` quantizes nothing but a place, and
-    `skip=layers.0/*.down_proj` leaves some, see `outliers.quantize`; `instead=llm.int8@ffn_out` gives places another
-    scheme, in parentheses where it has remedies. `@plan.yaml` stands for all that a plan says.
-    `bitsandbytes` stands for the layers of that library, and `fp32` does nothing. `kv=int4` quantizes the keys and
-    values that attention meets, `keys=int4/channels=32+values=int4` each in a way of its own, see `CacheFormat`.
-    `against(path/to/model)` stands for a model of somebody else in the place of ours, a name as `outliers.load_model`
-    takes it.
-    `prefix` stands before a scheme: all is read behind the most frequent outlier tokens of a calibration text, and
-    behind those with some ids as `prefix(30,198)`.
+    row, and `scale(…,factor=0.5)` multiplies it. A scheme may have remedies, as in `absmax+hadamard`, and options:
+    `alpha=4` is its threshold of outliers, `only=ffn_out` quantizes only a place, and `skip=layers.0/*.down_proj`
+    leaves places exact, see `outliers.quantize`; `instead=llm.int8@ffn_out` gives places another scheme, in parentheses
+    if that has remedies. `@plan.yaml` stands for a whole plan. `bitsandbytes` uses the layers of that library, and
+    `fp32` does nothing. `kv=int4` quantizes the keys and values that attention reads,
+    `keys=int4/channels=32+values=int4` each in its own format, see `CacheFormat`. `against(path/to/model)` replaces the
+    model by another one, named as for `outliers.load_model`. `prefix` before a scheme puts the most frequent outlier
+    tokens of a calibration text before every sequence, `prefix(30,198)` the tokens with these ids.
 
     Args:
         written: terms joined by +.
@@ -77,8 +75,8 @@ def variant(written: str) -> Variant:
 
 
 def variant_of(row: Mapping) -> Variant | None:
-    """The variant of a row, of a published one its scheme; None where nobody here can read it, as of a plugin that is
-    not installed."""
+    """Return the variant of a row, or the scheme of a published row; None if it cannot be parsed, as without its
+    plugin."""
     try:
         return variant(row.get("variant", row["scheme"]))
     except UserError:
@@ -90,7 +88,7 @@ def _two_schemes(written: str) -> UserError:
 
 
 def _reader(term: str) -> Callable[[list[str]], Iterable[Variant]]:
-    """The function that reads a term, and those behind it that belong to it."""
+    """Return the function that parses a term, and the terms after it that belong to it."""
     in_parentheses = not {"(", ")"}.isdisjoint(term) and not term.startswith(MARK)
     return READERS.get(re.split("[=(]", term)[0]) or (_terms if in_parentheses else _scheme)
 
@@ -113,7 +111,7 @@ def _terms(written: list[str]) -> Iterable[Variant]:
         yield pkgutil.resolve_name(kinds[term.name]).read(term)
 
 
-READERS = {  # by the first words of terms; others begin a scheme, or belong to one
+READERS = {  # by the first words of terms; other terms begin or continue a scheme
     PREFIX: partial(map, Prefixed.read),
     AGAINST: partial(map, Against.read),
     **dict.fromkeys(PARTS, _cache),
