@@ -1,1 +1,1 @@
-"""Training in int8, and what is looked at while a model trains."""
+"""Training in int8, and measurements during training."""

@@ -1,7 +1,7 @@
-"""Changes of GPT-2 that are said to keep outliers away: other attention, positions and norms.
+"""Changes of GPT-2 that are said to prevent outliers: other attention, positions and norms.
 
-A model is changed in place right after it was built from its configuration, before it is trained. What it is then, no
-configuration of transformers says; so such models are kept as rows, not as weights.
+A model is changed in place after it was built from its configuration and before it is trained. No configuration of
+transformers describes the result, so that results of such models are stored as rows, not as weights.
 """
 
 import math
@@ -15,19 +15,20 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 
 from outliers.errors import UserError
 
-CLIPPED_BELOW = -4.0  # γ · T of the clipped softmax, so that γ is alike for sequences of all lengths
+CLIPPED_BELOW = -4.0  # γ · T of the clipped softmax, with γ scaled by the length T of the sequence
 ROTARY_BASE = 10_000.0
 AS_IT_IS = ("softmax", False, "learned", "layernorm")
-GATE_BIAS = 2.0  # of gates when training begins, which are then nine tenths open
+GATE_BIAS = 2.0  # initial bias of gates, which are then 88 % open
 
 
 def softmax(scores: torch.Tensor) -> torch.Tensor:
-    """exp(x_i) / Σ exp(x_j), of scores (…, queries, keys)."""
+    """Return exp(x_i) / Σ exp(x_j) of scores (…, queries, keys)."""
     return functional.softmax(scores, -1, dtype=torch.float32)
 
 
 def softmax_plus_one(scores: torch.Tensor) -> torch.Tensor:
-    """exp(x_i) / (1 + Σ exp(x_j)): a head may attend to nothing (Miller, "Attention is off by one", 2023)."""
+    """Return exp(x_i) / (1 + Σ exp(x_j)), which lets a head attend to nothing (Miller, "Attention is off by one",
+    2023)."""
     scores = scores.float()
     largest = scores.amax(-1, keepdim=True).clamp(min=0).detach()
     exponentials = (scores - largest).exp()
@@ -35,7 +36,8 @@ def softmax_plus_one(scores: torch.Tensor) -> torch.Tensor:
 
 
 def clipped_softmax(scores: torch.Tensor) -> torch.Tensor:
-    """The softmax stretched from γ to 1 and cut off at 0, so that small probabilities are exactly 0.
+    """Return the softmax stretched to the range from γ to 1 and clipped at 0, so that small probabilities become
+    exactly 0.
 
     Bondarenko et al., "Quantizable transformers", 2023, equation 4, with ζ = 1 and γ = −4 / T.
     """
@@ -47,7 +49,7 @@ NORMALIZED = {"softmax": softmax, "softmax-plus-one": softmax_plus_one, "clipped
 
 
 def rotated(states: torch.Tensor) -> torch.Tensor:
-    """Queries or keys (batch, heads, T, features) turned by their positions (Su et al., "RoFormer", 2021)."""
+    """Apply the rotary embedding to queries or keys (batch, heads, T, features) (Su et al., "RoFormer", 2021)."""
     length, features = states.shape[-2:]
     frequencies = ROTARY_BASE ** (-torch.arange(0, features, 2, device=states.device) / features)
     angles = torch.arange(length, device=states.device)[:, None] * frequencies
@@ -57,14 +59,14 @@ def rotated(states: torch.Tensor) -> torch.Tensor:
 
 
 class ChangedAttention(GPT2Attention):
-    """The causal attention of GPT-2 with parts of it exchanged; of a whole sequence, without a cache."""
+    """The causal attention of GPT-2 with replaced parts, for whole sequences without a cache."""
 
     normalize: Callable[[torch.Tensor], torch.Tensor]
     rotary: bool
     gate: nn.Linear | None
 
     def forward(self, hidden_states: torch.Tensor, **_others) -> tuple[torch.Tensor, torch.Tensor]:
-        """States (batch, T, features) to outputs of that shape and probabilities (batch, heads, T, T)."""
+        """Return outputs (batch, T, features) for states of that shape, and probabilities (batch, heads, T, T)."""
         split = self.c_attn(hidden_states).unflatten(-1, (3, self.num_heads, self.head_dim))
         query, key, value = split.permute(2, 0, 3, 1, 4)
         if self.rotary:
@@ -79,17 +81,18 @@ class ChangedAttention(GPT2Attention):
 
 
 def change(model: PreTrainedModel, attention: str, gated: bool, positions: str, norm: str) -> PreTrainedModel:
-    """Exchange parts of a GPT-2 that was just built; one whose parts all stay is left as it is.
+    """Replace parts of a GPT-2 that was just built; a model that keeps all parts is returned as it is.
 
     Args:
+        model: a model before training, which is changed in place.
         attention: a name in `NORMALIZED`.
-        gated: whether the output of each head is multiplied by a sigmoid of its own of what enters the attention
-            (Bondarenko et al., 2023, equation 5, with a linear gate).
-        positions: "learned", or "rotary", with which there is no positional embedding.
-        norm: "layernorm", or "rmsnorm", which has no weights here.
+        gated: whether the output of each head is multiplied by a sigmoid gate of its own, linear in the attention's
+            input (Bondarenko et al., 2023, equation 5).
+        positions: "learned", or "rotary", without a positional embedding.
+        norm: "layernorm", or "rmsnorm", here without weights.
 
     Raises:
-        UserError: a part of another model is to be exchanged.
+        UserError: a part of a model other than GPT-2 would be replaced.
     """
     parts = attention, gated, positions, norm
     if parts == AS_IT_IS:

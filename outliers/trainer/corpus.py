@@ -1,4 +1,4 @@
-"""The text of a training, in the order in which it is seen."""
+"""The training text, in the order in which it is read."""
 
 import hashlib
 import random
@@ -14,11 +14,11 @@ from transformers import PreTrainedTokenizerFast
 from outliers.models.pocket.ladder import CONTEXT, VOCABULARY
 from outliers.text.documents import read_file
 
-C4_TRAINING_ROWS = 900  # rows 900-999 are held out, and so is everything from WikiText-2 but its train split
+C4_TRAINING_ROWS = 900  # rows 900-999 are held out, and so are the other splits of WikiText-2
 
 
 def wikitext_articles(text: str) -> list[str]:
-    """Split WikiText's tokenised form into articles and undo its tokenisation (spaces around marks, ` @-@ `)."""
+    """Split WikiText's tokenized text into articles and undo its tokenization (spaces around marks, ` @-@ `)."""
     articles = re.split(r"(?m)^ (?== [^=])", text)
     rules = [
         (r" @([-,.])@ ", r"\1"),
@@ -35,9 +35,9 @@ def wikitext_articles(text: str) -> list[str]:
 
 
 class Vocabulary(NamedTuple):
-    """The special tokens that a tokenizer has by their roles, and others; the first of the vocabulary in this order.
+    """The special tokens of a tokenizer, which come first in its vocabulary: those by role, then the others.
 
-    template: what becomes of one text $A and of two, for `TemplateProcessing`; None: they stay as they are.
+    template: the formats of one text $A and of two, for `TemplateProcessing`; None adds no tokens.
     """
 
     roles: dict[str, str]
@@ -46,19 +46,20 @@ class Vocabulary(NamedTuple):
 
     @property
     def tokens(self) -> list[str]:
-        """All of them, each once."""
         return list(dict.fromkeys([*self.roles.values(), *self.others]))
 
 
 END_OF_TEXT = "<|endoftext|>"
-NEXT = Vocabulary({"eos_token": END_OF_TEXT, "bos_token": END_OF_TEXT, "unk_token": END_OF_TEXT})  # of next tokens
+NEXT = Vocabulary(
+    {"eos_token": END_OF_TEXT, "bos_token": END_OF_TEXT, "unk_token": END_OF_TEXT}
+)  # for next-token prediction
 
 
 class Corpus(NamedTuple):
     """The training text of the pocket family.
 
-    ids: its text, uint16 (tokens,), documents in a seeded order. reader: the folder of the tokenizer, or of the image
-    processor.
+    ids: token ids, uint16 (tokens,), of the documents in a seeded order. reader: the folder of the tokenizer, or of the
+    image processor.
     """
 
     ids: np.ndarray
@@ -66,7 +67,7 @@ class Corpus(NamedTuple):
 
 
 def prepare(c4: Path, wikitext: Path, work: Path, vocabulary: Vocabulary = NEXT) -> Corpus:
-    """Train the tokenizer and tokenise the text, once for the same two files: both are kept in a folder of `work`."""
+    """Train the tokenizer and tokenize the text, once for the same two files; both are cached in a folder of `work`."""
     read = c4.read_bytes() + wikitext.read_bytes() + " ".join(vocabulary.tokens).encode()
     digest = hashlib.sha256(read).hexdigest()[:12]
     folder = work / f"corpus-{digest}"
@@ -92,15 +93,14 @@ def prepare(c4: Path, wikitext: Path, work: Path, vocabulary: Vocabulary = NEXT)
     fast.save_pretrained(tokenizer_folder)
     part = folder / "part.npy"
     np.save(part, ids)
-    part.replace(ids_file)  # which is there once all of it is
+    part.replace(ids_file)  # atomic: the file exists only once it is complete
     return Corpus(ids, tokenizer_folder)
 
 
 def blocks_in_order(ids: np.ndarray, steps: int, batch: int, seed: int = 0, block: int = CONTEXT) -> np.ndarray:
-    """Blocks (steps · batch, block) of ids (tokens,), as often over them as it takes.
+    """Return blocks (steps · batch, block) of ids (tokens,), repeating the text for as many epochs as necessary.
 
-    Each epoch cuts the text at another offset and shuffles the blocks; what is left of an epoch beyond whole batches is
-    not seen.
+    Each epoch cuts the text at another offset and shuffles the blocks; those beyond whole batches are dropped.
     """
     generator = np.random.default_rng(seed)
     epochs, missing = [], steps

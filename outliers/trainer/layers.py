@@ -1,4 +1,4 @@
-"""Models whose linear projections and attention train in int8 (LLM.int8(), appendix E)."""
+"""Models whose linear projections and attention are trained in int8 (LLM.int8(), appendix E)."""
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ FFN, LINEAR = ("ffn_in", "ffn_out"), ("attn_in", "attn_out")  # roles of the pap
 
 
 class _Trained:
-    """The forward pass of a projection whose products are those of its `products`."""
+    """The forward pass of a projection that multiplies by its `products`."""
 
     products: Products
 
@@ -33,11 +33,11 @@ class _Trained:
 
 
 class TrainedLinear(_Trained, nn.Linear):
-    """An `nn.Linear` that trains in int8; its weights, and what they are called, stay."""
+    """An `nn.Linear` that is trained in int8; its parameters and their names do not change."""
 
 
 class TrainedConv1D(_Trained, Conv1D):
-    """The `Conv1D` of GPT-2 that trains in int8; its weights, and what they are called, stay."""
+    """The `Conv1D` of GPT-2, trained in int8; its parameters and their names do not change."""
 
 
 KINDS = {nn.Linear: TrainedLinear, Conv1D: TrainedConv1D}
@@ -52,17 +52,17 @@ def train_int8(
     outlier_threshold: float | None = None,
     stochastic: bool = False,
 ) -> PreTrainedModel:
-    """Return a model whose projections and their gradients are computed in int8 (LLM.int8(), appendix E, Table 7).
+    """Compute the projections of a model and their gradients in int8 (LLM.int8(), appendix E, Table 7).
 
-    The model itself is changed, and returned: its parameters stay the same objects in their dtype, so that an optimizer
-    that has them goes on with them, and what it saves is a plain checkpoint. `train_int8(model, ffn=False,
-    linear=False)` takes it back. Embeddings, norms, the head and the softmax stay as they are.
+    The model is changed in place, and returned. Its parameters stay the same objects in their dtype, so that an
+    existing optimizer remains valid, and it is saved as a plain checkpoint. `train_int8(model, ffn=False,
+    linear=False)` undoes the change. Embeddings, norms, the head and the softmax stay exact.
 
     Args:
         model: a causal language model with its weights, on any device.
         ffn: whether the feed-forward projections are in int8.
-        linear: whether the projections of the attention are: q, k, v and its output.
-        attention: whether the products of queries with keys and of probabilities with values are.
+        linear: whether the attention's projections q, k, v and output are in int8.
+        attention: whether the products of queries with keys and of probabilities with values are in int8.
         decomposition, outlier_threshold, stochastic: see `outliers.quantization.products.Products`.
 
     Raises:
@@ -92,7 +92,7 @@ def train_int8(
 
 
 def _take_back(model: PreTrainedModel) -> None:
-    """Let all projections and the attention compute as they did before."""
+    """Restore the plain projections and attention."""
     back = {trained: plain for plain, trained in KINDS.items()}
     for module in model.modules():
         if vars(module).pop("products", None):

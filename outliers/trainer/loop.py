@@ -1,4 +1,4 @@
-"""Training that goes on where it was stopped: the Trainer of transformers, with a fixed order of the text."""
+"""Resumable training with the Trainer of transformers and a fixed order of the text."""
 
 import json
 import math
@@ -24,13 +24,13 @@ from outliers.models.skeleton import quiet
 from outliers.specification.recipe import Recipe
 from outliers.trainer.optimizers import optimizer_of
 
-SAVED_EVERY, LOGGED_EVERY = 100, 20  # steps; the second divides the first, so that no mean of losses is cut
-KEPT = 2  # checkpoints, so that one is whole while the next is written
-STATE = "trainer_state.json"  # what a checkpoint ends with
+SAVED_EVERY, LOGGED_EVERY = 100, 20  # steps; the second divides the first, so that no mean loss spans a checkpoint
+KEPT = 2  # checkpoints, so that one is complete while the next is written
+STATE = "trainer_state.json"  # the file of a checkpoint that is written last
 
 
 def learning_rate(step: int, peak: float, steps: int) -> float:
-    """Linear warm-up, then a cosine to zero."""
+    """Return the learning rate of a step: linear warm-up, then a cosine to zero."""
     return peak * min((step + 1) / WARMUP, 0.5 + 0.5 * math.cos(math.pi * step / steps))
 
 
@@ -43,23 +43,24 @@ def train(
     at: Collection[int] = (),
     moved: Callable[[int], object] = lambda steps: None,
 ) -> list[dict]:
-    """Train a model in place: clip 1.0, bfloat16 autocast where the recipe has it, decay on matrices only.
+    """Train a model in place: gradients clipped at 1.0, bfloat16 autocast if the recipe says so, weight decay on
+    matrices only.
 
-    Every 100 steps a checkpoint is written; a run that was stopped at any moment goes on from the last one that is
-    whole, and its losses are those of one that was not.
+    A checkpoint is written every 100 steps. A run that was stopped at any moment resumes from the last complete one,
+    with the same losses as an uninterrupted run.
 
     Args:
-        model: as `outliers.trainer.start.start` makes it.
-        recipe: by which it was made.
-        blocks: token ids, integers (steps · batch, T), of which the next ones are learnt, or examples (steps · batch)
-            with labels; in the order in which they are seen.
+        model: the model that `outliers.trainer.start.start` returns.
+        recipe: the recipe that the model was made by.
+        blocks: token ids for next-token prediction, integers (steps · batch, T), or examples (steps · batch) with
+            labels; in the order in which they are read.
         folder: of this run alone, for checkpoints.
-        seen: what to log of the model after so many steps; called with both.
-        at: after how many steps.
-        moved: called with how many steps were taken since the last time, those of a stopped run first.
+        seen: returns what to log of the model after a step; called with both.
+        at: the numbers of steps after which `seen` is called.
+        moved: called with the number of steps since the last call, first with those of a resumed run.
 
     Returns:
-        What was logged, in its order: `step` with the mean `loss` of the last 20 steps, or with what was seen.
+        The log, in order: entries with `step` and the mean `loss` of the last 20 steps, or the values of `seen`.
 
     Raises:
         BrokenModel: a loss or a gradient is NaN or inf; the last checkpoint stays.
@@ -89,7 +90,7 @@ def train(
     trainer.add_callback(_Looking(trainer.log, seen, at, moved))
     checkpoint = last_checkpoint(folder)
     try:
-        with quiet():  # it has a bar for each file that it writes
+        with quiet():  # the Trainer shows a bar for each file that it writes
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except BrokenModel as error:
         kept = last_checkpoint(folder)
@@ -99,7 +100,7 @@ def train(
 
 
 def _batch(blocks: list[np.ndarray | Example], name: str) -> dict:
-    """Blocks (T,), or examples, as the model takes them under the name of its input."""
+    """Collate blocks (T,), or examples, under the name of the model's input."""
     if isinstance(blocks[0], Example):
         inputs, labels = map(torch.stack, zip(*blocks, strict=True))
         return {name: inputs, "labels": labels}
@@ -107,7 +108,7 @@ def _batch(blocks: list[np.ndarray | Example], name: str) -> dict:
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The last checkpoint in the folder of a run that was written whole; those that were not are removed."""
+    """Return the last complete checkpoint in the folder of a run, and delete incomplete ones after it."""
     by_step = {int(path.name.rpartition("-")[2]): path for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*")}
     for _, path in sorted(by_step.items(), reverse=True):
         try:
@@ -119,19 +120,18 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def log_beside(log: Callable[[dict], None], control: TrainerControl, values: dict) -> None:
-    """Let a Trainer log values of a callback beside its own, which it would leave out for them: logging takes back that
-    the loss of this step was to be logged too."""
+    """Log values in a Trainer's callback without losing the Trainer's own log of this step, which a log resets."""
     should_log = control.should_log
     log(values)
     control.should_log = should_log
 
 
 class _Trainer(Trainer):
-    """The Trainer with a loss that is compiled as a whole, and that stops where it is no number."""
+    """A Trainer that compiles the loss as a whole, and stops if it is not finite."""
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
-        torch.compiler.reset()  # which gives up after some models of one process
+        torch.compiler.reset()  # else torch.compile gives up after several models in one process
         self.compiled = torch.compile(self._loss)
 
     def _loss(self, **inputs) -> torch.Tensor:
@@ -152,7 +152,7 @@ class _Trainer(Trainer):
 
 
 class _Looking(TrainerCallback):
-    """Logs what is seen of the model after some steps, before a checkpoint is written that shall have it."""
+    """A callback that logs measurements of the model after some steps, before a checkpoint that shall include them."""
 
     def __init__(self, log: Callable, seen: Callable, at: Collection[int], moved: Callable):
         self.log, self.seen, self.at, self.moved = log, seen, at, moved
@@ -167,9 +167,10 @@ class _Looking(TrainerCallback):
 
 
 def check_finite(step: int, model: nn.Module, loss: torch.Tensor, again: Callable[[], object]) -> None:
-    """Raise BrokenModel unless the loss of a step, and the gradients that it left, are finite.
+    """Raise BrokenModel unless the loss of a step and its gradients are finite.
 
-    step: that is not taken yet, counted from 1. again: runs the model once more, where its loss is not finite.
+    step: number of the step, counted from 1. again: runs the model once more, to find the cause of a loss that is not
+    finite.
     """
     if not torch.isfinite(loss):
         where = _first_output(model, again)
@@ -183,7 +184,7 @@ def check_finite(step: int, model: nn.Module, loss: torch.Tensor, again: Callabl
 
 @torch.no_grad()
 def _first_output(model: nn.Module, again: Callable[[], object]) -> str:
-    """Run the model again and say of which module the output is the first that is not finite."""
+    """Run the model again and describe the first module whose output is not finite."""
     broken = []
 
     def look(name: str, output: object) -> None:

@@ -1,4 +1,4 @@
-"""The model with which a recipe starts."""
+"""The initial model of a recipe."""
 
 import torch
 from transformers import GPT2Config, GPTJConfig, OPTConfig, PretrainedConfig, PreTrainedModel
@@ -12,7 +12,7 @@ from outliers.trainer.layers import train_int8
 
 
 def build_config(rung: Rung) -> PretrainedConfig:
-    """The transformers configuration of one rung; no dropout, embeddings tied to the head."""
+    """Return the transformers configuration of a rung, without dropout and with embeddings tied to the head."""
     return CONFIGS[rung.architecture](rung)
 
 
@@ -30,7 +30,7 @@ def _gptj(rung: Rung) -> PretrainedConfig:
 
 
 def shape_of(rung: Rung) -> dict:
-    """The fields of a configuration that say how large most architectures are."""
+    """Return the configuration fields that define the size of most architectures."""
     return {"hidden_size": rung.width, "num_hidden_layers": rung.layers, "num_attention_heads": rung.heads}
 
 
@@ -44,11 +44,11 @@ CONFIGS = {"gpt2": _gpt2, "gptj": _gptj, "opt": _opt}
 
 
 def start(recipe: Recipe, seed: int, device: str = "cpu") -> PreTrainedModel:
-    """The model of a recipe before its first step, in float32 with the architecture and the products that it says.
+    """Return the model of a recipe before its first step, in float32 with the recipe's architecture and products.
 
     Raises:
-        UserError: the model that is trained further is unknown; another architecture than GPT-2 is to be changed; or
-            as `train_int8`.
+        UserError: the model to train further is unknown; an architecture other than GPT-2 would be changed; or as
+            `train_int8`.
     """
     if recipe.from_nothing:
         torch.manual_seed(seed)
@@ -61,6 +61,6 @@ def start(recipe: Recipe, seed: int, device: str = "cpu") -> PreTrainedModel:
 
 
 def in_int8(model: PreTrainedModel, recipe: Recipe) -> PreTrainedModel:
-    """The same model, whose products are those of a recipe from now on."""
+    """Put the model's products into int8 as a recipe says, in place, and return it."""
     parts = {part: part in recipe.int8 for part in ("ffn", "linear", "attention")}
     return train_int8(model, **parts, **recipe.model_dump(include={"decomposition", "outlier_threshold", "stochastic"}))

@@ -68,9 +68,7 @@ def _new_factors(draw: int, shape: torch.Size) -> torch.Tensor:
     return noise.mul_(SIZE).add_(1)
 
 
-_kept_factors = lru_cache(maxsize=2)(
-    _new_factors
-)  # of three draws, draw 0 having none: a sweep repeats them for each scheme
+_kept_factors = lru_cache(maxsize=2)(_new_factors)  # for three draws, of which draw 0 has none, repeated by each scheme
 
 
 def _multiplied(factors: Callable, embedding: nn.Module, inputs: tuple, output: torch.Tensor) -> torch.Tensor:

@@ -161,9 +161,7 @@ def _edges_of_layer(model: "PreTrainedModel", layer: int, places: list[Place], r
 
     there = list(parts(model, layer))
     heads = next((len(part.outputs) for part in there if part.name == "q"), 0)
-    outputs = {
-        part.reader.path: torch.empty(0, dtype=torch.bool) for part in there
-    }  # the chosen outputs of each reader
+    outputs = {part.reader.path: torch.empty(0, dtype=torch.bool) for part in there}  # which outputs are chosen
     for part in there:
         outputs[part.reader.path] = torch.cat([outputs[part.reader.path], torch.zeros(_count(part), dtype=torch.bool)])
     for place in places:

@@ -28,11 +28,7 @@ from outliers.models.anatomy.trust import check_planted
 from outliers.models.anatomy.weights import check_in_memory
 from outliers.models.decoder import in_eval_mode
 
-SUBLAYERS = (
-    ("attn_in", "attn_out"),
-    ("cross_in", "cross_out"),
-    ("ffn_in", "ffn_out"),
-)  # roles: what each sub-layer reads, and the output that it adds
+SUBLAYERS = (("attn_in", "attn_out"), ("cross_in", "cross_out"), ("ffn_in", "ffn_out"))  # roles read and added
 
 
 class Sum(NamedTuple):
@@ -138,7 +134,7 @@ def _sums(model: PreTrainedModel) -> Iterator[Sum]:
     """Yield the norms of the residual stream, except the last one of each stack."""
     before = getattr(
         model.config, "apply_residual_connection_post_layernorm", False
-    )  # then the sub-layer's output is added to the norm's
+    )  # what is added to: norms' outputs
     for _, layers in groupby(layers_of(model), lambda layer: layer.stack):
         steps = [
             (layer, norm, getattr(layer.anatomy, reads), getattr(layer.anatomy, adds)[0])
@@ -155,7 +151,8 @@ def _sums(model: PreTrainedModel) -> Iterator[Sum]:
 
 
 def _readers_of(layer: Layer, norm: str) -> list[torch.Tensor]:
-    """The same of all that reads a norm's output, where a pass has found that."""
+    """Return the weights that a traced forward pass found to read a norm's output, input features first, sharing
+    memory."""
     readers = {name: layer.module.get_submodule(name) for name in layer.anatomy.read_by.get(norm, ())}
     for name, module in readers.items():
         if getattr(module, "weight", None) is None:
