@@ -1,6 +1,6 @@
-"""The views, a file a topic: rows to frames, figures, tables, findings and explorers."""
+"""The views, one file per topic: they turn rows into frames, figures, tables, findings and explorers."""
 
-# What shows the rows of a metric; one of a user's own says so itself, as its `view`.
+# The view of a metric's rows; a user's own metric names its view in its attribute `view`.
 OF_METRICS = {
     "perplexity": "outliers.views.perplexity:sweep_section",
     "token_losses": "outliers.views.token_losses:token_losses_section",

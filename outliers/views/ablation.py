@@ -16,12 +16,12 @@ from outliers.show.tables import MISSING, Table, cell, with_interval
 from outliers.show.value import DEVIATIONS, Value, averaged, value_of
 from outliers.show.words import count, features
 
-# Subject: what the legend says, colour, hatch (which tells them apart in grey).
+# Subject: label in the legend, colour, hatch (which distinguishes them in grey).
 SUBJECTS = {
     "outliers": ("outlier features", "blue", ""),
     "control": ("random features (mean, 95 % interval)", "orange", "//"),
 }
-METRICS = {  # of a panel: what its axis says, and in which unit
+METRICS = {  # panel: label of its axis, factor to its unit
     "top1_softmax": ("mean top-1 softmax probability", 1),
     "damage": ("increase of perplexity (%)", 100),
 }
@@ -30,13 +30,14 @@ WIDTH = 0.38
 
 @figure_function
 def ablation_bars(measurements: pd.DataFrame, *, metric: str | None = None, ax: Axes | None = None) -> Panels:
-    """Top-1 softmax probability and perplexity damage without the outliers and without random features, by method.
+    """Draw top-1 softmax probability and increase of perplexity without the outlier features and without random ones,
+    by method.
 
     Example:
         >>> panels = outliers.plot.ablation_bars(outliers.ablate(model, blocks, features=[3]))
 
     Args:
-        measurements: as `outliers.ablate` returns them, or their `summary`, which has the intervals already.
+        measurements: as `outliers.ablate` returns them, or their `summary`, which already has the intervals.
         metric: the one panel to draw, "top1_softmax", of a model with attention, or "damage"; by default both.
     """
     summary = _summed_up(measurements)
@@ -56,7 +57,7 @@ def ablation_bars(measurements: pd.DataFrame, *, metric: str | None = None, ax: 
 
 
 def _summed_up(measurements: pd.DataFrame) -> pd.DataFrame:
-    """The summary of measurements, of which each control draw is one."""
+    """Return the summary of measurements, in which the control draws are averaged; a summary is returned unchanged."""
     from outliers.metrics.ablations import summary  # which imports torch
 
     return measurements if "damage_low" in measurements else summary(measurements)
@@ -88,7 +89,7 @@ CAPTION = (
 )
 OVER_TEXT = " and over the text; ±: standard error over the text of the difference from the unmodified model, paired"
 FIGURE = "Attention and perplexity of the model without its outlier features, and without random features."
-REMOVED = {  # subject of a row: what is taken out
+REMOVED = {  # subject of a row: what is removed
     "none": "nothing",
     "outliers": "outliers {numbers}",
     "control": "random features, {draws:.0f} draws",
@@ -98,8 +99,8 @@ REMOVED = {  # subject of a row: what is taken out
 
 @failures(Failures.LOST)
 def ablation_section(rows: list[dict]) -> Section:
-    """The summary of an ablation as a table and as bars, without the trace that has found its features; of several
-    stacks, whose features are taken out one stack at a time, that of each."""
+    """Show the summary of an ablation as a table and bars, one section per stack, without the rows of the trace that
+    found the features."""
     return by_stack([row for row in rows if "subject" in row], "ablated", _of_stack)
 
 
@@ -115,9 +116,11 @@ def _of_stack(_stack: str, rows: list[dict]) -> Section:
 
 
 def ablation_summary(rows: list[dict]) -> pd.DataFrame:
-    """`outliers.metrics.ablations.summary` of rows, with what the text scatters: in columns METRIC_error the paired
-    standard errors of differences from the unmodified model, which intervals of controls include, and in METRIC_value
-    these differences as values."""
+    """Return `outliers.metrics.ablations.summary` of rows, with the scatter over the text.
+
+    Columns METRIC_error hold the paired standard errors of differences from the unmodified model; the intervals of
+    controls include them. Columns METRIC_value hold these differences as values.
+    """
     from outliers.metrics.ablations import damages, summary
 
     measurements: dict[tuple, dict] = {}
@@ -133,12 +136,12 @@ def ablation_summary(rows: list[dict]) -> pd.DataFrame:
 
 
 def _group(row: dict) -> tuple:
-    """The group of a measurement in a summary."""
+    """Return the key of the summary row to which a measurement belongs."""
     return row["subject"], row["method"] or None, tuple(row["features"]) if row["subject"] == "single" else ()
 
 
 def _over_text(row: dict, values: Mapping[str, list[Value]], unmodified: Mapping[str, Value]) -> dict:
-    """The row of a summary with what the text scatters."""
+    """Add the scatter over the text to a row of a summary."""
     changes = {
         "top1_softmax": [value.minus(unmodified["top1_softmax"]) for value in values.get("top1_softmax", ())],
         "damage": [value.beside(unmodified["perplexity"]) for value in values["perplexity"]],
@@ -196,11 +199,11 @@ SINGLE = Claim(
 
 
 def ablation_findings(summary: pd.DataFrame) -> list[Finding]:
-    """Loss of the model by each method beside random features, more than theirs only beyond their scatter; the
-    attention without the features, if it is otherwise without random ones; the one of several features with the largest
-    effect alone, if one has it.
+    """State three findings of an ablation, as far as they exceed scatter: the increase of perplexity by each method
+    beside that without random features; the top-1 softmax probability without the features, if random features have a
+    different effect; and the single feature whose removal costs most.
 
-    summary: that of `outliers.metrics.ablations.summary`.
+    summary: as `ablation_summary` or `outliers.metrics.ablations.summary` returns it.
     """
     rows = summary.to_dict("records")
     controls = {row["method"]: row for row in rows if row["subject"] == "control"}
@@ -223,7 +226,7 @@ def ablation_findings(summary: pd.DataFrame) -> list[Finding]:
 
 
 def _beside(row: dict, control: dict) -> dict:
-    """The removal of features beside that of random ones."""
+    """Add to the removal of features the fields of the control, and the words, that its finding needs."""
     number = len(row["features"])
     damages = row["damage"], *(control[f"damage{end}"] for end in ("", "_low", "_high"))
     removal = TAKEN_OUT.get(row["method"], f"Removing {{}} by {row['method']}").format(features(row["features"]))
@@ -238,13 +241,17 @@ def _beside(row: dict, control: dict) -> dict:
 
 
 def _change(row: dict) -> Value:
-    """The damage of a row of a summary as a value; of measurements in Python it knows no text."""
+    """Return the increase of perplexity in a row of a summary; a summary made in Python has no scatter over the
+    text."""
     return row["damage_value"] if "damage_value" in row else Value(row["damage"], _deviation(row, "damage"))
 
 
 def _deviation(row: dict, metric: str) -> float:
-    """The standard deviation of a metric by one draw of random features, rounding included: the 95 % interval of the
-    mean of n draws is about four of it wide, divided by the root of n. 0 of features that are named."""
+    """Return the standard deviation of a metric over single draws of random features, rounding included; 0 for named
+    features.
+
+    The 95 % interval of the mean of n draws is about four standard deviations wide, divided by √n.
+    """
     if row["subject"] != "control":
         return 0.0
     return math.sqrt(row["draws"]) * (row[f"{metric}_high"] - row[f"{metric}_low"]) / 4

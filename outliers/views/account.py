@@ -1,4 +1,4 @@
-"""The account of features, part by part: their writers, their readers, and the weights that matter."""
+"""The account of features: their writers, their readers, and the weights that matter."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -19,8 +19,9 @@ from outliers.views.super_weights import super_weights_findings, super_weights_s
 class Part(NamedTuple):
     """A part of the account.
 
-    has: whether a row is of it. section: of all rows. findings: of each feature, the most telling first.
-    compares: whether they compare each cell with all others, so that none may be missing.
+    has: whether a row belongs to the part. section: makes its section of all rows. findings: makes its findings, for
+    each feature the most telling first. compares: whether section and findings compare all cells with each other, so
+    that none may be missing.
     """
 
     has: Callable[[dict], bool]
@@ -40,8 +41,10 @@ PARTS = (
 
 @failures(Failures.SHOWN)
 def account_section(rows: list[dict]) -> Section:
-    """The parts of the account of one model that were measured, with the findings on a feature side by side; where a
-    cell has no number, values stand in the place of parts that compare."""
+    """Show the parts of a model's account that were measured, with all findings on a feature together.
+
+    If a cell has no number, parts that compare cells are replaced by a list of values.
+    """
     finished = [row for row in rows if not is_beyond(row)]
     whole = len(finished) == len(rows)
     parts = [part for part in PARTS if any(map(part.has, finished)) and (whole or not part.compares)]
@@ -55,7 +58,7 @@ def account_section(rows: list[dict]) -> Section:
 
 
 def _findings(parts: Iterable[Iterable[Finding]]) -> list[Finding]:
-    """As many as a section has: of each feature the first findings of all parts before further ones."""
+    """Choose at most `FINDINGS` findings: the first of every part on each feature, before further ones."""
     ranked = []
     for findings in parts:
         told: Counter[int] = Counter()

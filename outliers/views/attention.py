@@ -1,4 +1,4 @@
-"""Cost of attention in int8 at evaluation, beside the scheme of the projections; an experiment beyond the paper."""
+"""Cost of int8 attention at evaluation, by scheme of the projections; an experiment beyond the paper."""
 
 from collections.abc import Sequence
 from operator import attrgetter
@@ -25,17 +25,17 @@ from outliers.views.published import TABLE7
 
 NOT_QUANTIZED = "16-bit"
 PAPER = "the paper, 209M, in training"
-TRAINED = {  # with the projections in int8 too, and of their features the same share in 16 bits
+TRAINED = {  # Table 7, where the projections are in int8 too, with the same share of features in 16 bits
     "16-bit": ("FFN, linear", "2 %"),
     **{f"int8+{share}%": ("FFN, linear, attention", f"{share} %") for share in (2, 5, 10)},
 }
 
 
 class Point(NamedTuple):
-    """A row of the table and a column: what a scheme of the projections with an attention was measured at.
+    """A measurement of one scheme of the projections with one kind of attention.
 
-    scheme: what the variant does beside its attention. attention: as `attention_of` has it. cost: beside no
-    quantization. alpha: of the scheme.
+    scheme: the variant without its attention. attention: as `attention_of` writes it. cost: relative increase over the
+    unquantized model. alpha: threshold of the scheme.
     """
 
     model: str
@@ -47,8 +47,10 @@ class Point(NamedTuple):
 
 
 def points(rows: list[dict]) -> list[Point]:
-    """The measurements of each scheme with each attention, of models whose perplexity without quantization is there;
-    attentions in the order of their shares in 16 bits."""
+    """Return the measurements of each scheme with each attention, for models whose unquantized perplexity is known.
+
+    Attentions are ordered by their share in 16 bits.
+    """
     short = distinct_names((row["model"], None) for row in rows)
     measured = [(row, *_apart(row)) for row in costs(rows)]
     return [
@@ -58,7 +60,7 @@ def points(rows: list[dict]) -> list[Point]:
 
 
 def _apart(row: dict) -> tuple[str, Remedy | None]:
-    """The variant of a row without its attention, and the remedy that is its attention."""
+    """Split a row's variant into the variant without its attention, and the remedy that quantizes its attention."""
     remedy = next((scheme.scheme.attention for scheme in schemes_of(variant_of(row))), None)
     terms = PLUS.split(row.get("variant", row["scheme"]))
     others = [term for term in terms if term != BASELINE and not (remedy and term.startswith(remedy.name))]
@@ -66,12 +68,12 @@ def _apart(row: dict) -> tuple[str, Remedy | None]:
 
 
 def _order(remedy: Remedy | None) -> tuple:
-    """16 bits, then both products, then single ones; from small shares in 16 bits to large ones."""
+    """Sort key: attention in 16 bits, then both products in int8, then single ones; small shares in 16 bits first."""
     return (False,) if remedy is None else (True, remedy.roles, remedy.number)
 
 
 def attention_of(remedy: Remedy | None) -> str:
-    """The writing of attention: 16-bit; int8+2%; int8, scores alone."""
+    """Write the kind of attention: 16-bit; int8+2%; int8, scores alone."""
     if remedy is None:
         return NOT_QUANTIZED
     number, roles = remedy.number, remedy.roles
@@ -82,18 +84,18 @@ def attention_of(remedy: Remedy | None) -> str:
 
 @figure_function
 def attention_costs(rows: Rows, *, model: str | None = None, paper: bool = True, ax: Axes | None = None) -> Panels:
-    """Increase of a model's perplexity by scheme, in per cent, with attention in 16 bits and in int8.
+    """Draw the increase of perplexity by scheme, in per cent, with attention in 16 bits and in int8.
 
-    A panel a model; then the paper's Table 7, of a model that was trained so. Bars are one standard deviation by
-    rounding.
+    One panel per model, then the paper's Table 7, whose model was trained that way. Error bars are one standard
+    deviation by rounding.
 
     Example:
         >>> panels = outliers.plot.attention_costs(outliers.frame("results/kept/attention/smollm2-135m"))
 
     Args:
-        rows: of a sweep of schemes with attention in 16 bits and in int8.
+        rows: of a sweep over schemes with attention in 16 bits and in int8.
         model: the one to draw, by its short name; by default all, and the paper's.
-        paper: whether the published values stand beside.
+        paper: whether to draw the published values.
     """
     measured = points(records(rows))
     by_model = grouped(measured, attrgetter("model"))
@@ -121,7 +123,6 @@ def attention_costs(rows: Rows, *, model: str | None = None, paper: bool = True,
 
 
 def _published() -> list[float]:
-    """The paper's increases, in per cent."""
     unquantized = TABLE7["209M", "16 bits", "0 %"]
     return [100 * (TABLE7["209M", *key] / unquantized - 1) for key in TRAINED.values()]
 
@@ -133,12 +134,11 @@ CAPTION = (
     "deviation by {}."
 )
 
-# Of the CSV file.
+# Columns of the CSV file.
 DATA = ["model", "scheme", "attention", "perplexity", "deviation", "error", "ratio", "alpha", "increase"]
 
 
 def attention_section(rows: list[dict]) -> Section:
-    """The section of a sweep of schemes with attention in 16 bits and in int8."""
     note, measured = scatter_note(rows), points(rows)
     tables = [attention_table(*pair) for pair in grouped(measured, attrgetter("model")).items()]
     drawings = [Drawing.of("attention", CAPTION.format(scattered_by(rows)), attention_costs(rows))]
@@ -147,7 +147,7 @@ def attention_section(rows: list[dict]) -> Section:
 
 
 def attention_table(model: str, points: list[Point]) -> Table:
-    """Schemes of the projections down, attention across; in the cells perplexity with its scatter."""
+    """Make a table of perplexities, with schemes of the projections as rows and kinds of attention as columns."""
     columns = list(dict.fromkeys(point.attention for point in points))
     cells = {(point.scheme, point.attention): cell(".2f", *point.perplexity.shown) for point in points}
     lines = [
@@ -185,8 +185,8 @@ LEFT = Claim(
 
 
 def attention_findings(points: Sequence[Point]) -> list[Finding]:
-    """Of each model, with projections that are not quantized: what attention in int8 costs, which of its products costs
-    it, and what is left with the smallest share of it in 16 bits. Nothing of a single draw."""
+    """State, for each model with unquantized projections, the cost of int8 attention, which of its two products causes
+    it, and the cost that remains with the smallest share in 16 bits. A single draw gives no findings."""
     points = [point for point in points if point.scheme == BASELINE and point.perplexity.deviation is not None]
     return [
         finding

@@ -1,4 +1,4 @@
-"""Causes of outlier features: training runs that differ in one thing each; an experiment beyond the paper."""
+"""Causes of outlier features: training runs that differ in one setting each; an experiment beyond the paper."""
 
 import math
 import textwrap
@@ -20,9 +20,9 @@ from outliers.show.value import Rows, Value, mean, ratio, records, value_of
 from outliers.show.words import NAMED, listed
 
 ABOUT = ("run", "seed", "steps", "model", "parameters", "int8", "decomposition")  # fields of rows
-ABREAST = 4  # panels
+ABREAST = 4  # panels in a row
 ALONG, LARGEST = "training step", "largest |x|"
-# What is drawn of a run, by its name in the legend: metrics of which the largest counts, colour, line.
+# Lines of a run by their name in the legend: metrics whose maximum is drawn, colour, line.
 LINES = {
     "residual stream": (("max.residual",), "blue", "-"),
     "inputs of projections": (("max.attn_in", "max.attn_out", "max.ffn_in", "max.ffn_out"), "vermilion", "--"),
@@ -30,9 +30,9 @@ LINES = {
 
 
 def checkpoints(rows: Rows, about: Iterable[str] = ABOUT) -> pd.DataFrame:
-    """One row a run, seed and step at which it was looked at, in the order of the rows.
+    """Return one row per run, seed and step at which rows were measured, in the order of the rows.
 
-    Columns: fields of rows, `about`; `step`, every metric, and `METRIC_deviation` of those that were measured several
+    Columns: the fields `about` of the rows; `step`; every metric; and `METRIC_deviation` of metrics measured several
     times.
     """
     wide: dict[tuple, dict] = {}
@@ -47,12 +47,12 @@ def checkpoints(rows: Rows, about: Iterable[str] = ABOUT) -> pd.DataFrame:
 
 
 def trained(rows: Rows) -> pd.DataFrame:
-    """Of `checkpoints` those of models that are trained: one row a run and seed."""
+    """Return the last checkpoint of each run and seed, as `checkpoints` has it."""
     return checkpoints(rows).query("step == steps").reset_index(drop=True)
 
 
 def of_runs(trained: pd.DataFrame, column: str) -> dict[str, dict[int, float]]:
-    """A column of `trained` by run and seed, where it is known."""
+    """Return the known values of a column of `trained`, by run and seed."""
     known = trained[trained[column].notna()]
     return {
         run: dict(zip(group["seed"], group[column], strict=True)) for run, group in known.groupby("run", sort=False)
@@ -61,9 +61,10 @@ def of_runs(trained: pd.DataFrame, column: str) -> dict[str, dict[int, float]]:
 
 @figure_function
 def causes(rows: Rows, *, run: str | None = None, ax: Axes | None = None) -> Panels:
-    """The largest |x| along training runs that differ in one thing each, a panel a run, with its perplexity at the end.
+    """Draw the largest |x| along training runs that differ in one setting each, one panel per run, with the final
+    perplexity.
 
-    A line a seed. The first run, from which the others differ, stands behind each of them in grey.
+    Each seed is a line. The first run, from which the others differ, is repeated in grey behind each of them.
 
     Example:
         >>> panels = outliers.plot.causes(outliers.frame("results/kept/training-runs/causes"))
@@ -96,7 +97,6 @@ def causes(rows: Rows, *, run: str | None = None, ax: Axes | None = None) -> Pan
 
 
 def _panels(ax: Axes | None, count: int) -> np.ndarray:
-    """So many panels in rows of `ABREAST`."""
     columns = min(ABREAST, count)
     lines = -(-count // columns)
     size = (5.2, 2.6) if count == 1 else (0.6 + 1.6 * columns, 0.9 + 1.45 * lines)
@@ -107,7 +107,6 @@ def _panels(ax: Axes | None, count: int) -> np.ndarray:
 
 
 def _plot_lines(axes: Axes, points_of_run: pd.DataFrame, style: dict) -> None:
-    """Each seed of a run."""
     for metrics, color, line in LINES.values():
         metrics = points_of_run.columns.intersection(metrics)
         for _, points_of_seed in points_of_run.groupby("seed", sort=False):
@@ -122,7 +121,7 @@ def _title(name: str, points_of_run: pd.DataFrame) -> str:
 
 
 def _scale(panels: np.ndarray, points: pd.DataFrame) -> None:
-    """Logarithmic scales, with numbers along x below the last panel of each column."""
+    """Set logarithmic scales, with numbers along x below the last panel of each column."""
     metrics = points.columns.intersection([metric for metrics, *_ in LINES.values() for metric in metrics])
     low, high = points[metrics].min(axis=None), points[metrics].max(axis=None)
     for axes in panels:
@@ -135,14 +134,14 @@ def _scale(panels: np.ndarray, points: pd.DataFrame) -> None:
         axes.xaxis.set_tick_params(labelbottom=True)
 
 
-UNDER = "perplexity."  # before the scheme under which a trained model was measured
-COST = "cost."  # before a scheme: what it adds to the perplexity, in per cent
+UNDER = "perplexity."  # prefix of metrics of a trained model under a scheme
+COST = "cost."  # prefix of columns with a scheme's increase of perplexity, in per cent
 INPUTS = ["max.attn_in", "max.attn_out", "max.ffn_in", "max.ffn_out"]
 KURTOSES = ["kurtosis_feature.attn_in", "kurtosis_feature.ffn_in"]
 
 
 class Column(NamedTuple):
-    """Of the table: the metric of `ends` that it shows, in which unit and form."""
+    """A column of the table: the metric of `ends` that it shows, its format, and the factor to its unit."""
 
     header: str
     metric: str
@@ -173,7 +172,7 @@ FIGURE = (
 
 
 def causes_section(rows: list[dict]) -> Section:
-    """The section of training runs that differ in one thing each: their final values, and growth along them."""
+    """Show training runs that differ in one setting each: their final values, and their growth during training."""
     models, notes = ends(rows), [seeds_note(trained(rows))]
     tables = [causes_table(models)]
     drawings = [Drawing.of("causes", FIGURE, causes(rows))]
@@ -184,10 +183,8 @@ def causes_section(rows: list[dict]) -> Section:
 
 
 def ends(rows: list[dict]) -> pd.DataFrame:
-    """`trained` with what its columns say together.
-
-    Those are `max.inputs`, over all roles, `kurtosis`, and `COST` with each scheme, its scatter by rounding beside it.
-    """
+    """Return `trained` with derived columns: `max.inputs` over all roles, `kurtosis`, and `COST` of each scheme with
+    its scatter by rounding."""
     table = trained(rows)
     table["max.inputs"] = table[table.columns.intersection(INPUTS)].max(axis=1)
     table["kurtosis"] = table[KURTOSES].max(axis=1)
@@ -201,13 +198,13 @@ def ends(rows: list[dict]) -> pd.DataFrame:
 
 
 def _schemes(table: pd.DataFrame) -> list[str]:
-    """The schemes under which models were measured, beside that which quantizes nothing."""
     under = [name.removeprefix(UNDER) for name in table if name.startswith(UNDER) and not name.endswith("_deviation")]
     return [scheme for scheme in under if scheme != BASELINE]
 
 
 def causes_table(models: pd.DataFrame) -> Table:
-    """A row a run; of several seeds the mean with its interval, and where all runs have one the scatter by rounding."""
+    """Make a table with one row per run: the mean over seeds with its interval, or, if all runs have one seed, values
+    with their scatter by rounding."""
     several = models["seed"].nunique() > 1
     columns = [*COLUMNS, *(Column(f"{scheme} (%)", COST + scheme, "+z.2f") for scheme in _schemes(models))]
     cells, data = [], []
@@ -225,7 +222,7 @@ def causes_table(models: pd.DataFrame) -> Table:
     return Table("causes", caption, ["run", *(column.header for column in columns)], cells, pd.DataFrame(data))
 
 
-COMPARED = {  # by the scatter of seeds, the most telling first
+COMPARED = {  # metrics compared by their scatter over seeds, the most telling first
     "max.residual": "largest |x| of the residual stream",
     "max.inputs": "largest input of a projection",
     "perplexity": "perplexity",
@@ -248,10 +245,10 @@ COSTS = Claim(
 
 
 def causes_findings(ends: pd.DataFrame, at: str) -> list[Finding]:
-    """The runs in which outlier features grow, differences from the first run beyond the scatter of seeds, or of one
-    seed between which runs the largest values are, and the largest cost of absmax.
+    """State in which runs outlier features emerge, how runs differ from the first beyond the scatter over seeds (with
+    one seed per run: the range of the largest |x|), and the largest cost of absmax.
 
-    ends: a row a run and seed, as `ends` of the artefact makes it. at: the table that shows it.
+    ends: the result of `ends`, one row per run and seed. at: name of the table that shows it.
     """
     first, *others = ends["run"].unique()
     most = ends.groupby("run", sort=False)["count"].max()
@@ -270,12 +267,11 @@ def causes_findings(ends: pd.DataFrame, at: str) -> list[Finding]:
 
 
 def _quoted(*runs: str) -> str:
-    """Runs by name."""
     return listed(f"'{run}'" for run in runs)
 
 
 def _apart(values: dict[str, dict], first: str, others: list[str], what: str, at: str) -> list[Finding]:
-    """Differences from the first run, by ratios whose intervals over seeds do not include 1, the largest ones."""
+    """State the largest differences from the first run: ratios whose intervals over seeds exclude 1."""
     ratios = {run: ratio(values[run], values[first]) for run in others}
     apart = {run: factor for run, factor in ratios.items() if factor and factor.is_shown}
     largest = sorted(apart, key=lambda run: -abs(math.log(apart[run].value)))[:NAMED]
@@ -288,7 +284,7 @@ def _apart(values: dict[str, dict], first: str, others: list[str], what: str, at
 
 
 def _cost(ends: pd.DataFrame, at: str) -> list[Finding]:
-    """The largest cost of absmax beyond the scatter of rounding, and its run, if it is apart from the next."""
+    """State the largest cost of absmax beyond the scatter of rounding, and name its run if it exceeds the next one."""
     column = f"{COST}absmax"
     if f"{column}_deviation" not in ends:
         return []

@@ -1,4 +1,4 @@
-"""Continuations of one prompt under several variants as a table and sentences."""
+"""Greedy continuations of one prompt under several variants, as a table and sentences."""
 
 from itertools import takewhile
 
@@ -36,7 +36,7 @@ def _of_model(rows: list[dict], number: int) -> Section:
 
 
 def _shared(one: list[int], other: list[int]) -> int:
-    """The number of first tokens that two continuations have in common."""
+    """Return how many tokens two continuations share before they differ."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 

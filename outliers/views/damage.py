@@ -1,4 +1,4 @@
-"""Damage of schemes: its places in a model, and the values that cause it."""
+"""Damage of schemes: where in a model it arises, and the values that cause it."""
 
 import math
 from collections.abc import Mapping
@@ -28,36 +28,37 @@ from outliers.variants.peer import is_against
 
 ByScheme = Mapping[str, "Damages"]
 
-ACROSS = {"db": "over all tokens", "by_token_db": "mean over tokens"}  # of a map: column of the errors, its title
+ACROSS = {"db": "over all tokens", "by_token_db": "mean over tokens"}  # column of errors: its title
 FAINTEST = 0.01  # share of the errors that have the darkest colour
-# What is drawn of a role or layer: what the legend says, colour, hatch (which tells them apart in grey).
+# Bars of a role or layer: label in the legend, colour, hatch (which distinguishes them in grey).
 BARS = {
     "only": ("added by quantizing it alone", "blue", ""),
     "without": ("removed by keeping it exact", "orange", "//"),
 }
 WIDTH = 0.4  # of a bar
-WIDTHS = {"role": 1, "layer": 2.6, "stack": 0.6}  # of bars: width of their panels
-PLACE_LABELS = {"role": 8, "layer": 16, "stack": 8}  # how many of their names have room
-HIGHEST = 40  # inches of a figure of many schemes
+WIDTHS = {"role": 1, "layer": 2.6, "stack": 0.6}  # relative width of a panel of bars
+PLACE_LABELS = {"role": 8, "layer": 16, "stack": 8}  # labels that fit below a panel
+HIGHEST = 40  # inches, of a figure with many schemes
 
 
 @figure_function
 def damage_map(
     damages: "Damages | ByScheme", *, scheme: str | None = None, error: str | None = None, ax: Axes | None = None
 ) -> Panels:
-    """Layer × role: the largest error ‖Y_q − Y‖² / ‖Y‖² of the role's projections in dB, a row of panels a scheme.
+    """Draw a map of roles by layers: the largest output error ‖Y_q − Y‖² / ‖Y‖² of a role's projections in dB, one row
+    of panels per scheme.
 
-    All are on one scale: the hundredth part of the errors that is smallest has the darkest colour, and errors that are
-    far beyond all others have the lightest. Grey: nothing is quantized there, or without any error.
+    All maps share one scale: the smallest hundredth of the errors has the darkest colour, and errors far beyond all
+    others have the lightest. Grey marks places where nothing is quantized, or where the error is 0.
 
     Example:
         >>> panels = outliers.plot.damage_map(outliers.damage(model, blocks, "absmax", by=["error"]))
 
     Args:
         damages: as `outliers.damage` returns it, or several by their scheme.
-        scheme: the one to draw; by default all that quantize projections, for nothing else has errors.
-        error: the panels to draw, "db" (over all tokens) or "by_token_db" (mean over tokens, which one of massive
-            values does not hide); by default both. Of one scheme and error there is one panel.
+        scheme: the one to draw; by default all that quantize projections, because only those have output errors.
+        error: the panels to draw, "db" (over all tokens) or "by_token_db" (mean over tokens, which a token with massive
+            values does not hide); by default both. One scheme and one error give a single panel.
     """
     damages = {scheme: damage for scheme, damage in _by_scheme(damages).items() if len(damage.errors)}
     schemes, errors = chosen("scheme", scheme, damages, ax), chosen("error", error, ACROSS, ax)
@@ -85,7 +86,8 @@ def _by_scheme(damages: "Damages | ByScheme") -> ByScheme:
 
 
 def _scale(errors: list[np.ndarray]) -> tuple[Normalize, str]:
-    """From the faintest errors to the largest; one that is farther beyond the rest than they span is cut off."""
+    """Return a colour scale from the faintest errors to the largest; an error farther from the others than they span is
+    clipped."""
     finite = np.concatenate([values[np.isfinite(values)] for values in errors])
     if not len(finite):
         return Normalize(0, 1), "neither"
@@ -95,13 +97,13 @@ def _scale(errors: list[np.ndarray]) -> tuple[Normalize, str]:
 
 
 def _merged(errors: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Roles down, layers across: the largest error in dB; NaN where nothing is quantized."""
+    """Return a table of roles by layers with the largest error in dB; NaN where nothing is quantized."""
     table = errors.pivot_table(index="role", columns="layer", values=column, aggfunc="max")
     return table.reindex(index=list(dict.fromkeys(errors["role"])), columns=range(int(errors["layer"].max()) + 1))
 
 
 def _places_with_room(layers: pd.Index, most: int) -> tuple[list[int], list]:
-    """Places and names of as many layers as have room, or of roles, which are few."""
+    """Choose evenly spaced places, with their names, so that at most about `most` labels fit."""
     step = next(step for step in (1, 2, 5, 10, 20, 50, 1000) if len(layers) <= most * step)
     numbers = list(range(0, len(layers), step))
     return numbers, [layers[place] for place in numbers]
@@ -111,9 +113,9 @@ def _places_with_room(layers: pd.Index, most: int) -> tuple[list[int], list]:
 def damage_bars(
     damages: "Damages | ByScheme", *, scheme: str | None = None, place: str | None = None, ax: Axes | None = None
 ) -> Panels:
-    """Log-perplexity added by quantizing each role and layer alone, and removed by keeping it alone exact.
+    """Draw the log-perplexity added by quantizing each role or layer alone, and that removed by keeping it alone exact.
 
-    A row of panels a scheme. Bars are one standard deviation by rounding, where there are several draws.
+    One row of panels per scheme. Error bars are one standard deviation by rounding, if there are several draws.
 
     Example:
         >>> panels = outliers.plot.damage_bars(outliers.damage(model, blocks, "absmax", by=["role", "layer"]))
@@ -121,8 +123,8 @@ def damage_bars(
     Args:
         damages: as `outliers.damage` returns it, or several by their scheme.
         scheme: the one to draw; by default all.
-        place: the panels to draw, "role", "layer" or "stack"; by default those that were measured. Of one scheme there
-            is one.
+        place: the panels to draw, "role", "layer" or "stack"; by default those that were measured. One scheme and one
+            place give a single panel.
     """
     damages = _by_scheme(damages)
     schemes, places = chosen("scheme", scheme, damages, ax), chosen("place", place, _measured_places(damages), ax)
@@ -150,7 +152,8 @@ def _measured_places(damages: ByScheme) -> list[str]:
 
 
 def _aligned(tables: list[pd.DataFrame], place: str) -> list[pd.DataFrame]:
-    """Tables of several schemes with a row for each place that one of them has, for their panels share an axis."""
+    """Give the tables of several schemes the same rows, one for each place in any of them, because their panels share
+    an axis."""
     every = dict.fromkeys(name for table in tables for name in table[place])
     return [table.set_index(place).reindex(list(every)).reset_index() for table in tables]
 
@@ -175,9 +178,9 @@ def _bars(axes: Axes, damage: "Damages", table: pd.DataFrame, place: str) -> Non
 
 @figure_function
 def damage_heads(damages: "Damages | ByScheme", *, scheme: str | None = None, ax: Axes | None = None) -> Panels:
-    """Head × layer: the log-perplexity that keys and values of a head cost where nothing else is quantized.
+    """Draw a map of heads by layers: the log-perplexity added by quantizing the keys and values of one head alone.
 
-    A panel a cache, all on one scale.
+    One panel per cache, all on one scale.
 
     Example:
         >>> axes = outliers.plot.damage_heads(outliers.damage(model, blocks, outliers.variant("kv=int4"), by=["head"]))
@@ -204,13 +207,13 @@ def damage_heads(damages: "Damages | ByScheme", *, scheme: str | None = None, ax
 
 
 def _of_heads(damage: "Damages") -> pd.DataFrame:
-    """Heads down, layers across."""
+    """Return a table of heads by layers with the log-perplexity that each head adds."""
     places = damage.heads["head"].str.extract(r"layers\.(?P<layer>\d+)\.heads\.(?P<head>\d+)").astype(int)
     costs = np.log(damage.heads["perplexity_only"].astype(float) / damage.model["unquantized"])
     return places.assign(cost=costs).pivot_table(index="head", columns="layer", values="cost")
 
 
-WORST = 10  # projections of a scheme that are listed
+WORST = 10  # projections listed for a scheme
 SCHEME = ("scheme", "{scheme}")
 MODEL = (
     SCHEME,
@@ -248,17 +251,17 @@ ERRORS = (
 
 
 def kept_damage_section(spec: Damage, _folder: Path, rows: list[dict]) -> Section:
-    """The section of the rows of a specification, with the names of its model's tokens."""
+    """Show the rows of an experiment, with the names of its model's tokens."""
     from outliers.text.tokens import namer_of  # which imports torch
 
     return damage_section(rows, namer_of(spec.model, spec.revision))
 
 
 def damage_section(rows: list[dict], names: Names) -> Section:
-    """Findings that say where schemes break the model, the tables behind them, the heat map of errors, and the bars of
-    roles and layers.
+    """Show where schemes break the model: findings, the tables behind them, the map of errors, and the bars of roles
+    and layers.
 
-    names: what a token id is called, see `outliers.text.tokens`.
+    names: a function from token id to name, see `outliers.text.tokens`.
     """
     damages = damages_of(rows)
     errors = pd.concat([damage.errors.assign(scheme=scheme) for scheme, damage in damages.items()], ignore_index=True)
@@ -292,7 +295,7 @@ HEADS_CAPTION = "Log-perplexity added by quantizing the keys and values of one h
 
 
 def _scatter_note(rows: list[dict]) -> list[str]:
-    """Whether differences can be told from scatter; nothing where there are errors alone, which hardly scatter."""
+    """Return the note on scatter; nothing if there are only output errors, which hardly scatter."""
     measured = [row for row in rows if row["metric"] == "perplexity"]
     return [scatter_note(measured)] if measured else []
 
@@ -301,7 +304,6 @@ def _scatter_note(rows: list[dict]) -> list[str]:
 
 
 def _models(damages: ByScheme) -> list[Table]:
-    """The values of the whole model, for each scheme."""
     models = [{"scheme": damage.scheme, **damage.model} for damage in damages.values() if "damage" in damage.model]
     if not models:
         return []
@@ -313,7 +315,8 @@ def _models(damages: ByScheme) -> list[Table]:
 
 
 def _places(field: str, damages: ByScheme) -> list[Table]:
-    """Perplexities by role or by layer, for each scheme; those of layers and heads are many, and folded."""
+    """Make the table of perplexities by role, layer, stack or head under each scheme; the long ones (layers, heads) are
+    folded."""
     tables = {scheme: getattr(damage, f"{field}s") for scheme, damage in damages.items()}
     data = pd.concat([table.assign(scheme=scheme) for scheme, table in tables.items()], ignore_index=True)
     if data.empty:
@@ -330,14 +333,13 @@ def _places(field: str, damages: ByScheme) -> list[Table]:
 
 
 def _taken(damages: ByScheme) -> str:
-    """The change of a place under some schemes, or by other models."""
     done = {"from the other model" if is_against(scheme) else "quantized" for scheme in damages}
     return " or ".join(sorted(done, reverse=True))
 
 
 def _worst(errors: pd.DataFrame) -> list[Table]:
-    """The projections with the largest errors under each scheme, the largest value that each reads, and the weights of
-    another model."""
+    """Make the table of the projections with the largest errors under each scheme, and one of their weights if these
+    come from another model."""
     if errors.empty:
         return []
     worst = errors.sort_values("by_token", ascending=False, kind="stable").groupby("scheme", sort=False).head(WORST)
@@ -360,8 +362,8 @@ WEIGHTS_CAPTION = (
 )
 
 
-OF_ALL = "damage", None, None  # the cost of a scheme in the whole model
-SHARE, MOST = 0.1, 3  # a layer that alone causes this share of a scheme's damage is named, up to so many
+OF_ALL = "damage", None, None  # key of a scheme's cost in the whole model
+SHARE, MOST = 0.1, 3  # layers that alone cause this share of a scheme's damage are named, at most MOST of them
 OF_MODEL = Claim(
     "damage_model",
     "Under {scheme} the perplexity {moved} from {unquantized:.2f} to {perplexity:.2f} ({cost:percent}){ending}.",
@@ -392,11 +394,11 @@ OF_ERRORS = Claim(
 
 
 def damage_findings(damages: Mapping[str, Damages], names: Names, scatter: str = "rounding") -> list[Finding]:
-    """Of the scheme that costs most: in which role and by which value, how much, and in which layers; of the others in
-    which role and how much; the worst output of each. One draw does not tell a role or a layer from others, so that
-    the outputs come first then.
+    """State the findings of each scheme, the most costly first: its cost, and the role and value that cause it; of the
+    most costly also the layers and heads; and of each the projection with the largest error.
 
-    scatter: what scatters the values.
+    With a single draw, roles and layers cannot be told apart, so errors of projections come first. scatter: name of
+    what scatters the values.
     """
     schemes = sorted(damages.values(), key=lambda damage: -damage.model.get("damage", 0))
     measured = [damage for damage in schemes if "damage" in damage.model]
@@ -420,8 +422,8 @@ def _of_model(damage: Damages, scatter: str) -> list[Finding]:
 
 
 def _alone(damage: Damages, field: str) -> list[dict]:
-    """Roles, layers or heads by what each costs `alone`, with its `share` of the rise of log-perplexity, and what is
-    `left` with it exact."""
+    """Return roles, layers or heads in the order of their cost `alone`, with the `share` of this cost in the increase
+    of log-perplexity, and the cost `left` with the place exact."""
     table, rise = getattr(damage, f"{field}s"), damage.model["damage"]
     return [
         {
@@ -435,8 +437,8 @@ def _alone(damage: Damages, field: str) -> list[dict]:
 
 
 def _of_roles(damage: Damages, names: Names) -> list[Finding]:
-    """The role with most of the damage, if that one costs more than the next, and the largest value that it has to
-    hold, where its inputs were looked at."""
+    """State which role causes most of the damage, if it costs more than the next, and its largest input, if inputs were
+    measured."""
     roles = _alone(damage, "role")
     for role in roles[:1]:
         role["which"] = "Most" if role["share"] > 0.5 else "The largest part"
@@ -448,7 +450,7 @@ def _of_roles(damage: Damages, names: Names) -> list[Finding]:
 
 
 def _of_places(damage: Damages, field: str) -> list[Finding]:
-    """The layers, or heads, that cost most alone, if each of them costs more than any that is not named."""
+    """State which layers or heads cost most alone, if each of them costs more than any that is not named."""
     places = _alone(damage, field)
     broken = [place for place in places[:MOST] if place["share"] >= SHARE]
     while broken and len(broken) < len(places) and not broken[-1]["alone"].is_above(places[len(broken)]["alone"]):
@@ -462,7 +464,8 @@ def _of_errors(damage: Damages) -> list[Finding]:
 
 
 def damage_explorer(damages: Mapping[str, "Damages"]) -> list[Explorer]:
-    """Maps of the error of the output by layer and projection, one a scheme and way to average; none without errors."""
+    """Make an explorer of output errors by layer and projection, with one map per scheme and average; none without
+    errors."""
     maps = [
         map_of(f"{scheme}, {words}", "projection", _table(damage.errors, column), column)
         for scheme, damage in damages.items()
@@ -479,7 +482,7 @@ def damage_explorer(damages: Mapping[str, "Damages"]) -> list[Explorer]:
 
 
 def _table(errors: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Layers down, projections across; NaN where nothing is quantized."""
+    """Return a table of layers by projections with the error; NaN where nothing is quantized."""
     short = [path.split(f".{layer}.", 1)[-1] for path, layer in zip(errors["projection"], errors["layer"], strict=True)]
     table = errors.assign(short=short).pivot_table(index="layer", columns="short", values=column, sort=False)
     return table.reindex(index=range(int(errors["layer"].max()) + 1), columns=list(dict.fromkeys(short)))

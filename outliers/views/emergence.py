@@ -22,19 +22,20 @@ from outliers.show.value import Rows, reach, records
 from outliers.show.words import amount, count
 from outliers.views.published import TABLE4_COLUMNS, published_models
 
-# Of the most common outlier feature: what it affects, colour, line, and how marks are filled.
+# Share affected by the most common outlier feature: label, colour, line, fill of markers.
 AFFECTED = {"layers": ("layers", "blue", "-", "full"), "positions": ("sequence positions", "vermilion", "--", "none")}
 ABOUT = ("parameters", "architecture", "checkpoint", "alpha", "same_weights_as", "tokens_hash")  # fields of rows
-BITS = "bits_per_byte"  # a column where perplexities have it beside them
-WHOLE, CROSS = "whole_model", "cross"  # a column: what the rows of a model's stacks share; a view that is no stack
+BITS = "bits_per_byte"  # a column, if rows of perplexity have this field
+WHOLE, CROSS = "whole_model", "cross"  # a column shared by a model's stacks; the view that is not a stack
 NONE = "hollow: no outlier feature,\nthe one that comes nearest"
 
 
 def by_model(rows: Rows) -> pd.DataFrame:
-    """The metrics of `table4_row` and the fields `ABOUT` and `BITS` as columns, one row a model and checkpoint in their
-    order; of an encoder-decoder one row a view, of which those of its stacks have `WHOLE` in common.
+    """Return the metrics of `table4_row` and the fields `ABOUT` and `BITS` as columns, with one row per model and
+    checkpoint in the order of the rows.
 
-    The index is the model's short name, or its whole one where two models share that; with the view, if there is one.
+    An encoder-decoder has one row per view; those of its stacks share the value of `WHOLE`. The index is the model's
+    short name, or its full name where two models share the short one, followed by the view, if there is one.
     """
     rows = records(rows)
     wide: dict[tuple, dict] = {}
@@ -49,18 +50,18 @@ def by_model(rows: Rows) -> pd.DataFrame:
                 model = wide.setdefault((*place, view), about)
                 model |= {name: row[name] for name in (*ABOUT, BITS) if name in row} | {metric_of(row): row["value"]}
     table = pd.DataFrame(wide.values()).set_index("model")
-    return table.reindex(columns=list(dict.fromkeys([*table, *TABLE4_COLUMNS])))  # those of Table 4 in any case
+    return table.reindex(columns=list(dict.fromkeys([*table, *TABLE4_COLUMNS])))  # always with the columns of Table 4
 
 
 def metric_of(row: dict) -> str:
-    """The metric of a row, as Table 4 calls it."""
+    """Return the column of Table 4 that a row's metric fills."""
     without = row["metric"] == "top1_softmax" and row.get("features")
     return "top1_softmax_without" if without else row["metric"]
 
 
 def distinct_models(rows: Rows) -> pd.DataFrame:
-    """One row a model; of revisions that hold the same weights the first, of an encoder-decoder the stack in which the
-    most common feature affects most positions."""
+    """Return one row per model: the first of revisions with the same weights, and of an encoder-decoder the stack in
+    which the most common feature affects most positions."""
     models = by_model(rows)
     most = models.reset_index().sort_values("positions", ascending=False, kind="stable").drop_duplicates(WHOLE)
     models = models.iloc[sorted(most.index[most[WHOLE].notna()])]
@@ -68,10 +69,10 @@ def distinct_models(rows: Rows) -> pd.DataFrame:
 
 
 class Fit(NamedTuple):
-    """fraction = exp((full − perplexity) / scale), by least squares over points.
+    """A least-squares fit of fraction = exp((full − perplexity) / scale).
 
-    full: the perplexity at which the fraction reaches 1. scale: by how much perplexity falls while the fraction grows
-    e-fold. Each with its 95 % interval (Student's t on the standard error).
+    full: perplexity at which the fraction reaches 1. scale: decrease of perplexity over which the fraction grows
+    e-fold. Each has a 95 % interval (Student's t on the standard error). points: number of models.
     """
 
     full: float
@@ -82,19 +83,19 @@ class Fit(NamedTuple):
 
     @property
     def is_significant(self) -> bool:
-        """Whether the data show growth: the interval of the scale does not include 0."""
+        """Whether the data show growth: the interval of the scale excludes 0."""
         return self.scale_interval[0] > 0
 
     def at(self, perplexity):
-        """The fraction at a perplexity, not above 1."""
+        """Return the fraction at a perplexity, at most 1."""
         return np.minimum(1, np.exp((self.full - np.asarray(perplexity)) / self.scale))
 
 
 def exponential_fit(perplexity: Iterable[float], fraction: Iterable[float]) -> Fit | None:
-    """Fit how a fraction of layers or positions affected grows with falling perplexity (LLM.int8(), section 4.2).
+    """Fit how the fraction of affected layers or positions grows as perplexity falls (LLM.int8(), section 4.2).
 
-    None where there is nothing to fit: fewer than three points of which both are known, fewer than two of them above 0,
-    a fraction that does not grow, or an interval without end.
+    Return None if there is nothing to fit: fewer than three points with both values known, fewer than two different
+    perplexities with a fraction above 0, a fraction that does not grow, or an infinite interval.
     """
     x, y = np.asarray(list(perplexity), float), np.asarray(list(fraction), float)
     known = np.isfinite(x) & np.isfinite(y)
@@ -109,7 +110,7 @@ def exponential_fit(perplexity: Iterable[float], fraction: Iterable[float]) -> F
         estimates, covariance = curve_fit(
             lambda x, full, scale: np.exp((full - x) / scale), x, y, (-intercept / slope, -1 / slope), maxfev=10_000
         )
-    except (RuntimeError, np.linalg.LinAlgError):  # it found no minimum
+    except (RuntimeError, np.linalg.LinAlgError):  # the optimizer found no minimum
         return None
     half = reach(np.sqrt(np.diag(covariance)), len(x) - 2)
     if not np.isfinite(half).all() or estimates[1] <= 0:
@@ -119,10 +120,10 @@ def exponential_fit(perplexity: Iterable[float], fraction: Iterable[float]) -> F
 
 
 def fits_of(models: pd.DataFrame) -> dict[str, Fit | None]:
-    """The exponential for layers and for positions; models: as `by_model` of Table 4 makes them.
+    """Return the exponential fits for layers and for positions.
 
-    Of models that read other tokens than most, because they have another vocabulary, perplexities do not compare: they
-    are left out.
+    models: as `by_model` returns them. Models that read other tokens than most do, because of another vocabulary, are
+    left out, because their perplexities are not comparable.
     """
     if "tokens_hash" in models and models["tokens_hash"].notna().any():
         models = models[models["tokens_hash"] == models["tokens_hash"].mode()[0]]
@@ -131,27 +132,29 @@ def fits_of(models: pd.DataFrame) -> dict[str, Fit | None]:
 
 @figure_function
 def figure3(rows: Rows, *, panel: str | None = None, paper: bool = True, ax: Axes | None = None) -> Panels:
-    """Layers and positions that the most common outlier feature affects, (a) by size and (b) by perplexity.
+    """Draw the layers and positions that the most common outlier feature affects, (a) by model size and (b) by
+    perplexity.
 
-    In (b) the exponentials of `fits_of`, as far as their intervals show growth. Where all models are one in several
-    checkpoints, (a) is by training step, and published models have no place there.
+    (b) includes the exponentials of `fits_of` whose intervals show growth. If all rows are checkpoints of one model,
+    (a) is by training step, without the published models.
 
     Example:
         >>> panels = outliers.plot.figure3(outliers.frame("results/kept/emergence"))
 
     Args:
-        rows: of an emergence, as of Table 4.
+        rows: of an emergence experiment, as for Table 4.
         panel: the one to draw, "a" or "b"; by default both.
-        paper: whether the models of the paper (Table 4) stand beside, in grey.
+        paper: whether to draw the models of the paper (Table 4), in grey.
     """
     return _drawn({"a": _affected_by_size, "b": _affected_by_perplexity}, rows, panel, paper, ax)
 
 
 @figure_function
 def figure4(rows: Rows, *, panel: str | None = None, paper: bool = True, ax: Axes | None = None) -> Panels:
-    """(a) Median magnitude of the most common outlier feature and (b) number of outlier features, by perplexity.
+    """Draw (a) the median magnitude of the most common outlier feature and (b) the number of outlier features, by
+    perplexity.
 
-    In (a), hollow marks are of models in which no feature is an outlier by the criterion, but some value is.
+    Hollow markers in (a) are models without an outlier feature by the criterion, but with an outlier value.
 
     Example:
         >>> panels = outliers.plot.figure4(outliers.frame("results/kept/emergence"))
@@ -163,11 +166,10 @@ def figure4(rows: Rows, *, panel: str | None = None, paper: bool = True, ax: Axe
 
 
 def _drawn(draws: dict[str, Callable], rows: Rows, panel: str | None, paper: bool, ax: Axes | None):
-    """The panels of a figure, each with its legend."""
     models, drawn = distinct_models(rows), chosen("panel", panel, draws, ax)
     markers = _markers(models)
     published = published_models() if paper else published_models().iloc[:0]
-    size = (6.4, 3.3) if len(drawn) == 1 else (3.8 * len(drawn), 4.4)  # a panel alone has its legend beside it
+    size = (6.4, 3.3) if len(drawn) == 1 else (3.8 * len(drawn), 4.4)  # a single panel has its legend at its side
     panels = panels_of(ax, 1, len(drawn), size)[0]
     for axes, name in zip(panels, drawn, strict=True):
         handles = draws[name](axes, models, published)
@@ -244,7 +246,7 @@ def _number(axes: Axes, models: pd.DataFrame, published: pd.DataFrame) -> list:
 
 
 def _whole_perplexity_axis(axes: Axes, models: pd.DataFrame, published: pd.DataFrame) -> None:
-    """Over all models, also those that have no point."""
+    """Make an axis of perplexity that covers all models, even those without a point."""
     perplexity = pd.concat([models["perplexity"], published["perplexity"]])
     perplexity = perplexity[np.isfinite(perplexity)]
     if len(perplexity):
@@ -253,7 +255,8 @@ def _whole_perplexity_axis(axes: Axes, models: pd.DataFrame, published: pd.DataF
 
 
 def _publish(axes: Axes, published: pd.DataFrame, x: str | None, unit: float, *columns: str) -> list:
-    """Published models in grey, under all else; none where x is no property of theirs."""
+    """Plot the published models in grey below everything else, unless x is not a property of theirs; return the
+    handles."""
     handles = []
     for name, fill in zip(columns, ("full", "none"), strict=False):
         style = {"color": GREY, "marker": "o", "fillstyle": fill, "linestyle": "none"}
@@ -264,9 +267,11 @@ def _publish(axes: Axes, published: pd.DataFrame, x: str | None, unit: float, *c
 
 
 def _with_size(models: pd.DataFrame) -> tuple[pd.DataFrame, str | None, Callable[[Axes], None]]:
-    """The models with a column `size`, which of their columns it is, and what draws its axis.
+    """Return the models with a column `size`, the name of the column that it repeats, and the function that draws its
+    axis.
 
-    Parameters; or, where all have as many, training steps, which are no column.
+    The size is the number of parameters; if all models have the same number, it is the training step, which has no
+    column (None).
     """
     if models["parameters"].nunique() > 1 or models["checkpoint"].isna().any():
         return models.assign(size=models["parameters"]), "parameters", parameters_axis
@@ -290,18 +295,17 @@ def _markers(models: pd.DataFrame) -> dict[str, str]:
 
 
 def _by_marker(models: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """The models of each architecture, with its mark."""
     return [(marker, models[models["architecture"] == name]) for name, marker in _markers(models).items()]
 
 
-TRAINING = {"step": _step_axis, "perplexity": perplexity_axis}  # panel, which is a column: what draws its axis
+TRAINING = {"step": _step_axis, "perplexity": perplexity_axis}  # panel (also a column): function that draws its axis
 
 
 @figure_function
 def along_training(
     checkpoints: pd.DataFrame, *, panel: str | None = None, alpha: float = ALPHA, ax: Axes | None = None
 ) -> Panels:
-    """Largest hidden state of models along their training, by step and by perplexity.
+    """Draw the largest hidden state of models during training, by step and by perplexity.
 
     Example:
         >>> import pandas
@@ -309,9 +313,9 @@ def along_training(
         >>> panels = outliers.plot.along_training(steps)
 
     Args:
-        checkpoints: a row a checkpoint: `model`, `step`, `perplexity` and `max`.
+        checkpoints: one row per checkpoint: `model`, `step`, `perplexity` and `max`.
         panel: the one to draw, "step" or "perplexity"; by default both.
-        alpha: where a line says from which magnitude on a value is an outlier.
+        alpha: magnitude of the line from which on values are outliers.
     """
     drawn = chosen("panel", panel, TRAINING, ax)
     panels = panels_of(ax, 1, len(drawn), (1.8 + 2.9 * len(drawn), 3.3), sharey=True)[0]
@@ -343,13 +347,14 @@ COLUMNS = (
     ("Top-1 p", "{top1_softmax:.1%}"),
     ("w/o outliers", "{top1_softmax_without:.1%}"),
 )
-OF_BITS = ("Bits/byte", f"{{{BITS}:.3f}}")  # behind perplexity, which does not compare across vocabularies
+OF_BITS = ("Bits/byte", f"{{{BITS}:.3f}}")  # follows perplexity, which is not comparable across vocabularies
 
 
 def table4(rows: list[dict]) -> pd.DataFrame:
-    """One row a model with the columns of the paper's Table 4; fractions and probabilities as such.
+    """Return one row per model with the columns of the paper's Table 4; fractions and probabilities are not in per
+    cent.
 
-    Without an outlier feature there is no most common one: its columns are empty.
+    The columns of the most common outlier feature are empty (NaN) for a model without outlier features.
     """
     table = by_model(rows)[TABLE4_COLUMNS]
     table.loc[table["count"] == 0, OF_THE_MOST_COMMON] = float("nan")
@@ -357,7 +362,7 @@ def table4(rows: list[dict]) -> pd.DataFrame:
 
 
 def emergence_table(rows: list[dict]) -> Table:
-    """The table with the paper's headers and roundings."""
+    """Make Table 4 with the paper's headers and rounding."""
     caption = (
         "Number of outlier features (all; of one sign), layers and sequence positions (SDims) affected by the most "
         "common one, quartiles of its values, and mean top-1 softmax probability of the attention with and without "
@@ -380,7 +385,7 @@ def fit_line(name: str, fit: Fit | None) -> str:
     return f"{name} = exp((a − perplexity) / b): a = {full}, b = {scale} (95 % intervals, {fit.points} models)"
 
 
-APART = 1.5  # sizes of models are told apart from this factor on
+APART = 1.5  # smallest factor between model sizes at which an onset is stated
 
 
 HAVING = Claim(
@@ -405,10 +410,10 @@ GROWTH = Claim(
 
 
 def emergence_findings(models: pd.DataFrame, fits: Mapping[str, Fit | None], at: str) -> list[Finding]:
-    """Number of models with outlier features, the most common one of all, the size from which on all models have them
-    and below which none has, if there is such a size, and their growth as perplexity falls.
+    """State how many models have outlier features, the most common feature of all, the size from which on all models
+    and below which no model has them, if there is one, and their growth as perplexity falls.
 
-    models: one row a model, as `distinct_models` of Table 4 makes it. at: the table or figure that shows it.
+    models: one row per model, as `distinct_models` returns them. at: name of the table or figure that shows them.
     """
     having, without = (models[mask].rename_axis("model") for mask in (models["count"] > 0, models["count"] == 0))
     numbers = {"having": len(having), "some": max(1, len(having)), "every": len(models)}

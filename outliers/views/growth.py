@@ -1,4 +1,4 @@
-"""Growth of outlier features in a model while it trains."""
+"""Growth of outlier features in a model during training."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ from outliers.show.value import Rows, records
 from outliers.views.causes import ALONG, LARGEST, checkpoints
 from outliers.views.emergence import AFFECTED
 
-# Where values are: what a line is called, its colour and mark.
+# Lines by the place of the values: label, colour, marker.
 STATES = {
     "residual": ("residual stream", "black", "o"),
     "attn_in": ("attn_in", "blue", "s"),
@@ -23,11 +23,11 @@ STATES = {
     "ffn_in": ("ffn_in", "vermilion", "v"),
     "ffn_out": ("ffn_out", "orange", "D"),
 }
-MARKED = 20  # points of a line that have a mark, about
+MARKED = 20  # approximate number of markers on a line
 
 
 def rows_of_watched(rows: Rows) -> dict[str, list[dict]]:
-    """The rows of each model that was watched while it trained; of an encoder-decoder those of each view."""
+    """Return the rows of each model that was observed during training; an encoder-decoder has one entry per view."""
     rows = records(rows)
     places = dict.fromkeys((row["model"], row.get("stack", "")) for row in rows if row["metric"] == "max.residual")
     return {
@@ -39,23 +39,24 @@ def rows_of_watched(rows: Rows) -> dict[str, list[dict]]:
 
 
 def watched(rows: Rows) -> dict[str, pd.DataFrame]:
-    """Of each of `rows_of_watched` a row a step: `step`, `alpha`, metrics of `outliers.watch`."""
+    """Return a table for each entry of `rows_of_watched`, with one row per step: `step`, `alpha`, and the metrics of
+    `outliers.watch`."""
     tables = {name: checkpoints(rows_of_model, ["alpha"]) for name, rows_of_model in rows_of_watched(rows).items()}
     return {name: table.sort_values("step", ignore_index=True) for name, table in tables.items()}
 
 
 @figure_function
 def growth(rows: Rows, *, panel: str | None = None, ax: Axes | None = None) -> Panels:
-    """Growth of outlier features in a model while it trains, by step.
+    """Draw the growth of outlier features in a model during training, by step.
 
-    Largest values of each hidden state; number of outlier features; layers and positions that the most common one
-    affects, or without one the feature that comes nearest; perplexity.
+    The panels show the largest values of each hidden state; the number of outlier features; the layers and positions
+    that the most common one affects (without one, the feature closest to the criterion); and perplexity.
 
     Example:
         >>> panels = outliers.plot.growth(outliers.frame("results/kept/growth"))
 
     Args:
-        rows: of one model, as `outliers.OutlierCallback` writes them; those of several are refused.
+        rows: of one model, as `outliers.OutlierCallback` writes them; rows of several models are refused.
         panel: the one to draw, "values", "count", "affected" or "perplexity"; by default all.
     """
     tables = watched(rows)

@@ -1,4 +1,4 @@
-"""The largest channels of queries, keys and values as a map, a table, an explorer and sentences."""
+"""The largest channels of queries, keys and values, as a map, a table, an explorer and sentences."""
 
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
@@ -31,18 +31,19 @@ KEYS = {  # panels of a map of channels
     "values": ("values", AFTER),
 }
 HEADS_NUMBERED = 16  # at most
-STANDS_OUT, OFTEN = 3, 0.1  # times the median channel of its head: a channel; of the layers: one that is numbered
-LEAST = 0.5  # of a map of channels: times the median, below which all have the darkest colour
+STANDS_OUT, OFTEN = 3, 0.1  # multiple of the median channel of a head; share of layers of a numbered channel
+LEAST = 0.5  # of a map's scale, in multiples of the median; smaller values have the darkest colour
 
 
 @figure_function
 def key_map(rows: Rows, *, role: str | None = None, ax: Axes | None = None) -> Panels:
-    """Layer × channel of the concatenated heads: the largest |key| and |value| beside the median channel of the head.
+    """Draw a map of layers by channels of the concatenated heads: the largest |key| and |value| relative to the median
+    channel of the head.
 
     Channels that exceed three times the median in a tenth of the layers are numbered above, within their head. All
-    panels are on one logarithmic scale, which begins at half the median; what is below has the darkest colour. Lines
-    are between up to 16 heads. Where there are more than 1,024 channels, neighbours share a column that shows their
-    largest.
+    panels share one logarithmic scale, which begins at half the median; smaller values have the darkest colour. Lines
+    separate up to 16 heads. If there are more than 1,024 channels, neighbours share a column that shows their largest
+    value.
 
     Example:
         >>> panels = outliers.plot.key_map(outliers.frame("results/kept/keys"))
@@ -50,7 +51,7 @@ def key_map(rows: Rows, *, role: str | None = None, ax: Axes | None = None) -> P
     Args:
         rows: of the metric `keys`, of one model under one variant.
         role: the one panel to draw, "keys before", "keys", "values before" or "values"; by default one for each that
-            was measured: before is there where attention multiplies something else than projections put out.
+            was measured: the ones before exist where attention multiplies something else than projections output.
     """
     maps = {name: ratios for name, place in KEYS.items() if len(ratios := key_ratios(rows, *place))}
     roles = chosen("role", role, maps, ax)
@@ -79,7 +80,8 @@ def _scale(ratios: Iterable[np.ndarray], colors: str) -> Scale:
 
 
 def key_ratios(rows: Rows, role: str, side: str) -> pd.DataFrame:
-    """The largest |x| of each channel over the median channel's of its head, layers down, (head, channel) across."""
+    """Return the largest |x| of each channel relative to the median channel of its head: layers as rows, (head,
+    channel) as columns."""
     by_layer: dict[int, dict] = {}
     for row in records(rows):
         if row["metric"] == "keys.head" and (row["role"], row["side"]) == (role, side):
@@ -90,7 +92,6 @@ def key_ratios(rows: Rows, role: str, side: str) -> pd.DataFrame:
 
 
 def _number_heads(axes: Axes, heads: pd.Index) -> None:
-    """The numbers of heads along x, and lines between them where they are few."""
     starts = [place for place in range(len(heads)) if place == 0 or heads[place] != heads[place - 1]]
     for start in starts[1:] if len(starts) <= HEADS_NUMBERED else ():
         axes.axvline(start - 0.5, color="white", linewidth=0.4)
@@ -100,10 +101,10 @@ def _number_heads(axes: Axes, heads: pd.Index) -> None:
 
 
 TITLE = "Queries, keys and values of "
-SHOWN = 4  # channels of a role and side in the table
-CONSTANT = 0.9  # of its mean square, what the mean of a channel that is said to be constant makes
-MOST = 0.5  # of a mean, or of a mean square, what a feature or a bias that is named makes
-NAMED = 2  # features of a channel in a table
+SHOWN = 4  # channels in the table, per role and side
+CONSTANT = 0.9  # share of its mean square that the mean of a constant channel accounts for
+MOST = 0.5  # share of a mean, or of a mean square, from which on a feature or bias is named
+NAMED = 2  # features named for a channel in a table
 WORDS = ("states", "main writers")
 
 CAPTION = (
@@ -129,7 +130,7 @@ def _states(row: Mapping) -> str:
 
 
 def _written(row: Mapping) -> str:
-    if not isinstance(row["terms"], list):  # of a variant that removes features, every row has some
+    if not isinstance(row["terms"], list):  # NaN, except under variants that remove features
         return MISSING
     terms = zip(row["features"][:NAMED], row["terms"], strict=False)
     return ", ".join(f"{feature} {signed(term)}" for feature, term in terms)
@@ -155,19 +156,19 @@ OWN = (
 
 
 def keys_section(rows: list[dict]) -> Section:
-    """The channels of each model under each variant; rows of other metrics are left out."""
+    """Show the channels of each model under each variant; rows of other metrics are left out."""
     sections = of_subjects(filter(is_of_keys, rows), _section)
     return sections[0] if len(sections) == 1 else together("Queries, keys and values", list(map(_labelled, sections)))
 
 
 def _labelled(section: Section) -> Section:
-    """A section that stands beside others, whose findings say of what they are."""
+    """Begin the findings of a section with its subject, because the section stands among others."""
     subject = section.title.removeprefix(TITLE)
     return section._replace(findings=[claim._replace(text=f"{subject}: {claim.text}") for claim in section.findings])
 
 
 def is_of_keys(row: dict) -> bool:
-    """Whether a row is of this metric."""
+    """Return whether a row is of the metric `keys`."""
     return row["metric"] == "keys" or row["metric"].startswith("keys.")
 
 
@@ -191,7 +192,6 @@ def _section(rows: list[dict], ending: str) -> Section:
 
 
 def _of(rows: list[dict], kind: str) -> pd.DataFrame:
-    """The rows of one kind, with all columns of the metric."""
     return pd.DataFrame(row for row in rows if row["metric"] == f"keys.{kind}").reindex(columns=list(OWN))
 
 
@@ -224,9 +224,9 @@ STANDING_OUT = Claim(
 
 
 def _findings(rows: list[dict], channels: pd.DataFrame, layers: pd.DataFrame) -> list[Finding]:
-    """The largest entry of keys, in how many layers their largest channel is constant, where these are most of them,
-    the largest bias that makes most of its keys, the feature that writes most of them, and how many channels stand out
-    of their heads."""
+    """State the largest key entry; in how many layers the largest key channel is constant, if in most; the largest bias
+    that accounts for most of its keys; the feature that writes most of the largest key channels; and how many channels
+    stand out of their heads."""
     keys = channels[channels["role"] == "keys"]
     behind = keys[keys["side"] == AFTER].sort_values("value", ascending=False, kind="stable")
     first = [_first(table)["constant"] >= CONSTANT for table in (_projected(keys), behind)]
@@ -248,19 +248,19 @@ def _findings(rows: list[dict], channels: pd.DataFrame, layers: pd.DataFrame) ->
 
 
 def _first(keys: pd.DataFrame) -> pd.DataFrame:
-    """Of each layer the largest channel."""
     return keys.sort_values("value", ascending=False, kind="stable").groupby("layer").head(1)
 
 
 def _projected(keys: pd.DataFrame) -> pd.DataFrame:
-    """Channels as projections put them out, which attention may multiply as they are."""
+    """Return the channels as projections output them; where attention multiplies those outputs directly, they are
+    recorded on the other side."""
     rotated = keys.loc[keys["side"] == BEFORE, "layer"]
     return keys[(keys["side"] == BEFORE) | ~keys["layer"].isin(rotated)]
 
 
 def writing_findings(rows: list[dict]) -> list[Finding]:
-    """The features that write most of the mean of the largest channel of keys of some layers, where that is constant;
-    those of most layers first."""
+    """State which features write most of the mean of the largest key channel, in layers where that channel is constant;
+    features of most layers first."""
     channels = _of(rows, "channel")
     first = _first(_projected(channels[channels["role"] == "keys"]).dropna(subset=["terms"])).to_dict("records")
     first = [row | {"feature": row["features"][0], "term": row["terms"][0]} for row in first]
@@ -274,10 +274,10 @@ def writing_findings(rows: list[dict]) -> list[Finding]:
 
 
 def keys_explorer(rows: list[dict], of: str) -> Explorer:
-    """Maps of the largest |x| beside the median channel of the head: of keys and values by channel, and of queries,
-    keys and values by head.
+    """Make an explorer of the largest |x| relative to the median channel of the head: keys and values by channel;
+    queries, keys and values by head.
 
-    rows: of the metric `keys`, of one model under one variant; of: what it is called.
+    rows: of the metric `keys`, of one model under one variant. of: the name of both.
     """
     maps = [
         map_of(f"{role} {SIDES[side]}, by channel", "head:channel", _with_names(ratios), f"{role} by channel")
@@ -295,7 +295,8 @@ def keys_explorer(rows: list[dict], of: str) -> Explorer:
 
 
 def _with_names(table: pd.DataFrame) -> pd.DataFrame:
-    """A table whose columns (head, channel) have names; of many neighbours share one, which shows their largest."""
+    """Name the columns (head, channel) of a table; if they are many, neighbours share a column that shows their largest
+    value."""
     share = -(-table.shape[1] // MOST_COLUMNS)
     names = [f"{head}:{channel}" for head, channel in table.columns[::share]]
     return pd.DataFrame(pooled(table.to_numpy(), share), table.index, names)

@@ -1,4 +1,4 @@
-"""Table 6 of the paper: milliseconds a generated token, one row a model and scheme."""
+"""Table 6 of the paper: milliseconds per generated token, one row per model and scheme."""
 
 import pandas as pd
 
@@ -11,7 +11,7 @@ from outliers.show.words import amount, threads
 
 FASTER = {"decode": "times_faster", "prefill": "prefill_times_faster", "encode": "encode_times_faster"}
 QUARTILES = ("decode", "encode")
-# What is timed of models that generate, and of those that encode alone: the values of each, and how a table shows them.
+# Values of models that generate, and of those that only encode; then the header and format of each in a table.
 GENERATION = ["decode", "decode_q1", "decode_q3", "prefill", "end_to_end", "times_faster", "prefill_times_faster"]
 ENCODING = ["encode", "encode_q1", "encode_q3", "encode_times_faster"]
 SHOWN = {
@@ -25,19 +25,19 @@ SHOWN = {
 
 
 def latency_section(rows: list[dict]) -> Section:
-    """The section of the timings of generation."""
+    """Show the timings of generation, or of encoding."""
     table = latency_table(rows)
     findings = latency_findings(latencies(rows))
     return Section("Decoding latency", rows, table.printed, [table], findings=findings)
 
 
 def latencies(rows: list[dict]) -> pd.DataFrame:
-    """One row a model and scheme (index), in the order of the rows, with columns (value, batch).
+    """Return one row per model and scheme (index), in the order of the rows, with columns (value, batch).
 
-    decode and its quartiles: milliseconds a token of a decode step over its batch, which are the numbers of the paper.
-    prefill: milliseconds of the pass over the prompts. end_to_end: milliseconds a token, the prefill included.
+    decode and its quartiles: milliseconds per token of a decode step, divided by its batch, as the paper prints.
+    prefill: milliseconds of the pass over the prompts. end_to_end: milliseconds per token, including the prefill.
     encode, with quartiles: milliseconds of a pass of a model that generates nothing. times_faster, prefill_times_faster
-    and encode_times_faster: than the same model without quantization; empty where that was not measured.
+    and encode_times_faster: speedup over the same model without quantization; NaN if that was not measured.
     """
     frame = pd.DataFrame(rows).assign(model=names_by_row(rows))
     frame["name"] = frame["metric"].str.removeprefix("latency.")
@@ -59,7 +59,7 @@ def latencies(rows: list[dict]) -> pd.DataFrame:
 
 
 def latency_table(rows: list[dict]) -> Table:
-    """The table with its caption; its data are the values of `latencies` with flat names."""
+    """Make the table with its caption; its data are the values of `latencies` with flat names."""
     table, run = latencies(rows), rows[0]
     timed = table.columns.unique("value")
     generation = (
@@ -86,7 +86,6 @@ def latency_table(rows: list[dict]) -> Table:
 
 
 def _cells(row: pd.Series) -> list[str]:
-    """The cells of a model under a scheme, batch by batch, with quartiles where there are some."""
     cells = []
     for value in (value for value in SHOWN if value in row.index.unique("value")):
         form = f"{{:{SHOWN[value][1]}}}".format
@@ -97,9 +96,9 @@ def _cells(row: pd.Series) -> list[str]:
 
 
 def latency_findings(table: pd.DataFrame) -> list[Finding]:
-    """The time of a decode step under each scheme, of the model that takes longest, one sequence at a time if timed.
+    """State the time of a decode step under each scheme for the slowest model, at the smallest batch that was timed.
 
-    table: that of `latencies`. Times whose quartiles overlap are not told apart.
+    table: the result of `latencies`. Times whose quartiles overlap are not called different.
     """
     if "decode" not in table.columns.unique("value"):
         return []

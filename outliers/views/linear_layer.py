@@ -1,4 +1,4 @@
-"""Table 5 of the paper: how many times faster than 16 bits a linear layer is, in many ways."""
+"""Table 5 of the paper: the speedup of a linear layer over 16 bits, in several ways to multiply."""
 
 from collections.abc import Sequence
 from operator import itemgetter
@@ -13,13 +13,13 @@ from outliers.subjects.layer import layer_shape
 
 
 def speed_section(rows: list[dict]) -> Section:
-    """The section of the timings of linear layers."""
     table, findings = speed_table(rows), speed_findings(times_of(rows))
     return Section("Speed of the first feed-forward layer", rows, table.printed, [table], findings=findings)
 
 
 def speeds(rows: list[dict]) -> pd.DataFrame:
-    """Times faster than 16 bits by way (index, in the order of the rows) and model dimension (columns, ascending)."""
+    """Return the speedup over 16 bits by way to multiply (index, in the order of the rows) and model dimension
+    (columns, ascending)."""
     frame = pd.DataFrame(times_of(rows), columns=["way", "dimension", "value"])
     dimensions = sorted(set(frame["dimension"].tolist()), key=layer_shape)
     return frame.pivot(index="way", columns="dimension", values="value").loc[frame["way"].unique(), dimensions]
@@ -30,7 +30,7 @@ def times_of(rows: list[dict]) -> list[dict]:
 
 
 def speed_table(rows: list[dict]) -> Table:
-    """The table with its caption, dimensions across as in the paper."""
+    """Make the table with its caption, with model dimensions as columns like the paper's."""
     table, run = speeds(rows), rows[0]
     cells = [[way, *(cell(".2f", value) for value in row)] for way, row in table.iterrows()]
     caption = (
@@ -42,9 +42,9 @@ def speed_table(rows: list[dict]) -> Table:
 
 
 def speed_findings(rows: Sequence[dict]) -> list[Finding]:
-    """The fastest way, and the ways that are faster or slower than 16 bits wherever they were timed.
+    """State the fastest way, and the ways that are faster or slower than 16 bits wherever they were timed.
 
-    rows: `linear_layer.times_16_bits`. A way is faster, or slower, where its quartiles leave out 1.
+    rows: of `linear_layer.times_16_bits`. A way counts as faster or slower if its quartiles exclude 1.
     """
     by_way = grouped(rows, itemgetter("way"))
     faster = {way: [row for row in timed if row["q1"] > 1] for way, timed in by_way.items()}

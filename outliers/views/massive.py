@@ -1,4 +1,4 @@
-"""Massive activations and attention sinks: where they are, and what becomes of both without what makes them."""
+"""Massive activations and attention sinks: where they are, and how both change when their causes are removed."""
 
 import pandas as pd
 
@@ -11,7 +11,7 @@ from outliers.show.section import Finding, Section, printed
 from outliers.show.tables import MISSING, Table
 from outliers.show.words import percent
 
-HEADS = 8  # with the largest attention to the first position
+HEADS = 8  # heads in the table, those with the most attention to the first position
 CAPTION = (
     "Largest entry of the residual stream (its infinity norm, with its place) and attention to the first position "
     "(mean share over heads; share of sink heads, which give it more than 30 %) after removals in all layers at once; "
@@ -29,7 +29,7 @@ SAID = {
     "feature": "feature {feature} at all its readers",
     "position": "the first position in all attention",
 }
-TOLD = ("weight", "activation", "position")  # of removals, in sentences
+TOLD = ("weight", "activation", "position")  # removals that sentences report
 COLUMNS = (
     ("removed", "{without}"),
     ("perplexity", "{perplexity:,.2f}"),
@@ -50,7 +50,7 @@ HEAD_COLUMNS = (
 
 
 def massive_section(rows: list[dict]) -> Section:
-    """Of the rows of an account those of massive activations and sinks."""
+    """Show the massive activations and attention sinks of an account's rows."""
     becomes, heads = becomes_of(rows), _heads(rows)
     tables = [
         Table.of("massive", CAPTION, COLUMNS, becomes, names=1),
@@ -61,7 +61,7 @@ def massive_section(rows: list[dict]) -> Section:
 
 
 def becomes_of(rows: list[dict]) -> pd.DataFrame:
-    """One row for each thing that was taken away: `removed`, in words `without`, `perplexity`, `cost`, the largest
+    """Return one row per removal: `removed`, in words `without`, `perplexity`, `cost` (relative increase), the largest
     `entry` of the residual stream with `feature`, `layer` and `position`, and `share` and `heads` of the attention to
     the first position."""
     plain = [row for row in rows if row["variant"] == BASELINE]
@@ -107,7 +107,7 @@ WITHOUT = Claim(
 
 
 def massive_findings(rows: list[dict]) -> list[Finding]:
-    """The largest entry and the attention to its position, then both after removals; of its feature."""
+    """State the largest entry and the attention to the first position, then how removals change both."""
     whole, *others = becomes_of(rows).to_dict("records")
     kind = "a massive activation" if abs(whole["entry"]) > MASSIVE else "not a massive activation"
     told = [row for row in others if row["removed"] in TOLD and whole["heads"]]

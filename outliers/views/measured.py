@@ -1,4 +1,4 @@
-"""Any metrics of any models under any variants: their values as a table, then what each metric shows of them."""
+"""Any metrics of any models under any variants: a table of their values, then the view of each metric."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -19,9 +19,10 @@ SEVERAL = "Of {} each cell has several, which values.csv lists."
 
 @failures(Failures.SHOWN)
 def measured_section(spec: Named, folder: str | Path, rows: list[dict]) -> Section:
-    """A row each value, with its standard deviation where there were draws; then the views of metrics that have one.
+    """Show one row per value, with its standard deviation if there were draws, then the views of metrics that have one.
 
-    spec: an `outliers.presets.cells.Cells`. A view takes the rows of its metric, as if the variant were a scheme.
+    spec: an `outliers.presets.cells.Cells`. Each view takes the rows of its metric, with the variant in the field
+    `scheme` too.
     """
     by_metric: dict[str, list[dict]] = defaultdict(list)
     measured = rows_of(spec, read(Path(folder)))

@@ -1,4 +1,4 @@
-"""Table 3 of the paper: the largest model that some hardware holds, and what models need."""
+"""Table 3 of the paper: the largest model that fits on given hardware, and the memory that models need."""
 
 from functools import partial
 
@@ -12,7 +12,7 @@ from outliers.show.tables import Table, scattered
 from outliers.show.value import grouped
 from outliers.show.words import count, part
 
-ABOUT_THE_SAME = 0.95  # models of so much of the largest one's parameters stand beside it, as OPT-175B and BLOOM do
+ABOUT_THE_SAME = 0.95  # of the largest one's parameters: models named together, as OPT-175B and BLOOM
 HARDWARE = ["owner", "hardware", "gpus", "gigabytes"]
 NEEDS = {"weights 16": "16-bit weights", "weights 8": "8-bit weights", "cache": "cache", "activations": "activations"}
 TOTALS = {"total 16": "16-bit total", "total 8": "8-bit total"}
@@ -20,18 +20,18 @@ LOADED = {"loaded 16": "16-bit as loaded", "loaded 8": "8-bit as loaded"}
 
 
 def memory_section(rows: list[dict]) -> Section:
-    """The section of footprints, and of the hardware that they fit."""
+    """Show the memory requirements of models, and the largest model for each hardware."""
     tables = [table for table in (largest_table(rows), footprints_table(rows)) if table]
     findings = memory_findings(largest(rows), footprints(rows))
     return Section("Memory at inference", rows, printed(tables), tables, findings=findings)
 
 
 def largest(rows: list[dict]) -> pd.DataFrame:
-    """The largest model that fits, one row a hardware in the order of the rows.
+    """Return the largest model that fits, one row per hardware in the order of the rows.
 
-    Columns: owner, hardware, gpus, gigabytes; "8-bit" and "16-bit", the largest candidate by parameters, joined by
-    " / " with others of about the same size; "8-bit, any" and "16-bit, any", the largest of all models where that is
-    larger than any candidate, else None.
+    Columns: owner, hardware, gpus, gigabytes; "8-bit" and "16-bit", the largest candidate by parameters, joined by " /
+    " with others of about the same size; "8-bit, any" and "16-bit, any", the largest of all models if that is larger
+    than any candidate, otherwise None.
     """
     fits = (row for row in rows if row["metric"] == "fits")
     places = grouped(fits, lambda row: tuple(row.get(field) for field in HARDWARE))
@@ -41,7 +41,6 @@ def largest(rows: list[dict]) -> pd.DataFrame:
 
 
 def _largest_of_all(rows: list[dict]) -> dict[str, str | None]:
-    """The columns of one hardware."""
     cells: dict[str, str | None] = {}
     for bits in BITS:
         fitting = [row for row in rows if row["bits"] == bits and row["value"]]
@@ -57,21 +56,19 @@ def _most(rows: list[dict]) -> int:
 
 
 def _names(rows: list[dict], size: int) -> str:
-    """The models of about that size."""
+    """Join the names of the models of about that size."""
     same = dict.fromkeys(row["model"] for row in rows if row["parameters"] >= ABOUT_THE_SAME * size)
     return " / ".join(map(_paper_name, same)) or "none"
 
 
 def _paper_name(model: str) -> str:
-    """A known model as papers call it, another by its short name."""
+    """Return a known model's name in papers; for another model, its short name."""
     return known_configs().get(model, {}).get("shown", short_name(model))
 
 
 def largest_table(rows: list[dict]) -> Table | None:
-    """The table as in the paper; where all models have a larger one than the candidates, it is in brackets.
-
-    None where no hardware was asked for.
-    """
+    """Make Table 3 as in the paper, with a larger model outside the candidates in brackets; None if no hardware was
+    given."""
     table = largest(rows)
     if table.empty:
         return None
@@ -100,16 +97,15 @@ def largest_table(rows: list[dict]) -> Table | None:
 
 
 def _fitting(bits: int, row: dict) -> str:
-    """The largest candidate; in brackets a larger model."""
     largest, larger = row[f"{bits}-bit"], row[f"{bits}-bit, any"]
     return largest if pd.isna(larger) else f"{largest} ({larger})"
 
 
 def footprints(rows: list[dict]) -> pd.DataFrame:
-    """Bytes that models need, one row a model (index) in the order of the rows.
+    """Return the bytes that models need, one row per model (index) in the order of the rows.
 
-    Columns: parameters, context, "weights 16", "weights 8", cache, activations; "total 16" and "total 8" of all;
-    "loaded 16" and "loaded 8" the totals where transformers keeps some weights in float32, empty where it keeps none.
+    Columns: parameters, context, "weights 16", "weights 8", cache, activations; "total 16" and "total 8", their sums;
+    "loaded 16" and "loaded 8", the totals if transformers keeps some weights in float32, NaN if it keeps none.
     """
     wide: dict[str, dict] = {}
     for row in rows:
@@ -124,7 +120,7 @@ def footprints(rows: list[dict]) -> pd.DataFrame:
 
 
 def footprints_table(rows: list[dict]) -> Table:
-    """Memory requirements of models in GiB, on as few GPUs as hold it."""
+    """Make the table of memory requirements of models in GiB."""
     table, run = footprints(rows), rows[0]
     of_tokens = f"{_contexts(table, run['context'])} tokens of context"
     caption = f"Memory requirement of models in GiB at batch {run['batch']} with {of_tokens}."
@@ -140,15 +136,16 @@ def footprints_table(rows: list[dict]) -> Table:
 
 
 def _contexts(table: pd.DataFrame, most: int) -> str:
-    """Number of tokens, and the models that take fewer."""
+    """Return the number of tokens of context, with the models that use fewer."""
     less = [f"{_paper_name(model)} {context}" for model, context in table["context"].items() if context < most]
     return f"{most} ({', '.join(less)})" if less else str(most)
 
 
 def memory_findings(largest: pd.DataFrame, footprints: pd.DataFrame) -> list[Finding]:
-    """On how much hardware 8 bits hold another model than 16, an example, and what a model's total shrinks to.
+    """State on how much hardware a larger model fits in 8 bits than in 16, with an example, and the share of memory
+    that models need in 8 bits.
 
-    largest, footprints: as the functions of these names of Table 3 make them.
+    largest, footprints: the results of the functions of these names.
     """
     other = largest[largest["8-bit"] != largest["16-bit"]]
     shares = (footprints["total 8"] / footprints["total 16"]).dropna()

@@ -1,4 +1,4 @@
-"""The writers of features: what writes each along the layers, its state and the norms that read it."""
+"""The writers of features: what writes each feature along the layers, its state, and the norms before its readers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 
 Singles = Mapping[tuple[float, float, str], pd.DataFrame]  # writers, by feature, layer and part
 AT = {"mean": ("value", "mean after the first position"), "first": ("first", "first position")}
-# Part: colour, hatch (which tells them apart in grey), place beside its layer.
+# Part: colour, hatch (which distinguishes them in grey), offset from its layer.
 BARS = {"embedding": ("grey", "", 0.3), "attention": ("orange", "//", -0.2), "feed-forward": ("blue", "", 0.2)}
-BEFORE = -1  # where a layer would be, what is before all of them
-GATES = {"attn_in": "attention", "ffn_in": "feed-forward"}  # roles of the inputs that a norm makes: rows of the band
-FAINTEST, BRIGHTEST = 1 / 16, 4  # of gains beside the median: the ends of the band's scale
-NAMED = 2  # of the largest parts of a panel, those with a single writer of this share are named by it
-WORTH_A_NAME = 0.25  # of the largest state, what a part has to write for that
-PAD, FAR, STEP = 2, 14, 1.5  # points: around a name, from its bar to its edge at most, between places that are tried
-NEARER = 0.1  # what the middle of a name counts for beside its edge, when the nearest place is sought
-PIECES = 40  # of a straight part of the line, each taken for a point
-READ = 0.01  # of the perplexity: what a feature has to cost at a place that is said to read it
+BEFORE = -1  # the layer number of what comes before all layers
+GATES = {"attn_in": "attention", "ffn_in": "feed-forward"}  # roles whose input a norm makes, each a row of the band
+FAINTEST, BRIGHTEST = 1 / 16, 4  # ends of the band's scale, in multiples of the median gain
+NAMED = 2  # of a panel's largest parts, those with a single writer of share SHARE are labelled with it
+WORTH_A_NAME = 0.25  # of the largest state, what a part must write to be labelled
+PAD, FAR, STEP = 2, 14, 1.5  # points: padding of a label, largest gap to its bar, step between places tried
+NEARER = 0.1  # weight of the distance to a label's centre, beside that to its edge, in the search for the nearest place
+PIECES = 40  # of a straight segment of the line, each treated as a point
+READ = 0.01  # relative increase of perplexity without a feature at a place, from which on the place reads it
 BAND = (0, -0.2, 1, 0.13)  # of the axes
 TICKS = 8  # at most
 
@@ -54,12 +54,13 @@ TICKS = 8  # at most
 def life_line(
     account: "Account | Rows", *, feature: int | None = None, at: str | None = None, ax: Axes | None = None
 ) -> Panels:
-    """Layer by layer, what attention and feed-forward part write into a feature as bars, and its state as a line.
+    """Draw, layer by layer, the contributions of attention and feed-forward block to a feature as bars, and its state
+    as a line.
 
-    The line has the state before each layer, and at its end that after all. The band below has the gain of each norm at
-    the feature, beside the median gain of that norm: what is dark is hidden from the projections that read the norm.
-    Where rows say what a model loses without the feature at single places, those are named behind the band at which
-    that is more than without random features.
+    The line shows the state before each layer and, at its end, after all layers. The band below shows the gain of each
+    norm at the feature relative to the median gain of that norm: where it is dark, the feature is hidden from the
+    projections that read the norm. If rows tell the model's loss without the feature at single places, those where it
+    exceeds that without random features are named beside the band.
 
     Example:
         >>> panels = outliers.plot.life_line(outliers.origins(model, blocks, features=[3]))
@@ -71,7 +72,7 @@ def life_line(
     """
     every = records(account) if isinstance(account, list | pd.DataFrame) else account.records()
     rows, readers = pd.DataFrame(every), readers_of(every)
-    rows = rows[rows["metric"].str.startswith("origins.")]  # without those of the trace that has found the features
+    rows = rows[rows["metric"].str.startswith("origins.")]  # without rows of the trace that found the features
     by_feature = {f"{name:.0f}": rows_of_feature for name, rows_of_feature in rows.groupby("feature", sort=False)}
     features = chosen("feature", None if feature is None else str(feature), by_feature, ax)
     places = chosen("at", at, AT, ax)
@@ -86,7 +87,7 @@ def life_line(
             bands += _band(axes, by_feature[name], norm, readers.get(name, []) if place == places[-1] else [])
         line[0].set_ylabel("contribution; state")
     _explain(ax, panels, bands, norm)
-    panels[0, 0].figure.draw_without_rendering()  # from here on the layout is known
+    panels[0, 0].figure.draw_without_rendering()  # computes the layout, which the labels need
     for line, name in zip(panels, features, strict=True):
         for axes, place in zip(line, places, strict=True):
             _name_writers(axes, by_feature[name], AT[place][0])
@@ -94,7 +95,8 @@ def life_line(
 
 
 def parts_of(rows: pd.DataFrame) -> pd.DataFrame:
-    """Contributions of parts of layers, from rows: `feature`, `layer` (−1: before all), `part`, `value`, `first`."""
+    """Return the contributions of parts of layers: `feature`, `layer` (−1: before all), `part`, `value` (mean after the
+    first position), `first` (at the first position)."""
     writers = rows[rows["metric"] == "origins.writer"]
     layer, part = writers["layer"].astype(float).fillna(BEFORE).astype(int), writers["writer"].map(PART_OF)
     groups = writers.assign(layer=layer, part=part).groupby(["feature", "layer", "part"], sort=False)
@@ -117,7 +119,7 @@ def _bars_and_line(axes: Axes, rows: pd.DataFrame, column: str) -> None:
 
 
 def _name_writers(axes: Axes, rows: pd.DataFrame, column: str) -> None:
-    """Name the single writers that make the largest bars, each at the free place that is nearest to its bar's end."""
+    """Label the largest bars that a single writer dominates, each at the free place nearest to the bar's end."""
     parts = parts_of(rows).sort_values(column, key=abs, ascending=False, kind="stable")
     most = rows.loc[rows["metric"] == "origins.state", column].abs().max()
     taken, singles = _drawn(axes), singles_of(rows)
@@ -137,7 +139,8 @@ def _name_writers(axes: Axes, rows: pd.DataFrame, column: str) -> None:
 
 
 def _drawn(axes: Axes) -> np.ndarray:
-    """The boxes in pixels, (boxes, 4), of bars, of the line at zero, and of short pieces of the line of states."""
+    """Return the boxes in pixels, (boxes, 4), of bars, of the line at zero, and of short pieces of the line of
+    states."""
     bars = [bar.get_window_extent().extents for bar in axes.patches]
     points = axes.transData.transform(axes.lines[0].get_xydata())
     pieces = np.linspace(points[:-1], points[1:], PIECES).reshape(-1, 2)
@@ -146,8 +149,10 @@ def _drawn(axes: Axes) -> np.ndarray:
 
 
 def _free_place(axes: Axes, label: Annotation, taken: np.ndarray) -> np.ndarray | None:
-    """A place for a label in no taken box and within the axes: the points from what it names to its centre; None where
-    that is not near."""
+    """Find a place for a label that is within the axes and overlaps no taken box; None if there is none near.
+
+    The place is the offset, in points, from the labelled point to the label's centre.
+    """
     point, extent = axes.figure.dpi / 72, label.get_window_extent()
     size = np.array([extent.width, extent.height]) / point
     grid = np.meshgrid(*(np.arange(-reach, reach, STEP) for reach in size / 2 + FAR))
@@ -163,7 +168,7 @@ def _free_place(axes: Axes, label: Annotation, taken: np.ndarray) -> np.ndarray 
 
 
 def readers_of(rows: list[dict]) -> dict[str, list[Place]]:
-    """By feature the places that read it, where rows say what the model loses without it at each."""
+    """Return the places that read each feature, if rows tell the model's loss without it at each place."""
     if not any(row.get("subject") == "control" for row in rows):
         return {}
     table = readings(rows)
@@ -177,33 +182,34 @@ def readers_of(rows: list[dict]) -> dict[str, list[Place]]:
 
 
 def reads(cost: float, usual: Value) -> bool:
-    """Whether a place reads a feature: it costs more without it than without random ones, and enough to be told."""
+    """Return whether a place reads a feature: the loss without it there is at least `READ` and exceeds that without
+    random features."""
     return cost >= READ and exact(cost).is_above(usual)
 
 
 def singles_of(rows: pd.DataFrame) -> Singles:
-    """The single writers, by feature and part, as `parts_of` has them."""
+    """Return the single writers (heads, neurons, experts) by feature, layer and part, as in `parts_of`."""
     singles = rows[(rows["metric"] == "origins.writer") & rows["writer"].isin(SINGLE)]
     layer, part = singles["layer"].astype(float).fillna(BEFORE), singles["writer"].map(PART_OF)
     return dict(iter(singles.groupby([singles["feature"], layer, part], sort=False)))
 
 
 def largest_of(singles: Singles, part: Mapping, column: str) -> pd.Series | None:
-    """The single writer that writes most of a part; None where none is known."""
+    """Return the single writer with the largest contribution of the part's sign; None if none is known."""
     of_part = singles.get((part["feature"], part["layer"], part["part"]))
     return None if of_part is None else of_part.loc[(of_part[column] * np.sign(part[column])).idxmax()]
 
 
 def name_of(writer: Mapping | None) -> str | None:
-    """The name of a writer: neuron 1229, head 6, positions."""
+    """Name a writer: neuron 1229, head 6, positions."""
     if writer is None:
         return None
     return writer["writer"] + ("" if pd.isna(writer.get("index")) else f" {writer['index']:.0f}")
 
 
 def _band(axes: Axes, rows: pd.DataFrame, norm: LogNorm, readers: list[Place]) -> list[Axes]:
-    """The gains of the norms below the axes, a row for what reads each, with its readers; nothing where no norm is
-    read."""
+    """Draw the gains of the norms below the axes, one row per kind of reader, with the places that read the feature;
+    return the new axes, none if no norm is read."""
     gates = rows[rows["metric"] == "origins.gate"]
     reads = [role for role in GATES if gates["role"].str.contains(role).any()] if len(gates) else []
     if not reads:
@@ -221,7 +227,7 @@ def _band(axes: Axes, rows: pd.DataFrame, norm: LogNorm, readers: list[Place]) -
     band.set_xlim(limits)
     for row, role in enumerate(reads):
         there = [place.written for place in readers if set(place.parts) <= set(ROLES[role])]
-        single = [name for name in there if name != role] or there  # of what reads it together only where that is all
+        single = [name for name in there if name != role] or there  # the whole role only if no part is known
         place = {"xycoords": ("axes fraction", "data"), "fontsize": "small", "va": "center"}
         if single:
             band.annotate(f"read by {', '.join(single)}", (1.01, row), **place)
@@ -248,15 +254,15 @@ def _explain(ax: Axes | None, panels: np.ndarray, bands: list[Axes], norm: LogNo
         log_axis(bar.ax.yaxis, norm.vmin, norm.vmax)
 
 
-SHOWN = 6  # writers of a feature with the largest mean, and as many with the largest term at the first position
-ORDINARY = 6  # times the median of random features is what stands out
-WORTH = 0.05  # of the feature's largest state, what a sentence names
-SHARE = 0.5  # of a part, what one writer writes to be named in its place
-WRITERS, TAKERS = 3, 2  # named in a sentence
-LEAST = 0.005  # a term below it is 0 in a table
-HIDDEN, OPEN = 0.25, 0.5  # gain beside the median: below it a norm hides a feature, from it on it does not
+SHOWN = 6  # writers of a feature in a table: by mean, and as many by value at the first position
+ORDINARY = 6  # what exceeds so many times the median of random features stands out
+WORTH = 0.05  # share of the feature's largest state from which on a sentence names a part
+SHARE = 0.5  # share of a part from which on its single writer is named
+WRITERS, TAKERS = 3, 2  # at most, in a sentence
+LEAST = 0.005  # smaller terms are 0 in a table
+HIDDEN, OPEN = 0.25, 0.5  # gain relative to the median: a norm hides a feature below HIDDEN, and passes it from OPEN on
 BLOCKS = {"attention": "attention", "feed-forward": "the feed-forward block"}
-PLACES = {  # of the residual stream, which no norm has scaled
+PLACES = {  # states of the residual stream, which no norm has scaled
     "value": "averages {} in the residual stream over positions after the first, {}",
     "first": "is {} in the residual stream at the first position {}",
 }
@@ -342,8 +348,8 @@ WORDS = (  # columns of text
 
 
 def origins_section(rows: list[dict]) -> Section:
-    """The account of features of each model under each variant; rows of other metrics, such as the trace that has found
-    the features, are left out."""
+    """Show the account of features of each model under each variant; rows of other metrics are left out, such as those
+    of the trace that found the features."""
     sections = of_subjects(filter(is_of_writers, rows), partial(_section, every=rows))
     if len(sections) == 1:
         return sections[0]
@@ -353,19 +359,20 @@ def origins_section(rows: list[dict]) -> Section:
 
 
 def is_of_writers(row: dict) -> bool:
-    """Whether a row is of this metric."""
+    """Return whether a row is of the metric `origins`."""
     return row["metric"].startswith("origins.")
 
 
 def beside_each_other(rows: list[dict]) -> Table:
-    """The features of several accounts."""
+    """Make a table of the features of several accounts."""
     accounts = grouped(filter(is_of_writers, rows), lambda row: (row["model"], row.get("variant", BASELINE))).values()
     features = pd.DataFrame(record for account in accounts for record in _summed_up(account))
     return Table.of("accounts", ACCOUNTS_CAPTION, ACCOUNT_COLUMNS, features, names=WORDS)
 
 
 def _summed_up(rows: list[dict]) -> Iterator[dict]:
-    """Of each feature of an account where its mean is largest, beside random features, and the part that wrote most."""
+    """Yield for each feature of an account the layer where its mean is largest, the state of random features there, and
+    the part that contributes most."""
     frame = pd.DataFrame(rows)
     ordinary = frame[(frame["metric"] == "origins.ordinary") & (frame["part"] == "state")].set_index("layer")["value"]
     for feature, terms in frame[frame["feature"].notna()].groupby("feature", sort=False):
@@ -386,7 +393,10 @@ def _summed_up(rows: list[dict]) -> Iterator[dict]:
 
 
 def _section(rows: list[dict], ending: str, every: list[dict]) -> Section:
-    """That of one model under one variant; ending: of the names of its files. every: rows, of others too."""
+    """Make the section of one model under one variant.
+
+    ending: suffix of the names of its files. every: rows, including those of other metrics.
+    """
     frame = pd.DataFrame(rows)
     writers, gates, states, rest = (frame[frame["metric"] == f"origins.{metric}"] for metric in METRICS)
     parts = _with_most(parts_of(frame), writers)
@@ -413,7 +423,7 @@ def _section(rows: list[dict], ending: str, every: list[dict]) -> Section:
 
 
 def _listed_terms(row: Mapping) -> str:
-    """The tokens on which a writer writes most, with what it writes: '␣the' −35.2."""
+    """List the tokens on which a writer contributes most, with the contributions: '␣the' −35.2."""
     tokens, terms = row["largest_tokens"], row["largest"]
     return ", ".join(f"{token} {amount(term)}" for token, term in zip(tokens, terms, strict=True))
 
@@ -430,7 +440,7 @@ SUPPRESSED = Claim(
 
 
 def origins_findings(rows: list[dict]) -> Iterator[Finding]:
-    """Of each feature who writes it and who takes it back, where that stands out from random features, and which norms
+    """State for each feature which parts write and remove it, if they stand out from random features, and which norms
     hide it."""
     frame = pd.DataFrame(filter(is_of_writers, rows))
     ordinary = frame[frame["metric"] == "origins.ordinary"]
@@ -447,12 +457,10 @@ def _place(row: Mapping) -> str:
 
 
 def _columns(frame: pd.DataFrame) -> pd.DataFrame:
-    """The columns of values of one kind: what they have that others of their row have not."""
     return frame[[name for name in OWN if name in frame and frame[name].notna().any()]]
 
 
 def _with_most(parts: pd.DataFrame, writers: pd.DataFrame) -> pd.DataFrame:
-    """Parts of layers with the single writer that writes most of each, by mean and at the first position."""
     singles = singles_of(writers)
     most = {
         name: [name_of(largest_of(singles, part, column)) for part in parts.to_dict("records")]
@@ -462,21 +470,22 @@ def _with_most(parts: pd.DataFrame, writers: pd.DataFrame) -> pd.DataFrame:
 
 
 def _largest(frame: pd.DataFrame) -> pd.DataFrame:
-    """Of each feature what writes most, by mean or at the first position."""
+    """Return the rows with the largest contributions to each feature, by mean or at the first position."""
     groups = [rows_of_feature for _, rows_of_feature in frame.groupby("feature", sort=False)]
     most = [group[column].abs().nlargest(SHOWN).index for group in groups for column in PLACES]
     return frame.loc[sorted({index for indices in most for index in indices})]
 
 
 def _standing_out(rows: pd.DataFrame, ordinary: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Of states or parts of layers those that are more than the same of random features."""
+    """Return the states or parts that exceed `ORDINARY` times the same quantity of random features."""
     usual = ordinary[["layer", "part", column]].rename(columns={column: "usual"})
     both = rows.merge(usual, on=["layer", "part"])
     return both[both[column].abs() > ORDINARY * both["usual"]]
 
 
 def _written(rows: pd.DataFrame, parts: pd.DataFrame, ordinary: pd.DataFrame, column: str, place: str) -> dict | None:
-    """The place at which the feature is largest, the parts that write it until there, and those that remove it then."""
+    """Return the fields of the claim `WRITTEN`: where the feature is largest, the parts that write it before, and those
+    that remove it after; None if it does not stand out."""
     states = rows[rows["metric"] == "origins.state"].assign(part="state")
     peak = states.loc[states[column].abs().idxmax()]
     if _standing_out(states.loc[[peak.name]], ordinary, column).empty:
@@ -498,7 +507,7 @@ def _most(parts: pd.DataFrame, column: str, count: int) -> pd.DataFrame:
 
 
 def _contribution(singles: Singles, part: Mapping, column: str) -> str:
-    """A block of a layer with its contribution, and the single writer that makes most of it."""
+    """Describe the contribution of a part of a layer, and the single writer that makes most of it."""
     value, largest = signed(part[column]), largest_of(singles, part, column)
     if part["layer"] == BEFORE:
         return f"the embedding ({value})"
@@ -509,7 +518,8 @@ def _contribution(singles: Singles, part: Mapping, column: str) -> str:
 
 
 def _hidden(rows: pd.DataFrame) -> Iterator[dict]:
-    """The layers whose norms hide the feature from attention, or the feed-forward part, and the first that does not."""
+    """Yield, for attention and feed-forward block, the layers whose norms hide the feature, and the next layer that
+    passes it."""
     gates = rows[rows["metric"] == "origins.gate"]
     for role, part in GATES.items():
         of_role = [gate for gate in gates.to_dict("records") if role in gate["role"].split("+")]
@@ -527,17 +537,18 @@ def _hidden(rows: pd.DataFrame) -> Iterator[dict]:
 
 
 FEATURES = 8  # at most
-WRITERS_SHOWN = 6  # of a part, those with the largest means, and as many with the largest terms at the first position
+WRITERS_SHOWN = 6  # writers of a part: by mean, and as many by value at the first position
 DIGITS = ".5g"  # of a number
 
 
 def origins_explorer(rows: pd.DataFrame, of: str, readers: Mapping[str, Sequence[Place]]) -> Explorer:
-    """The contributions of each part of a layer to a feature, its writers one by one, states and gates.
+    """Make an explorer of the contributions of each part of a layer to a feature, with its single writers, states and
+    gates.
 
-    rows: of the metric `origins`, of one model under one variant; of: what it is called. readers: of a feature the
-    places that read it, where that was measured.
+    rows: of the metric `origins`, of one model under one variant. of: the name of both. readers: the places that read
+    each feature, if measured.
     """
-    # of the columns, which are copied with each selection, those that are told; none has a count where all are named
+    # Only the columns that are shown, because each selection copies them; `count` is absent if every writer is named.
     rows = rows.reindex(columns=["metric", "part", *OWN])
     by_feature = [group for _, group in rows[rows["feature"].notna()].groupby("feature", sort=False)]
     content = {
@@ -575,7 +586,8 @@ def _feature(rows: pd.DataFrame, readers: Mapping[str, Sequence[Place]]) -> dict
 
 
 def _writers(rows: pd.DataFrame, part: str) -> list[dict]:
-    """The writers of a part of a layer that write most, each with the tokens on which it does; last, all others."""
+    """Return the largest writers of a part of a layer, each with the tokens on which it contributes most; last, all
+    others together."""
     rows = rows[rows["writer"].isin(WRITERS_OF[part])]
     known = rows[rows["count"].isna()]
     largest = {index for column, _ in AT.values() for index in known[column].abs().nlargest(WRITERS_SHOWN).index}
@@ -598,13 +610,12 @@ def _writers(rows: pd.DataFrame, part: str) -> list[dict]:
 
 
 def _largest_terms(writer: Mapping) -> list[list]:
-    """The tokens on which a writer writes most, with their positions and its terms."""
     terms = zip(writer["largest_tokens"], writer["largest_positions"], writer["largest"], strict=True)
     return [[token, position, _short(term)] for token, position, term in terms]
 
 
 def _read_by(gate: Mapping) -> list[str]:
-    """The readers of the output of a norm."""
+    """Return the parts that read the output of a norm."""
     return [part for role, part in GATES.items() if role in gate["role"].split("+")]
 
 

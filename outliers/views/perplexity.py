@@ -1,4 +1,5 @@
-"""Cost of schemes: perplexity by scheme and model, drawn beside Table 1 of the paper; of pictures, their classes."""
+"""Cost of schemes: perplexity by scheme and model beside Table 1 of the paper; for pictures also their
+classification."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,9 +26,9 @@ from outliers.views.published import FAIRSEQ, published_rows
 
 
 def costs(rows: list[dict]) -> list[dict]:
-    """Rows of perplexities, each with its `cost`: what it adds to the perplexity of its model, as a share.
+    """Add to rows of perplexities the field `cost`, the relative increase over the unquantized model.
 
-    Of models whose perplexity without quantization is there.
+    Rows of models whose unquantized perplexity was not measured are left out.
     """
     baseline = {row["model"]: value_of(row) for row in rows if row["scheme"] == BASELINE and is_exact(row)}
     measured = [row for row in rows if row["model"] in baseline]
@@ -35,13 +36,15 @@ def costs(rows: list[dict]) -> list[dict]:
 
 
 def is_exact(row: Mapping) -> bool:
-    """Whether nothing changes the model of a row; options of a scheme that quantizes nothing change nothing."""
+    """Return whether a row's model is unchanged; a scheme that quantizes nothing changes nothing, whatever its
+    options."""
     under = variant_of(row)
     return under is AS_IT_IS or (isinstance(under, Quantized) and not under.scheme.quantizes)
 
 
 def unrounded(point: NamedTuple) -> dict:
-    """A point of a figure of costs with columns for its perplexity and its ratio to that without quantization."""
+    """Flatten a point of a figure of costs, with its perplexity and the ratio to the unquantized perplexity as
+    columns."""
     fields = point._asdict()
     perplexity, cost = fields.pop("perplexity"), fields.pop("cost")
     scatter = {"deviation": perplexity.deviation, "error": perplexity.error}
@@ -49,21 +52,21 @@ def unrounded(point: NamedTuple) -> dict:
 
 
 def costs_of_schemes(rows: list[dict]) -> list[dict]:
-    """Of rows with their costs, as `costs` has them, those of what quantizes."""
+    """Return the rows of `costs` without the unquantized baseline."""
     return [row for row in costs(rows) if row["scheme"] != BASELINE]
 
 
 def names_of(models: Iterable[str]) -> list[str]:
-    """The short names of models, whole ones where two share theirs."""
+    """Return the short names of models, or full names where two models share the short one."""
     return list(distinct_names((model, None) for model in models).values())
 
 
 @figure_function
 def sweep_costs(rows: Rows, *, paper: bool = True, ax: Axes | None = None) -> Axes:
-    """Increase of each model's perplexity under each scheme, in per cent; where nothing was measured without
-    quantization, perplexity against parameters.
+    """Draw the increase of each model's perplexity under each scheme, in per cent; without an unquantized baseline,
+    perplexity against parameters.
 
-    Bars are one standard deviation by rounding, of rows of several draws.
+    Error bars are one standard deviation by rounding, for rows of several draws.
 
     Example:
         >>> rows = outliers.sweep(models=["pocket/gpt2-0.1m"], schemes=["fp32", "absmax"], block=64, blocks=2)
@@ -71,7 +74,7 @@ def sweep_costs(rows: Rows, *, paper: bool = True, ax: Axes | None = None) -> Ax
 
     Args:
         rows: of a sweep.
-        paper: whether the models of the paper stand beside, in grey.
+        paper: whether to draw the models of the paper, in grey.
     """
     rows = records(rows)
     measured = costs_of_schemes(rows)
@@ -93,7 +96,6 @@ def sweep_costs(rows: Rows, *, paper: bool = True, ax: Axes | None = None) -> Ax
 
 
 def _plot_against_size(axes: Axes, rows: list[dict], styles: dict[str, dict]) -> None:
-    """Models of one architecture are joined by a line."""
     order = list(styles)
     for place, architecture in sorted({(order.index(row["scheme"]), row["architecture"]) for row in rows}):
         group = [row for row in rows if (row["scheme"], row["architecture"]) == (order[place], architecture)]
@@ -105,7 +107,7 @@ def _plot_against_size(axes: Axes, rows: list[dict], styles: dict[str, dict]) ->
 
 
 def _plot_costs(axes: Axes, rows: list[dict], styles: dict[str, dict], paper: bool) -> None:
-    """Points of one model side by side; models from small to large, then those of the paper in grey."""
+    """Plot the points of each model side by side; models from small to large, then those of the paper in grey."""
     published, theirs = (costs_of_schemes(published_rows()), FAIRSEQ) if paper else ([], [])
     ours = [model for _, model in sorted({(row["parameters"], row["model"]) for row in rows})]
     for models, first, points, grey in (
@@ -124,7 +126,7 @@ def _plot_costs(axes: Axes, rows: list[dict], styles: dict[str, dict], paper: bo
 
 
 PERPLEXITIES = ("perplexity", LOG_PERPLEXITY)
-# Of pictures: metric to what its column is called, and its form.
+# Metrics of pictures: header of the column, format.
 OF_PICTURES = {
     "accuracy": ("top-1", ".2%"),
     "accuracy.loss": ("cross-entropy (nats)", ".4f"),
@@ -135,7 +137,7 @@ OF_PICTURES = {
 
 @failures(Failures.SHOWN)
 def sweep_section(rows: list[dict]) -> Section:
-    """The section of a sweep; of pictures with their classification too."""
+    """Show a sweep; for pictures also their classification."""
     picture_rows = [row for row in rows if row["metric"] in OF_PICTURES]
     loss_rows = [row for row in rows if row["metric"] in PERPLEXITIES]
     parts = ((_perplexities, loss_rows), (_classes, picture_rows))
@@ -144,7 +146,7 @@ def sweep_section(rows: list[dict]) -> Section:
 
 
 def _classes(rows: list[dict]) -> Section:
-    """Classification of pictures under each scheme: accuracy, or agreement with the unquantized model."""
+    """Show the classification of pictures under each scheme: accuracy, or agreement with the unquantized model."""
     frame = pd.DataFrame([row | {"cell": measured_cell(OF_PICTURES[row["metric"]][1], row)} for row in rows])
     columns = [metric for metric in OF_PICTURES if (frame["metric"] == metric).any()]
     cells = frame.pivot(index=["model", "scheme"], columns="metric", values="cell").fillna(MISSING)
@@ -186,8 +188,8 @@ def _perplexities(rows: list[dict]) -> Section:
 
 
 def table1(rows: list[dict], column: str = "value") -> pd.DataFrame:
-    """Perplexity, or another column of the rows, by scheme (index; those that come along in the order of `SCHEMES`,
-    then others) and model (columns, in the order of the rows); NaN where it is no number."""
+    """Return perplexity, or another column of the rows, by scheme (index, those of `SCHEMES` first in its order) and
+    model (columns, in the order of the rows); NaN for a perplexity that is no number."""
     beyond = {"value": math.nan}
     kept = [row for row in rows if row["metric"] in PERPLEXITIES]
     frame = pd.DataFrame([row | beyond if column in beyond and is_beyond(row) else row for row in kept])
@@ -196,13 +198,14 @@ def table1(rows: list[dict], column: str = "value") -> pd.DataFrame:
 
 
 def perplexity_table(rows: list[dict]) -> Table:
-    """The table of the paper, of schemes by their names here."""
+    """Make Table 1 of the paper, with our names of schemes."""
     cells = [row | {"cell": measured_cell(".2f", row)} for row in rows]
     return _with_labels("table1", "Perplexity by scheme and model.", "Perplexity", cells)
 
 
 def bits_table(rows: list[dict]) -> list[Table]:
-    """Bits per byte of the text, which compare across vocabularies; none where no row knows them."""
+    """Make a table of bits per byte of the text, which are comparable across vocabularies; none if no row records
+    them."""
     if not any("bits_per_byte" in row for row in rows):
         return []
     failed = {"cell": FAILED}
@@ -214,13 +217,13 @@ def bits_table(rows: list[dict]) -> list[Table]:
 
 
 def _bits(row: dict) -> dict:
-    """The fields of a row of bits per byte in the place of its perplexity."""
+    """Return fields that replace a row's perplexity by its bits per byte."""
     bits = row["bits_per_byte"]
     return {"metric": "perplexity", "value": bits, "cell": cell(".4f", *value_of(row, BITS).shown)}
 
 
 def cost_table(rows: list[dict]) -> list[Table]:
-    """Increase of a model's perplexity under each scheme, in per cent; none where fp32 was not measured."""
+    """Make a table of the increase of perplexity under each scheme, in per cent; none without the unquantized model."""
     measured = costs_of_schemes(records(rows))
     if not measured:
         return []
@@ -238,7 +241,7 @@ def cost_table(rows: list[dict]) -> list[Table]:
 
 
 def _with_labels(name: str, caption: str, heading: str, rows: list[dict]) -> Table:
-    """A table of rows with their cells."""
+    """Make a table by scheme and model from rows with a field `cell`."""
     table, cells = table1(rows), table1(rows, "cell").fillna(MISSING)
     called = {} if rows[0]["dtype"] == "float32" else {BASELINE: f"{rows[0]['dtype']}, not quantized"}
     lines = [[called.get(scheme, scheme), *cells.loc[scheme]] for scheme in table.index]
@@ -246,7 +249,7 @@ def _with_labels(name: str, caption: str, heading: str, rows: list[dict]) -> Tab
 
 
 TABLE = "table1_increase"
-# Scheme to the same with outlier features in 16 bits.
+# Scheme to the same scheme with outlier features in 16 bits.
 DECOMPOSED = {
     "absmax-vector": "llm.int8",
     "zeropoint-vector": "llm.int8-zeropoint",
@@ -278,12 +281,11 @@ BEYOND = Claim(
 
 
 def sweep_findings(rows: Sequence[dict], names: dict[str, str], whole: bool = True) -> list[Finding]:
-    """The largest cost, the benefit of outlier features in 16 bits, the least cost, of the model with the largest one.
+    """State, for the model with the largest cost, that cost, the benefit of outlier features in 16 bits, and the
+    smallest cost; then how many models lose more than 1 %. A single draw gives no findings.
 
-    Nothing of a single draw.
-
-    rows: of schemes, with their costs as `costs` has them. names: what models are called.
-    whole: whether all were measured, without which nothing is said of all schemes.
+    rows: of schemes, with their costs as `costs` adds them. names: names of models in sentences. whole: whether every
+    row has a value; otherwise nothing is stated about all schemes.
     """
     if not rows or any(row["cost"].deviation is None for row in rows):
         return []
@@ -306,7 +308,7 @@ def sweep_findings(rows: Sequence[dict], names: dict[str, str], whole: bool = Tr
 
 
 def _of_models(rows: list[dict], names: dict[str, str]) -> list[Finding]:
-    """Number of models that lose at least one per cent under some scheme, where there are several."""
+    """State how many of several models lose more than one per cent under some scheme."""
     broken = {row["model"] for row in rows if row["cost"].is_above(exact(0.01))}
     if len(names) < 2:
         return []

@@ -1,4 +1,4 @@
-"""The view of a plan: the projections that stay exact, and the cost of the model with them and with fewer."""
+"""The view of a plan: the projections that stay exact, and the model's cost with them and with fewer."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -20,16 +20,17 @@ from outliers.show.tables import Table, scatter_note, scattered
 from outliers.show.value import Rows, Value, exact, records, value_of
 from outliers.show.words import decibels
 
-STAGES = {  # of a plan: what the legend says, colour, marker, and whether it is filled
+STAGES = {  # stage of a plan: label in the legend, colour, marker, fill
     "search": ("on the blocks of the search", "blue", "o", "none"),
     "confirm": ("on other blocks", "vermilion", "s", "full"),
 }
 
 
 def plan_points(rows: Iterable[Mapping]) -> pd.DataFrame:
-    """Cost of each measured set of a plan: a row a set, with `stage` ("search", or "confirm" on other blocks), `chosen`
-    (how many projections are better), `price` (what that takes), `perplexity`, `cost` and, as a share of the perplexity
-    without quantization, its `cost_deviation`; and the `variant`.
+    """Return the cost of each set of projections that a plan measured, one row per set.
+
+    Columns: `stage` ("search", or "confirm" on other blocks), `chosen` (number of improved projections), `price` (what
+    they take), `perplexity`, `cost` (relative increase of perplexity), both with _deviation and _error, and `variant`.
     """
     rows = [row for row in rows if row.get("stage") in STAGES]
     exact = {row["stage"]: value_of(row) for row in rows if "chosen" not in row}
@@ -45,8 +46,12 @@ def plan_points(rows: Iterable[Mapping]) -> pd.DataFrame:
 
 
 def expected_costs(rows: Iterable[Mapping], tokens: int) -> list[float]:
-    """Expected cost of a scheme with no projection exact, with the first one, and so on, as shares: by what each costs
-    alone, the rest being as with all of them; tokens: on which that was measured."""
+    """Return the expected cost of a scheme, as a share, with no projection exact, with the costliest one, with the two
+    costliest, and so on.
+
+    The increases of log-perplexity by single projections are added up, on top of the measured cost with all of them
+    improved. tokens: number of tokens on which single projections were measured.
+    """
     rows = [row for row in rows if row["metric"] in ("perplexity", "damage.kl")]
     searched = [row for row in rows if row.get("stage") == "search"]
     exact, most = (
@@ -64,7 +69,7 @@ def expected_costs(rows: Iterable[Mapping], tokens: int) -> list[float]:
 
 
 def _alone(rows: Iterable[Mapping], scheme: str) -> pd.DataFrame:
-    """Perplexity and divergence with each projection (index) alone quantized under a scheme."""
+    """Return perplexity and divergence with each projection (index) alone quantized under a scheme."""
     alone = [row for row in rows if "alone" in row and row["variant"] == f"{scheme}+only={row['alone']}"]
     frame = pd.DataFrame(alone, columns=["alone", "metric", "value"])
     return frame.pivot_table(index="alone", columns="metric", values="value", aggfunc="last")
@@ -72,16 +77,19 @@ def _alone(rows: Iterable[Mapping], scheme: str) -> pd.DataFrame:
 
 @figure_function
 def plan_curve(rows: Rows, *, tokens: int | None = None, allowed: float | None = None, ax: Axes | None = None) -> Axes:
-    """Increase of perplexity under a scheme against the number of improved projections, in per cent, for each set that
-    the search of a plan measured, and those that were confirmed. Bars are one standard deviation by rounding.
+    """Draw the increase of perplexity under a scheme, in per cent, against the number of improved projections, for each
+    set that the search of a plan measured and for the confirmed sets.
+
+    Error bars are one standard deviation by rounding.
 
     Example:
         >>> axes = outliers.plot.plan_curve(outliers.frame("results/kept/plans/absmax"))
 
     Args:
         rows: of a plan.
-        tokens: on which the search measured; with them a line shows what projections that cost most alone should save.
-        allowed: what it may cost, as a share, a line.
+        tokens: number of tokens that the search measured on; if given, a line shows the expected cost with the
+            costliest projections improved.
+        allowed: the allowed cost, as a share, drawn as a line.
     """
     points = plan_points(records(rows))
     axes = panels_of(ax, 1, 1, (4.8, 3.4)).item()
@@ -126,7 +134,7 @@ SINGLES = (
     ("perplexity", scattered("perplexity", ".3f")),
     ("increase (%)", scattered("cost", "+.2f", 100)),
 )
-PRICES = {  # of a set, by what few of is better: its column
+PRICES = {  # column of a set's price, by what a plan minimizes
     "count": (),
     "parameters": (("their parameters", "{price:,.0f}"),),
 }
@@ -139,7 +147,7 @@ CURVE = (
 
 @failures(Failures.LOST)
 def kept_plan_section(spec: Planning, folder: Path, rows: list[dict]) -> Section:
-    """The section of the rows of a specification; the plan and its exports become files."""
+    """Show the plan that an experiment's rows define; the plan and its exports become files."""
     plan = plan_of(rows, spec.model, spec.cost, spec.draws)
     section = plan_section(rows, plan, {FILE: plan.text} | exports_of(spec, plan), spec.by)
     note = f"The plan is {folder / FILE}: python -m outliers.measure {spec.model} --variant @{folder / FILE}"
@@ -147,14 +155,14 @@ def kept_plan_section(spec: Planning, folder: Path, rows: list[dict]) -> Section
 
 
 def plan_section(rows: list[dict], plan: Plan, files: dict[str, str], by: str = "count") -> Section:
-    """Findings that say how many projections have to be better and what the model costs then, the table of these, and
-    the curve of all sets; by: what few of is better."""
+    """Show how many projections have to be improved and what the model then costs: findings, the table of these
+    projections, and the curve of all sets. by: what the plan minimizes."""
     points = plan_points(rows)
     every = _chosen(rows, plan), _sets(points, rows, by), _singles(rows, plan)
     tables = [table for table in every if len(table.data)]
     measured = [row for row in rows if row["metric"] == "perplexity" and "stage" in row]
     notes = [scatter_note(measured)]
-    tokens = next(row["blocks"] * row["block"] for row in measured)  # of the search, which comes first
+    tokens = next(row["blocks"] * row["block"] for row in measured)  # of the search, whose rows come first
     curve = plan_curve(rows, tokens=tokens, allowed=plan.measured["allowed"])
     drawing = Drawing.of("plan", CURVE.format(scheme=plan.scheme), curve)
     title = f"A plan for {short_name(plan.model)} under {plan.scheme}"
@@ -163,7 +171,6 @@ def plan_section(rows: list[dict], plan: Plan, files: dict[str, str], by: str = 
 
 
 def _chosen(rows: list[dict], plan: Plan) -> Table:
-    """The projections that are better, those first that cost most alone."""
     better = {path: name for name, paths in plan.instead.items() for path in paths} | dict.fromkeys(plan.exact, "exact")
     unquantized = next(row["value"] for row in rows if row["metric"] == "perplexity" and row["variant"] == "fp32")
     errors = {row["projection"]: row["value"] for row in rows if row["metric"] == "damage.error_by_token"}
@@ -182,7 +189,6 @@ def _chosen(rows: list[dict], plan: Plan) -> Table:
 
 
 def _sets(points: pd.DataFrame, rows: list[dict], by: str) -> Table:
-    """Each measured set, in the order of the search."""
     blocks = {row["stage"]: (row.get("first_block", 0), row.get("blocks", 0)) for row in rows if "stage" in row}
     names = {stage: f"{first + 1} to {first + count}" for stage, (first, count) in blocks.items()}
     data = points.drop(columns="variant").assign(blocks=points["stage"].map(names))
@@ -191,7 +197,7 @@ def _sets(points: pd.DataFrame, rows: list[dict], by: str) -> Table:
 
 
 def _singles(rows: list[dict], plan: Plan) -> Table:
-    """The plan without each of its members, those first that matter least."""
+    """Make the table of the plan without each of its projections, those that matter least first."""
     size = sum(map(len, (plan.exact, *plan.instead.values())))
     confirmed = (row for row in rows if row.get("stage") == CONFIRM and "chosen" not in row)
     unquantized = value_of(next(confirmed))

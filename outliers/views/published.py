@@ -1,4 +1,4 @@
-"""Printed values, of the paper and of others: a CSV file a table in the folder `printed`."""
+"""Printed values of the paper and of others: one CSV file per table in the folder `printed`."""
 
 import csv
 from pathlib import Path
@@ -10,7 +10,11 @@ Key = tuple[str, ...]
 
 
 def numbers_of(name: str, keys: Key) -> dict[Key, float | str]:
-    """A printed table, its values row by row, by what they are of; columns that are called as a key say it of rows."""
+    """Read a printed table as values by key.
+
+    keys: names of the parts of a key. Columns with these names hold parts of the keys of their row; the header of any
+    other column is the last part of the keys of its values.
+    """
     with (PRINTED / f"{name}.csv").open(newline="", encoding="utf-8") as file:
         header, *lines = csv.reader(file)
     parts = len(header) - len(set(header) - set(keys))
@@ -23,7 +27,6 @@ def numbers_of(name: str, keys: Key) -> dict[Key, float | str]:
 
 
 def _value(text: str) -> float | str:
-    """A number as it is printed, a whole one without a point; else the text."""
     try:
         return int(text) if text.lstrip("-").isdigit() else float(text)
     except ValueError:
@@ -32,7 +35,7 @@ def _value(text: str) -> float | str:
 
 TABLE1, TABLE7 = (
     numbers_of("table1", ("model", "scheme")),  # perplexity on C4
-    numbers_of("table7", ("model", "int8", "decomposition")),  # of models that were trained in int8
+    numbers_of("table7", ("model", "int8", "decomposition")),  # perplexity of models trained in int8
 )
 FAIRSEQ = list(dict.fromkeys(model for model, _ in TABLE1))
 
@@ -43,12 +46,13 @@ REMEDIES["increase"] = 100 * (REMEDIES["perplexity"] / REMEDIES["unquantized"] -
 
 
 def published_rows() -> list[dict]:
-    """Table 1 as rows: `model`, `scheme`, `value`."""
+    """Return Table 1 as rows with `model`, `scheme` and `value`."""
     return [{"model": model, "scheme": scheme, "value": value} for (model, scheme), value in TABLE1.items()]
 
 
 def published_models() -> pd.DataFrame:
-    """Table 4: one row a model (index), worse ones first, with the columns that `by_model` gives to measured ones."""
+    """Return Table 4: one row per model (index), the worst first, with the columns that `by_model` gives measured
+    models."""
     table = pd.read_csv(PRINTED / "table4.csv", index_col="model").rename_axis(None).astype(float)
     return table.sort_values("perplexity", ascending=False)
 

@@ -1,4 +1,4 @@
-"""The largest numbers of each model and variant as a table and sentences."""
+"""The largest numbers in each model under each variant, as a table and sentences."""
 
 from collections.abc import Mapping
 
@@ -24,7 +24,7 @@ CAPTION = (
 
 
 def beyond(value: float) -> list[str]:
-    """The formats that do not hold a value, the narrowest first."""
+    """Return the formats that cannot represent a value, the narrowest first."""
     return [name for name, limit in LIMITS.items() if value > limit]
 
 
@@ -38,7 +38,7 @@ COLUMNS = (
 
 
 def range_section(rows: list[dict]) -> Section:
-    """The largest numbers of each model under each variant; rows of other metrics are left out."""
+    """Show the largest numbers of each model under each variant; rows of other metrics are left out."""
     return together("Ranges", of_subjects([row for row in rows if row["metric"].startswith("range.")], _section))
 
 
@@ -53,7 +53,7 @@ def _section(rows: list[dict], ending: str) -> Section:
 
 
 def _said(largest: pd.DataFrame) -> list[str]:
-    """A sentence on the largest number that float16 does not hold, of inputs first; or that it holds all."""
+    """State the largest number beyond float16, inputs first; or that float16 holds all numbers."""
     ordered = largest.sort_values("value", ascending=False, kind="stable").to_dict("records")
     out = [row for row in ordered if row["value"] > LIMITS["float16"]]
     if not out:
@@ -65,13 +65,13 @@ def _said(largest: pd.DataFrame) -> list[str]:
 
 
 def beyond_float16(value: float, place: str) -> str:
-    """A sentence without its end: layer 3, ffn_out: 70,003 is beyond float16; bfloat16 holds it."""
+    """Write a sentence without its full stop: layer 3, ffn_out: 70,003 is beyond float16; bfloat16 holds it."""
     holds = "bfloat16 holds it" if value <= LIMITS["bfloat16"] else "bfloat16 does not hold it either"
     return f"{place}: {amount(value)} is beyond float16; {holds}"
 
 
 def place_of(row: Mapping) -> str:
-    """The layer, the role and the kind of a number."""
+    """Describe a number by its layer, role and kind."""
     role = f", {row['role']}" if row["role"] else ""
     what = {"range.input": "", "range.output": " output", "range.block_sum": " sum of 32 inputs"}.get(
         row.get("metric", "range.input")

@@ -1,4 +1,5 @@
-"""Readers of features: the cost of removing each at each place beside random features, and its effect on attention."""
+"""Readers of features: the cost of removing each feature at each place beside random ones, and the effect on
+attention."""
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -15,10 +16,10 @@ from outliers.show.value import exact, value_of
 from outliers.show.words import percent
 from outliers.views.origins import reads
 
-MEASURES = ("cost", "top1_softmax", "share", "margin")  # of which random features have a mean and a deviation
-NAMED = 4  # places in a sentence
-NATS = 0.1  # what taking a feature out has to change of the margin to be told
-HEADS = 4  # of a feature and place, in the table of heads
+MEASURES = ("cost", "top1_softmax", "share", "margin")  # measures for which random features give a mean and a deviation
+NAMED = 4  # places named in a sentence
+NATS = 0.1  # smallest change of the margin that is stated
+HEADS = 4  # heads of a feature and place in the table
 
 READERS_CAPTION = (
     "Features set to zero at the inputs of some projections (their readers): perplexity, with the change propagated "
@@ -67,7 +68,7 @@ HEAD_COLUMNS = (
 
 
 def readers_section(rows: list[dict]) -> Section:
-    """The section of the readers of a model's features, without the rows of other parts of an account."""
+    """Show the readers of a model's features; rows of other parts of an account are left out."""
     table = readings(rows)
     summary, heads = summary_of(table), heads_of(table)
     controls = int(table.loc[table["subject"] == "control", "draw"].max()) + 1
@@ -80,8 +81,8 @@ def readers_section(rows: list[dict]) -> Section:
 
 
 def summary_of(table: pd.DataFrame) -> pd.DataFrame:
-    """The data frame of `outliers.readers` with random features as mean and standard deviation beside each feature:
-    columns MEASURE_controls and MEASURE_controls_deviation. The model as it is comes first."""
+    """Add to the data frame of `outliers.readers` the mean and standard deviation of random features at the same place:
+    columns MEASURE_controls and MEASURE_controls_deviation. The unmodified model comes first."""
     table = table.drop(columns=["shares", "margins"], errors="ignore").reindex(
         columns=["subject", "place", "feature", "perplexity", *MEASURES, "sinks"]
     )
@@ -91,7 +92,7 @@ def summary_of(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def heads_of(table: pd.DataFrame) -> pd.DataFrame:
-    """The heads whose margin each feature changes most at each place, beyond what random features change."""
+    """Return the heads whose margin each feature changes most at each place, beyond the change by random features."""
     if "margins" not in table:
         return pd.DataFrame()
     whole = table[table["subject"] == "none"].iloc[0]
@@ -122,7 +123,6 @@ def heads_of(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _is_apart(row: Mapping, measure: str) -> bool:
-    """Whether a feature does more, or less, than random features, beyond their scatter."""
     return exact(row[measure]).is_apart(value_of(row, f"{measure}_controls"))
 
 
@@ -143,8 +143,8 @@ PREFERRED = Claim(
 
 
 def readers_findings(table: pd.DataFrame) -> Iterator[Finding]:
-    """Of each feature what reads it, and the place at which it makes most of the margin of the first position, if it
-    does. That something reads it is said only beyond the scatter of random features."""
+    """State for each feature where it is read, beyond the scatter of random features, and the place where its removal
+    changes the margin of the first position most."""
     summary = summary_of(table)
     whole = summary.iloc[0].to_dict()
     for _, of_feature in summary.iloc[1:].groupby("feature", sort=False):

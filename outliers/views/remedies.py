@@ -40,20 +40,20 @@ from outliers.views.perplexity import costs, unrounded
 from outliers.views.published import REMEDIES
 
 NONE = "none"
-FEATURES = "features={:g}"  # the paper's decomposition, as a remedy
-# Panels by the granularity of the weights' scales; groups have that of blocks, and weights alone a panel of their own.
+FEATURES = "features={:g}"  # the paper's decomposition, named as a remedy
+# Panels by granularity of the weights' scales; groups count as blocks, and weights alone have a panel of their own.
 PANELS = {
     "tensor": "a scale a tensor",
     "column": "a scale a row and a column",
     "block": "scales of groups and blocks",
     "weights": "weights alone",
 }
-# Panels by what has few bits.
+# Panels by the quantized values.
 KINDS = {"weights": "weights alone", "both": "weights and activations", "cache": "keys and values"}
 WIDTH = 24  # characters of a line of a legend
-LINE = "0.6"  # colour of the line
-# Where a name may stand beside a mark: points to the right and up, and which of its corners is there. To the lower left
-# of the frontier there are only marks that do not count; to the upper right of one is the room between two lines.
+LINE = "0.6"  # colour of the frontier
+# Places of a name beside a mark: offset in points, and the corner of the name that is there. To the lower left
+# of the frontier only excluded marks lie; to the upper right of a mark there is room between two lines.
 BESIDE = (
     ((-3, -3), "right", "top"),
     ((3, 2), "left", "bottom"),
@@ -63,16 +63,16 @@ BESIDE = (
     ((-8, 10), "right", "bottom"),
 )
 GRID = "hollow: weights on the\ngrid of few bits of their file"
-HELD = 0.05  # a format holds a model where it costs less of its perplexity
+HELD = 0.05  # a format holds a model if it costs less than this share of perplexity
 
 
 class Point(NamedTuple):
-    """A row of the table and a column: what a format with a remedy was measured at.
+    """A measurement of one format with one remedy.
 
-    format: the scheme of these operands that was named first; of keys and values their number formats. cost: beside no
-    quantization, behind the same prefix where that was measured. weight_bits, activation_bits, cache_bits: of a value
-    on average, None where it is not quantized. on_grid: whether the weights were stored in as few bits as the format
-    has, or fewer, and nothing has moved them off that grid, so that the format looks better than it is.
+    format: the first-named scheme with these operands; for keys and values their number formats. cost: relative
+    increase over the unquantized model, with the same prefix if that was measured. weight_bits, activation_bits,
+    cache_bits: mean bits per value, None if not quantized. on_grid: whether the weights were stored in at most as many
+    bits as the format has, and nothing moved them off that grid, so that the format looks better than it is.
     """
 
     model: str
@@ -88,14 +88,14 @@ class Point(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The quantized values, one of `KINDS`."""
+        """The kind of quantized values, a key of `KINDS`."""
         if self.cache_bits is not None:
             return "cache"
         return "weights" if self.activation_bits is None else "both"
 
     @property
     def bits(self) -> float:
-        """A value's: of keys and values; else of both operands on average, or of the one that is quantized."""
+        """Bits per value: of keys and values, or else the mean over the quantized operands."""
         if self.cache_bits is not None:
             return self.cache_bits
         quantized = [bits for bits in (self.weight_bits, self.activation_bits) if bits is not None]
@@ -103,13 +103,15 @@ class Point(NamedTuple):
 
     @property
     def increase(self) -> Value:
-        """Of log-perplexity, in nats."""
+        """The increase of log-perplexity, in nats."""
         return self.cost.logarithm()
 
 
 def points(rows: list[dict]) -> list[Point]:
-    """The measurements of each format with a remedy, of models whose perplexity without quantization is there; rows of
-    caches that do not say their bits are left out."""
+    """Return the measurements of each format with each remedy, for models whose unquantized perplexity is known.
+
+    Rows of caches that do not record their bits are left out.
+    """
     short = distinct_names((row["model"], None) for row in rows)
     formats: dict[Scheme, str] = {}
     variants = [variant_of(row) for row in rows]
@@ -149,15 +151,16 @@ def points(rows: list[dict]) -> list[Point]:
 
 
 def _changes(under: Variant) -> list[str]:
-    """The terms of a variant but for the name and the threshold of its scheme."""
+    """Return the terms of a variant without the name and the threshold of its scheme."""
     parts = (part.changes if isinstance(part, Quantized) else [part.name] for part in parts_of(under))
     return list(itertools.chain.from_iterable(parts))
 
 
 def _of_cache(cache: Formats, scheme: Scheme, others: list[str]) -> tuple[str, str]:
-    """The number formats of keys and values and what is done for them; beside a scheme or a prefix, that too.
+    """Return the number formats of keys and values, and the remedies applied to them, including a scheme or prefix
+    beside the cache.
 
-    What is done for one of the two alone says so: `channels=32@keys`.
+    A remedy of only keys or only values is marked: `channels=32@keys`.
     """
     formats = {name: format for name, format in cache._asdict().items() if format}
     numbers = {name: format.format for name, format in formats.items()}
@@ -172,21 +175,28 @@ def _of_cache(cache: Formats, scheme: Scheme, others: list[str]) -> tuple[str, s
 
 
 def _without_name(base: str) -> Scheme:
-    """A scheme but for its name and decomposition: schemes that are equal but for it are one format."""
+    """Return a scheme without its name and decomposition, so that schemes that differ only in these count as one
+    format."""
     return replace(get_scheme(base), name=NONE, outlier_threshold=None)
 
 
 def _bits(row: dict, scheme: Scheme, operand: str, known_bits: dict[tuple, float]) -> float | None:
-    """A value's, as the row says it; of the paper's schemes, whose rows say none, those of another scheme with the same
-    quantizer, or the format's."""
+    """Return the bits per value of an operand as the row records them.
+
+    Rows of the paper's schemes record none; they get the bits of another scheme with the same quantizer, or those of
+    the format.
+    """
     quantizer = getattr(scheme, operand)
     other = quantizer and known_bits.get((row["model"], operand, quantizer), FORMATS[quantizer.format].bits)
     return row.get(f"{operand[:-1]}_bits", other)
 
 
 def _is_on_grid(row: dict, scheme: Scheme) -> bool:
-    """Whether weights are stored on a grid of few bits (Q4_1, mxfp4) that a format of as few meets again: a rotation
-    mixes features and moves them off it, a scale of each feature or their order need not."""
+    """Return whether weights are stored on a grid of few bits (Q4_1, mxfp4) that a format of at most as many bits
+    reproduces.
+
+    A rotation mixes features and moves weights off the grid; scaling or reordering features need not.
+    """
     stored = re.search(r"(?:q|fp)(\d)", row.get("quantized_from", ""), re.IGNORECASE)
     if stored is None or scheme.weights is None or FORMATS[scheme.weights.format].bits > int(stored[1]):
         return False
@@ -201,9 +211,10 @@ def _panel(scheme: Scheme) -> str:
 
 
 def frontier_of(points: Iterable[Point]) -> list[Point]:
-    """Of some bits and fewer no point costs less beyond the scatter of draws; from few bits to many.
+    """Return the points that cost less, beyond the scatter of draws, than every point of at most as many bits; few bits
+    first.
 
-    Points whose weights are on the grid of their file are none. Where there is a single draw, its value counts.
+    Points on the grid of their file are excluded. If there is a single draw, values are compared without scatter.
     """
     reached: list[Point] = []
     for point in sorted(points, key=lambda point: (point.bits, point.cost.mean)):
@@ -219,7 +230,7 @@ def _is_less(point: Point, other: Point) -> bool:
 
 
 def _styles(points: Sequence[Point]) -> dict[str, dict]:
-    """Styles of matplotlib for the remedies, equal in all figures of the points: a colour and a marker of its own."""
+    """Return matplotlib styles of the remedies, the same in all figures of these points: a colour and a marker each."""
     remedies = dict.fromkeys(point.remedy for point in points)
     looks = zip(remedies, itertools.cycle(list(COLORS)[:7]), itertools.cycle(MARKERS), strict=False)
     return {
@@ -228,13 +239,13 @@ def _styles(points: Sequence[Point]) -> dict[str, dict]:
 
 
 def _height(points: Sequence[Point], styles: dict[str, dict]) -> float:
-    """Inches of a figure beside whose panels a legend of all remedies has room, with five lines of explanations."""
+    """Return the height in inches at which a legend of all remedies and five lines of explanations fits beside the
+    panels."""
     lines = sum(1 + styles[remedy]["label"].count("\n") for remedy in {point.remedy for point in points})
     return max(4.6, 0.18 * (lines + 5))
 
 
 def _in_lines(remedy: str) -> str:
-    """A remedy as a legend has room for it."""
     return textwrap.fill(remedy.replace("+", "+ "), WIDTH, break_on_hyphens=False).replace("+ ", "+")
 
 
@@ -242,19 +253,20 @@ def _in_lines(remedy: str) -> str:
 def remedy_costs(
     rows: Rows, *, model: str | None = None, panel: str | None = None, paper: bool = True, ax: Axes | None = None
 ) -> Panels:
-    """Increase of a model's perplexity by number format, in per cent, with remedies and without.
+    """Draw the increase of a model's perplexity by number format, in per cent, with and without remedies.
 
-    A panel a granularity of the weights' scales, in it the formats from few bits to many, with the bits of a value, and
-    a line a remedy; then what others published. Bars are one standard deviation by rounding.
+    One panel per granularity of the weights' scales, then the values that others published. A panel shows formats from
+    few bits to many, with their bits per value, and a line per remedy. Error bars are one standard deviation by
+    rounding.
 
     Example:
         >>> panels = outliers.plot.remedy_costs(outliers.frame("results/kept/remedies"))
 
     Args:
         rows: of a sweep of schemes with remedies.
-        model: the one to draw, by its short name, which has to be chosen where there are several.
+        model: the one to draw, by its short name; required if there are several.
         panel: the one to draw, "tensor", "column", "block", "weights" or "published"; by default all that have a point.
-        paper: whether the published values stand beside.
+        paper: whether to draw the published values.
     """
     measured = _points_of(rows, model)
     styles = _styles(measured)
@@ -282,19 +294,19 @@ def remedy_costs(
 
 @figure_function
 def frontier(rows: Rows, *, model: str | None = None, panel: str | None = None, ax: Axes | None = None) -> Panels:
-    """Increase of a model's log-perplexity by number format, in nats, against bits per value, with remedies and
-    without.
+    """Draw the increase of a model's log-perplexity, in nats, against bits per value, with and without remedies.
 
-    A panel for weights alone, one for weights and activations, and one for keys and values; a mark for each remedy. The
-    line is the frontier, see `frontier_of`, with the names of the formats on it, and the dashed one 5 % of perplexity.
-    Hollow marks are of weights that lie on the grid of their file. Bars are one standard deviation by rounding.
+    One panel for weights alone, one for weights and activations, and one for keys and values; each mark is a format
+    with a remedy. The line is the frontier (see `frontier_of`), labelled with its formats; the dashed line is 5 % of
+    perplexity. Hollow marks are weights that lie on the grid of their file. Error bars are one standard deviation by
+    rounding.
 
     Example:
         >>> panels = outliers.plot.frontier(outliers.frame("results/kept/remedies"))
 
     Args:
         rows: of a measurement of schemes and caches with remedies.
-        model: the one to draw, by its short name, which has to be chosen where there are several.
+        model: the one to draw, by its short name; required if there are several.
         panel: the one to draw, "weights", "both" or "cache"; by default all that have a point.
     """
     measured = _points_of(rows, model)
@@ -315,14 +327,14 @@ def frontier(rows: Rows, *, model: str | None = None, panel: str | None = None, 
     grid = [entry(GRID, marker="o", fillstyle="none")] if any(point.on_grid for point in drawn) else []
     line = [entry("frontier", linestyle="-", color=LINE)]
     legend(ax, panels[-1], [*entries, *line, *grid, *explained(bars=_bars(drawn))], "right upper")
-    panels[0].figure.draw_without_rendering()  # so that it is known where marks are
+    panels[0].figure.draw_without_rendering()  # computes the layout, which labels need
     for axes, kind in zip(panels, chosen_kinds, strict=True):
         _name_formats(axes, [point for point in drawn if point.kind == kind])
     return panels
 
 
 def _points_of(rows: Rows, model: str | None) -> list[Point]:
-    """Those of a model, or of the only one."""
+    """Return the points of this model, or of the only one in the rows."""
     measured = points(records(rows))
     names = [model] if model else list(dict.fromkeys(point.model for point in measured))
     if len(names) > 1:
@@ -335,8 +347,7 @@ def _bars(points: Sequence[Point]) -> str:
 
 
 def _formats(points: list[Point], panel: str) -> dict[str, float]:
-    """The formats of a panel from few bits to many, with their bits."""
-    bits = {point.format: point.bits for point in reversed(points) if point.panel == panel}  # as its first row has them
+    bits = {point.format: point.bits for point in reversed(points) if point.panel == panel}  # of its first row
     return dict(sorted(bits.items(), key=lambda pair: pair[1]))
 
 
@@ -348,7 +359,6 @@ def _plot_panel(axes: Axes, formats: dict[str, float], points: list[Point], styl
 
 
 def _plot_kind(axes: Axes, points: list[Point], styles: dict[str, dict]) -> None:
-    """Marks, the frontier, and lines at 0 and 5 %."""
     for point in points:
         look = styles[point.remedy] | {"fillstyle": "none" if point.on_grid else "full"}
         axes.errorbar(point.bits, point.increase.mean, point.increase.bar or 0, **look)
@@ -357,14 +367,14 @@ def _plot_kind(axes: Axes, points: list[Point], styles: dict[str, dict]) -> None
     axes.axhline(math.log1p(HELD), color="0.4", linewidth=0.6, linestyle="--", zorder=0)
     axes.axhline(0, color="black", linewidth=0.6)
     low, high = (limit(point.bits for point in points) for limit in (min, max))
-    axes.set_xlim(low - 0.35 * max(high - low, 1), high + 0.12 * max(high - low, 1))  # names stand to the left
+    axes.set_xlim(low - 0.35 * max(high - low, 1), high + 0.12 * max(high - low, 1))  # room for names at the left
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     axes.grid(axis="y")
 
 
 def _name_formats(axes: Axes, points: list[Point]) -> None:
-    """Name each format where the frontier reaches it first, at the first of some places that covers fewest names, and
-    of those fewest marks."""
+    """Label each format where the frontier reaches it first, at the place that covers the fewest labels and then the
+    fewest marks."""
     radius = (matplotlib.rcParams["lines.markersize"] / 2 + 1) * axes.figure.dpi / 72
     centres = axes.transData.transform(list(map(_place, points)))
     marks, names = [Bbox([centre - radius, centre + radius]) for centre in centres], []
@@ -375,7 +385,7 @@ def _name_formats(axes: Axes, points: list[Point]) -> None:
 
 
 def _moved(name: Annotation, place: tuple) -> Bbox:
-    """The box that an annotation covers when it is at a place."""
+    """Move an annotation to a place and return the box that it covers there."""
     offset, horizontal, vertical = place
     name.set(position=offset, ha=horizontal, va=vertical)
     return name.get_window_extent()
@@ -403,7 +413,7 @@ ON_GRID = (
 
 
 def remedies_section(rows: list[dict]) -> Section:
-    """The section of a measurement of formats and caches with remedies."""
+    """Show a measurement of formats and caches with remedies."""
     note, measured = scatter_note(rows), points(rows)
     by_model = grouped(measured, attrgetter("model"))
     tables, drawings = [], []
@@ -425,25 +435,25 @@ def remedies_section(rows: list[dict]) -> Section:
 
 
 def _has_format(row: dict) -> bool:
-    """Whether a row is of a format or a cache, or of what these are compared with; not of another library, or of a
-    variant that nobody here can read."""
+    """Return whether a row belongs to a format, a cache or their baseline, and not to another library or an unreadable
+    variant."""
     under = variant_of(row)
     ours = (part for part in parts_of(under) if isinstance(part, Quantized | Cached | Prefixed))
     return under is AS_IT_IS or any(ours)
 
 
 def _of_grid(points: Sequence[Point], rows: list[dict]) -> str:
-    """The part of a caption on a model whose weights lie on the grid of few bits."""
+    """Return the sentence of a caption about a model whose weights lie on a grid of few bits, if any."""
     stored = dict.fromkeys(row["quantized_from"] for row in rows if "quantized_from" in row)
     return ON_GRID.format(listed(stored)) if any(point.on_grid for point in points) else ""
 
 
-COLUMN = 0.25  # a remedy of this share of the formats has a column of its own
+COLUMN = 0.25  # a remedy measured with this share of the formats has a column of its own
 
 
 def remedies_table(model: str, points: list[Point]) -> Table:
-    """Formats down, remedies across, those of few formats in the last column; in the cells perplexity with its
-    scatter."""
+    """Make a table of perplexities with formats as rows and remedies as columns; remedies of few formats share the last
+    column."""
     by_format = grouped(points, attrgetter("format"))
     counts = Counter(point.remedy for point in points)
     remedies = [remedy for remedy, count in counts.items() if count >= COLUMN * len(by_format)]
@@ -466,7 +476,7 @@ def _row(format: str, points: Sequence[Point], remedies: Sequence[str]) -> list[
 
 
 def frontier_table(model: str, points: list[Point]) -> Table:
-    """The frontier, from few bits to many; unrounded all points, with whether they are on it."""
+    """Make a table of the frontier, few bits first; its data are all points, with whether they are on it."""
     reached = {kind: frontier_of(point for point in points if point.kind == kind) for kind in KINDS}
     cells = [
         [KINDS[kind], f"{point.bits:.2f}", point.format, point.remedy, percent(*point.cost.shown)]
@@ -510,8 +520,8 @@ LOST = Claim(
 
 
 def remedies_findings(points: Sequence[Point]) -> list[Finding]:
-    """Of each model: the fewest bits that hold it, for each of `KINDS`; the format that a remedy saves most; the
-    formats that cost more than that with every one. Nothing of a single draw."""
+    """State for each model the fewest bits that hold it, for each of `KINDS`; the format that gains most from a remedy;
+    and the formats that no remedy saves. A single draw gives no findings."""
     findings = []
     for model, ours in grouped(points, attrgetter("model")).items():
         if any(point.cost.deviation is not None for point in ours):
@@ -524,7 +534,8 @@ def remedies_findings(points: Sequence[Point]) -> list[Finding]:
 
 
 def _fewest(points: Sequence[Point], kind: str) -> list[Finding]:
-    """The formats of fewest bits that hold the model with certainty; weights on the grid of their file say nothing."""
+    """State the formats of fewest bits that hold the model beyond scatter; weights on the grid of their file are
+    excluded."""
     points = [point for point in points if point.kind == kind and not point.on_grid]
     held = [point for point in points if exact(HELD).is_above(point.cost)]
     bits = min((point.bits for point in held), default=None)
@@ -535,7 +546,7 @@ def _fewest(points: Sequence[Point], kind: str) -> list[Finding]:
 
 
 def _saved(formats: Iterable[Sequence[Point]]) -> list[Finding]:
-    """The format whose log-perplexity a remedy brings down most, if that is more than of the next."""
+    """State the format whose log-perplexity a remedy reduces most, if that reduction exceeds the next one."""
     pairs = [
         (plain, min(group, key=lambda point: point.cost.mean))
         for group in formats
@@ -547,5 +558,4 @@ def _saved(formats: Iterable[Sequence[Point]]) -> list[Finding]:
 
 
 def _saving(plain: Point, best: Point) -> Value:
-    """The log-perplexity between a format plain and with its best remedy."""
     return plain.increase.minus(best.increase)

@@ -1,4 +1,4 @@
-"""Super weights: single weights that carry a model, beside their controls."""
+"""Super weights: single weights on which a model depends, beside their controls."""
 
 import math
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from outliers.show.tables import MISSING, Table
 from outliers.show.value import Value
 from outliers.show.words import count, percent
 
-# Treatment: what the legend says, colour, marker, and how far beside the middle of its candidate.
+# Treatment: label in the legend, colour, marker, offset from the middle of its candidate.
 TREATMENTS = {
     "weight": ("the weight", "vermilion", "o", -0.35),
     "nearest": ("the weights nearest in magnitude", "grey", "x", -0.21),
@@ -31,7 +31,7 @@ TREATMENTS = {
 
 @figure_function
 def weight_costs(found: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """Increase of perplexity with each candidate super weight set to zero, in per cent, beside its controls.
+    """Draw the increase of perplexity with each candidate super weight set to zero, in per cent, beside its controls.
 
     Example:
         >>> axes = outliers.plot.weight_costs(outliers.super_weights(model, blocks, controls=2))
@@ -57,24 +57,24 @@ def weight_costs(found: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 
 
 def controlled(costs: pd.DataFrame) -> pd.DataFrame:
-    """The rows of candidates that are compared with controls, without what multiplies them."""
+    """Return the rows of candidates that were compared with controls, without the scaled weights."""
     compared = costs.loc[costs["treatment"] == "neuron", "candidate"]
     return costs[costs["candidate"].isin(compared) & costs["treatment"].isin(list(TREATMENTS))]
 
 
 def called(candidate: str, layer: int) -> str:
-    """A weight by its layer and its place: layer 11 [507, 1229]."""
+    """Name a weight by its layer and place: layer 11 [507, 1229]."""
     return f"layer {layer:.0f} {candidate[candidate.rindex('[') :].replace(',', ', ')}"
 
 
-WORTH = 0.05  # of the perplexity: what a single weight has to carry to be called one that does
+WORTH = 0.05  # smallest relative increase of perplexity without a super weight
 CAPTION = (
     "Candidate super weights: increase of perplexity (%) with each set to zero, and with its controls: {others}, the "
     "largest weight of the same matrix, the neuron and the row of the weight, and the massive activation after the "
     "layer at its mean. KL: divergence of the predictions from those of the unmodified model, in nats per token. "
     "Controls: of the candidates with the largest effect."
 )
-OTHERS = {  # by the treatment; the second one of results that were measured earlier
+OTHERS = {  # by treatment; earlier results have the second one
     "nearest": "the {count} weights of all second feed-forward projections that are nearest in magnitude (least and "
     "largest increase, and their magnitudes)",
     "random": "random weights of equal magnitude in the same matrix (mean ± standard deviation of {count})",
@@ -94,7 +94,7 @@ SINGLE = {
 
 
 def super_weights_section(rows: list[dict]) -> Section:
-    """The search of one model, from its rows; others among them are left out."""
+    """Show the search for super weights in one model; rows of other metrics are left out."""
     costs = compared(rows)
     candidates = pd.DataFrame(map(_summed_up, _each(costs)))
     controlled = candidates.dropna(subset="neuron")
@@ -117,9 +117,11 @@ def _each(costs: pd.DataFrame) -> Iterator[pd.DataFrame]:
 
 
 def _summed_up(candidate_costs: pd.DataFrame) -> dict:
-    """A candidate with the cost of each control, where it has them: of the weights nearest in magnitude, or of random
-    ones, their `kind`, `count` and costs; of all other single weights `most`, the largest cost, and `beside_size`, the
-    largest in magnitude."""
+    """Summarize a candidate and its controls, if it has any.
+
+    `kind`, `count` and costs (`others`, `least`, `greatest`) describe the weights nearest in magnitude, or random ones;
+    `most` is the largest cost of any other single weight, and `beside_size` the largest in magnitude.
+    """
     about = candidate_costs.iloc[0].to_dict()
     by_treatment = dict(iter(candidate_costs.groupby("treatment")))
     if "neuron" not in by_treatment:
@@ -135,15 +137,15 @@ def _summed_up(candidate_costs: pd.DataFrame) -> dict:
 
 
 def _carries(candidate: dict) -> bool:
-    """Whether the weight costs more than each other one, in log-perplexity beyond two standard deviations of rounding
-    scatter, and enough to be told."""
+    """Return whether the weight costs at least `WORTH`, and more log-perplexity than each control, beyond two standard
+    deviations of rounding."""
     return candidate["cost"] >= WORTH and _logarithm(candidate, "cost", "deviation").is_above(
         _logarithm(candidate, "most", "most_deviation")
     )
 
 
 def _logarithm(candidate: dict, cost: str, deviation: str) -> Value:
-    """A rise of log-perplexity; results in 16 bits, and earlier ones, have no draws."""
+    """Return an increase of log-perplexity; results in 16 bits, and earlier ones, have no draws and count as exact."""
     return Value(math.log1p(candidate[cost]), 0.0 if pd.isna(candidate[deviation]) else candidate[deviation])
 
 
@@ -205,8 +207,8 @@ OF_FACTORS = Claim("super_weights", "Scaling {called} by {factors:listed} change
 
 
 def super_weights_findings(rows: list[dict]) -> list[Finding]:
-    """The single weights that carry the model, with their controls; or that none was found. Of the feature that the
-    weight writes."""
+    """State the single weights on which the model depends, with their controls, or that none was found. Each finding
+    belongs to the feature that the weight writes."""
     costs = compared(rows)
     candidates = [_summed_up(candidate) for candidate in _each(costs)]
     told = [_told(candidate) for candidate in candidates if not pd.isna(candidate.get("neuron"))]
@@ -226,8 +228,8 @@ def super_weights_findings(rows: list[dict]) -> list[Finding]:
 
 
 def _told(candidate: dict) -> dict:
-    """A candidate with its feature, its name, the other single weights that it is compared with, and what its neuron
-    says of the reason of its effect."""
+    """Add to a candidate the fields of its sentence: feature, name, controls, and whether its neuron explains the
+    effect."""
     largest = "" if pd.isna(candidate.get("largest")) else " or the largest of its matrix"
     others = COMPARED[candidate["kind"]].format(**candidate | {"count": count(candidate["count"])})
     return candidate | {

@@ -17,9 +17,9 @@ from outliers.show.words import part
 
 @figure_function
 def loss_by_position(rows: Rows, *, ax: Axes | None = None) -> Axes:
-    """Increase of the loss of a predicted token, in nats, by its position, a line a variant.
+    """Draw the increase of the loss per predicted token, in nats, by position, one line per variant.
 
-    Positions are in groups, each twice as many as the one before, and a point is their mean.
+    Positions are grouped, each group twice as long as the one before; a point is the mean of its group.
 
     Args:
         rows: of the metric token_losses, of one model.
@@ -32,7 +32,7 @@ def loss_by_position(rows: Rows, *, ax: Axes | None = None) -> Axes:
         axes.plot(middles, [row["value"] / row["tokens"] for row in line], **style)
     axes.axhline(0, color="black", linewidth=0.6, zorder=0)
     axes.set_xscale("symlog", base=2, linthresh=1)
-    axes.set_xlim(left=-0.2)  # of a symmetric scale, which has a half of negative positions
+    axes.set_xlim(left=-0.2)  # cuts the negative half of the symmetric scale
     axes.set(xlabel="position", ylabel="increase of the loss (nats)")
     axes.xaxis.set_major_formatter("{x:g}")
     legend(ax, axes, axes.lines[:-1], "right upper")
@@ -60,7 +60,7 @@ OF_PART = (
     ("of the increase", "{increase_share:.1%}"),
     ("nats a token", "{each:+.4f}"),
 )
-TABLES = (  # metric without its beginning: what it shows, its own columns, whether a page folds it
+TABLES = (  # metric without its prefix: title, columns of its own, whether a page folds it
     ("type", "by type of the predicted token", (("type", "{type}"), *OF_PART), False),
     ("position", "by position", (("positions", "{first:.0f} to {last:.0f}"), *OF_PART), True),
     ("token", "by token, those with the largest", (("token", "{name}"), ("type", "{type}"), *OF_PART), True),
@@ -81,7 +81,7 @@ WORDS = ("type", "positions", "token", "context")
 
 
 def token_losses_section(rows: list[dict]) -> Section:
-    """The increase of each model under each variant; the field `scheme` of rows is the variant."""
+    """Show the increase of the loss of each model under each variant; the rows' field `scheme` is the variant."""
     sections = [_of_model(model, group) for model, group in grouped(rows, itemgetter("model")).items()]
     return together(TITLE, sections)._replace(rows=rows)
 
@@ -102,7 +102,7 @@ def _of_model(model: str, rows: list[dict]) -> Section:
 
 
 def _summary(variant: str, rows: list[dict]) -> dict:
-    """The row of a variant in the first table. rises: whether the loss does, beyond its scatter."""
+    """Return the row of a variant in the first table. `rises`: whether the loss rises beyond its scatter."""
     by_metric = grouped(rows, itemgetter("metric"))
     (total,) = by_metric["token_losses.total"]
     carriers = by_metric["token_losses.carriers"] if _has_shares(total) else []
@@ -124,7 +124,7 @@ def _summary(variant: str, rows: list[dict]) -> dict:
 
 
 def _has_shares(total: Mapping) -> bool:
-    """Whether parts of an increase are shares of it: not where it is within its scatter, if that is known."""
+    """Return whether parts of an increase can be given as shares of it: not if it lies within its scatter."""
     value = value_of(total)
     return value.mean > 0 if value.deviation is None else value.is_above(exact(0))
 
@@ -149,7 +149,6 @@ def _said(name: str, total: Mapping) -> list[str]:
 def _table(
     ending: str, name: str, variant: str, rows: list[dict], kind: str, what: str, columns: tuple, folded: bool
 ) -> Table:
-    """One of `TABLES` of a model under a variant."""
     (total,) = (row for row in rows if row["metric"] == "token_losses.total")
     own = [_shares(row, total) for row in rows if row["metric"] == f"token_losses.{kind}"]
     fields = ["type", "first", "last", "token", "name", "others", "sequence", "position", "around", "loss", "value"]
@@ -161,7 +160,6 @@ def _table(
 
 
 def _shares(row: Mapping, total: Mapping) -> dict:
-    """A row with its shares of all tokens and of the whole increase."""
     if "tokens" not in row:
         return dict(row)
     return {

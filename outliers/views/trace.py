@@ -1,4 +1,5 @@
-"""A trace: its outlier features, massive activations, sinks and largest values, drawn, in tables and in sentences."""
+"""A trace: its outlier features, massive activations, attention sinks and largest values, as figures, tables and
+sentences."""
 
 import functools
 from collections.abc import Iterable, Mapping
@@ -63,21 +64,22 @@ READERS = {
 }
 HEADS = "feature of the concatenated heads"
 FEATURE_AXIS = {"attn_out": HEADS, "cross_out": HEADS, "ffn_out": "feed-forward unit"}  # others: "feature"
-MAPPED = 0.998  # share of the values whose colours a clipped scale tells apart
-FAINTEST = 0.01  # share of the values that have the darkest colour, or lie below a logarithmic axis
+MAPPED = 0.998  # share of the values that a clipped scale distinguishes
+FAINTEST = 0.01  # share of the values with the darkest colour, or below a logarithmic axis
 COLORS = 1024
-STEP = (0.5, 0.75)  # shades of the largest value below the threshold and of the threshold
+STEP = (0.5, 0.75)  # shade just below the threshold, and at it
 LINES = 4
-BESIDE = 2  # positions before the patches in a line of a title
+BESIDE = 2  # positions before the patches per line of a title
 
 
 @figure_function
 def heat_map(trace: "Trace", *, role: str | None = None, ax: Axes | None = None) -> Panels:
-    """Layer × feature: the largest |x|, on one logarithmic scale with a step at α, so that hits stand out.
+    """Draw maps of layers by features of the largest |x|, on one logarithmic scale with a step at α, so that outliers
+    stand out.
 
-    Outlier features are numbered above the roles of the residual stream. The hundredth part of the values that is
-    smallest, such as zeros, has the darkest colour; where there are more than 1,024 features, neighbours share a column
-    that shows their largest.
+    Outlier features are numbered above the roles of the residual stream. The smallest hundredth of the values, such as
+    zeros, has the darkest colour. If there are more than 1,024 features, neighbours share a column that shows their
+    largest value.
 
     Example:
         >>> panels = outliers.plot.heat_map(outliers.trace(model, blocks, alpha=3))
@@ -100,7 +102,7 @@ def heat_map(trace: "Trace", *, role: str | None = None, ax: Axes | None = None)
         if ax is None:
             axes.set_title(title, loc="left")
             axes.set_title(most, loc="right", fontsize="small")
-        else:  # which may be narrow
+        else:  # the caller's axes may be narrow
             axes.set_title(f"{title}\n{most}", loc="left", fontsize="medium")
         axes.set_xlabel(FEATURE_AXIS.get(role_of(role), "feature"), labelpad=1)
         axes.set_ylabel("layer")
@@ -117,7 +119,7 @@ def heat_map(trace: "Trace", *, role: str | None = None, ax: Axes | None = None)
 
 
 def _bounds(trace: "Trace", largest: Iterable[np.ndarray]) -> tuple[float, float]:
-    """Between which a logarithmic scale shows values and the threshold: without the faintest ones, such as zeros."""
+    """Return the ends of a logarithmic scale that includes the threshold but not the faintest values, such as zeros."""
     values = np.concatenate([values.ravel() for values in largest])
     high = max(trace.alpha, values.max())
     low = np.quantile(values[values > 0], FAINTEST) if values.any() else high
@@ -125,7 +127,8 @@ def _bounds(trace: "Trace", largest: Iterable[np.ndarray]) -> tuple[float, float
 
 
 def _scales(trace: "Trace", largest: Iterable[np.ndarray], colors: str) -> dict[str, Scale]:
-    """Scales of maps of the largest values, with a step at the threshold: hits stand out, whatever a scale spans."""
+    """Return the colour scales of maps of the largest values, each with a step at the threshold, so that outliers stand
+    out."""
     low, high = _bounds(trace, largest)
     clipped = max(trace.alpha, np.quantile(np.concatenate([values.ravel() for values in largest]), MAPPED))
     norms = {
@@ -141,14 +144,15 @@ def _scales(trace: "Trace", largest: Iterable[np.ndarray], colors: str) -> dict[
 
 
 def _lighter_from(share: float, colors: Colormap) -> ListedColormap:
-    """Colours with a step where this share of a scale is passed."""
+    """Return a colour map with a step at this share of its scale."""
     count = round(share * COLORS)
     shades = np.concatenate([np.linspace(0, STEP[0], count), np.linspace(STEP[1], 1, COLORS - count)])
     return ListedColormap(colors(shades))
 
 
 def _readers(trace: "Trace", role: str) -> str:
-    """What reads a role, in words where every layer attends in one way, else by the names of the modules."""
+    """Describe the readers of a role in words if all layers attend in one way, otherwise by the names of their
+    modules."""
     if role in READERS and trace.heads:
         return READERS[role]
     paths = chain.from_iterable(trace.modules.get(role, ()))
@@ -156,33 +160,34 @@ def _readers(trace: "Trace", role: str) -> str:
 
 
 def stream_roles(trace: "Trace") -> list[str]:
-    """Of the roles that were traced those on the features of the residual stream."""
+    """Return the traced roles whose features are those of the residual stream."""
     from outliers.tracing.statistics import ON_STREAM
 
     return [role for role in ON_STREAM if role in trace.roles]
 
 
 def outliers_of(trace: "Trace") -> list[int]:
-    """The outlier features, the most common first."""
+    """Return the outlier features, the most common first."""
     return trace.outlier_features()["feature"].tolist() if stream_roles(trace) else []
 
 
 def most_common(trace: "Trace", count: int) -> list[int]:
-    """So many outlier features, the most common first; without any, the feature that comes nearest."""
+    """Return at most `count` outlier features, the most common first; without any, the feature closest to the
+    criterion."""
     return outliers_of(trace)[:count] or trace.features()["feature"].tolist()[:1]
 
 
 def magnitudes(trace: "Trace") -> "torch.Tensor":
-    """Largest |x| over the layers (positions, features), averaged over sequences."""
+    """Return the largest |x| over layers, (positions, features), averaged over sequences."""
     by_role = [trace.statistics[f"{role}.magnitude"] for role in stream_roles(trace)]
-    sequences = trace.statistics["text.sequences"][:, None]  # that reach each position
+    sequences = trace.statistics["text.sequences"][:, None]  # number of sequences that reach each position
     return functools.reduce(lambda first, second: first.maximum(second), by_role) / sequences
 
 
 @figure_function
 def magnitude_by_position(trace: "Trace", *, ax: Axes | None = None) -> Axes:
-    """Largest |x| over the layers at each position, averaged over sequences, of the most common outlier features
-    (without one, of the feature that comes nearest) beside the median feature.
+    """Draw the largest |x| over layers at each position, averaged over sequences, for the most common outlier features
+    and the median feature. Without an outlier feature, the one closest to the criterion is drawn.
 
     Example:
         >>> axes = outliers.plot.magnitude_by_position(outliers.trace(model, blocks, alpha=3))
@@ -204,11 +209,12 @@ def magnitude_by_position(trace: "Trace", *, ax: Axes | None = None) -> Axes:
 
 @figure_function
 def patch_map(trace: "Trace", *, ax: Axes | None = None) -> Panels:
-    """Largest |x| over the layers at each patch, averaged over pictures, as a map over the picture: of the most common
-    outlier features (without one, of the feature that comes nearest), with what stands before the patches beside it.
+    """Draw the largest |x| over layers at each patch, averaged over pictures, as a map of the picture, for the most
+    common outlier features (without any, the one closest to the criterion). Titles list the positions before the
+    patches.
 
     Args:
-        trace: as `outliers.trace` returns it of a vision model with `tokens`, with roles of the residual stream.
+        trace: as `outliers.trace` returns it for a vision model with `tokens`, with roles of the residual stream.
     """
     from outliers.tracing.tokens import before_patches, patch_grid
 
@@ -231,9 +237,9 @@ def patch_map(trace: "Trace", *, ax: Axes | None = None) -> Panels:
 
 @figure_function
 def sorted_profile(trace: "Trace", *, role: str | None = None, ax: Axes | None = None) -> Panels:
-    """Largest |x| of each feature, sorted, one line a layer: outliers stand above the rest at the left.
+    """Draw the largest |x| of each feature, sorted, one line per layer: outliers stand above the rest at the left.
 
-    The axes are logarithmic; the hundredth part of the values that is smallest lies below them.
+    The axes are logarithmic; the smallest hundredth of the values lies below them.
 
     Example:
         >>> panels = outliers.plot.sorted_profile(outliers.trace(model, blocks, alpha=3))
@@ -267,15 +273,15 @@ def sorted_profile(trace: "Trace", *, role: str | None = None, ax: Axes | None =
     return panels
 
 
-SHOWN = 5  # rows of tables that would be long
+SHOWN = 5  # rows shown of long tables
 FEATURES_SHOWN = 20
-CARRIED, MASSIVE_CARRIED = 3, 2  # features whose tokens are shown: of outlier features, and of massive activations
+CARRIED, MASSIVE_CARRIED = 3, 2  # features whose tokens are shown: outlier features, and those of massive activations
 STRONGEST, WEAKEST = 5, 3  # tokens or contexts of a feature
 
 
 @failures(Failures.APART)
 def kept_trace_section(spec: OneModel, folder: Path, rows: list[dict]) -> Section:
-    """The section of the trace that a run of a specification keeps in a folder."""
+    """Show the trace that an experiment keeps in a folder."""
     from outliers.metrics.trace import EXCERPT, STEM, of_view, saved_excerpt  # these import torch
     from outliers.text.tokens import namer_of
     from outliers.tracing.result import Trace
@@ -292,9 +298,10 @@ def kept_trace_section(spec: OneModel, folder: Path, rows: list[dict]) -> Sectio
 
 
 def trace_section(trace: "Trace", rows: list[dict], names: Names, excerpt: "Excerpt | None" = None) -> Section:
-    """The outlier features, the model's row of Table 4, the largest inputs, massive activations, sinks, the figures.
+    """Show a trace: outlier features, the model's row of Table 4, the largest inputs, massive activations, attention
+    sinks, figures.
 
-    names: what a token id is called, see `outliers.text.tokens`. excerpt: of the text, where it was kept.
+    names: a function from token id to name, see `outliers.text.tokens`. excerpt: of the text, if one was kept.
     """
     whole = [row for row in rows if "." not in row["metric"]]
     further = {
@@ -345,7 +352,6 @@ def _is_of_pictures(trace: "Trace") -> bool:
 
 
 def _with_names(table: pd.DataFrame, names: Names) -> pd.DataFrame:
-    """A table with the names of its tokens beside their ids."""
     return table.assign(token_text=[names(token) for token in table["token"]])
 
 
@@ -371,7 +377,7 @@ def _features(trace: "Trace") -> Table:
 
 
 def _massive(every: pd.DataFrame) -> Table | str:
-    """The massive activations of all layers: a row for each place that is the largest of some."""
+    """Make a table of the massive activations of all layers, one row per place, or a sentence that there are none."""
     rule = f"|x| > {MASSIVE:g} and at least {MASSIVE_RATIO:,.0f} times the median |x| of a layer's output"
     table = every[every["massive"] > 0]
     if table.empty:
@@ -397,7 +403,7 @@ def _massive(every: pd.DataFrame) -> Table | str:
 
 
 def _sinks(trace: "Trace", further: Mapping[str, pd.DataFrame]) -> Table | str:
-    """The positions that are attention sinks for the most heads."""
+    """Make a table of the positions that are attention sinks for most heads, or a sentence that there are none."""
     if not trace.heads:
         return "No attention sinks: not every layer has attention, with as many heads as the others."
     every, tokens = further["attention_sinks"], further["sink_tokens"]
@@ -415,7 +421,7 @@ def _sinks(trace: "Trace", further: Mapping[str, pd.DataFrame]) -> Table | str:
 
 
 def _experts(every: pd.DataFrame) -> Table:
-    """The most and the least chosen expert of each layer, and those that no token went to."""
+    """Make a table of the most and the least chosen expert of each layer, and of those that no token chose."""
     rows = []
     for layer, of_layer in every.groupby("layer"):
         ordered = of_layer.sort_values("share", ascending=False, kind="stable")
@@ -434,7 +440,8 @@ def _unused(of_layer: pd.DataFrame) -> str:
 
 
 def _tokens(trace: "Trace") -> list[Table]:
-    """Tokens that carry the outlier features, or the nearest one, and the features of massive activations."""
+    """Make tables of the tokens that carry the outlier features (or the nearest one) and the features of massive
+    activations."""
     if not trace.names:
         return []
     carried = _carried(trace)
@@ -456,7 +463,7 @@ def _tokens(trace: "Trace") -> list[Table]:
 
 
 def _carried(trace: "Trace") -> list[tuple[int, str | None]]:
-    """Features whose tokens are shown, each with the role of `Trace.tokens`."""
+    """Choose the features whose tokens are shown, each with its `role` for `Trace.tokens`."""
     features = most_common(trace, CARRIED)
     largest = trace.massive_activations().sort_values("value", key=abs, ascending=False, kind="stable")
     massive = largest[largest["massive"] > 0]["feature"].unique().tolist()[:MASSIVE_CARRIED]
@@ -475,7 +482,6 @@ def _of_carried(trace: "Trace", carried: list[tuple[int, str | None]], by: str) 
 
 
 def _ends(table: pd.DataFrame) -> pd.DataFrame:
-    """The first and the last rows of a table, each once."""
     return pd.concat([table.head(STRONGEST), table.iloc[STRONGEST:].tail(WEAKEST)])
 
 
@@ -611,9 +617,10 @@ CARRIER_EXPERT = Claim(
 
 
 def trace_findings(trace: "Trace", metrics: Mapping[str, float], names: Names) -> list[Finding]:
-    """Outlier features, places of the largest inputs, massive activations, the attention and its sink, experts.
+    """State the findings of a trace: outlier features, the largest inputs, massive activations, attention and its sink,
+    experts.
 
-    metrics: those of the model's row of Table 4. names: what a token id is called.
+    metrics: the model's row of Table 4. names: a function from token id to name.
     """
     magnitudes = [*_largest(trace, names), *_range(trace), *_massive_finding(trace, names)]
     softmax = say(SOFTMAX, [metrics] if "top1_softmax" in metrics else [])
@@ -629,7 +636,7 @@ def _outliers(trace: "Trace") -> list[Finding]:
 
 
 def _largest(trace: "Trace", names: Names) -> list[Finding]:
-    """The largest input of all projections, beside that of the roles in which outlier features are looked for."""
+    """State the largest input of all projections, and the largest one among the roles of the criterion."""
     from outliers.tracing.result import STREAM  # which imports torch
 
     most, *others = trace.largest_values().sort_values("max", ascending=False).to_dict("records")
@@ -638,7 +645,7 @@ def _largest(trace: "Trace", names: Names) -> list[Finding]:
 
 
 def _range(trace: "Trace") -> list[Finding]:
-    """The largest value of all, where it is beyond float16."""
+    """State the largest value of all, if it is beyond float16."""
     inputs = trace.largest_values(by="layer")
     states = trace.massive_activations().assign(role=RESIDUAL)
     most = max([*inputs.to_dict("records"), *states.to_dict("records")], key=lambda row: abs(row["value"]))
@@ -655,7 +662,8 @@ def _massive_finding(trace: "Trace", names: Names) -> list[Finding]:
 
 
 def _sink(trace: "Trace") -> list[Finding]:
-    """The position that is a sink for most heads; not one of the second half, to which few queries attend."""
+    """State the position that is a sink for most heads, unless it lies in the second half, which few queries can
+    see."""
     if not trace.heads:
         return []
     shares = trace.attention_sinks()
@@ -664,7 +672,8 @@ def _sink(trace: "Trace") -> list[Finding]:
 
 
 def _expert(trace: "Trace", names: Names) -> list[Finding]:
-    """Experts that no token went to, the share of the most chosen one, and the one that adds what is massive."""
+    """State which experts no token chose, the share of the most chosen expert, and the one that adds a massive
+    value."""
     if not trace.experts:
         return []
     shares = trace.expert_shares()
@@ -686,9 +695,10 @@ OF_STACK = {
 
 
 def trace_explorer(trace: "Trace", excerpt: "Excerpt | None", names: Names) -> Explorer:
-    """Maps of the largest |x| by layer and feature, a role each; the text at telling features, where it was kept.
+    """Make an explorer with a map of the largest |x| by layer and feature for each role, and the text at telling
+    features if an excerpt was kept.
 
-    names: what a token id is called.
+    names: a function from token id to name.
     """
     from outliers.tracing.excerpt import telling_features  # which imports torch
 
@@ -718,7 +728,8 @@ def trace_explorer(trace: "Trace", excerpt: "Excerpt | None", names: Names) -> E
 
 
 def _positions(trace: "Trace", stream: list[str], telling: dict[str, list[int]]) -> dict[str, dict]:
-    """The largest |x| over the layers at each position, averaged over sequences; of wide models at telling features."""
+    """Return the largest |x| over layers at each position, averaged over sequences; of wide models only at telling
+    features."""
     if not stream:
         return {}
     means = magnitudes(trace).numpy()
@@ -733,5 +744,4 @@ def _text(excerpt: "Excerpt | None", role: str) -> dict | None:
 
 
 def _bare(name: str) -> str:
-    """A token's name without its quotes."""
     return name[1:-1] if len(name) > 2 and name[0] == name[-1] and name[0] in "'\"" else name

@@ -1,4 +1,4 @@
-"""Cost of training in int8: models by recipe, beside the one in 16 bits."""
+"""Cost of training in int8: models by recipe, compared with training in 16 bits."""
 
 from collections.abc import Sequence
 from operator import attrgetter
@@ -15,16 +15,17 @@ from outliers.show.value import Mean, grouped, mean, ratio
 from outliers.show.words import percent
 from outliers.views.causes import of_runs, trained
 
-PARTS = {"ffn": "FFN", "linear": "linear", "attention": "attention"}  # of a recipe: as keys and sentences have them
+PARTS = {"ffn": "FFN", "linear": "linear", "attention": "attention"}  # part of a recipe: its name in tables
 EXACT = f"perplexity.{BASELINE}"
 HEADERS = ["PPL", "over 16 bits (%)", "PPL, float32", "over 16 bits (%)"]
 
 
 class Setting(NamedTuple):
-    """The final values of runs of one recipe.
+    """The final values of the runs of one recipe.
 
-    int8: its parts, or "16 bits". decomposition: the share of features that is not in int8, as printed. values: by
-    seed. increase, exact_increase: beside the run in 16 bits of the same model, seed by seed.
+    int8: the parts in int8, or "16 bits". decomposition: share of features in 16 bits, as printed. values: final
+    perplexity by seed. perplexity, exact: means with the int8 products and with the same weights in float32. increase,
+    exact_increase: ratios to the run in 16 bits of the same model, seed by seed.
     """
 
     run: str
@@ -40,12 +41,12 @@ class Setting(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str]:
-        """As tables name it."""
+        """The key of the recipe in printed tables."""
         return self.int8, self.decomposition
 
 
 def settings(rows: list[dict]) -> list[Setting]:
-    """The final values of each run, in the order of the rows."""
+    """Return the final values of each run, in the order of the rows."""
     models = trained(rows)
     values, exact = of_runs(models, "perplexity"), of_runs(models, EXACT)
     runs = models.drop_duplicates("run").set_index("run")
@@ -73,7 +74,7 @@ def settings(rows: list[dict]) -> list[Setting]:
 
 
 def int8_table(name: str, caption: str, ends: Sequence[Setting], published: dict[str, dict]) -> Table:
-    """A row a setting, with the paper's columns and ours; published: further columns, by the keys of settings."""
+    """Make a table with one row per setting. published: further columns, with values by the keys of settings."""
     cells = [
         [
             setting.model,
@@ -89,7 +90,7 @@ def int8_table(name: str, caption: str, ends: Sequence[Setting], published: dict
 
 
 def perplexities(setting: Setting) -> list[str]:
-    """Both perplexities, each with what it is beside 16 bits."""
+    """Format both perplexities of a setting, each with its increase over 16 bits."""
     pairs = ((setting.perplexity, setting.increase), (setting.exact, setting.exact_increase))
     return [text for ppl, more in pairs for text in (cell(".2f", ppl.value, ppl.reach), _with_interval(more))]
 
@@ -99,12 +100,12 @@ def _with_interval(more: Mean | None) -> str:
 
 
 def signed(ratio: float) -> str:
-    """The increase in per cent, as tables have it."""
+    """Write the increase that a ratio stands for, in per cent with its sign."""
     return f"{100 * (ratio - 1):+z.1f}"
 
 
 def unrounded(setting: Setting) -> dict:
-    """A row of the CSV file."""
+    """Return a setting as a row of the CSV file."""
     row = {name: getattr(setting, name) for name in ("run", "model", "parameters", "int8", "decomposition")}
     for name in ("perplexity", "exact"):
         value = getattr(setting, name)
@@ -117,7 +118,7 @@ def unrounded(setting: Setting) -> dict:
     return row
 
 
-HELD = 0.02  # int8 holds what 16 bits reach where it costs less of the perplexity
+HELD = 0.02  # int8 matches 16 bits if it costs less than this share of perplexity
 PROJECTIONS, ATTENTION = "FFN, linear", "FFN, linear, attention"
 PLAIN = "0 %"
 
@@ -138,8 +139,9 @@ LEFT = Claim("{at}", "Of the {change} of '{run}', {left} remains when its final 
 
 
 def int8_findings(settings: Sequence[Setting], at: str) -> list[Finding]:
-    """Of each model: what all projections cost, what the feed-forward ones do, which shares of features in 16 bits save
-    something of that, what attention costs beside, and what remains where the trained weights are used in float32."""
+    """State for each model the cost of int8 in all projections and in the feed-forward ones alone, the shares of
+    features in 16 bits that reduce it, the cost with attention in int8 too, and the cost that remains when the trained
+    weights are used in float32."""
     compared = grouped((run for run in settings if run.increase is not None), attrgetter("model")).values()
     return [finding for runs in compared for finding in _of_model(runs, at)]
 
@@ -166,7 +168,6 @@ def _of_model(runs: list[Setting], at: str) -> list[Finding]:
 
 
 def _told(runs: Sequence[Setting]) -> list[dict]:
-    """The first of some runs, with the shares and changes of all."""
     shares, changes = [run.decomposition for run in runs], [_percent(run.increase) for run in runs]
     return [
         run._asdict()
@@ -177,7 +178,7 @@ def _told(runs: Sequence[Setting]) -> list[dict]:
 
 
 def _percent(increase: Mean) -> str:
-    """The change in per cent of a ratio to 1: +0.4 % [−0.2, +1.0]."""
+    """Write the change that a ratio stands for, in per cent with its interval: +0.4 % [−0.2, +1.0]."""
     ends = ", ".join(percent(end - 1).removesuffix(" %") for end in increase.interval or ())
     return percent(increase.value - 1) + (f" [{ends}]" if ends else "")
 

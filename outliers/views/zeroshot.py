@@ -1,4 +1,4 @@
-"""Figure 1 of the paper: zero-shot accuracy by task, and its mean over the tasks by model size."""
+"""Figure 1 of the paper: zero-shot accuracy by task, and its mean over tasks by model size."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from outliers.show.tables import MISSING, Table, cell
 from outliers.show.value import Rows, Value, averaged, exact, grouped, records, value_of
 from outliers.show.words import count, listed
 
-# Accuracy of a guess; a task that is not here has none that is known.
+# Accuracy of guessing; unknown for tasks that are not listed.
 CHANCE = {
     "hellaswag": 0.25,
     "piqa": 0.5,
@@ -28,7 +28,7 @@ CHANCE = {
     "lambada-local": 0.0,
 }
 PREFIX = "zeroshot."
-DODGE = 1.035  # factor between neighbours of one model, so that their error bars stand side by side
+DODGE = 1.035  # factor along x between schemes of one model, which keeps their error bars apart
 
 
 def label_of_weights(scheme: str, dtype: str) -> str:
@@ -36,10 +36,10 @@ def label_of_weights(scheme: str, dtype: str) -> str:
 
 
 def mean_accuracy(rows: list[dict]) -> list[dict]:
-    """The mean over the tasks of the accuracy of each model and scheme that was measured on all of them.
+    """Return the mean accuracy over tasks of each model and scheme that was measured on all of them.
 
-    standard_error is that of the mean, of tasks with examples of their own; None where a task has none. paired_error:
-    that of its difference from the unquantized model, whose examples are the same; by_task: the values.
+    standard_error: of the mean over tasks, which have independent examples; None if a task has none. paired_error:
+    standard error of the difference from the unquantized model on the same examples. by_task: the value of each task.
     """
     accuracies = [row for row in named(rows) if row["metric"] == "acc"]
     tasks, means = {row["task"] for row in accuracies}, []
@@ -58,23 +58,23 @@ def mean_accuracy(rows: list[dict]) -> list[dict]:
 
 
 def named(rows: list[dict]) -> list[dict]:
-    """Rows with the names that tables have for their models and metrics."""
+    """Replace the models and metrics of rows by their names in tables."""
     names = zip(names_by_row(rows), rows, strict=True)
     return [row | {"model": name, "metric": row["metric"].removeprefix(PREFIX)} for name, row in names]
 
 
 def mean_chance(rows: list[dict]) -> float | None:
-    """Mean accuracy of guesses over the tasks of the rows; None where it is not known of one of them."""
+    """Return the mean accuracy of guessing over the tasks of the rows; None if it is unknown for one of them."""
     tasks = {row["task"] for row in rows if row["metric"] == f"{PREFIX}acc"}
     return sum(CHANCE[task] for task in tasks) / len(tasks) if tasks and tasks <= set(CHANCE) else None
 
 
 @figure_function
 def accuracy_by_size(rows: Rows, *, ax: Axes | None = None) -> Axes:
-    """Figure 1 of the paper: mean zero-shot accuracy in per cent against parameters, a line a scheme and architecture.
+    """Draw Figure 1 of the paper: mean zero-shot accuracy in per cent against parameters, one line per scheme and
+    architecture.
 
-    Error bars are one standard error of the mean, absent where it is not known. The dotted line is the mean accuracy
-    of guesses.
+    Error bars are one standard error of the mean, if known. The dotted line is the mean accuracy of guessing.
 
     Example:
         >>> axes = outliers.plot.accuracy_by_size(outliers.frame("results/kept/pocket/figure1"))
@@ -104,7 +104,7 @@ def accuracy_by_size(rows: Rows, *, ax: Axes | None = None) -> Axes:
 
 
 def _plot(axes: Axes, means: list[dict], style: dict, shift: float) -> None:
-    """The means of one line, without their error bars if the error of one is not known."""
+    """Plot the means of one line, without error bars unless all errors are known."""
     means = sorted(means, key=lambda mean: mean["parameters"])
     errors = [mean["standard_error"] for mean in means]
     axes.errorbar(
@@ -123,18 +123,16 @@ CAPTION = (
 
 
 def zeroshot_section(rows: list[dict]) -> Section:
-    """The section of zero-shot tasks."""
     table, drawing = accuracy_table(rows), Drawing.of("accuracy", CAPTION, accuracy_by_size(rows))
     findings = zeroshot_findings(mean_accuracy(rows), mean_chance(rows))
     return Section("Zero-shot accuracy", rows, table.printed, [table], [drawing], findings=findings)
 
 
 def accuracies(rows: list[dict], values: str = "value") -> pd.DataFrame:
-    """One row a model and scheme (index), in the order of the rows, with columns (task, metric).
+    """Return one row per model and scheme (index), in the order of the rows, with columns (task, metric).
 
-    values: of a row, or "cell", as a table has it.
-
-    The last column is the mean accuracy over the tasks, empty where one of them was not measured.
+    The last column is the mean accuracy over tasks, NaN if one of them was not measured. values: the field to show, or
+    "cell" for its text in a table.
     """
     means = [mean | {"task": "mean", "metric": "acc"} for mean in mean_accuracy(rows)]
     every = [row | {"cell": _cell(row)} for row in named(rows) + means]
@@ -147,7 +145,8 @@ def accuracies(rows: list[dict], values: str = "value") -> pd.DataFrame:
 
 
 def accuracy_table(rows: list[dict]) -> Table:
-    """Accuracies in per cent and perplexities; its data are the values of `accuracies` with flat names."""
+    """Make a table of accuracies in per cent and perplexities; its data are the values of `accuracies` with flat
+    names."""
     table, run = accuracies(rows), rows[0]
     cells = [
         [model, label_of_weights(scheme, run["dtype"]), *row]
@@ -170,7 +169,7 @@ PAIRED = " ±: standard error over the examples of the difference from the unqua
 
 
 def _cell(row: dict) -> str:
-    """The value of a row, with its bar where it is known by question."""
+    """Format the value of a row, with its error if that is known question by question."""
     bar = row.get("paired_error", row.get("standard_error") if "unit_sums" in row else None)
     form, unit = (".4g", 1) if row["metric"] == "perplexity" else (".1f", 100)
     return cell(form, row["value"], bar, unit)
@@ -188,10 +187,10 @@ GUESSES = Claim(
 
 
 def zeroshot_findings(means: Sequence[dict], chance: float | None) -> list[Finding]:
-    """The schemes that lose accuracy beyond the standard errors of the differences, and the models that do not do
-    better than guesses.
+    """State which schemes lose accuracy beyond the standard errors of the differences, and which models do not exceed
+    guessing.
 
-    means: as `mean_accuracy` makes them. chance: mean accuracy of guesses, None where it is not known.
+    means: as `mean_accuracy` returns them. chance: mean accuracy of guessing, None if unknown.
     """
     known = [mean for mean in means if mean["standard_error"] is not None]
     unquantized = {mean["model"]: mean for mean in known if mean["scheme"] == BASELINE}
@@ -212,7 +211,7 @@ def _accuracy(mean: dict) -> Value:
 
 
 def _is_lower(before: dict, after: dict) -> bool:
-    """Whether a mean is below another beyond the errors of the differences of its tasks, question by question."""
+    """Return whether the mean accuracy falls by more than the standard error of the differences, paired by question."""
     differences = [value.minus(after["by_task"][task]) for task, value in before["by_task"].items()]
     return averaged(differences, 0.0).is_above(exact(0))
 
