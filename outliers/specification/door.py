@@ -1,4 +1,4 @@
-"""Checks before a command imports torch or transformers, which takes seconds."""
+"""Check a specification before a command imports torch or transformers, which takes seconds."""
 
 import logging
 import re
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def _acting(acts: Callable[[Scheme], bool]) -> Callable[[Named], bool]:
-    """Whether an option acts on a scheme of a specification; or perhaps, where it has variants."""
+    """Return a function that tells whether an option affects a scheme of a specification, or might affect a variant."""
 
     def acting(spec: Named) -> bool:
         schemes = [*getattr(spec, "schemes", []), *([spec.scheme] if hasattr(spec, "scheme") else [])]
@@ -39,7 +39,7 @@ CALIBRATES = (
     _acting(lambda scheme: scheme.needs_calibration),
     "a scheme that is calibrated, such as absmax+smoothing=0.5",
 )
-# Options that act only beside others: when they do, and what is missing else.
+# Options that have an effect only beside others: when they have, and what is missing otherwise.
 BESIDE = {
     "memory": (lambda spec: spec.stream, "--stream"),
     "alpha": (
@@ -56,12 +56,13 @@ BESIDE = {
 
 
 def checked(spec: Kind) -> Kind:
-    """The same specification; nothing else relies on this, for what is measured is looked at again when it is loaded.
-    Options that have no effect are said.
+    """Return the specification after checking its models, texts and tasks; log options that have no effect.
+
+    The check only saves time: whatever is measured is checked again when it is loaded.
 
     Raises:
         UserError: a model, its revision or a text of the hub is unknown or cannot be reached, or the configuration of a
-            model is one that no model can have.
+            model is invalid.
     """
     known = () if spec.with_weights else known_configs()
     models = [spec.model] if hasattr(spec, "model") else getattr(spec, "models", [])
@@ -72,7 +73,7 @@ def checked(spec: Kind) -> Kind:
             for revision in revisions or [getattr(spec, "revision", None)]:
                 check_model(name, revision, spec.with_weights)
     for name in getattr(spec, "against", []):
-        if not (Path(name) / INT8).exists():  # which is looked at as it is loaded
+        if not (Path(name) / INT8).exists():  # an int8 model is checked as it is loaded
             check_model(name)
     spec.check()
     for field in ("text", "calibration"):
@@ -86,7 +87,7 @@ def checked(spec: Kind) -> Kind:
 
 
 def _check_no_scheme(name: str) -> None:
-    """Raise UserError for a scheme or a remedy that stands where a model does."""
+    """Raise UserError if a scheme or a remedy is written where a model belongs."""
     base = re.split("[=@+]", name)[0].lower()
     if base in REMEDIES:
         raise UserError(f"'{name}' stands where a model does; a remedy stands behind its scheme: absmax+{name}")
@@ -95,7 +96,7 @@ def _check_no_scheme(name: str) -> None:
 
 
 def check_model(name: str, revision: str | None = None, with_weights: bool = True) -> None:
-    """Raise UserError where a model is unknown, or its configuration or the sizes of its weights are none."""
+    """Raise UserError if a model is unknown, or its configuration or the sizes of its weights are invalid."""
     source = find_model(name, revision)
     file = None if source.file else config_path(source)  # the header of a GGUF file is read with transformers
     if file:

@@ -1,4 +1,4 @@
-"""The fields of specifications and metrics: what each takes, checks and says in the help of its option."""
+"""Types of the fields of specifications and metrics: what each accepts, and the help of its option."""
 
 import os
 import pkgutil
@@ -31,13 +31,13 @@ from outliers.terminal.printing import is_line
 from outliers.variants.peer import PEER
 
 LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes that file systems take
-UNKNOWN = "unknown_name"  # the kind of a mistake whose message says all
-OF_A_MODEL, OF_A_FILE = "name of a model", "name of a text, a file or a folder"  # marks of fields whose values are one
-LARGEST_LAYER = 131_072  # features: so many products of codes have a sum that int32 holds
+UNKNOWN = "unknown_name"  # type of an error whose message is complete
+OF_A_MODEL, OF_A_FILE = "name of a model", "name of a text, a file or a folder"  # marks of fields, see `named`
+LARGEST_LAYER = 131_072  # features: the sum of so many products of codes fits int32
 
 
 def _line(value: str) -> str:
-    """Text that can be a name or a path."""
+    """Return a value that can be a name or a path; raise ValueError for any other."""
     if not value or not is_line(value):
         raise ValueError("expected text in one line")
     if len(value.encode()) > LONGEST_PATH or max(len(part.encode()) for part in value.split("/")) > LONGEST_NAME:
@@ -46,19 +46,21 @@ def _line(value: str) -> str:
 
 
 def _text(value, as_string: Callable[[object], str]):
-    """A text that is named in one line; or, from Python, one's own, as `outliers.load_text` takes it, whole."""
+    """Return the name of a text in one line, or a user's own text, as `outliers.load_text` takes it, unchanged."""
     is_object = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Iterator))
     return value if is_object else _line(as_string(os.fspath(value) if isinstance(value, os.PathLike) else value))
 
 
 def _dump_text(value, info: SerializationInfo):
-    """In JSON one's own text is what rows call it."""
+    """Return a text for serialization: in JSON, a user's own text is represented by its label."""
     return value if info.mode != "json" or isinstance(value, str) else text_label(value)
 
 
 def text_label(text) -> str:
-    """The label of a text in rows: the name of a file without its folder, for the hash of its tokens tells files apart;
-    or what kind of object it is."""
+    """Return the label of a text in rows: the file name without its folder, or the kind of object.
+
+    Files of the same name are told apart by the hash of their tokens.
+    """
     if isinstance(text, (str, os.PathLike)):
         return os.path.basename(text)
     from outliers.text.given import text_name  # which imports torch
@@ -67,28 +69,28 @@ def text_label(text) -> str:
 
 
 def _name(value: str) -> str:
-    """A folder in `results`, or one in another there."""
+    """Return a value that names a folder in `results`, or one nested there; raise ValueError for any other."""
     if not re.fullmatch(r"\w[\w.@-]*(/\w[\w.@-]*)*", _line(value)):
         raise ValueError("expected letters, digits and any of _ . @ -, and / between folders")
     return value
 
 
 def _number(value):
-    """Anything but true and false, which count as 1 and 0."""
+    """Return a value unchanged; raise ValueError for true and false, which would count as 1 and 0."""
     if isinstance(value, bool):
         raise ValueError("expected a number")
     return value
 
 
 def _feature(value):
-    """A number of a feature; not a word, which pydantic calls no valid integer."""
+    """Return the number of a feature; raise ValueError for a word, with a better message than pydantic's."""
     if isinstance(value, str) and not re.fullmatch(r"-?[0-9]{1,40}", value):
         raise ValueError("expected the numbers of features, such as 3,17; without them, those of a trace are taken")
     return _number(value)
 
 
 def _by(check: Callable[[str, Any], float], value: Any) -> float:
-    """A value as a check of another room leaves it, whose message is that of the field."""
+    """Return the result of another module's check of a value, with its UserError turned into a ValueError."""
     try:
         return check("it", value)
     except UserError as error:
@@ -96,7 +98,7 @@ def _by(check: Callable[[str, Any], float], value: Any) -> float:
 
 
 def _scheme(value: object) -> str | Scheme:
-    """A scheme, or the name of one that there is."""
+    """Return a scheme, or the full name of a known one."""
     if isinstance(value, Scheme):
         return value
     if not isinstance(value, str):
@@ -107,13 +109,13 @@ def _scheme(value: object) -> str | Scheme:
         except UserError:
             from outliers.variants.written import variant
 
-            read = variant(value)  # raises the same of a scheme
+            read = variant(value)  # raises the same error for a scheme
         do = f"`python -m outliers.measure --variant '{read.name}'`"
         raise UserError(f"'{value}' is a variant, not a scheme; use {do}")
 
 
 def _skip(places: list[str]) -> list[str]:
-    """Places, with those of a plan in the place of `@FILE`."""
+    """Return places, with `@FILE` replaced by the places of that plan."""
     with saying_all():
         return list(expanded(places))
 
@@ -127,7 +129,7 @@ def _of_different_names(schemes: list[str | Scheme]) -> list[str | Scheme]:
 
 @contextmanager
 def saying_all() -> Iterator[None]:
-    """Let a UserError within be the mistake of a field, whose message says all."""
+    """Turn a UserError within this context into the error of a field, with the whole message kept."""
     try:
         yield
     except UserError as error:
@@ -143,7 +145,7 @@ def _shape(value: str) -> str:
 
 
 def whole(most: int, **least: int):
-    """A whole number up to a limit, beyond which a run would never end or ask for all memory."""
+    """Return the type of a whole number up to a limit, beyond which a run would never end or ask for all memory."""
     return Annotated[int, BeforeValidator(_number), Field(le=most, **(least or {"gt": 0}))]
 
 
@@ -163,7 +165,7 @@ SchemesAndPeer = Annotated[list[_SchemeOrPeer], *_OfSchemes]  # also the layers 
 Tokens = whole(10**7, ge=2)  # of a sequence
 Count = whole(10**6)
 Repeats = whole(10**4)
-Several = whole(10**4, ge=2)  # of which one alone would not scatter
+Several = whole(10**4, ge=2)  # one alone has no scatter
 Seed = whole(2**32 - 1, ge=0)
 Batch = whole(10**5)
 Features = Annotated[list[Annotated[int, BeforeValidator(_feature)]], Split, Field(min_length=1), Once]
@@ -174,7 +176,7 @@ Shape = whole(LARGEST_LAYER) | Annotated[str, AfterValidator(_shape)]
 Shapes = Annotated[list[Shape], Split, Field(min_length=1), Once]
 
 # Fields of several kinds and metrics, with the help of their options.
-NONE = "by default none."  # with which it ends where the option takes that word, too
+NONE = "by default none."  # the end of a description whose option accepts that word, too
 TEXT = "sample, c4, wikitext2, or a .txt, .txt.gz or .jsonl file; for vision models a folder of pictures."
 MODEL = "Hub id, local folder or GGUF file, pocket/NAME, or smollm2-135m."
 Model = Annotated[Line, AfterValidator(as_called), OF_A_MODEL, Field(description=MODEL)]
@@ -211,24 +213,27 @@ DATA = (
 )
 Data = Annotated[File | None, Field(description=DATA)]
 
-# In the protocol of a row: each block begins with the model's own first token; each document passes by itself.
+# Suffixes of a row's protocol: each block begins with the model's first token; each document passes by itself.
 BOS, DOCUMENTS = "+bos", "+documents"
 
 
 class FieldError(UserError):
-    """A field that is unknown, missing or out of range; path: where it is, empty for what is missing at the top."""
+    """A field that is unknown, missing or out of range.
+
+    path: where the field is; empty for a missing one at the top.
+    """
 
     path: tuple = ()
 
 
 class Checked(BaseModel):
-    """A model of pydantic whose mistakes are those of a user.
+    """A pydantic model whose validation errors are errors of the user.
 
     Raises:
         FieldError: a field is unknown, missing or out of range.
     """
 
-    model_config = ConfigDict(extra="forbid", defer_build=True)  # until one is made: the help of a command needs none
+    model_config = ConfigDict(extra="forbid", defer_build=True)  # built on first use: the help of a command needs none
 
     def __init__(self, **fields: object) -> None:
         try:
@@ -238,16 +243,16 @@ class Checked(BaseModel):
 
 
 def resolved(place: Any) -> Any:
-    """The object that is named as `module:object`, which may name another one; or the object itself."""
+    """Return the object that a text `module:object` names, which may be such a text again, or the object itself."""
     while isinstance(place, str):
         place = pkgutil.resolve_name(place)
     return place
 
 
 def field_error(error: ValidationError, kind: type[BaseModel]) -> FieldError:
-    """The first mistake of some fields in one line."""
+    """Return the first error of a validation as a message of one line."""
     first = error.errors(include_url=False)[0]
-    path = tuple(part for part in first["loc"] if "[" not in str(part))  # but for the types of a union
+    path = tuple(part for part in first["loc"] if "[" not in str(part))  # without the types of a union
     if first["type"] == "extra_forbidden":
         *place, name = path
         of = f"field of {'.'.join(map(str, place))}" if place else "field"
@@ -259,7 +264,7 @@ def field_error(error: ValidationError, kind: type[BaseModel]) -> FieldError:
 
 
 def _kind_at(kind: type[BaseModel], path: list) -> type[BaseModel]:
-    """The kind of the specification at a path, such as of one of its runs."""
+    """Return the type of the model at a path in a specification, such as that of one of its runs."""
     for part in path:
         if part in kind.model_fields:
             kind = next(_kinds_in(kind.model_fields[part].annotation), kind)
@@ -267,7 +272,7 @@ def _kind_at(kind: type[BaseModel], path: list) -> type[BaseModel]:
 
 
 def _kinds_in(annotation: object) -> Iterator[type[BaseModel]]:
-    """The specifications that values of a type are, or hold."""
+    """Yield the pydantic models in the annotation of a field."""
     if isinstance(annotation, type) and not get_args(annotation) and issubclass(annotation, BaseModel):
         yield annotation
     for part in get_args(annotation):

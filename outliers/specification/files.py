@@ -1,4 +1,4 @@
-"""Experiment files: YAML mappings that become specifications, with file, line and field of a mistake."""
+"""Read experiment files: YAML mappings that become specifications, with errors that name file, line and field."""
 
 import itertools
 import logging
@@ -19,27 +19,37 @@ from outliers.terminal.amounts import size
 Kind = TypeVar("Kind", bound=Named)
 ENDINGS = (".yaml", ".yml")
 MOST_BYTES, MOST_VALUES = 1_000_000, 10_000  # of an experiment file
-MOST_FILES = 10  # each of which extends the next
+MOST_FILES = 10  # that extend one another
 logger = logging.getLogger(__name__)
 
 
 class Fields(NamedTuple):
-    """The fields of an experiment, and of each where it stands, such as "my.yaml, line 3"."""
+    """The fields of an experiment.
+
+    values: by field. places: where each value stands, such as "my.yaml, line 3", by path in the values.
+    """
 
     values: dict
     places: dict[tuple, str]
 
     def replaced(self, fields: dict) -> "Fields":
-        """With other values in the place of some, such as from the command line."""
+        """Return a copy in which the values of some fields are replaced, such as by those of the command line."""
         places = {path: place for path, place in self.places.items() if not path or path[0] not in fields}
         return Fields(self.values | fields, places)
 
 
 def specify(name: str | None, fields: dict, default: str | None, kind: type[Kind]) -> Kind:
-    """The specification of a command: an experiment by name, or the default one, with other values of some fields.
+    """Return the specification of a command.
 
-    With models and no name, or without a default, the other fields have the defaults of their kind. An experiment that
-    comes with the project goes on without the packaged models that are not on this machine, and says so.
+    With models and no name, or without a default, fields that are not given have the defaults of their kind. An
+    experiment
+    that comes with the project leaves out the packaged models that are not on this machine, and logs that.
+
+    Args:
+        name: of an experiment, or its file.
+        fields: values that replace those of the experiment.
+        default: name of the experiment if none is given.
+        kind: type of the specification.
 
     Raises:
         UserError: as `read_experiment` and `make_experiment`.
@@ -61,13 +71,15 @@ def _with_models_that_are_here(spec: Kind) -> Kind:
 
 
 def is_experiment(name: str) -> bool:
-    """Whether this names an experiment, or its file, and no model."""
+    """Return whether a name is that of an experiment or of its file, and not that of a model."""
     return name in experiment_files() or Path(name).suffix in ENDINGS
 
 
 def experiment_files() -> dict[str, Path]:
-    """Name to file of the experiments that come with the project: inside the package when it was installed from a
-    wheel, beside it in a clone."""
+    """Return the files of the experiments that come with the project by name.
+
+    They are inside the package if it was installed from a wheel, and beside it in a clone.
+    """
     package = Path(__file__).parent.parent
     folders = (package / "experiments", package.parent / "experiments")
     return {
@@ -80,7 +92,8 @@ def experiment_files() -> dict[str, Path]:
 def read_experiment(name: str) -> Fields:
     """Read an experiment file, by path or by the name of one that comes with the project.
 
-    A file that says `extends: other.yaml` has the fields of that file, its name included, and its own in their place.
+    A file with `extends: other.yaml` inherits the fields of that file, its name included, and overrides them with its
+    own.
 
     Raises:
         UserError: there is no such file, or it is not a YAML mapping.
@@ -106,7 +119,7 @@ def _read(path: Path, name: str, extended_by: tuple[Path, ...] = ()) -> Fields:
         values = None if node is None else loader.construct_document(node)
     except RecursionError:
         raise UserError(f"experiment file '{path}' refers to itself by an alias, or nests too deep") from None
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:  # all but the first of values
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:  # but the first: bad values
         raise UserError(f"experiment file '{path}' cannot be read: {reason_of(error, 300)}") from None
     if not isinstance(values, dict) or not all(isinstance(field, str) for field in values):
         raise UserError(f"experiment file '{path}' holds no fields; expected a mapping with 'models', 'text', …")
@@ -123,7 +136,6 @@ def _read(path: Path, name: str, extended_by: tuple[Path, ...] = ()) -> Fields:
 
 
 def _text(path: Path) -> str:
-    """The text of a file, if it is one."""
     try:
         if not path.exists():
             raise UserError(f"experiment file '{path}' does not exist; known: {', '.join(experiment_files())}")
@@ -136,8 +148,10 @@ def _text(path: Path) -> str:
 
 
 def _lines(node: yaml.Node, count: Iterator[int], path: tuple = ()) -> Iterator[tuple[tuple, int]]:
-    """Path and line, from 1, of every value in a document, each alias as what it stands for; raise YAMLError where a
-    field stands twice in a mapping, or aliases make more values of a few."""
+    """Yield path and line number, from 1, of every value in a document, with aliases expanded.
+
+    Raise YAMLError if a mapping has a field twice, or aliases multiply a few values to too many.
+    """
     if next(count) > MOST_VALUES:
         raise yaml.YAMLError(f"more than {MOST_VALUES} values; expected those of an experiment")
     yield path, node.start_mark.line + 1
@@ -158,7 +172,7 @@ def _lines(node: yaml.Node, count: Iterator[int], path: tuple = ()) -> Iterator[
 
 
 def make_experiment(fields: Fields, kind: type[Kind]) -> Kind:
-    """Validate the fields of an experiment; a UserError names the file and the line of a field from a file."""
+    """Return the specification of some fields; a UserError gives file and line of a wrong field from a file."""
     try:
         return kind(**fields.values)
     except FieldError as error:

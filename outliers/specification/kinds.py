@@ -1,4 +1,4 @@
-"""Fields that specifications have in common: where they run, on which text, and under which schemes."""
+"""Fields that specifications share: where they run, on which text, and under which schemes."""
 
 import re
 from collections.abc import Callable
@@ -38,10 +38,10 @@ from outliers.terminal.amounts import parse_bytes
 from outliers.variants.peer import PEER
 from outliers.variants.quantized import Quantized
 
-# What every command reads unless told otherwise, so that all of them start from one perplexity: as many blocks as a
-# claim needs, and so few tokens that `report look` and `origins` of SmolLM2-135M end within three minutes on two cores.
+# The default text of all commands, so that they all start from one perplexity: as many blocks as a claim needs, and so
+# few tokens that `report look` and `origins` of SmolLM2-135M end within three minutes on two cores.
 BLOCK, BLOCKS = 64, FEWEST
-ATTENTION_16 = "16-bit"  # attention as it is
+ATTENTION_16 = "16-bit"  # not quantized
 ATTENTION = re.compile(r"16-bit|int8(\+(?P<percent>[0-9]{1,2}(\.[0-9]{1,6})?)%)?")
 
 
@@ -52,7 +52,7 @@ def _attention(value: str) -> str:
 
 
 def _share(attention: str) -> str:
-    """The remedy of attention in int8 as the name of a scheme has it."""
+    """Return int8 attention as a remedy in the name of a scheme; an empty text for 16-bit attention."""
     if attention == ATTENTION_16:
         return ""
     percent = ATTENTION.fullmatch(attention)["percent"]
@@ -60,7 +60,7 @@ def _share(attention: str) -> str:
 
 
 def _remedied(scheme: str | Scheme, written: str) -> str | Scheme:
-    """A scheme with what is written behind its name; another library's as it is."""
+    """Return a scheme with a remedy added; the scheme of another library unchanged."""
     if scheme == PEER or not written:
         return scheme
     changed = remedied(get_scheme(scheme), written)
@@ -71,14 +71,14 @@ Attentions = Annotated[list[Annotated[str, AfterValidator(_attention)]], Split, 
 
 
 class Named(Checked):
-    """A name, which is also a folder in `results`, and the table or figure of the paper that it is for."""
+    """A specification: its name, which is also a folder in `results`, and the table or figure of the paper for it."""
 
-    experiment: ClassVar[str | None] = None  # what its rows say that they are of, where that is not its name
-    # What shows its rows where no table says so. of_folder: whether it takes the specification and the folder before
-    # the rows, because the folder holds more, or the tokenizer is needed.
+    experiment: ClassVar[str | None] = None  # experiment of its rows, if that is not its name
+    # section: function that shows the rows, if `outliers.paper` names none. of_folder: whether it takes the specification
+    # and the folder before the rows, because the folder holds more, or the tokenizer is needed.
     section: ClassVar[Callable | None] = None
     of_folder: ClassVar[bool] = False
-    with_weights: ClassVar[bool] = True  # of its models, where it does not take their configurations alone
+    with_weights: ClassVar[bool] = True  # False: needs the configurations of models alone
 
     name: Name
     shows: Line | None = None
@@ -86,30 +86,30 @@ class Named(Checked):
     @model_validator(mode="before")
     @classmethod
     def _without_none(cls, fields: dict) -> dict:
-        """With the default in the place of the word none, where the help has it."""
+        """Remove fields whose value is the word none, if their help offers it, so that they have their defaults."""
         empty = {name for name, field in cls.model_fields.items() if (field.description or "").endswith(NONE)}
         return {name: value for name, value in fields.items() if not (name in empty and value in ("none", ["none"]))}
 
     def plans(self) -> list:
-        """The cells that it asks for, as `outliers.subjects.cell.Plan`; nothing of their subjects is read."""
-        raise NotImplementedError  # and not abstract: settings alone, of a subject, are made too, and ask for nothing
+        """Return the cells of this specification as `outliers.subjects.cell.Plan`, without reading any subject."""
+        raise NotImplementedError  # not abstract: settings of a subject, which has no plans, are instances too
 
     def check(self) -> None:
-        """Raise UserError where something is missing, before what needs torch is imported."""
+        """Raise UserError if something is missing, before torch is imported."""
 
     @property
     def folder(self) -> Path:
-        """The folder of its results unless the user says otherwise."""
+        """The default folder of the results."""
         return Path("results") / self.name
 
     @property
     def alpha_of_schemes(self) -> float | None:
-        """The threshold that replaces that of every scheme: alpha, where it is given."""
+        """The threshold that replaces that of every scheme, if alpha is given."""
         return self.alpha if "alpha" in self.model_fields_set else None
 
 
 class Machine(Named):
-    """The machine on which something runs."""
+    """A specification with the device and the type of numbers that it computes with."""
 
     device: Line = Field(default="cpu", description="cpu, cuda, cuda:N, or auto: layers spread over all GPUs.")
     dtype: Literal["float32", "float16", "bfloat16"] = Field(
@@ -118,7 +118,7 @@ class Machine(Named):
 
 
 class Spread(Machine):
-    """The engine of cells: in this process one after the other, or as tasks of a Ray cluster."""
+    """A specification with the engine that runs its cells: this process one after the other, or a Ray cluster."""
 
     engine: Literal["local", "ray"] = Field(
         default="local", description="This process, or a Ray cluster (at RAY_ADDRESS, or of this machine)."
@@ -126,7 +126,7 @@ class Spread(Machine):
 
 
 class Settings(Spread):
-    """The settings of a measurement over a text, beside its model."""
+    """A specification of a measurement over a text: all but its models."""
 
     text: Text = "sample"
     block: Tokens = Field(default=BLOCK, description="Tokens per block.")
@@ -164,27 +164,25 @@ class Settings(Spread):
         default=None,
         description="Measure as many blocks as fit into so many minutes, at most --blocks. By default all of these.",
     )
-    _fitted: bool = PrivateAttr(default=False)  # whether its blocks are those that fit
+    _fitted: bool = PrivateAttr(default=False)  # whether `blocks` is the number that fits into `minutes`
 
     @property
     def is_fitted(self) -> bool:
-        """Whether its blocks are those that fit into its minutes."""
         return self._fitted
 
     def of_blocks(self, blocks: int) -> "Settings":
-        """A copy with so many blocks, because these fit into its minutes."""
+        """Return a copy with the number of blocks that fits into the minutes."""
         copy = self.model_copy(update={"blocks": blocks})
         copy._fitted = True
         return copy
 
     @property
     def sequences(self) -> int:
-        """The number of sequences that pass a model."""
         return self.blocks * (self.block - 2 if self.objective == "each" else self.mask_seeds)
 
 
 class Calibrated(Settings):
-    """A measurement of schemes of which some have to know how large the inputs are."""
+    """A measurement of schemes, some of which are calibrated on the magnitudes of inputs."""
 
     calibration: Text | None = Field(
         default=None, description="Text to calibrate on; by default the blocks after the measured ones."
@@ -193,7 +191,7 @@ class Calibrated(Settings):
 
 
 class OfSchemes(Named):
-    """A measurement of models under schemes, with what all schemes get; their names say it then."""
+    """A measurement of models under schemes, with options that apply to all schemes and become part of their names."""
 
     schemes: Schemes
     transform: Line | None = Field(
@@ -208,7 +206,7 @@ class OfSchemes(Named):
 
     @property
     def quantized(self) -> list[Quantized]:
-        """Its schemes as variants, but for that of others; those that share weight codes are side by side."""
+        """Our own schemes as variants, ordered so that those that share weight codes are adjacent."""
         schemes = by_weights(get_scheme(scheme, self.alpha_of_schemes) for scheme in self.schemes if scheme != PEER)
         return [Quantized(scheme, tuple(self.skip)) for scheme in schemes]
 
@@ -231,15 +229,12 @@ class OfSchemes(Named):
 
 
 class OfOneModel(Settings):
-    """A measurement of one model."""
-
     model: Model
     revision: Revision = None
 
     @property
     def folder(self) -> Path:
-        """The folder of its results unless the user says otherwise."""
-        name = full_name(self.model, self.revision).replace("/", "-")  # which a revision may have
+        name = full_name(self.model, self.revision).replace("/", "-")  # a revision may contain a slash
         if len(name.encode()) > LONGEST_NAME:
             raise UserError(f"results of {shown(name)} have no folder of that name; choose one with --out")
         return super().folder / name

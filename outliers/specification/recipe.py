@@ -1,4 +1,4 @@
-"""Recipes of training runs, all in which two of them can differ but the seed."""
+"""Recipes of training runs."""
 
 from typing import Annotated, Literal
 
@@ -9,16 +9,19 @@ from outliers.specification.fields import Batch, Count, Model, Once, Split, Thre
 
 Rate = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
-FINE_TUNED = {"learning_rate": 2e-5, "batch": 8}  # where a recipe trains a model further and says no others
+FINE_TUNED = {"learning_rate": 2e-5, "batch": 8}  # defaults of a recipe that trains a model further
 
 
 class Recipe(BaseModel):
-    """A training run up to its seed.
+    """Everything that determines a training run but its seed.
 
-    start: a rung of the pocket ladder, trained from nothing, or a model that is trained further. learning_rate: the
-    peak, after which a cosine falls to zero; it and the batch are the rung's unless they are given. weight_decay: of
-    matrices. attention, gated, positions, norm: see `outliers.trainer.architectures.change`. int8 and what follows:
-    which products are in int8, and how, see `outliers.train_int8`.
+    start: a rung of the pocket ladder, trained from scratch, or a model that is trained further. learning_rate: the
+    peak,
+    followed by a cosine decay to zero; it and the batch are the rung's unless given. weight_decay: of matrices.
+    attention,
+    gated, positions, norm: see `outliers.trainer.architectures.change`. int8 and later fields: which products are in
+    int8,
+    and how, see `outliers.train_int8`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -41,7 +44,7 @@ class Recipe(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, fields: dict) -> dict:
-        """With the learning rate and the batch of the rung, where they are not given."""
+        """Add the learning rate and the batch of the rung, unless given."""
         if not isinstance(fields, dict):
             return fields
         rung = LADDER.get(fields.get("start", cls.model_fields["start"].default))
@@ -50,20 +53,20 @@ class Recipe(BaseModel):
 
     @property
     def in_rows(self) -> dict:
-        """The fields of the recipe in rows of a run: its start as `model`, and the fields that are given."""
+        """The fields of the recipe in rows: its start as `model`, and the fields that are not None."""
         return {"model": self.start, **self.model_dump(exclude={"start"}, exclude_none=True)}
 
     @property
     def objective(self) -> str:
-        """Its objective, as `outliers.models.pocket.ladder.Rung` has it."""
+        """The training objective, as in `outliers.models.pocket.ladder.Rung`."""
         return LADDER[self.start].objective if self.from_nothing else "next tokens"
 
     @property
     def autocast(self) -> bool:
-        """Whether it trains in bfloat16, where autocast has it."""
+        """Whether training uses torch's autocast to bfloat16."""
         return not self.from_nothing or LADDER[self.start].autocast
 
     @property
     def from_nothing(self) -> bool:
-        """Whether what is trained is built and not loaded."""
+        """Whether the model is trained from scratch."""
         return self.start in LADDER
