@@ -70,7 +70,8 @@ class OutlierCallback(TrainerCallback):
         folder: str | Path | None = None,
         name: str | None = None,
     ):
-        """Args:
+        """
+        Args:
             trainer: whose reporters get the results.
             blocks: held-out token ids, int64 (blocks, T), as `outliers.load_text` makes them; or examples of the
                 model's

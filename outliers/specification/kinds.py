@@ -74,7 +74,7 @@ class Named(Checked):
     """A specification: its name, which is also a folder in `results`, and the table or figure of the paper for it."""
 
     experiment: ClassVar[str | None] = None  # experiment of its rows, if that is not its name
-    # section: function that shows the rows, if `outliers.paper` names none. of_folder: whether it takes the specification
+    # section: function that shows the rows, if `outliers.paper` has none. of_folder: whether it takes the specification
     # and the folder before the rows, because the folder holds more, or the tokenizer is needed.
     section: ClassVar[Callable | None] = None
     of_folder: ClassVar[bool] = False

@@ -1,1 +1,1 @@
-"""The terminal: options, printing that ends no run, how far a run is."""
+"""The terminal: options, output that cannot break a run, and progress."""

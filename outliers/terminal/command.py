@@ -21,10 +21,10 @@ from outliers.errors import UserError
 from outliers.terminal.interrupt import ending_alike
 from outliers.terminal.printing import is_line, printing, say
 
-# transformers imports torchao wherever it is installed, which then warns of kernels for other devices, and torch of it.
+# transformers imports torchao if it is installed; torchao then warns of kernels for other devices, torch of it.
 NOISY = ("torchao", "torch.utils._pytree")
 
-UsageError = BadParameter.__base__  # of the copy of Click that Typer has
+UsageError = BadParameter.__base__  # from the copy of Click inside Typer
 
 Out = Annotated[Path | None, Option(help="Folder for the results; by default in results/.")]
 Force = Annotated[bool, Option("--force", help="Measure again even if finished.")]
@@ -48,7 +48,7 @@ def run(command) -> None:
 
 
 def app_of(command: Callable) -> typer.Typer:
-    """The app of a function: its parameters are those that its annotations name, none of which has to be given."""
+    """Return the Typer app of a function, whose annotations are its options, all of them optional."""
     name = command.__name__
     help_text = (command.__doc__ or "").replace(f"python -m outliers.{name}", shlex.join(called(name)))  # its examples
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
@@ -57,11 +57,12 @@ def app_of(command: Callable) -> typer.Typer:
 
 
 def import_for_good(*modules: str) -> None:
-    """Import what a command uses until it ends.
+    """Import modules that a command uses until it ends, without garbage collection.
 
     Python looks for garbage after every 700 new objects, and the hundreds of thousands that torch and transformers make
-    stay: to search them as they come, and again with all that follows, is a sixth of the start. Only the first call in
-    a process leaves out of all searches what is there, for later there may be models.
+    stay: to search them as they come, and again with all that follows, takes a sixth of the start. Only the first call
+    in a
+    process exempts the existing objects from later searches, for later there may be models among them.
     """
     if modules[0] in sys.modules:
         return
@@ -76,7 +77,7 @@ def import_for_good(*modules: str) -> None:
 
 @contextlib.contextmanager
 def answering() -> Iterator[None]:
-    """Let a command print; a mistake gives one line and exit code 2."""
+    """Let a command print within this context; turn a user's mistake into one line and exit code 2."""
     with printing():
         try:
             yield
@@ -89,7 +90,7 @@ def answering() -> Iterator[None]:
 
 
 def _check_text(arguments: list[str]) -> None:
-    """Raise UserError for an argument that nobody means: an empty one, of an unset variable, or one that is no text."""
+    """Raise UserError for an argument that is empty, as of an unset variable, or that is no text."""
     for argument in arguments:
         if not argument:
             raise UserError("an argument is empty (''); expected a value, or leave its option out")
@@ -98,8 +99,10 @@ def _check_text(arguments: list[str]) -> None:
 
 
 def _answered(command: Callable) -> Callable:
-    """The same command with the option `--debug`, which shows the traceback of a mistake above its line; after Ctrl-C
-    it says in a line what is finished, and how to go on."""
+    """Return the command with the option `--debug`, which shows the traceback of a mistake above its line.
+
+    After Ctrl-C the command prints in a line what is finished and how to go on.
+    """
 
     @functools.wraps(command)
     def answered(debug: bool, **options):
@@ -124,30 +127,30 @@ def _answered(command: Callable) -> Callable:
 
 
 def _show_all(error: BaseException | None) -> None:
-    """Let a traceback begin with what a library raised, which the line of a mistake stands for."""
+    """Include the errors of libraries, which a UserError hides, in its traceback."""
     while error:
         error.__suppress_context__, error = False, error.__context__
 
 
 class _BesideBars(logging.Handler):
-    """Prints what a run has to say, without breaking into a progress bar; a run goes on where nobody reads it."""
+    """A log handler that prints to standard error without breaking a progress bar, and ignores a closed one."""
 
     def __init__(self):
         super().__init__()
-        self.stream = sys.stderr  # also while a library's own messages are kept away from it
+        self.stream = sys.stderr  # kept, for sys.stderr is replaced while a library is silenced
 
     def emit(self, record: logging.LogRecord) -> None:
-        from tqdm import tqdm  # late, as all that `--help` does not need
+        from tqdm import tqdm  # late, for `--help` does not need it
 
-        with contextlib.suppress(OSError, ValueError):  # ValueError: it is closed
+        with contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed
             tqdm.write(record.getMessage(), file=self.stream)
 
 
 def called(command: str) -> list[str]:
-    """The call of a command of this name by who called this one: as a module, or by the script `outliers`."""
+    """Return how the user calls a command: as a Python module, or with the script `outliers`."""
     return ["outliers", command] if Path(sys.argv[0]).stem == "outliers" else ["python", "-m", f"outliers.{command}"]
 
 
 def typed(command: str) -> str:
-    """The line that the user typed to run a command of this name."""
+    """Return the line that the user typed to run a command."""
     return shlex.join([*called(command), *sys.argv[1:]])

@@ -1,27 +1,30 @@
-"""A forecast of the time that a run still takes, from what its steps have taken so far; without clock and bar."""
+"""Forecast the time that a run still takes from the time that its steps have taken so far."""
 
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# A step of a model takes as long as it has weights, and these more: nine schemes on two cores of a CPU took 10 s and
-# 6.2 s for each million weights.
+# The time of a step is proportional to the weights of the model plus this number: nine schemes on two cores of a CPU
+# took 10 s and 6.2 s for each million weights.
 FIXED = 1_500_000
-RECENT, LEAST_RECENT = 1 / 4, 5  # of the age of a run, in seconds at least: its steps say how busy the machine is now
-DRIFT = 1 / 2  # of its age: how far forecasts moved since then, they may still move
-KNOWN, UNKNOWN, MOVED = 1.1, 1.7, 2.0  # factors of a range: by steps that were made, by others, and by drift at most
-SOON, LONG, SEVERAL = 2, 10, 3  # a forecast needs so many seconds and steps, or so many seconds in a step
-WIDEST = 10  # times its least that a range may reach; a wider one, as of small models before a large one, says nothing
-APART = 1.01  # times as old a run is at the next forecast that is kept
-MARKS = 500  # of finished steps that are kept
+RECENT, LEAST_RECENT = 1 / 4, 5  # share of the age of a run, and seconds at least, of the steps that count as recent
+DRIFT = 1 / 2  # share of its age: forecasts may still move as far as they did since then
+KNOWN, UNKNOWN, MOVED = 1.1, 1.7, 2.0  # factors of a range: of a known kind, of an unknown one, and by drift at most
+SOON, LONG, SEVERAL = 2, 10, 3  # a forecast needs SOON seconds in SEVERAL steps, or LONG seconds in fewer
+WIDEST = 10  # largest ratio of most to least; a wider range, as of small models before a large one, is useless
+APART = 1.01  # ratio of ages of a run between two forecasts that are kept
+MARKS = 500  # finished steps that are kept
 
 
 class Steps(NamedTuple):
     """Steps of a run.
 
-    size: weights of the model that makes them. kind: of steps that take as long for one model. cost: times as long as a
-    block passes the model. seconds: that each takes where that does not depend on a model.
+    count: number of steps. size: weights of the model that makes them. kind: steps of one kind take equally long for
+    one
+    model. cost: time of a step, in times that a block passes the model. seconds: of each step, if that does not depend
+    on a
+    model.
     """
 
     count: int = 0
@@ -32,11 +35,11 @@ class Steps(NamedTuple):
 
     @property
     def work(self) -> float:
-        """The time that they take, in weights that a block passes."""
+        """The time that the steps take, in weights that a block passes."""
         return self.count * (self.size + FIXED) * self.cost
 
 
-DRAWN = Steps(1, kind="drawing", seconds=3.0)  # tables, figures and page of a specification
+DRAWN = Steps(1, kind="drawing", seconds=3.0)  # making tables, figures and page of a specification
 
 
 class Left(NamedTuple):
@@ -48,7 +51,11 @@ class Left(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Work that was made: when it ended, of which kind it is, how much, and how long it took."""
+    """Finished work.
+
+    age: of the run when the work ended, in seconds. kind: of its steps. work: amount, as `Steps.work`. seconds: time
+    taken.
+    """
 
     age: float
     kind: str
@@ -57,33 +64,36 @@ class Mark(NamedTuple):
 
 
 class Forecaster:
-    """The time that is left of a run.
+    """A forecast of the time that is left of a run.
 
-    Steps of a kind take as long as those of it that were made. Of a kind that none was made of they take, by their
-    work, as long as those of its group, the first word of its name, or else as all others, and between the shortest and
-    the longest of these. The latest steps say how busy the machine is. A range is wider where forecasts moved lately.
+    Steps of a kind are expected to take as long as finished steps of the kind. If there are none, steps take, relative
+    to
+    their work, as long as those of their group (the first word of the kind), or else as all others, and the range is
+    that
+    between the shortest and the longest of these. The latest steps tell how busy the machine is. The range is wider if
+    forecasts changed lately.
     """
 
     def __init__(self):
-        self.todo: Counter = Counter()  # work that is left, by kind
-        self.fixed: Counter = Counter()  # seconds that are left, by kind, where they are known from the start
+        self.todo: Counter = Counter()  # remaining work, by kind
+        self.fixed: Counter = Counter()  # remaining seconds, by kind, if known from the start
         self.marks: list[Mark] = []
-        self.totals: list[tuple[float, float]] = []  # ages, and seconds that the whole run was expected to take then
-        self.workers, self.first = 1, 0  # that share the work since this mark
+        self.totals: list[tuple[float, float]] = []  # (age, forecast of the whole run) in seconds
+        self.workers, self.first = 1, 0  # number of workers, and the mark since which they share the work
 
     def expect(self, steps: Steps, sign: int = 1) -> None:
-        """Add steps to those that are left, or with sign -1 take them away."""
+        """Add steps to those that are left, or remove them with sign -1."""
         if steps.seconds:
             self.fixed[steps.kind] += sign * steps.count * steps.seconds
         else:
             self.todo[steps.kind] += sign * steps.work
 
     def spread(self, workers: int) -> None:
-        """Say that so many workers share the work from now on."""
+        """Set the number of workers that share the work from now on."""
         self.workers, self.first = workers, len(self.marks)
 
     def made(self, mark: Mark) -> None:
-        """Learn from work that was made, which `expect` takes from what is left."""
+        """Learn from finished work, which `expect` removes from what is left."""
         self.marks.append(mark)
         if len(self.marks) > MARKS:
             del self.marks[1 : MARKS // 2 : 2]
@@ -91,10 +101,14 @@ class Forecaster:
     def left(
         self, age: float, working: str = "", inside: float = 0.0, step: float = 0.0, since: float = 0.0
     ) -> Left | None:
-        """The time that is left at an age; None while too little was made to know, or nothing is left.
+        """Return the time that is left, in seconds; None if too little is finished to know, or nothing is left.
 
-        working, inside: the kind of a step that is being made, and how much of its work is. step: what is left of it.
-        since: how many seconds ago the last work was made.
+        Args:
+            age: seconds since the run began.
+            working: kind of the step that is running.
+            inside: finished work of that step.
+            step: unfinished work of that step.
+            since: seconds since work was last finished.
         """
         if not self._is_ready():
             return None
@@ -106,7 +120,7 @@ class Forecaster:
         usual = step * paces[working].expected
         if working in rates:
             busy = self._busy(age, rates, usual, since)
-        else:  # a step of it takes so long at least, which says nothing of others
+        else:  # a lower bound for steps of this kind, which tells nothing about others
             busy = self._busy(age, rates)
             longer = max(1.0, since / usual / busy) if step else 1.0
             paces[working] = Left(*(longer * pace for pace in paces[working]))
@@ -128,18 +142,22 @@ class Forecaster:
         return left if left.most <= WIDEST * left.least else None
 
     def _is_ready(self) -> bool:
-        taken = sum(mark.seconds for mark in self.marks[1:])  # before the first one a model was loaded
+        taken = sum(mark.seconds for mark in self.marks[1:])  # the first one includes loading a model
         return taken >= (SOON if len(self.marks) >= SEVERAL else LONG)
 
     def _counted(self) -> list[Mark]:
-        """The work by which the pace is known: that of all workers, or but for the first step, which read a model."""
+        """Return the marks that determine the pace: those since the workers share the work, or all but the first step.
+
+        The first step also loads a model.
+        """
         return self.marks[self.first if self.workers > 1 else 1 :] or self.marks
 
     def _rates(self) -> dict[str, float]:
-        """Seconds for a piece of work of each kind.
+        """Return seconds per unit of work for each kind.
 
-        The first step of all, and of a kind, also reads, converts or compiles something: where there are several it
-        does not count, and where there are few others of its group do.
+        The first step of all, and of a kind, also reads, converts or compiles something. It is left out if there are
+        several
+        steps; if there are few, steps of the other kinds in the group are counted too.
         """
         kinds, groups = defaultdict(list), defaultdict(list)
         counted = self._counted()
@@ -155,9 +173,13 @@ class Forecaster:
         return rates
 
     def _busy(self, age: float, rates: dict[str, float], step: float = 0.0, since: float = 0.0) -> float:
-        """Times as long as usual the latest steps took, with one that is being made for longer than it should.
+        """Return how much longer than usual the latest steps took, including the running one if it is overdue.
 
-        step: seconds that what is left of it usually takes.
+        Args:
+            age: seconds since the run began.
+            rates: usual seconds per unit of work, by kind.
+            step: seconds that the rest of the running step usually takes.
+            since: seconds since work was last finished.
         """
         marks = self._counted()
         count, seen = Counter(mark.kind for mark in marks), {self.marks[0].kind}
@@ -173,8 +195,7 @@ def _group(kind: str) -> str:
 
 
 def _near(kind: str, rates: dict[str, float]) -> Left:
-    """Seconds for a piece of work of a kind, by the nearest kinds of which some was made: as expected, at least and at
-    most."""
+    """Return seconds per unit of work of a kind, with a range, from the nearest kinds with finished work."""
     if kind in rates:
         return Left(rates[kind], rates[kind] / KNOWN, rates[kind] * KNOWN)
     groups: dict[str, list[float]] = defaultdict(list)

@@ -10,31 +10,33 @@ from types import FrameType
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run was asked to stop, and has; the message says what it has finished."""
+    """A run that has stopped on request; the message tells what it has finished."""
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SECONDS = 8  # after SIGTERM; many schedulers kill after ten
 LOST = "interrupted: what was being measured is lost, finished rows are kept; run the same command again to go on\n"
 _stop_requested = False  # of the whole process, as its signals are
-_timers: list[threading.Timer] = []  # that end the process
+_timers: list[threading.Timer] = []  # that will end the process
 
 
 def asked_to_stop() -> bool:
-    """Whether Ctrl-C was pressed since the run began."""
+    """Return whether Ctrl-C was pressed since the run began."""
     return _stop_requested
 
 
 def stop_if_asked() -> None:
-    """Raise KeyboardInterrupt here, where nothing would be lost, if Ctrl-C was pressed."""
+    """Raise KeyboardInterrupt if Ctrl-C was pressed; called where nothing would be lost."""
     if _stop_requested:
         raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def ending_alike() -> Iterator[None]:
-    """Let SIGTERM, with which schedulers end a process, do within this context what Ctrl-C does, and end the process
-    where that takes longer than schedulers wait."""
+    """Make SIGTERM, with which schedulers end a process, act like Ctrl-C within this context.
+
+    The process ends itself if stopping takes longer than schedulers wait.
+    """
     usual = signal.getsignal(signal.SIGTERM)
     changes = usual is signal.SIG_DFL and threading.current_thread() is threading.main_thread()
     if changes:
@@ -51,10 +53,11 @@ def ending_alike() -> Iterator[None]:
 
 @contextlib.contextmanager
 def finishing() -> Iterator[None]:
-    """Let the first Ctrl-C only be noted, for `stop_if_asked`; the second one raises KeyboardInterrupt where it comes.
+    """Note the first Ctrl-C within this context, for `stop_if_asked`; the second one raises KeyboardInterrupt at once.
 
-    Nothing changes where Ctrl-C does something else than to raise KeyboardInterrupt, such as in a background process
-    that ignores it, and outside of the main thread.
+    Nothing changes outside the main thread, or if Ctrl-C does not raise KeyboardInterrupt, as in a background process
+    that
+    ignores it.
     """
     global _stop_requested
     _stop_requested = False

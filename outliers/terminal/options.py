@@ -1,4 +1,4 @@
-"""Options of a command from the fields of what it specifies."""
+"""Derive the options of a command from the fields of its specification."""
 
 import re
 from collections.abc import Iterable
@@ -9,14 +9,18 @@ from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 from typer import Option
 
-NUMBERS = {int: "<int>", float: "<float>"}  # which the field reads, and says what it expects
+NUMBERS = {int: "<int>", float: "<float>"}  # metavars; the field parses and checks the text itself
 
 
 def options(kind: type[BaseModel], without: Iterable[str] = ()) -> dict[str, Any]:
-    """The annotation of an option for each field of a specification but some, its own before those that it inherits.
+    """Return the annotation of an option for each field of a specification, its own fields before inherited ones.
 
-    A field has its name, or its title, as its option; a list also the singular of it. What the help says is its
+    An option is called as the title of its field, or its name; a list also has the singular. The help is the field's
     description with the default.
+
+    Args:
+        kind: type of the specification.
+        without: fields that have no option.
     """
     names = sorted(kind.model_fields, key=lambda name: name not in kind.__annotations__)
     return {name: _option(name, kind.model_fields[name]) for name in names if name not in without}
@@ -32,7 +36,7 @@ def _option(name: str, field: FieldInfo) -> Any:
 
 
 def _typed(field: FieldInfo) -> type:
-    """The type of a field: a number, a flag, a list, or text."""
+    """Return the type of an option: int, float, bool, list[str] or str."""
     read = any(isinstance(check, BeforeValidator) and check.json_schema_input_type is str for check in field.metadata)
     annotation = str if read else _plain(field.annotation)
     if get_origin(annotation) is list:
@@ -41,7 +45,7 @@ def _typed(field: FieldInfo) -> type:
 
 
 def _plain(annotation: Any) -> Any:
-    """A type without what is said about it, and without None."""
+    """Return a type without Annotated and without None."""
     if get_origin(annotation) is Annotated:
         return _plain(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
@@ -51,7 +55,10 @@ def _plain(annotation: Any) -> Any:
 
 
 def _help(field: FieldInfo) -> str:
-    """The description of a field with its choices and its default; what its absence means is in the description."""
+    """Return the description of a field with its choices and its default.
+
+    A default of None, False or no entries is left out: the description says what it means.
+    """
     annotation = _plain(field.annotation)
     *choices, last = get_args(annotation) if get_origin(annotation) is Literal else [""]
     help_text = (field.description or "").removesuffix(".") + (f": {', '.join(choices)} or {last}" if choices else "")

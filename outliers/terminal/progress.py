@@ -1,4 +1,4 @@
-"""The progress of a run: a bar of its time on a terminal, and a line a minute where there is none."""
+"""Show the progress of a run: a bar on a terminal, and a line a minute elsewhere."""
 
 import contextlib
 import functools
@@ -17,29 +17,29 @@ from tqdm import tqdm
 from outliers.terminal.amounts import duration, durations
 from outliers.terminal.forecaster import Forecaster, Left, Mark, Steps
 
-SECONDS, TICK = 60, 1  # between two lines, and between two looks at the clock
-DELAY = 2  # seconds before a bar is shown: of what takes less there is none
-LOOK = 0.5  # between two looks at what is left
-SHORT = 2  # seconds: what is too short to say
-AGAIN = 3 / 2  # times as old a run has to be to say anew how long it takes
+SECONDS, TICK = 60, 1  # between two lines of a log, and between two redraws
+DELAY = 2  # seconds before a bar is shown, so that short runs have none
+LOOK = 0.5  # seconds between two checks whether the forecast is worth a line
+SHORT = 2  # seconds: shorter forecasts are not logged
+AGAIN = 3 / 2  # ratio of ages of a run between two logged forecasts
 FORM = "{l_bar}{bar}| {elapsed}{left}"
-FORM_BEFORE = "{desc}{elapsed}"  # while nobody knows how long it takes
-BESIDE = 50  # columns beside the label of a bar: the bar itself, percentage and times
+FORM_BEFORE = "{desc}{elapsed}"  # until there is a forecast
+BESIDE = 50  # columns of a bar without its label: bar, percentage and times
 LABEL = 60  # columns of a label in a log
 
 Thing = TypeVar("Thing")
 Function = TypeVar("Function", bound=Callable)
 logger = logging.getLogger(__name__)
-_open: "list[Progress]" = []  # the outermost first
-_passes: "Progress | None" = None  # the bar of a function of Python, which passes of blocks move
+_open: "list[Progress]" = []  # open bars, the outermost first
+_passes: "Progress | None" = None  # bar of a Python function, moved by passes of blocks
 
 
 class Progress(tqdm):
-    """Steps of a run that are finished, and the share of its time that has passed, by what the steps have taken.
+    """A progress bar of the steps of a run, which shows the share of its time that has passed.
 
-    The outermost one says how long the run takes as soon as that is known, and says it anew where it ends at another
-    time than it said. Where standard error is no terminal, it also logs a line a minute, while no step ends too, for
-    which it has a thread.
+    The outermost bar logs how long the run takes as soon as that is known, and again if that changes. If standard error
+    is
+    no terminal, it also logs a line a minute, from a thread of its own, even while no step ends.
     """
 
     def __init__(
@@ -49,22 +49,28 @@ class Progress(tqdm):
         clock: Callable[[], float] = time.monotonic,
         shown: bool | None = None,
     ):
-        """shown: by default whether standard error is a terminal."""
+        """
+        Args:
+            total: steps that are known at the start.
+            description: of the current measurement.
+            clock: function that returns seconds.
+            shown: whether to draw the bar; by default if standard error is a terminal.
+        """
         self.clock, self.start = clock, clock()
         self.forecaster = Forecaster()
         self.forecaster.expect(Steps(total))
-        self.step = Steps(1)  # one like those that are made now
-        self.foreseen: dict[str, Steps] = defaultdict(Steps)  # that are not decided yet, by kind
-        self.made = 0.0  # work of this run, which that of earlier ones says nothing about
-        self.marked = self.start, 0.0  # when so much was made
-        self.together = 1  # steps that are being made at once
-        self.inside = 0.0  # how many of them are, as it were
-        self.shown = 0.0  # the share of the time, which does not fall
-        self.looked = self.start  # when it was last seen whether there is something to say
-        self.said: tuple[float, float, float] | None = None  # seconds: how old it was then, and is in the end
+        self.step = Steps(1)  # one of the running steps
+        self.foreseen: dict[str, Steps] = defaultdict(Steps)  # undecided steps, by kind
+        self.made = 0.0  # work of this run, without rows of earlier ones
+        self.marked = self.start, 0.0  # time of the last mark, and the work until then
+        self.together = 1  # number of running steps
+        self.inside = 0.0  # finished part of them, in steps
+        self.shown = 0.0  # share of the time shown last; it never falls
+        self.looked = self.start  # time of the last check for a forecast to log
+        self.said: tuple[float, float, float] | None = None  # last logged: age, least and most age at the end
         self.ended = threading.Event()
         super().__init__(total=total, disable=None if shown is None else not shown, dynamic_ncols=True, delay=DELAY)
-        self.desc = ""  # which is not set where there is no bar
+        self.desc = ""  # tqdm does not set it if the bar is disabled
         self.set_description(description)
         _open.append(self)
         if not self.disable or _open[0] is self:
@@ -72,16 +78,16 @@ class Progress(tqdm):
 
     @property
     def age(self) -> float:
-        """Seconds since it began."""
+        """Seconds since the run began."""
         return self.clock() - self.start
 
     def expect(self, steps: Steps) -> None:
-        """Add steps to those that a run has."""
+        """Add steps that the run will make."""
         self.total += steps.count
         self.forecaster.expect(steps)
 
     def foresee(self, steps: Steps) -> None:
-        """Expect so many steps of a kind, in the place of those that it was told before."""
+        """Expect steps of a kind, in place of those that were foreseen of the kind before."""
         before = self.foreseen[steps.kind]
         self.total += steps.count - before.count
         self.forecaster.expect(before, -1)
@@ -89,34 +95,34 @@ class Progress(tqdm):
         self.foreseen[steps.kind] = steps
 
     def enter(self, name: str, steps: Steps) -> None:
-        """Say which measurement comes now, of so many steps; within one of none nothing is seen of any step."""
+        """Begin a measurement of some steps; one without steps shows no progress within it."""
         self.set_description(name)
         self.step, self.together = steps._replace(count=1), min(steps.count, 1)
 
     def spread(self, workers: int) -> None:
-        """Say that so many workers share what comes now, each of which finishes several steps at once."""
+        """Set the number of workers that share the next steps, each of which finishes several steps at once."""
         self.forecaster.spread(max(1, workers))
         self.marked = self.clock(), self.made
 
     def begin(self, steps: int) -> None:
-        """Say that so many steps are made at once from now on, as far as `see` is told."""
+        """Begin a number of steps at once, whose progress `see` reports."""
         if self.together > 1:
             self.update(self.together)
         self.together = steps
 
     def see(self, share: float) -> None:
-        """Say how far the steps are that are being made."""
+        """Set the finished share of the steps that are running."""
         self.inside = min(share, 1.0) * self.together
         self._mark()
 
     def update(self, steps: int = 1) -> None:
-        """Count steps that were made."""
+        """Count finished steps."""
         self.made, self.inside, self.together = self.made + steps * self.step.work, 0.0, 1
         self.skip(self.step._replace(count=steps))
         self._mark()
 
     def skip(self, steps: Steps) -> None:
-        """Count steps that an earlier run made: nothing follows from them for those that are left."""
+        """Count steps that an earlier run made, without an influence on the forecast."""
         self.forecaster.expect(steps, -1)
         if self.disable:
             self.n += steps.count
@@ -124,7 +130,7 @@ class Progress(tqdm):
             super().update(steps.count)
 
     def left(self) -> Left | None:
-        """The seconds that are left; None before enough was made to know, and at the end."""
+        """Return the forecast of the seconds that are left; None if too little is finished, and at the end."""
         if self.n + self.inside >= self.total:
             return None
         work, since = self.step.work, self.clock() - self.marked[0]
@@ -132,13 +138,13 @@ class Progress(tqdm):
         return self.forecaster.left(self.age, self.step.kind, self.inside * work, step, since)
 
     def share(self) -> float | None:
-        """The share of its time that has passed; None while nobody knows."""
+        """Return the share of the run's time that has passed; None while it is unknown."""
         if left := self.left():
             self.shown = max(self.shown, self.age / (self.age + left.expected))
         return self.shown or None
 
     def line(self) -> str:
-        """The current measurement, the share of the time that has passed, and what is left."""
+        """Return a line with the current measurement, the share of the time that has passed, and what is left."""
         left, share = self.left(), self.share()
         passed = f"{share:.0%}, {self._estimate(left)}" if left and share else f"since {duration(self.age)}"
         return f"{cut(self.desc, LABEL)}{passed}"
@@ -147,16 +153,15 @@ class Progress(tqdm):
         return f"about {durations(left.least, left.most)} left"
 
     def close(self) -> None:
-        """End it."""
         self.ended.set()
-        _open[:] = [bar for bar in _open if bar is not self]  # `remove` would take an equal one, by tqdm's own order
+        _open[:] = [bar for bar in _open if bar is not self]  # list.remove would use tqdm's equality
         super().close()
 
     @property
     def format_dict(self) -> dict:
-        """The values that tqdm writes: of the time, not of the steps, with a label that leaves room for the bar."""
+        """tqdm's values: of time instead of steps, and with a label that leaves room for the bar."""
         values = super().format_dict
-        if not hasattr(self, "ended"):  # it is being made
+        if not hasattr(self, "ended"):  # during __init__
             return values
         left, share = self.left(), self.share()
         share = 1.0 if self.total and self.n >= self.total else share
@@ -185,20 +190,20 @@ class Progress(tqdm):
             logger.info("; ".join(bar.line() for bar in list(_open)))
 
     def _tick(self) -> None:
-        """Show the time while no step ends."""
+        """Redraw the bar every second, also while no step ends."""
         wait = DELAY
         while not self.ended.wait(wait):
             self.refresh()
-            self.last_print_t, wait = self._time(), TICK  # so that its end is shown, too
+            self.last_print_t, wait = self._time(), TICK  # so that tqdm draws the end, too
 
 
 def cut(label: str, room: int) -> str:
-    """A label, which ends with a colon, of so many columns at most."""
+    """Return a label, which ends with a colon, shortened to some columns."""
     return label if len(label) <= room else f"{label[: room - 3]}…: "
 
 
 def over(things: Iterable[Thing], description: str) -> Iterator[Thing]:
-    """Each of some things, with a bar over them, which moves the outermost one."""
+    """Yield some things with a bar over them, which also moves the outermost bar."""
     things = list(things)
     with Progress(len(things), description) as bar:
         for number, thing in enumerate(things, 1):
@@ -209,9 +214,10 @@ def over(things: Iterable[Thing], description: str) -> Iterator[Thing]:
 
 
 def with_bar(function: Function) -> Function:
-    """Let a function of Python show a bar where it takes longer than two seconds, but not within another one.
+    """Make a public Python function show a bar if it takes longer than two seconds, unless another bar is open.
 
-    Its argument `progress` says whether to; None: on a terminal and in a notebook, unless TQDM_DISABLE is set.
+    The argument `progress` turns it on or off; by default there is one on a terminal and in a notebook, unless
+    TQDM_DISABLE is set.
     """
 
     @functools.wraps(function)
@@ -232,13 +238,13 @@ def with_bar(function: Function) -> Function:
 
 
 def expect_passes(count: int) -> None:
-    """Let the bar of a function of Python expect at least so many passes of blocks from now on."""
+    """Make the bar of a Python function expect at least this number of further passes of blocks."""
     if _passes is not None:
         _passes.expect(Steps(max(0, count - (_passes.total - _passes.n))))
 
 
 def pass_made() -> None:
-    """Move the bar of a function of Python by a block that has passed a model."""
+    """Move the bar of a Python function by one block that has passed a model."""
     if _passes is not None:
         expect_passes(1)
         _passes.update()
@@ -246,7 +252,7 @@ def pass_made() -> None:
 
 @contextlib.contextmanager
 def taken() -> Iterator[Progress | None]:
-    """The bar of a function of Python, if there is one, for what counts its steps itself."""
+    """Provide the bar of a Python function, or None, to count steps on it; passes do not move it meanwhile."""
     global _passes
     bar, _passes = _passes, None
     try:
