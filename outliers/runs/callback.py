@@ -50,14 +50,10 @@ class OutlierCallback(TrainerCallback):
     """A callback of transformers' Trainer that measures how outlier features grow, see `outliers.watch`.
 
     `trainer.add_callback(OutlierCallback(trainer, blocks))` measures before the first step, after every `every` steps,
-    and
-    after the last one; it changes nothing in the model. Each time the Trainer logs the results as `outliers/count` and
-    so on
-    to all its reporters, and rows are added to `rows.jsonl`, from which `python -m outliers.emergence --redraw FOLDER`
-    draws
-    the growth of the features. A training that resumes from a checkpoint continues these rows. In a distributed
-    training the
-    main process measures while the others wait at their next step.
+    and after the last one; it changes nothing in the model. Each time the Trainer logs the results as `outliers/count`
+    and so on to all its reporters, and rows are added to `rows.jsonl`, from which `python -m outliers.emergence
+    --redraw FOLDER` draws the growth of the features. A training that resumes from a checkpoint continues these rows.
+    In a distributed training the main process measures while the others wait at their next step.
     """
 
     def __init__(
@@ -74,19 +70,16 @@ class OutlierCallback(TrainerCallback):
         Args:
             trainer: whose reporters get the results.
             blocks: held-out token ids, int64 (blocks, T), as `outliers.load_text` makes them; or examples of the
-                model's
-                family, as the functions of `outliers.subjects` make them.
+                model's family, as the functions of `outliers.subjects` make them.
             every: steps between two measurements.
             alpha, attention: as for `outliers.watch`.
             folder: where the rows go; by default `outliers` in the Trainer's output folder. Rows of steps that this
-                training
-                has not reached yet, left there by another one, are moved to `rows.jsonl.left`.
+                training has not reached yet, left there by another one, are moved to `rows.jsonl.left`.
             name: of the model in the rows; by default the Trainer's output folder.
 
         Raises:
             UserError: the blocks are none; `every` or alpha is out of range. While the Trainer trains, as
-                `outliers.watch`,
-                with the step; or the rows cannot be written.
+                `outliers.watch`, with the step; or the rows cannot be written.
         """
         if isinstance(blocks, torch.Tensor) and blocks.ndim == 2:
             blocks = checked_ids(blocks, "blocks")

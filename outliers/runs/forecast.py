@@ -1,8 +1,7 @@
 """Forecast the memory and disk that a run needs from the sizes of its models, and compare them with what is free.
 
 A run that cannot fit is refused with a message that names the options with which it would. The time of a run is
-forecast
-while it runs, see `outliers.terminal.progress`.
+forecast while it runs, see `outliers.terminal.progress`.
 """
 
 import logging
@@ -58,9 +57,8 @@ class Need(NamedTuple):
     """Bytes that the run of one model needs.
 
     memory: on the computing device; of the whole process if that is a CPU. host: of the host's memory if the device is
-    a
-    GPU. disk: of the file with a streamed model's hidden states. download: what is not in the hub's cache yet; None if
-    unknown.
+    a GPU. disk: of the file with a streamed model's hidden states. download: what is not in the hub's cache yet; None
+    if unknown.
     """
 
     model: str
@@ -74,12 +72,9 @@ class Shape(NamedTuple):
     """Sizes of a model, as counts of numbers.
 
     outside: weights outside the decoder layers. layer: weights of the largest layer. layers: number of layers.
-    projections,
-    largest: weights of all projections and of the largest projection in that layer. features: input and output features
-    of
-    these projections, summed. hidden: width of the residual stream. heads: attention heads. keys: keys and values of
-    one
-    token in one layer. vocabulary: tokens.
+    projections, largest: weights of all projections and of the largest projection in that layer. features: input and
+    output features of these projections, summed. hidden: width of the residual stream. heads: attention heads. keys:
+    keys and values of one token in one layer. vocabulary: tokens.
     """
 
     outside: int

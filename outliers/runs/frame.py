@@ -37,16 +37,13 @@ def frame(results: str | os.PathLike | Iterable[dict], provenance: bool = False)
     """Return results as a data frame: one row per value, one column per field (docs/rows.md).
 
     Columns that identify a value come first, then the value with its scatter and unit, then the settings. Columns of
-    whole
-    numbers of which some are missing have pandas' type Int64.
+    whole numbers of which some are missing have pandas' type Int64.
 
     Args:
         results: rows, as `outliers.sweep` returns them; or a folder, whose finished rows are read with those of all
-            folders
-            in it, also while a run is adding to them.
+            folders in it, also while a run is adding to them.
         provenance: whether to keep what else is known of each value, as the last columns: hashes, versions, the
-            machine,
-            time and memory.
+            machine, time and memory.
 
     Raises:
         UserError: there are no results in the folder, or a file of them is damaged.

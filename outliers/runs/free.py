@@ -24,10 +24,8 @@ class Limit(NamedTuple):
     """A limit of this process (`ulimit`).
 
     field: psutil's name of the memory that counts against the limit. option: the command that sets it. imports: bytes
-    that
-    torch, transformers and compiled kernels take of it, measured with the CPU build of torch; with less, an import
-    fails or
-    never returns.
+    that torch, transformers and compiled kernels take of it, measured with the CPU build of torch; with less, an import
+    fails or never returns.
     """
 
     field: str

@@ -45,8 +45,7 @@ class Planner:
     """One run of plans.
 
     rows: of the folder. engine: where tasks run. bar: of progress. experiment: the name that rows give as the
-    experiment
-    they were measured for. force: measure again what has rows.
+    experiment they were measured for. force: measure again what has rows.
     """
 
     def __init__(self, rows: Rows, engine: "Here | Cluster", bar: Progress, experiment: str, force: bool = False):
@@ -64,8 +63,7 @@ class Planner:
 
         Raises:
             UserError: something is unknown or does not fit together, or no model fits in memory, which shows before
-                anything
-                is measured; or rows cannot be written.
+                anything is measured; or rows cannot be written.
         """
         stages = [next(plan.stages) for plan in plans]
         for plan, cells in zip(plans, stages, strict=True):
@@ -201,8 +199,7 @@ class Planner:
         """Add the weights hash of streamed models to the facts, if rows or another model might share the weights.
 
         Reading all weights takes long, so it is done only then. Cells of a model whose weights cannot be read are moved
-        to the
-        failures.
+        to the failures.
         """
         for cell, cell_facts in list(facts.items()):
             unknown = cell in facts and "weights_hash" not in cell_facts

@@ -150,10 +150,8 @@ class Row:
 
     asked: what identifies the row: subject, variant and metric, each with its parameters if they are not the default.
     facts: what follows from that, and from the weights, tokens and code of the run. values: the numbers; further fields
-    say
-    what each is of: layer, role, feature, position, token, projection, … made: machine, versions, time and memory of
-    the
-    measurement. A row of a failed measurement has no values, and the reason as `failed` in `made`.
+    say what each is of: layer, role, feature, position, token, projection, … made: machine, versions, time and memory
+    of the measurement. A row of a failed measurement has no values, and the reason as `failed` in `made`.
 
     Raises:
         UserError: a part holds what no row may, such as an infinite value.
@@ -211,8 +209,7 @@ class Rows:
     """The rows of a folder, `rows.jsonl` in it: `with Rows(folder) as rows`.
 
     Entering it locks the folder for this process (see `outliers.files.locked`) and reads the rows; a folder in which
-    nothing
-    was measured is removed. A torn last line is moved to a file beside it.
+    nothing was measured is removed. A torn last line is moved to a file beside it.
 
     The first Ctrl-C lets the rows that are being measured finish, the second one stops at once. Either ends in
     `Interrupted`, whose message is the number of finished rows.
@@ -306,13 +303,11 @@ def read(folder: Path) -> list[Row]:
     """Return the rows of a folder, an empty list if it has no file of rows. A run may be appending meanwhile.
 
     If rows have the same request and facts, the last one counts. A failed row is superseded by a later success of the
-    same
-    request whose facts include those known of the failed one.
+    same request whose facts include those known of the failed one.
 
     Raises:
         UserError: the file cannot be read, or a line holds something else, which the message names; only the last line
-            may
-            be torn, and is then left out.
+            may be torn, and is then left out.
     """
     last: dict[bytes, Row] = {}  # by request and facts
     failed: dict[bytes, dict] = defaultdict(dict)  # failed rows among them, by request

@@ -38,8 +38,7 @@ def run(
 
     Each finished row is on disk before the next one starts; rows found there are reused. Names, texts and sizes of all
     subjects are checked before the first one is measured. On a cluster a text may be measured in parts on several
-    machines;
-    its rows are written when the last part has arrived.
+    machines; its rows are written when the last part has arrived.
 
     Args:
         spec: what to run.
@@ -50,13 +49,11 @@ def run(
 
     Returns:
         A flat dictionary for each value, subject by subject, in the order of the request; for a failed cell one with
-        NaN as
-        `value` and the reason as `failed`.
+        NaN as `value` and the reason as `failed`.
 
     Raises:
         UserError: something in the specification is unknown, unreachable or does not fit together; no model fits in
-            memory;
-            or the folder holds results of another model, and its tables are those of one model.
+            memory; or the folder holds results of another model, and its tables are those of one model.
 
     Example:
         >>> rows = outliers.run(outliers.Cells(models=["pocket/gpt2-0.1m"], metrics=["top1"], block=64, blocks=2))
@@ -183,10 +180,9 @@ def rows_of(spec: Named, rows: Iterable[Row]) -> list[Row]:
     """Return those rows that a specification asks for, in its order, without loading anything.
 
     Cells are matched by request and labels. If several rows have the same request, measured with other weights or code,
-    the
-    last one counts, preferably one that was measured for this experiment. If rows of a stage are missing, later stages
-    are
-    unknown and left out; if a later stage has no rows at all, the earlier stages of its plan are left out too.
+    the last one counts, preferably one that was measured for this experiment. If rows of a stage are missing, later
+    stages are unknown and left out; if a later stage has no rows at all, the earlier stages of its plan are left out
+    too.
     """
     by_cell: dict[bytes, list[Row]] = defaultdict(list)
     experiment = spec.experiment or spec.name

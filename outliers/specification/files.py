@@ -42,8 +42,7 @@ def specify(name: str | None, fields: dict, default: str | None, kind: type[Kind
     """Return the specification of a command.
 
     With models and no name, or without a default, fields that are not given have the defaults of their kind. An
-    experiment
-    that comes with the project leaves out the packaged models that are not on this machine, and logs that.
+    experiment that comes with the project leaves out the packaged models that are not on this machine, and logs that.
 
     Args:
         name: of an experiment, or its file.

@@ -61,8 +61,7 @@ def import_for_good(*modules: str) -> None:
 
     Python looks for garbage after every 700 new objects, and the hundreds of thousands that torch and transformers make
     stay: to search them as they come, and again with all that follows, takes a sixth of the start. Only the first call
-    in a
-    process exempts the existing objects from later searches, for later there may be models among them.
+    in a process exempts the existing objects from later searches, for later there may be models among them.
     """
     if modules[0] in sys.modules:
         return

@@ -21,10 +21,8 @@ class Steps(NamedTuple):
     """Steps of a run.
 
     count: number of steps. size: weights of the model that makes them. kind: steps of one kind take equally long for
-    one
-    model. cost: time of a step, in times that a block passes the model. seconds: of each step, if that does not depend
-    on a
-    model.
+    one model. cost: time of a step, in times that a block passes the model. seconds: of each step, if that does not
+    depend on a model.
     """
 
     count: int = 0
@@ -67,11 +65,9 @@ class Forecaster:
     """A forecast of the time that is left of a run.
 
     Steps of a kind are expected to take as long as finished steps of the kind. If there are none, steps take, relative
-    to
-    their work, as long as those of their group (the first word of the kind), or else as all others, and the range is
-    that
-    between the shortest and the longest of these. The latest steps tell how busy the machine is. The range is wider if
-    forecasts changed lately.
+    to their work, as long as those of their group (the first word of the kind), or else as all others, and the range is
+    that between the shortest and the longest of these. The latest steps tell how busy the machine is. The range is
+    wider if forecasts changed lately.
     """
 
     def __init__(self):
@@ -156,8 +152,7 @@ class Forecaster:
         """Return seconds per unit of work for each kind.
 
         The first step of all, and of a kind, also reads, converts or compiles something. It is left out if there are
-        several
-        steps; if there are few, steps of the other kinds in the group are counted too.
+        several steps; if there are few, steps of the other kinds in the group are counted too.
         """
         kinds, groups = defaultdict(list), defaultdict(list)
         counted = self._counted()

@@ -56,8 +56,7 @@ def finishing() -> Iterator[None]:
     """Note the first Ctrl-C within this context, for `stop_if_asked`; the second one raises KeyboardInterrupt at once.
 
     Nothing changes outside the main thread, or if Ctrl-C does not raise KeyboardInterrupt, as in a background process
-    that
-    ignores it.
+    that ignores it.
     """
     global _stop_requested
     _stop_requested = False

@@ -21,8 +21,7 @@ def printing() -> Iterator[None]:
     """Let a command print within this context: characters that an encoding lacks are escaped, and stdout is flushed.
 
     Exit with 1, silently, if the reader of standard output has gone, as under `| head`, and with 2 and one line if it
-    cannot
-    be written.
+    cannot be written.
     """
     _open_what_is_closed()
     for stream in (sys.stdout, sys.stderr):

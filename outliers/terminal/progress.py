@@ -38,8 +38,7 @@ class Progress(tqdm):
     """A progress bar of the steps of a run, which shows the share of its time that has passed.
 
     The outermost bar logs how long the run takes as soon as that is known, and again if that changes. If standard error
-    is
-    no terminal, it also logs a line a minute, from a thread of its own, even while no step ends.
+    is no terminal, it also logs a line a minute, from a thread of its own, even while no step ends.
     """
 
     def __init__(
