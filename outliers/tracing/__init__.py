@@ -1,1 +1,1 @@
-"""Hooks to streaming statistics to outlier features."""
+"""Traces: from forward hooks to streaming statistics to outlier features."""

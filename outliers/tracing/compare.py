@@ -1,4 +1,4 @@
-"""Changes of outlier features from one trace to another."""
+"""The changes of outlier features between two traces."""
 
 import numpy as np
 import pandas as pd
@@ -14,19 +14,20 @@ FRACTIONS = ("layers", "positions")
 def compare(trace_a: Trace, trace_b: Trace, layers: float = LAYERS, positions: float = POSITIONS) -> Frame:
     """Return the outlier features of two traces side by side, the most changed first.
 
-    For two models whose residual streams are as wide, such as checkpoints of one training; for one model as it is and
-    under a scheme or another variant, `trace(model, blocks, variant=…)`; or for two texts. Feature numbers mean the
-    same in both only where one model was made of the other.
+    The traces may be of two models with residual streams of one width, such as checkpoints of a training run; of a
+    model with and without a scheme or another variant, `trace(model, blocks, variant=…)`; or of two texts. Feature
+    numbers correspond only if one model was made from the other.
 
     Args:
-        trace_a, trace_b: of the same roles and with the same alpha.
+        trace_a, trace_b: traces of the same roles with the same alpha.
         layers, positions: the criterion, as in `Trace.outlier_features`.
 
     Returns:
-        One row a feature: whether it is an outlier feature of each, `outlier_a` and `outlier_b`; of each its `layers`
-        and `positions`, fractions, and `max`, largest |x|, see `Trace.features`; what b has more of these two
-        fractions, `layers_change` and `positions_change`, and how many times as large its largest value is,
-        `max_ratio`. In the order of the larger change of the two fractions, then of the ratio, up or down.
+        One row per feature: whether it is an outlier feature of either trace, `outlier_a` and `outlier_b`; its
+            fractions of `layers` and `positions` and its largest |x|, `max`, in either trace, see `Trace.features`; the
+            differences b − a of the fractions, `layers_change` and `positions_change`; and the ratio b / a of the
+            largest values, `max_ratio`. Rows are sorted by the larger of the two changes, then by the ratio, in
+            absolute terms.
 
     Raises:
         UserError: the traces have different numbers of features, alphas or roles.
@@ -52,5 +53,5 @@ def compare(trace_a: Trace, trace_b: Trace, layers: float = LAYERS, positions: f
     compared = pd.DataFrame(columns | {"max_ratio": b["max"] / a["max"]})[outlier_a | outlier_b].reset_index()
     change = compared[[f"{name}_change" for name in FRACTIONS]].abs().max(axis=1)
     ratio = np.log(compared["max_ratio"]).abs()
-    order = np.lexsort([compared["feature"], -ratio, -change])  # the last one first
+    order = np.lexsort([compared["feature"], -ratio, -change])  # the last key counts first
     return Frame(compared.iloc[order].reset_index(drop=True))

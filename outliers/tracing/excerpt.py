@@ -1,4 +1,4 @@
-"""The beginning of a text at its most telling features, for people who look at it."""
+"""Excerpts: the hidden states of the beginning of a text at the most relevant features, for visual inspection."""
 
 import json
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ from outliers.tracing.result import Trace
 from outliers.tracing.statistics import ON_STREAM
 
 POSITIONS = 256  # at most, from the start of the text
-FEATURES = 12  # at most, of a role,
-VALUES = 250_000  # and fewer where layers are many: so many values are kept of all roles
+FEATURES = 12  # at most, of each role
+VALUES = 250_000  # at most, of all roles together: models with many layers have fewer features
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class Excerpt:
     """The inputs of projections over the first positions of a text, at some features of each role.
 
     tokens: ids, int64 (T,). features: by role, int64 (features,). values: by role, bfloat16 (layers, T, features).
-    about: what it is of, as that of a trace.
+    about: its source, as in a trace.
     """
 
     tokens: torch.Tensor
@@ -39,10 +39,10 @@ class Excerpt:
     about: dict = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
-        """Write it as one safetensors file.
+        """Write the excerpt as one safetensors file.
 
         Raises:
-            UserError: it cannot be written.
+            UserError: the file cannot be written.
         """
         tensors = {"tokens": self.tokens.contiguous()}
         tensors |= {f"{role}.features": features for role, features in self.features.items()}
@@ -51,10 +51,10 @@ class Excerpt:
 
     @classmethod
     def load(cls, path: Path) -> "Excerpt":
-        """Read what `save` wrote.
+        """Read an excerpt that `save` wrote.
 
         Raises:
-            UserError: it is missing or damaged.
+            UserError: the file is missing or damaged.
         """
         try:
             check_file(path)
@@ -73,9 +73,9 @@ class Excerpt:
 
 
 def telling_features(trace: Trace) -> dict[str, list[int]]:
-    """Of each role the features to look at: the outlier features first, then those with the largest values.
+    """Return, for each role, the features to show: the outlier features first, then those with the largest values.
 
-    attn_in and ffn_in, which share the features of the residual stream, have the same.
+    attn_in and ffn_in, which share the features of the residual stream, have the same ones.
     """
     positions = min(trace.block, POSITIONS)
     most = max(1, min(FEATURES, VALUES // (len(trace.roles) * trace.layers * positions)))
@@ -94,16 +94,16 @@ def _telling(trace: Trace, roles: tuple[str, ...]) -> list[int]:
 def excerpt(
     model: PreTrainedModel, block: Block, features: Mapping[str, list[int]], stack: str | None = None
 ) -> Excerpt:
-    """Run the beginning of a block through a model and keep what projections read at some features.
+    """Run the beginning of a block through a model and return what projections read at some features.
 
     Args:
-        model: a causal language model, which is left as it was.
-        block: token ids, int64 (T,), or an example of another family, of which all is read.
-        features: by role, as `telling_features` finds them.
+        model: a model of any family, which is not changed.
+        block: token ids, int64 (T,), or an example of another family, which is read whole.
+        features: by role, as from `telling_features`.
         stack: as for `outliers.trace`.
 
     Raises:
-        UserError: the block is longer than the model's context or holds ids outside its vocabulary.
+        UserError: the block is longer than the model's context or has ids outside its vocabulary.
     """
     beginning = block if isinstance(block, Example) else block[:POSITIONS]
     view = view_of(model, stack)
@@ -115,7 +115,7 @@ def excerpt(
     }
 
     def keep(layer: int, role: str, x: torch.Tensor) -> None:
-        there = numbers[role] < x.shape[1]  # where layers differ, zeros stand for those that one lacks
+        there = numbers[role] < x.shape[1]  # features that a layer lacks stay zeros
         kept[role][layer - view.layers[0], :, there] = x[:POSITIONS, numbers[role][there]].to("cpu", torch.bfloat16)
 
     with input_hooks(

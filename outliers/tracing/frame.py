@@ -1,4 +1,4 @@
-"""A data frame that a terminal shows whole."""
+"""A data frame that is printed with all its columns."""
 
 import shutil
 
@@ -8,16 +8,15 @@ DIGITS = 3
 
 
 class Frame(pd.DataFrame):
-    """A data frame whose printed form has all columns, in several lines where the terminal is too narrow.
+    """A data frame that is printed with all columns, in several blocks if the terminal is too narrow.
 
-    pandas leaves columns out there, and cuts long texts, unless options are changed, which are the user's. Numbers are
-    printed to three digits; rows that are more than the user's option says are left out as always. What is computed
-    from it is a plain data frame.
+    pandas drops columns and cuts long texts there unless the user's options are changed. Numbers are printed to three
+    digits; the user's option for the number of rows applies. Operations return plain data frames.
     """
 
     def __repr__(self) -> str:
         rows = {f"{which}_rows": pd.get_option(f"display.{which}_rows") for which in ("max", "min")}
-        # Of text, for pandas puts one space between columns of text and two between those of numbers.
+        # As text, because pandas puts one space between columns of text and two between columns of numbers.
         text = pd.DataFrame({name: column.map(_written).astype(object) for name, column in self.items()})
         width, whole = shutil.get_terminal_size().columns, text.to_string(index=False, **rows)
         fits = max(map(len, whole.splitlines())) <= width

@@ -1,4 +1,4 @@
-"""Importance matrices of llama.cpp: what `llama-imatrix` writes and `common_imatrix_load` reads."""
+"""Importance matrices of llama.cpp, which `llama-imatrix` writes and `common_imatrix_load` reads."""
 
 import tempfile
 from pathlib import Path
@@ -13,13 +13,14 @@ from outliers.models.gguf.tensors import tensor_names
 
 class _Writer(gguf.GGUFWriter):
     def add_architecture(self) -> None:
-        """Nothing: such a file is of no architecture."""
+        """Write no architecture: importance matrices have none."""
 
 
 def write_imatrix(path: Path, sums: dict[str, np.ndarray], tokens: int, text: str, chunks: int, block: int) -> None:
-    """Write sums of squares (features,) of what weights read, by their names, and how many tokens they are of.
+    """Write the sums of squares (features,) of the inputs of weights, by name, and the number of tokens they are summed
+    over.
 
-    In the file, NAME.in_sum2 is float32 (1, features) and NAME.counts float32 (1, 1), NAME being that of the weight.
+    In the file, NAME.in_sum2 is float32 (1, features) and NAME.counts float32 (1, 1), where NAME is that of the weight.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "imatrix.gguf"
@@ -39,7 +40,8 @@ def write_imatrix(path: Path, sums: dict[str, np.ndarray], tokens: int, text: st
 
 
 def by_weight(architecture: str, read: list[tuple[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Sums of what modules read, by the names of their weights in GGUF files; raise UserError if there is none."""
+    """Return the sums of modules' inputs by the names of their weights in GGUF files; raise UserError if there are
+    none."""
     if not read:
         raise UserError("this trace is of an earlier version, which does not say what reads its states; trace again")
     names = tensor_names(architecture, (module for module, _ in read))

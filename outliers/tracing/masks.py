@@ -1,4 +1,4 @@
-"""Masks of outlier features and tokens, for who trains a dictionary on the hidden states without them."""
+"""Masks of outlier features and tokens, for training sparse dictionaries on hidden states without them."""
 
 import json
 from collections.abc import Iterable
@@ -31,8 +31,8 @@ from outliers.tracing.trace import trace as trace_of
 class Masks:
     """The outliers in the hidden states of a text, by their names in TransformerLens (docs/names.md#masks).
 
-    features: bool (features,). tokens: bool (blocks, T); False behind the end of a shorter block. about: the model, its
-    weights, the text and its tokens, the criterion.
+    features: bool (features,). tokens: bool (blocks, T), False after the end of a shorter block. about: the model, its
+    weights, the text and its tokens, and the criterion.
     """
 
     features: dict[str, torch.Tensor]
@@ -40,11 +40,13 @@ class Masks:
     about: dict
 
     def save(self, stem: str | Path) -> None:
-        """Write `stem`.safetensors, the masks as NAME.features and NAME.tokens, and `stem`.json: what they are about
-        and, by name, the layer, the role, the features, and of each block the positions.
+        """Write the masks to `stem`.safetensors and their indices to `stem`.json.
+
+        The first file has the masks as NAME.features and NAME.tokens. The second has their `about` and, by name, the
+        layer, the role, the features, and the positions in each block.
 
         Raises:
-            UserError: they cannot be written.
+            UserError: a file cannot be written.
         """
         stem, hooked = Path(stem), {}
         for name, features in self.features.items():
@@ -78,15 +80,15 @@ def masks(
     Args:
         model: a causal language model, resident or streamed, quantized or not; it is left as it was.
         blocks: token ids, int64 (blocks, T), or any iterable of (T,), also of several lengths.
-        trace: of this model, also on another text, which says alpha and which features are outliers; by default one of
-            these blocks.
+        trace: a trace of this model, possibly on another text, which defines alpha and the outlier features; by default
+            one of these blocks.
         attention_mask: which tokens are padding and left out, shaped as the blocks; None if there is none.
         progress: whether to show a bar after two seconds; by default on a terminal and in a notebook.
 
     Raises:
         UserError: the model has several stacks of layers; there is no block, one is longer than the model's context or
-            holds ids outside its vocabulary; the attention mask is none of these blocks; or the trace is of a model of
-            another shape.
+            holds ids outside its vocabulary; the attention mask does not fit these blocks; or the trace is of a model
+            of another shape.
 
     Example:
         >>> masks = outliers.masks(model, blocks, outliers.trace(model, blocks, alpha=3))
@@ -133,7 +135,7 @@ def _massive(size: torch.Tensor) -> torch.Tensor:
 
 
 def _about(model: PreTrainedModel, ids: list[torch.Tensor], trace: Trace) -> dict:
-    """The origin of masks, as far as the trace states it."""
+    """Return the source of masks, as far as the trace states it."""
     config = model.config
     of_model = {"model": config._name_or_path, "revision": getattr(config, "_commit_hash", None)}
     if not is_streamed(model):

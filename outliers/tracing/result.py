@@ -1,4 +1,4 @@
-"""A trace: statistics of bounded size that add up, and the tables made of them."""
+"""The result of a trace: statistics of bounded size that can be merged, and tables made from them."""
 
 import json
 import logging
@@ -29,62 +29,58 @@ from outliers.tracing.sketch import KEYED, quantiles, unpack_keys
 from outliers.tracing.statistics import BY_POSITION, OF_EXPERTS, ON_STREAM, STREAM, combine, states_of_tokens, views
 
 PLACE = ["feature", "position", "token"]
-NAMED = 8  # outlier features, in the printed form of a trace
-UNKNOWN = "unknown"  # the text of a trace that does not say it
-PLACES = 8  # hidden states with features that never fire, in a message
+NAMED = 8  # outlier features in the printed form of a trace
+UNKNOWN = "unknown"  # placeholder for the text of a trace that does not name it
+PLACES = 8  # number of hidden states with dead features in a message
 QUARTILES = {"q1": 0.25, "median": 0.5, "q3": 0.75}
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class Trace:
-    """Statistics of the hidden states of a model over sequences; traces of parts of a text add up.
+    """Statistics of the hidden states of a model over sequences; traces of parts of a text can be merged.
 
-    alpha: magnitude of a hit. roles: those that were traced. block: tokens of the longest sequence (T). sequences: how
-    many. heads: attention heads a layer; 0 if the attention was not looked at. stack: which of several stacks of layers
-    it is of; first_layer: the number of its first layer among all. about: what was traced, free to use.
-    architecture: of the model, as its configuration calls it. modules: by role the paths of the modules that read it in
-    each layer, and by "residual" that of the layer; empty in traces of earlier versions. experts: of a layer (E), if
-    it is a mixture. widths: of roles whose layers have several numbers of features those of each layer, 0 without the
-    role; the statistics of features that a layer lacks are zeros.
-    names: of each token id that occurred what it is called and its type, see `outliers.text.tokens.named_tokens`; empty
-    unless tokens were asked for.
+    alpha: magnitude from which on an entry is a hit. roles: the traced roles. block: tokens of the longest sequence
+    (T). sequences: their number. heads: attention heads per layer; 0 if attention was not traced. stack: the name of
+    the stack of layers, if the model has several; first_layer: the number of its first layer among all. about: the
+    source of the trace, free to use. architecture: the model type in its configuration. modules: by role, the paths of
+    the modules that read it in each layer, and by "residual", the path of the layer; empty in traces of earlier
+    versions. experts: number of experts of a layer (E), in a mixture. widths: for roles whose layers differ in their
+    number of features, this number for each layer, 0 without the role; the statistics of features that a layer lacks
+    are zeros. names: by token id that occurred, its text and its type, see `outliers.text.tokens.named_tokens`; empty
+    unless tokens were traced.
 
     statistics, by name (L layers, h features of the role, V token ids):
 
-    | name | shape | |
-    |---|---|---|
-    | ROLE.min, ROLE.max | (L, h) float32 | extremes |
-    | ROLE.largest | (L, 5) float64 | absolute value, value, feature, position, token id of the largest entry |
-    | ROLE.rest.max | (L,) float32 | largest absolute value without position 0 |
-    | ROLE.hits, ROLE.sequences_hit | (L, h) int64 | entries, and sequences with an entry, of at least alpha |
-    | ROLE.sum, ROLE.squares, ROLE.squares_rest | (L, h) float64 | power sums; rest: without position 0 |
-    | ROLE.kurtosis_tensor, ROLE.kurtosis_token | (L, 2) float64 | sums over sequences, tokens; without position 0 |
-    | ROLE.magnitude | (T, h) float64 | largest absolute value over the layers, summed over sequences; of `ON_STREAM` |
-    | VIEW.layers_hit, VIEW.positions_hit | (h,) int64 | for roles together ("attn_in+ffn_in"), summed over sequences |
-    | residual.largest | (L, 5) float64 | as ROLE.largest |
-    | residual.sum_of_max, residual.sum_of_ratios | (L,) float64 | of max |x| and max |x| / median |x| |
-    | residual.massive | (L, h) int64 | massive activations; residual.massive_positions (T,), _tokens (V,) |
-    | attention.sinks | (L, T) int64 | heads for which a position is a sink; attention.sinks_tokens (V,) |
-    | text.sequences | (T,) int64 | sequences that reach a position |
-    | experts.tokens | (L, E) int64 | tokens that each expert got; 0 in layers without experts |
-    | experts.max, experts.hits | (L, E, units) float32, int64 | as ROLE's, of what its last projection reads |
-    | experts.largest | (L · E, 5) float64 | as ROLE.largest, of what an expert adds to the residual stream |
+    | name | shape | | |---|---|---| | ROLE.min, ROLE.max | (L, h) float32 | extremes | | ROLE.largest | (L, 5) float64
+    | absolute value, value, feature, position, token id of the largest entry | | ROLE.rest.max | (L,) float32 | largest
+    absolute value without position 0 | | ROLE.hits, ROLE.sequences_hit | (L, h) int64 | entries, and sequences with an
+    entry, of at least alpha | | ROLE.sum, ROLE.squares, ROLE.squares_rest | (L, h) float64 | power sums; rest: without
+    position 0 | | ROLE.kurtosis_tensor, ROLE.kurtosis_token | (L, 2) float64 | sums over sequences, tokens; without
+    position 0 | | ROLE.magnitude | (T, h) float64 | largest absolute value over the layers, summed over sequences; of
+    `ON_STREAM` | | VIEW.layers_hit, VIEW.positions_hit | (h,) int64 | for roles together ("attn_in+ffn_in"), summed
+    over sequences | | residual.largest | (L, 5) float64 | as ROLE.largest | | residual.sum_of_max,
+    residual.sum_of_ratios | (L,) float64 | of max |x| and max |x| / median |x| | | residual.massive | (L, h) int64 |
+    massive activations; residual.massive_positions (T,), _tokens (V,) | | attention.sinks | (L, T) int64 | heads for
+    which a position is a sink; attention.sinks_tokens (V,) | | text.sequences | (T,) int64 | sequences that reach a
+    position | | experts.tokens | (L, E) int64 | tokens that each expert got; 0 in layers without experts | |
+    experts.max, experts.hits | (L, E, units) float32, int64 | as ROLE's, of what its last projection reads | |
+    experts.largest | (L · E, 5) float64 | as ROLE.largest, of what an expert adds to the residual stream |
 
-    and, if tokens were asked for, of n token ids that occurred, where position 0 counts as a token of its own, V; of
-    the states S "attn_in+ffn_in", as far as they were traced, and "residual"; magnitude is the largest over the layers:
+    and, if tokens were traced, statistics of the n token ids that occurred, where position 0 counts as a token of its
+    own, V; for the states S "attn_in+ffn_in", as far as they were traced, and "residual"; the magnitude is the largest
+    over the layers:
 
-    | name | shape | |
-    |---|---|---|
-    | tokens.ids, tokens.positions | (n,) int64 | in ascending order; positions that they are at |
-    | S.token_sum, S.token_max | (n, h) float64, float32 | magnitudes by token |
-    | S.strongest, S.weakest | (h, 8) float32 | magnitudes where they are most and least; -1 where there are fewer |
-    | S.strongest_at, S.weakest_at | (h, 8, 14) int64 | position; token ids from 8 before to 4 after it, V for none |
+    | name | shape | | |---|---|---| | tokens.ids, tokens.positions | (n,) int64 | in ascending order; positions that
+    they are at | | S.token_sum, S.token_max | (n, h) float64, float32 | magnitudes by token | | S.strongest, S.weakest
+    | (h, 8) float32 | magnitudes where they are most and least; -1 where there are fewer | | S.strongest_at,
+    S.weakest_at | (h, 8, 14) int64 | position; token ids from 8 before to 4 after it, V for none |
 
     The features of attn_in and ffn_in are those of the residual stream, of attn_out the concatenated heads, of ffn_out
-    the feed-forward units: only the first mean the same in every layer.
+    the feed-forward units: only those of the residual stream correspond between layers.
 
-    sketch: counts of hit values by (layer, role, feature, bucket), packed into one integer; of `SKETCHED`.
+    sketch: counts of hit values by (layer, role, feature, bucket), packed into one integer; for the roles of
+    `SKETCHED`.
 
     Example:
         >>> traced = outliers.trace(model, blocks)
@@ -114,7 +110,7 @@ class Trace:
 
     @property
     def cross(self) -> bool:
-        """Whether it is of what a decoder reads of an encoder."""
+        """Whether the trace is of what a decoder reads from an encoder."""
         return self.stack == "cross"
 
     @property
@@ -123,7 +119,7 @@ class Trace:
         return int(self.statistics["text.sequences"].sum())
 
     def __repr__(self) -> str:
-        """The source of the trace, its outlier features and its largest value, in five lines."""
+        """Summarize the source, the outlier features and the largest value, in up to five lines."""
         widths = {role: self.statistics[f"{role}.min"].shape[1] for role in self.roles}
         model = f" of {self.about['model']}" if "model" in self.about else ""
         of_roles = ", ".join(f"{role} {width:,}" for role, width in widths.items())
@@ -144,14 +140,13 @@ class Trace:
         return "\n  ".join([*lines, *([f"with {' and '.join(beside)}"] if beside else [])])
 
     def merge(self, other: "Trace") -> "Trace":
-        """The trace of both texts: counts, extremes and sketches exactly, float64 sums up to their rounding.
+        """Return the trace of both texts: counts, extremes and sketches are exact, float64 sums up to rounding.
 
-        What one of them says in `about` and the other does not is kept.
+        Entries of `about` that only one of them has are kept.
 
         Raises:
-            UserError: the traces are of different roles or alphas, or of models of different shapes; one has tokens and
-                the other has not, or names them otherwise; or what they are about differs, such as the model, its
-                weights or the text.
+            UserError: the traces are of different roles or alphas, or of models of different shapes; only one has
+                tokens, or their names differ; or their sources differ, such as the model, its weights or the text.
         """
         for what in ("alpha", "roles", "heads", "stack"):
             mine, theirs = getattr(self, what), getattr(other, what)
@@ -175,7 +170,7 @@ class Trace:
         return replace(self, **sizes, **both, names=self.names | other.names)
 
     def _shapes(self) -> dict[str, tuple]:
-        """Of the statistics that are there without tokens, as far as they do not depend on the text."""
+        """Return the shapes of statistics other than those of tokens, without dimensions that depend on the text."""
         kinds = {name: name.rpartition(".")[2] for name in self.statistics}
         shapes = {name: list(self.statistics[name].shape) for name in kinds if kinds[name] not in tokens.STATISTICS}
         for name in shapes:
@@ -187,9 +182,9 @@ class Trace:
         """Write `stem`.safetensors.
 
         Raises:
-            UserError: it cannot be written.
+            UserError: the file cannot be written.
         """
-        from outliers.tracing import store  # late, for it brings pyarrow and pydantic, as for `load`
+        from outliers.tracing import store  # late, because it imports pyarrow and pydantic; so in `load`
 
         store.write(Path(f"{stem}.safetensors"), json.dumps(self._header()), self.statistics, self.sketch)
 
@@ -202,10 +197,10 @@ class Trace:
 
     @classmethod
     def load(cls, stem: str | Path) -> "Trace":
-        """Read what `save` wrote, and what earlier versions did, with the sketch in `stem`.parquet.
+        """Read a trace that `save` wrote, or an earlier version with the sketch in `stem`.parquet.
 
         Raises:
-            UserError: it is missing, damaged, or of a version that kept less.
+            UserError: the file is missing, damaged, or of a version with fewer statistics.
         """
         from outliers.tracing import store
 
@@ -213,15 +208,16 @@ class Trace:
         return cls(**dict(header), statistics=statistics, sketch=sketch)
 
     def save_imatrix(self, path: str | Path, floor: float = DEAD) -> None:
-        """Write an importance matrix, which `llama-quantize --imatrix` reads: the sums of squares of what each
-        projection reads, by the name of its weight in GGUF files (docs/names.md#importance-matrices).
+        """Write an importance matrix for `llama-quantize --imatrix`.
 
-        Experts of a mixture, each of which reads some of the tokens, have none. Features that never fire are logged.
+        It has the sums of squares of each projection's inputs, by the name of its weight in GGUF files
+        (docs/names.md#importance-matrices). Experts of a mixture, each of which reads only some tokens, have none.
+        Features that never fire are logged.
 
         Args:
             path: of the file.
             floor: the least mean square of a feature; 0 for none. llama.cpp makes NaN or zeros of a block of weights
-                whose inputs all have 0.
+                whose inputs are all 0.
 
         Raises:
             UserError: llama.cpp does not know the architecture, none of the projections was traced, the trace is of an
@@ -254,7 +250,8 @@ class Trace:
             logger.warning(f"'{path.name}' has no entry for the experts of this model, each of which reads some tokens")
 
     def dead_features(self) -> Frame:
-        """One row a `layer`, `role` and `feature` that never fires: its mean square over the text is below 1e-12."""
+        """Return one row per `layer`, `role` and `feature` that never fires: its mean square over the text is below
+        1e-12."""
         rows = []
         for role in self.roles:
             dead = (self.statistics[f"{role}.squares"] < DEAD * self.positions) & self._has_feature(role)
@@ -263,14 +260,14 @@ class Trace:
         return Frame(pd.concat(rows, ignore_index=True)[["layer", "role", "feature"]])
 
     def expert_shares(self) -> Frame:
-        """One row a `layer` and `expert` of a mixture.
+        """Return one row per `layer` and `expert` of a mixture.
 
         Returns:
-            `share` of all tokens that the router sent to it; those of a layer add up to the number of experts that each
-            token has. Of what its last projection reads: the largest absolute value, `max`, with its `unit`; and
-            `outlier_units`, how many units are at least alpha at 6 % of its tokens or more. Of what it adds to the
-            residual stream: the largest `value`, with its `feature`, `position` and `token` id, with its `token_text`
-            if the trace knows tokens.
+            `share`, the fraction of all tokens that the router sends to the expert; the shares of a layer sum to the
+            number of experts per token. For the input of its last projection: the largest absolute value, `max`, with
+            its `unit`; and `outlier_units`, how many units are at least alpha at 6 % of its tokens or more. For its
+            output to the residual stream: the largest `value`, with its `feature`, `position` and `token` id, with its
+            `token_text` if the trace has tokens.
 
         Raises:
             UserError: the model has no experts, or the trace is of an earlier version.
@@ -294,11 +291,13 @@ class Trace:
         return self._with_names(table[there].reset_index(drop=True))
 
     def hooks(self) -> Frame:
-        """One row a layer and role, and a layer's residual stream: what other tools call it (docs/names.md).
+        """Return the names of hidden states in other tools, one row per layer and role, and per layer's residual
+        stream.
 
         Returns:
-            `layer` and `role`, by which it can be merged with other tables; `transformerlens`, its name there, of a
-            model with one stack of layers; `nnsight`, its path there, unless the trace is of an earlier version.
+            `layer` and `role`, by which the table can be merged with others; `transformerlens`, the name in
+            TransformerLens, for a model with one stack of layers; `nnsight`, the path in nnsight, unless the trace is
+            of an earlier version (docs/names.md).
         """
         roles = [*self.roles, *([] if self.cross else [RESIDUAL])]
         rows = [(layer, role) for role in roles for layer in self._numbers]
@@ -311,18 +310,19 @@ class Trace:
         return Frame(table.assign(nnsight=[name for role in roles for name in first.get(role, [None] * self.layers)]))
 
     def features(self, roles: Iterable[str] = STREAM, by: str | None = None) -> Frame:
-        """Statistics of every feature, the most affected first (docs/definitions.md#outlier-features).
+        """Return statistics of every feature, the most affected first (docs/definitions.md#outlier-features).
 
         Args:
-            roles: whose hits are united: ("attn_in", "ffn_in"), which share the residual stream's features, or one.
-            by: None for one row a feature; "role" for one row a role and feature; "layer" for one row a layer, role
-                and feature.
+            roles: the roles whose hits are united: ("attn_in", "ffn_in"), which share the residual stream's features,
+                or one role.
+            by: None for one row per feature; "role" for one per role and feature; "layer" for one per layer, role and
+                feature.
 
         Returns:
-            `layers`, fraction of layers with a hit (by layer: 1 or 0 averaged over sequences), and `positions`,
-            fraction of positions with one, both in a sequence, averaged over sequences; `positions_mean`, fraction of
-            all pairs of hidden state and position; `hits`, their number; `one_sided`, whether hits are of one sign;
-            `q1`, `median`, `q3` of the hit values, within 1 %, which are empty without hits and for ffn_out; `max`, the
+            `layers`, the fraction of layers with a hit in a sequence (by layer: 1 or 0), and `positions`, the fraction
+            of positions with a hit in a sequence, both averaged over sequences; `positions_mean`, the fraction of all
+            pairs of hidden state and position with a hit; `hits`, their number; `one_sided`, whether all hits have one
+            sign; `q1`, `median`, `q3` of the hit values, within 1 %, empty without hits and for ffn_out; `max`, the
             largest absolute value.
 
         Raises:
@@ -348,10 +348,10 @@ class Trace:
         roles: Iterable[str] = STREAM,
         by: str | None = None,
     ) -> Frame:
-        """The features that reach both fractions (LLM.int8(), section 4.1), in the columns of `features`.
+        """Return the features that reach both fractions (LLM.int8(), section 4.1), in the columns of `features`.
 
-        Whether a feature is an outlier is decided over all layers and the given roles together, also where the table
-        is `by` role or layer.
+        Whether a feature is an outlier is decided over all layers and the given roles together, also if the table is
+        `by` role or layer.
 
         Raises:
             UserError: a fraction is above 1, such as 25 for 25 %.
@@ -367,7 +367,7 @@ class Trace:
     def _check_view(self, roles: Iterable[str]) -> tuple[str, ...]:
         given = {roles} if isinstance(roles, str) else set(roles)
         view = tuple(role for role in self.roles if role in given)
-        default = given == set(STREAM)  # of which a trace may have fewer
+        default = given == set(STREAM)  # a trace may lack one of these
         if default and self.cross:
             view = self.roles
         if view not in views(self.roles) or not (default or given <= set(self.roles)):
@@ -410,40 +410,41 @@ class Trace:
         return table.assign(layer=table["layer"] + self.first_layer)
 
     def layers_with(self, role: str) -> list[int]:
-        """The numbers of the layers that have a role; the statistics of others are zeros."""
-        there = self.modules.get(role) or [[role]] * self.layers  # of an earlier version all have it
+        """Return the numbers of the layers that have a role; the statistics of others are zeros."""
+        there = self.modules.get(role) or [[role]] * self.layers  # in traces of earlier versions all layers have it
         return [layer for layer, modules in zip(self._numbers, there, strict=True) if modules]
 
     def _has_feature(self, role: str) -> torch.Tensor:
-        """Whether each layer has each feature of a role, bool (L, h)."""
+        """Return which features of a role each layer has, bool (L, h)."""
         width, having = self.statistics[f"{role}.min"].shape[1], self.layers_with(role)
         widths = self.widths.get(role) or [width * (layer in having) for layer in self._numbers]
         return torch.arange(width) < torch.tensor(widths)[:, None]
 
     @property
     def _numbers(self) -> range:
-        """The numbers of its layers among those of all stacks."""
+        """The numbers of the traced layers among those of all stacks."""
         return range(self.first_layer, self.first_layer + self.layers)
 
     def _one_sided(self, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-        """Whether there are hits, and of one sign, between these extremes."""
+        """Return whether there are hits, and all of one sign, given the extremes of values."""
         return (high >= self.alpha) ^ (low <= -self.alpha)
 
     def _with_quartiles(self, table: pd.DataFrame, view: tuple[str, ...]) -> pd.DataFrame:
-        """Add the quartiles of a view's hit values to a table whose index says where they are."""
+        """Add the quartiles of a view's hit values to a table whose index names their groups."""
         keys, counts = np.array(sorted(self.sketch.items()), np.int64).reshape(-1, 2).T
         values = pd.DataFrame({**unpack_keys(keys), "count": counts})
         values = values[values["role"].isin([KEYED.index(role) for role in view if role in KEYED])]
         quartiles = quantiles(values, list(table.index.names), QUARTILES)
-        # a bucket's estimate may lie below alpha by 1 %, a hit does not
+        # a bucket's estimate may be up to 1 % below alpha, but a hit is not
         return table.join(np.sign(quartiles) * quartiles.abs().clip(lower=self.alpha))
 
     def largest(self, role: str) -> torch.Tensor:
-        """The largest absolute value of each feature, (L, h)."""
+        """Return the largest absolute value of each feature, (L, h)."""
         return torch.maximum(-self.statistics[f"{role}.min"], self.statistics[f"{role}.max"])
 
     def hidden_states(self) -> Frame:
-        """One row a layer and role: infinity norm and the three kurtoses; `_rest`: without position 0."""
+        """Return the infinity norm and three kurtoses, one row per layer and role; `_rest` columns exclude position
+        0."""
         rows, length = [], self.positions / self.sequences  # on average
         for role in self.roles:
             table = {"layer": self._numbers, "role": role, "infinity_norm": self.largest(role).amax(1).numpy()}
@@ -452,7 +453,7 @@ class Trace:
                 means = self.statistics[f"{role}.kurtosis_{kind}"] / self.sequences
                 for column, rest in enumerate(("", "_rest")):
                     table[f"kurtosis_{kind}{rest}"] = means[:, column].numpy() / count[column]
-            added = 1 / self._has_feature(role).double().mean(1)  # zeros of features that a layer lacks
+            added = 1 / self._has_feature(role).double().mean(1)  # corrects means for features that a layer lacks
             for rest in ("", "_rest"):
                 squares = self.statistics[f"{role}.squares{rest}"]
                 means = squares.mean(1) * added, squares.square().mean(1) * added
@@ -462,15 +463,15 @@ class Trace:
         return Frame(pd.concat(rows, ignore_index=True))
 
     def largest_values(self, by: str | None = None) -> Frame:
-        """The largest |x| of each role: what sets the scale of a tensor that is quantized as a whole.
+        """Return the largest |x| of each role, which sets the scale of a tensor that is quantized as a whole.
 
         Args:
-            by: None for one row a role; "layer" for one row a layer and role.
+            by: None for one row per role; "layer" for one per layer and role.
 
         Returns:
-            `role`, `layer`; `max`, the largest absolute value, and `value`, the same with its sign; its `feature` (of
-            the role's own axis), `position` in its sequence, and `token` id there, with its `token_text` if the trace
-            knows tokens.
+            `role`, `layer`; `max`, the largest absolute value, and `value`, the same entry with its sign; its `feature`
+            (on the role's own axis), its `position` in the sequence, and the `token` id there, with its `token_text` if
+            the trace has tokens.
 
         Raises:
             UserError: `by` is something else.
@@ -484,18 +485,19 @@ class Trace:
         return self._with_names(table[["role", "layer", "max", "value", *PLACE]].reset_index(drop=True))
 
     def _largest_entries(self, state: str) -> pd.DataFrame:
-        """The largest entry of each layer in a role's hidden states or in the residual stream."""
+        """Return the largest entry of each layer in a role's hidden states or in the residual stream."""
         table = pd.DataFrame(self.statistics[f"{state}.largest"].numpy(), columns=["max", "value", *PLACE])
         table = table.astype(dict.fromkeys(PLACE, "int64")).assign(layer=self._numbers)
         return table[table["layer"].isin(self.layers_with(state))]
 
     def massive_activations(self) -> Frame:
-        """One row a layer: what is largest in the residual stream (docs/definitions.md#massive-activations).
+        """Return the massive activations of the residual stream, one row per layer
+        (docs/definitions.md#massive-activations).
 
         Returns:
-            `massive`, entries of a sequence that are massive activations; `max` and `ratio`, max |x| and max |x| /
-            median |x| of a sequence, averaged over sequences; the largest `value` of all, with its `feature`,
-            `position` and `token` id, with its `token_text` if the trace knows tokens.
+            `massive`, the number of massive activations in a sequence; `max` and `ratio`, max |x| and max |x| / median
+            |x| of a sequence, all averaged over sequences; the largest `value` of all, with its `feature`, `position`
+            and `token` id, with its `token_text` if the trace has tokens.
         """
         massive, *sums = (self.statistics[f"residual.{name}"] for name in ("massive", "sum_of_max", "sum_of_ratios"))
         means = zip(("massive", "max", "ratio"), (massive.sum(1), *sums), strict=True)
@@ -504,49 +506,52 @@ class Trace:
         return self._with_names(pd.DataFrame({"layer": self._numbers, **means}).join(largest))
 
     def attention_sinks(self) -> pd.DataFrame:
-        """One row a position: `share` of the (layer, head) pairs for which it is a sink, averaged over the sequences
+        """Return attention sinks by position.
+
+        `share` is the fraction of (layer, head) pairs for which the position is a sink, averaged over the sequences
         that reach it.
 
         Raises:
-            UserError: the attention was not looked at.
+            UserError: attention was not traced.
         """
         reached = self.statistics["text.sequences"]
         share = self._sinks("sinks").sum(0).double() / (self.layers * self.heads * reached)
         return pd.DataFrame({"position": range(self.block), "share": share.numpy()})
 
     def sink_tokens(self) -> Frame:
-        """One row a token id that was at a sink, the most common first: `share` of all (layer, head, sink) found."""
+        """Return the token ids at sinks, the most common first; `share` is their fraction of all (layer, head, sink)
+        triples."""
         counts = pd.Series(self._sinks("sinks_tokens").numpy()).sort_values(ascending=False, kind="stable")
         counts = counts[counts > 0]
         return self._with_names(pd.DataFrame({"token": counts.index, "share": (counts / counts.sum()).to_numpy()}))
 
     def _with_names(self, table: pd.DataFrame) -> Frame:
-        """A table with the names of its tokens beside them, as far as the trace knows them."""
+        """Add the names of tokens to a table, if the trace has them."""
         if self.names:
             texts = [tokens.name_of(token, self.names) for token in table["token"]]
             table.insert(table.columns.get_loc("token") + 1, "token_text", texts)
         return Frame(table)
 
     def tokens(self, feature: int, by: str = "token", role: str | None = None) -> Frame:
-        """Tokens that carry a feature of the residual stream, and the places where it is strongest and weakest.
+        """Return the tokens at which a feature of the residual stream is large, or where it is strongest and weakest.
 
-        Of the magnitude of the feature at each position, which is the largest |x| over the layers
-        (docs/definitions.md#tokens-of-a-feature). Position 0 is apart from the others.
+        The magnitude of the feature at a position is the largest |x| over the layers
+        (docs/definitions.md#tokens-of-a-feature). Position 0 is kept separate from the others.
 
         Args:
-            feature: its number.
-            by: "token" for one row a token, the largest mean first, and one for position 0, whatever tokens are there
-                (`token` -1); "type" for one row a type of tokens: "first" (position 0), "delimiter", "word start" or
-                "inside a word"; "position" for the positions after position 0 where it is strongest and weakest.
-            role: "attn_in+ffn_in" for what goes into the attention and feed-forward layers, by default; "residual" for
-                what comes out of the decoder layers, where massive activations are.
+            feature: the number of the feature.
+            by: "token" for one row per token, the largest mean first, and one for position 0 with any token (`token`
+                -1); "type" for one row per type of tokens: "first" (position 0), "delimiter", "word start" or "inside a
+                word"; "position" for the positions after position 0 where it is strongest and weakest.
+            role: "attn_in+ffn_in", the default, for the inputs of the attention and feed-forward layers; "residual" for
+                the outputs of the decoder layers, where massive activations are.
 
         Returns:
-            By token and type: `share` of all positions, `mean` and `max` magnitude. By position: whether it is among
-            the `extreme`s "strongest" or "weakest", its `magnitude`, and its `context`, the token between « and ».
+            By token and type: `share` of all positions, `mean` and `max` magnitude. By position: its `extreme`,
+                "strongest" or "weakest", its `magnitude`, and its `context`, with the token between « and ».
 
         Raises:
-            UserError: the trace knows no tokens, or not of this role; there is no such feature; `by` is something else.
+            UserError: the trace has no tokens, or not of this role; there is no such feature; `by` is something else.
         """
         states = states_of_tokens(self.roles)
         return Frame(tokens.table_of(self.statistics, states, self.names, feature, by, role or states[0]))
@@ -558,5 +563,5 @@ class Trace:
 
 
 def merged(parts: Iterable[list[Trace]]) -> list[Trace]:
-    """The trace of each view of a model over all parts of a text."""
+    """Merge the traces of parts of a text, separately for each view of the model."""
     return [reduce(Trace.merge, of_view) for of_view in zip(*parts, strict=True)]

@@ -1,4 +1,4 @@
-"""The hidden states themselves, for those who ask for them."""
+"""Access to the hidden states themselves."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -24,28 +24,27 @@ def hidden_states(
     variant: Variant = AS_IT_IS,
     attention_mask: Iterable[torch.Tensor] | None = None,
 ) -> Iterator[torch.Tensor]:
-    """Yield one hidden state of each block, (tokens, features); `torch.cat(list(…))` is the matrix of all.
+    """Yield a hidden state of each block, (tokens, features); `torch.cat(list(…))` is the matrix of all.
 
-    A resident model runs each block when it is asked for, and only as far as this layer. A streamed one reads its
-    layers once for all blocks, up to this one; the states are then kept as all of its states are, in memory or in a
-    file (docs/large-models.md).
+    A resident model runs each block lazily, and only up to this layer. A streamed model reads its layers once for all
+    blocks, up to this one, and stores the states like its others, in memory or in a file (docs/large-models.md).
 
     Args:
         model: a causal language model, quantized or not; it is left as it was.
         blocks: token ids, int64 (blocks, T), or any iterable of (T,), also of several lengths.
-        layer: the number of a decoder layer, from 0; or the name of a hidden state in TransformerLens, which says the
-            role too, such as "blocks.3.mlp.hook_post" (docs/names.md).
+        layer: the number of a decoder layer, from 0; or the TransformerLens name of a hidden state, which includes the
+            role, such as "blocks.3.mlp.hook_post" (docs/names.md).
         role: "residual", the output of the layer; or "attn_in", "attn_out", "ffn_in" or "ffn_out", the input of its
             q/k/v, attention output, first or second feed-forward projections.
-        variant: what the model is under meanwhile, such as a scheme, see `outliers.variants`.
+        variant: a change of the model, such as a scheme, see `outliers.variants`.
         attention_mask: which tokens are padding and left out, shaped as the blocks; None if there is none.
 
     Yields:
-        (tokens, features) in the model's dtype, on its device, without gradients; yours to change.
+        (tokens, features) in the model's dtype, on its device, without gradients; the caller may edit it.
 
     Raises:
         UserError: the model has no such layer, or the layer no such role; a block is longer than the model's context or
-            holds ids outside its vocabulary; or the attention mask is none of these blocks.
+            holds ids outside its vocabulary; or the attention mask does not fit these blocks.
 
     Example:
         >>> first, second = outliers.hidden_states(model, blocks, layer=0, role="attn_in")
@@ -58,7 +57,7 @@ def hidden_states(
     if layer not in range(count):
         raise UserError(f"layer {layer} of a model with {count}; expected 0 to {count - 1}")
     with hooks(model, lambda *_state: None, [role], [layer]):
-        pass  # a role that is not there shows now, and not when the first state is asked for
+        pass  # reports a missing role now, not when the first state is computed
     if any(part.expert is not None and part.role == role for part in readers(model, layer)):
         raise UserError(
             f"each expert of layer {layer} reads a state of its own in role {role}, of the tokens that chose it; use "
@@ -70,13 +69,13 @@ def hidden_states(
 
 
 class _Reached(Exception):
-    """All states that were asked for are there; what comes behind them in the decoder need not run."""
+    """Raised to skip the rest of the decoder once all requested states are known."""
 
 
 def _run_as_far_as(
     model: PreTrainedModel, blocks: list[torch.Tensor], layer: int, role: str, variant: Variant
 ) -> list[torch.Tensor]:
-    """A hidden state of each block (T,), (T, features)."""
+    """Return a hidden state (T, features) of each block (T,), running the model up to its layer."""
     turn, states = 0, {}
 
     def begin(number: int, _inputs: tuple[torch.Tensor, ...]) -> None:

@@ -1,4 +1,4 @@
-"""The statistics of a trace: dtype and shape of each, and how those of two texts are joined."""
+"""The statistics of a trace: the dtype and shape of each, and how those of two texts are combined."""
 
 from collections.abc import Iterable
 
@@ -8,17 +8,17 @@ from outlier_kernels import states
 from outliers.criterion import CROSS, PAPER, STREAM
 from outliers.tracing.tokens import EXTREMES, PLACES, WINDOW
 
-ON_STREAM = (*STREAM, "cross_kv")  # and of that of another stack
-# Roles with quartiles of each feature; so many feed-forward units have hits that theirs grow for long.
+ON_STREAM = (*STREAM, "cross_kv")  # cross_kv is on the residual stream of another stack
+# Roles with quartiles of each feature; not ffn_out, because too many feed-forward units have hits.
 SKETCHED = (*PAPER, *CROSS)
-# Statistics that have a place for each position up to the longest sequence's last: the dimension in which they do.
+# The dimension of positions, for statistics by position up to the end of the longest sequence.
 BY_POSITION = {"magnitude": 0, "massive_positions": 0, "sequences": 0, "sinks": 1}
 
 Table = dict[str, tuple[torch.dtype, Iterable]]
 
 
 def _of_layers(table: dict[str, tuple]) -> Table:
-    """The statistics of the states of a layer, of all layers."""
+    """Return the statistics of all layers from those of a layer's states."""
     return {
         name: (dtype, ("L", *("h" if size == states.FEATURES else size for size in shape)))
         for name, (shape, dtype, _) in table.items()
@@ -51,18 +51,20 @@ OF_CARRIERS = {
 
 
 def views(roles: Iterable[str]) -> list[tuple[str, ...]]:
-    """The sets of roles over which hits are united: each role, and those that share the residual stream's features."""
+    """Return the sets of roles over which hits are united: each role, and the roles that share the residual stream's
+    features."""
     together = tuple(role for role in STREAM if role in roles)
     return [(role,) for role in roles] + ([together] if len(together) > 1 else [])
 
 
 def states_of_tokens(roles: Iterable[str]) -> list[str]:
-    """The states whose tokens a trace may keep: the roles of the residual stream united, and the stream itself."""
+    """Return the states whose tokens a trace may have: the united roles of the residual stream, and the stream
+    itself."""
     return [state for state in ("+".join(role for role in ON_STREAM if role in roles), "residual") if state]
 
 
 def tables_of(roles: Iterable[str], attention: bool, tokens: bool, experts: bool) -> dict[str, Table]:
-    """The statistics that a trace has of each state."""
+    """Return the statistics of each state of a trace."""
     tables = {role: OF_ROLE | (OF_STREAM if role in ON_STREAM else {}) for role in roles}
     tables |= {"residual": OF_RESIDUAL, "text": OF_TEXT} | ({"attention": OF_ATTENTION} if attention else {})
     tables |= ({"tokens": OF_TOKENS} if tokens else {}) | ({"experts": OF_EXPERTS} if experts else {})
@@ -74,7 +76,8 @@ def tables_of(roles: Iterable[str], attention: bool, tokens: bool, experts: bool
 
 
 def _larger_rows(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Row by row the larger one, compared from the first column on, so that the order of merging does not matter."""
+    """Return the larger of each pair of rows, compared lexicographically, so that the order of merging does not
+    matter."""
     rows = [max(pair) for pair in zip(a.tolist(), b.tolist(), strict=True)]
     return torch.tensor(rows, dtype=a.dtype, device=a.device)
 
@@ -83,7 +86,7 @@ COMBINE = {"min": torch.minimum, "max": torch.maximum, "largest": _larger_rows} 
 
 
 def combine(name: str, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """A statistic of two texts, from those of each."""
+    """Combine the values of a statistic of two texts."""
     kind = name.rpartition(".")[2]
     if kind in BY_POSITION:
         return add_from_start(first.clone(), second, BY_POSITION[kind])
@@ -91,7 +94,8 @@ def combine(name: str, first: torch.Tensor, second: torch.Tensor) -> torch.Tenso
 
 
 def add_from_start(total: torch.Tensor, value: torch.Tensor, dim: int) -> torch.Tensor:
-    """Add what is of the first positions, in place; or to a longer total if the value goes on after its last one."""
+    """Add a value of the first positions to a total in place, or to an extended copy if the value has more
+    positions."""
     if total.shape == value.shape:
         return total.add_(value)
     shape = list(total.shape)

@@ -1,4 +1,4 @@
-"""A trace in a file, and the one schema that is declared for it: types, dtypes, shapes and ranges."""
+"""Trace files, and their schema: types, dtypes, shapes and ranges."""
 
 import json
 from collections import Counter
@@ -21,7 +21,7 @@ from outliers.tracing.statistics import SKETCHED, tables_of
 from outliers.tracing.tokens import EXTREMES, TYPES
 
 KEYS, COUNTS = "sketch.keys", "sketch.counts"  # see `outliers.tracing.sketch.pack_keys`
-MAY_BE_INFINITE = "residual.sum_of_ratios"  # where the median is 0
+MAY_BE_INFINITE = "residual.sum_of_ratios"  # if the median is 0
 
 
 def _name(text: str) -> str:
@@ -35,7 +35,7 @@ Module = Annotated[str, Field(pattern=r"^[\w.-]+$")]
 
 
 class Header(BaseModel):
-    """The description of a trace beside its statistics and its sketch, see `outliers.tracing.result.Trace`."""
+    """The fields of a trace beside its statistics and its sketch, see `outliers.tracing.result.Trace`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -55,16 +55,14 @@ class Header(BaseModel):
 
 
 def write(path: Path, header: str, statistics: dict[str, torch.Tensor], sketch: Counter) -> None:
-    """Write the header, the statistics, the keys of the sketch in ascending order and their counts, int64 (keys,)."""
+    """Write the header, the statistics, and the sketch: its keys in ascending order and their counts, int64 (keys,)."""
     keys = torch.tensor(sorted(sketch), dtype=torch.int64)
     counts = torch.tensor([sketch[key] for key in keys.tolist()], dtype=torch.int64)
     write_whole(path, save(statistics | {KEYS: keys, COUNTS: counts}, {"trace": header}))
 
 
 def read(path: Path) -> tuple[Header, dict[str, torch.Tensor], Counter]:
-    """The content that `write` wrote; raise UserError where it is missing or damaged, or of another kind than is
-    declared here.
-    """
+    """Read what `write` wrote; raise UserError if the file is missing, damaged, or does not fit the schema."""
     try:
         check_file(path)
         with safe_open(path, "pt") as file:
@@ -74,7 +72,7 @@ def read(path: Path) -> tuple[Header, dict[str, torch.Tensor], Counter]:
             hits = sum(int(value.sum()) for name, value in statistics.items() if name.endswith(".hits"))
             statistics |= _sketch_beside(path.with_suffix(".parquet"), hits)
         keys, counts = statistics.pop(KEYS), statistics.pop(COUNTS)
-        if "text.sequences" not in statistics:  # of an earlier version, whose sequences were of one length
+        if "text.sequences" not in statistics:  # an earlier version, in which all sequences had one length
             every = statistics["residual.massive_positions"]
             statistics["text.sequences"] = torch.full_like(every, header.sequences)
         check_statistics(header, statistics)
@@ -85,7 +83,7 @@ def read(path: Path) -> tuple[Header, dict[str, torch.Tensor], Counter]:
 
 
 def about_of(path: Path) -> dict | None:
-    """The `about` of a trace in a file, of which only the header is read; None where there is none."""
+    """Return the `about` of a trace file by reading its header only; None if there is none."""
     try:
         check_file(path)
         with safe_open(path, "pt") as file:
@@ -96,7 +94,7 @@ def about_of(path: Path) -> dict | None:
 
 
 def _sketch_beside(path: Path, hits: int) -> dict[str, torch.Tensor]:
-    """The keys and counts of so many hits that earlier versions kept in a file of their own."""
+    """Return the keys and counts of a sketch that earlier versions stored in a file of its own."""
     check_file(path)
     with parquet.ParquetFile(path) as file:
         if file.metadata.num_rows > hits:
@@ -107,7 +105,7 @@ def _sketch_beside(path: Path, hits: int) -> dict[str, torch.Tensor]:
 
 
 def check_statistics(header: Header, statistics: dict[str, torch.Tensor]) -> None:
-    """Raise ValueError if a statistic is missing, unknown, of another dtype or shape, or out of its range."""
+    """Raise ValueError if a statistic is missing, unknown, of another dtype or shape, or out of range."""
     tables = tables_of(header.roles, bool(header.heads), bool(header.names), bool(header.experts))
     expected = {f"{state}.{name}" for state, table in tables.items() for name in table}
     if missing := sorted(expected - set(statistics)):
@@ -145,7 +143,8 @@ def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: list[int]
 
 
 def _check_places(state: str, statistics: dict[str, torch.Tensor], table: dict, sizes: list[int]) -> None:
-    """See that features, positions and token ids are below their sizes; the id of no token is the vocabulary's size."""
+    """Raise ValueError unless features, positions and token ids are in range; the vocabulary's size stands for no
+    token."""
     _, block, vocabulary = sizes
     if "largest" in table:
         places = statistics[f"{state}.largest"][:, 2:]
@@ -158,7 +157,7 @@ def _check_places(state: str, statistics: dict[str, torch.Tensor], table: dict, 
 
 
 def _check_sketch(keys: torch.Tensor, counts: torch.Tensor, hits: dict[str, torch.Tensor]) -> None:
-    """Raise ValueError unless a sketch counts the hits, int64 (L, h) by role."""
+    """Raise ValueError unless a sketch has the same counts as the hits, int64 (L, h) by role."""
     if (keys.dtype, counts.dtype, keys.shape) != (torch.int64, torch.int64, (len(counts),)):
         raise ValueError("its sketch is no keys and counts")
     if (keys.diff() <= 0).any() or (keys < 0).any() or (counts < 1).any():

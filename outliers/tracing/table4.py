@@ -1,4 +1,4 @@
-"""One row a model, as in Table 4 of the paper."""
+"""A model's row of the paper's Table 4."""
 
 from collections.abc import Sequence
 
@@ -16,18 +16,18 @@ def table4_row(
     """Return a model's row of Table 4 (LLM.int8(), appendix C).
 
     Args:
-        trace: of the model, with the roles "attn_in" and "ffn_in".
-        perplexity: of the model on the same text.
-        top1_softmax: mean top-1 softmax probability with and, if there are outliers, without them.
+        trace: a trace of the model with the roles "attn_in" and "ffn_in".
+        perplexity: the model's perplexity on the same text.
+        top1_softmax: mean top-1 softmax probability with outliers and, if there are any, without them.
         layers, positions: the criterion, fractions.
 
     Returns:
-        `perplexity`; `count`, outlier features, and `one_sided`, how many of them; `outliers_per_sequence`, entries of
-        at least alpha in what the paper looks at, the inputs of the q/k/v, attention output and first feed-forward
-        projections, as far as they were traced, and not in ffn_out; of the most common outlier feature (without one,
-        of the feature that hits the most positions), whose number is `most_common`: `layers`, `positions`,
-        `positions_mean` (fractions), `max`, and, if there are hits, the quartiles of the hit values `q1`, `median`,
-        `q3`; `top1_softmax` and `top1_softmax_without` if given.
+        `perplexity`; `count`, the number of outlier features, and `one_sided`, how many of these have values of one
+        sign; `outliers_per_sequence`, the entries of at least alpha in the inputs of the q/k/v, attention output and
+        first feed-forward projections (the paper's choice, without ffn_out), as far as they were traced; `most_common`,
+        the number of the most common outlier feature (without one, of the feature with hits at the most positions), and
+        its `layers`, `positions`, `positions_mean` (fractions), `max`, and, if there are hits, the quartiles of the hit
+        values `q1`, `median`, `q3`; `top1_softmax` and `top1_softmax_without` if given.
 
     Example:
         >>> outliers.table4_row(outliers.trace(model, blocks), perplexity=90.0)["perplexity"]
@@ -38,7 +38,7 @@ def table4_row(
 
 
 def trace_row(trace: Trace, layers: float = LAYERS, positions: float = POSITIONS) -> dict[str, float]:
-    """The part of `table4_row` that follows from a trace alone."""
+    """Return the fields of `table4_row` that follow from a trace alone."""
     features = trace.features()
     outliers = trace.outlier_features(layers, positions)
     common = (features if outliers.empty else outliers).iloc[0]

@@ -1,4 +1,5 @@
-"""Tokens that carry a feature: sums and maxima by token, and the places where a feature is strongest and weakest."""
+"""Tokens at which features are large: sums and maxima by token, and the positions where a feature is strongest and
+weakest."""
 
 from collections.abc import Mapping
 
@@ -9,37 +10,38 @@ from outliers.errors import UserError
 from outliers.models.anatomy.vision import CLASS, PATCH, REGISTER
 from outliers.text.tokens import DELIMITER, INSIDE_WORD, WORD_START
 
-BEFORE, AFTER = 8, 4  # tokens of a context beside its own
+BEFORE, AFTER = 8, 4  # tokens of a context before and after its own
 WINDOW = BEFORE + 1 + AFTER
-PLACES = 8  # where each feature is strongest, and as many where it is weakest
-NONE = -1.0  # the magnitude of a place where there are fewer
+PLACES = 8  # number of strongest positions of each feature, and of weakest ones
+NONE = -1.0  # the magnitude that marks a missing position
 FIRST = "first"  # the type of whatever token is at position 0
 TYPES = (FIRST, DELIMITER, WORD_START, INSIDE_WORD, CLASS, REGISTER, PATCH)
 EXTREMES = ("strongest", "weakest")
-# What the names of statistics end in.
+# Suffixes of the names of statistics.
 SUMS = ("positions", "token_sum", "token_max")
 STATISTICS = ("ids", *SUMS, *EXTREMES, *(f"{extreme}_at" for extreme in EXTREMES))
 
 Statistics = dict[str, torch.Tensor]
-Names = Mapping[int, tuple[str, str]]  # of a token id what it is called, and its type
+Names = Mapping[int, tuple[str, str]]  # token id: its text and its type
 
 
 class TokenSums:
-    """Adds up, over sequences, which tokens carry each feature of some states.
+    """An accumulator of the magnitudes of features by token, over sequences and for several states.
 
-    Position 0, where attention sinks and massive activations are, is apart from all others: it counts as a token of its
-    own, whose id is the size of the vocabulary, and is no place where a feature is strongest or weakest.
+    Position 0, where attention sinks and massive activations occur, is kept separate: it counts as a token of its own,
+    whose id is the size of the vocabulary, and is never among the strongest or weakest positions of a feature.
     """
 
     def __init__(self, vocabulary: int):
         self.vocabulary, self.count = vocabulary, 0
-        self.rows: torch.Tensor | None = None  # token id to the row that it has, or -1
-        self.occurred: torch.Tensor | None = None  # token id to whether it did, also at position 0
-        self.by_row: Statistics = {}  # with a row a token, of which `count` are in use
+        self.rows: torch.Tensor | None = None  # row of each token id, or -1
+        self.occurred: torch.Tensor | None = None  # whether each token id occurred, also at position 0
+        self.by_row: Statistics = {}  # a row per token, of which `count` are in use
         self.places: Statistics = {}
 
     def add(self, ids: torch.Tensor, magnitudes: Mapping[str, torch.Tensor]) -> None:
-        """Add a sequence: its token ids (T,), int64, and by state magnitudes (T, features), float32, on one device."""
+        """Add a sequence: its token ids (T,), int64, and by state magnitudes (T, features), float32, all on one
+        device."""
         rows = self._rows_of(ids)
         self._room("tokens.positions", ids.shape[1:], torch.int64, ids.device).index_add_(0, rows, torch.ones_like(ids))
         windows = windows_of(ids, self.vocabulary)
@@ -55,17 +57,16 @@ class TokenSums:
 
     @property
     def seen(self) -> list[int]:
-        """The token ids that occurred."""
         return self.occurred.nonzero()[:, 0].tolist()
 
     def statistics(self) -> Statistics:
-        """Those of all sequences, in host memory, see `outliers.tracing.result.Trace`."""
+        """Return the statistics of all sequences in host memory, see `outliers.tracing.result.Trace`."""
         ids = (self.rows >= 0).nonzero()[:, 0]
         by_token = {name: value[self.rows[ids]] for name, value in self.by_row.items()}
         return {name: value.cpu() for name, value in {"tokens.ids": ids, **by_token, **self.places}.items()}
 
     def _rows_of(self, ids: torch.Tensor) -> torch.Tensor:
-        """The row of each token, int64 (T,); those that have not occurred before get the next ones."""
+        """Return the row of each token, int64 (T,); new tokens get the next free rows."""
         if self.rows is None:
             self.rows = torch.full((self.vocabulary + 1,), -1, device=ids.device)
             self.occurred = torch.zeros(self.vocabulary, dtype=torch.bool, device=ids.device)
@@ -78,7 +79,7 @@ class TokenSums:
         return self.rows[ids]
 
     def _room(self, name: str, shape: tuple, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """A statistic by row, with room for all rows: twice as much as before where it is too small."""
+        """Return a statistic with space for all rows, at least doubling it if it is too small."""
         room = self.by_row.get(name, torch.zeros(0, *shape, dtype=dtype, device=device))
         if len(room) < self.count:
             more = max(self.count, 2 * len(room)) - len(room)
@@ -86,7 +87,8 @@ class TokenSums:
         return self.by_row[name]
 
     def _add_places(self, name: str, magnitude: torch.Tensor, windows: torch.Tensor) -> None:
-        """Let the strongest or weakest positions of a sequence, (features, T - 1), join those of the others."""
+        """Merge the strongest or weakest positions of a sequence, magnitude (features, T - 1), with those found
+        before."""
         features, count = magnitude.shape
         if name not in self.places:
             self.places[name] = magnitude.new_full((features, PLACES), NONE)
@@ -101,20 +103,23 @@ class TokenSums:
 
 
 def windows_of(ids: torch.Tensor, nothing: int) -> torch.Tensor:
-    """The ids around each position, (T, WINDOW); `nothing` before the first and after the last one."""
+    """Return the ids around each position, (T, WINDOW), padded with `nothing`."""
     return torch.cat([ids.new_full((BEFORE,), nothing), ids, ids.new_full((AFTER,), nothing)]).unfold(0, WINDOW, 1)
 
 
 def _order(magnitude: torch.Tensor, position: torch.Tensor, name: str) -> torch.Tensor:
-    """A number, int64, that is larger the better a place is: by its magnitude, then the earlier it is."""
-    bits = magnitude.view(torch.int32).long()  # which are in the order of magnitudes
+    """Return a sort key, int64, that is larger for better positions: by magnitude, then by earlier position."""
+    bits = magnitude.view(torch.int32).long()  # the bits of floats from 0 on sort as their values
     bits = bits if name.endswith(EXTREMES[0]) else torch.iinfo(torch.int32).max - bits
     return torch.where(magnitude < 0, -1, (bits << 32) + (torch.iinfo(torch.int32).max - position))
 
 
 def _best(name: str, magnitude: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The best places of each feature, from (features, places) magnitudes and (features, places, 1 + WINDOW) positions
-    with their contexts; what is alike in magnitude and position comes in the order of the context's ids."""
+    """Return the best positions of each feature.
+
+    The arguments are magnitudes (features, places), and positions with their contexts (features, places, 1 + WINDOW).
+    Ties in magnitude and position are sorted by the ids of the context.
+    """
     order = _order(magnitude, at[..., 0], name)
     order, best = order.sort(dim=1, descending=True, stable=True)
     tied = ((order[:, 1:] == order[:, :-1]) & (order[:, 1:] >= 0)).any(1).nonzero()[:, 0]
@@ -125,7 +130,7 @@ def _best(name: str, magnitude: torch.Tensor, at: torch.Tensor) -> tuple[torch.T
 
 
 def _ordered_bycontext_of(best: torch.Tensor, order: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """Places in the order that they have, and by their ids where that is the same."""
+    """Sort positions by their order, and ties by the ids of their contexts."""
     at = at.gather(1, best[..., None].expand_as(at))
     places = torch.arange(at.shape[1], device=at.device).expand_as(best)
     for key in [*at.unbind(2)[:0:-1], -order]:  # a stable sort by each, the most important one last
@@ -134,7 +139,7 @@ def _ordered_bycontext_of(best: torch.Tensor, order: torch.Tensor, at: torch.Ten
 
 
 def merged(first: Statistics, second: Statistics) -> Statistics:
-    """The statistics of the tokens of two texts, from those of each."""
+    """Merge the statistics of the tokens of two texts."""
     ids = torch.cat([first["tokens.ids"], second["tokens.ids"]]).unique()
     statistics = {"tokens.ids": ids}
     rows = torch.searchsorted(ids, second["tokens.ids"])
@@ -156,20 +161,20 @@ def merged(first: Statistics, second: Statistics) -> Statistics:
 
 
 def name_of(token: int, names: Names) -> str:
-    """The name of a token, or its number where it has none."""
+    """Return the text of a token, or its number if it has none."""
     return names[token][0] if token in names else f"#{token}"
 
 
 def before_patches(names: Names) -> list[str]:
-    """The positions before the patches of pictures, in order."""
+    """Return the names of the positions before the patches of a picture, in order."""
     return [name for _, (name, kind) in sorted(names.items()) if kind in (CLASS, REGISTER)]
 
 
 def patch_grid(names: Names) -> tuple[int, int]:
-    """Rows and columns of patches.
+    """Return the numbers of rows and columns of patches.
 
     Raises:
-        UserError: these are no names of places in pictures.
+        UserError: the names are not those of positions in pictures.
     """
     places = [tuple(map(int, name.split()[1].split(","))) for name, kind in names.values() if kind == PATCH]
     if not places:
@@ -179,11 +184,11 @@ def patch_grid(names: Names) -> tuple[int, int]:
 
 
 def by_token(statistics: Statistics, state: str, feature: int, names: Names) -> pd.DataFrame:
-    """One row a token, the strongest first; position 0 is a row of its own, whatever tokens are there."""
+    """Return one row per token, the strongest first; position 0 is a row of its own, with any token."""
     ids, positions = statistics["tokens.ids"].numpy(), statistics["tokens.positions"].numpy()
     sums, largest = (statistics[f"{state}.{name}"][:, feature].numpy() for name in ("token_sum", "token_max"))
     name, kind = names.get(0, ("", ""))
-    first = name if kind in (CLASS, PATCH) else "position 0"  # which is the same place in every picture
+    first = name if kind in (CLASS, PATCH) else "position 0"  # in pictures, position 0 is always the same place
     labels = [names.get(token, (first, FIRST)) for token in ids.tolist()]
     table = pd.DataFrame(
         {
@@ -199,7 +204,7 @@ def by_token(statistics: Statistics, state: str, feature: int, names: Names) -> 
 
 
 def by_type(statistics: Statistics, state: str, feature: int, names: Names) -> pd.DataFrame:
-    """One row for each type of tokens that occurred, in the order of `TYPES`."""
+    """Return one row per type of tokens that occurred, in the order of `TYPES`."""
     table = by_token(statistics, state, feature, names)
     table["mean"] *= table["share"]
     groups = table.groupby("type").agg({"share": "sum", "mean": "sum", "max": "max"})
@@ -208,7 +213,7 @@ def by_type(statistics: Statistics, state: str, feature: int, names: Names) -> p
 
 
 def by_position(statistics: Statistics, state: str, feature: int, names: Names) -> pd.DataFrame:
-    """One row for each of the strongest and weakest positions, the strongest first, with what is around it."""
+    """Return one row per strongest and weakest position, the strongest first, with its context."""
     rows = []
     for extreme in EXTREMES:
         places = (statistics[f"{state}.{extreme}{at}"][feature].tolist() for at in ("", "_at"))
@@ -220,12 +225,12 @@ def by_position(statistics: Statistics, state: str, feature: int, names: Names) 
 
 
 def context_of(window: list[int], names: Names) -> str:
-    """The text of a window in one line, its own token between « and »."""
+    """Return the text of a window in one line, its own token between « and »."""
     texts = [_unquoted(names[token][0]) if token in names else "" for token in window]
-    if names[window[BEFORE]][1] in (REGISTER, PATCH):  # names that have no blanks of their own between them
+    if names[window[BEFORE]][1] in (REGISTER, PATCH):  # these names have no spaces of their own
         texts = [f" {text}" * bool(text) for text in texts]
     before, token, after = "".join(texts[:BEFORE]), texts[BEFORE], "".join(texts[BEFORE + 1 :])
-    blank = " " if token.startswith(" ") and token.strip() else ""  # of the token, but outside of its marks
+    blank = " " if token.startswith(" ") and token.strip() else ""  # the token's leading space is put before the mark
     return f"{before}{blank}«{token.removeprefix(blank)}»{after}"
 
 
@@ -238,7 +243,7 @@ BY = {"token": by_token, "type": by_type, "position": by_position}
 
 
 def table_of(statistics: Statistics, states: list[str], names: Names, feature: int, by: str, role: str) -> pd.DataFrame:
-    """See `outliers.tracing.result.Trace.tokens`."""
+    """Return the table of `outliers.tracing.result.Trace.tokens`."""
     if not names:
         raise UserError("the trace does not know which tokens carry a feature; trace with tokens=tokenizer")
     if by not in BY:

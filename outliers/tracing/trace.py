@@ -1,4 +1,4 @@
-"""Trace a model: hooks, and what they keep of each block."""
+"""The tracing of a model: hooks, and the statistics collected from each block."""
 
 import logging
 from collections import Counter, defaultdict
@@ -68,7 +68,7 @@ def trace(
 ) -> Trace:
     """Return statistics of bounded size of a model's hidden states (LLM.int8(), section 4.1).
 
-    Each block is a sequence of its own; the head is not applied. No hidden state is kept.
+    Each block is a separate sequence; the head is not applied. No hidden state is kept.
 
     Args:
         model: a causal language model, quantized or not; it is left as it was.
@@ -78,26 +78,27 @@ def trace(
             attention output, the first and the second feed-forward projections; "attn_mid", "ffn_mid", of those
             between; "router", of routers that read another state than ffn_in. `Trace.roles` has those that the model
             has, and of a role with several hidden states in a layer each, such as "attn_mid 2". What experts read as
-            ffn_out has statistics by expert, see `Trace.expert_shares`. The residual stream is always looked at.
+            ffn_out has statistics by expert, see `Trace.expert_shares`. The residual stream is always traced.
         alpha: magnitude from which an entry is a hit.
-        attention: whether to find attention sinks. Where attention is a causal softmax alone, that takes memory for
-            some rows of a layer's attention matrix (heads, T, T) on a CPU in float32, and none on a GPU with Triton;
-            elsewhere the model attends eagerly, with memory for all of it. Without it long contexts take less.
-        variant: what the model is under meanwhile, such as a scheme, see `outliers.variants`.
-        tokens: the model's tokenizer, if the trace shall know which tokens carry each feature of the residual stream,
-            see `Trace.tokens`, and call them by their names; of a vision model its image processor, or True.
+        attention: whether to find attention sinks. If attention is a plain causal softmax, this takes memory for some
+            rows of a layer's attention matrix (heads, T, T) on a CPU in float32, and none on a GPU with Triton;
+            otherwise the model uses eager attention, with memory for the whole matrix. False saves memory with long
+            contexts.
+        variant: a change of the model, such as a scheme, see `outliers.variants`.
+        tokens: the model's tokenizer, to record at which tokens each feature of the residual stream is large, see
+            `Trace.tokens`; for a vision model its image processor, or True.
         attention_mask: which tokens count and which are padding, shaped as the blocks, as tokenizers return it; each
-            sequence then runs without its padding. None where there is none.
-        see_last: called with each block and the last hidden states (T, features) of each sequence, of which the head
-            makes logits: what else is made of these needs no pass of its own.
-        stack: of an encoder-decoder "encoder", "decoder", or "cross": what the decoder's layers read of the encoder,
+            sequence then runs without its padding. None if there is no padding.
+        see_last: called with each block and its last hidden states (T, features), the head's input, so that
+            measurements on these need no pass of their own.
+        stack: for an encoder-decoder "encoder", "decoder", or "cross": what the decoder's layers read from the encoder,
             at the encoder's positions, and the cross-attention to these. None for a model with one stack.
         progress: whether to show a bar after two seconds; by default on a terminal and in a notebook.
 
     Raises:
         UserError: there is no such stack, or one must be named; a role is unknown, or the model has none of them; alpha
             is not positive; there is no block, one has less than two tokens, is longer than the model's context or
-            holds ids outside the vocabulary; the attention mask is none of these blocks; a hidden state holds NaN or
+            holds ids outside the vocabulary; the attention mask does not fit these blocks; a hidden state has NaN or
             inf.
 
     Example:
@@ -121,9 +122,12 @@ def traces(
     see_last: See = lambda ids, states: None,
     only: View | None = None,
 ) -> list[Trace]:
-    """All views of a model that have some of the roles, or only one, in one pass: of a model with a single stack of
-    layers one trace, of an encoder-decoder those of "encoder", "decoder" and "cross". Arguments and errors as those of
-    `trace`; of all views, a role brings those of `ALIKE`."""
+    """Trace several views of a model in one pass: all that have some of the roles, or only one.
+
+    A model with a single stack of layers has one view, an encoder-decoder has "encoder", "decoder" and "cross".
+    Arguments and errors are those of `trace`. With all views, each role brings those of `ALIKE`, its counterparts in
+    other views.
+    """
     roles, alpha = _check_roles(roles), check_threshold("alpha", alpha)
     requested = set(roles).union(*(others for role, others in ALIKE.items() if role in roles and not only))
     candidates = [only] if only else views_of(model).values()
@@ -167,7 +171,8 @@ def traces(
 
 
 def _modules(model: PreTrainedModel, view: View, roles: tuple[str, ...]) -> dict[str, list[list[str]]]:
-    """The paths of the modules that read each role in the layers of a view, and of those that put out the stream."""
+    """Return the paths of the modules that read each role in the layers of a view, and of those that output the
+    stream."""
     states, modules = [*roles, *([] if view.cross else [RESIDUAL])], modules_of(model)
     return {state: [modules.get((layer, state), []) for layer in view.layers] for state in states}
 
@@ -176,7 +181,7 @@ def _modules(model: PreTrainedModel, view: View, roles: tuple[str, ...]) -> dict
 def _hooks(
     observers: "Sequence[_Observer]", attention: bool, model: PreTrainedModel, layer: int | None
 ) -> Iterator[None]:
-    """Those by which observers see all layers of their views of a model, or one."""
+    """Attach the hooks of observers within this context, in all layers of their views or in one."""
     with ExitStack() as stack:
         for observer in observers:
             for hooks in _hooks_of(observer, attention, model, layer):
@@ -207,7 +212,7 @@ def _hooks_of(
 
 
 def _check_roles(roles: Iterable[str]) -> tuple[str, ...]:
-    """The roles in the order of `ROLES`."""
+    """Validate roles and return them in the order of `ROLES`."""
     roles = [roles] if isinstance(roles, str) else list(roles)
     for role in roles:
         if role not in ROLES:
@@ -218,7 +223,7 @@ def _check_roles(roles: Iterable[str]) -> tuple[str, ...]:
 
 
 def _widths(model: PreTrainedModel, view: View) -> dict[str, dict[int, int]]:
-    """The features of each hidden state by layer of a view; those of the residual stream, 0."""
+    """Return the number of features of each hidden state by layer of a view; 0 for those of the residual stream."""
     widths: dict[str, dict[int, int]] = defaultdict(dict)
     for reader in readers(model):
         in_view = view.cross == (reader.role == "cross_kv") and reader.layer in view.layers
@@ -229,13 +234,13 @@ def _widths(model: PreTrainedModel, view: View) -> dict[str, dict[int, int]]:
 
 
 def _roles_of(model: PreTrainedModel, view: View, roles: Collection[str]) -> tuple[str, ...]:
-    """The hidden states of the roles whose positions are those of the view."""
+    """Return the hidden states of some roles whose positions are those of the view."""
     states = [state for state in _widths(model, view) if role_of(state) in roles]
     return tuple(sorted(states, key=lambda state: (ROLES.index(role_of(state)), state)))
 
 
 def _has_even_heads(model: PreTrainedModel, views: Iterable[View]) -> bool:
-    """Whether all layers of views have attention of as many heads, which a share of heads takes for granted."""
+    """Return whether all layers of views have attention with the same number of heads, as a share of heads requires."""
     attending = {layer.number for layer in layers_of(model) if layer.anatomy.attention is not None}
     if not attending:
         return False
@@ -249,14 +254,14 @@ def _has_even_heads(model: PreTrainedModel, views: Iterable[View]) -> bool:
 
 
 def _in_one_width(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Append zeros to the features of each tensor up to the most that one has."""
+    """Pad the features of each tensor with zeros to the largest number."""
     width = max(tensor.shape[-1] if tensor.ndim else 0 for tensor in tensors)
     return [functional.pad(one, (0, width - one.shape[-1])) if one.ndim else one for one in tensors]
 
 
 @contextmanager
 def _naming(*place: int | str) -> Iterator[None]:
-    """Say where a hidden state is not finite: in this one, or in that which a report names."""
+    """Add the place to the error of a hidden state that is not finite: the given place unless the error has its own."""
     try:
         yield
     except states.NotFinite as broken:
@@ -265,10 +270,10 @@ def _naming(*place: int | str) -> Iterator[None]:
 
 
 class _Observer:
-    """Reduces what the hooks see of sequences, each (T,), whose turns may come layer by layer, to a `Trace`.
+    """An accumulator that reduces what hooks see of sequences, each (T,), to a `Trace`; layers may take turns.
 
-    What is of one layer joins that of the sequences before at once. What is united over layers is kept of each sequence
-    until its end: entries of a layer's input, of which a streamed model passes all sequences through a layer first.
+    Statistics of one layer are added up at once. Statistics over all layers are kept for each sequence until its end,
+    with an entry per input of a layer, because a streamed model passes all sequences through a layer before the next.
     """
 
     def __init__(
@@ -282,9 +287,9 @@ class _Observer:
         names: Callable[[Iterable[int]], dict] | None,
         experts: dict[int, int],
     ):
-        """counts: zeros by token id (V,). at_once: how many sequences take turns, and the tokens of the longest one, as
-        far as it is known. room: makes zeros that are kept. names: of ids, if they are asked for. experts: how many
-        there are, by the layers that have some."""
+        """counts: zeros by token id (V,). at_once: how many sequences take turns, and the tokens of the longest one,
+        as far as known. room: allocates zeros that are kept. names: function of ids, if tokens are traced. experts:
+        number of experts by layer that has some."""
         self.view = view
         self.roles, self.alpha, self.total, self.room, self.names = roles, alpha, counts, room, names
         self.at_once, self.block = at_once
@@ -294,21 +299,21 @@ class _Observer:
         self.experts_in = experts
         self.experts: dict[int, dict[str, torch.Tensor]] = {}  # layer: statistics of its experts
         self.sketch: Counter = Counter()
-        self.found = states.Found()  # hits that the sketch has not
+        self.found = states.Found()  # hits that are not yet in the sketch
         # Sequence and device: massive activations at its positions (T,).
         self.massive: dict[tuple[int, torch.device], torch.Tensor] = {}
-        self.visible: tuple = (None, None)  # what queries last saw, and what sinks receive of it at least
+        self.visible: tuple = (None, None)  # the last visibility, and the least attention that a sink receives under it
         self.in_layer: dict[str, torch.Tensor] = {}  # role: hits (features,) of the sequence in this layer
-        self.in_turn: list[dict[str, torch.Tensor]] = []  # those in the layers of this turn
-        self.united = [view for view in views(roles) if len(view) > 1]  # a role alone has its hits by layer
-        # Role: (at_once, T, features) by device, so that no state that large moves before the end of a sequence, dtype
-        # and features. Of what has the features of the residual stream the largest |x| so far, from which hits follow;
-        # of others the hits.
+        self.in_turn: list[dict[str, torch.Tensor]] = []  # `in_layer` of the layers of this turn
+        self.united = [view for view in views(roles) if len(view) > 1]  # a single role has its hits by layer
+        # By role, then by device (so that no large state moves before the end of a sequence), dtype and features:
+        # (at_once, T, features) of the largest |x| so far, from which hits follow, for states with the features of the
+        # residual stream; of hits for other states.
         self.kept: dict[str, dict[tuple, torch.Tensor]] = defaultdict(dict)
-        self.kept_here: dict[tuple, torch.Tensor] = {}  # of the sequence whose turn it is, by role and these
+        self.kept_here: dict[tuple, torch.Tensor] = {}  # the same of the current sequence, by role and these keys
 
     def begin(self, number: int, of_stacks: tuple[torch.Tensor, ...]) -> None:
-        """Tell the hooks that this sequence comes next; of_stacks: the ids at the positions that each stack reads."""
+        """Announce the next sequence to the hooks; of_stacks: the ids at the positions that each stack reads."""
         self._end_turn()
         ids = of_stacks[self.view.inputs]
         if len(ids) < 2:
@@ -317,7 +322,7 @@ class _Observer:
         self.kept_here.clear()
 
     def _end_turn(self) -> None:
-        """Add up what the layers of a turn have found."""
+        """Add up the hits of the layers of a turn."""
         with _naming():
             self.found.read()
         for view in self.united:
@@ -340,17 +345,17 @@ class _Observer:
         state = self._state(layer, RESIDUAL, states.RESIDUAL, x, kept)
         with _naming(layer, RESIDUAL):
             dispatch.add_residual(state, (MASSIVE, MASSIVE_RATIO), self.massive[turn])
-        self.in_turn.append(dict(self.in_layer))  # here the layer ends
+        self.in_turn.append(dict(self.in_layer))  # the residual stream is a layer's last state
         self.in_layer.clear()
         if self.found.waiting > SKETCHED_AT_ONCE:
             self._sketch_hits()
 
     def see_attention(self, layer: int, probabilities: torch.Tensor, _recompute, visible: torch.Tensor) -> None:
-        first = visible.shape[1] - len(self.ids)  # behind the keys of a prefix, which are no positions
-        # (heads, keys), over the queries that see each key, also if they are summed already
+        first = visible.shape[1] - len(self.ids)  # the keys of a prefix come before and are not counted
+        # (heads, keys), summed over the queries that see each key, unless they are summed already
         received = probabilities[0, ..., first:].float()
         received = received[:, 0] if received.shape[1] == 1 else received.sum(1)
-        if visible is not self.visible[0]:  # which layers share
+        if visible is not self.visible[0]:  # layers share one object
             queries = visible[:, first:].sum(0).to(received.device)
             limits = torch.where(queries.min() < len(visible), SINK * queries, SINK * len(visible))
             self.visible = visible, limits
@@ -366,7 +371,7 @@ class _Observer:
         of_layer["hits"][expert] += (magnitudes >= self.alpha).sum(0)
 
     def see_expert(self, layer: int, expert: int, tokens: torch.Tensor, x: torch.Tensor) -> None:
-        """Take what an expert adds to the residual stream, (n, features), at its tokens (n,)."""
+        """Record an expert's output to the residual stream, (n, features), at its tokens (n,)."""
         of_layer = self.experts[layer]
         of_layer["tokens"][expert] += len(tokens)
         magnitudes = x.abs().flatten()
@@ -378,7 +383,7 @@ class _Observer:
         of_layer["largest"][expert] = torch.where(found[0] > known[0], found, known)
 
     def _of_experts(self, layer: int, units: int, device: torch.device) -> dict[str, torch.Tensor]:
-        """The statistics of the experts of a layer, at first of nothing."""
+        """Return the statistics of the experts of a layer, zeros at first."""
         if layer not in self.experts:
             sizes = {"E": self.experts_in[layer], "u": units, "X": self.experts_in[layer]}
             self.experts[layer] = {
@@ -388,12 +393,12 @@ class _Observer:
         return self.experts[layer]
 
     def see_memory(self, layer: int, role: str, x: torch.Tensor) -> None:
-        """Take the encoder's output, where a layer of the decoder reads it."""
+        """Record the encoder's output where a layer of the decoder reads it."""
         self.see_hidden_state(layer, role, x)
         self.see_residual(layer, x)
 
     def end(self, number: int, of_stacks: tuple[torch.Tensor, ...]) -> None:
-        """Add up what is kept of a sequence, whose last layer is done."""
+        """Add up what is kept of a sequence after its last layer."""
         self.begin(number, of_stacks)
         ids = self.ids
         self.lengths.append(len(ids))
@@ -420,12 +425,12 @@ class _Observer:
             kept[self.number, : len(ids)].zero_()
 
     def result(self) -> Trace:
-        """The trace of all sequences, of which there is one at least, in host memory."""
+        """Return the trace of all sequences, at least one, in host memory."""
         self._sketch_hits()
         statistics = {}
         for state, layers in self.by_layer.items():
             for name in next(iter(layers.values())):
-                zeros = torch.zeros_like(next(iter(layers.values()))[name])  # of layers that lack the role
+                zeros = torch.zeros_like(next(iter(layers.values()))[name])  # for layers that lack the role
                 numbers = self.view.layers if state in self.roles else layers
                 rows = [layers[number][name].cpu() if number in layers else zeros.cpu() for number in numbers]
                 statistics[f"{state}.{name}"] = torch.stack(_in_one_width(rows))
@@ -448,14 +453,14 @@ class _Observer:
         return trace
 
     def _state(self, layer: int, name: str, table: dict, x: torch.Tensor, kept: torch.Tensor | None) -> states.State:
-        """A state of the sequence with its statistics in a layer, at first of nothing."""
+        """Return a state of the sequence with the statistics of its layer, zeros at first."""
         layers = self.by_layer[name]
         if layer not in layers:
             layers[layer] = states.empty(table, x.shape[1], x.device)
         return states.State(x, self.ids.to(x.device), layers[layer], kept, self.found, (layer, name))
 
     def _sketch_hits(self) -> None:
-        """Count the hits that the sketch has not."""
+        """Add the pending hits to the sketch."""
         if self.found.hits:
             places, hits = zip(*self.found.hits, strict=True)
             sizes, hits = torch.tensor(list(map(len, hits))), np.concatenate(hits)
@@ -469,7 +474,7 @@ class _Observer:
             self.found.waiting = 0
 
     def _add(self, name: str, value: torch.Tensor) -> None:
-        """Add what is of all layers, which may be on several devices, on that of the ids."""
+        """Add a value to a statistic over all layers, which may be on several devices, on the device of the ids."""
         value, kind = value.to(self.ids.device), name.rpartition(".")[2]
         if name in self.total:
             self.total[name] = add_from_start(self.total[name], value, BY_POSITION.get(kind, 0))
@@ -481,7 +486,8 @@ class _Observer:
         self.total[name].index_add_(0, self.ids, by_position.to(self.ids.device))
 
     def _kept(self, role: str, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The state kept of this sequence and a role over the layers on a device, (T, features); at first zeros."""
+        """Return the state (T, features) kept over the layers on a device for this sequence and role, zeros at
+        first."""
         key = x.device, dtype, x.shape[1]
         if (role, *key) not in self.kept_here:
             of_role = self.kept[role]

@@ -50,9 +50,7 @@ class Vocabulary(NamedTuple):
 
 
 END_OF_TEXT = "<|endoftext|>"
-NEXT = Vocabulary(
-    {"eos_token": END_OF_TEXT, "bos_token": END_OF_TEXT, "unk_token": END_OF_TEXT}
-)  # for next-token prediction
+NEXT = Vocabulary({"eos_token": END_OF_TEXT, "bos_token": END_OF_TEXT, "unk_token": END_OF_TEXT})  # of causal models
 
 
 class Corpus(NamedTuple):

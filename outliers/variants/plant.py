@@ -132,9 +132,7 @@ def _shift(junction: Sum, features: list[int], factor: float) -> None:
 
 def _sums(model: PreTrainedModel) -> Iterator[Sum]:
     """Yield the norms of the residual stream, except the last one of each stack."""
-    before = getattr(
-        model.config, "apply_residual_connection_post_layernorm", False
-    )  # what is added to: norms' outputs
+    before = getattr(model.config, "apply_residual_connection_post_layernorm", False)  # sums start at norms' outputs
     for _, layers in groupby(layers_of(model), lambda layer: layer.stack):
         steps = [
             (layer, norm, getattr(layer.anatomy, reads), getattr(layer.anatomy, adds)[0])
