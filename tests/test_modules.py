@@ -218,8 +218,13 @@ def test_a_layer_that_passes_its_input_on_is_none(blocks):
     assert under(model, blocks, *variants) == under(without, blocks, *variants)
     assert outliers.origins(model, blocks, [3]).rest.max() < 1e-5
     assert outliers.damage(model, blocks, "absmax", by=["layer"]).scheme == "absmax"
-    with pytest.raises(outliers.UserError, match="not every layer of this model has attn_in or ffn_in"):
-        outliers.trace(model, blocks, ["attn_in", "ffn_in"])
+    found, expected = (outliers.trace(one, blocks, alpha=1.0, attention=False) for one in (model, without))
+    assert found.features().equals(expected.features())
+    assert found.hidden_states()["layer"].unique().tolist() == [0, 1, 3]
+    numbers = [table.drop(columns="layer") for table in (found.hidden_states(), expected.hidden_states())]
+    assert numbers[0].equals(numbers[1])
+    planned = outliers.plan(model, blocks[:1], "w4a4", blocks[1:], cost=0.0001, draws=1)
+    assert planned.projections == 3 * 7, "those of the layer that is gone count for nothing"
 
 
 def test_something_with_weights_in_the_place_of_a_layer_is_refused(blocks):

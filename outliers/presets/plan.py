@@ -106,11 +106,12 @@ class Search:
     @functools.cached_property
     def sizes(self) -> dict[str, int]:
         """The number of weights of each projection of the model, by path."""
-        from outliers.models.anatomy import projections  # late, for it imports torch
+        from outliers.models.anatomy import projections, shape_of  # late, for it imports torch
         from outliers.models.skeleton import skeleton
 
-        exact = skeleton(self.searched.config)
-        return {projection.path: projection.module.weight.numel() for projection in projections(exact)}
+        # one that somebody has in memory may lack layers of its configuration
+        model = getattr(self.searched, "loaded", None) or skeleton(self.searched.config)
+        return {projection.path: math.prod(shape_of(projection.module)) for projection in projections(model)}
 
     def set_of(self, choices: Iterable[Choice]) -> Quantized:
         """The scheme in all but some projections, which are better."""

@@ -253,7 +253,7 @@ def skipped(model: PreTrainedModel, skip: Collection[str], scheme: Scheme, only:
     if only:
         left |= {part.path for part in parts} - _at_places(model, parts, "only", only)
     if scheme.quantizes and left.issuperset(part.path for part in quantized_parts(model, scheme)):
-        places = f"skip={list(skip)}" + (f" and only={list(only)}" if only else "")
+        places = f"skip={shown(list(skip))}" + (f" and only={shown(list(only))}" if only else "")
         raise UserError(f"{places} leaves nothing for scheme '{scheme.name}' to quantize; use 'fp32'")
     return left
 
