@@ -121,11 +121,16 @@ def test_a_head_of_a_pruned_layer_is_removed(blocks):
         under(model, blocks, "zero(3@heads.3)")
 
 
-def test_a_trace_of_a_pruned_model_says_what_it_leaves_out(blocks, caplog):
+def test_a_trace_of_a_pruned_model_has_the_features_of_each_layer(blocks, caplog):
     model = pruned()
-    roles = outliers.trace(model, blocks).roles
-    assert roles == ("attn_in", "ffn_in")
-    assert "the trace is without role ffn_out, of which layers have 40 or 48 features" in caplog.text
+    found = outliers.trace(model, blocks, alpha=1.0)
+    assert found.features("ffn_out", by="layer").groupby("layer").size().tolist() == [48, 48, 40, 48]
+    alone = outliers.trace(model, blocks, alpha=1.0, attention=False).features("attn_out", by="layer")
+    assert alone.groupby("layer").size().tolist() == [32, 32, 16, 32]
+    states = list(outliers.hidden_states(model, blocks, layer=2, role="ffn_out"))
+    squares = torch.cat(states).double().square().sum(0)
+    kurtosis = found.hidden_states().set_index(["layer", "role"])["kurtosis_feature"][2, "ffn_out"]
+    assert kurtosis == pytest.approx((squares.square().mean() / squares.mean() ** 2).item(), rel=1e-6)
     assert "the trace is without attention, of which layers have different numbers of heads" in caplog.text
     assert outliers.origins(model, blocks, [3]).rest.max() < 1e-5
     shares = outliers.readers(model, blocks, [3], ["q"], controls=2)["shares"][0]
