@@ -7,7 +7,18 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from outliers import calibrate, load_int8, load_model, load_quantized, perplexity, quantize, save_quantized, trace
+from outliers import (
+    UserError,
+    calibrate,
+    damage,
+    load_int8,
+    load_model,
+    load_quantized,
+    perplexity,
+    quantize,
+    save_quantized,
+    trace,
+)
 from outliers.models.anatomy import layers_of, projections
 from outliers.models.anatomy.experts import BY_PROJECTION
 from outliers.models.stream import stream_model
@@ -186,3 +197,24 @@ def test_an_outlier_in_one_expert_is_found_there_and_nowhere_else(blocks):
     said = [finding.text for finding in trace_findings(found, {}, str)]
     assert any(text.startswith(f"Expert {chosen} of layer 1 adds") and "to feature 7 at" in text for text in said)
     assert not any(" adds " in finding.text for finding in trace_findings(usual, {}, str))
+
+
+def test_the_damage_of_each_expert_alone(blocks):
+    """By patterns of its projections; errors by the tokens that it got, and the largest input at its own place."""
+    model = make_model("mixtral")
+    found = damage(model, blocks, "absmax", by=["error", "expert"])
+    names = [f"layers.{layer}.experts.{number}" for layer in (0, 1) for number in range(4)]
+    assert sorted(found.experts["expert"]) == names
+    for row in found.experts.to_dict("records"):
+        layer, number = row["expert"].split(".")[1::2]
+        alone = quantize(model, "absmax", only=[f"model.layers.{layer}.mlp.experts.{number}"])
+        assert row["perplexity_only"] == pytest.approx(perplexity(alone, blocks), rel=1e-6)
+    table = trace(model, blocks).expert_shares()
+    errors = found.errors[found.errors["role"] == "ffn_out"]
+    for layer, of_layer in table.groupby("layer"):
+        (largest,) = set(errors[errors["layer"] == layer]["largest"])
+        assert largest == pytest.approx(of_layer["max"].max())
+    with pytest.raises(UserError, match=r"'layers.1.experts.4', of layers with 4 experts; expected experts.0 to"):
+        quantize(model, "absmax", skip=["layers.1.experts.4"])
+    with pytest.raises(UserError, match="has no experts under 'absmax'"):
+        damage(make_model("llama"), blocks, "absmax", by=["expert"])

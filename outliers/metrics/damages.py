@@ -33,7 +33,7 @@ class Damages:
     `feature`, `position`, `token` (id). Of another model too `weight_error` (‖W_other − W‖² / ‖W‖²), in dB `weight_db`,
     the largest weight and the largest change of one, `largest_weight` and `largest_change`, with their places
     [output, input], `largest_at` and `changed_at`.
-    roles, layers, stacks, heads: a row a role, layer, stack or head: `perplexity_only` with only it quantized,
+    roles, layers, stacks, heads, experts: a row each: `perplexity_only` with only it quantized,
     `perplexity_without` with all but it, and each relative to the unquantized model, `damage_only` and
     `damage_without`. Of the layers of another model too `kl_only` and `top1_agreement_only`. Beside each of these is a
     column `…_error`, its standard error over the text, paired with the unquantized model; and under several draws a
@@ -49,6 +49,7 @@ class Damages:
     layers: pd.DataFrame
     stacks: pd.DataFrame
     heads: pd.DataFrame
+    experts: pd.DataFrame
     model: dict[str, float]
     costs: dict[tuple[str, str | None, str | int | None], Value]
 
@@ -84,7 +85,7 @@ def _damages(scheme: str, rows: list[dict], inputs: list[dict], baseline: Value 
         if row["metric"] == "perplexity" and baseline is not None:
             costs["damage", None, None] = value_of(row).beside(baseline)
             model |= _with_bars("damage", costs["damage", None, None])
-    places = [_exchange_table(rows, field, baseline, costs) for field in ("role", "layer", "stack", "head")]
+    places = [_exchange_table(rows, field, baseline, costs) for field in ("role", "layer", "stack", "head", "expert")]
     return Damages(scheme, _error_table(rows, inputs), *places, model, costs)
 
 

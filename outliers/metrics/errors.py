@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 from outliers.errors import BrokenModel, UserError
 from outliers.metrics.measurement import Keeps, Measurement, held, loaded
 from outliers.metrics.records import Inputs
-from outliers.models.anatomy import Projection, projections
+from outliers.models.anatomy import Projection, projections, readers
 from outliers.models.decoder import inference, watched_pass
-from outliers.models.hooks import input_hooks
+from outliers.models.hooks import expert_hooks, input_hooks
 from outliers.models.stream import Variant
 from outliers.quantization.linear import QuantizedLinear
 from outliers.subjects.bench import Bench, naming
@@ -108,8 +108,10 @@ class _Observer:
             under_schemes = zip(*map(projections, changed), strict=True) if changed else ()
             layers = {same[0].path: [part.module for part in same] for same in under_schemes}
             seen = list(projections(model, layer))
-            self.reading |= {part.place: part.inputs for part in seen}
-            stack.enter_context(input_hooks(seen, self._see_input))
+            self.reading |= {_state(part): part.inputs for part in seen}
+            whole = [one for one in readers(model, layer) if one.expert is None and one.place in self.reading]
+            stack.enter_context(input_hooks(whole, self._see_input))
+            stack.enter_context(expert_hooks(model, self._see_units, only=layer))
             for projection in seen:
                 modules = enumerate(layers.get(projection.path, ()))
                 others = {number: module for number, module in modules if self._is_other(number, module)}
@@ -121,12 +123,19 @@ class _Observer:
     def _is_other(self, number: int, module: nn.Module) -> bool:
         return isinstance(module, QuantizedLinear) or isinstance(self.variants[number], Against)
 
-    def _see_input(self, layer: int, role: str, x: torch.Tensor) -> None:
+    def _see_units(self, layer: int, _expert: int, tokens: torch.Tensor, x: torch.Tensor) -> None:
+        self._see_input(layer, "ffn_out", x, tokens)
+
+    def _see_input(self, layer: int, role: str, x: torch.Tensor, positions: torch.Tensor | None = None) -> None:
+        """Take the input of projections; positions: of its tokens, where it has only some of them."""
         magnitudes = x.abs().amax(1)
-        position = magnitudes.argmax().item()
+        token = magnitudes.argmax().item()
+        position = token if positions is None else positions[token].item()
         ids = self.inputs[self.reading[layer, role]]
-        place = x[position].abs().argmax().item(), position, ids[position].item()
-        self.block.largest[layer, role] = Largest(magnitudes[position].item(), *place)
+        place = x[token].abs().argmax().item(), position, ids[position].item()
+        found, known = Largest(magnitudes[token].item(), *place), self.block.largest.get((layer, role))
+        if positions is None or known is None or found.value > known.value:
+            self.block.largest[layer, role] = found
 
     def _see_output(
         self, path: str, layers: Mapping[int, nn.Module], _module, inputs: tuple, output: torch.Tensor
@@ -211,10 +220,16 @@ def _parted(cell: Cell) -> tuple[Variant, list[Quantized | Against]]:
 def _of_cell(blocks: list[BlockErrors], places: list[Projection], number: int | None) -> list[dict]:
     """The errors of blocks under a scheme, or without a number of inputs, in the order of the projections."""
     if number is None:
-        states = dict.fromkeys(place.place for place in places)
+        states = dict.fromkeys(map(_state, places))
         return [{state: block.largest[state] for state in states if state in block.largest} for block in blocks]
-    quantized = [place for place in places if number in blocks[0].errors.get(place.path, ())]
-    return [{place[:3]: block.errors[place.path][number] for place in quantized} for block in blocks]
+    quantized = [place for place in places if any(number in block.errors.get(place.path, ()) for block in blocks)]
+    none = Error(0.0, 0.0, 0.0, 0)  # of an expert that no token of a block chose
+    return [{place[:3]: block.errors.get(place.path, {}).get(number, none) for place in quantized} for block in blocks]
+
+
+def _state(part: Projection) -> tuple[int, str]:
+    """Return the place of what a projection reads; those of the experts of a layer count together."""
+    return part.place if part.expert is None else (part.layer, part.role)
 
 
 def _largest(blocks: list[dict[tuple[int, str], Largest]]) -> list[dict]:

@@ -11,7 +11,7 @@ from outliers.criterion import QUANTIZED
 from outliers.errors import UserError
 from outliers.metrics.measurement import Keeps, Measurement, by_draw, loaded
 from outliers.metrics.perplexity import Loss, finite_losses, loss_of, perplexity_value, variant_losses
-from outliers.models.anatomy import count_layers, stacks_of
+from outliers.models.anatomy import count_experts, count_layers, stacks_of
 from outliers.models.decoder import inference, map_blocks, run_exchanged, run_from
 from outliers.models.stream import is_streamed
 from outliers.quantization.convert import coded
@@ -23,13 +23,14 @@ from outliers.variants.peer import Against
 from outliers.variants.quantized import EXACT, Quantized
 
 ONLY, WITHOUT = "only", "without"
+ALONE = ("head", "expert")  # fields of which nothing is measured without a place
 
 
 class Exchange(NamedTuple):
     """The quantized places.
 
-    kind: "only" a place, or all "without" it. field: "role", "layer", "stack" or "head". place: its name or number.
-    variant: under which nothing else is quantized.
+    kind: "only" a place, or all "without" it. field: "role", "layer", "stack", "head" or "expert". place: its name or
+    number. variant: under which nothing else is quantized.
     """
 
     kind: str
@@ -39,14 +40,15 @@ class Exchange(NamedTuple):
 
 
 def exchanges(model: PreTrainedModel, variant: Quantized | Cached | Against, field: str) -> list[Exchange]:
-    """Every role, layer, stack or head (field) of which a variant quantizes something, alone, and then all but it.
+    """Every role, layer, stack, head or expert (field) of which a variant quantizes something, alone, and then all but
+    it.
 
-    Where there is one place, all but it is nothing; heads stand alone. Of the model the names of modules are looked at,
-    and no weight.
+    Where there is one place, all but it is nothing; heads and experts, which are many, stand alone. Of the model the
+    names of modules are looked at, and no weight.
     """
     places = variant.places(model, field)
     kinds = {ONLY: variant.alone_at}
-    if len(places) > 1 and field != "head":
+    if len(places) > 1 and field not in ALONE:
         kinds[WITHOUT] = variant.exact_at
     return [Exchange(kind, field, place, at(of)) for kind, at in kinds.items() for place, of in places.items()]
 
@@ -141,8 +143,8 @@ class OfPlaces(Measurement):
 
 
 def _kinds(cell: Cell) -> int:
-    """Kinds of exchanges: a place alone, and but for heads all but it."""
-    return 1 if cell.metric.by == "head" else 2
+    """Kinds of exchanges: a place alone, and but for heads and experts all but it."""
+    return 1 if cell.metric.by in ALONE else 2
 
 
 def _passes(cell: Cell) -> int:
@@ -156,7 +158,7 @@ def _is_by_layer(cell: Cell) -> bool:
 
 
 def _count(cell: Cell) -> int:
-    """Number of roles, layers, stacks or heads, of which a variant may leave some.
+    """Number of roles, layers, stacks, heads or experts, of which a variant may leave some.
 
     Raises:
         UserError: the variant is no scheme or cache that quantizes, has no such places, or is of some alone.
@@ -173,6 +175,10 @@ def _count(cell: Cell) -> int:
         raise UserError(
             f"'{variant.name}' has no places by {by}; expected heads of a cache, stacks of a scheme, or roles"
         )
+    if by == "expert":
+        if is_cache or not (count := count_experts(config)):
+            raise UserError(f"'{cell.subject.name}' has no experts under '{variant.name}'; leave 'expert' out")
+        return count
     if by == "layer":
         return count_layers(config)
     if by == "stack":

@@ -278,13 +278,14 @@ class Perplexity(StatesMetric):
 
 
 class Places(Metric):
-    """Perplexity with only one role, layer or stack under a scheme, and with all but it; of a cache keys or values,
-    layers and heads."""
+    """Perplexity with only one role, layer or stack under a scheme, and with all but it, or with one expert alone; of
+    a cache keys or values, layers and heads."""
 
     name = "places"
 
-    by: Literal["role", "layer", "stack", "head"] = Field(
-        "role", description="Kind of places: roles (of a cache keys and values), layers, stacks, or heads of a cache."
+    by: Literal["role", "layer", "stack", "head", "expert"] = Field(
+        "role",
+        description="Kind of places: roles (of a cache keys and values), layers, stacks, heads of a cache, or experts.",
     )
     draws: Draws = 1
 

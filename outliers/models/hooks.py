@@ -285,33 +285,27 @@ def residual_hooks(
 
 def expert_hooks(
     model: PreTrainedModel,
-    see_units: Callable[[int, int, torch.Tensor], None],
-    see_output: Callable[[int, int, torch.Tensor, torch.Tensor], None],
+    see_units: Callable[[int, int, torch.Tensor, torch.Tensor], None],
+    see_output: Callable[[int, int, torch.Tensor, torch.Tensor], None] = lambda *_seen: None,
     only: int | None = None,
 ) -> AbstractContextManager[None]:
     """Call functions with what flows through each expert of all layers, or of one.
 
-    see_units: called as `see_units(layer, expert, x)` with what its last projection reads (n, units). see_output:
-    called as `see_output(layer, expert, tokens, x)` with the places of its tokens, int64 (n,), and what it adds there.
+    see_units, see_output: called as `see(layer, expert, tokens, x)` with the places of its tokens, int64 (n,), and what
+    its last projection reads (n, units), or what it adds to the residual stream (n, features).
     """
 
-    def registered() -> Iterator[RemovableHandle]:
-        for layer, experts in experts_of(model).items():
-            for number in range(number_of(experts)) if only in (None, layer) else ():
-                expert = experts.get_submodule(str(number))
-                *_, last = expert.children()
-                yield last.register_forward_pre_hook(partial(_see_input, partial(see_units, layer, number)))
-                yield expert.register_forward_hook(partial(_see_added, partial(see_output, layer, number)))
+    def on(layer: int, number: int, expert: nn.Module) -> Iterator[RemovableHandle]:
+        *_, last = expert.children()
+        yield last.register_forward_pre_hook(lambda _module, inputs: see_units(layer, number, expert.tokens, inputs[0]))
+        yield expert.register_forward_hook(lambda _module, inputs, output: see_output(layer, number, inputs[1], output))
 
-    return attached(registered())
-
-
-def _see_input(see: Callable, _module: nn.Module, inputs: tuple) -> None:
-    see(inputs[0])
-
-
-def _see_added(see: Callable, _module: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
-    see(inputs[1], output)
+    return attached(
+        handle
+        for layer, experts in experts_of(model).items()
+        for number in range(number_of(experts) if only in (None, layer) else 0)
+        for handle in on(layer, number, experts.get_submodule(str(number)))
+    )
 
 
 @contextmanager

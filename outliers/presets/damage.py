@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 Damaging = Quantized | Cached | Against
 DAMAGE_BY = ("error", "role", "layer", "stack", "head", "model")  # parts of the damage, which cost differently
+EXPERT = "expert"  # and what only is measured where somebody asks for it, for a model may have thousands
 
 
 def _cache(value: str) -> str:
@@ -54,8 +55,8 @@ class Damage(OfSchemes, OfOneModel, Calibrated):
     )
     by: Names = Field(
         default=list(DAMAGE_BY),
-        description="Parts of the damage: errors of projections, perplexity by role, layer, stack or head of a "
-        "cache, whole model.",
+        description="Parts of the damage: errors of projections, perplexity by role, layer, stack, head of a cache "
+        "or expert, whole model.",
     )
     draws: Draws = 1
     model_draws: Draws | None = Field(
@@ -130,7 +131,7 @@ def _cells(
 
 def _places(variant: Damaging, by: Collection[str], draws: int) -> list[Metric]:
     """The metrics of single places of a variant."""
-    fields = ("role", "layer", "head") if isinstance(variant, Cached) else ("role", "layer")
+    fields = ("role", "layer", "head") if isinstance(variant, Cached) else ("role", "layer", EXPERT)
     instead = {"layer": Layers(draws=draws)} if isinstance(variant, Against) else {}
     return [instead.get(field) or Places(by=field, draws=draws) for field in fields if field in by]
 
@@ -142,8 +143,8 @@ def _has_errors(variant: Damaging) -> bool:
 def _check(by: set[str], variants: Sequence[Damaging], chosen: bool) -> None:
     if not by:
         raise UserError(f"no part of the damage is requested; expected some of {', '.join(DAMAGE_BY)}")
-    if unknown := sorted(by.difference(DAMAGE_BY)):
-        raise unknown_name("part of the damage", unknown[0], DAMAGE_BY)
+    if unknown := sorted(by.difference(DAMAGE_BY, [EXPERT])):
+        raise unknown_name("part of the damage", unknown[0], (*DAMAGE_BY, EXPERT))
     if chosen and "head" in by and not any(isinstance(variant, Cached) for variant in variants):
         raise UserError("schemes have no heads; leave 'head' out, or give a cache such as kv=int4")
     for variant in variants:
@@ -201,7 +202,7 @@ def damage(
         scheme: name, or a scheme of one's own; or a cache of keys and values, `outliers.variant("kv=int4")`.
         by: what to measure: "error" of each projection, perplexity by "role" (of a cache keys and values), by "layer",
             by "stack" where there are several, by "head" of a cache, and what is over the "model", which these bring
-            along.
+            along; or by "expert", each alone.
         skip: patterns of projections that stay exact, as for `outliers.quantize`.
         draws: how many times perplexities, divergence and agreement are measured, with embeddings changed by 1e-6
             and ties of weights rounded anew.

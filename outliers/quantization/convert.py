@@ -40,7 +40,8 @@ from outliers.quantization.magnitudes import Calibration, stored_weight
 from outliers.quantization.schemes import BASELINE, SCHEMES, Scheme, get_scheme
 
 KINDS = {"exact": QuantizedLinear, "int8": Int8Linear}
-_LAYERS = re.compile(r"layers\.(?P<first>[0-9]{1,9})(:(?P<end>[0-9]{1,9}))?")  # as a place: one, or some in a row
+# As a place: a layer, or some in a row; of these an expert.
+_LAYERS = re.compile(r"layers\.(?P<first>[0-9]{1,9})(:(?P<end>[0-9]{1,9}))?(\.experts\.(?P<expert>[0-9]{1,9}))?")
 
 
 def quantize(
@@ -65,7 +66,8 @@ def quantize(
             exact weights; such a model can be put under another scheme, and codes that both have in common are shared.
             "int8" keeps nothing but the codes, a byte a weight; outlier features meet weights rebuilt from them.
         skip: places that stay exact. A place is a role ("attn_in", "attn_out", "ffn_in", "ffn_out", or "attention" for
-            what attention multiplies), layers ("layers.3", or "layers.9:12" for 9 to 11), or a pattern, as in names of
+            what attention multiplies), layers ("layers.3", or "layers.9:12" for 9 to 11), an
+            expert of these ("layers.3.experts.7"), or a pattern, as in names of
             files, of paths of modules, such as "*.down_proj" or "model.layers.0"; the head, which always stays exact,
             may be among them. What the attention "…self_attn" multiplies is at a place with it, or alone as
             "…self_attn.products".
@@ -275,7 +277,15 @@ def _at(place: str, parts: list[Projection], modules: list[str], option: str) ->
         if not first < end <= count:
             expected = f"of a model with {count} layers; expected some of layers.0:{count}"
             raise UserError(f"{option} has '{place}', {expected}")
-        return [part for part in parts if first <= part.layer < end]
+        there = [part for part in parts if first <= part.layer < end]
+        if layers["expert"] is None:
+            return there
+        of_expert = [part for part in there if part.expert == int(layers["expert"])]
+        if not of_expert:
+            count = len({part.expert for part in there} - {None})
+            expected = f"experts.0 to experts.{count - 1}" if count else "places of a model with experts"
+            raise UserError(f"{option} has '{place}', of layers with {count} experts; expected {expected}")
+        return of_expert
     at_role = [part for part in parts if part.role == place]
     paths = [part.path for part in parts]
     if not at_role and not fnmatch.filter([*modules, *paths], place):

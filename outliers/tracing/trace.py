@@ -365,7 +365,7 @@ class _Observer:
         of_layer["sinks"] = add_from_start(of_layer["sinks"], sinks, 0) if of_layer else sinks
         self._add_by_token("attention.sinks_tokens", sinks)
 
-    def see_units(self, layer: int, expert: int, x: torch.Tensor) -> None:
+    def see_units(self, layer: int, expert: int, _tokens: torch.Tensor, x: torch.Tensor) -> None:
         of_layer, magnitudes = self._of_experts(layer, x.shape[1], x.device), x.abs().float()
         of_layer["max"][expert] = torch.maximum(of_layer["max"][expert], magnitudes.amax(0))
         of_layer["hits"][expert] += (magnitudes >= self.alpha).sum(0)

@@ -27,7 +27,11 @@ _WRITTEN = re.compile(
     r"(layers\.(?P<first>[0-9]{1,9})(:(?P<end>[0-9]{1,9}))?(\.|$))?(heads\.(?P<head>[0-9]{1,9})(\.|$))?(?P<name>\w*)"
 )
 # By field: a projection's value of the field, and its place as a scheme takes it.
-WRITTEN = {"role": lambda part: (part.role, part.role), "layer": lambda part: (part.layer, f"layers.{part.layer}")}
+WRITTEN = {
+    "role": lambda part: (part.role, part.role),
+    "layer": lambda part: (part.layer, f"layers.{part.layer}"),
+    "expert": lambda part: 2 * (f"layers.{part.layer}.experts.{part.expert}",),
+}
 HINT = "(of some layers or a head: layers.9:12.q, layers.9.heads.3)"
 LIMITS = ("only", "skip")  # options that take places
 

@@ -160,13 +160,14 @@ class Quantized(AtPlaces):
         return tuple(map(frozenset, changes))
 
     def places(self, model: "PreTrainedModel", field: str) -> dict[str | int, str]:
-        """Return every role, layer or stack (field) in which something is quantized, each with its place for `only`
-        and `skip`."""
+        """Return every role, layer, stack or expert (field) in which something is quantized, each with its place for
+        `only` and `skip`."""
         from outliers.models.anatomy.views import views_of
         from outliers.quantization.convert import quantized_parts, skipped
 
         left = skipped(model, self.skip, self.scheme)
-        parts = (part for part in quantized_parts(model, self.scheme) if part.path not in left)
+        parts = [part for part in quantized_parts(model, self.scheme) if part.path not in left]
+        parts = [part for part in parts if field != "expert" or part.expert is not None]
         stacks = {layer: view for view in views_of(model).values() if not view.cross for layer in view.layers}
         of_stack = {"stack": lambda part: (stacks[part.layer].name, stacks[part.layer].written)}
         return dict(map((WRITTEN | of_stack)[field], parts))

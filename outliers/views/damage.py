@@ -268,7 +268,7 @@ def damage_section(rows: list[dict], names: Names) -> Section:
     errors["token_text"] = [None if pd.isna(token) else names(int(token)) for token in errors["token"]]
     notes = _scatter_note(rows)
     tables = [*_models(damages), *_places("role", damages), *_places("layer", damages)]
-    tables += [*_places("stack", damages), *_places("head", damages), *_worst(errors)]
+    tables += [table for field in ("stack", "head", "expert") for table in _places(field, damages)] + _worst(errors)
     drawings = []
     if len(errors):
         drawings.append(Drawing.of("damage_errors", HEAT_CAPTION, damage_map(damages)))
@@ -329,7 +329,7 @@ def _places(field: str, damages: ByScheme) -> list[Table]:
     if "kl_only" in data:
         columns.insert(4, KL)
         caption += f" KL: mean divergence from the predictions of the unquantized model with this {field} alone."
-    return [Table.of(f"damage_{field}s", caption, columns, data, names=2, folded=field in ("layer", "head"))]
+    return [Table.of(f"damage_{field}s", caption, columns, data, names=2, folded=field in ("layer", "head", "expert"))]
 
 
 def _taken(damages: ByScheme) -> str:
@@ -406,7 +406,8 @@ def damage_findings(damages: Mapping[str, Damages], names: Names, scatter: str =
     findings = []
     for damage in measured:
         findings += [*(_of_roles(damage, names) if damage in costly else []), *_of_model(damage, scatter)]
-        findings += [*_of_places(damage, "layer"), *_of_places(damage, "head")] if damage in costly[:1] else []
+        for field in ("layer", "head", "expert") if damage in costly[:1] else ():
+            findings += _of_places(damage, field)
     errors = [finding for damage in schemes for finding in _of_errors(damage)]
     single = any(damage.costs[OF_ALL].deviation is None for damage in measured)
     return (errors + findings if single else findings + errors)[:FINDINGS]

@@ -267,6 +267,16 @@ def count_layers(config: PretrainedConfig) -> int:
     )
 
 
+def count_experts(config: PretrainedConfig) -> int:
+    """The number of experts of all layers together, by the configuration."""
+    count = 0
+    for stack in stacks_of(config):
+        kinds = (stack, *stack.others)
+        for kind in (kinds[place] for place in stack.kinds if place is not None):
+            count += sum(name.startswith(f"{kind.experts}.") for name in kind.ffn_out)
+    return count
+
+
 def _layers_in(config: PretrainedConfig, stack: Anatomy) -> int:
     part, names = config_of_stack(config, stack), ("num_{}_layers", "{}_layers")
     counts = (getattr(part, name.format(stack.stack), None) for name in names)

@@ -52,7 +52,12 @@ class ExpertProjection(nn.Linear):
 
 
 class Expert(nn.Module):
-    """One expert, with its projections by the names of the parameters that hold their weights."""
+    """One expert, with its projections by the names of the parameters that hold their weights.
+
+    tokens: the places of those that it computes, which hooks on its projections read.
+    """
+
+    tokens: torch.Tensor | None = None
 
     def __init__(self, owner: nn.Module, number: int):
         super().__init__()
@@ -62,10 +67,12 @@ class Expert(nn.Module):
     def forward(self, x: torch.Tensor, tokens: torch.Tensor, weights: torch.Tensor, owner: nn.Module) -> torch.Tensor:
         """Return what this expert adds (n, features) at the tokens that chose it.
 
-        tokens: their places, which hooks read. weights: those of the router, (n, 1).
+        tokens: their places. weights: those of the router, (n, 1).
         """
+        self.tokens = tokens
         _, out = self._modules.values()
         outputs = out(self.units(x, owner))
+        self.tokens = None
         return (owner.post_expert_norm(outputs) if owner.has_post_expert_norm else outputs) * weights
 
     def units(self, x: torch.Tensor, owner: nn.Module) -> torch.Tensor:
