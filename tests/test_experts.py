@@ -14,10 +14,12 @@ from outliers import (
     load_int8,
     load_model,
     load_quantized,
+    perplexities,
     perplexity,
     quantize,
     save_quantized,
     trace,
+    variant,
 )
 from outliers.models.anatomy import layers_of, projections
 from outliers.models.anatomy.experts import BY_PROJECTION
@@ -218,3 +220,50 @@ def test_the_damage_of_each_expert_alone(blocks):
         quantize(model, "absmax", skip=["layers.1.experts.4"])
     with pytest.raises(UserError, match="has no experts under 'absmax'"):
         damage(make_model("llama"), blocks, "absmax", by=["expert"])
+
+
+@pytest.mark.parametrize("case", MIXTURES)
+def test_what_is_taken_out_of_an_expert_is_as_if_its_weights_were_zero(case, blocks, tmp_path):
+    """A unit, written as a feature or as a column, a weight, and all of an expert; resident and streamed."""
+    model = make_model(case).requires_grad_(False)
+    model.save_pretrained(tmp_path)
+    streamed = stream_model(str(tmp_path))
+    exact = perplexity(model, blocks)
+    (number,) = trace(model, blocks).expert_shares().query("layer == 1").sort_values("share").tail(1)["expert"]
+    place, path = f"layers.1.experts.{number}", f"model.layers.1.mlp.experts.{number}"
+    cases = {
+        f"zero(3@{place}.down)": ("down_proj", (slice(None), 3)),
+        f"zero({path}.down_proj[:,3])": ("down_proj", (slice(None), 3)),
+        f"zero({path}.down_proj[5,3])": ("down_proj", (5, 3)),
+        f"zero(3@{place}.up)": ("gate_up_proj", (slice(None), 3)),
+        f"drop({place})": ("down_proj", (slice(None), slice(None))),
+    }
+    for text, (name, index) in cases.items():
+        other = make_model(case).requires_grad_(False)
+        experts = layers_of(other)[1].module.mlp.experts
+        experts.get_submodule(f"{number}.{name}").weight[index] = 0
+        if text.startswith("drop") and experts.has_bias:
+            experts.down_proj_bias[number] = 0
+        without = perplexity(other, blocks)
+        assert without != exact
+        for given in (model, streamed):
+            assert perplexities(given, blocks, [variant(text)]) == [pytest.approx(without, rel=1e-6)], text
+    assert perplexity(model, blocks) == exact
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("drop(layers.1.experts.4)", "no expert 4 in layer 1 of this model; expected one of it: layers 0, 1 have 4"),
+        ("drop(layers.1)", "has the place 'layers.1'; expected experts, as in drop"),
+        ("zero(3@layers.1.experts.4.down)", "no such expert; expected experts.0 to experts.3"),
+        ("zero(48@layers.1.experts.0.down)", "feature 48 is out of range; .* features 0 to 47"),
+        ("zero(3@layers.1.experts.0.down/q)", "features of the residual stream and units of an expert"),
+        ("mean(3@layers.1.experts.0.down)", "the mean of what an expert reads"),
+        ("zero(model.layers.1.mlp.experts.4.down_proj[0,0])", "unknown weight"),
+        ("zero(layers.1.experts.0)", "names no features"),
+    ],
+)
+def test_places_in_experts_that_are_not_there(text, said):
+    with pytest.raises(UserError, match=said):
+        variant(text).check(make_model("mixtral"))

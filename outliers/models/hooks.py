@@ -172,11 +172,12 @@ def input_hooks(projections: Iterable[Projection], visit: Visit) -> AbstractCont
 
 
 def _is_same(x: torch.Tensor, other: torch.Tensor | None) -> bool:
-    """Whether two tensors are one, or views of all of it."""
-    if x is other:
-        return True
-    alike = other is not None and (x.numel(), x.shape[-1], x.dtype) == (other.numel(), other.shape[-1], other.dtype)
-    return alike and x.untyped_storage()._cdata == other.untyped_storage()._cdata
+    """Whether two tensors are one, or views of the same entries in the same order."""
+    return x is other or (other is not None and _entries(x) == _entries(other))
+
+
+def _entries(x: torch.Tensor) -> tuple:
+    return x.untyped_storage()._cdata, x.storage_offset(), x.numel(), x.stride(-1), x.shape[-1], x.dtype
 
 
 class _Shared:

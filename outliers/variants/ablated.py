@@ -109,9 +109,10 @@ class Ablated(Variant):
         # in our own names, so that rows are found under either name
         object.__setattr__(self, "where", tuple(place.written for place in places))
         for place in places:
-            if self.intervention.method == "mean" and set(place.parts) & set(NORMS):
+            if self.intervention.method == "mean" and (set(place.parts) & set(NORMS) or place.expert is not None):
+                what = "a norm" if place.expert is None else "an expert"
                 raise UserError(
-                    f"the mean of what a norm reads, as '{place.written}' asks for it, is not known; expected zero or "
+                    f"the mean of what {what} reads, as '{place.written}' asks for it, is not known; expected zero or "
                     "shuffle, or a projection such as q"
                 )
 
@@ -181,10 +182,19 @@ class Ablated(Variant):
         edges(model, self.where)
 
     def _check_features(self, model: "PreTrainedModel") -> None:
-        from outliers.models.anatomy import check_features, features_of
+        from outliers.models.anatomy import check_features, features_of, shape_of
 
-        if self.intervention.features:
-            check_features(self.intervention.features, features_of(model))
+        if not self.intervention.features:
+            return
+        places = [Place.read(written) for written in self.where]
+        units = [place for place in places if place.parts == ("down",)]
+        if units and len(units) < len(places):
+            raise UserError(
+                f"'{self.name}' has features of the residual stream and units of an expert; expected places of one kind"
+            )
+        read = edges(model, self.where).inputs if units else ()
+        width = min(shape_of(part.module)[1] for part in read) if units else features_of(model)
+        check_features(self.intervention.features, width)
 
     @contextmanager
     def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":

@@ -24,8 +24,10 @@ NORMS = ("attn_norm", "ffn_norm")
 PLACES = ROLES | {part: (part,) for part in (*chain(*ROLES.values()), *NORMS)} | {"norm": NORMS}
 ALL = tuple(chain(*ROLES.values()))  # the parts of a place that names only layers or a head
 _WRITTEN = re.compile(
-    r"(layers\.(?P<first>[0-9]{1,9})(:(?P<end>[0-9]{1,9}))?(\.|$))?(heads\.(?P<head>[0-9]{1,9})(\.|$))?(?P<name>\w*)"
+    r"(layers\.(?P<first>[0-9]{1,9})(:(?P<end>[0-9]{1,9}))?(\.|$))?(heads\.(?P<head>[0-9]{1,9})(\.|$))?"
+    r"(experts\.(?P<expert>[0-9]{1,9})\.)?(?P<name>\w*)"
 )
+IN_EXPERT = {"up": "ffn_in", "down": "ffn_out"}  # projections of an expert, and the roles of what they read
 # By field: a projection's value of the field, and its place as a scheme takes it.
 WRITTEN = {
     "role": lambda part: (part.role, part.role),
@@ -65,13 +67,15 @@ class AtPlaces(Variant):
 class Place(NamedTuple):
     """A selection of parts of decoder layers.
 
-    layers: the first one, and the exclusive end; None for all. head: None for all.
+    layers: the first one, and the exclusive end; None for all. head: None for all. expert: the one that the part is of;
+    None for none.
     """
 
     written: str
     parts: tuple[str, ...]
     layers: tuple[int, int] | None = None
     head: int | None = None
+    expert: int | None = None
 
     @classmethod
     def read(cls, written: str) -> "Place":
@@ -85,17 +89,20 @@ class Place(NamedTuple):
         if state := of_transformerlens(written):
             written = "layers.{}.{}".format(*state)
         match = _WRITTEN.fullmatch(written)
-        if match is None or match["name"] not in (*PLACES, "") or not written or written.endswith("."):
+        known = IN_EXPERT if match and match["expert"] else (*PLACES, "")
+        if match is None or match["name"] not in known or not written or written.endswith("."):
             raise unknown_name("place", written if match is None else match["name"] or written, PLACES, HINT)
-        layers = head = None
+        layers = head = expert = None
         parts = PLACES.get(match["name"], ALL)
+        if match["expert"]:
+            parts, expert = (match["name"],), int(match["expert"])
         if match["first"]:
             layers = int(match["first"]), int(match["end"] or int(match["first"]) + 1)
         if match["head"]:
             head, parts = int(match["head"]), tuple(part for part in parts if part in HEADS)
         if not parts or (layers and layers[0] >= layers[1]):
             raise UserError(f"place '{written}' has nothing in it; expected one such as layers.9:12.q or heads.3.k")
-        return cls(written, parts, layers, head)
+        return cls(written, parts, layers, head, expert)
 
     def has(self, layer: int) -> bool:
         return self.layers is None or self.layers[0] <= layer < self.layers[1]
@@ -135,8 +142,10 @@ def edges(model: "PreTrainedModel", written: Iterable[str], layer: int | None = 
     places = [Place.read(name) for name in written]
     for place in places:
         place.check(model)
+    of_experts = [place for place in places if place.expert is not None]
+    places = [place for place in places if place.expert is None]
     every = list(readers(model, layer))
-    whole = Edges([], [])
+    whole = Edges([reader for place in of_experts for reader in _in_experts(model, place, layer)], [])
     for number in range(len(decoder_layers(model))) if layer is None else (layer,):
         here = [place for place in places if place.has(number)]
         roles = {place.written for place in here} & ROLES.keys()
@@ -152,6 +161,20 @@ def edges(model: "PreTrainedModel", written: Iterable[str], layer: int | None = 
                 f"{', '.join(dict.fromkeys(reader.role for reader in every if reader.role in ROLES))}"
             )
     return whole
+
+
+def _in_experts(model: "PreTrainedModel", place: Place, layer: int | None) -> "list[Projection]":
+    """The projections of experts at a place, in all layers that it has or in one."""
+    from outliers.models.anatomy import projections
+
+    role = IN_EXPERT[place.parts[0]]
+    every = [part for part in projections(model) if part.role == role and place.has(part.layer)]
+    found = [part for part in every if part.expert == place.expert]
+    if not found:
+        count = len({part.expert for part in every} - {None})
+        expected = f"experts.0 to experts.{count - 1}" if count else "another place, for there are no experts"
+        raise UserError(f"place '{place.written}': no such expert; expected {expected}")
+    return [part for part in found if layer in (None, part.layer)]
 
 
 def _edges_of_layer(model: "PreTrainedModel", layer: int, places: list[Place], roles: set[str]) -> Edges:

@@ -12,7 +12,8 @@ EXAMPLES = "zero(247), shuffle(3,17@ffn_in,seed=1), zero(model.layers.11.mlp.dow
 _PLACE = r"[\w.:]+"
 _WRITTEN = re.compile(
     rf"(?P<name>[\w.-]+)\(((?P<features>[0-9]{{1,9}}(,[0-9]{{1,9}})*)(@(?P<places>{_PLACE}([/,]{_PLACE})*))?"
-    r"|(?P<weight>[\w.]+)\[(?P<output>[0-9]{1,9}|:),(?P<input>[0-9]{1,9}|:)\])(?P<options>(,\w+=[^,=]+)*)\)"
+    r"|(?P<weight>[\w.]+)\[(?P<output>[0-9]{1,9}|:),(?P<input>[0-9]{1,9}|:)\]"
+    rf"|(?P<alone>[A-Za-z]{_PLACE}(/{_PLACE})*))(?P<options>(,\w+=[^,=]+)*)\)"
 )
 
 
@@ -30,7 +31,7 @@ class Weight(NamedTuple):
 
 
 class Term(NamedTuple):
-    """A method with its features, or with a weight; places: where the features are read."""
+    """A method with its features, with a weight, or with places alone; places: where the features are read."""
 
     name: str
     features: tuple[int, ...]
@@ -55,6 +56,8 @@ class Term(NamedTuple):
         if match["weight"]:
             place = (None if match[part] == ":" else int(match[part]) for part in ("output", "input"))
             return cls(match["name"], (), (), options, Weight(match["weight"].removesuffix(".weight"), *place))
+        if match["alone"]:
+            return cls(match["name"], (), tuple(match["alone"].split("/")), options)
         places = match["places"].replace(",", "/").split("/") if match["places"] else ()
         return cls(match["name"], tuple(map(int, match["features"].split(","))), tuple(places), options)
 
@@ -65,7 +68,7 @@ class Term(NamedTuple):
                 raise unknown_name(f"option of '{self.name}'", option, known)
 
     def __str__(self) -> str:
-        places = f"@{'/'.join(self.places)}" if self.places else ""
+        places = "@" * bool(self.features) + "/".join(self.places) if self.places else ""
         options = "".join(f",{option}={write_number(value)}" for option, value in self.options.items())
         return f"{self.name}({self.weight or ','.join(map(str, self.features))}{places}{options})"
 

@@ -62,20 +62,25 @@ class Scaled(Variant):
         number = inside.partition(".")[0]
         return int(number) if not layers and number.isdecimal() else None
 
-    def check(self, model: "PreTrainedModel") -> "torch.nn.Parameter":
+    def check(self, model: "PreTrainedModel") -> "torch.Tensor":
         """Return the weight in a model, which may be on the meta device.
 
         Raises:
             UserError: the weight is not in the model, does not have two dimensions, or is quantized; or an index is out
                 of range.
         """
+        from outliers.models.anatomy import layers_of
+        from outliers.models.anatomy.experts import ExpertProjection
+
+        layers_of(model)  # which names experts
         path = self.weight.path
+        module = dict(model.named_modules()).get(path)
         parameters = {
             name.removesuffix(".weight"): parameter
             for name, parameter in model.named_parameters(remove_duplicate=False)
-        }
+        } | ({path: module.weight} if isinstance(module, ExpertProjection) else {})
         if path not in parameters:
-            if hasattr(dict(model.named_modules()).get(path), "scheme"):
+            if hasattr(module, "scheme"):
                 raise UserError(f"'{path}' is quantized already; expected the weight before the scheme: {self.name}+…")
             raise unknown_name("weight", path, parameters)
         if parameters[path].ndim != 2 or not parameters[path].is_floating_point():
@@ -126,9 +131,22 @@ def _with_weight(model: "PreTrainedModel", path: str, change: "Callable[[torch.T
     import torch
     from torch import nn
 
+    from outliers.models.anatomy.experts import ExpertProjection
     from outliers.models.anatomy.weights import in_memory, is_offloaded, parameter_of
+    from outliers.models.hooks import hand_over_hooks
     from outliers.models.stream import exchanged
 
+    module = dict(model.named_modules()).get(path)
+    if isinstance(module, ExpertProjection):
+        with torch.no_grad():
+            scaled = module.weight.clone(memory_format=torch.contiguous_format)
+            change(scaled)
+        of_its_own = nn.Linear(*reversed(scaled.shape), bias=False, device="meta")
+        of_its_own.weight = nn.Parameter(scaled, requires_grad=False)
+        if module.bias is not None:
+            of_its_own.bias = nn.Parameter(module.bias.detach(), requires_grad=False)
+        hand_over_hooks(module, of_its_own)
+        return exchanged(model, {path: of_its_own.eval()})
     name, named = _name(model, path), dict(model.named_parameters(remove_duplicate=False))
     tied = getattr(model, "all_tied_weights_keys", None) or {}  # offloaded weights that are tied share only a name
     first = tied.get(name, name)

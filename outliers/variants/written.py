@@ -24,6 +24,7 @@ KINDS = {  # locations of classes, by the names of terms with features or positi
     "massive": "outliers.variants.massive:Massive",
     "unattended": "outliers.variants.unattended:Unattended",
 }
+PLACES = {"drop": "outliers.variants.dropped:Dropped"}  # by the names of terms with places alone
 WEIGHTS = dict.fromkeys(("zero", "scale"), "outliers.variants.weights:Scaled")  # by the names of terms with a weight
 FIRST = {Against: "another model stands first", Prefixed: "a prefix stands first"}
 LAST = {Cached: "a cache stands last"}
@@ -36,7 +37,8 @@ def variant(written: str) -> Variant:
     replace features in the inputs of projections, by default in attn_in, or of selected readers, as in `zero(3@q)` and
     `zero(3@layers.9:12.k/layers.9.heads.3)`, see `Place`; `plant(3,factor=8)` plants outliers.
     `massive(507@layers.11,value=0,above=100)` replaces entries above 100 of a feature in a layer's output by a value.
-    `unattended(0)` keeps later positions from attending to the first one.
+    `unattended(0)` keeps later positions from attending to the first one. `drop(layers.2.experts.7)` lets an
+    expert add nothing, and `zero(3@layers.2.experts.7.down)` takes out one of its units.
     `zero(model.layers.11.mlp.down_proj[507,1229])` sets a weight to zero, `[:,1229]` and `[507,:]` a whole column or
     row, and `scale(…,factor=0.5)` multiplies it. A scheme may have remedies, as in `absmax+hadamard`, and options:
     `alpha=4` is its threshold of outliers, `only=ffn_out` quantizes only a place, and `skip=layers.0/*.down_proj`
@@ -105,7 +107,9 @@ def _scheme(terms: list[str]) -> list[Quantized | Peer]:
 
 def _terms(written: list[str]) -> Iterable[Variant]:
     for term in map(Term.read, written):
-        kinds = WEIGHTS if term.weight else KINDS
+        kinds = WEIGHTS if term.weight else KINDS if term.features else PLACES
+        if kinds is PLACES and term.name in KINDS:
+            raise UserError(f"'{term}' names no features; expected a term such as {EXAMPLES}")
         if term.name not in kinds:
             raise unknown_name("variant of a weight" if term.weight else "variant", term.name, kinds)
         yield pkgutil.resolve_name(kinds[term.name]).read(term)
@@ -115,6 +119,6 @@ READERS = {  # by the first words of terms; other terms begin or continue a sche
     PREFIX: partial(map, Prefixed.read),
     AGAINST: partial(map, Against.read),
     **dict.fromkeys(PARTS, _cache),
-    **dict.fromkeys(KINDS | WEIGHTS, _terms),
+    **dict.fromkeys(KINDS | PLACES | WEIGHTS, _terms),
     "instead": _scheme,
 }

@@ -1,0 +1,80 @@
+"""Experts that add nothing to the residual stream."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from outliers.errors import UserError
+from outliers.models.variant import Variant
+from outliers.variants.term import Term
+
+if TYPE_CHECKING:  # to read a variant takes no torch
+    from torch import nn
+    from transformers import PreTrainedModel
+
+_EXPERT = re.compile(r"layers\.(?P<layer>[0-9]{1,9})\.experts\.(?P<expert>[0-9]{1,9})")
+
+
+@dataclass(frozen=True)
+class Dropped(Variant):
+    """Experts, each by its layer and its number, that are chosen as before and add nothing."""
+
+    experts: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def read(cls, term: Term) -> "Dropped":
+        """`drop(layers.2.experts.7/layers.3.experts.1)`; raise UserError if a place is no expert."""
+        term.check_options(())
+        matches = [_EXPERT.fullmatch(place) for place in term.places]
+        if None in matches:
+            wrong = term.places[matches.index(None)]
+            raise UserError(f"'{term}' has the place '{wrong}'; expected experts, as in drop(layers.2.experts.7)")
+        return cls(tuple((int(match["layer"]), int(match["expert"])) for match in matches))
+
+    @property
+    def name(self) -> str:
+        """The experts, as `read` takes them."""
+        return str(Term("drop", (), tuple(self.places), {}))
+
+    @property
+    def places(self) -> list[str]:
+        """The experts as places."""
+        return [f"layers.{layer}.experts.{expert}" for layer, expert in self.experts]
+
+    def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
+        """The experts."""
+        return {"dropped": self.places}
+
+    def first_layer(self, _model: "PreTrainedModel") -> int:
+        """The first layer of an expert."""
+        return min(layer for layer, _ in self.experts)
+
+    def check(self, model: "PreTrainedModel") -> "dict[tuple[int, int], nn.Module]":
+        """Return the experts of a model, which may be on the meta device; raise UserError if it lacks one."""
+        from outliers.models.anatomy import experts_of
+        from outliers.models.anatomy.experts import number_of
+
+        there, found = experts_of(model), {}
+        for layer, expert in self.experts:
+            if layer not in there or expert >= number_of(there[layer]):
+                counts = {number_of(experts) for experts in there.values()}
+                held = f"layers {', '.join(map(str, there))} have {' or '.join(map(str, counts))} experts"
+                expected = held if there else "a mixture of experts"
+                raise UserError(f"no expert {expert} in layer {layer} of this model; expected one of it: {expected}")
+            found[layer, expert] = there[layer].get_submodule(str(expert))
+        return found
+
+    @contextmanager
+    def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":
+        """The model itself, with hooks."""
+        from outliers.models.hooks import attached
+
+        there = {place: module for place, module in self.check(model).items() if layer in (None, place[0])}
+        with attached(module.register_forward_hook(_nothing) for module in there.values()):
+            yield model
+
+
+def _nothing(_module: "nn.Module", _inputs: tuple, output):
+    return output.new_zeros(output.shape)
