@@ -1,4 +1,4 @@
-"""The commands: one table of them, and one way from what is typed to rows and their page."""
+"""The table of the commands, and the way from a command line to rows and their page."""
 
 import difflib
 import os
@@ -22,13 +22,14 @@ from outliers.terminal.options import options
 
 
 class Command(NamedTuple):
-    """A command that measures; its file says what for, and its help.
+    """A command that measures; its help stands in the file of its name.
 
-    kind: a specification or its place, whose fields are its options; one with `models` takes several, and an experiment
-    before them, one without a model an experiment alone. default: the experiment that is measured where neither one nor
-    models are given. instead: what fields of that experiment are instead, by those that are given. redraws: whether it
-    can draw the rows of a folder that something else wrote. example: what may be named. view: the place of what makes a
-    section of the specification, the folder and the rows.
+    kind: the type of its specification, or `module:name` of the type, whose fields are the options. If it has `models`,
+    the command takes several models, and an experiment before them; without a model or models, an experiment alone.
+    default: the experiment that runs if neither one nor models are given. instead: function of the given fields that
+    returns fields of that experiment to override. redraws: whether it can draw the rows in a folder that something else
+    wrote. example: an argument for messages. view: `module:function` that makes a section from specification, folder
+    and rows.
     """
 
     kind: type[Named] | str
@@ -63,12 +64,12 @@ COMMANDS = {
         "outliers.presets.training:Training", example="training/causes", view="outliers.paper.report:shown_section"
     ),
     "zeroshot": Command("outliers.presets.zeroshot:ZeroShot", "pocket/figure1"),
-}  # and those that are a function of their file
+}  # other commands are functions in their files
 
-NO_OPTIONS = (*Named.model_fields, "model", "models", "recipe", "runs")  # but arguments, or what only a file can say
-OF_MODELS = ("models", "candidates")  # what an experiment has others of where models are named
-APART = ("variants",)  # whose entries may have commas: an option each
-ALIKE = 0.8  # of difflib: a mistyped experiment, rather than a model
+NO_OPTIONS = (*Named.model_fields, "model", "models", "recipe", "runs")  # arguments, or fields for files only
+OF_MODELS = ("models", "candidates")  # fields of an experiment that given models replace
+APART = ("variants",)  # their entries may contain commas, so each has an option of its own
+ALIKE = 0.8  # similarity of difflib from which a name is a mistyped experiment, not a model
 
 EXPERIMENT = "Before them, an experiment file or the name of an embedded one, whose models they replace."
 REDRAW = "Measure nothing: redraw the rows in this folder, such as those of a watched training."
@@ -84,8 +85,8 @@ def run(name: str) -> None:
 
 
 def command_of(name: str) -> Callable:
-    """A command as a function, whose parameters are its arguments and options, and whose docstring is its help."""
-    # not imported, for that would put the module into the place of the function `outliers.sweep`
+    """Return a command as a function with its arguments and options as parameters, and its help as docstring."""
+    # not imported, for the module would replace the function `outliers.sweep`
     found = runpy.run_module(f"outliers.{name}")
     command = COMMANDS.get(name) or found[name]
     function = _measuring(name, command) if isinstance(command, Command) else command
@@ -110,7 +111,7 @@ def _measuring(name: str, command: Command) -> Callable:
             _redraw(name, kind, redraw, out, [positional, models, force, *given.values()])
             return
         places = [positional] if isinstance(positional, str) else positional or []
-        fields = {  # which divide what has commas themselves
+        fields = {  # fields split their values at commas
             field: ",".join(value) if isinstance(value, list) and field not in APART else value
             for field, value in given.items()
             if value is not None
@@ -145,10 +146,14 @@ def _specified(
     adapter: bool,
     fields: dict,
 ) -> Named:
-    """The specification of what is typed.
+    """Return the specification that a command line asks for.
 
-    behind: models behind their option, beside which what is in the first place is an experiment. adapter: whether
-    the adapter beside each model is merged.
+    Args:
+        name: of the command.
+        places: positional arguments: models, perhaps behind an experiment.
+        behind: models from `--model`; if there are any, the first positional argument is an experiment.
+        adapter: whether to merge the adapter beside each model.
+        fields: options by field.
     """
     one, several = "model" in kind.model_fields, "models" in kind.model_fields
     example = " ".join([*called(name), command.example])
@@ -185,7 +190,7 @@ def _specified(
 
 
 def _check_flags(kind: type[Named], fields: dict, places: list[str]) -> None:
-    """Raise UserError where a file that is not there stands behind the models, as if it were the value of a flag."""
+    """Raise UserError if a missing file follows the models, as if it were the value of a flag."""
     flags = [kind.model_fields[field].title or field for field, value in fields.items() if value is True]
     for place in places[1:] if flags else ():
         if re.search(r"\.[a-z]+$", place) and not os.path.exists(place):
@@ -193,12 +198,12 @@ def _check_flags(kind: type[Named], fields: dict, places: list[str]) -> None:
 
 
 def models_of(entries: list[str]) -> list[str]:
-    """Models that are named one by one or with commas; a path of its own may have one."""
+    """Return models that are given one by one or separated by commas; an existing path may contain a comma."""
     return [part for entry in entries for part in ([entry] if os.path.exists(entry) else entry.split(",")) if part]
 
 
 def is_meant_as_experiment(name: str) -> bool:
-    """Whether this names an experiment, a set of them, or nothing that is here but nearly one."""
+    """Return whether a name is that of an experiment or of a set of them, or close to one and nothing that exists."""
     names = [part for known in experiment_files() for part in (known, *known.split("/"))]
     return (
         name in names
@@ -208,8 +213,10 @@ def is_meant_as_experiment(name: str) -> bool:
 
 
 def _measure(name: str, spec: Named, out: Path | None, force: bool, view: str) -> None:
-    """Print and write what a specification measures, or print what the same run printed before; what needs torch is
-    imported after a look at the models."""
+    """Run a specification, and print and write the results; or reprint what the same run printed before.
+
+    The models are checked before anything that needs torch is imported.
+    """
     from outliers.runs.again import keep, key_of, printed, request_of, turn_to
     from outliers.runs.free import check_room_for_imports
     from outliers.specification.door import checked
@@ -231,7 +238,7 @@ def _measure(name: str, spec: Named, out: Path | None, force: bool, view: str) -
         bar.expect(DRAWN)
         rows = run(spec, folder, force, bench, bar)
         check_any_measured(rows)
-        from outliers.show.write import files_of, write  # after what is measured, as the view
+        from outliers.show.write import files_of, write  # after the measurement, like the view
 
         with drawing(bar, spec.name):
             section = resolved(view)(spec, folder, rows)
@@ -244,7 +251,6 @@ def _measure(name: str, spec: Named, out: Path | None, force: bool, view: str) -
 
 
 def _preview(spec: Named, out: Path | None) -> None:
-    """Print what a specification would measure."""
     from outliers.specification.door import checked
 
     checked(spec)
@@ -256,7 +262,7 @@ def _preview(spec: Named, out: Path | None) -> None:
 
 
 def _redraw(name: str, kind: type[Named], folder: Path, out: Path | None, others: list) -> None:
-    """Print and write what the finished rows in a folder show, into the same folder by default."""
+    """Print the results in the finished rows of a folder, and write them, into the same folder by default."""
     from outliers.paper.shown import view_of
     from outliers.runs.rows import read
     from outliers.runs.run import records

@@ -1,1 +1,1 @@
-"""Subjects of measurements: models with their inputs and their own loss, a file a family."""
+"""Subjects of measurements: models with their inputs and their loss, one file for each family."""

@@ -1,4 +1,4 @@
-"""The state that a process keeps between two cells, a loaded model first of all; and checks before it is loaded."""
+"""What a process keeps between two cells, above all the loaded model, and checks before a model is loaded."""
 
 import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_machine(machine: Machine) -> None:
-    """Raise UserError where the device of an experiment, or a forced kernel path, is not there."""
+    """Raise UserError if the device of an experiment, or the kernel path that the user forces, does not exist here."""
     if getattr(machine, "engine", "local") == "ray":
         if machine.device not in ("cpu", "cuda", "auto"):
             raise UserError(
@@ -52,40 +52,43 @@ def check_machine(machine: Machine) -> None:
     device = find_device(machine.device)
     try:
         backends(device)
-    except ValueError as error:  # the kernels stand alone and do not know this project's errors
+    except ValueError as error:  # outlier_kernels does not import this package, and has no UserError
         raise UserError(str(error)) from None
 
 
 class Bench:
-    """The state that a process keeps between cells: the last model that it loaded, and a bar to move.
+    """What a process keeps between cells: the last model that it loaded, and values cached of it.
 
-    bar: may come later, with the run that moves it.
+    bar: the progress bar to move; may be set later.
     """
 
     def __init__(self, bar: Progress | None = None):
         self.bar = bar
         self._key, self._loaded, self._like = None, None, None
-        self._calibrations: dict[str, Calibration] = {}  # of the last model and text, by the prefix before the text
-        self._needing: set[str] = set()  # statistics that they have to have
+        self._calibrations: dict[str, Calibration] = {}  # of the last model and text, by the name of the prefix
+        self._needing: set[str] = set()  # statistics that the calibrations need
         self._tokenizer: tuple | None = None
-        self._form: PreTrainedModel | None = None  # the model, under the scheme whose codes others may share
-        # Of the last model by draw and part of a text: last hidden states, by variant too; logits and what layers read
-        # as it is.
+        self._form: PreTrainedModel | None = None  # the model under the last scheme, to share codes with
+        # Of the last model by draw and part of a text: last hidden states, by variant too; logits and the inputs of
+        # layers of the unchanged model.
         self.states: dict[tuple, list[torch.Tensor]] = {}
         self.logits: dict[tuple, list[dict[int, torch.Tensor]]] = {}
         self.inputs: dict[tuple, list[dict[int, torch.Tensor]]] = {}
-        # Of the last variant that changes the first layer the changes, and what layers put out of blocks.
+        # By draw and part of a text: the changes of the last variant that changes the first layer, and layers' outputs.
         self.passed: dict[tuple, tuple[tuple[frozenset, ...], list[dict[int, torch.Tensor]]]] = {}
-        self.traces: dict[str, list] = {}  # of whole texts, by their hashes: of each view of the model
+        self.traces: dict[str, list] = {}  # of whole texts by their hashes: one trace for each view of the model
 
     def load(self, subject: Any, like: dict | None = None) -> tuple[PreTrainedModel, dict]:
-        """The model of a subject, in the form that it was left in, and the facts that all its rows have in common.
+        """Return the model of a subject, as the last variant left it, and the facts that all its rows share.
 
-        Of a streamed model they do not say which weights it has, see `weights`.
+        For a streamed model these facts lack the hash of the weights, see `weights`.
+
+        Args:
+            like: facts with the expected hash of the weights.
 
         Raises:
-            UserError: as `load_model`, or `stream_model`; or its weights are not those of the facts `like`, because
-                they changed after another process read them.
+            UserError: as `load_model` or `stream_model`; or the weights differ from those in `like`, because they
+                changed after another process read them.
         """
         settings, streamed = subject.settings, getattr(subject.settings, "stream", False)
         form = settings.dtype, settings.device, streamed, streamed and settings.memory
@@ -98,11 +101,17 @@ class Bench:
         return self.keep(subject, form, load, like)
 
     def keep(self, subject: Any, form: Hashable, load: Callable, like: dict | None) -> tuple[PreTrainedModel, dict]:
-        """The model of a subject in a form and its facts, as `load` returns them, loaded unless it is the last one."""
+        """Return what `load` returns, the model of a subject and its facts, from the last call if that was the same
+        model.
+
+        Args:
+            form: what else determines the loaded model, such as its dtype.
+            like: facts with the expected hash of the weights.
+        """
         self._like = like
         key = subject.model, subject.revision, form
         if key != self._key:
-            self._key = self._loaded = self._form = None  # never two at once
+            self._key = self._loaded = self._form = None  # free the last model first: never two at once
             of_model = self.states, self.logits, self.inputs, self.passed, self.traces
             for kept in (self._calibrations, self._needing, *of_model):
                 kept.clear()
@@ -115,11 +124,10 @@ class Bench:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether there is a model."""
         return self._key is not None
 
     def tokenizer(self, subject: Any) -> PreTrainedTokenizerBase:
-        """The reader that names the ids of a subject's model: its tokenizer, or its image processor."""
+        """Return the tokenizer or the image processor of a subject's model."""
         key = subject.model, subject.revision
         if self._tokenizer is None or self._tokenizer[0] != key:
             self._tokenizer = key, load_reader(*key)
@@ -127,8 +135,10 @@ class Bench:
 
     @contextmanager
     def under(self, variant: Variant) -> Iterator[PreTrainedModel]:
-        """The last model, which is resident, under a variant; a scheme shares codes with the one before, unless other
-        weights than the model's are quantized."""
+        """Provide the last model, in memory, under a variant.
+
+        Successive schemes share their codes, unless a variant before them changes the weights.
+        """
         parts = parts_of(variant)
         first = next((part for part in parts if not isinstance(part, Ablated)), None)
         with ExitStack() as stack:
@@ -140,17 +150,20 @@ class Bench:
             yield model
 
     def counted(self, blocks: torch.Tensor, steps: int = 1) -> "Counted":
-        """Blocks (blocks, T) that move the bar each time that they pass the last model; steps: how far each does."""
+        """Return blocks (blocks, T) that move the bar, by some steps each time that one passes the last model."""
         return Counted(blocks, self.bar, steps, is_streamed(self._loaded[0]))
 
     def knowing(self, variants: Iterable[Variant], subject: Any) -> list[Variant]:
-        """Variants of the last model that know of the text of a subject what they have to, found once."""
+        """Return variants with what they need to know of the subject's text: calibrations, and means of a trace.
+
+        Each is computed once per model and text.
+        """
         variants, model = list(variants), self._loaded[0]
         for variant in variants:
             self._needing.update(*(quantized.scheme.needs for quantized in schemes_of(variant)))
         variants = [self._calibrated(one, subject) if one.needs_calibration else one for one in variants]
         if any(variant.needs_trace for variant in variants):
-            from outliers.tracing.trace import traces  # late, as what few variants need
+            from outliers.tracing.trace import traces  # late, for few variants need it
 
             text = tokens_hash(subject.blocks)
             if text not in self.traces:
@@ -159,7 +172,7 @@ class Bench:
         return variants
 
     def _calibrated(self, variant: Variant, subject: Any) -> Variant:
-        """A variant that knows how large inputs are: where it has a prefix, behind that."""
+        """Return a variant with a calibration of its parts; if it has a prefix, the text is read behind that."""
         first, *others = parts_of(variant)
         if not isinstance(first, Prefixed):
             return variant.calibrated(self._calibration(subject, variant))
@@ -175,7 +188,10 @@ class Bench:
         return Together((prefix, *others))
 
     def _calibration(self, subject: Any, variant: Variant, prefix: Variant = AS_IT_IS) -> Calibration:
-        """A calibration behind a prefix, with what the schemes of a variant learn on it, the same for all draws."""
+        """Return the calibration on the text behind a prefix, with what the schemes of a variant learn on it.
+
+        It is computed once for all draws.
+        """
         from outliers.quantization.calibration import observed
         from outliers.quantization.remedies.learning import learn
 
@@ -190,37 +206,39 @@ class Bench:
                 self._calibrations[prefix.name] = calibration = observed(exact, blocks, self._needing, keys)
         for scheme in [quantized.scheme for quantized in schemes_of(variant) if quantized.scheme.learns]:
             with prefix.on(self._loaded[0]) as model, naming(subject.name):
-                learn(model, scheme, calibration)  # once for schemes that differ in what comes after
+                learn(model, scheme, calibration)  # the result is shared by schemes that differ in later steps
         return calibration
 
     def weights(self) -> dict:
-        """The weights of the last model, as a field of its rows; what of a streamed one was not read yet is read."""
+        """Return the hash of the last model's weights as a field of rows; a streamed model is read for it."""
         if self._loaded is None:
             return {}
         model, fields = self._loaded
         return {"weights_hash": model.stream.weights_hash() if is_streamed(model) else fields["weights_hash"]}
 
     def check_weights(self) -> None:
-        """Raise UserError if the last model's weights are not those that it was to have; of a streamed one this is
-        known when its layers were read."""
+        """Raise UserError if the last model's weights are not the expected ones.
+
+        Those of a streamed model are known once its layers were read.
+        """
         if self._like and "weights_hash" in self._like:
             check_same_weights(self._key[0], [self._like, self.weights()])
 
     def check_unchanged(self) -> None:
-        """Raise UserError if the files of the last model changed since they were read."""
+        """Raise UserError if the files of the last model changed after they were read."""
         if self._key:
             check_unchanged(*self._key[:2])
 
 
 def check_same_weights(model: str, facts: Iterable[dict]) -> None:
-    """Raise UserError if measurements of a model, which several processes may have made, are of different weights."""
+    """Raise BadWeights if measurements of a model, perhaps in several processes, have facts of different weights."""
     if len({measured.get("weights_hash") for measured in facts}) > 1:
         raise BadWeights(f"the weights of '{model}' changed while they were measured; run again once they are whole")
 
 
 @contextmanager
 def naming(model: str, *variants: str) -> Iterator[None]:
-    """Let what is wrong with a model say which one it is, and under which variants, where these change anything."""
+    """Add the name of the model, and of the variants that change it, to a BrokenModel raised within this context."""
     try:
         yield
     except BrokenModel as error:
@@ -230,8 +248,8 @@ def naming(model: str, *variants: str) -> Iterator[None]:
 
 
 def describe(subject: Any, model: PreTrainedModel) -> dict:
-    """The facts that all rows of a subject's loaded model have in common."""
-    # which transformers keeps in float32 of a model in 16 bits, such as T5's wo
+    """Return the facts that all rows of a subject's loaded model share."""
+    # parameters that transformers keeps in float32 in a 16-bit model, such as T5's wo
     others = [tensor for name, tensor in model.named_parameters() if dtype_of(model, name) != model.dtype]
     facts = {
         "revision": getattr(model.config, "_commit_hash", None),
@@ -248,9 +266,9 @@ def describe(subject: Any, model: PreTrainedModel) -> dict:
 
 
 def protocol_of(settings: Machine, blocks: torch.Tensor | Examples | None = None) -> str:
-    """The way in which a text is cut into blocks, and the part of these blocks that a model predicts."""
+    """Return the field `protocol` of rows: how a text is cut into blocks, and which part of them is predicted."""
     predicted = blocks.protocol if isinstance(blocks, Examples) else ""
-    if predicted and not predicted.startswith("+"):  # of what is no text
+    if predicted and not predicted.startswith("+"):  # of pictures
         return predicted
     ways = [way for name, way in (("bos", BOS), ("documents", DOCUMENTS)) if getattr(settings, name, False)]
     return "".join([find_text(settings.text).protocol, *ways, predicted])
@@ -263,7 +281,7 @@ def check_scheme(
     only: Collection[str] = (),
     instead: Iterable[tuple[Scheme, Collection[str]]] = (),
 ) -> None:
-    """Raise UserError if schemes do not fit a model, places match nothing of it, or nothing is left to quantize."""
+    """Raise UserError if schemes do not fit a model, places match nothing in it, or nothing is left to quantize."""
     if scheme.learns:
         from outliers.quantization.remedies.learning import check_learned
 
@@ -276,9 +294,9 @@ def check_scheme(
 
 @dataclass
 class Counted:
-    """Blocks that move a bar by some steps each time that they pass a model.
+    """Blocks that move a bar by some steps each time that one passes a model.
 
-    streamed: whether the model takes all of them before its layers compute, which then move the bar.
+    streamed: whether the model reads all blocks before its layers compute; the layers then move the bar.
     """
 
     blocks: torch.Tensor

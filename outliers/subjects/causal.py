@@ -1,4 +1,4 @@
-"""Causal language models: alone, and with blocks of a text and their loss."""
+"""Causal language models: alone, or with blocks of a text and their loss."""
 
 import functools
 import logging
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 READS_TEXT = True
-REFUSED = {  # options that say nothing of this family, and why
+REFUSED = {  # options that do not apply to this family, and why
     "mask_seed": "predicts the next token and has no masks",
     "mask_seeds": "predicts the next token and has no masks",
     "objective": "predicts the next token",
@@ -36,7 +36,7 @@ REFUSED = {  # options that say nothing of this family, and why
 
 
 def read(subject: "Causal", text: str, blocks: int, _seed: int) -> "Cut":
-    """The first blocks of a text, with where its documents begin."""
+    """Return the first blocks of a text, with the positions at which its documents begin."""
     from outliers.text.blocks import cut_text
 
     settings = subject.settings
@@ -44,9 +44,9 @@ def read(subject: "Causal", text: str, blocks: int, _seed: int) -> "Cut":
 
 
 class Pretrained(Subject):
-    """A causal language model without a text; nothing of it is read before `prepare`.
+    """A causal language model without a text; nothing is read before `prepare`.
 
-    settings: dtype, device; stream and memory, which change no row. families: those that it may be of, empty for any.
+    settings: dtype, device; stream and memory, which change no row. families: accepted model families; empty for any.
     """
 
     needs = ("architecture", "parameters", "scheme")
@@ -58,42 +58,39 @@ class Pretrained(Subject):
 
     @property
     def name(self) -> str:
-        """The model with its revision, if it has one."""
+        """The model, with its revision if there is one."""
         return self.model if self.revision is None else f"{self.model}@{self.revision}"
 
     @property
     def asked(self) -> dict:
-        """The fields that identify it in a row."""
         checkpoint = {} if self.revision is None else {"checkpoint": self.revision}
         return {"model": self.model, **checkpoint, "dtype": self.settings.dtype, **unusual(dict(self.settings))}
 
     @functools.cached_property
     def config(self) -> "PretrainedConfig":
-        """Its configuration."""
-        from outliers.models.load import load_config  # which imports torch, as what follows
+        from outliers.models.load import load_config  # late, for it imports torch
 
         return load_config(self.model, self.revision)
 
     @functools.cached_property
     def reader(self) -> "PreTrainedTokenizerBase | BaseImageProcessor":
-        """Its tokenizer, or its image processor."""
         from outliers.models.load import load_reader
 
         return load_reader(self.model, self.revision)
 
     def __getstate__(self) -> dict:
-        # as tasks on other machines have it, which seldom need its reader: that of a large vocabulary is megabytes
+        # without the reader, which tasks on other machines seldom need: with a large vocabulary it takes megabytes
         return {name: value for name, value in vars(self).items() if name != "reader"}
 
     @property
     def width(self) -> int:
-        """The features of its residual stream."""
+        """The number of features of the residual stream."""
         from outliers.models.anatomy import width_of
 
         return width_of(self.config)
 
     def prepare(self) -> None:
-        """Read the configuration, the tokenizer, and the text if it has one, so that a mistake shows now.
+        """Read the configuration, the tokenizer, and the text if there is one, so that mistakes show now.
 
         Raises:
             UserError: the model, its revision, the device or the text is unknown, or they do not fit together.
@@ -114,7 +111,6 @@ class Pretrained(Subject):
         _ = self.reader
 
     def check(self, cells: Iterable[Cell]) -> None:
-        """Raise UserError where a variant or a metric does not fit the model."""
         from outliers.models.skeleton import skeleton
         from outliers.subjects.bench import check_scheme
         from outliers.variants.draw import check_draws
@@ -139,29 +135,27 @@ class Pretrained(Subject):
         for part in parts:
             if part.needs_calibration:
                 self.check_calibration(part)
-        # Each once, though many metrics are asked of it.
+        # each scheme once, though many cells may have it
         schemes = [variant for variant in parts if isinstance(variant, Quantized)]
         quantized = dict.fromkeys((variant.scheme, variant.skip, variant.only, variant.instead) for variant in schemes)
         for scheme, *places in quantized:
             check_scheme(self.config, scheme, *places)
 
     def check_calibration(self, variant: "Variant") -> None:
-        """Raise UserError where a variant cannot be calibrated."""
+        """Raise UserError if a variant cannot be calibrated."""
         raise UserError(
             f"'{variant.name}' needs the magnitudes of the inputs, and nothing is calibrated here; expected one "
             "that need not know"
         )
 
     def load(self, bench: "Bench", facts: dict | None = None) -> "PreTrainedModel":
-        """The model, in memory or streamed; it has the weights that the facts say."""
         return bench.load(self, facts)[0]
 
     def weights(self, bench: "Bench") -> dict:
-        """The weights that were loaded, as a fact."""
         return bench.weights()
 
     def facts(self, bench: "Bench", cell: Cell) -> dict:
-        """Hashes, sizes and kernels; of a streamed model not which weights it has, see `Bench.weights`."""
+        """Return hashes, sizes and kernels; of a streamed model all but the hash of its weights, see `Bench.weights`."""
         from outliers.variants.draw import DRAWN
 
         model, fields = bench.load(self)
@@ -174,8 +168,8 @@ class Pretrained(Subject):
 class Causal(Pretrained):
     """A language model with its text.
 
-    settings: text, block, blocks, bos, documents, too; how schemes are calibrated. with_classes: whether pictures have
-    to have some where perplexity is asked for.
+    settings: text, block, blocks, bos, documents, too, and how schemes are calibrated. with_classes: whether pictures
+    need classes if perplexity is measured.
     """
 
     families = ()
@@ -184,13 +178,12 @@ class Causal(Pretrained):
 
     @property
     def asked(self) -> dict:
-        """The fields that identify it in a row."""
         settings = self.settings
         return super().asked | {"text": text_label(settings.text), "block": settings.block, "blocks": settings.blocks}
 
     @functools.cached_property
     def _text(self) -> "Cut | Examples | torch.Tensor":
-        """The text as its family reads it, by all seeds one after the other."""
+        """The text as the model's family reads it, for all mask seeds one after the other."""
         from outliers.models.anatomy.examples import Examples
         from outliers.text.blocks import Cut
 
@@ -206,7 +199,7 @@ class Causal(Pretrained):
         return texts[0] if len(texts) == 1 else Examples.joined(texts)
 
     def _windows(self, count: int) -> "Examples":
-        """The first blocks of the text that advance by a stride."""
+        """Return the first blocks of the text, which advance by a stride."""
         settings = self.settings
         if self._by_document:
             raise UserError("documents by themselves in blocks that a stride cuts; leave --documents or --stride out")
@@ -217,7 +210,7 @@ class Causal(Pretrained):
 
     @functools.cached_property
     def _sized(self) -> tuple:
-        """Its blocks and their sizes, see there."""
+        """The blocks with their `sizes`."""
         from outliers.text.blocks import Cut
 
         text = self._text
@@ -227,17 +220,17 @@ class Causal(Pretrained):
 
     @property
     def blocks(self) -> "torch.Tensor | list[torch.Tensor] | Examples":
-        """Token ids, int64 (blocks, T), or of each document (T,); or `Examples`, of all seeds one after the other."""
+        """Token ids, int64 (blocks, T), or of each document (T,); or `Examples`, for all seeds one after the other."""
         return self._sized[0]
 
     @property
     def sizes(self) -> "torch.Tensor | None":
-        """UTF-8 bytes of the text that the predicted tokens of each block stand for, int64 (blocks,), if known."""
+        """Bytes of UTF-8 text that the predicted tokens of each block encode, int64 (blocks,); None if unknown."""
         return self._sized[1]
 
     @property
     def span(self) -> tuple[int, int]:
-        """The first of its blocks of the text, and their number."""
+        """Index of the first block in the text, and the number of blocks."""
         return 0, self.settings.blocks
 
     @property
@@ -246,31 +239,31 @@ class Causal(Pretrained):
 
     @functools.cached_property
     def bos_left_out(self) -> str | None:
-        """The first token that the tokenizer itself would put before a text, where `bos` can and blocks lack it."""
+        """The token that the tokenizer itself puts before a text, if the blocks lack it and `bos` would add it."""
         from outliers.models.anatomy.examples import read_ids
 
         if "bos" in self._reader.REFUSED:
             return None
         tokenizer = self.reader
-        first = next(iter(tokenizer("a")["input_ids"]), None)  # one without a vocabulary knows no token
+        first = next(iter(tokenizer("a")["input_ids"]), None)  # a tokenizer without a vocabulary returns none
         begins = first is not None and first == tokenizer.bos_token_id
         left_out = begins and any(read_ids(block)[0] != first for block in self.blocks)
         return tokenizer.convert_ids_to_tokens(first) if left_out else None
 
     @property
     def seeds(self) -> int:
-        """The number of times that the text is in its blocks."""
+        """How many times the text is in the blocks."""
         return getattr(self.blocks, "seeds", 1)
 
     def check(self, cells: Iterable[Cell]) -> None:
-        """And see that something is predicted where it is asked how well."""
+        """Check cells as `Pretrained`, and for perplexity that the blocks have something to predict."""
         cells = list(cells)
         if self.with_classes and any(cell.metric.name == "perplexity" for cell in cells):
             self.check_predicted()
         super().check(cells)
 
     def check_predicted(self) -> None:
-        """Raise UserError where nothing is predicted of its blocks, which are pictures without classes."""
+        """Raise UserError if the blocks are pictures without classes, so that nothing is predicted."""
         from outliers.models.anatomy.examples import IGNORED
 
         labels = getattr(self.blocks, "labels", None)
@@ -282,7 +275,7 @@ class Causal(Pretrained):
 
     @functools.cached_property
     def calibration(self) -> "torch.Tensor":
-        """Blocks for schemes that have to know how large inputs are; raise UserError where one of them is measured."""
+        """Blocks to calibrate schemes on; raises UserError if one of them is also measured."""
         from outliers.models.anatomy.examples import read_ids
         from outliers.text.blocks import Cut
 
@@ -305,15 +298,18 @@ class Causal(Pretrained):
 
     @property
     def _reader(self) -> Any:
-        """The module that makes the blocks of its family."""
+        """The module that reads texts for the model's family."""
         from outliers.models.anatomy import family_of
 
         family = family_of(self.config)
         return family.subject or import_module(f"outliers.subjects.{family.name}")
 
     def _read(self, text: str, blocks: int, number: int = 0) -> "Cut | Examples | torch.Tensor":
-        """The first blocks of a text by a seed of some, where options and ids fit the model; number: which of the
-        seeds."""
+        """Return the first blocks of a text, after checking that options and token ids fit the model.
+
+        Args:
+            number: of the mask seed, from 0.
+        """
         from outliers.models.anatomy import check_block
 
         reader, settings = self._reader, self.settings
@@ -337,11 +333,13 @@ class Causal(Pretrained):
             )
 
     def check_calibration(self, variant: "Variant") -> None:
-        """Read the blocks that variants are calibrated on."""
         _ = self.calibration
 
     def facts(self, bench: "Bench", cell: Cell) -> dict:
-        """And of the text; of a cache, whose groups depend on its length, the bits of a value."""
+        """Return the facts of `Pretrained`, with those of the text, and the bits per value of a quantized cache.
+
+        The latter depend on the length of the text, because a cache is quantized in groups.
+        """
         from outliers.subjects.bench import protocol_of
         from outliers.text.blocks import tokens_hash
 
@@ -361,6 +359,6 @@ class Causal(Pretrained):
 
 
 class MaybeUnlabelled(Causal):
-    """A model with pictures that may lack classes, and then have no perplexity; or with a text."""
+    """A model with a text, or with pictures that may lack classes and then have no perplexity."""
 
     with_classes = False

@@ -1,4 +1,4 @@
-"""A cell, one metric of one subject under one variant; plans of cells, and tasks that answer them. Without torch."""
+"""Cells (one metric of one subject under one variant), plans of cells, and tasks that measure them. Without torch."""
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from outliers.models.variant import Variant
 
-# Of rooms to the right: outliers.subjects.bench, outliers.metrics.records, outliers.runs.rows.
+# Types of packages that import this one: outliers.subjects.bench, outliers.metrics.records, outliers.runs.rows.
 Bench = Metric = Row = Any
 
 
@@ -22,49 +22,49 @@ USUAL |= {"stride": None, "scored": None}
 
 
 def unusual(settings: Mapping) -> dict:
-    """The settings that rows name only where they are not the usual ones."""
+    """Return the settings that differ from the defaults; rows contain only those."""
     return {name: settings[name] for name, usual in USUAL.items() if settings.get(name, usual) != usual}
 
 
 class Subject:
-    """The subject of a measurement; here one of which no stored weights are read, and no text.
+    """The subject of a measurement; this base class reads no weights and no text.
 
-    name: to call it in messages. asked: what rows say of it. settings: where and how it runs. needs: facts that its
-    tables and figures take. blocks: its inputs, of which measurements may take parts. seeds: how
-    many times the same text is in them, see `outliers.models.anatomy.examples.Examples`. of_variants: whether a variant
-    changes anything of it; of_one_variant: whether each is a subject of its own.
+    name: for messages. asked: fields that identify it in rows. settings: where and how it runs. needs: facts that its
+    tables and figures need. blocks: its inputs, which may be measured in parts. seeds: how many times the same text is
+    in the blocks, see `outliers.models.anatomy.examples.Examples`. of_variants: whether variants change it.
+    of_one_variant: whether each variant makes a subject of its own.
     """
 
     name: str
     asked: dict
     settings: Any
     needs: tuple[str, ...] = ()
-    blocks: "Sequence | torch.Tensor" = range(1)  # it is measured at once
+    blocks: "Sequence | torch.Tensor" = range(1)  # a single part
     seeds = 1
     of_variants = of_one_variant = False
 
     def prepare(self) -> None:
-        """Read what is light of it, so that a mistake shows before anything is measured."""
+        """Read what is small, such as the configuration, so that mistakes show before anything is measured."""
 
     def check(self, cells: Iterable["Cell"]) -> None:
-        """Raise UserError where a variant or a metric of cells does not fit it."""
+        """Raise UserError if a variant or a metric of cells does not fit the subject."""
 
     def load(self, bench: Bench, facts: dict | None = None) -> "PreTrainedModel":
-        """The model, if it has the weights that the facts say."""
+        """Return the model, after checking that it has the weights in the facts."""
 
     def weights(self, bench: Bench) -> dict:
-        """The weights that were loaded, as a fact."""
+        """Return the hash of the loaded weights as a field of rows."""
         return {}
 
     def facts(self, bench: Bench, cell: "Cell") -> dict:
-        """The facts about it and a variant on it beside what identifies a cell: hashes, sizes, kernels."""
+        """Return what a row needs beside the identity of its cell: hashes, sizes, kernels."""
 
 
 @dataclass(frozen=True, eq=False)
 class Cell:
     """One metric of one subject under one variant.
 
-    about: further facts of its row, which tell it from others that ask the same, such as the number of a draw.
+    about: further facts of its row, which tell it from others of the same request, such as the number of a draw.
     """
 
     subject: Subject
@@ -74,12 +74,12 @@ class Cell:
 
     @property
     def asked(self) -> dict:
-        """The part of its row that identifies it, beside facts."""
+        """The part of the row that identifies the cell, without facts."""
         return {"subject": self.subject.asked, "variant": self.variant.name, "metric": self.metric.asked}
 
     @property
     def name(self) -> str:
-        """Its name in messages, beside its subject."""
+        """The name of the cell in messages, without its subject."""
         return f"{self.variant.name}, {self.metric.name}" if self.subject.of_variants else self.metric.name
 
 
@@ -88,14 +88,14 @@ class NotMeasured(UserError):
 
 
 class Unknown:
-    """A failed row for a plan: it may pass over it, and ends where it needs its values."""
+    """A failed row as a plan gets it: the plan may ignore it, and ends if it reads the values."""
 
     def __init__(self, row: Row):
         self.facts, self._row = row.facts, row
 
     @property
     def values(self) -> list[dict]:
-        """Raise NotMeasured."""
+        """Always raises NotMeasured."""
         asked = self._row.asked
         raise NotMeasured(
             f"'{asked['metric']['name']}' of '{asked['subject'].get('model')}' under {asked['variant']} failed, and "
@@ -103,14 +103,15 @@ class Unknown:
         )
 
 
-Stages = Generator[list[Cell], list[Row], None]  # cells, whose rows may decide which cells follow
+Stages = Generator[list[Cell], list[Row], None]  # yields cells; their rows, sent back, may decide which cells follow
 
 
 class Plan(NamedTuple):
     """The cells of a subject, stage by stage.
 
-    package: a library that it compares with; where it is not installed, a run leaves the plan out and says so. usual:
-    how often all stages together usually pass its blocks, where values decide which ones follow the first.
+    package: a library that the plan compares with; if it is not installed, a run logs that and leaves the plan out.
+    usual: function that returns how often all stages together usually pass the blocks, if values decide which cells
+    follow.
     """
 
     subject: Subject
@@ -120,15 +121,15 @@ class Plan(NamedTuple):
 
     @classmethod
     def of(cls, subject: Subject, cells: Iterable[Cell], package: str | None = None) -> "Plan":
-        """All cells in one stage."""
+        """Return a plan with all cells in one stage."""
         return cls(subject, (stage for stage in [list(cells)]), package)
 
 
 def following(stages: Stages, rows: list[Row]) -> list[Cell]:
-    """The cells that follow some rows; none at the end.
+    """Return the cells that follow some rows; an empty list at the end.
 
     Raises:
-        NotMeasured: they follow from a row that failed.
+        NotMeasured: the cells depend on a row that failed.
     """
     try:
         return stages.send([row if row.values else Unknown(row) for row in rows])
@@ -137,11 +138,11 @@ def following(stages: Stages, rows: list[Row]) -> list[Cell]:
 
 
 class Task(NamedTuple):
-    """A piece of an experiment.
+    """A piece of work for an engine.
 
-    what: what to call it in messages, beside its subject. function: called with a `Bench`, the subject and the
-    arguments; it, they and what it returns travel between machines. steps: how far it moves the bar. number: of those
-    that belong together, such as parts of a text.
+    what: its name in messages, without the subject. function: called with a `Bench`, the subject and the arguments; all
+    of these and the result travel between machines, the `Bench` excepted. steps: by which it moves the bar. number:
+    identifies tasks that belong together, such as parts of a text.
     """
 
     what: str
@@ -153,5 +154,4 @@ class Task(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name in messages."""
         return f"{self.subject.name}, {self.what}"

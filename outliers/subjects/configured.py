@@ -1,4 +1,4 @@
-"""A model of which nothing but the configuration is read."""
+"""A model of which only the configuration is read."""
 
 import functools
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Configured(Subject):
-    """A model by its configuration, whether its weights are here or not."""
+    """A model by its configuration, whether or not its weights are on this machine."""
 
     needs = ("architecture",)
     settings = SimpleNamespace(device="meta")
@@ -24,20 +24,16 @@ class Configured(Subject):
 
     @property
     def asked(self) -> dict:
-        """The fields that identify it in a row."""
         return {"model": self.name}
 
     @functools.cached_property
     def config(self) -> "PretrainedConfig":
-        """Its configuration, of a file or known."""
-        from outliers.models.load import find_config  # which imports transformers
+        from outliers.models.load import find_config  # late, for it imports transformers
 
         return find_config(self.name)
 
     def prepare(self) -> None:
-        """Read the configuration."""
         _ = self.config
 
     def facts(self, _bench: "Bench", _cell: Cell) -> dict:
-        """Its architecture."""
         return {"architecture": self.config.model_type}

@@ -1,4 +1,4 @@
-"""A causal language model that somebody has in memory, with token blocks: as the functions of Python take it."""
+"""A model in memory with token blocks, as the Python functions take them."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from outliers.subjects.bench import Bench
 
 
 class Given:
-    """A model, resident or streamed, with token blocks (T,) of any lengths; variants know their calibration."""
+    """A model, resident or streamed, with token blocks (T,) of any lengths; its variants are calibrated already."""
 
     revision, seeds = None, 1
 
@@ -22,5 +22,4 @@ class Given:
         self.settings = SimpleNamespace(stream=is_streamed(model), dtype=dtype)
 
     def load(self, bench: Bench, facts: dict | None = None) -> PreTrainedModel:
-        """The model itself."""
         return bench.keep(self, "given", lambda: (self.loaded, {}), facts)[0]

@@ -1,4 +1,4 @@
-"""A linear layer of a shape, with random weights."""
+"""A linear layer with random weights."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
 
 def layer_shape(dimension: int | str) -> tuple[int, int]:
-    """Features and outputs of a layer of a dimension d, which has 4 d outputs, or as "576x1536" says."""
+    """Return input and output features: d and 4 d of a model dimension d, or those that a text such as "576x1536"
+    gives."""
     if isinstance(dimension, int):
         return dimension, 4 * dimension
     features, outputs = map(int, dimension.split("x"))
@@ -18,7 +19,7 @@ def layer_shape(dimension: int | str) -> tuple[int, int]:
 
 
 class Layer(Subject):
-    """The first feed-forward layer of models of a dimension, or of a shape, see `layer_shape`."""
+    """The first feed-forward layer of models of a dimension, or a layer of a given shape, see `layer_shape`."""
 
     def __init__(self, dimension: int | str, settings: Machine):
         self.dimension, self.settings = dimension, settings
@@ -26,17 +27,15 @@ class Layer(Subject):
 
     @property
     def asked(self) -> dict:
-        """The fields that identify it in a row."""
         return {"dimension": self.dimension, "dtype": self.settings.dtype, **unusual(dict(self.settings))}
 
     def prepare(self) -> None:
-        """See that the device is there."""
-        from outliers.subjects.bench import check_machine  # which imports torch, as what follows
+        from outliers.subjects.bench import check_machine  # late, for it imports torch
 
         check_machine(self.settings)
 
     def facts(self, _bench: "Bench", _cell: Cell) -> dict:
-        """The number of its outputs, and the kernels that multiply it."""
+        """Return the number of output features, and the kernels that compute the product."""
         from outlier_kernels import dispatch
 
         from outliers.models.load import find_device

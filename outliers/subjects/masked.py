@@ -1,4 +1,4 @@
-"""Masked language models: blocks between two special tokens, some tokens of which are masked and predicted."""
+"""Masked language models: blocks between two special tokens, in which some tokens are masked and predicted."""
 
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from outliers.subjects.causal import Causal
 
 READS_TEXT = True
-REFUSED = {  # options that say nothing of this family, and why
+REFUSED = {  # options that do not apply to this family, and why
     "bos": "reads [CLS] before each block anyway",
     "stride": "reads blocks that do not overlap",
     "scored": "does not predict the tokens of a block one after the other",
@@ -24,7 +24,7 @@ REFUSED = {  # options that say nothing of this family, and why
 
 
 def read(subject: "Causal", text: str, blocks: int, seed: int) -> Examples:
-    """The first blocks of a text, masked by a seed, or each token by itself."""
+    """Return the first blocks of a text, masked at random by a seed, or with each token masked by itself."""
     tokenizer, settings = subject.reader, subject.settings
     if settings.objective is None:
         return masked_text(text, tokenizer, settings.block, blocks, seed)
@@ -40,10 +40,11 @@ def read(subject: "Causal", text: str, blocks: int, seed: int) -> Examples:
 def masked_text(
     text: Text, tokenizer: PreTrainedTokenizerBase, block: int, blocks: int | None = None, seed: int = 0
 ) -> Examples:
-    """A text for a masked language model: blocks of it between [CLS] and [SEP], of which 15 % are to be predicted.
+    """Return a text for a masked language model: blocks of it between [CLS] and [SEP], with 15 % of the tokens masked.
 
-    In each block the same number of tokens, at least one, is masked; a seed decides which. All of them become the mask
-    token, where BERT is trained with a tenth of them exchanged and a tenth left: what is measured is prediction alone.
+    In each block the same number of tokens, at least one, is masked, chosen by a seed. All of them become the mask
+    token, although BERT was trained with a tenth replaced at random and a tenth unchanged: only prediction is measured
+    here.
 
     Args:
         text, tokenizer, blocks: as `outliers.load_text`.
@@ -60,7 +61,7 @@ def masked_text(
 
 
 def each_masked(text: Text, tokenizer: PreTrainedTokenizerBase, block: int, blocks: int | None = None) -> Examples:
-    """A text of which each token is predicted from all others of its block: perplexity is then pseudo-perplexity.
+    """Return a text with each token predicted from all others of its block, so that perplexity is pseudo-perplexity.
 
     Salazar et al., "Masked Language Model Scoring", 2020.
 
@@ -82,7 +83,7 @@ def each_masked(text: Text, tokenizer: PreTrainedTokenizerBase, block: int, bloc
 def _between_ends(
     text: Text, tokenizer: PreTrainedTokenizerBase, block: int, blocks: int | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Token ids (blocks, T), of which the first and the last are special, and their bytes as of `cut_text`."""
+    """Return token ids (blocks, T) with a special token at either end, and their bytes as `cut_text` has them."""
     if block < 4:
         raise UserError(f"blocks of {block} tokens; expected at least 4, of which two are [CLS] and [SEP]")
     if tokenizer.mask_token_id is None:
@@ -100,14 +101,14 @@ def _predicting(
     tokenizer: PreTrainedTokenizerBase,
     protocol: str,
 ) -> Examples:
-    """Blocks (blocks, T) in which the mask token stands in the place of those that are chosen (blocks, predicted)."""
+    """Return blocks (blocks, T) with the mask token at the positions (blocks, predicted) to be predicted."""
     labels = torch.full_like(whole, IGNORED).scatter_(1, chosen, whole.gather(1, chosen))
     predicted = None if sizes is None else sizes.gather(1, chosen).sum(1)
     return Examples(whole.scatter(1, chosen, tokenizer.mask_token_id), labels, protocol, sizes=predicted)
 
 
 def _ends(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
-    """The tokens that begin and end a sequence."""
+    """Return the tokens that begin and end a sequence."""
     firsts, lasts = (tokenizer.cls_token_id, tokenizer.bos_token_id), (tokenizer.sep_token_id, tokenizer.eos_token_id)
     ends = [next((token for token in tokens if token is not None), None) for tokens in (firsts, lasts)]
     if None in ends:

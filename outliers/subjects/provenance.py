@@ -1,4 +1,4 @@
-"""Provenance, which is reported with every number."""
+"""The provenance of numbers: code, versions, machine, time and memory, reported with every row."""
 
 import ast
 import hashlib
@@ -25,17 +25,18 @@ import outliers
 from outliers.errors import UserError
 from outliers.files import write_whole
 
-# What determines numbers, in `outliers`, beside all of `outlier_kernels`.
+# Files and folders of `outliers` that determine numbers, as all of `outlier_kernels` does.
 ROOMS = ("criterion.py", "models", "text", "tracing", "quantization", "variants", "trainer", "subjects", "metrics")
-PARSED = Path(cache_from_source(__file__)).with_suffix(".code")  # the hash of the sources that were parsed last
-SECONDS_BETWEEN_SAMPLES = 0.01  # of the memory, on systems without a high-water mark that can be reset
-CLEAR, RESIDENT = Path("/proc/self/clear_refs"), "5"  # what resets the high-water mark of a process on Linux
+PARSED = Path(cache_from_source(__file__)).with_suffix(".code")  # cache of the last hash
+SECONDS_BETWEEN_SAMPLES = 0.01  # if the high-water mark of the memory cannot be reset
+CLEAR, RESIDENT = Path("/proc/self/clear_refs"), "5"  # resets the high-water mark of a process on Linux
 
 
 def environment(device: str | torch.device) -> dict:
-    """Code, versions, commit, processor and threads of this process, as fields of a row.
+    """Return code, versions, commit, processor and threads of this process, as fields of a row.
 
-    device: as it was asked for: "cpu", "cuda", "cuda:1" or "auto".
+    Args:
+        device: as in its option: "cpu", "cuda", "cuda:1" or "auto".
     """
     return {
         "device": str(device),
@@ -51,10 +52,10 @@ def environment(device: str | torch.device) -> dict:
 
 @cache
 def code_hash() -> str:
-    """12 hex digits of the SHA-256 of the code that determines numbers, the same for a clone and an installation.
+    """Return 12 hex digits of the SHA-256 of the code that determines numbers, equal for a clone and an installation.
 
-    It is that of the parsed sources without docstrings, so that comments, docstrings and layout change nothing, and of
-    the tables beside them. Parsing takes half a second, and is left out where no byte of them changed.
+    It covers the parsed sources without docstrings, so that comments, docstrings and layout change nothing, and the
+    tables beside them. Parsing takes half a second, and is skipped if no byte of the sources has changed.
     """
     package, kernels = (Path(module.__file__).parent for module in (outliers, outlier_kernels))
     places = [*(package / room for room in ROOMS), kernels]
@@ -64,13 +65,13 @@ def code_hash() -> str:
         if known == contents:
             return code
     code = hash_of(places)
-    with suppress(UserError):  # the package is not ours to write to
+    with suppress(UserError):  # the folder of the package is not writable
         write_whole(PARSED, f"{contents} {code}")
     return code
 
 
 def hash_of(places: list[Path]) -> str:
-    """`code_hash` of files and folders."""
+    """Return the hash of files and folders that `code_hash` describes."""
     digest = hashlib.sha256()
     for name, content in _sources(places):
         digest.update(f"{name}\n".encode())
@@ -79,7 +80,7 @@ def hash_of(places: list[Path]) -> str:
 
 
 def _sources(places: list[Path]) -> Iterator[tuple[str, bytes]]:
-    """The names and contents of the files of code, and of the tables beside them."""
+    """Yield relative path and content of each source file and table."""
     for place in places:
         for path in [place] if place.is_file() else sorted(place.rglob("*")):
             if path.suffix in (".py", ".yaml"):
@@ -87,7 +88,10 @@ def _sources(places: list[Path]) -> Iterator[tuple[str, bytes]]:
 
 
 def _syntax(node: ast.AST, words: list[str]) -> list[str]:
-    """A syntax tree in words: `ast.dump` depends on the version of Python, and keeps docstrings."""
+    """Return a syntax tree as a list of words, without docstrings.
+
+    `ast.dump` would depend on the version of Python, and keep docstrings.
+    """
     words.append(type(node).__name__)
     for name in node._fields:
         value = getattr(node, name, None)
@@ -103,7 +107,7 @@ def _syntax(node: ast.AST, words: list[str]) -> list[str]:
 
 @dataclass(eq=False)
 class Spent:
-    """The cost of a finished measurement, and where it was made, as fields of a row; see `measuring`."""
+    """Time, memory and machine of a measurement, as fields of a row; see `measuring`."""
 
     device: str | torch.device
     sampled: bool
@@ -111,28 +115,29 @@ class Spent:
     fields: dict = field(default_factory=dict)
 
     def see(self) -> None:
-        """Take note of the most memory since the high-water marks were reset."""
+        """Update the peak memory with the high-water marks since their last reset."""
         now = _peaks(self.device, self.sampled)
         self.peaks = list(map(max, now, self.peaks or now))
 
 
-_measuring: list[Spent] = []  # in this process now
+_measuring: list[Spent] = []  # running measurements of this process
 _lock = threading.Lock()
 
 
 @contextmanager
 def measuring(device: str | torch.device) -> Iterator[Spent]:
-    """Take the time and the memory of a measurement: `with measuring("cpu") as spent: ...`, then `spent.fields`.
+    """Measure time and memory of this context: `with measuring("cpu") as spent: ...`, then `spent.fields`.
 
-    The fields are `wall_seconds`; `peak_memory_bytes`, the most that torch held on each GPU meanwhile, added up, or
-    that this process had resident on a CPU; and those of `environment`. What was in memory before
-    counts: the model, torch itself, what is freed but not given back to the system. Measurements may be nested, or run
-    in several threads of a process: each has the most of its own time, whichever thread took it.
+    The fields are `wall_seconds`; `peak_memory_bytes`, the most that torch held on each GPU meanwhile, added up, or on
+    a CPU the most that this process had resident; and those of `environment`. What was in memory before counts: the
+    model, torch itself, and memory that is freed but not returned to the system. Measurements may be nested, or run in
+    several threads of a process: each has the peak of its own time, whichever thread caused it.
 
-    On a CPU it is the high-water mark of Linux, which is reset. Where it cannot be, the memory is looked at every 10
+    On a CPU it is the high-water mark of Linux, which is reset. If it cannot be reset, the memory is sampled every 10
     milliseconds, and a shorter peak is missed.
 
-    device: as it was asked for, see `environment`.
+    Args:
+        device: as for `environment`.
     """
     start, over = time.perf_counter(), threading.Event()
     with _lock:
@@ -155,10 +160,10 @@ def measuring(device: str | torch.device) -> Iterator[Spent]:
 
 
 def joined(parts: list[dict]) -> dict:
-    """The fields of a row of which processes, perhaps on several machines, measured parts, each with such fields.
+    """Merge the provenance of parts of a measurement, perhaps of several machines, into the fields of its row.
 
-    Seconds add up, the largest memory counts. Where parts differ, as in the processor's name or in the threads, all
-    that they say stands there: "AMD EPYC, 2 cores, Intel Xeon, 4 cores", "2, 4".
+    Seconds are added, and the largest memory counts. Other fields that differ list all values: "AMD EPYC, 2 cores,
+    Intel Xeon, 4 cores", "2, 4".
     """
     fields = {}
     for name in dict.fromkeys(chain.from_iterable(parts)):
@@ -170,18 +175,18 @@ def joined(parts: list[dict]) -> dict:
 
 
 def _reset() -> bool:
-    """Reset the high-water marks of all GPUs in use and of this process; whether the latter could be."""
+    """Reset the high-water marks of all GPUs in use and of this process, and return whether the latter was possible."""
     for number in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0):
         torch.cuda.reset_peak_memory_stats(number)
     try:
         CLEAR.write_text(RESIDENT)
-    except OSError:  # of another system, or of a container that does not let us
+    except OSError:  # not Linux, or forbidden in a container
         return False
     return True
 
 
 def _peaks(device: str | torch.device, sampled: bool) -> list[int]:
-    """Bytes: the most that torch held on each GPU, or that this process had resident, since that was reset."""
+    """Return the most bytes that torch held on each GPU, or that this process had resident, since the last reset."""
     if _gpus(device):  # a model that is spread over all names the first one as its device
         return [torch.cuda.max_memory_allocated(number) for number in range(torch.cuda.device_count())]
     if sampled:
@@ -205,7 +210,7 @@ def _version(package: str) -> str | None:
 
 @cache
 def _commit() -> str | None:
-    """The git commit of the clone that this package runs from; "+" where files differ from it."""
+    """Return the git commit of the clone that this package runs from, with "+" if files differ from it."""
     clone = Path(outliers.__file__).parent.parent
     if not (clone / ".git").exists():
         return None
@@ -217,20 +222,20 @@ def _commit() -> str | None:
 
 
 def _gpus(device: str | torch.device) -> list[str]:
-    """The GPUs that a device, as it was asked for, stands for."""
+    """Return the GPUs that a device option stands for."""
     if str(device) == "auto":
         return [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     return [str(device)] if str(device).startswith("cuda") else []
 
 
 def _names(gpus: list[str]) -> str:
-    """The names of GPUs, equal ones together: "2 × NVIDIA H100"."""
+    """Return the names of GPUs, equal ones counted: "2 × NVIDIA H100"."""
     names = Counter(map(torch.cuda.get_device_name, gpus))
     return ", ".join(f"{count} × {name}" if count > 1 else name for name, count in names.items())
 
 
 def _processor() -> str:
-    """The processor's model name and how many of its cores this process may use."""
+    """Return the name of the processor and its number of cores."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()} cores"

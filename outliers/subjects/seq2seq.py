@@ -1,4 +1,4 @@
-"""Encoder-decoders: what the encoder reads, and what the decoder is to predict of it."""
+"""Encoder-decoders: the text that the encoder reads, and the part that the decoder predicts."""
 
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from outliers.subjects.causal import Causal
 
 READS_TEXT = True
-REFUSED = {  # options that say nothing of this family, and why
+REFUSED = {  # options that do not apply to this family, and why
     "bos": "reads what its tokenizer puts around each block",
     "stride": "reads blocks that do not overlap",
     "scored": "does not predict the tokens of a block one after the other",
@@ -25,10 +25,10 @@ SHORTEST = Spans.of(2).read
 
 
 def read(subject: "Causal", text: str, blocks: int, seed: int) -> Examples:
-    """The first blocks of a text with what is to be predicted: spans of them by a seed, or their second halves.
+    """Return the first blocks of a text with what is to be predicted: spans chosen by a seed, or the second halves.
 
     Raises:
-        UserError: as `span_corrupted` and `prefixed`; or there is a seed, and no spans that it decides.
+        UserError: as `span_corrupted` and `prefixed`; or a seed is given although no spans depend on it.
     """
     tokenizer, settings = subject.reader, subject.settings
     if (settings.objective or ("span" if len(sentinels_of(tokenizer)) else "prefix")) == "span":
@@ -46,14 +46,14 @@ def read(subject: "Causal", text: str, blocks: int, seed: int) -> Examples:
 def span_corrupted(
     text: Text, tokenizer: PreTrainedTokenizerBase, block: int, blocks: int | None = None, seed: int = 0
 ) -> Examples:
-    """A text for an encoder-decoder that learnt to undo span corruption, as T5 did.
+    """Return a text for an encoder-decoder that was trained on span corruption, as T5 was.
 
     Raffel et al., "T5", 2020, sections 3.1.4 and 3.3.4, and their `random_spans_helper` and `random_spans_noise_mask`.
 
-    15 % of the tokens of a block are predicted, in spans of three in the mean. In the encoder's input a sentinel stands
-    in the place of each span; the decoder predicts the spans, each behind its sentinel; </s> ends both. As in T5, a
-    block is cut so long that the encoder reads exactly `block` tokens of it: of 568 tokens it reads 512, and the
-    decoder predicts 114. Everything that the decoder predicts counts.
+    15 % of the tokens of a block are predicted, in spans of three on average. In the encoder's input a sentinel
+    replaces each span; the decoder predicts the spans, each after its sentinel; </s> ends both. As in T5, a block is
+    cut so long that the encoder reads exactly `block` tokens of it: of 568 tokens it reads 512, and the decoder
+    predicts 114. Everything that the decoder predicts counts.
 
     Args:
         text, tokenizer, blocks: as `outliers.load_text`.
@@ -93,9 +93,9 @@ def span_corrupted(
 
 
 def prefixed(text: Text, tokenizer: PreTrainedTokenizerBase, block: int, blocks: int | None = None) -> Examples:
-    """A text for any encoder-decoder: the first half of each block is read, the second half is predicted.
+    """Return a text for any encoder-decoder: the first half of each block is read, the second half is predicted.
 
-    What the tokenizer puts around a text, such as </s>, stands around what is read, and counts among its tokens.
+    Special tokens of the tokenizer, such as </s>, surround the part that is read, and count among its tokens.
 
     Args:
         text, tokenizer, blocks: as `outliers.load_text`.
@@ -122,7 +122,7 @@ def prefixed(text: Text, tokenizer: PreTrainedTokenizerBase, block: int, blocks:
 
 
 def _around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """The special tokens that a tokenizer puts before and behind a text."""
+    """Return the special tokens that a tokenizer puts before and after a text."""
     encoded = tokenizer("a", return_special_tokens_mask=True)
     ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
     return ids[: special.index(0)], ids[len(ids) - special[::-1].index(0) :]

@@ -1,4 +1,4 @@
-"""A model as it generates or encodes: under a scheme its int8 weights alone are in memory."""
+"""A model as it is served, to generate or encode: under a scheme only its int8 weights are in memory."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -20,22 +20,21 @@ if TYPE_CHECKING:
 
 
 class Served(Causal):
-    """A model under one variant, with a text whose beginnings are prompts; a metric says how long they are."""
+    """A model under one variant, with a text whose beginnings are prompts; the metric sets the length of prompts."""
 
     families = ("causal", "masked", "seq2seq", "vision")
     of_one_variant = True
 
     def prepare(self) -> None:
-        """All but the text, which is read when it is known how long prompts are."""
+        """Read all but the text, for the length of prompts is not known yet."""
         Pretrained.prepare(self)
 
     @property
     def asked(self) -> dict:
-        """The fields that identify it in a row."""
         return {name: value for name, value in super().asked.items() if name not in ("block", "blocks")}
 
     def check(self, cells: Iterable[Cell]) -> None:
-        """As of a causal model; and see that schemes can do without exact weights, and a cache without a prefix."""
+        """Check cells as `Causal`, and that schemes work without exact weights, and caches without a prefix."""
         from outliers.quantization.convert import check_kept
 
         cells = list(cells)
@@ -48,12 +47,12 @@ class Served(Causal):
         super().check(cells)
 
     def check_calibration(self, variant: "Variant") -> None:
-        """Raise UserError, for nothing is calibrated without exact weights."""
+        """Raise UserError: nothing is calibrated without exact weights."""
         Pretrained.check_calibration(self, variant)
 
     @contextmanager
     def under(self, bench: "Bench", variant: "Variant", facts: dict) -> "Iterator[PreTrainedModel]":
-        """The model under a variant but for its cache; it has the weights that the facts say."""
+        """Provide the model under a variant without its cache, after checking that it has the weights in the facts."""
         model, _ = self._loaded(bench, variant, facts)
         variant, _formats = apart_from_cache(variant)
         if hasattr(variant, "served"):
@@ -63,7 +62,7 @@ class Served(Causal):
                 yield changed
 
     def facts(self, bench: "Bench", cell: Cell) -> dict:
-        """Hashes, sizes and kernels of the model that is served; its text is said by metrics."""
+        """Return hashes, sizes and kernels of the served model; those of its text come from metrics."""
         return self._loaded(bench, cell.variant)[1]
 
     def _loaded(self, bench: "Bench", variant: "Variant", like: dict | None = None) -> tuple["PreTrainedModel", dict]:
@@ -80,7 +79,6 @@ class Served(Causal):
         return bench.keep(self, (settings.dtype, settings.device, variant.name), load, like)
 
     def _fields(self, model: "PreTrainedModel", variant: "Variant") -> dict:
-        """The facts that rows of the model under a variant share."""
         from outliers.models.anatomy import projections
         from outliers.quantization.int8 import Int8Linear
         from outliers.subjects.bench import describe, protocol_of

@@ -1,4 +1,4 @@
-"""A training run: a recipe with a seed, and the text that it is measured on."""
+"""A training run: a recipe with a seed, and the text that the trained model is measured on."""
 
 import functools
 import hashlib
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 
 class TrainingRun(Subject):
-    """A run of a recipe with a seed, by the name that an experiment gives it.
+    """A training run of a recipe with a seed.
 
-    settings: the experiment, with the texts, the folder of checkpoints, and where it runs.
+    label: name of the recipe in the experiment. settings: the experiment, with the texts, the folder of checkpoints,
+    and where it runs.
     """
 
     needs = ("trained_on",)
@@ -34,29 +35,27 @@ class TrainingRun(Subject):
 
     @property
     def asked(self) -> dict:
-        """The fields that identify it in a row."""
         settings = self.settings
         measured_on = {"text": text_label(settings.text), **settings.model_dump(include={"block", "blocks", "dtype"})}
         return {"run": self.label, "seed": self.seed, **self.recipe.in_rows, **measured_on, **unusual(dict(settings))}
 
     @property
     def blocks(self) -> "torch.Tensor":
-        """Held-out token ids that it is measured on, int64 (blocks, T)."""
+        """Held-out token ids to measure on, int64 (blocks, T)."""
         return self._read[0]
 
     @property
     def trained_on(self) -> str:
-        """Hash of the text, in the order in which it is trained on."""
+        """Hash of the training text, in its order."""
         return self._read[1]
 
     @property
     def folder(self) -> Path:
-        """The folder of its checkpoints: of all that decides its weights but the code."""
+        """The folder of the checkpoints, named by a hash of all that determines the weights but the code."""
         written = json.dumps([self.recipe.model_dump(), self.seed, self.trained_on], sort_keys=True)
         return Path(self.settings.work) / hashlib.sha256(written.encode()).hexdigest()[:12]
 
     def prepare(self) -> None:
-        """Read the texts."""
         from outliers.subjects.bench import check_machine
 
         check_machine(self.settings)
@@ -64,7 +63,7 @@ class TrainingRun(Subject):
         _ = self._read
 
     def facts(self, _bench: "Bench", _cell: Cell) -> dict:
-        """Hashes of the text that it is trained on, and of the one that it is measured on."""
+        """Return the hashes of the training text and of the text that is measured on."""
         from outliers.subjects.bench import protocol_of
         from outliers.text.blocks import tokens_hash
 
@@ -72,7 +71,7 @@ class TrainingRun(Subject):
         return {"trained_on": self.trained_on, "tokens_hash": tokens_hash(self.blocks), "protocol": protocol}
 
     def training_blocks(self) -> "np.ndarray":
-        """The training text in its order: ids (steps · batch, T)."""
+        """Return the training text in its order: ids (steps · batch, T)."""
         import numpy as np
 
         from outliers.text.blocks import load_text
@@ -101,7 +100,7 @@ class TrainingRun(Subject):
 
     @property
     def _corpus(self) -> "Corpus":
-        """The corpus of a rung of the pocket ladder, read once a process."""
+        """The corpus of the pocket ladder, read once per process."""
         settings = self.settings
         return _prepared(settings.c4, settings.wikitext, settings.work)
 

@@ -1,4 +1,4 @@
-"""Vision: pictures of a folder or of a data set of the hub, as a model's own image processor prepares them."""
+"""Vision models: pictures of a folder or of a data set on the hub, prepared by the model's own image processor."""
 
 import itertools
 import warnings
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from outliers.subjects.causal import Causal
 
-# Options that say nothing of this family, and why.
+# Options that do not apply to this family, and why.
 REFUSED = {
     "bos": "reads pictures, before which no token stands",
     "mask_seed": "predicts classes and has no masks",
@@ -30,18 +30,21 @@ REFUSED = {
     "stride": "reads pictures, which do not overlap",
     "scored": "predicts classes alone",
 }
-FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP", ".bmp": "BMP"}  # that are decoded
+FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP", ".bmp": "BMP"}  # formats that are decoded
 LARGEST_FILE = 1 << 26  # bytes
 MOST_PIXELS = 1 << 26  # of a picture, before it is resized
 MOST_FILES = 1 << 21  # of a folder
-MOST_VALUES = 1 << 31  # of all prepared pictures
-SPLITS = ("validation", "test", "train")  # of a data set: the first that it has
+MOST_VALUES = 1 << 31  # of all prepared pictures together
+SPLITS = ("validation", "test", "train")  # of a data set: the first of these that it has
 READS_TEXT = False
 SEED = 0  # of the order of pictures
 
 
 class Picture(NamedTuple):
-    """A picture that is not read yet: what to call it, what reads it, and its class, None where that is not known."""
+    """A picture that is not read yet.
+
+    name: for messages. read: function that opens it. label: its class; None if unknown.
+    """
 
     name: str
     read: Callable[[], Image.Image]
@@ -49,7 +52,7 @@ class Picture(NamedTuple):
 
 
 def read(subject: "Causal", text: str, blocks: int, _seed: int) -> Examples:
-    """The first pictures of those that `--text` names."""
+    """Return the first of the pictures that `--text` names."""
     of_others = len(getattr(subject.settings, "models", ())) > 1 or subject.of_one_variant  # models, or prompts
     if "block" in subject.settings.model_fields_set and not of_others:
         raise UserError(f"'{subject.model}' reads pictures of a size of its own; leave --block out")
@@ -59,19 +62,19 @@ def read(subject: "Causal", text: str, blocks: int, _seed: int) -> Examples:
 def pictures(
     source: str | Path, processor: "BaseImageProcessor", config: "PretrainedConfig", count: int | None = None
 ) -> Examples:
-    """Pictures for a vision model.
+    """Return pictures for a vision model.
 
-    Those of a folder are in an order that a seed decides, so that the first ones are of all classes; those of a data
-    set in its own.
+    Pictures of a folder are shuffled by a fixed seed, so that the first ones are of all classes; those of a data set
+    keep its order.
 
     Args:
-        source: a folder of pictures, or of one folder of them for each class, which is called as the model calls it,
-            by one of several names between commas, or by its number; "sample", handwritten digits that come with
-            scikit-learn, of which those count that models of this project have not learnt; or a data set of the hub,
-            the first of its splits validation, test and train, with columns of pictures and, if it has them, classes.
+        source: a folder of pictures, or of one folder of them for each class, named as the model names the class, by
+            one of several names between commas, or by its number; "sample", those handwritten digits of scikit-learn
+            that models of this project were not trained on; or a data set of the hub, of which the first split of
+            validation, test and train is read, with columns of pictures and, if it has them, classes.
         processor: the model's own, see `outliers.models.load.load_processor`.
-        config: of the model, which knows the classes.
-        count: how many; None for all.
+        config: of the model, with its classes.
+        count: number of pictures; None for all.
 
     Returns:
         Pixels float32 (pictures, channels, height, width) and classes int64 (pictures, 1), `IGNORED` without classes.
@@ -130,13 +133,13 @@ def _of_folder(folder: Path) -> list[Picture]:
 
 
 def _open(content: bytes | None) -> Image.Image:
-    """A picture in colours; raises ValueError, or what PIL raises, for anything else."""
+    """Return a picture as RGB; raise ValueError, or an error of PIL, for anything else."""
     if content is None:
         raise ValueError("it is not a regular file")
     if len(content) > LARGEST_FILE:
         raise ValueError(f"it is larger than {LARGEST_FILE >> 20} MB")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of sizes, which are looked at here
+        warnings.simplefilter("ignore")  # about large pictures, whose size is checked below
         image = Image.open(BytesIO(content), formats=sorted(set(FORMATS.values())))
     if image.width * image.height > MOST_PIXELS:
         raise ValueError(f"it has {image.width:,} x {image.height:,} pixels, more than {MOST_PIXELS:,}")
@@ -146,7 +149,7 @@ def _open(content: bytes | None) -> Image.Image:
 def _prepared(picture: Picture, processor: "BaseImageProcessor") -> torch.Tensor:
     try:
         image = picture.read()
-    except Exception as error:  # of any kind for bytes that nobody checked
+    except Exception as error:  # of any type, for unchecked bytes
         raise UserError(f"'{picture.name}' is not a readable picture: {reason_of(error, 150)}") from None
     try:
         return torch.as_tensor(processor(images=image, return_tensors="pt")["pixel_values"][0]).float()
@@ -160,7 +163,7 @@ def _in_any_order(pictures: list[Picture]) -> list[Picture]:
 
 
 def _number(name: str, config: "PretrainedConfig") -> int:
-    """The number of a class by one of the names that a model has for it, or by that number; none without classes."""
+    """Return the number of a class, given by that or by a name that the model has for it; `IGNORED` without classes."""
     if not config.num_labels:
         return IGNORED
     wanted = _plain(name)
@@ -180,7 +183,7 @@ def _plain(name: str) -> str:
 
 
 def _of_hub(name: str) -> Iterator[Picture]:
-    """The pictures of a data set, whose bytes are opened here and not by `datasets`."""
+    """Yield the pictures of a data set; their bytes are decoded here, not by `datasets`."""
     from datasets import ClassLabel
     from datasets import Image as Column
 
