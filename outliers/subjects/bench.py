@@ -101,8 +101,7 @@ class Bench:
         return self.keep(subject, form, load, like)
 
     def keep(self, subject: Any, form: Hashable, load: Callable, like: dict | None) -> tuple[PreTrainedModel, dict]:
-        """Return what `load` returns, the model of a subject and its facts, from the last call if that was the same
-        model.
+        """Return what `load` returns, a subject's model and its facts, from the last call if the model is the same.
 
         Args:
             form: what else determines the loaded model, such as its dtype.

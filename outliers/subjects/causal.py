@@ -155,7 +155,7 @@ class Pretrained(Subject):
         return bench.weights()
 
     def facts(self, bench: "Bench", cell: Cell) -> dict:
-        """Return hashes, sizes and kernels; of a streamed model all but the hash of its weights, see `Bench.weights`."""
+        """Return hashes, sizes and kernels; of a streamed model not the hash of its weights, see `Bench.weights`."""
         from outliers.variants.draw import DRAWN
 
         model, fields = bench.load(self)

@@ -10,8 +10,7 @@ if TYPE_CHECKING:
 
 
 def layer_shape(dimension: int | str) -> tuple[int, int]:
-    """Return input and output features: d and 4 d of a model dimension d, or those that a text such as "576x1536"
-    gives."""
+    """Return input and output features: d and 4 d of a model dimension d, or those of a text such as "576x1536"."""
     if isinstance(dimension, int):
         return dimension, 4 * dimension
     features, outputs = map(int, dimension.split("x"))
