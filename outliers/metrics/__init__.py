@@ -1,1 +1,1 @@
-"""Metrics of a subject: their records, and a file each with how it is measured."""
+"""Metrics: their records, and a file for the measurement of each."""

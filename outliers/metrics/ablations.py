@@ -1,4 +1,4 @@
-"""Ablations: the loss of a model without some features, beside its loss without random ones."""
+"""Ablations: the loss of a model without some features, compared with its loss without random ones."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,16 +24,16 @@ from outliers.tracing.result import STREAM
 from outliers.tracing.trace import trace
 from outliers.variants.ablated import METHODS, SEEDS, Ablated, Intervention, feature_means
 
-CONTROLS = range(10, 10_001)  # random draws of features: fewer make no interval, more no better one
+CONTROLS = range(10, 10_001)  # numbers of random draws: fewer give no interval, more no better one
 RESAMPLES = 10_000
 
 
 @dataclass(frozen=True)
 class Treatment:
-    """One thing to measure: which features are taken out, and how.
+    """A measurement of an ablation: which features are removed, and how.
 
-    subject: "none" (the model as it is), "outliers" (all given features), "control" (as many random others), or
-    "single" (one of several given features). draw: number of the control.
+    subject: "none" (the unchanged model), "outliers" (all given features), "control" (the same number of random other
+    ones), or "single" (one of several given features). draw: number of the control.
     """
 
     subject: str
@@ -43,7 +43,6 @@ class Treatment:
 
     @property
     def fields(self) -> dict:
-        """Its fields in rows."""
         fields = {name: value for name, value in vars(self).items() if value is not None}
         return fields | {"features": list(self.features)}
 
@@ -57,9 +56,9 @@ def plan(
     where: Iterable[str] = ("attn_in",),
     outliers: Iterable[int] = (),
 ) -> list[Treatment]:
-    """The measurements of `ablate`; the controls of all methods are the same draws.
+    """Return the measurements of `ablate`; the controls of all methods are the same draws.
 
-    outliers: the model's outlier features, of which no control is drawn, ablated or not.
+    outliers: the model's outlier features, which no control includes, whether ablated or not.
 
     Raises:
         UserError: as `ablate`.
@@ -89,10 +88,13 @@ def plan(
 def random_features(
     count: int, draws: int, width: int, seed: int, features: Sequence[int], outliers: Iterable[int]
 ) -> list[tuple[int, ...]]:
-    """Draws of so many features each, without replacement, of a width but for some, and for outliers.
+    """Draw sets of features without replacement, excluding some features and outliers.
+
+    count: features of a draw. draws: number of draws. width: features to draw from. features, outliers: those to
+    exclude.
 
     Raises:
-        UserError: too few others are left; or the seed is none.
+        UserError: too few features are left; or the seed is invalid.
     """
     if not _is_in(SEEDS, seed):
         raise UserError(f"seed is {shown(seed)}; expected a whole number from 0 to 2**63 - 1")
@@ -127,31 +129,32 @@ def ablate(
 ) -> pd.DataFrame:
     """Return attention and perplexity of a model with features removed (LLM.int8(), section 4.2).
 
-    Top-1 softmax probability: the features are changed in the input of the q/k/v projection of one layer at a time.
-    Perplexity: in the inputs of all layers at once, and the altered states propagate. The model is left as it was.
+    For the top-1 softmax probability, the features are changed in the input of the q/k/v projection of one layer at a
+    time. For perplexity, they are changed in the inputs of all layers at once, and the altered states propagate. The
+    model is not changed.
 
     Args:
         model: a causal language model, quantized or not.
         blocks: token ids, int64 (blocks, T), or a list of (T,), sequences of any lengths.
         features: dimensions of the residual stream, for example those of `trace(...).outlier_features()`.
-        controls: how many times as many random other features are drawn, 10 to 10,000.
-        seed: of the draws, and of what "shuffle" does; 0 to 2⁶³ − 1.
+        controls: number of random draws of as many other features, 10 to 10,000.
+        seed: of the draws and of "shuffle"; 0 to 2⁶³ − 1.
         methods: "zero" (the paper's), "mean" (over the text) and "shuffle" (over the positions of a sequence).
         where: for perplexity, the inputs that are changed: "attn_in" (the paper's) and "ffn_in".
-        alpha: from which magnitude on a value is an outlier; controls are drawn from features that are none.
+        alpha: magnitude from which on a value is an outlier; controls exclude outlier features.
         attention_mask: as for `outliers.perplexity`.
-        stack: of an encoder-decoder "encoder" or "decoder", in whose layers the features are taken out.
+        stack: for an encoder-decoder "encoder" or "decoder", in whose layers the features are removed.
         progress: whether to show a bar after two seconds; by default on a terminal and in a notebook.
 
     Returns:
-        One row a measurement: `subject` ("none", "outliers", "control", "single"), `method`, `features`, `draw`,
-        `top1_softmax`, of a model that has attention, `perplexity`, and `damage`, the relative increase of perplexity.
-        `summary` condenses it.
+        One row per measurement: `subject` ("none", "outliers", "control", "single"), `method`, `features`, `draw`,
+            `top1_softmax`, if the model has attention, `perplexity`, and `damage`, the relative increase of perplexity.
+            `summary` condenses the table.
 
     Raises:
         UserError: there are no features, one is out of range, or there are too few others to draw controls from; a
-            method or a place is unknown; controls or seed are out of range; blocks do not fit the model, or
-            the mask does not fit them.
+            method or a place is unknown; controls or seed are out of range; blocks do not fit the model, or the mask
+            does not fit them.
 
     Example:
         >>> measurements = outliers.ablate(model, blocks, features=[3])
@@ -159,13 +162,13 @@ def ablate(
     model, blocks = apart(model), list(sequences(blocks, attention_mask))
     features, methods, where = list(features), list(methods), list(where)
     width = features_of(model)
-    plan(features, width, methods, controls, seed, where)  # mistakes show before the text is traced
+    plan(features, width, methods, controls, seed, where)  # reports mistakes before the text is traced
     if (view := view_of(model, stack)).cross:
         raise UserError("the encoder's states in cross-attention cannot be ablated; expected 'encoder' or 'decoder'")
     before = f"{view.written}." if stack else ""
     traced = trace(model, blocks, STREAM, alpha, attention=False, stack=stack)
     treatments = plan(features, width, methods, controls, seed, where, traced.outlier_features()["feature"])
-    expect_passes(len(blocks) * (len(treatments) + 1))  # of perplexities, and one of attention
+    expect_passes(len(blocks) * (len(treatments) + 1))  # for perplexities, and one for attention
     means = feature_means(traced) if "mean" in methods else {}
     interventions = [Intervention(treated.features, treated.method or "zero", seed, means) for treated in treatments]
     values = {}
@@ -183,19 +186,19 @@ def ablate(
 
 
 def damages(measurements: list[dict]) -> pd.DataFrame:
-    """Measurements, one of them of subject "none", as a table with the column `damage`."""
+    """Return measurements as a table with the column `damage`; one of them must be of subject "none"."""
     table = pd.DataFrame(measurements)
     table["damage"] = table["perplexity"] / table.loc[table["subject"] == "none", "perplexity"].item() - 1
     return table
 
 
 def summary(measurements: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
-    """Condense what `ablate` returns: the controls of a method to one row, single features by their damage.
+    """Condense the result of `ablate`: the controls of a method to one row, single features sorted by their damage.
 
     Returns:
         Columns `subject`, `method`, `features`, `draws`, and `top1_softmax`, `perplexity` and `damage`: the value, or
-        the mean of the controls; for these, `_low` and `_high` bound its 95 % bootstrap interval (percentiles of the
-        means of 10,000 resamples).
+        the mean of the controls. For controls, `_low` and `_high` bound the 95 % bootstrap interval of the mean
+        (percentiles of the means of 10,000 resamples).
     """
     order = ["none", "outliers", "control", "single"]
     groups = measurements.assign(method=measurements["method"].fillna(""))
@@ -216,6 +219,6 @@ def summary(measurements: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
 
 
 def interval_of_mean(values: Iterable[float], seed: int = 0) -> tuple[float, float]:
-    """95 % bootstrap interval of the mean: percentiles of the means of 10,000 resamples."""
+    """Return the 95 % bootstrap interval of the mean: percentiles of the means of 10,000 resamples."""
     resampled = bootstrap((list(values),), np.mean, n_resamples=RESAMPLES, method="percentile", rng=seed)
     return float(resampled.confidence_interval.low), float(resampled.confidence_interval.high)

@@ -1,4 +1,4 @@
-"""Share of pictures that a model puts into their own class, and the cross-entropy of the classes."""
+"""The accuracy of image classification, and the cross-entropy of the classes."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from outliers.variants.draw import scattered
 
 
 class Right(NamedTuple):
-    """Of a block: the summed cross-entropy in nats, and of how many predictions how many are right."""
+    """The summed cross-entropy of a block in nats, and its numbers of correct and of all predictions."""
 
     total: float
     right: int
@@ -22,7 +22,7 @@ class Right(NamedTuple):
 
 
 class RightReader(LossReader):
-    """The loss, and where the logit of the target is the largest."""
+    """A reader of the loss that also counts targets with the largest logit."""
 
     def __init__(self, model: PreTrainedModel, block: Block, targets: torch.Tensor):
         super().__init__(model, block, targets)
@@ -36,7 +36,7 @@ class RightReader(LossReader):
         self.largest = torch.maximum(largest, self.largest)
 
     def result(self) -> Right:
-        """Raise UserError where there is no class."""
+        """Return the counts of the block; raise UserError if there is no class."""
         (loss,) = finite_losses([super().result()])
         if not loss.tokens:
             raise UserError("pictures without a class have no accuracy; give them by class, or measure the agreement")

@@ -1,4 +1,4 @@
-"""Distance of the predictions of a model under a variant from those of the unquantized one."""
+"""The divergence of a variant's predictions from those of the unquantized model."""
 
 import math
 from typing import NamedTuple
@@ -14,7 +14,8 @@ from outliers.variants.draw import scattered
 
 
 class Agreeing(NamedTuple):
-    """Of a block: summed KL(p ‖ p_q) in nats; at how many positions, of all, the most probable token is the same."""
+    """Of a block: the summed KL(p ‖ p_q) in nats, the number of positions with the same most probable token, and of
+    all."""
 
     kl: float
     agreeing: int
@@ -22,7 +23,8 @@ class Agreeing(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """Of the logits at each position so far: the largest, whose token it is, and the sum of exp(logit − largest)."""
+    """Running sums over the logits at each position: the largest one, its token, and the sum of exp(logit −
+    largest)."""
 
     largest: torch.Tensor
     token: torch.Tensor
@@ -37,8 +39,10 @@ class _Sums(NamedTuple):
     def after(
         cls, before: "_Sums | None", start: int, logits: torch.Tensor
     ) -> tuple["_Sums", torch.Tensor, torch.Tensor]:
-        """With the logits (T, tokens) of further tokens, from `start` on; by what sums from before are multiplied; and
-        exp(logit − largest) of these logits."""
+        """Return the sums with the logits (T, tokens) of further tokens, from `start` on, added.
+
+        Also return the factors by which earlier sums have to be multiplied, and exp(logit − largest) of these logits.
+        """
         largest, token = logits.max(1)
         largest, token = largest.double(), token + start
         if before is not None:
@@ -53,8 +57,10 @@ class _Sums(NamedTuple):
 
 
 class AgreementReader:
-    """With logits a of the unquantized model and b, their largest values and the sums of their exponentials known so
-    far: KL = Σ p (a − b) − log Σ exp a + log Σ exp b."""
+    """A reader of KL divergence from the running largest values and sums of exponentials of two models' logits.
+
+    With logits a of the unquantized model and b of the variant, KL = Σ p (a − b) − log Σ exp a + log Σ exp b.
+    """
 
     compares = True
 
@@ -65,13 +71,13 @@ class AgreementReader:
         self.changed: _Sums | None = None
 
     def add(self, start: int, logits: torch.Tensor, exact: torch.Tensor) -> None:
-        """Logits (predictions, tokens) of the tokens from `start` on, of both models."""
+        """Add logits (predictions, tokens) of the tokens from `start` on, of both models."""
         self.exact, scale, exponentials = _Sums.after(self.exact, start, exact)
         self.weighted = self.weighted * scale + (exponentials * (exact - logits)).sum(1, dtype=torch.float64)
         self.changed, *_ = _Sums.after(self.changed, start, logits)
 
     def result(self) -> Agreeing:
-        """The summed divergence, and how many most probable tokens agree; raise BrokenModel where it is NaN or inf."""
+        """Return the summed divergence and the number of agreeing tokens; raise BrokenModel if it is NaN or inf."""
         divergence = self.weighted / self.exact.exponentials - self.exact.log_normalizer + self.changed.log_normalizer
         if not divergence.isfinite().all():
             raise broken_at(self.model, self.block)
@@ -80,7 +86,7 @@ class AgreementReader:
 
 
 def values_of(draws: list[list[Agreeing]]) -> list[dict]:
-    """Divergence and agreement, of what is seen of all blocks, draw by draw."""
+    """Return divergence and agreement as values of a row, from the results of all blocks, by draw."""
     tokens = [sum(block.tokens for block in blocks) for blocks in draws]
     kl = [math.fsum(block.kl for block in blocks) / count for blocks, count in zip(draws, tokens, strict=True)]
     same = [sum(block.agreeing for block in blocks) / count for blocks, count in zip(draws, tokens, strict=True)]

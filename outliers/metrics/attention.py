@@ -1,4 +1,4 @@
-"""Metrics of attention probabilities: all that are asked of what one variant makes of a model ride on one pass."""
+"""Metrics of attention probabilities: all those of a variant are computed in one pass."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,14 +22,14 @@ from outliers.variants.ablated import Ablated, Intervention
 from outliers.variants.edges import ROLES, Place
 from outliers.variants.together import Together, parts_of
 
-PROBABILITIES = 4  # (heads, T, T) of a layer at once: scores, what is made of them, and of those under an intervention
+PROBABILITIES = 4  # matrices (heads, T, T) of a layer: scores and probabilities, without and with an intervention
 
 
 class Visits(NamedTuple):
-    """The attention of a view's layers as a look saw it, a visit each layer and sequence, under some ablations.
+    """What a metric of attention computed in a view's layers under some ablations, a visit per layer and sequence.
 
-    layers: their numbers, int64 (visits,). queries: how many a sequence has, float64 (visits,). seen: float64 (visits,
-    ablations, …).
+    layers: numbers of the layers, int64 (visits,). queries: numbers of queries of the sequences, float64 (visits,).
+    seen: float64 (visits, ablations, …).
     """
 
     layers: torch.Tensor
@@ -38,12 +38,11 @@ class Visits(NamedTuple):
 
 
 class Look(NamedTuple):
-    """A metric made of attention probabilities.
+    """A metric of attention probabilities.
 
-    see: of those of a layer, (1, heads, queries, keys), a float64 tensor; told which keys each query can see, bool
-    (queries, keys), and whether the keys are of another stack.
-    answers: of all visits to a part of the text, the answer of each ablation. values: of the answers of all parts, the
-    values of a row.
+    see: reduces the probabilities of a layer, (1, heads, queries, keys), to a float64 tensor, given which keys each
+    query can see, bool (queries, keys), and whether the keys are of another stack. answers: returns the result of each
+    ablation from all visits to a part of the text. values: returns the values of a row from the results of all parts.
     """
 
     see: Callable[[torch.Tensor, torch.Tensor, bool], torch.Tensor]
@@ -58,15 +57,16 @@ def attended(
     questions: Sequence[tuple[Ablated, Sequence[Look]]],
     variant: Variant = AS_IT_IS,
 ) -> list[list[dict[str, Any]]]:
-    """The answer of each look at the attention under each ablation, which changes a layer at a time, by the views of
-    the model.
+    """Return, for each ablation and each of its metrics, the results by view of the model.
 
-    What goes on through the model is the layer's unchanged output. Probabilities of one layer at a time are held.
+    An ablation changes one layer at a time; the next layers get the layer's unchanged output. Only the probabilities of
+    one layer are held at a time.
 
-    blocks: token ids, int64 (blocks, T), or any iterable of (T,). variant: what all of it is under, such as a scheme.
+    blocks: token ids, int64 (blocks, T), or any iterable of (T,). questions: ablations with the metrics to compute
+    under each. variant: a change of the whole model, such as a scheme.
     """
     views = views_of(model)
-    places: dict[str, list] = {name: [] for name in views}  # of each visit the layer, and how many queries there are
+    places: dict[str, list] = {name: [] for name in views}  # the layer and the number of queries of each visit
     seen: dict[str, dict[Look, list[torch.Tensor]]] = {
         name: {look: [] for _, looks in questions for look in looks} for name in views
     }
@@ -89,7 +89,7 @@ def attended(
                     see = partial(_see, recompute(), visible, cross)
             for look in looks:
                 seen_in_layer[look].append(see(look))
-        for look, by_ablation in seen_in_layer.items():  # one small tensor each, for each keeps memory around it in use
+        for look, by_ablation in seen_in_layer.items():  # one tensor per visit: each keeps memory around it in use
             seen[name][look].append(torch.stack(by_ablation))
         places[name].append((layer, probabilities.shape[-2]))
 
@@ -100,7 +100,7 @@ def attended(
 
 
 def _answers(places: list[tuple[int, int]], seen: dict[Look, list[torch.Tensor]]) -> dict[Look, Iterator]:
-    """Of each look the answers of the ablations, one after the other."""
+    """Return the results of each metric, ablation by ablation."""
     layers, queries = torch.tensor(places).T
     return {
         look: iter(look.answers(Visits(layers, queries.double(), _stacked([visit.cpu() for visit in by_visit]))))
@@ -109,7 +109,7 @@ def _answers(places: list[tuple[int, int]], seen: dict[Look, list[torch.Tensor]]
 
 
 def _stacked(visits: list[torch.Tensor]) -> torch.Tensor:
-    """Stack what is seen of each visit, (ablations, heads, ...), with zeros for the heads that its layer has not."""
+    """Stack the tensors of visits, (ablations, heads, ...), with zeros for heads that a layer lacks."""
     if len({visit.shape for visit in visits}) > 1:
         most = max(visit.shape[1] for visit in visits)
         visits = [torch.cat([one, one.new_zeros(len(one), most - one.shape[1], *one.shape[2:])], 1) for one in visits]
@@ -121,14 +121,14 @@ def _see(probabilities: torch.Tensor, visible: torch.Tensor, cross: bool, look: 
 
 
 def _moves(ablated: Ablated) -> bool:
-    """Whether queries or keys read the change: values alone move no probability."""
+    """Return whether queries or keys read the change: values alone change no probability."""
     parts = {part for place in map(Place.read, ablated.where) for part in place.parts}
     return bool(ablated.intervention.features and parts & {"q", "k", "mixer"})
 
 
 @contextmanager
 def _hooks(visit: Callable, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
-    """Let `visit` see the attention of all layers, or of one."""
+    """Call `visit` with the attention of all layers, or of one, within this context."""
     with ExitStack() as stack:
         for cross in (False, True):
             stack.enter_context(attention_hooks(model, partial(visit, cross, model), layer, cross=cross))
@@ -136,7 +136,7 @@ def _hooks(visit: Callable, model: PreTrainedModel, layer: int | None) -> Iterat
 
 
 class OfAttention(Measurement):
-    """All interventions on what one variant makes of a model, and all metrics of each, come from one pass."""
+    """The measurement of attention metrics: all interventions on a variant, and all metrics of each, share one pass."""
 
     cost = 3.0
 
@@ -155,7 +155,7 @@ class OfAttention(Measurement):
         return super().keeps(cells)._replace(attention=PROBABILITIES, variants=1)
 
     def steps(self, cells: Sequence[Cell]) -> int:
-        """Of a block as many as it takes blocks without an ablation; an ablation takes about a third of one."""
+        """Count the blocks, and for every ablation about a third of the time of a pass."""
         ablations = {_parted(cell.variant)[1].name for cell in cells}
         return len(cells[0].subject.blocks) * (1 + len(ablations) // 3)
 
@@ -180,10 +180,10 @@ class OfAttention(Measurement):
 
 
 def _parted(variant: Variant) -> tuple[Variant, Ablated]:
-    """The variant of a model without its last ablation, and that ablation, which changes the attention of a layer at a
-    time.
+    """Split a variant into the change of the whole model and its last ablation, which changes attention layer by layer.
 
-    One of whole roles changes the input of the q/k/v projection; one of edges that others read too acts everywhere.
+    An ablation of whole roles changes the input of the q/k/v projection. An ablation of edges that other projections
+    read too is part of the change of the whole model.
     """
     *others, last = parts_of(variant)
     if isinstance(last, Ablated) and set(last.where) <= ROLES.keys():

@@ -1,4 +1,4 @@
-"""Find candidates for super weights: in one pass over a text, and in the weights alone."""
+"""The search for super weights: by activations in one pass over a text, and in the weights alone."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -27,7 +27,7 @@ ROLE = "ffn_out"  # the input of the second feed-forward projection, which has t
 
 
 class Spike(NamedTuple):
-    """The entry of the largest magnitude of a hidden state over a text."""
+    """The entry of a hidden state with the largest magnitude over a text."""
 
     value: float
     feature: int
@@ -35,7 +35,7 @@ class Spike(NamedTuple):
 
     @classmethod
     def of(cls, x: torch.Tensor) -> "Spike":
-        """That of x (T, features); raise BrokenModel where that is NaN or inf."""
+        """Return the spike of x (T, features); raise BrokenModel if it is NaN or inf."""
         position, feature = divmod(int(x.abs().argmax()), x.shape[1])
         value = x[position, feature].item()
         if not math.isfinite(value):
@@ -43,13 +43,16 @@ class Spike(NamedTuple):
         return cls(value, feature, position)
 
     def larger(self, other: "Spike | None") -> "Spike":
-        """Of both the larger one; of equal ones the other."""
+        """Return the larger of two spikes; the other one if they are equal."""
         return self if other is None or abs(self.value) > abs(other.value) else other
 
 
 class Peaks(NamedTuple):
-    """Of each feature, float64 (features,), the sum over sequences of the entry of the largest magnitude of each, the
-    smallest of these magnitudes, and how many sequences there were."""
+    """Statistics of each feature over sequences, from its entry of the largest magnitude in each.
+
+    total: float64 (features,), the sum of these entries. least: float64 (features,), the smallest of their magnitudes.
+    sequences: the number of sequences.
+    """
 
     total: torch.Tensor
     least: torch.Tensor
@@ -57,25 +60,26 @@ class Peaks(NamedTuple):
 
     @classmethod
     def of(cls, x: torch.Tensor) -> "Peaks":
-        """Those of one sequence, x (T, features)."""
+        """Return the statistics of one sequence, x (T, features)."""
         peak = x.gather(0, x.abs().argmax(0, keepdim=True))[0].double().cpu()
         return cls(peak, peak.abs(), 1)
 
     def joined(self, other: "Peaks | None") -> "Peaks":
-        """Those of the sequences of both."""
+        """Return the statistics of the sequences of both."""
         if other is None:
             return self
         least = torch.minimum(self.least, other.least)
         return Peaks(self.total + other.total, least, self.sequences + other.sequences)
 
     def at(self, feature: int) -> dict:
-        """Of a feature the mean of these entries and the smallest magnitude, as the name of a variant can say them."""
+        """Return the mean entry of a feature and the smallest magnitude, in six digits, which the name of a variant
+        can hold."""
         both = {"state": self.total[feature] / self.sequences, "least": self.least[feature]}
         return {name: float(f"{value.item():.6g}") for name, value in both.items()}
 
 
 class _Observer:
-    """Sees the spikes of each layer, and what its weight says while it is there."""
+    """An observer of the spikes of each layer, which inspects the layer's weight while it is in memory."""
 
     def __init__(self, metric: Candidates):
         self.metric = metric
@@ -83,11 +87,11 @@ class _Observer:
         self.outputs: dict[int, Spike] = {}
         self.peaks: dict[int, Peaks] = {}
         self.paths: dict[int, str] = {}
-        self.candidates: list[dict] = []  # of each layer the candidate by activations, and that by the weights
+        self.candidates: list[dict] = []  # for each layer, the candidate by activations and the one by weights
 
     @contextmanager
     def hooks(self, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
-        """Those on all layers of a model, or on one; at their end the weights are looked at."""
+        """Observe all layers of a model, or one, within this context; inspect the weights at its end."""
         read = [part for part in projections(model, layer) if part.role == ROLE]
         with ExitStack() as stack:
             for projection in read:
@@ -108,8 +112,10 @@ class _Observer:
         self.peaks[layer] = Peaks.of(x).joined(self.peaks.get(layer))
 
     def _candidates(self, projection: Projection) -> Iterator[dict]:
-        """The weight where both spikes of a layer meet, and the entry that stands out most of its row or its column:
-        |w| over the smaller of their mean magnitudes."""
+        """Yield the weight that connects both spikes of a layer, and the entry that stands out most.
+
+        An entry stands out by |w| over the smaller of the mean magnitudes of its row and its column.
+        """
         weight, layer = _plain_weight(projection), projection.layer
         magnitudes = weight.abs()
         usual = torch.minimum(magnitudes.mean(1, keepdim=True), magnitudes.mean(0, keepdim=True))
@@ -131,11 +137,10 @@ class _Observer:
             }
 
     def layers(self) -> list[dict]:
-        """The spikes of each layer."""
         return [self._layer(layer) for layer in sorted(self.paths)]
 
     def chosen(self) -> list[dict]:
-        """The candidates, each once: those by activations first."""
+        """Return the candidates without duplicates, those by activations first."""
         chosen: dict[Weight, dict] = {}
         for candidate in [*self._by_activations(), *self._by_weights()]:
             chosen.setdefault(_place(candidate), candidate)
@@ -170,16 +175,18 @@ class _Observer:
 
 
 class _Nearest:
-    """Sees all weights once more for those of all layers that are nearest in magnitude to each candidate, which are no
-    candidates themselves: these would be compared with each other."""
+    """A second pass over all weights that finds, for each candidate, the weights nearest in magnitude, for comparison.
+
+    The candidates themselves are excluded.
+    """
 
     def __init__(self, chosen: list[dict], count: int):
         self.chosen, self.count = chosen, count
-        self.found: list[list[tuple]] = [[] for _ in chosen]  # of each candidate distance, layer, place and value
+        self.found: list[list[tuple]] = [[] for _ in chosen]  # for each candidate: distance, layer, place and value
 
     @contextmanager
     def hooks(self, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
-        """Those on all layers of a model, or on one; they look at the weights when it is there."""
+        """Inspect the weights of all layers, or of one, at the end of this context, when they are in memory."""
         yield
         for projection in projections(model, layer):
             if projection.role == ROLE:
@@ -194,7 +201,7 @@ class _Nearest:
                 distances[place] = torch.inf
             count = min(self.count, distances.numel() - len(taken))
             near = (distances <= distances.flatten().kthvalue(count).values).nonzero()
-            near = near[distances[tuple(near.T)].argsort(stable=True)[:count]].tolist()  # of ties the first ones
+            near = near[distances[tuple(near.T)].argsort(stable=True)[:count]].tolist()  # the first ones among ties
             seen = [
                 (distances[place].item(), projection.layer, Weight(projection.path, *place), weight[place].item())
                 for place in map(tuple, near)
@@ -202,7 +209,7 @@ class _Nearest:
             self.found[number] = sorted(self.found[number] + seen)[: self.count]
 
     def records(self) -> Iterator[dict]:
-        """The candidates, each with the weights that are nearest to it."""
+        """Yield the candidates, each with the weights nearest to it."""
         for candidate, nearest in zip(self.chosen, self.found, strict=True):
             weights = {"nearest": [str(place) for *_, place, _ in nearest]}
             yield candidate | weights | {"nearest_values": [value for *_, value in nearest]}
@@ -225,7 +232,7 @@ def candidates(
     metric: Candidates,
     variant: Variant = AS_IT_IS,
 ) -> list[dict]:
-    """The candidates of a model under a variant, a dictionary for each layer and each candidate.
+    """Return the super weight candidates of a model under a variant: a dictionary for each layer and each candidate.
 
     Raises:
         UserError: no layer has a second feed-forward projection.
@@ -234,7 +241,7 @@ def candidates(
     observer = _Observer(metric)
     last = [block for _, block, _ in watched_pass(model, blocks, observer.hooks, variant)]
     nearest = _Nearest(observer.chosen(), metric.controls)
-    # a streamed model reads its layers for some text alone
+    # a streamed model reads its layers only if there is some text
     watched_pass(model, last if is_streamed(model) else (), nearest.hooks, variant)
     return [*observer.layers(), *nearest.records()]
 
@@ -251,7 +258,7 @@ def check_searched(model: PreTrainedModel) -> None:
 
 
 class OfWeights(OnePass):
-    """The candidates of each cell; the whole text at once, for where it spikes decides which weights are looked at."""
+    """The measurement of candidates, of the whole text at once: its spikes decide which weights are inspected."""
 
     splits = False
 

@@ -1,4 +1,4 @@
-"""Greedy continuation of the beginning of a text."""
+"""The greedy continuation of the beginning of a text."""
 
 import sys
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from outliers.subjects.cell import Cell
 
 
 class OfContinuation(OnePass):
-    """Continues the first tokens of the first block."""
+    """The measurement that continues the first tokens of the first block."""
 
     unit = "text"
     splits = False
@@ -56,7 +56,7 @@ def _prompt_length(cell: Cell) -> int:
 
 @inference
 def continued(model: PreTrainedModel, prompt: torch.Tensor, tokens: int) -> list[int]:
-    """Return the most probable next tokens behind a prompt (T,), one after the other, until a text ends."""
+    """Return the most probable next tokens after a prompt (T,), one after the other, until the end-of-text token."""
     greedy = GenerationConfig(
         do_sample=False,
         max_new_tokens=tokens,

@@ -1,4 +1,4 @@
-"""Damage by schemes and caches as tables: errors, places, perplexity and agreement together."""
+"""Tables of the damage by schemes and caches: errors, places, perplexity and agreement together."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from outliers.variants.peer import AGAINST, Against, is_against
 
 OF_MODEL = ("perplexity", "damage.kl", "damage.top1_agreement")
 OF_PROJECTION = ("damage.error", "damage.error_by_token")
-OF_WEIGHT = {  # of another model: columns of the errors, and what of a row stands in them
+OF_WEIGHT = {  # for other models: columns of the table of errors, and the fields of rows in them
     "damage.weight_error": {"weight_error": "value"},
     "damage.largest_weight": {"largest_weight": "value", "largest_at": "place"},
     "damage.largest_change": {"largest_change": "value", "changed_at": "place"},
@@ -26,21 +26,19 @@ ERRORS = [
 
 @dataclass(frozen=True, eq=False)
 class Damages:
-    """The damage of a scheme, or a cache, to a model; what was not measured is empty.
+    """The damage of a scheme, or a cache, to a model; tables are empty for what was not measured.
 
-    errors: a row a projection: `layer`, `role`, `projection` (its path), `error` (‖Y_q − Y‖² / ‖Y‖²) and `by_token`
-    (the mean of the same of single tokens), both in dB too, `db` and `by_token_db`; and of its input `largest` (|x|),
-    `feature`, `position`, `token` (id). Of another model too `weight_error` (‖W_other − W‖² / ‖W‖²), in dB `weight_db`,
-    the largest weight and the largest change of one, `largest_weight` and `largest_change`, with their places
-    [output, input], `largest_at` and `changed_at`.
-    roles, layers, stacks, heads, experts: a row each: `perplexity_only` with only it quantized,
-    `perplexity_without` with all but it, and each relative to the unquantized model, `damage_only` and
-    `damage_without`. Of the layers of another model too `kl_only` and `top1_agreement_only`. Beside each of these is a
-    column `…_error`, its standard error over the text, paired with the unquantized model; and under several draws a
-    column `…_deviation`.
-    model: `perplexity`, `unquantized` (the perplexity without the scheme), `damage`, `kl` (nats) and `top1_agreement`,
-    each with its `…_error` and `…_deviation`.
-    costs: each `damage` as a value whose differences pair, by its column, the field and the place.
+    errors: a row per projection: `layer`, `role`, `projection` (its path), `error` (‖Y_q − Y‖² / ‖Y‖²) and `by_token`
+    (the mean of the same ratio of single tokens), both in dB too, `db` and `by_token_db`; and of its input `largest`
+    (|x|), `feature`, `position`, `token` (id). For another model also `weight_error` (‖W_other − W‖² / ‖W‖²),
+    `weight_db` in dB, the largest weight and the largest change of one, `largest_weight` and `largest_change`, with
+    their places [output, input], `largest_at` and `changed_at`. roles, layers, stacks, heads: a row per role, layer,
+    stack or head: `perplexity_only` with only it quantized, `perplexity_without` with everything else quantized, and
+    each relative to the unquantized model, `damage_only` and `damage_without`. For the layers of another model also
+    `kl_only` and `top1_agreement_only`. Each of these has a column `…_error`, its standard error over the text, paired
+    with the unquantized model; and, with several draws, a column `…_deviation`. model: `perplexity`, `unquantized` (the
+    perplexity without the scheme), `damage`, `kl` (nats) and `top1_agreement`, each with its `…_error` and
+    `…_deviation`. costs: each `damage` as a value whose differences pair, by its column, the field and the place.
     """
 
     scheme: str
@@ -55,8 +53,7 @@ class Damages:
 
 
 def damages_of(rows: list[dict]) -> dict[str, Damages]:
-    """The damage in rows of one model, scheme by scheme in their order; a cache, or another model, stands as a scheme
-    of its name."""
+    """Return the damage by scheme, in the order of the rows of one model; caches and other models count as schemes."""
     called = [_called(row) for row in rows]
     others = distinct_names((Against.read(name).called, None) for name in called if is_against(name))
     short = {Against(other).name: f"{AGAINST}({name})" for (other, _), name in others.items()}
@@ -72,7 +69,7 @@ def damages_of(rows: list[dict]) -> dict[str, Damages]:
 
 
 def _called(row: dict) -> str:
-    """The scheme of a row, or the variant that has none, such as a cache."""
+    """Return the scheme of a row, or its variant if it has no scheme, such as a cache."""
     scheme = row.get("scheme", BASELINE)
     return row.get("variant", scheme) if scheme == BASELINE else scheme
 
@@ -116,7 +113,7 @@ def _error_table(rows: list[dict], inputs: list[dict]) -> pd.DataFrame:
 
 
 def _weight_table(rows: list[dict]) -> dict[str, dict]:
-    """The rows of the weights of projections, by their paths."""
+    """Return the statistics of the weights of projections, by path."""
     by_projection: dict[str, dict] = {}
     for row in rows:
         columns = OF_WEIGHT.get(row["metric"], {})
@@ -133,7 +130,7 @@ def _decibels(ratio: float) -> float:
 
 
 def _exchange_table(rows: list[dict], field: str, baseline: Value | None, costs: dict[tuple, Value]) -> pd.DataFrame:
-    """The places of a field, whose costs are added to those that are known."""
+    """Return the table of the places of a field, and add their costs to `costs`."""
     by_place: dict[Any, dict] = {}
     for row in rows:
         name = row["metric"].removeprefix("damage.")

@@ -1,4 +1,4 @@
-"""The error that schemes make in the output of each projection, from its inputs without them, and these inputs."""
+"""The errors of schemes in the outputs of projections given exact inputs, and the largest inputs."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ from outliers.variants.peer import Against
 from outliers.variants.quantized import EXACT, Quantized
 from outliers.variants.together import Together, others_of, parts_of, schemes_of
 
-Place = tuple[int, str, str]  # layer, role and path of a projection
+Place = tuple[int, str, str]  # of a projection: layer, role and path
 
 
 class Largest(NamedTuple):
@@ -38,10 +38,10 @@ class Largest(NamedTuple):
 
 
 class Error(NamedTuple):
-    """Of the output of a projection, Y and Y_q under a scheme.
+    """The error of a projection's output Y_q under a scheme, relative to its exact output Y.
 
-    square: ‖Y_q − Y‖². energy: ‖Y‖². ratios: the same of each token, one divided by the other, and summed over the
-    tokens whose output is not zero. tokens: how many these are.
+    square: ‖Y_q − Y‖². energy: ‖Y‖². ratios: the same ratio for each token, summed over the tokens whose output is not
+    zero. tokens: the number of these tokens.
     """
 
     square: float
@@ -53,8 +53,8 @@ class Error(NamedTuple):
 class BlockErrors(NamedTuple):
     """The errors of one block.
 
-    errors: of each projection, by its path, under each scheme that quantizes it, by the scheme's number. largest: of
-    each hidden state that projections read, by layer and role.
+    errors: by path of the projection, then by number of the scheme that quantizes it. largest: the largest input of
+    each hidden state, by layer and role.
     """
 
     errors: dict[str, dict[int, Error]]
@@ -68,17 +68,17 @@ def block_errors(
     variants: Sequence[Quantized | Against],
     without: Variant = EXACT,
 ) -> list[BlockErrors]:
-    """Of each block the errors under some schemes, all in one pass.
+    """Return the errors under some schemes for each block, all in one pass.
 
-    The hidden states that pass are those without any scheme; each projection multiplies its input once more under each,
-    and nothing of that goes on. Sums are taken in float64. Codes are made once for schemes side by side that share
-    them; they stay in memory for all layers of a resident model, and for one layer of a streamed one.
+    The model computes exact hidden states. Each projection also multiplies its input under each scheme, and these
+    outputs are dropped after comparison. Sums are taken in float64. Successive schemes that quantize weights alike
+    share their codes. These stay in memory for all layers of a resident model, and for one layer of a streamed one.
 
     Args:
         model: a causal language model, quantized or not, resident or streamed.
         blocks: token ids, int64 (blocks, T), or any iterable of (T,).
-        variants: the schemes; or models of others, of which every projection counts, whatever it is.
-        without: what the model is under meanwhile, such as an ablation; by default nothing.
+        variants: the schemes; or other models, all of whose projections count, whatever their kind.
+        without: a change of the model without the schemes, such as an ablation; by default none.
 
     Raises:
         UserError: a block does not fit the model; as `outliers.quantize`.
@@ -89,20 +89,20 @@ def block_errors(
 
 
 class _Observer:
-    """Takes down what hooks see of blocks under schemes, whose turns may come layer by layer."""
+    """A recorder of errors under schemes and of largest inputs, block by block; layers may take turns."""
 
     def __init__(self, variants: Sequence[Quantized | Against]):
         self.variants = variants
         self.blocks: dict[int, BlockErrors] = {}
-        self.reading: dict[tuple[int, str], int] = {}  # layer and role: which stack's positions these are
+        self.reading: dict[tuple[int, str], int] = {}  # by layer and role, the stack whose positions these are
 
     def begin(self, number: int, inputs: tuple[torch.Tensor, ...]) -> None:
-        """Tell the hooks that this block comes next; inputs: what each stack reads of it."""
+        """Announce the next block to the hooks; inputs: what each stack reads of it."""
         self.inputs, self.block = inputs, self.blocks.setdefault(number, BlockErrors({}, {}))
 
     @contextmanager
     def hooks(self, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
-        """Those by which it sees the projections of all layers of a model, or of one."""
+        """Observe the projections of all layers of a model, or of one, within this context."""
         with ExitStack() as stack:
             changed = [stack.enter_context(variant.on(model, layer)) for variant in self.variants]  # before the hooks
             under_schemes = zip(*map(projections, changed), strict=True) if changed else ()
@@ -115,7 +115,7 @@ class _Observer:
             for projection in seen:
                 modules = enumerate(layers.get(projection.path, ()))
                 others = {number: module for number, module in modules if self._is_other(number, module)}
-                if others:  # and not skipped
+                if others:  # else the projection is skipped
                     see = partial(self._see_output, projection.path, others)
                     stack.callback(projection.module.register_forward_hook(see).remove)
             yield
@@ -140,7 +140,10 @@ class _Observer:
     def _see_output(
         self, path: str, layers: Mapping[int, nn.Module], _module, inputs: tuple, output: torch.Tensor
     ) -> None:
-        """Of a projection with its input (..., features) and output (..., outputs), and what it is under schemes."""
+        """Record the errors of a projection for its input (..., features) and output (..., outputs).
+
+        layers: the projection under each scheme, by the scheme's number.
+        """
         exact, errors, before = _by_token(output), {}, None
         energies = _energies(exact)
         for number, layer in layers.items():
@@ -152,12 +155,12 @@ class _Observer:
 
 
 def _by_token(x: torch.Tensor) -> torch.Tensor:
-    """As (tokens, outputs), in float32 or better: differences in 16 bits would be rounded."""
+    """Return outputs as (tokens, outputs) in float32 or better, so that differences are not rounded to 16 bits."""
     return x.flatten(0, -2).to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _energies(x: torch.Tensor) -> torch.Tensor:
-    """Of each token, float64 (tokens,)."""
+    """Return the squared norm of each token, float64 (tokens,)."""
     return torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).square()
 
 
@@ -168,7 +171,7 @@ def _error(squares: torch.Tensor, energies: torch.Tensor) -> Error:
 
 
 class OfProjections(Measurement):
-    """The errors of all schemes, and the largest inputs, come from one pass of what is under none of them."""
+    """The measurement of projections: the errors of all schemes, and the largest inputs, share one exact pass."""
 
     cost = 1.5
 
@@ -183,7 +186,7 @@ class OfProjections(Measurement):
         return len(cells) * len(cells[0].subject.blocks)
 
     def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[list[dict]]:
-        """Of each cell, block by block, the errors by place, or the largest inputs by layer and role."""
+        """Return, for each cell and block, the errors by projection, or the largest inputs by layer and role."""
         subject = cells[0].subject
         without, schemes = _parted(cells[0])[0], [scheme for cell in cells for scheme in _parted(cell)[1]]
         model, schemes = loaded(bench, subject, schemes, facts)
@@ -199,11 +202,11 @@ class OfProjections(Measurement):
 
 
 def _parted(cell: Cell) -> tuple[Variant, list[Quantized | Against]]:
-    """The variant under which blocks pass, and the scheme or the model whose errors are measured; of inputs there is
-    none.
+    """Split a variant into the change under which blocks pass, and the scheme or model whose errors are measured, if
+    any.
 
     Raises:
-        UserError: errors are asked for of what ends in no scheme.
+        UserError: errors are measured of a variant that does not end in a scheme.
     """
     if isinstance(cell.metric, Inputs):
         return cell.variant, []
@@ -218,7 +221,8 @@ def _parted(cell: Cell) -> tuple[Variant, list[Quantized | Against]]:
 
 
 def _of_cell(blocks: list[BlockErrors], places: list[Projection], number: int | None) -> list[dict]:
-    """The errors of blocks under a scheme, or without a number of inputs, in the order of the projections."""
+    """Return the errors of blocks under a scheme, or without its number the largest inputs, in the order of
+    projections."""
     if number is None:
         states = dict.fromkeys(map(_state, places))
         return [{state: block.largest[state] for state in states if state in block.largest} for block in blocks]
@@ -233,8 +237,8 @@ def _state(part: Projection) -> tuple[int, str]:
 
 
 def _largest(blocks: list[dict[tuple[int, str], Largest]]) -> list[dict]:
-    """Of each hidden state that projections read the largest value, the first of equal ones."""
-    states = dict.fromkeys(chain.from_iterable(blocks))  # of which a block may lack some that experts read
+    """Return the largest value of each hidden state that projections read, the first one among equals."""
+    states = dict.fromkeys(chain.from_iterable(blocks))  # a block may lack states that experts read
     largest = {
         state: max((block[state] for block in blocks if state in block), key=lambda value: value.value)
         for state in states
@@ -246,7 +250,7 @@ def _largest(blocks: list[dict[tuple[int, str], Largest]]) -> list[dict]:
 
 
 def _errors(blocks: list[dict[Place, Error]]) -> list[dict]:
-    """Of each projection its error over all tokens, and the mean of those of the tokens."""
+    """Return the error of each projection over all tokens, and the mean of the errors of single tokens."""
     values = []
     for layer, role, path in blocks[0]:
         errors = [block[layer, role, path] for block in blocks]

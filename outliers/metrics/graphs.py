@@ -1,4 +1,4 @@
-"""Decode steps of a model as one CUDA graph, with keys and values in a cache whose memory stays where it is."""
+"""Decode steps of a model as a CUDA graph, with keys and values in a static cache."""
 
 import inspect
 import warnings
@@ -12,50 +12,48 @@ from outliers.models.anatomy import stacks_of
 
 
 class Steps:
-    """Decode steps of a batch of sequences of up to `length` tokens, without a read of the host.
+    """Decode steps of a batch of sequences of up to `length` tokens, without synchronizing with the host.
 
-    cache: of the tokens so far. ids: int64 (batch, 1), the tokens that a step reads and replaces by the next ones. run:
-    makes one; from a graph, where there is one.
+    cache: keys and values of the tokens so far. ids: int64 (batch, 1), the tokens that a step reads and replaces by the
+    next ones. run: makes one step, by a CUDA graph if there is one.
     """
 
     def __init__(self, model: PreTrainedModel, batch: int, length: int):
         self.model, self.cache = model, StaticCache(config=model.config, max_cache_len=length)
         self.ids = torch.zeros(batch, 1, dtype=torch.int64, device=model.device)
-        self.mask = self.ids.new_ones(batch, length)  # from which OPT would read how many tokens there are
+        self.mask = self.ids.new_ones(batch, length)  # OPT would count tokens by it
         self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self.run: Callable[[], object] = self.decode
 
     def decode(self) -> None:
-        """One step."""
         positions = {"position_ids": self.ids * 0 + self.cache.get_seq_length()} if self.takes_positions else {}
         self.ids.copy_(next_ids(self.model, self.ids, self.cache, attention_mask=self.mask, **positions))
 
     def after(self, ids: torch.Tensor) -> torch.Tensor:
-        """The tokens after these, each (batch, 1)."""
+        """Return the next tokens after these, both (batch, 1)."""
         self.ids.copy_(ids)
         self.run()
         return self.ids.clone()
 
 
 def next_ids(model: PreTrainedModel, ids: torch.Tensor, cache: Cache, **given: torch.Tensor) -> torch.Tensor:
-    """The greedy next token of each sequence, int64 (batch, 1), from new tokens (batch, T) and those in the cache,
-    which gets the new ones."""
+    """Return the greedy next token of each sequence, int64 (batch, 1), and add new tokens (batch, T) to the cache."""
     logits = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **given).logits
     return logits[:, -1].argmax(-1, keepdim=True)
 
 
 def captured_steps(model: PreTrainedModel, batch: int, length: int) -> Steps | None:
-    """Steps whose `run` replays a CUDA graph; length: two at least.
+    """Return steps whose `run` replays a CUDA graph; length: at least two.
 
-    None on a CPU, of encoder-decoders, and, after one line, where a model cannot decode so, such as one that reads what
-    the GPU has computed.
+    Return None on a CPU, for encoder-decoders, and, with a warning, if the model cannot be captured, for example
+    because it reads results of the GPU.
     """
     if model.device.type != "cuda" or len(stacks_of(model.config)) > 1:
         return None
     try:
         steps = Steps(model, batch, length)
         windows = any(type(layer) is not StaticLayer for layer in steps.cache.layers)
-        if windows or not model._can_compile_fullgraph:  # as transformers says: GPT-Neo would choose other tokens
+        if windows or not model._can_compile_fullgraph:  # according to transformers: GPT-Neo would choose other tokens
             raise ValueError("its attention does not take a cache of one size")
         steps.run = capture(steps.decode)
     except Exception as error:  # whatever its code raises
@@ -66,9 +64,10 @@ def captured_steps(model: PreTrainedModel, batch: int, length: int) -> Steps | N
 
 
 def capture(step: Callable[[], object]) -> Callable[[], None]:
-    """Capture a step; returns a function that repeats it on the same memory.
+    """Capture a step as a CUDA graph, and return a function that repeats it on the same memory.
 
-    The step runs twice before, on the stream of the capture: kernels leave something to later ones of a stream.
+    The step runs twice before, on the capturing stream, because kernels initialize state on their first use of a
+    stream.
     """
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())

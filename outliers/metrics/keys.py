@@ -1,4 +1,5 @@
-"""Queries, keys and values by head and channel: how large they are, how constant, what biases make (docs/caches.md)."""
+"""The magnitude and constancy of queries, keys and values by head and channel, and the share of biases
+(docs/caches.md)."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,8 +24,8 @@ from outliers.quantization.linear import stored_weight
 from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell
 
-FEATURES = 3  # that write a channel, at most
-SHORT = ".4g"  # of one of many numbers
+FEATURES = 3  # listed features that write a channel, at most
+SHORT = ".4g"  # format of numbers in long lists
 
 Place = tuple[int, str]  # layer and role
 Channel = tuple[int, int, int]  # layer, head and channel
@@ -35,7 +36,7 @@ class Sums(NamedTuple):
     """Sums of channels over positions, each (heads, head size).
 
     total, squares: float64, of x and x². largest: float64, the entry of the largest magnitude, with its sign; position:
-    int64, where it is in its sequence. count: of positions.
+    int64, its position in its sequence. count: number of positions.
     """
 
     total: torch.Tensor
@@ -46,14 +47,14 @@ class Sums(NamedTuple):
 
     @classmethod
     def of(cls, x: torch.Tensor) -> "Sums":
-        """Those of one sequence, x (T, heads, head size)."""
+        """Return the sums of one sequence, x (T, heads, head size)."""
         x = x.double()
         position = x.abs().argmax(0)
         largest = x.gather(0, position[None])[0]
         return cls(x.sum(0).cpu(), x.square().sum(0).cpu(), largest.cpu(), position.cpu(), len(x))
 
     def joined(self, other: "Sums") -> "Sums":
-        """Those of both texts; of equal magnitudes the earlier text's position stays."""
+        """Return the sums of two texts; among equal magnitudes the earlier position stays."""
         larger = other.largest.abs() > self.largest.abs()
         return Sums(
             self.total + other.total,
@@ -78,23 +79,24 @@ class Sums(NamedTuple):
 
     @property
     def constant(self) -> torch.Tensor:
-        """mean² / mean of squares: 1 where a channel is the same at all positions, as where it is 0."""
+        """mean² / mean of squares: 1 for a channel that is the same at all positions, including one that is always
+        0."""
         return torch.where(self.squares > 0, self.means.square() / self.mean_squares, 1.0)
 
     def first(self, count: int) -> list[tuple[int, int]]:
-        """Head and number of the channels with the largest magnitudes."""
+        """Return head and number of the channels with the largest magnitudes."""
         order = self.magnitudes.flatten().sort(descending=True, stable=True).indices[:count].tolist()
         return [divmod(place, self.largest.shape[1]) for place in order]
 
 
 @dataclass(eq=False)
 class Channels:
-    """Statistics of queries, keys and values over a text; those of parts of a text add up.
+    """Statistics of queries, keys and values over a text; those of parts of a text can be merged.
 
-    sums: by layer, role and side. changed: where attention multiplies something else than projections put out. biases:
-    of projections, float64 (heads, head size). inputs: what each layer's key projection reads, summed over positions,
-    float64 (features,). weights: of channels of keys that are large as projections put them out, the row of the weight,
-    float64 (features,).
+    sums: by layer, role and side. changed: layers and roles in which attention does not multiply the projections'
+    outputs as they are. biases: of projections, float64 (heads, head size). inputs: the sum over positions of the input
+    of each layer's key projection, float64 (features,). weights: the weight rows of channels of keys with large outputs
+    of the projection, float64 (features,).
     """
 
     sums: dict[Key, Sums] = field(default_factory=dict)
@@ -104,10 +106,10 @@ class Channels:
     weights: dict[Channel, torch.Tensor] = field(default_factory=dict)
 
     def add(self, place: Place, before: torch.Tensor, after: torch.Tensor) -> None:
-        """Let states (T, heads, head size) of a sequence join those of the others.
+        """Add states (T, heads, head size) of one sequence, before and after what attention does to them.
 
         Raises:
-            BrokenModel: they are no finite numbers.
+            BrokenModel: a state is NaN or inf.
         """
         for side, x in ((BEFORE, before), (AFTER, after)):
             sums = Sums.of(x)
@@ -119,13 +121,13 @@ class Channels:
             self.changed.add(place)
 
     def merge(self, other: "Channels") -> "Channels":
-        """Those of both texts, of the same model."""
+        """Return the statistics of two texts with the same model."""
         sums = {key: sums.joined(other.sums[key]) for key, sums in self.sums.items()}
         inputs = {layer: total + other.inputs[layer] for layer, total in self.inputs.items()}
         return Channels(sums, self.changed | other.changed, self.biases, inputs, self.weights | other.weights)
 
     def records(self, count: int) -> list[dict]:
-        """A flat dictionary for each layer, head, and each of the largest channels of a layer, which are `count`."""
+        """Return a flat dictionary for each layer, each head, and each of the `count` largest channels of a layer."""
         kept = [key for key in sorted(self.sums, key=lambda key: key[0]) if key[2] == AFTER or key[:2] in self.changed]
         rows = [record for key in kept for record in self._of(key, count)]
         keys = [row for row in rows if (row["metric"], row["role"], row["side"]) == ("keys.head", "keys", AFTER)]
@@ -170,15 +172,15 @@ class Channels:
             }
 
     def _is_projected(self, key: Key) -> bool:
-        """Whether this is what the projection puts out."""
+        """Return whether the statistics are of the projection's output."""
         return key[2] == BEFORE or key[:2] not in self.changed
 
     def _bias(self, key: Key) -> torch.Tensor | None:
-        """The bias of the projection, where it is a part of this."""
+        """Return the bias of the projection, if the statistics are of its output."""
         return self.biases.get(key[:2]) if self._is_projected(key) else None
 
     def _features(self, channel: Channel, count: int) -> dict:
-        """The input features that write most into the mean of a channel, with the terms weight · mean."""
+        """Return the input features that contribute most to the mean of a channel, with their terms weight · mean."""
         if channel not in self.weights:
             return {}
         terms = self.weights[channel] * self.inputs[channel[0]] / count
@@ -187,13 +189,14 @@ class Channels:
 
 
 def _median(sums: Sums, heads: int | slice) -> dict:
-    """The value of the median channel of some heads."""
+    """Return the statistics of the median channel of some heads."""
     by_channel = {"median": sums.magnitudes, "rms": sums.mean_squares.sqrt(), "constant": sums.constant}
     return {name: short(values[heads].median()) for name, values in by_channel.items()}
 
 
 def _of_bias(bias: torch.Tensor, mean_square: torch.Tensor) -> dict:
-    """A bias, or the norm of a layer's, and its share of the mean square: above 1 where the rest takes some back."""
+    """Return a bias, or the norm of a layer's bias, and its share of the mean square: above 1 if the rest opposes
+    it."""
     share = bias**2 / mean_square if mean_square > 0 else 0.0
     return {"bias": short(bias), "bias_share": short(share)}
 
@@ -202,19 +205,20 @@ def _of_bias(bias: torch.Tensor, mean_square: torch.Tensor) -> dict:
 def observed_channels(
     model: PreTrainedModel, blocks: Iterable[torch.Tensor], count: int = 3, variant: Variant = AS_IT_IS
 ) -> Channels:
-    """Sums of queries, keys and values by head and channel: as projections put them out, and as attention multiplies
-    them, behind the rotation of positions. One pass; no state is kept.
+    """Return statistics of queries, keys and values by head and channel, in one pass that keeps no state.
+
+    They are taken of the projections' outputs, and of what attention multiplies, after the rotary embedding.
 
     Args:
-        model: one whose attention can be exchanged, resident or streamed; it is left as it was.
+        model: a model whose attention can be replaced, resident or streamed; it is not changed.
         blocks: token ids, int64 (blocks, T), or any iterable of (T,).
-        count: how many of the largest channels of keys of a layer are taken apart by features.
-        variant: what the model is under meanwhile. A cache in few bits changes what attention multiplies; the tokens of
-            a prefix count for nothing. Exact weights say which features write a channel.
+        count: number of the largest key channels of a layer that are decomposed by input features.
+        variant: a change of the model. A quantized cache changes what attention multiplies; the tokens of a prefix are
+            not counted. Contributions of features use exact weights.
 
     Raises:
-        UserError: the attention of the model cannot be exchanged.
-        BrokenModel: states are no finite numbers.
+        UserError: the attention of the model cannot be replaced.
+        BrokenModel: a state is NaN or inf.
     """
     check_shows(model)
     channels = Channels()
@@ -223,7 +227,8 @@ def observed_channels(
 
 
 def check_shows(model: PreTrainedModel) -> None:
-    """Raise UserError unless a model, which may be on the meta device, can show what its attention multiplies."""
+    """Raise UserError unless hooks can observe what the attention of a model, which may be on the meta device,
+    multiplies."""
     if not is_replaceable(model):
         raise UserError(
             f"queries, keys and values of '{model.config.model_type}', whose attention cannot be replaced in "
@@ -239,7 +244,7 @@ def check_shows(model: PreTrainedModel) -> None:
 
 @contextmanager
 def _hooks(channels: Channels, count: int, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
-    """Those that see all layers of a model, or one; at their end the weights are looked at."""
+    """Observe all layers of a model, or one, within this context; read the weights at its end."""
     numbers = [attention.layer for attention in attentions(model) if layer in (None, attention.layer)]
     observers = {number: _OfLayer(channels, model, number) for number in numbers}
     with ExitStack() as stack:
@@ -253,7 +258,7 @@ def _hooks(channels: Channels, count: int, model: PreTrainedModel, layer: int | 
 
 
 class _OfLayer:
-    """Sees the queries, keys and values of a layer."""
+    """An observer of the queries, keys and values of a layer."""
 
     def __init__(self, channels: Channels, model: PreTrainedModel, layer: int):
         self.channels, self.layer = channels, layer
@@ -275,13 +280,13 @@ class _OfLayer:
             self.channels.inputs[self.layer] = self.channels.inputs.get(self.layer, 0) + total
 
     def see_attention(self, *states: torch.Tensor) -> None:
-        for name, by_head in zip(ATTENDED, states, strict=True):  # (1, heads, T, head size), behind those of a prefix
+        for name, by_head in zip(ATTENDED, states, strict=True):  # (1, heads, T, head size), after those of a prefix
             before = self.projected.pop(name)
             after = by_head[0, :, -len(before) :].transpose(0, 1)
             self.channels.add((self.layer, ATTENDED[name]), before, after)
 
     def take_apart(self, count: int) -> None:
-        """Keep the biases, and of the largest channels of keys the rows of the weight."""
+        """Keep the biases, and the weight rows of the largest key channels."""
         for name, part in self.parts.items():
             bias = parameter_of(_plain(part), "bias")
             if bias is not None:
@@ -289,19 +294,19 @@ class _OfLayer:
                 self.channels.biases[self.layer, ATTENDED[name]] = bias.detach()[outputs].double().cpu()
         keys, sums = self.parts["k"], self.channels.sums.get((self.layer, "keys", BEFORE))
         weight = stored_weight(_plain(keys))
-        if sums is not None and weight.is_floating_point():  # that of bitsandbytes consists of codes
+        if sums is not None and weight.is_floating_point():  # that of bitsandbytes has integer codes
             for head, channel in sums.first(count):
                 row = weight.detach()[keys.outputs[head, channel]].double().cpu()
                 self.channels.weights[self.layer, head, channel] = row
 
 
 def _plain(part: Part) -> nn.Module:
-    """The projection itself, of one under a scheme too."""
+    """Return the exact projection, also of a quantized one."""
     return getattr(part.reader.module, "projection", part.reader.module)
 
 
 class OfChannels(OnePass):
-    """The channels of each cell."""
+    """The measurement of channels, in one pass per cell."""
 
     def check(self, cell: Cell) -> None:
         check_shows(skeleton(cell.subject.config))

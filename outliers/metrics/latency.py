@@ -1,4 +1,4 @@
-"""Timings of the generation of tokens, as in appendix D.2 of the paper; and of passes of models that encode alone."""
+"""Timings of generation, as in appendix D.2 of the paper, and of forward passes of encoders."""
 
 import itertools
 import statistics
@@ -26,11 +26,11 @@ from outliers.variants.together import apart_from_cache, parts_of
 
 
 class Timings(NamedTuple):
-    """Times of equal generations, in milliseconds, and the tokens generated; or of passes of an encoder.
+    """Times of identical generations, in milliseconds, and their tokens; or of passes of an encoder.
 
-    prefills: of each generation, the pass over the prompts that gives the first new token of each. steps: of each
-    generation, its decode steps, one further token of each sequence a step. ids: int64 (batch, 1 + tokens). encodings:
-    of each pass of a model that does not generate. cache_bytes: of keys and values at the end, where they are in codes.
+    prefills: for each generation, the pass over the prompts, which gives the first new token of each. steps: for each
+    generation, its decode steps, each of which adds one token per sequence. ids: int64 (batch, 1 + tokens). encodings:
+    passes of an encoder. cache_bytes: size of a quantized cache at the end of each generation.
     """
 
     prefills: list[float]
@@ -41,18 +41,18 @@ class Timings(NamedTuple):
 
     @property
     def per_token(self) -> list[float]:
-        """Milliseconds a generated token of every decode step: its time over the batch (Table 6)."""
+        """Milliseconds per generated token of every decode step: its time divided by the batch size (Table 6)."""
         return [step / len(self.ids) for steps in self.steps for step in steps]
 
     @property
     def end_to_end(self) -> list[float]:
-        """Milliseconds a generated token of every generation, the prefill included."""
+        """Milliseconds per generated token of every generation, including the prefill."""
         return [
             (prefill + sum(steps)) / self.ids.numel() for prefill, steps in zip(self.prefills, self.steps, strict=True)
         ]
 
 
-# Metric: its unit, and the values of which it is the median; those that there are.
+# Metric: its unit, and the values whose median it is; metrics without values are left out.
 METRICS = {
     "latency.decode": ("ms/token", lambda timings: timings.per_token),
     "latency.prefill": ("ms", lambda timings: timings.prefills),
@@ -63,13 +63,13 @@ METRICS = {
 
 
 class OfServed(Measurement):
-    """A batch at a time of the model under a variant."""
+    """The measurement of latency, one batch at a time of the model under a variant."""
 
     unit = "batch"
     splits = False
 
     def check(self, cell: Cell) -> None:
-        """Raise UserError if the text has no such prompts, or the model no room for what is generated."""
+        """Raise UserError if the text has no such prompts, or the model's context no room for the generation."""
         metric, config = cell.metric, cell.subject.config
         check_generation(config, metric.prompt, metric.tokens if generates(config) else 0)
         if isinstance(cell.subject.blocks, list):
@@ -82,22 +82,21 @@ class OfServed(Measurement):
             )
 
     def facts(self, cell: Cell, _bench: Bench) -> dict:
-        """The prompts, and all that is asked, for tables take defaults too."""
+        """Return the hash of the prompts and all parameters, including defaults, because tables show them."""
         return {"tokens_hash": tokens_hash(_prompts(cell)), **cell.metric.model_dump()}
 
     def steps(self, _cells: Sequence[Cell]) -> int:
-        """One a batch."""
         return 1
 
     def keeps(self, cells: Sequence[Cell]) -> Keeps:
-        """The model in int8 alone, and keys and values of the largest batch."""
+        """Forecast the quantized model alone, with keys and values of the largest batch."""
         quantizes = any(
             isinstance(part, Peer) or (isinstance(part, Quantized) and part.scheme.quantizes_projections)
             for cell in cells
             for part in parts_of(cell.variant)
         )
         return Keeps(
-            ((1, -1),) if quantizes else (),  # codes in the place of weights
+            ((1, -1),) if quantizes else (),  # codes instead of weights
             block=max(cell.metric.prompt for cell in cells),
             batch=max(cell.metric.batch for cell in cells),
             cached=max(cell.metric.batch * (cell.metric.prompt + cell.metric.tokens) for cell in cells),
@@ -105,7 +104,6 @@ class OfServed(Measurement):
         )
 
     def answer(self, bench: Bench, cells: Sequence[Cell], _part: slice, facts: dict) -> list[Timings]:
-        """The times of a cell's generations."""
         (cell,) = cells
         prompts, metric = _prompts(cell), cell.metric
         with cell.subject.under(bench, cell.variant, facts) as model:
@@ -118,7 +116,7 @@ class OfServed(Measurement):
             return [timings]
 
     def values(self, _cell: Cell, answers: list[Timings]) -> list[dict]:
-        """The medians with their quartiles, of each of `METRICS`."""
+        """Return the medians of each of `METRICS` with their quartiles."""
         values = []
         for metric, (unit, times_of) in METRICS.items():
             if not (times := times_of(answers[0])):
@@ -130,7 +128,7 @@ class OfServed(Measurement):
 
 def _prompts(cell: Cell) -> torch.Tensor:
     inputs = read_ids(cell.subject.blocks[: cell.metric.batch])
-    return inputs if inputs.is_floating_point() else inputs[:, : cell.metric.prompt]  # of a picture all is read
+    return inputs if inputs.is_floating_point() else inputs[:, : cell.metric.prompt]  # pictures are read whole
 
 
 MEASUREMENT = OfServed()
@@ -145,15 +143,15 @@ def latency(
     see: Callable[[float], None] = lambda share: None,
     empty: Callable[[], Cache] | None = None,
 ) -> Timings:
-    """Time the greedy generation of tokens (appendix D.2), after one whole generation that is not timed.
+    """Time the greedy generation of tokens (appendix D.2), after one whole generation as warm-up.
 
-    Each pass through the model is timed on its own, with the choice of the next token; on a GPU each is waited for,
-    and a step with exact keys and values is a CUDA graph, where the model can decode so. Only the logits of the last
-    position are made. No token ends a sequence.
+    Each forward pass is timed separately, including the choice of the next token. On a GPU each pass is synchronized,
+    and steps with exact keys and values run as a CUDA graph if the model allows it. Only the logits of the last
+    position are computed. No token ends a sequence.
 
-    prompts: token ids, int64 (batch, P). tokens: decode steps of a generation, which follow its first token. see:
-    called between passes with the share of them that are made. empty: makes the cache of a generation, see
-    `outliers.cache`; by default one of exact keys and values.
+    prompts: token ids, int64 (batch, P). tokens: decode steps of a generation, after its first token. see: called
+    between passes with the completed share. empty: makes the cache of a generation, see `outliers.cache`; by default an
+    exact one.
 
     Raises:
         UserError: prompt and tokens exceed the model's context, an id is outside its vocabulary, or nothing is timed.
@@ -177,9 +175,9 @@ def latency(
 def encoding(
     model: PreTrainedModel, inputs: torch.Tensor, repeats: int, see: Callable[[float], None] = lambda share: None
 ) -> Timings:
-    """Time passes of the encoder of a model, without its head, over a batch, after one that is not timed.
+    """Time forward passes of a model's encoder without its head over a batch, after one as warm-up.
 
-    inputs: what the first stack reads, token ids, int64 (batch, T). see: as of `latency`.
+    inputs: the input of the first stack, such as token ids, int64 (batch, T). see: as for `latency`.
     """
     module, inputs = stack_module(model, stacks_of(model.config)[0]), inputs.to(model.device)
     times = []
@@ -190,17 +188,17 @@ def encoding(
 
 
 def encodes(config: PretrainedConfig) -> bool:
-    """Whether a model has an encoder: whether positions of its first stack attend to all others."""
+    """Return whether a model has an encoder: a first stack in which positions attend to all others."""
     return stacks_of(config)[0].bidirectional
 
 
 def generates(config: PretrainedConfig) -> bool:
-    """Whether a model generates tokens: whether positions of its last stack attend to earlier ones alone."""
+    """Return whether a model generates tokens: whether positions of its last stack attend only to earlier ones."""
     return not stacks_of(config)[-1].bidirectional
 
 
 def check_generation(config: PretrainedConfig, prompt: int, tokens: int) -> None:
-    """Raise UserError if a prompt of so many tokens, and so many decode steps after it, exceed a model's context."""
+    """Raise UserError if a prompt and the decode steps after it exceed a model's context."""
     limit = context_length(config)
     if limit is not None and prompt + tokens > limit:
         raise UserError(
@@ -216,11 +214,11 @@ def _generate(
     made: Callable[[], None],
     cache: Cache,
 ) -> tuple[list[float], torch.Tensor]:
-    """Milliseconds of the prefill and of each step after it, and the ids that they chose, (batch, 1 + tokens).
+    """Return the milliseconds of the prefill and of each step after it, and the chosen ids, (batch, 1 + tokens).
 
     The prefill of an encoder-decoder is the pass of its encoder over the prompts and the first step of its decoder,
-    from a start token, with a cache of its own. captured: makes the steps, with its own cache. made: called after each.
-    cache: an empty one.
+    from a start token, with a cache of its own. captured: makes the steps, with its own cache. made: called after each
+    step. cache: an empty cache.
     """
     times, ids, encoded = [], [prompts], {}
     if captured:
@@ -249,7 +247,7 @@ def _generate(
 
 
 def timed(run: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
-    """Milliseconds of wall time of a call, all its work on a GPU included, and what it returned."""
+    """Return the wall time of a call in milliseconds, including all its work on a GPU, and its result."""
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda _device: None
     wait(device)
     start = time.perf_counter()
@@ -259,6 +257,6 @@ def timed(run: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
 
 
 def quartiles(values: list[float]) -> tuple[float, float, float]:
-    """Lower quartile, median and upper quartile, all within the values."""
+    """Return the lower quartile, median and upper quartile, all within the range of the values."""
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
     return low, middle, high

@@ -1,4 +1,4 @@
-"""The loss and the agreement of a model of which one layer alone is under a variant."""
+"""The loss and agreement of a model in which a single layer is under a variant."""
 
 from collections.abc import Iterable, Sequence
 
@@ -24,7 +24,8 @@ Seen = tuple[Loss, Agreeing]
 def layer_by_layer(
     model: PreTrainedModel, blocks: Iterable[torch.Tensor], variant: Variant, draw: int = 0
 ) -> dict[int, list[Seen]]:
-    """Of each layer what is seen of each block, ids (T,), where it alone is under a variant; the others are exact."""
+    """Return the results of each block, ids (T,), for each layer that is put under a variant while all others stay
+    exact."""
     layers, readers = range(count_layers(model.config)), (LossReader, AgreementReader)
     with EXACT.on(model) as exact, variant.on(model) as changed, drawn(exact, draw), untied(changed, draw):
 
@@ -38,7 +39,7 @@ def layer_by_layer(
 
 
 class OfLayers(Measurement):
-    """All layers of a resident model under one variant."""
+    """The measurement of all layers of a resident model under one variant."""
 
     def check(self, cell: Cell) -> None:
         if getattr(cell.subject.settings, "stream", False):
@@ -48,7 +49,7 @@ class OfLayers(Measurement):
         return sum(count_layers(cell.subject.config) * len(cell.subject.blocks) * cell.metric.draws for cell in cells)
 
     def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[list[dict]]:
-        """Draw by draw, of each layer what is seen of each block."""
+        """Return the results of each block by draw and layer."""
         ((cell,), subject) = cells, cells[0].subject
         model, (variant,) = loaded(bench, subject, [cell.variant], facts)
         blocks = bench.counted(subject.blocks[part], count_layers(model.config))

@@ -1,4 +1,4 @@
-"""Timings of the ways to multiply a linear layer."""
+"""Timings of the implementations of a linear layer."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -23,27 +23,26 @@ METRICS = {"milliseconds": "ms", "times_16_bits": "1"}  # with their units
 
 
 class OfLayers(Measurement):
-    """All ways of a layer in turn."""
+    """The measurement of all implementations of a layer in turn."""
 
     unit = "layer"
     splits = False
 
     def facts(self, cell: Cell, _bench: Bench) -> dict:
-        """All that is asked, for tables take defaults too."""
+        """Return all parameters, including defaults, because tables show them."""
         return cell.metric.model_dump()
 
     def keeps(self, _cells: Sequence[Cell]) -> None:
-        """Nothing of which a forecast is made."""
+        """Return None: memory is not forecast."""
 
     def answer(self, bench: Bench, cells: Sequence[Cell], _part: slice, _facts: dict) -> list[dict[str, list[float]]]:
-        """Milliseconds by way, round by round."""
+        """Return milliseconds by implementation and round."""
         (cell,), settings = cells, cells[0].subject.settings
         device, shape = find_device(settings.device), _shape(cell)
         seconds, see = cell.metric.seconds, bench.bar.see
         return [milliseconds(ways(*shape, device, DTYPES[settings.dtype]), device, seconds, see)]
 
     def values(self, cell: Cell, answers: list[dict[str, list[float]]]) -> list[dict]:
-        """A value a way and metric."""
         return [value for row in rows_of(_shape(cell), *answers) for value in _tidy(cell.metric.name, row)]
 
 
@@ -55,7 +54,7 @@ MEASUREMENT = OfLayers()
 
 
 def _tidy(name: str, row: dict) -> list[dict]:
-    """A value a metric of a row of `rows_of`."""
+    """Return the values of a row of `rows_of`, one per metric."""
     return [
         {
             "way": row["way"],
@@ -70,7 +69,8 @@ def _tidy(name: str, row: dict) -> list[dict]:
 
 
 def layer_and_inputs(tokens: int, features: int, outputs: int, device: torch.device) -> tuple[nn.Linear, torch.Tensor]:
-    """A layer, and hidden states (tokens, features) with outlier features, in float32; the same at every call."""
+    """Return a layer, and hidden states (tokens, features) with outlier features, in float32; identical at every
+    call."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         x = torch.randn(tokens, features, device=device)
@@ -84,11 +84,11 @@ def layer_and_inputs(tokens: int, features: int, outputs: int, device: torch.dev
 def ways(
     tokens: int, features: int, outputs: int, device: torch.device, dtype: torch.dtype
 ) -> dict[str, Callable[[], torch.Tensor]]:
-    """The ways to multiply hidden states (tokens, features) with a weight (outputs, features), by name.
+    """Return functions that multiply hidden states (tokens, features) by a weight (outputs, features), by name.
 
-    "int8 alone" is `torch._int_mm` of finished codes, "plain torch" the reference kernels, and what has no such
-    addition the kernels of the device. All but those with "32 bits" take `dtype`, 16 bits, in and out. bitsandbytes
-    takes part where it is installed. Weights and hidden states are the same at every call.
+    "int8 alone" is `torch._int_mm` of finished codes, "plain torch" stands for the reference kernels, and the others
+    use the kernels of the device. All except those with "32 bits" have inputs and outputs in `dtype`, 16 bits.
+    bitsandbytes is included if it is installed. Weights and hidden states are identical at every call.
     """
     exact, x = layer_and_inputs(tokens, features, outputs, device)
     half, in_half = nn.Linear(features, outputs, device=device, dtype=dtype), x.to(dtype)
@@ -119,9 +119,10 @@ def milliseconds(
     seconds: float,
     see: Callable[[float], None] = lambda share: None,
 ) -> dict[str, list[float]]:
-    """Wall time of each way, round by round: in a round all are timed in turn, after one that is not timed.
+    """Return the wall times of each function by round; a round times all in turn, after a warm-up.
 
-    At least `LEAST_ROUNDS`, and until these seconds are over; see is called after each call with how far all are.
+    There are at least `LEAST_ROUNDS` rounds, and `seconds` of timing. see: called after each call with the completed
+    share.
     """
     times = {name: [] for name in runs}
     for run in runs.values():
@@ -136,10 +137,11 @@ def milliseconds(
 
 
 def rows_of(shape: tuple[int, int, int], times: dict[str, list[float]]) -> list[dict]:
-    """One row a way: shape (tokens, features, outputs) and way, with medians over rounds and their quartiles.
+    """Return one row per implementation: shape (tokens, features, outputs) and way, with medians over rounds and
+    quartiles.
 
-    Those are of `milliseconds` and of `times_16_bits`, how many times faster than 16 bits it is in the same round; for
-    machines that others use as well also `milliseconds_smallest`, and `times_16_bits_smallest` by those.
+    Medians are of `milliseconds` and of `times_16_bits`, the speedup over 16 bits in the same round. For machines that
+    others use as well, there are also `milliseconds_smallest`, and `times_16_bits_smallest` computed from these.
     """
     about, rows = dict(zip(("tokens", "features", "outputs"), shape, strict=True)), []
     for way, values in times.items():

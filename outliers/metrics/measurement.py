@@ -1,4 +1,4 @@
-"""The measurement of a metric: all that the planner (`outliers.runs.planner`) has to know to do the rest."""
+"""The interface of a measurement: all that the planner (`outliers.runs.planner`) has to know of it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -19,20 +19,20 @@ from outliers.terminal.forecaster import Steps
 from outliers.terminal.progress import Progress, taken
 from outliers.variants.together import others_of, schemes_of
 
-FLOAT = 4  # bytes of a number in float32
-DIGITS = ".7g"  # of a number in float32
+FLOAT = 4  # bytes of a float32 number
+DIGITS = ".7g"  # format with the digits of float32
 ALL_OPTIONS = frozenset(("dtype", "device", "block", "blocks", "stream", "memory"))
 
 
 class Keeps(NamedTuple):
-    """The memory of a measurement beside a model's weights, by which its need is forecast.
+    """The memory that a measurement needs beside a model's weights, for forecasts.
 
-    beside: what stands beside each weight of a projection, or in its place, of which one at a time is there; see
-    `held`. attention, logits: matrices (heads, T, T) of a layer and (T, vocabulary) that are there at once. variants,
-    roles: under how many variants each block passes a streamed model, and how many of its hidden states are kept until
-    its last layer. block: tokens of a block, where not those of the settings; batch: how many pass at once. cached:
-    tokens whose keys and values are kept. others: how many models of others are there beside ours. options: what the
-    user may be told to change.
+    beside: for each variant, of which one is there at a time, what is stored beside each weight of a projection or
+    instead of it, see `held`. attention, logits: number of simultaneous matrices (heads, T, T) of a layer and (T,
+    vocabulary). variants, roles: number of variants under which each block passes a streamed model, and of its hidden
+    states that are kept until its last layer. block: tokens of a block, if not those of the settings; batch: number of
+    blocks in a pass. cached: tokens whose keys and values are kept. others: number of other models in memory. options:
+    options that an error message may suggest to change.
     """
 
     beside: tuple[tuple[int, int], ...] = ()
@@ -48,17 +48,21 @@ class Keeps(NamedTuple):
 
 
 def held(schemes: Iterable[Scheme]) -> tuple[int, int]:
-    """Bytes that some schemes hold together beside a weight, and copies of it, transformed, in the model's dtype."""
+    """Return the bytes that some schemes together store beside a weight, and the number of transformed copies of the
+    weight.
+
+    Copies are in the model's dtype.
+    """
     kinds = dict.fromkeys(scheme.weight_operand for scheme in schemes if scheme.weights or scheme.transforms)
     codes = sum(1 if weights and FORMATS[weights.format].integers else FLOAT for weights, *_ in kinds)
     return codes, sum(bool(transforms) for _, _, transforms, *_ in kinds)
 
 
 class Measurement(ABC):
-    """Answers cells of one subject, which may be of several metrics that share it.
+    """A way to answer cells of one subject, possibly of several metrics that share a pass.
 
-    unit: what a step is of. cost: times as long as a block passes the model, on a CPU, a step takes. splits: whether a
-    text can be measured in parts, on several machines.
+    unit: what a step of progress is. cost: time of a step on a CPU, relative to a block's pass through the model.
+    splits: whether a text can be measured in parts, on several machines.
     """
 
     unit = "block"
@@ -66,50 +70,55 @@ class Measurement(ABC):
     splits = True
 
     def check(self, cell: Cell) -> None:  # noqa: B027 (most fit all subjects)
-        """Raise UserError where the parameters of a metric do not fit its subject."""
+        """Raise UserError if the parameters of a metric do not fit its subject."""
 
     def facts(self, cell: Cell, bench: Bench) -> dict:
-        """Facts that a row of a cell depends on, beside its subject, its variant and the code."""
+        """Return facts that a row depends on, beside its subject, its variant and the code."""
         return {}
 
     def beside_row(self, cell: Cell, facts: dict, planner: Any) -> list[tuple] | None:
-        """The parts of the answer to a cell of which something is kept beside its row, as the planner's `answer` gives
-        them, measured as far as they are not there; None where nothing is kept."""
+        """Return the parts of a cell's answer if files are kept beside its row, measuring those that are missing; else
+        None.
+
+        The parts have the form of the planner's `answer`.
+        """
         return None
 
     def shared(self, cell: Cell) -> Hashable:
-        """The key that cells of one subject share which are answered at once; by default each has its own."""
+        """Return the key of cells of one subject that are answered together; by default every cell has its own."""
         return id(cell)
 
     def steps(self, cells: Sequence[Cell]) -> int:
-        """Progress of the bar by the answers to some cells that are given at once."""
+        """Return the number of progress steps of some cells that are answered together."""
         return sum(len(cell.subject.blocks) for cell in cells)
 
     def keeps(self, cells: Sequence[Cell]) -> Keeps | None:
-        """The memory beside the model of these cells' subject: one variant's codes at a time; None where no model
-        is."""
+        """Return the memory that these cells need beside the model, with one variant's codes at a time.
+
+        Return None if there is no model.
+        """
         variants = {cell.variant.name: cell.variant for cell in cells}.values()
         beside = tuple(held(quantized.scheme for quantized in schemes_of(variant)) for variant in variants)
         return Keeps(beside, variants=len(variants), others=max(len(others_of(variant)) for variant in variants))
 
     @abstractmethod
     def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[Any]:
-        """The result of a part of the text for each cell; it travels between machines.
+        """Return the result of a part of the text for each cell; results are sent between machines.
 
-        facts: of the subject, whose weights a model that is loaded for this must have.
+        facts: those of the subject; a model that is loaded must have the weights they name.
         """
 
     @abstractmethod
     def values(self, cell: Cell, answers: list[Any]) -> list[dict]:
-        """The values of a row, from the answers of all parts in their order."""
+        """Return the values of a row from the results of all parts, in their order."""
 
 
 class OnePass(Measurement):
-    """Answers each cell from a pass of its own through the model under the variant."""
+    """A measurement that answers each cell by a pass of its own through the model under the variant."""
 
     @abstractmethod
     def observed(self, bench: Bench, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Any) -> Any:
-        """The answer of some blocks; `variant` knows what it needs of the subject."""
+        """Return the result of some blocks; `variant` has all that it needs to know of the subject."""
 
     def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[Any]:
         (cell,) = cells
@@ -121,10 +130,10 @@ class OnePass(Measurement):
 
 
 class Reader(Protocol):
-    """Reads the logits of a block's predictions, a part of the vocabulary after the other.
+    """A reader of the logits of a block's predictions, which come in parts of the vocabulary.
 
-    Made of the model under the variant, the block and the targets (predictions,). compares: whether it reads those of
-    the unquantized model beside them.
+    It is made from the model under the variant, the block and the targets (predictions,). compares: whether it also
+    reads the logits of the unquantized model.
     """
 
     compares: bool
@@ -132,18 +141,18 @@ class Reader(Protocol):
     def __init__(self, model: PreTrainedModel, block: torch.Tensor, targets: torch.Tensor): ...
 
     def add(self, start: int, logits: torch.Tensor, exact: torch.Tensor | None) -> None:
-        """Read logits (predictions, tokens) of the tokens from `start` on, and leave them as they are."""
+        """Read logits (predictions, tokens) of the tokens from `start` on, without changing them."""
 
     def result(self) -> Any:
-        """The values of the block."""
+        """Return the result of the block."""
 
 
 class Seen(NamedTuple):
-    """A metric made of the last hidden states.
+    """A metric of the last hidden states.
 
-    see: called with the model under the variant, the block, its last hidden states (T, features) and, where `compares`,
-    the unquantized model with those of it; what it returns is of a block. values: of what is seen of all blocks, draw
-    by draw, the values of a row; where `of_subject`, it is called with the subject, too.
+    see: called with the model under the variant, the block, its last hidden states (T, features) and, if `compares`,
+    the unquantized model with its own ones; returns the result of the block. values: returns the values of a row from
+    the results of all blocks, by draw; if `of_subject`, it is also called with the subject.
     """
 
     see: Callable[[PreTrainedModel, torch.Tensor, torch.Tensor, tuple[PreTrainedModel, torch.Tensor] | None], Any]
@@ -153,7 +162,7 @@ class Seen(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A metric made of the logits, which all such metrics of a variant share; values, of_subject: as of `Seen`."""
+    """A metric of the logits, which all such metrics of a variant share; values, of_subject: as in `Seen`."""
 
     reader: type[Reader]
     values: Callable[..., list[dict]]
@@ -161,49 +170,50 @@ class Read(NamedTuple):
 
     @property
     def compares(self) -> bool:
-        """Whether it reads the logits of the unquantized model, too."""
+        """Whether the metric also reads the logits of the unquantized model."""
         return self.reader.compares
 
 
 def short(value: torch.Tensor | float, digits: str = DIGITS) -> float:
-    """A number as rows have it."""
+    """Round a number to the digits that rows have."""
     return float(f"{float(value):{digits}}")
 
 
 def loaded(
     bench: Bench, subject: Any, variants: Iterable[Variant], facts: dict
 ) -> tuple[PreTrainedModel, list[Variant]]:
-    """The model of a subject, and variants that know what they have to of its text."""
+    """Load the model of a subject, and complete variants with what they need to know of its text."""
     model = subject.load(bench, facts)
     with naming(subject.name):
         return model, bench.knowing(variants, subject)
 
 
 def by_draw(answers: Iterable[Iterable[list]], seeds: int) -> list[list]:
-    """The results of all blocks of a text for each draw, and in it each seed; answers: of its parts, draw by draw."""
+    """Return the results of all blocks by draw and seed; answers: of the parts of a text, by draw."""
     draws = (list(chain.from_iterable(parts)) for parts in zip(*answers, strict=True))
     return [of_seed for draw in draws for of_seed in by_seed(draw, seeds)]
 
 
 def by_seed(losses: list, seeds: int) -> list[list]:
-    """The results of all blocks of a text that is there so many times, of each time."""
+    """Split the results of all blocks of a text that is repeated for each seed."""
     blocks = len(losses) // seeds
     return [losses[blocks * number : blocks * (number + 1)] for number in range(seeds)]
 
 
 def bundles_of(cells: list[Cell]) -> Iterable[list[Cell]]:
-    """Cells that are answered together, by their subjects, what measures them, and what they share."""
+    """Group cells that are answered together: by subject, measurement, and what they share."""
     groups = grouped(cells, lambda cell: (id(cell.subject), cell.metric.measurement)).values()
     return chain.from_iterable(grouped(alike, alike[0].metric.measurement.shared).values() for alike in groups)
 
 
 def records_of(cells: Iterable[Cell]) -> list[dict]:
-    """The values of cells of one given model, a flat dictionary for each, in the order of the cells."""
+    """Measure cells of a loaded model, and return a flat dictionary per value, in the order of the cells."""
     return records_along(stage for stage in [list(cells)])
 
 
 def records_along(stages: Stages) -> list[dict]:
-    """The same of cells of which some follow from what others are answered."""
+    """Measure stages of cells, some of which follow from the results of earlier ones; return dictionaries as
+    `records_of`."""
     with taken() as bar:
         return _records(stages, bar)
 
@@ -222,7 +232,7 @@ def _records(stages: Stages, bar: Progress | None) -> list[dict]:
                 bar.enter(bar.desc.removesuffix(": "), steps)
             end = 0 if bar is None else bar.n + steps.count
             answers = measurement.answer(bench, bundle, slice(0, len(bundle[0].subject.blocks)), {})
-            if bar is not None and bar.n < end:  # what it did not move itself
+            if bar is not None and bar.n < end:  # progress that the measurement did not report itself
                 bar.update(end - bar.n)
             values |= {cell: measurement.values(cell, [answer]) for cell, answer in zip(bundle, answers, strict=True)}
         records += [_about(cell) | value for cell in cells for value in values[cell]]
@@ -241,4 +251,4 @@ def _about(cell: Cell) -> dict:
 
 
 def _quiet(_steps: int = 1) -> None:
-    """As a bar that nobody sees."""
+    """Ignore progress."""

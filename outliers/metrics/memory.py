@@ -1,4 +1,4 @@
-"""GPU memory of a model at inference, and whether hardware holds it (Table 3)."""
+"""The GPU memory of a model at inference, and whether hardware can hold it (Table 3)."""
 
 import inspect
 import itertools
@@ -32,13 +32,12 @@ ATTENTION = (
 
 
 class Footprint(NamedTuple):
-    """Memory requirement of a model at inference: bytes, but for `parameters`, `decoder_layers` and `context`.
+    """The memory that a model requires at inference, in bytes except for `parameters`, `decoder_layers` and `context`.
 
-    embeddings, rest: weights outside of the layers, which have 16 bits in any case: all embeddings (with them the head,
-    where it is tied), and what else there is. layers: by bits, the weights of each layer, an encoder's first. cache: of
-    keys and values, which the last `decoder_layers` of the layers share evenly. activations: the most that is alive at
-    once beside weights and cache. context: tokens a sequence. loaded: by bits, all weights as transformers loads them,
-    which keeps some of them in float32.
+    embeddings, rest: weights outside the layers, which always have 16 bits: all embeddings (including a tied head), and
+    all others. layers: by bits, the weights of each layer, an encoder's first. cache: keys and values, which the last
+    `decoder_layers` layers share evenly. activations: the largest amount alive at once, beside weights and cache.
+    context: tokens per sequence. loaded: by bits, all weights as transformers loads them, some of them in float32.
     """
 
     parameters: int
@@ -52,25 +51,25 @@ class Footprint(NamedTuple):
     loaded: dict[int, int]
 
     def weights(self, bits: int) -> int:
-        """All weights, with the projections of the layers in 16 or 8 bits."""
+        """Return the bytes of all weights, with the projections of the layers in 16 or 8 bits."""
         return self.embeddings + sum(self.layers[bits]) + self.rest
 
 
 def measure_footprint(config: PretrainedConfig, context: int, batch: int = 1) -> Footprint:
-    """Build a model on the meta device, where tensors have a shape but no values, and pass a prompt through it.
+    """Measure the memory of a model on the meta device, by passing a prompt without values through it.
 
-    In 16 bits all weights are bfloat16. In 8 bits a projection of a layer has a byte a weight and a float32 scale an
-    output, as `quantize(model, "llm.int8", keep="int8")` has it, and the rest stays as it is. Weights that are tied
-    count once; tables that a model makes of its configuration, such as GPT-J's of sines, count too. Loaded in float16,
-    and so in 8 bits, transformers keeps what a model's `_keep_in_fp32_modules` names in float32: T5's `wo`.
+    In 16 bits all weights are bfloat16. In 8 bits a projection of a layer has a byte per weight and a float32 scale per
+    output, as from `quantize(model, "llm.int8", keep="int8")`, and the rest stays in 16 bits. Tied weights count once;
+    tables that a model computes from its configuration, such as GPT-J's of sines, count too. When it loads a model in
+    float16, and so in 8 bits, transformers keeps the modules of `_keep_in_fp32_modules` in float32: T5's `wo`.
 
     Activations are those of the 16-bit model, with the attention function that transformers chooses for it, in the pass
     over a prompt of the whole context that ends in the logits of the last token: no later pass of a generation needs
-    more. An encoder-decoder, such as T5, makes the logits of its whole target, a masked language model those of all
-    tokens; neither this nor a classifier of pictures has a cache.
+    more. An encoder-decoder, such as T5, computes the logits of its whole target, a masked language model those of all
+    tokens; masked language models and image classifiers have no cache.
 
-    context: tokens a sequence; at most the model's own count. Where there is an encoder and a decoder, half of them are
-    the source. A model of pictures has as many as it makes of one.
+    context: tokens per sequence; at most the model's own limit. With an encoder and a decoder, half of them are the
+    source. A vision model has the number of tokens of a picture.
 
     Raises:
         UserError: transformers has no such model, or cannot run it on the meta device.
@@ -101,7 +100,7 @@ def measure_footprint(config: PretrainedConfig, context: int, batch: int = 1) ->
 
 @contextmanager
 def without_values(config: PretrainedConfig) -> Iterator[None]:
-    """Turn what transformers raises for a model that it cannot run on the meta device into one line."""
+    """Convert errors of transformers with a model on the meta device to one line."""
     try:
         yield
     except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
@@ -111,7 +110,7 @@ def without_values(config: PretrainedConfig) -> Iterator[None]:
 
 @torch.inference_mode()
 def measure_pass(model: PreTrainedModel, inputs: dict) -> tuple[int, int]:
-    """Bytes of the cache, and of the most that is alive beside it and the weights, in a pass over inputs."""
+    """Return the bytes of the cache, and the largest amount alive beside cache and weights, in a pass over inputs."""
     with Storages() as storages:
         output = model(**inputs)
     cache = list(_cached(getattr(output, "past_key_values", None)))
@@ -119,8 +118,10 @@ def measure_pass(model: PreTrainedModel, inputs: dict) -> tuple[int, int]:
 
 
 def prompt(model: PreTrainedModel, context: int, batch: int) -> dict:
-    """The arguments with which a generation first calls a model, for ids (batch, context) without padding; or those of
-    the only call, for a model that generates nothing."""
+    """Return the arguments of the first call of a generation, for ids (batch, context) without padding.
+
+    For a model that generates nothing, return those of its only call.
+    """
     if model.main_input_name == "pixel_values":
         tower = config_of_stack(model.config, anatomy_of(model.config))
         sizes = (batch, tower.num_channels, tower.image_size, tower.image_size)
@@ -135,7 +136,7 @@ def prompt(model: PreTrainedModel, context: int, batch: int) -> dict:
 
 
 def _cached(part) -> Iterator[torch.Tensor]:
-    """The tensors of a cache, whatever its layers call them."""
+    """Yield the tensors of a cache, under any attribute of its layers."""
     if isinstance(part, torch.Tensor):
         yield part
     elif isinstance(part, (list, tuple)):
@@ -146,15 +147,15 @@ def _cached(part) -> Iterator[torch.Tensor]:
 
 
 class Storages(TorchDispatchMode):
-    """While it is entered, notes which storages operators make, on any device, and when they go.
+    """A mode in which all storages that operators allocate are recorded, on any device, until they are freed.
 
-    An operator counts by its outputs: fused attention makes no matrix of scores. Views, and what was there before,
-    count nothing.
+    An operator counts by its outputs: fused attention has no matrix of scores. Views and earlier storages count
+    nothing.
     """
 
     def __init__(self):
         super().__init__()
-        self.changes: list[tuple[int, int]] = []  # number of a storage, bytes that came (or went, negative)
+        self.changes: list[tuple[int, int]] = []  # number of a storage, bytes allocated (negative when freed)
         self.numbers: dict[int, int] = {}  # id of a living storage to its number
         self.count = itertools.count()
 
@@ -181,16 +182,16 @@ class Storages(TorchDispatchMode):
         self.changes.append((number, -size))
 
     def alive(self) -> int:
-        """Bytes of what was made here and is alive."""
+        """Return the bytes that were allocated in this mode and are alive."""
         return sum(size for _, size in self.changes)
 
     def size(self, tensors: Iterable) -> int:
-        """Bytes of the storages of tensors that were made here and are alive."""
+        """Return the bytes of the storages of tensors that were allocated in this mode and are alive."""
         numbers = self._numbers_of(tensors)
         return sum(size for number, size in self.changes if number in numbers)
 
     def peak(self, without: Iterable = ()) -> int:
-        """The largest number of bytes alive at once, not counting the storages of some tensors."""
+        """Return the largest number of bytes alive at once, without the storages of some tensors."""
         ignored = self._numbers_of(without)
         sizes = (size for number, size in self.changes if number not in ignored)
         return max(itertools.accumulate(sizes, initial=0))
@@ -200,7 +201,7 @@ class Storages(TorchDispatchMode):
 
 
 def _can_be_fused(query: torch.Tensor, key: torch.Tensor, enable_gqa: bool = False, **_keywords) -> bool:
-    """Whether kernels attend without a matrix of scores: not where Falcon's one head of keys serves all queries."""
+    """Return whether kernels attend without a matrix of scores: not if Falcon's one key head serves all queries."""
     return enable_gqa or query.shape[-3] == key.shape[-3]
 
 
@@ -209,14 +210,14 @@ def _storages(leaves: Iterable) -> Iterator[torch.UntypedStorage]:
 
 
 def lists_of_layers(model: PreTrainedModel) -> list[nn.ModuleList]:
-    """The lists that are in no other list: a decoder's layers, or an encoder's and a decoder's."""
+    """Return the outermost module lists: a decoder's layers, or an encoder's and a decoder's."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     inner = {id(module) for outer in lists for module in outer.modules() if module is not outer}
     return [module for module in lists if id(module) not in inner]
 
 
 def kept_in_float32(model: PreTrainedModel) -> set[int]:
-    """The parameters, by their ids, that transformers keeps in float32 when it loads the model in float16."""
+    """Return the ids of the parameters that transformers keeps in float32 when it loads the model in float16."""
     fields = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
     kept = [f".{part}." for field in fields for part in getattr(model, field, None) or ()]
     return {id(tensor) for name, tensor in model.named_parameters() if any(part in f".{name}." for part in kept)}
@@ -225,8 +226,10 @@ def kept_in_float32(model: PreTrainedModel) -> set[int]:
 def _weights(
     model: PreTrainedModel, layers: list[nn.Module], bits: int, kept: Collection[int] = ()
 ) -> tuple[int, list[int], int]:
-    """Bytes of the embeddings, of each layer, and of the rest; what is tied counts where it comes first. kept:
-    parameters, by their ids, that are in float32."""
+    """Return the bytes of the embeddings, of each layer, and of the rest; tied weights count where they come first.
+
+    kept: ids of the parameters that are in float32.
+    """
     numbers = {module: number for number, layer in enumerate(layers) for module in layer.modules()}
     sizes, counted = [0] * (len(layers) + 2), set()  # the rest before the last, the embeddings last
 
@@ -249,7 +252,8 @@ def _weights(
 
 
 def _scales(module: nn.Module, name: str, tensor: torch.Tensor) -> int:
-    """The outputs, each with a scale, of the projections that have a tensor as their weight; 0 for any other tensor."""
+    """Return the number of outputs, each with a scale, of projections with this tensor as weight; 0 for other
+    tensors."""
     if holds_experts(module) and tensor.ndim == 3:
         return len(tensor) * tensor.shape[2 if module.is_transposed else 1]
     projects = isinstance(module, (nn.Linear, Conv1D)) and name == "weight"
@@ -257,13 +261,13 @@ def _scales(module: nn.Module, name: str, tensor: torch.Tensor) -> int:
 
 
 def fits(footprint: Footprint, bits: int, gpus: int, gigabytes: float, headroom: float) -> bool:
-    """Whether equal GPUs hold a model, which goes to them as accelerate's `device_map="auto"` places it.
+    """Return whether equal GPUs can hold a model that is distributed like accelerate's `device_map="auto"`.
 
-    Embeddings, every layer and the rest go to the GPUs in this order, each as a whole: onto the current GPU where there
-    is room for it and its share of the cache, else onto the next. So embeddings are on the first GPU, and what follows
-    the last layer is on the last.
+    Embeddings, every layer and the rest are placed in this order, each as a whole: on the current GPU if there is room
+    for it and its share of the cache, else on the next. So embeddings are on the first GPU, and what follows the last
+    layer is on the last.
 
-    gigabytes: memory of one of them, GiB. headroom: GiB that are kept free on each, beside activations, for what is not
+    gigabytes: memory of one GPU, GiB. headroom: GiB that are kept free on each, beside activations, for what is not
     counted: the driver's context, workspaces of kernels, fragmentation.
     """
     room = (gigabytes - headroom) * GIB - footprint.activations
@@ -281,34 +285,32 @@ def fits(footprint: Footprint, bits: int, gpus: int, gigabytes: float, headroom:
 
 
 class OfConfigurations(Measurement):
-    """One footprint answers all that is asked of a model with as much context and as many sequences."""
+    """The measurement of memory: a footprint serves all metrics of a model with the same context and batch."""
 
     unit = "model"
     splits = False
 
     def facts(self, cell: Cell, _bench: Bench) -> dict:
-        """All that is asked, for tables take defaults too."""
+        """Return all parameters, including defaults, because tables show them."""
         return cell.metric.model_dump(exclude_none=True)
 
     def shared(self, _cell: Cell) -> None:
-        """Nothing: all cells of a model are answered at once."""
+        """Return None, so that all cells of a model are answered together."""
 
     def steps(self, _cells: Sequence[Cell]) -> int:
-        """One a model."""
         return 1
 
     def keeps(self, _cells: Sequence[Cell]) -> None:
-        """Nothing."""
+        """Return None: memory is not forecast."""
 
     def answer(self, _bench: Bench, cells: Sequence[Cell], _part: slice, _facts: dict) -> list[Footprint]:
-        """The footprint of each cell."""
         config = cells[0].subject.config
         sizes = {(cell.metric.context, cell.metric.batch) for cell in cells}
         footprints = {size: measure_footprint(config, *size) for size in sizes}
         return [footprints[cell.metric.context, cell.metric.batch] for cell in cells]
 
     def values(self, cell: Cell, answers: list[Footprint]) -> list[dict]:
-        """A value each number of bits, and what is the same in all."""
+        """Return the values for each number of bits, and those that do not depend on it."""
         (footprint,) = answers
         about = {"parameters": footprint.parameters, "context_used": footprint.context}
         values_of = _fitting if isinstance(cell.metric, Fits) else _needed

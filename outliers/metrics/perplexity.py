@@ -1,4 +1,4 @@
-"""Perplexity over token blocks."""
+"""Perplexity over blocks of tokens."""
 
 import itertools
 import math
@@ -31,14 +31,17 @@ LARGEST_LOSS = math.log(sys.float_info.max)  # nats: 709.8
 
 
 class Loss(NamedTuple):
-    """Of a block: the summed negative log-likelihood, and of how many predicted tokens."""
+    """The summed negative log-likelihood of a block, in nats, and its number of predicted tokens."""
 
     total: float
     tokens: int
 
 
 class Later(NamedTuple):
-    """A loss that a GPU may not have computed yet: its total, float64 (), and the model and the block that it is of."""
+    """A loss that a GPU may not have computed yet.
+
+    total: float64 (). tokens: number of predicted tokens. model, block: the model and the block that the loss is of.
+    """
 
     total: torch.Tensor
     tokens: int
@@ -46,8 +49,8 @@ class Later(NamedTuple):
     block: Block
 
     def read(self, total: float) -> Loss:
-        """The loss of this total; the model is still under the variant by which it was made."""
-        if not math.isfinite(total):  # as the total is where one of the losses is not
+        """Return the loss with its total as a number; the model must still be under the variant that the loss is of."""
+        if not math.isfinite(total):  # a single loss that is not finite makes the total so
             raise broken_at(self.model, self.block)
         return Loss(total, self.tokens)
 
@@ -62,21 +65,20 @@ def perplexity(
 ) -> float:
     """Return the perplexity: exp of the mean negative log-likelihood over all predicted tokens.
 
-    Each block goes through the model by itself: schemes with one scale or one outlier set for a whole batch would
+    Each block passes through the model separately: schemes with one scale or one outlier set for a whole batch would
     otherwise depend on the batch size. The loss is summed over tokens in float64.
 
     Args:
         model: a causal language model, quantized or not.
-        blocks: token ids, int64 (blocks, T), or any iterable of (T,), such as a progress bar over them; sequences of
-            any lengths, in which each predicted token counts alike.
+        blocks: token ids, int64 (blocks, T), or any iterable of (T,), such as a progress bar over them; sequences may
+            have any lengths; each predicted token counts alike.
         attention_mask: 1 where there is a token and 0 where there is padding, of the shape of `blocks`, as tokenizers
             return it; padding is cut off, see `outliers.text.blocks.sequences`.
         progress: whether to show a bar after two seconds; by default on a terminal and in a notebook.
 
     Raises:
-        UserError: there is no block; one is longer than the model's context or holds ids outside its vocabulary;
-            hidden states or logits are NaN or inf; the loss is too large to have an exponential; or the mask does not
-            fit.
+        UserError: there is no block; one is longer than the model's context or holds ids outside its vocabulary; hidden
+            states or logits are NaN or inf; the loss is too large to have an exponential; or the mask does not fit.
 
     Example:
         >>> 1 < outliers.perplexity(model, blocks) < model.config.vocab_size
@@ -98,7 +100,7 @@ def perplexities(
 
     Args:
         model, blocks, attention_mask: as for `perplexity`.
-        variants: what the model is under, see `outliers.variants`.
+        variants: changes of the model, see `outliers.variants`.
         progress: whether to show a bar after two seconds; by default on a terminal and in a notebook.
 
     Raises:
@@ -125,9 +127,9 @@ def bits_per_byte(
     *,
     progress: bool | None = None,
 ) -> float:
-    """Return the total loss in bits over the bytes of the text that the predicted tokens stand for (UTF-8).
+    """Return the total loss in bits divided by the UTF-8 bytes of the text that the predicted tokens represent.
 
-    It compares models of different vocabularies, which perplexity does not.
+    Unlike perplexity, it is comparable between models with different vocabularies.
 
     Args:
         model: a causal language model, quantized or not.
@@ -135,8 +137,8 @@ def bits_per_byte(
         progress: whether to show a bar after two seconds; by default on a terminal and in a notebook.
 
     Raises:
-        UserError: as `outliers.load_text` and `perplexity`; or it is not known what the tokens stand for, because the
-            text is token ids, or the tokenizer is one of Python that does not say.
+        UserError: as `outliers.load_text` and `perplexity`; or the text of the tokens is unknown, because the text is
+            token ids, or the tokenizer is a slow one that does not report it.
 
     Example:
         >>> 0 < outliers.bits_per_byte(model, "sample", tokenizer, block=64, blocks=2) < 8
@@ -153,7 +155,7 @@ def bits_per_byte(
 
 @inference
 def losses(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> list[Loss]:
-    """The loss of each block, of which perplexity is made; those of the parts of a text can be put together."""
+    """Return the loss of each block; the lists of the parts of a text can be concatenated."""
     if is_streamed(model):
         return [loss_of(model, ids, states) for _, ids, states in run_decoder(model, blocks)]
 
@@ -168,7 +170,7 @@ def losses(model: PreTrainedModel, blocks: Iterable[torch.Tensor]) -> list[Loss]
 def variant_losses(
     model: PreTrainedModel, blocks: Iterable[torch.Tensor], variants: Sequence[Variant]
 ) -> list[list[Loss]]:
-    """The same under each of some variants; of a streamed model each layer is read once for all of them."""
+    """Return the losses of each block under each variant; a streamed model reads each layer once for all variants."""
     if not is_streamed(model):
         blocks = list(blocks) if isinstance(blocks, Iterator) else blocks
         expect_passes(len(variants) * (len(blocks) if isinstance(blocks, Sized) else 1))
@@ -185,7 +187,8 @@ def _losses_under(model: PreTrainedModel, blocks: Iterable[torch.Tensor], varian
 
 
 def perplexity_of(losses: list[Loss]) -> float:
-    """exp of the mean over all predicted tokens; raise UserError where there is no block, or the mean is too large."""
+    """Return exp of the mean loss over all predicted tokens; raise UserError if there is no block or the mean is too
+    large."""
     mean = mean_loss(losses)
     if not mean < LARGEST_LOSS:
         raise BrokenModel(
@@ -196,7 +199,7 @@ def perplexity_of(losses: list[Loss]) -> float:
 
 
 def perplexity_value(metric: str, draws: Iterable[list[Loss]]) -> dict:
-    """The perplexity of some draws as a value of a row; where one is larger than any number, `log_perplexity`."""
+    """Return the perplexity over draws as a value of a row, or `log_perplexity` if it overflows."""
     draws = list(draws)
     means = list(map(mean_loss, draws))
     if max(means) + math.log(len(means)) < LARGEST_LOSS:
@@ -207,7 +210,7 @@ def perplexity_value(metric: str, draws: Iterable[list[Loss]]) -> dict:
 
 
 def mean_loss(losses: list[Loss]) -> float:
-    """The mean over all predicted tokens, nats; raise UserError where there is no block."""
+    """Return the mean loss over all predicted tokens in nats; raise UserError if there is no block."""
     if not losses:
         raise UserError("no blocks to evaluate; expected at least one")
     tokens = sum(loss.tokens for loss in losses)
@@ -219,13 +222,13 @@ def mean_loss(losses: list[Loss]) -> float:
 
 
 def loss_of(model: PreTrainedModel, block: Block, states: torch.Tensor) -> Loss | Later:
-    """The loss of a block, of which these are the last hidden states (T, features)."""
+    """Return the loss of a block from its last hidden states (T, features)."""
     ((loss,),) = read_logits(block, [(model, states)], [LossReader])
     return loss
 
 
 def finite_losses(results: Sequence) -> list:
-    """Results of blocks, losses of a GPU as numbers, for which the host waits once; raise BrokenModel where one is NaN
+    """Return results of blocks with losses on a GPU as numbers, waiting for the GPU once; raise BrokenModel for NaN
     or inf."""
     totals = [result.total for result in results if isinstance(result, Later)]
     read = iter(torch.stack(totals).tolist() if totals else ())
@@ -233,7 +236,8 @@ def finite_losses(results: Sequence) -> list:
 
 
 class LossReader:
-    """The summed negative log-likelihood of targets (predictions,), with a running log-sum-exp; sums in float64."""
+    """A reader of the summed negative log-likelihood of targets (predictions,), with a running log-sum-exp in
+    float64."""
 
     compares = False
     reads_16_bits = True
@@ -244,11 +248,11 @@ class LossReader:
         self.target_logits = torch.empty_like(self.log_normalizer)
 
     def add(self, start: int, logits: torch.Tensor, _exact: None) -> None:
-        """Logits (predictions, tokens) of the tokens from `start` on."""
+        """Add logits (predictions, tokens) of the tokens from `start` on."""
         dispatch.add_logits(logits, start, self.targets, self.log_normalizer, self.target_logits)
 
     def losses(self) -> torch.Tensor:
-        """Those of the predictions, float64 (predictions,); raise BrokenModel where one is NaN or inf."""
+        """Return the loss of each prediction, float64 (predictions,); raise BrokenModel if one is NaN or inf."""
         losses = self._losses()
         if not losses.isfinite().all():
             raise broken_at(self.model, self.block)
@@ -258,7 +262,7 @@ class LossReader:
         return (self.log_normalizer - self.target_logits)[:, 0]
 
     def result(self) -> Loss | Later:
-        """The loss; a number where a CPU has computed it, or where a streamed model is under other variants later."""
+        """Return the loss: as a number on a CPU, and for streamed models, which are under another variant later."""
         if _is_empty(self.block, self.targets):
             return Loss(0.0, 0)
         later = Later(self._losses().sum(), len(self.targets), self.model, self.block)
@@ -271,12 +275,13 @@ def read_logits(
     readers: Sequence[type[Reader]],
     exact: tuple | None = None,
 ) -> list[list]:
-    """The results of all readers for each of some models with its last hidden states (T, features) of a block.
+    """Return the results of all readers for each of some models, given the last hidden states (T, features) of a block.
 
-    The vocabulary is passed once, a part after the other: the logits of a part are made once for all readers of a
-    model, and those of the unquantized model once for all models.
+    The vocabulary is passed once in parts: the logits of a part are computed once for all readers of a model, and those
+    of the unquantized model once for all models.
 
-    exact: the unquantized model with its states, where a reader compares, and perhaps what its logits are kept in.
+    changed: models with their last hidden states. exact: the unquantized model with its states, if a reader compares,
+    and possibly a cache of its logits.
     """
     heads, of_models, unquantized = [], [], None
     compares = any(reader.compares for reader in readers)
@@ -300,14 +305,15 @@ def read_logits(
 
 
 def _is_empty(block: Block, targets: torch.Tensor) -> bool:
-    """Whether nothing is predicted, as of pictures without classes or of a single token."""
+    """Return whether nothing is predicted, as for pictures without classes or a single token."""
     return not len(targets) if isinstance(block, torch.Tensor) else bool((targets == IGNORED).all())
 
 
 def broken_at(model: PreTrainedModel, block: Block) -> BrokenModel:
-    """The error for a block whose logits hold NaN or inf, which passes once more to find where they come first.
+    """Return the error for a block with NaN or inf in its logits; pass the block once more to find where they first
+    occur.
 
-    model: as the block passed it; a streamed one passes under the variant that it passed last.
+    model: under the variant under which the block was measured; a streamed one uses its last variant.
     """
     places = []
 
@@ -337,11 +343,10 @@ def _values(draws: list[list[Loss]], subject: Any) -> list[dict]:
 
 
 def _bits_per_byte(draws: list[list[Loss]], sizes: torch.Tensor | None, seeds: int) -> dict:
-    """Total loss in bits over the UTF-8 bytes that the predicted tokens stand for, with the scatter over draws, as
-    fields of the perplexity's value; none where they stand for no text."""
+    """Return bits per byte, with the scatter over draws, as fields of the perplexity's value; none without text."""
     if sizes is None or not sizes.sum():
         return {}
-    totals = [sum(of_seed) for of_seed in by_seed(sizes.tolist(), seeds)]  # of each draw all seeds follow each other
+    totals = [sum(of_seed) for of_seed in by_seed(sizes.tolist(), seeds)]  # the seeds of a draw follow each other
     bits = [sum(loss.total for loss in losses) / math.log(2) for losses in draws]
     shares = scattered([total / of_seed for total, of_seed in zip(bits, itertools.cycle(totals))])
     names = {"value": "bits_per_byte", "standard_deviation": "bits_per_byte_deviation"}

@@ -1,4 +1,4 @@
-"""The loss of a model of which one place alone is quantized, or all but it."""
+"""The loss of a model in which one place is quantized, or all but one."""
 
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext
@@ -27,10 +27,10 @@ ALONE = ("head", "expert")  # fields of which nothing is measured without a plac
 
 
 class Exchange(NamedTuple):
-    """The quantized places.
+    """A choice of quantized places.
 
-    kind: "only" a place, or all "without" it. field: "role", "layer", "stack", "head" or "expert". place: its name or
-    number. variant: under which nothing else is quantized.
+    kind: "only" a place, or all "without" it. field: "role", "layer", "stack" or "head". place: its name or number.
+    variant: quantizes exactly these places.
     """
 
     kind: str
@@ -40,11 +40,10 @@ class Exchange(NamedTuple):
 
 
 def exchanges(model: PreTrainedModel, variant: Quantized | Cached | Against, field: str) -> list[Exchange]:
-    """Every role, layer, stack, head or expert (field) of which a variant quantizes something, alone, and then all but
-    it.
+    """Return every role, layer, stack or head (field) that a variant quantizes, first alone, then all without it.
 
-    Where there is one place, all but it is nothing; heads and experts, which are many, stand alone. Of the model the
-    names of modules are looked at, and no weight.
+    If there is only one place, nothing would be left without it; heads are only quantized alone. Only the names of the
+    model's modules are read, no weights.
     """
     places = variant.places(model, field)
     kinds = {ONLY: variant.alone_at}
@@ -59,11 +58,12 @@ def exchange_losses(
     variant: Quantized | Cached | Against,
     wanted: Sequence[Exchange],
 ) -> list[list[Loss]]:
-    """The loss of each block, ids (T,), for each of some exchanges of one field.
+    """Return the loss of each block, ids (T,), for each of some exchanges of one field.
 
-    Of a resident model, what comes before an exchanged layer is computed once for all layers; it may be under the
-    scheme already: its codes are then used. A streamed model passes all of its layers for each exchange, and reads them
-    once. Blocks of a resident model are read once for each kind of exchange of layers, or for each exchange of others.
+    In a resident model, the layers before an exchanged layer are computed once for all layers; if the model is under
+    the scheme already, its codes are used. A streamed model passes all of its layers for each exchange, and reads them
+    once. Blocks of a resident model are iterated once per kind of exchange of layers, or once per exchange of other
+    places.
     """
     variants = [exchange.variant for exchange in wanted]
     if not is_streamed(model) and isinstance(variant, Cached):
@@ -79,7 +79,7 @@ def exchange_losses(
 def _from_inputs(
     model: PreTrainedModel, blocks: Iterable[torch.Tensor], variants: Iterable[Cached]
 ) -> list[list[Loss]]:
-    """The loss of each block under each variant, from what its first layer reads in the unquantized model."""
+    """Return the losses of blocks under each variant, starting from the exact input of its first changed layer."""
     kept: list[dict] = [{} for _ in blocks]
     losses = []
     for variant in variants:
@@ -93,7 +93,7 @@ def _from_inputs(
 def _by_layer(
     model: PreTrainedModel, blocks: Iterable[torch.Tensor], variant: Quantized, kind: str, layers: Collection[int]
 ) -> dict[int, list[Loss]]:
-    """The loss of each block with one layer at a time exchanged."""
+    """Return the loss of each block with one layer at a time exchanged."""
     with EXACT.on(model) as exact, variant.on(model) as changed:
         base, other = {ONLY: (exact, changed), WITHOUT: (changed, exact)}[kind]
 
@@ -106,10 +106,10 @@ def _by_layer(
 
 
 class OfPlaces(Measurement):
-    """All roles, layers, stacks or heads under one variant."""
+    """The measurement of all roles, layers, stacks or heads under one variant."""
 
     def steps(self, cells: Sequence[Cell]) -> int:
-        """Passes of places in a model of which nothing is skipped."""
+        """Return the number of passes, as if nothing of the model were skipped."""
         return sum(_kinds(cell) * _passes(cell) * len(cell.subject.blocks) * cell.metric.draws for cell in cells)
 
     def keeps(self, cells: Sequence[Cell]) -> Keeps:
@@ -118,7 +118,7 @@ class OfPlaces(Measurement):
     def answer(
         self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict
     ) -> list[dict[tuple[str, str | int], list[list[Loss]]]]:
-        """Of each kind of exchange and place, draw by draw, the loss of each block."""
+        """Return the loss of each block by kind of exchange, place and draw."""
         (cell,), passes = cells, _passes(cells[0])
         subject, metric = cell.subject, cell.metric
         model, (variant,) = loaded(bench, subject, [cell.variant], facts)
@@ -143,25 +143,25 @@ class OfPlaces(Measurement):
 
 
 def _kinds(cell: Cell) -> int:
-    """Kinds of exchanges: a place alone, and but for heads and experts all but it."""
+    """Return the number of kinds of exchanges: each place alone and, except for heads, all without it."""
     return 1 if cell.metric.by in ALONE else 2
 
 
 def _passes(cell: Cell) -> int:
-    """Passes of one kind; a layer takes half of one, from its stored input."""
+    """Return the number of passes of one kind; a layer takes half of one, from its stored input."""
     return -(-_count(cell) // 2) if _is_by_layer(cell) else _count(cell)
 
 
 def _is_by_layer(cell: Cell) -> bool:
-    """Whether all layers share the passes of a block, each from its stored input."""
+    """Return whether all layers share the passes of a block, each from its stored input."""
     return cell.metric.by == "layer" and not isinstance(cell.variant, Cached)
 
 
 def _count(cell: Cell) -> int:
-    """Number of roles, layers, stacks, heads or experts, of which a variant may leave some.
+    """Return the number of roles, layers, stacks or heads, some of which a variant may skip.
 
     Raises:
-        UserError: the variant is no scheme or cache that quantizes, has no such places, or is of some alone.
+        UserError: the variant is no scheme or cache that quantizes, has no such places, or is limited to some already.
     """
     variant, config, by = cell.variant, cell.subject.config, cell.metric.by
     is_cache, is_other = isinstance(variant, Cached), isinstance(variant, Against)

@@ -1,4 +1,4 @@
-"""The largest magnitudes of one pass in float32, by layer and place."""
+"""The largest magnitudes in one pass in float32, by layer and place."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -21,12 +21,12 @@ from outliers.models.stream import Variant
 from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell
 
-BLOCK = 32  # consecutive inputs whose sum formats such as Q8_1 keep in float16
+BLOCK = 32  # consecutive inputs whose sum is stored in float16 by formats such as Q8_1
 Place = tuple[str, int, str, str]  # metric, layer, role, and path of a projection where one output is meant
 
 
 def block_sums(x: torch.Tensor) -> torch.Tensor:
-    """Sums of `BLOCK` consecutive inputs of each token: (tokens, features) to (tokens, blocks), in float32."""
+    """Return sums of `BLOCK` consecutive inputs of each token: (tokens, features) to (tokens, blocks), in float32."""
     padded = functional.pad(x.float(), (0, -x.shape[1] % BLOCK))
     return padded.unflatten(1, (-1, BLOCK)).sum(2)
 
@@ -45,7 +45,7 @@ class _Largest(dict[Place, float]):
         self.see(("range.block_sum", layer, role, ""), block_sums(x))
 
     def see_logits(self, layer: int, query: torch.Tensor, key: torch.Tensor, _value: torch.Tensor, call: Call) -> None:
-        """Queries and keys (1, heads, T, head size), of which a head at a time has its scores made."""
+        """Record the scores of queries and keys (1, heads, T, head size), one head at a time to save memory."""
         groups = query.shape[1] // key.shape[1]
         hidden = ~call.visible(query.shape[2], key.shape[2]).to(query.device)
         for head in range(query.shape[1]):
@@ -54,7 +54,7 @@ class _Largest(dict[Place, float]):
 
     @contextmanager
     def hooks(self, model: PreTrainedModel, number: int | None) -> Iterator[None]:
-        """Those that see all layers of a model, or one."""
+        """Observe all layers of a model, or one, within this context."""
         seen = list(readers(model, number))
         with ExitStack() as stack:
             stack.enter_context(input_hooks(seen, self.see_state))
@@ -68,17 +68,17 @@ class _Largest(dict[Place, float]):
 
 def _on_output(see: Callable[[torch.Tensor], None]) -> Callable:
     def hook(_module: nn.Module, _inputs: tuple, output: torch.Tensor | tuple) -> None:
-        see((output[0] if isinstance(output, tuple) else output).float())  # a mixture may add its router's
+        see((output[0] if isinstance(output, tuple) else output).float())  # a mixture may add router logits
 
     return hook
 
 
 @inference
 def largest_numbers(model: PreTrainedModel, blocks: Iterable[torch.Tensor], variant: Variant) -> dict[Place, float]:
-    """The largest magnitude at each place of a model under a variant, in float32 or what the model computes in.
+    """Return the largest magnitude at each place of a model under a variant, in float32 or the model's own dtype.
 
     Raises:
-        BrokenModel: one is NaN or inf.
+        BrokenModel: a value is NaN or inf.
     """
     largest = _Largest()
     watched_pass(model, blocks, largest.hooks, variant)
@@ -86,7 +86,7 @@ def largest_numbers(model: PreTrainedModel, blocks: Iterable[torch.Tensor], vari
 
 
 class OfRange(OnePass):
-    """The largest numbers of each cell."""
+    """The measurement of the largest numbers, in one pass per cell."""
 
     def observed(
         self, _bench: Bench, _cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant

@@ -1,4 +1,4 @@
-"""The records of metrics: what each is called, its parameters, what its rows have, and where it is measured."""
+"""The records of metrics: the name, the parameters, the row fields and the measurement of each."""
 
 import importlib
 from collections.abc import Callable
@@ -35,20 +35,19 @@ if TYPE_CHECKING:
 
 
 def _object(file: str, name: str) -> Any:
-    """An object of a file of this room."""
+    """Import an object from a file of this package."""
     return getattr(importlib.import_module(f"{__package__}.{file}"), name)
 
 
 class Metric(Checked):
     """A measurement of a subject under a variant; its fields are its parameters, and options of commands.
 
-    name: in rows and on the command line. home: the file of this room with its `MEASUREMENT`, which is imported when
-    something is measured; that of its name, unless it shares another's. measured_by: the `Measurement` of a metric of
-    one's own. subject: the class of what it is asked of, by its place, made of model, revision and
-    settings; None where it is asked of something else than a model. timed: whether it measures time, so that the
-    machine is a fact of its rows. needs: facts, and fields of each value, that its tables and figures take. view: what
-    shows its flat rows as an `outliers.show.section.Section`, or its place; the field `scheme` of rows is their
-    variant then.
+    name: the name in rows and on the command line. home: the file of this package with its `MEASUREMENT`, which is
+    imported when something is measured; by default the file of its name. measured_by: the `Measurement` of a custom
+    metric. subject: location of the class of its subject, which is made from model, revision and settings; None if the
+    subject is no model. timed: whether it measures time, so that rows depend on the machine. needs: facts, and fields
+    of each value, that its tables and figures use. view: a function of its flat rows that returns an
+    `outliers.show.section.Section`, or its location; the field `scheme` of these rows is their variant.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -63,30 +62,30 @@ class Metric(Checked):
 
     @property
     def asked(self) -> dict:
-        """Its fields in rows: its name, and its parameters but for defaults, so that a new one keeps old rows."""
+        """The fields of the metric in rows: name and parameters, without defaults, so that new parameters keep old
+        rows valid."""
         return {"name": self.name, **self.model_dump(mode="json", exclude_defaults=True)}
 
     @property
     def measurement(self) -> "Measurement":
-        """Its measurement."""
         return self.measured_by or _object(self.home or self.name, "MEASUREMENT")
 
 
 class SeenMetric(Metric):
-    """A metric that rides on a pass with others. seen_by: how one's own is made of what is seen of the pass."""
+    """A metric that shares a pass with others; seen_by: how a custom metric is computed from the pass."""
 
     seen_by: ClassVar[Any] = None
 
     @property
     def seen(self) -> Any:
-        """The way it is made of what is seen: `SEEN` of the file of its name, unless it is one's own."""
+        """How the metric is computed from the pass: `SEEN` of the file of its name, unless it is custom."""
         return self.seen_by or _object(self.name, "SEEN")
 
 
 class StatesMetric(SeenMetric):
-    """A metric of the last hidden states; all that are asked of one variant ride on one pass over the text.
+    """A metric of the last hidden states; all such metrics of a variant share one pass over the text.
 
-    of_text: whether what is predicted has to be tokens.
+    of_text: whether the predictions must be tokens.
     """
 
     home = "states"
@@ -96,8 +95,10 @@ class StatesMetric(SeenMetric):
 
 
 class AttentionMetric(SeenMetric):
-    """A metric of attention probabilities; all that are asked of one variant ride on one pass over the text, in which
-    ablations change the attention of a layer at a time."""
+    """A metric of attention probabilities; all such metrics of a variant share one pass over the text.
+
+    In this pass, ablations change the attention of one layer at a time.
+    """
 
     home = "attention"
 
@@ -115,7 +116,7 @@ class Agreement(StatesMetric):
 
 
 class Candidates(Metric):
-    """Candidates for super weights, with the weights that they are compared with."""
+    """Candidates for super weights, with other weights for comparison."""
 
     name = "candidates"
 
@@ -149,7 +150,7 @@ class Inputs(Metric):
 ATTENDED = {"q": "queries", "k": "keys", "v": "values"}  # outputs of projections: their roles
 BEFORE, AFTER = "before", "after"  # as projections put them out; as attention multiplies them
 
-TINY = 1e-30  # in the place of a median of 0
+TINY = 1e-30  # used instead of a median of 0
 
 
 class Keys(Metric):
@@ -171,10 +172,10 @@ class Generation(Checked):
 
 
 class Latency(Generation, Metric):
-    """Medians with quartiles of what decode steps, the prefill and whole generations take; of a model that generates
-    nothing, what a pass of its encoder over the batch takes, of which `tokens` says nothing.
+    """Medians with quartiles of the times of decode steps, of the prefill and of whole generations.
 
-    The model is alone in memory, and timed in this process: beside others, no time is its own.
+    For a model that generates nothing, the time of a pass of its encoder over the batch, which does not depend on
+    `tokens`. The model is alone in memory, and timed in this process, because parallel work would change the times.
     """
 
     name = "latency"
@@ -186,7 +187,7 @@ class Latency(Generation, Metric):
 
 
 class Layers(Metric):
-    """Perplexity, KL and top-1 agreement of a model of which one layer alone, with its norms, is under a variant."""
+    """Perplexity, KL and top-1 agreement of a model in which a single layer, with its norms, is under a variant."""
 
     name = "layers"
 
@@ -194,16 +195,16 @@ class Layers(Metric):
 
 
 class Timed(Checked):
-    """The timing of a layer. tokens: rows of its input. seconds: how long it is timed at least."""
+    """The timing of a layer. tokens: rows of its input. seconds: least duration of the timing."""
 
     tokens: Count = 512
     seconds: Annotated[Finite, Field(gt=0, le=86400)] = 3.0
 
 
 class LinearLayer(Timed, Metric):
-    """Milliseconds of each way to multiply, and how many times faster than 16 bits it is: medians with quartiles.
+    """Milliseconds of each implementation, and its speedup over 16 bits: medians with quartiles.
 
-    All ways are timed in turn, in this process: beside others, no time is its own.
+    All implementations are timed in turn, in this process, because parallel work would change the times.
     """
 
     name = "linear_layer"
@@ -213,7 +214,7 @@ class LinearLayer(Timed, Metric):
 
 
 class Footprint(Checked):
-    """The sequences that are in memory at once."""
+    """The size of the sequences that are in memory at once."""
 
     context: Tokens = Field(default=256, description="Tokens per sequence, at most the model's context.")
     batch: Batch = Field(default=1, description="Batch size.")
@@ -224,7 +225,7 @@ BITS = (16, 8)
 
 
 class Memory(Footprint, Metric):
-    """Parameters, and bytes of weights in 16 and in 8 bits, of the cache and of activations."""
+    """Number of parameters, and bytes of weights in 16 and in 8 bits, of the cache and of activations."""
 
     name = "memory"
     subject = "outliers.subjects.configured:Configured"
@@ -232,7 +233,7 @@ class Memory(Footprint, Metric):
 
 
 class Hardware(BaseModel):
-    """Some equal GPUs; gigabytes: of one of them, GiB. owner: who has such hardware."""
+    """A number of equal GPUs; gigabytes: memory of one of them, GiB. owner: who has such hardware."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -243,7 +244,7 @@ class Hardware(BaseModel):
 
 
 class Fits(Hardware, Memory):
-    """Whether a model fits some equal GPUs in 16 and in 8 bits: 1 or 0. headroom: GiB of a GPU that are left free."""
+    """Whether equal GPUs can hold a model in 16 and in 8 bits: 1 or 0. headroom: GiB of a GPU that are left free."""
 
     name = "fits"
     home = "memory"
@@ -252,17 +253,17 @@ class Fits(Hardware, Memory):
     headroom: Annotated[Finite, Field(ge=0)] = 0.75
 
 
-WRITERS_OF = {  # of a layer, and what is before all: the writers of each
+WRITERS_OF = {  # parts of a layer, and what comes before all layers: the writers of each
     "embedding": ("embedding", "positions", "embedding norm"),
     "attention": ("head", "attention bias", "attention norm"),
     "feed-forward": ("neuron", "other neurons", "expert", "feed-forward bias", "feed-forward norm"),
 }
 PART_OF = {writer: part for part, writers in WRITERS_OF.items() for writer in writers}
-SINGLE = ("embedding", "positions", "head", "neuron", "expert")  # writers by themselves, no rest and no constant
+SINGLE = ("embedding", "positions", "head", "neuron", "expert")  # individual writers, no remainders and no constants
 
 
 class Origins(Metric):
-    """The terms of which some features consist, and the gains of the norms that read them."""
+    """The terms whose sum are some features, and the gains of the norms that read them."""
 
     name = "origins"
 
@@ -278,8 +279,8 @@ class Perplexity(StatesMetric):
 
 
 class Places(Metric):
-    """Perplexity with only one role, layer or stack under a scheme, and with all but it, or with one expert alone; of
-    a cache keys or values, layers and heads."""
+    """Perplexity with only one role, layer or stack under a scheme, and with all others; for a cache, keys or
+    values, layers and heads."""
 
     name = "places"
 
@@ -290,7 +291,7 @@ class Places(Metric):
     draws: Draws = 1
 
 
-# The largest finite number of each, by its name; e4m3 without a scale.
+# The largest finite number of each format; e4m3 without a scale.
 LIMITS = {"e4m3": 448.0, "float16": 65_504.0, "bfloat16": 3.3895313892515355e38}
 
 
@@ -301,7 +302,7 @@ class Range(Metric):
 
 
 class Sinks(AttentionMetric):
-    """By layer and head the attention that queries give to the first position, and by how many nats they prefer it."""
+    """By layer and head, the attention of queries to the first position, and by how many nats they prefer it."""
 
     name = "sinks"
 
@@ -320,7 +321,7 @@ class Top1(AttentionMetric):
 
 
 class Trace(Metric):
-    """Outlier features, and what Table 4 says of them, from statistics of hidden states."""
+    """Outlier features, and their statistics in Table 4, from hidden states."""
 
     name = "trace"
 
@@ -331,9 +332,9 @@ class Trace(Metric):
 
 
 class KeptTrace(Trace):
-    """The same with the trace itself in files beside the rows; which tokens carry the features is in these alone.
+    """A trace that is also stored in files beside the rows; only these have the tokens that carry the features.
 
-    An imatrix and masks are further files.
+    An importance matrix and masks are further files.
     """
 
     tokens: bool = Field(False, exclude=True)
@@ -345,7 +346,8 @@ AS_NAMES = PlainSerializer(lambda schemes: [getattr(scheme, "name", scheme) for 
 
 
 class Training(Metric):
-    """All of `outliers.watch` after some steps and at the end; there also perplexity under schemes, over draws."""
+    """The measurements of `outliers.watch` after some steps and at the end, with perplexity under schemes, over
+    draws."""
 
     name = "training"
     subject = None
@@ -358,7 +360,7 @@ class Training(Metric):
 
 
 class Weights(Metric):
-    """‖W_other − W‖² / ‖W‖² of each projection; its largest |weight|, and that which is changed most."""
+    """‖W_other − W‖² / ‖W‖² of each projection, its largest |weight|, and its most changed weight."""
 
     name = "weights"
 
@@ -376,7 +378,7 @@ class ZeroShot(Metric):
 
 
 def metrics() -> dict[str, type[Metric]]:
-    """The records of metrics by their names: those of this project, and those of installed packages, as entry points.
+    """Return the records of metrics by name: this project's, and those of installed packages, as entry points.
 
     Raises:
         UserError: a plugin has a name that is taken, or cannot be imported.

@@ -8,15 +8,17 @@ from outliers.metrics.measurement import short
 
 
 def _see(probabilities: torch.Tensor, by_mask: torch.Tensor, cross: bool) -> torch.Tensor:
-    """Of probabilities (1, heads, queries, keys) by head, float64 (heads, 4): the sum over queries after the first of
-    what they give to the first position, and how many of them can see it; the sum of their margins, and of how many
-    queries. Of cross-attention the first query counts too, which is no position of the keys.
+    """Sum the attention to the first position, and its margins, by head.
 
-    The margin of a query is log p(first) − mean of log p over the other keys that it sees. A number that is added to
-    all logits of a query, as its own bias adds it, changes no difference of two, and so neither p nor the margin; a
-    bias of queries and keys that favours the first position makes it. A query counts if it sees the first key and
-    another one; that no head gives a key any probability says that it is masked, as outside of a window, or by a
-    variant. Below the smallest normal number probabilities count as that.
+    Returns float64 (heads, 4) for probabilities (1, heads, queries, keys): the attention that queries after the first
+    give to the first position, the number of queries that can see it, the sum of their margins, and the number of
+    these. In cross-attention the first query counts too, as it is no position of the keys.
+
+    The margin of a query is log p(first) minus the mean of log p over the other keys that it sees. A number that is
+    added to all logits of a query, such as by its own bias, changes neither p nor the margin; a bias of queries and
+    keys that favours the first position does. A query counts if it sees the first key and another one. A key to which
+    no head gives any probability is taken as masked, as outside of a window, or by a variant. Probabilities below the
+    smallest normal number are clamped to it.
 
     by_mask: which keys each query can see by the masks of the model, bool (queries, keys).
     """
@@ -26,7 +28,7 @@ def _see(probabilities: torch.Tensor, by_mask: torch.Tensor, cross: bool) -> tor
     count = others.sum(-1)
     counts = visible[:, 0] & (count > 0)
     by_head = []
-    for attended_by_head in queries:  # one at a time, which stays in a core's cache
+    for attended_by_head in queries:  # one head at a time, which fits a core's cache
         logs = attended_by_head.clamp(min=least).log_()
         margins = logs[:, 0] - (logs[:, 1:] * others).sum(-1, dtype=torch.float64) / count
         share = attended_by_head[:, 0].sum(dtype=torch.float64)
@@ -36,7 +38,7 @@ def _see(probabilities: torch.Tensor, by_mask: torch.Tensor, cross: bool) -> tor
 
 
 def _answers(visits: Visits) -> list[torch.Tensor]:
-    """Of each ablation the sums of `_see` by layer, float64 (layers, heads, 4)."""
+    """Return the sums of `_see` for each ablation by layer, float64 (layers, heads, 4)."""
     by_layer = visits.seen.new_zeros(int(visits.layers.max()) + 1, *visits.seen.shape[1:])
     return list(by_layer.index_add_(0, visits.layers, visits.seen).unbind(1))
 
@@ -59,7 +61,7 @@ def _values(answers: list[torch.Tensor]) -> list[dict]:
 
 
 def _short(value: torch.Tensor) -> float | None:
-    """None of no query, as where the first position is masked."""
+    """Round a value; None if no query counts, as when the first position is masked."""
     return None if value.isnan() else short(value)
 
 

@@ -1,4 +1,4 @@
-"""Metrics of the last hidden states: all that are asked of one variant ride on one pass over the text."""
+"""Metrics of the last hidden states: all those of a variant are computed in one pass over the text."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, takewhile
@@ -22,14 +22,16 @@ from outliers.subjects.cell import Cell
 from outliers.variants.draw import drawn
 from outliers.variants.quantized import EXACT
 
-# Bytes of hidden states that are kept for several variants: of the last ones, with logits, and of inputs of layers.
+# Bytes that are cached for several variants: of last hidden states with logits, and as many of inputs of layers.
 MOST_KEPT = 2**28
-KEPT = 2  # of so many layers in a row the output of one is kept for the variant that follows
+KEPT = 2  # the output of every second layer is cached for the next variant
 
 
 class OfStates(Measurement):
-    """The pass of one variant, and all cells that ride on it; of a streamed model all variants, for its layers are read
-    once for all."""
+    """The measurement of metrics of the last hidden states: one pass per variant serves all of them.
+
+    A streamed model serves all variants together, because its layers are read once for all.
+    """
 
     def check(self, cell: Cell) -> None:
         if cell.metric.of_text and family_of(cell.subject.config).places is None:
@@ -42,7 +44,7 @@ class OfStates(Measurement):
 
     def keeps(self, cells: Sequence[Cell]) -> Keeps:
         keeps = super().keeps(cells)
-        # with states that are kept until those under a variant
+        # with exact states that are kept until those under a variant come
         compares = any(cell.metric.seen.compares for cell in cells)
         settings = cells[0].subject.settings
         several = not settings.stream and find_device(settings.device).type == "cpu"
@@ -52,7 +54,7 @@ class OfStates(Measurement):
         return len(_variants(cells)) * len(cells[0].subject.blocks) * cells[0].metric.draws
 
     def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[list[list]]:
-        """Of each cell, draw by draw, what it sees of each block of a part of the text."""
+        """Return, for each cell and draw, the results of each block of a part of the text."""
         subject = cells[0].subject
         model, variants = loaded(bench, subject, _variants(cells).values(), facts)
         seen_by_draw, blocks = [], subject.blocks[part]
@@ -81,7 +83,8 @@ def _resident(
     variants: list[Variant],
     key: tuple,
 ) -> list[list]:
-    """Of each cell what it sees of each block. key: the draw, and which part of the text it is."""
+    """Return, for each cell, the results of each block with a resident model; key: the draw and the part of the
+    text."""
     seers, (variant,) = [cell.metric.seen for cell in cells], variants
     exact: list = [None] * len(blocks)
     if any(seer.compares for seer in seers):
@@ -114,11 +117,11 @@ def _resident(
 def _pass(
     model: PreTrainedModel, bench: Bench, blocks: torch.Tensor, first: int, layers: tuple, key: tuple
 ) -> Callable:
-    """A function that passes a numbered block through a model whose layers before `first` are those of the model as it
-    is: from what these made of it for another variant on, as far as it was kept.
+    """Return a function that passes a numbered block through a model, reusing cached outputs of unchanged layers.
 
-    layers: the changes to each, see `Variant.layers`; where they begin with the first one, it passes from where they
-    differ from those of the variant before it.
+    first: the first layer that differs from the exact model; cached inputs of this layer are shared by variants.
+    layers: the changes to each layer, see `Variant.layers`; if the first layer is changed, the pass starts where the
+    changes differ from those of the previous variant.
     """
     further: range | tuple = ()
     if 0 < first < len(decoder_layers(model)):
@@ -132,17 +135,18 @@ def _pass(
     def run(number: int, block: Block) -> Iterator[tuple[int, Block, torch.Tensor]]:
         passed = (inputs_of_key for _, inputs_of_key in bench.passed.values())
         outputs = (list(known.values()) for of_key in (*bench.inputs.values(), *passed) for known in of_key)
-        if _nbytes(output[0] for output in chain.from_iterable(outputs)) > MOST_KEPT:  # alone, or first of a tuple
-            return run_from(model, [block], first, [dict(inputs[number])])  # what is added is not kept
+        if _nbytes(output[0] for output in chain.from_iterable(outputs)) > MOST_KEPT:  # a tensor, or a tuple's first
+            return run_from(model, [block], first, [dict(inputs[number])])  # a copy: what is added is not cached
         return run_from(model, [block], first, [inputs[number]], further)
 
     return run
 
 
 def _common(bench: Bench, blocks: torch.Tensor, layers: tuple, key: tuple) -> tuple[int, list[dict]]:
-    """The number of layers that change as they did for the variant before, and what is kept of them of each block."""
+    """Return the number of leading layers with the same changes as for the previous variant, and their cached
+    outputs."""
     for other in [other for other in bench.passed if other[1:] != key[1:]]:
-        del bench.passed[other]  # of another text
+        del bench.passed[other]  # those of another text
     before, inputs = bench.passed.get(key, ((), [{} for _ in blocks]))
     same = takewhile(lambda pair: pair[0] == pair[1], zip(before, layers, strict=False))
     first = len(list(same))
@@ -158,7 +162,8 @@ def _see(
     states: torch.Tensor,
     exact: tuple | None,
 ) -> list:
-    """The values of each metric on a block; those that read logits read them at once. exact: as of `read_logits`."""
+    """Return the results of each metric on a block; those of logits are computed together. exact: as for
+    `read_logits`."""
     readers = [seer.reader for seer in seers if isinstance(seer, Read)]
     results = iter(read_logits(block, [(model, states)], readers, exact)[0] if readers else ())
     unquantized = exact and exact[:2]
@@ -175,7 +180,7 @@ def _nbytes(states: Iterable[torch.Tensor]) -> int:
 
 
 def _exact_states(bench: Bench, model: PreTrainedModel, blocks: torch.Tensor, key: tuple) -> list[torch.Tensor]:
-    """Last hidden states (T, features) of the unquantized model."""
+    """Return the last hidden states (T, features) of the unquantized model, cached if there is room."""
     last_key = _key(EXACT, model, key)
     if last_key in bench.states:
         return bench.states[last_key]
@@ -188,14 +193,16 @@ def _exact_states(bench: Bench, model: PreTrainedModel, blocks: torch.Tensor, ke
 def _room_of_logits(
     bench: Bench, model: PreTrainedModel, states: list[torch.Tensor], key: tuple
 ) -> list[dict[int, torch.Tensor] | None]:
-    """Of each block what the logits of the unquantized model are kept in, for the second variant that is compared with
-    them and those after it, if there is room for those of all blocks."""
+    """Return a cache for the unquantized model's logits of each block, or None if they should not be cached.
+
+    They are cached from the second compared variant on, if there is room for those of all blocks.
+    """
     if key not in bench.logits:
         bench.logits.clear()
         bench.logits[key] = []
     elif not bench.logits[key]:
         weight = parameter_of(output_embedding(model), "weight")
-        if weight is None:  # the head says what it lacks
+        if weight is None:  # the head reports what it lacks
             return [None] * len(states)
         size = torch.promote_types(weight.dtype, torch.float32).itemsize * len(weight) * sum(map(len, states))
         if size + _nbytes(states) <= MOST_KEPT:
@@ -204,13 +211,12 @@ def _room_of_logits(
 
 
 def _key(variant: Variant, model: PreTrainedModel, key: tuple) -> tuple:
-    """A key of the last hidden states of a model under a variant."""
+    """Return the cache key of the last hidden states of a model under a variant."""
     return variant.name, repr(variant.fields(model)), *key
 
 
 def _keep(bench: Bench, key: tuple, states: list[torch.Tensor]) -> None:
-    """Keep last hidden states for what else is asked of them, as far as there is room: those of the unquantized model,
-    and of variants the latest."""
+    """Cache last hidden states as far as there is room: those of the unquantized model, and of the latest variants."""
     bench.states.pop(key, None)
     bench.states[key] = states
     logits = [of_part for of_blocks in bench.logits.values() for kept in of_blocks for of_part in kept.values()]
@@ -227,7 +233,10 @@ def _streamed(
     variants: list[Variant],
     key: tuple,
 ) -> list[list]:
-    """The same; last hidden states of the unquantized model come first, and are kept for those under variants."""
+    """Return, for each cell, the results of each block with a streamed model.
+
+    The exact last hidden states come first, and are kept for those under variants.
+    """
     of_variants = {name: [cell for cell in cells if cell.variant.name == name] for name in _variants(cells)}
     first = [EXACT] * any(cell.metric.seen.compares for cell in cells)
     exact: list = []

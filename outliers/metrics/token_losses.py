@@ -1,4 +1,4 @@
-"""Losses of tokens under a variant and without it; their differences, summed by what the tokens are."""
+"""The losses of tokens with and without a variant, and their differences by kinds of tokens."""
 
 import math
 from collections.abc import Callable
@@ -18,12 +18,12 @@ from outliers.text.tokens import named_ids
 from outliers.tracing.tokens import BEFORE, Names, context_of, name_of, windows_of
 from outliers.variants.draw import scattered
 
-LISTED = 16  # tokens, and as many contexts; all other tokens are one row
-SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)  # of the increase that the fewest tokens carry
+LISTED = 16  # number of listed tokens, and of contexts; all other tokens share a row
+SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)  # of the increase; the fewest tokens that carry each share are counted
 
 
 class TokenLossReader:
-    """Losses of each prediction without and with the variant, float64 (2, predictions)."""
+    """A reader of the losses of each prediction without and with the variant, float64 (2, predictions)."""
 
     compares = True
 
@@ -31,19 +31,19 @@ class TokenLossReader:
         self.exact, self.changed = (LossReader(model, block, targets) for _ in range(2))
 
     def add(self, start: int, logits: torch.Tensor, exact: torch.Tensor) -> None:
-        """Logits (predictions, tokens) of the tokens from `start` on, of both models."""
+        """Add logits (predictions, tokens) of the tokens from `start` on, of both models."""
         self.exact.add(start, exact, None)
         self.changed.add(start, logits, None)
 
     def result(self) -> torch.Tensor:
-        """Both, in host memory; raise BrokenModel where one is NaN or inf."""
+        """Return both losses in host memory; raise BrokenModel if one is NaN or inf."""
         return torch.stack([self.exact.losses(), self.changed.losses()]).cpu()
 
 
 def _values(draws: list[list[torch.Tensor]], subject: Any) -> list[dict]:
-    """The values of a row, in nats: means over draws of sums over the predicted tokens of all blocks."""
+    """Return the values of a row, in nats: means over draws of sums over the predicted tokens of all blocks."""
     places = [family_of(subject.config).places(block) for block in subject.blocks]
-    by_sequence = by_seed(places, subject.seeds)  # of each draw all seeds follow each other
+    by_sequence = by_seed(places, subject.seeds)  # the seeds of a draw follow each other
     tables = [_table(losses, by_sequence[draw % subject.seeds]) for draw, losses in enumerate(draws)]
     table = pd.concat(tables, keys=range(len(tables)), names=["draw"]).reset_index(["draw", "sequence"])
     tokens = pd.unique(table["token"]).tolist()
@@ -68,7 +68,7 @@ def _values(draws: list[list[torch.Tensor]], subject: Any) -> list[dict]:
 
 
 def _table(losses: list[torch.Tensor], places: list[tuple[torch.Tensor, torch.Tensor]]) -> pd.DataFrame:
-    """A row for each predicted token of a draw."""
+    """Return a row for each predicted token of a draw."""
     parts = [
         pd.DataFrame({"token": tokens[at], "position": at, "before": before, "increase": after - before})
         for (before, after), (tokens, at) in zip(losses, places, strict=True)
@@ -77,13 +77,13 @@ def _table(losses: list[torch.Tensor], places: list[tuple[torch.Tensor, torch.Te
 
 
 def _sum(draws: int, part: pd.DataFrame) -> dict:
-    """The increase of the tokens of a part, by draws, and how many they are in one, rounded."""
+    """Return the increase over the tokens of a part, over draws, and the rounded number of these tokens per draw."""
     by_draw = part.groupby("draw")["increase"].agg(math.fsum).reindex(range(draws), fill_value=0.0)
     return {**scattered(by_draw.tolist()), "tokens": -(-len(part) // draws)}
 
 
 def _carriers(table: pd.DataFrame) -> list[dict]:
-    """The fewest tokens that carry a share of the increase; none where a draw has no increase."""
+    """Return the smallest number of tokens that carry each share of the increase; nothing if a draw has no increase."""
     counts = []
     for _, part in table.groupby("draw"):
         carried = part["increase"].sort_values(ascending=False).cumsum().to_numpy()
@@ -99,7 +99,7 @@ def _carriers(table: pd.DataFrame) -> list[dict]:
 
 
 def _tokens(table: pd.DataFrame, names: Names, total: Callable[[pd.DataFrame], dict]) -> list[dict]:
-    """Those with the largest increases, and all others together."""
+    """Return the tokens with the largest increases, and all others together."""
     sums = table.groupby("token")["increase"].sum().sort_values(ascending=False, kind="stable")
     listed = sums[:LISTED][sums > 0].index.tolist()
     parts = ((token, *names[token], table[table["token"] == token]) for token in listed)
@@ -111,7 +111,7 @@ def _tokens(table: pd.DataFrame, names: Names, total: Callable[[pd.DataFrame], d
 
 
 def _contexts(table: pd.DataFrame, by_sequence: list[list]) -> list[tuple]:
-    """The places with the largest increases: sequence and position, the values there, and the ids around."""
+    """Return the positions with the largest increases: sequence and position, values, and the surrounding ids."""
     found = []
     means = table.groupby(["sequence", "position"])[["increase", "before"]].mean()
     for place, row in means.sort_values("increase", ascending=False, kind="stable")[:LISTED].iterrows():

@@ -1,4 +1,4 @@
-"""Largest attention probability of each query, with and without features."""
+"""The largest attention probability of each query, with and without some features."""
 
 import itertools
 from collections import defaultdict
@@ -21,16 +21,15 @@ def top1_softmax(
     variant: Variant = AS_IT_IS,
     stack: str | None = None,
 ) -> list[float]:
-    """Mean top-1 softmax probability of the attention under each intervention (LLM.int8(), section 4.2).
+    """Return the mean top-1 softmax probability of the attention under each intervention (LLM.int8(), section 4.2).
 
-    The mean over layers, heads, query positions and sequences of the largest probability that a query gives to a key;
-    each query counts alike, however long its sequence.
-    An intervention changes the input of the q/k/v projection in one layer at a time, an ablation what reads at its
-    places; what goes on through the model is the layer's unchanged output. Probabilities of one layer at a time are
-    held.
+    This is the mean over layers, heads, query positions and sequences of the largest probability that a query gives to
+    a key; each query counts alike, however long its sequence. An intervention changes the input of the q/k/v projection
+    in one layer at a time, an ablation the readers at its places; the next layers get the layer's unchanged output.
+    Only the probabilities of one layer are held at a time.
 
-    blocks: token ids, int64 (blocks, T), or any iterable of (T,). variant: what all of it is under, such as a scheme.
-    stack: as for `outliers.trace`.
+    blocks: token ids, int64 (blocks, T), or any iterable of (T,). variant: a change of the whole model, such as a
+    scheme. stack: as for `outliers.trace`.
     """
     ablations = [change if isinstance(change, Ablated) else Ablated(change) for change in interventions]
     answers = attended(model, blocks, [(ablated, [SEEN]) for ablated in ablations], variant)
@@ -42,11 +41,11 @@ def _see(probabilities: torch.Tensor, _visible: torch.Tensor, _cross: bool) -> t
 
 
 def _answers(visits: Visits) -> list[tuple[int, float, list[tuple[float, float]]]]:
-    """Of each ablation how many visits there were, the probability over them, and by sequences the sum of the
-    probabilities and their number."""
+    """Return, for each ablation, the number of visits, their mean probability, and the sum and count of each
+    sequence."""
     weights = visits.queries / visits.queries.mean()  # exactly 1 where all are equal
     means = (visits.seen * weights[:, None]).mean(0).tolist()
-    numbers = defaultdict(itertools.count)  # of a layer, which visits the sequences one after the other
+    numbers = defaultdict(itertools.count)  # by layer: each layer visits the sequences one after the other
     sequences = torch.tensor([next(numbers[layer]) for layer in visits.layers.tolist()])
     seen = torch.zeros(int(sequences.max()) + 1, len(means), dtype=torch.float64)
     sums = seen.index_add(0, sequences, visits.seen * visits.queries[:, None])

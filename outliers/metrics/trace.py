@@ -1,4 +1,4 @@
-"""The trace of a text: where hidden states have outlier features, and how large they are."""
+"""The trace of a text as a metric, and its files: outlier features of hidden states, and how large they are."""
 
 import hashlib
 import json
@@ -36,7 +36,7 @@ from outliers.tracing.store import about_of
 from outliers.tracing.table4 import trace_row
 from outliers.tracing.trace import traces
 
-# In the folder of the rows.
+# File names in the folder of the rows.
 STEM, EXCERPT, IMATRIX = "trace", "excerpt.safetensors", "imatrix.gguf"
 MASKS, MASKS_LISTED = "masks.safetensors", "masks.json"
 SECONDS_BETWEEN_SAVES = 30
@@ -44,17 +44,18 @@ logger = logging.getLogger(__name__)
 
 
 def of_view(file: str, stack: str) -> str:
-    """The name of a file of one view of a model, which a model with one stack has without the name of the view."""
+    """Return the name of a file of one view of a model, which includes the view if the model has several stacks."""
     stem, dot, ending = file.partition(".")
     return f"{stem}.{stack}{dot}{ending}" if stack else file
 
 
 def traced(cell: Cell, facts: dict, planner: Any) -> list[tuple]:
-    """The trace of each view over all blocks, as the only part of an answer (see `outliers.runs.planner.answer`).
+    """Return the trace of each view over all blocks, as the only part of an answer (see
+    `outliers.runs.planner.answer`).
 
-    They are on disk every half minute, as `trace`.safetensors; a run goes on from what is there, if
-    that is the beginning of the same one. Their `about` says which weights they are of. At the end an excerpt of the
-    text is kept beside each, but of a streamed model; and what else was asked for.
+    Traces are saved every half minute, as `trace`.safetensors. A run resumes from a saved trace if that is the
+    beginning of the same one. Their `about` identifies the weights. At the end an excerpt of the text is saved beside
+    each, except for a streamed model, and other requested files.
     """
     folder, metric = planner.rows.folder, cell.metric
     stacks = view_names(cell.subject.config)
@@ -66,7 +67,7 @@ def traced(cell: Cell, facts: dict, planner: Any) -> list[tuple]:
     if traces_so_far and "weights_hash" not in facts:
         about |= planner.weights(cell.subject)
         traces_so_far = traces_so_far if all(trace.about == about for trace in traces_so_far) else []
-    if traces_so_far and traces_so_far[0].names:  # it goes on as it began
+    if traces_so_far and traces_so_far[0].names:  # a resumed trace keeps its tokens
         cell = replace(cell, metric=metric.model_copy(update={"tokens": True}))
     saved, costs = time.monotonic(), []
     for longer, spent in _going_on(cell, facts, planner, about, traces_so_far):
@@ -83,16 +84,16 @@ def traced(cell: Cell, facts: dict, planner: Any) -> list[tuple]:
     if metric.masks and not _is_newer(folder / MASKS, folder / f"{STEM}.safetensors"):
         ((_, marked),) = planner.results([Task("masks", _masks, cell.subject, (facts, traces_so_far[0]))])
         marked.save(folder / Path(MASKS).stem)
-    if not cell.subject.settings.stream:  # which would read all layers once more for it
+    if not cell.subject.settings.stream:  # a streamed model would read all layers once more
         for trace in traces_so_far:
             _keep_excerpt(cell.subject, facts, planner, trace)
     return [([traces_so_far], {"weights_hash": about["weights_hash"]}, joined(costs or [reading.fields]))]
 
 
 def _turn_to(about: dict, folder: Path, stacks: Sequence[str], force: bool) -> None:
-    """Move the traces of another request out of a folder, with what was made of them, and those of this one back.
+    """Move the traces of another request out of a folder, with the files derived from them, and those of this one back.
 
-    Raises UserError where they are of another model, unless it is forced.
+    Raises UserError if they are of another model, unless forced.
     """
     files = [f"{STEM}.safetensors", EXCERPT, IMATRIX]
     names = [of_view(file, stack) for stack in stacks for file in files] + [MASKS, MASKS_LISTED]
@@ -108,7 +109,7 @@ def _turn_to(about: dict, folder: Path, stacks: Sequence[str], force: bool) -> N
 
 
 def _request(about: dict) -> str:
-    """A name of all that a trace is about, but for weights and code, which change without it."""
+    """Return a name of a trace's source, without weights and code, which change within a request."""
     asked = {name: value for name, value in about.items() if name not in ("weights_hash", "code")}
     return f"{STEM}-{hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]}"
 
@@ -125,7 +126,7 @@ def _save(traces_so_far: list[Trace], stems: list[Path]) -> None:
 def _going_on(
     cell: Cell, facts: dict, planner: Any, about: dict, traces_so_far: list[Trace]
 ) -> Iterator[tuple[list[Trace], dict]]:
-    """The traces of the first blocks, as they grow from what is found, each time with what that has cost."""
+    """Yield the traces of the first blocks as they grow from those so far, each time with the cost."""
     done = traces_so_far[0].sequences if traces_so_far else 0
     planner.bar.skip(planner.steps([cell])._replace(count=done))
     arrived = {}
@@ -134,7 +135,7 @@ def _going_on(
         check_same_weights(cell.subject.name, [about | weights, weights | about])
         about |= weights
         arrived[task.arguments[1].start] = part
-        while done in arrived:  # in the order of the text, so that what is saved is its beginning
+        while done in arrived:  # in the order of the text, so that a saved trace is of its beginning
             part = arrived.pop(done)
             traces_so_far = merged([traces_so_far, part]) if traces_so_far else part
             done = traces_so_far[0].sequences
@@ -144,9 +145,9 @@ def _going_on(
 
 
 def _parts(subject: Subject, engine: Any, done: int) -> list[slice]:
-    """The parts of the text after its first blocks that are traced at once.
+    """Return the parts of the text, after its first blocks, that are traced at once.
 
-    A streamed model takes all: each pass reads all its layers.
+    A streamed model takes all blocks: each pass reads all its layers.
     """
     blocks = len(subject.blocks)
     if subject.settings.engine == "local" and not subject.settings.stream:
@@ -156,17 +157,17 @@ def _parts(subject: Subject, engine: Any, done: int) -> list[slice]:
 
 
 def saved_traces(stems: list[Path], about: dict, tokens: bool, most: int) -> list[Trace]:
-    """The saved traces of all views; nothing where they are not of as many blocks."""
+    """Return the saved traces of all views; nothing unless all are of the same number of blocks."""
     saved = [trace for trace in (_saved_trace(stem, about, tokens, most) for stem in stems) if trace]
     alike = len(saved) == len(stems) and len({trace.sequences for trace in saved}) == 1
     return saved if alike else []
 
 
 def _saved_trace(stem: Path, about: dict, tokens: bool, most: int) -> Trace | None:
-    """The saved trace, as far as it is known of a streamed model to be the same.
+    """Return the saved trace if it is known to have the same source, or None.
 
-    None where there is nothing of it, or where tokens are asked for that it has not. Raises UserError where something
-    else than a file stands where it is to be saved.
+    It is also None if tokens are requested that the trace lacks. The weights of a streamed model may be unknown. Raises
+    UserError if something other than a file has its name.
     """
     file = stem.with_name(f"{stem.name}.safetensors")
     check_replaceable(file)
@@ -184,7 +185,7 @@ def _saved_trace(stem: Path, about: dict, tokens: bool, most: int) -> Trace | No
 
 
 def _keep_excerpt(subject: Subject, facts: dict, planner: Any, trace: Trace) -> None:
-    """Write the excerpt of a trace, unless it is there."""
+    """Write the excerpt of a trace unless it exists."""
     path = planner.rows.folder / of_view(EXCERPT, trace.stack)
     if saved_excerpt(path, trace) is None:
         task = Task("excerpt", _excerpt, subject, (facts, telling_features(trace), trace.stack or None))
@@ -201,7 +202,7 @@ def _masks(bench: Bench, subject: Subject, facts: dict, of: Trace) -> Masks:
 
 
 def saved_excerpt(path: Path, trace: Trace) -> Excerpt | None:
-    """The excerpt of a trace; None where it is not there, or another's, or damaged."""
+    """Return the excerpt of a trace; None if it is missing, damaged, or another's."""
     try:
         excerpt = Excerpt.load(path)
     except UserError:
@@ -209,12 +210,12 @@ def saved_excerpt(path: Path, trace: Trace) -> Excerpt | None:
     return excerpt if excerpt.about == trace.about else None
 
 
-PLACES = ("feature", "layer", "role", "position", "token")  # columns that say where, not what
-NAME = "token_text"  # of a token, whose id identifies it
+PLACES = ("feature", "layer", "role", "position", "token")  # columns of places
+NAME = "token_text"  # of a token, which its id identifies already
 
 
 class OfText(OnePass):
-    """The traces of each cell, one each view of its model; some are kept beside their rows."""
+    """The measurement of traces, one for each view of the model; some are also stored beside their rows."""
 
     cost = 5.0
 
@@ -262,12 +263,12 @@ def _of_view(trace: Trace, detailed: bool) -> list[dict]:
 
 
 def details(trace: Trace) -> list[dict]:
-    """Values of a trace beyond those of Table 4."""
+    """Return the values of a trace beyond those of Table 4."""
     sinks = trace.attention_sinks() if trace.heads else None
     tables = {
         "outlier_feature": trace.outlier_features(),
         "hidden_state": trace.hidden_states(),
-        "largest": trace.largest_values(by="layer").drop(columns="max"),  # an infinity norm
+        "largest": trace.largest_values(by="layer").drop(columns="max"),  # the same as the infinity norm
         "residual": trace.massive_activations(),
         **({} if sinks is None else {"attention_sink": sinks[sinks["share"] > 0]}),
     }
@@ -275,7 +276,7 @@ def details(trace: Trace) -> list[dict]:
 
 
 def _table4(trace: Trace) -> list[dict]:
-    """Its values of Table 4; the number of outlier features comes with these, and of how many they are."""
+    """Return the trace's values of Table 4, with the numbers of the outlier features and the hidden size."""
     outliers = sorted(trace.outlier_features()["feature"].tolist())
     about = {"features": outliers, "hidden_size": trace.statistics["residual.massive"].shape[1]}
     if trace.stack:
@@ -284,7 +285,7 @@ def _table4(trace: Trace) -> list[dict]:
 
 
 def tidy(table: pd.DataFrame | list[dict], prefix: str = "") -> list[dict]:
-    """A value each entry of a table that is none of a place; what is missing, or has no end, gives none."""
+    """Return a value for each entry of a table except places; missing and infinite entries are dropped."""
     values = []
     for record in pd.DataFrame(table).drop(columns=NAME, errors="ignore").to_dict("records"):
         places = {name: record[name] for name in PLACES if name in record}

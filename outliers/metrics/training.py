@@ -1,4 +1,4 @@
-"""Growth of outlier features while a model trains, and its final state (LLM.int8(), appendix E)."""
+"""Measurements while a model is trained, and of its final state (LLM.int8(), appendix E)."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,27 +35,26 @@ KURTOSES = ("kurtosis_tensor", "kurtosis_token", "kurtosis_feature")
 
 
 def watch(model: nn.Module, blocks: Iterable[Block], alpha: float = ALPHA, attention: bool = True) -> dict[str, float]:
-    """Return measurements of a model in the middle of its training, from one pass over held-out text.
+    """Return measurements of a model during training, from one pass over held-out text.
 
-    The training goes on as if nothing had happened: gradients, modes, the states of random generators and attention
-    functions are what they were. The model is measured in the dtype of its weights, without dropout and autocast, and
-    so as its checkpoint would be.
+    Training is not affected: gradients, modes, the states of random generators and attention functions are restored.
+    The model is measured in the dtype of its weights, without dropout and autocast, as its checkpoint would be.
 
     Args:
-        model: a model that has all of its weights; or what `torch.compile`, `accelerate` or
-            `DistributedDataParallel` made of one.
+        model: a model that has all of its weights, possibly wrapped by `torch.compile`, `accelerate` or
+            `DistributedDataParallel`.
         blocks: held-out token ids, int64 (blocks, T), or any iterable of (T,), or examples of another family; on any
             device.
         alpha: magnitude from which an entry is a hit.
-        attention: whether to find attention sinks. An attention function that somebody registered under a name of their
-            own has to return its probabilities beside its outputs then.
+        attention: whether to find attention sinks. A custom attention function must then return its probabilities
+            beside its outputs.
 
     Returns:
-        Flat names, as reporters plot them: those of `table4_row` without the softmax; `max.ROLE`, the largest |x| of
-        "attn_in", "attn_out", "ffn_in", "ffn_out", as far as the model has them, and of the residual stream,
-        "residual"; `kurtosis_tensor.ROLE`, `kurtosis_token.ROLE` and `kurtosis_feature.ROLE`, the largest over the
-        layers (docs/definitions.md#outlier-features); and `attention_sink`, the share of (layer, head) pairs for which
-        position 0 is a sink. Of an encoder-decoder those of each view after its name: `encoder.count`.
+        Values by flat names, for reporters: those of `table4_row` without the softmax; `max.ROLE`, the largest |x| of
+            "attn_in", "attn_out", "ffn_in", "ffn_out", as far as the model has them, and of the residual stream,
+            "residual"; `kurtosis_tensor.ROLE`, `kurtosis_token.ROLE` and `kurtosis_feature.ROLE`, the largest over the
+            layers (docs/definitions.md#outlier-features); and `attention_sink`, the share of (layer, head) pairs for
+            which position 0 is a sink. For an encoder-decoder, names start with that of the view: `encoder.count`.
 
     Raises:
         UserError: as `trace`, as `perplexity`; or the weights are spread over several processes.
@@ -68,14 +67,14 @@ def watch(model: nn.Module, blocks: Iterable[Block], alpha: float = ALPHA, atten
 
 
 def flat(by_view: dict[str, dict[str, float]]) -> dict[str, float]:
-    """The values of views by one name each."""
+    """Flatten the values of views to one name each."""
     return {f"{view}.{name}".lstrip("."): value for view, values in by_view.items() for name, value in values.items()}
 
 
 def watch_views(
     model: nn.Module, blocks: Iterable[torch.Tensor], alpha: float, attention: bool
 ) -> dict[str, dict[str, float]]:
-    """The measurements of `watch` by the views of the model; under "" those of all of it."""
+    """Return the measurements of `watch` by view of the model; "" has those of the whole model."""
     model = extract_model_from_parallel(model, keep_torch_compile=False)
     _check_whole(model)
     with _undisturbed(model):
@@ -96,7 +95,7 @@ def _watch(
 
 
 def _largest(trace: Trace) -> dict[str, float]:
-    """The extreme values of a trace, over all layers."""
+    """Return the extreme values of a trace over all layers."""
     residual = trace.statistics["residual.largest"][:, 0].max().item()
     by_role = trace.hidden_states().groupby("role", sort=False).max()
     row = {f"max.{role}": float(norm) for role, norm in by_role["infinity_norm"].items()} | {"max.residual": residual}
@@ -106,18 +105,18 @@ def _largest(trace: Trace) -> dict[str, float]:
 
 @contextmanager
 def _undisturbed(model: PreTrainedModel) -> Iterator[None]:
-    """Keep what a training would notice beside the model itself: random generators, autocast, what is compiled."""
+    """Preserve the global state of a training beside the model itself: random generators, autocast, compiled code."""
     kind = device_of(model).type
     with (
         torch.random.fork_rng([device_of(model)] if kind == "cuda" else []),
         torch.autocast(kind, enabled=False),
-        torch.compiler.set_stance("force_eager"),  # compiled layers would be compiled again for each hook
+        torch.compiler.set_stance("force_eager"),  # else layers would be compiled again for each hook
     ):
         yield
 
 
 def _check_whole(model: nn.Module) -> None:
-    """Raise UserError where a process has parts of the weights only, as under FSDP or ZeRO-3."""
+    """Raise UserError if a process has only parts of the weights, as under FSDP or ZeRO-3."""
     for name, parameter in model.named_parameters():
         if not parameter.numel() or hasattr(parameter, "device_mesh"):
             raise UserError(
@@ -126,8 +125,8 @@ def _check_whole(model: nn.Module) -> None:
             )
 
 
-# What is kept of a model in the middle of its training; of the trained one it is all that `watch` finds.
-ALONG = ("perplexity", "count", "layers", "positions", "attention_sink", "max")  # and those of each role
+# The measurements of `watch` that are kept during training; all are kept of the trained model.
+ALONG = ("perplexity", "count", "layers", "positions", "attention_sink", "max")  # max is that of each role
 
 
 class Answer(NamedTuple):
@@ -139,24 +138,23 @@ class Answer(NamedTuple):
 
 
 class OfRuns(Measurement):
-    """A run at a time, from its start to the schemes at its end."""
+    """The measurement of a training run, from its start to the schemes at its end."""
 
     unit = "step"
     splits = False
 
     def facts(self, cell: Cell, _bench: Bench) -> dict:
-        """Facts of the metric for tables."""
+        """Return the parameters that tables show."""
         return {"alpha": cell.metric.alpha, "draws": cell.metric.draws}
 
     def steps(self, cells: Sequence[Cell]) -> int:
-        """Those of the training."""
         return sum(cell.subject.recipe.steps for cell in cells)
 
     def keeps(self, _cells: Sequence[Cell]) -> None:
-        """Nothing of which a forecast is made."""
+        """Return None: memory is not forecast."""
 
     def answer(self, bench: Bench, cells: Sequence[Cell], _part: slice, _facts: dict) -> list[Answer]:
-        """Train, watch, and quantize what was trained."""
+        """Train and watch the model, and measure it under schemes at the end."""
         run, metric = cells[0].subject, cells[0].metric
         model = start(run.recipe, run.seed, find_device(run.settings.device))
         facts = {"architecture": model.config.model_type, "parameters": model.num_parameters()}
@@ -167,7 +165,7 @@ class OfRuns(Measurement):
             return [Answer(facts, logged, _under_schemes(model, run.blocks, metric))]
 
     def values(self, cell: Cell, answers: list[Answer]) -> list[dict]:
-        """A value a metric and step, then one a scheme."""
+        """Return the values by metric and step, then those by scheme."""
         facts, logged, perplexities = answers[0]
         steps = cell.subject.recipe.steps
         along = [
@@ -187,7 +185,7 @@ class OfRuns(Measurement):
 
 
 def _under_schemes(model: PreTrainedModel, blocks: torch.Tensor, metric: Training) -> dict[str, dict]:
-    """The perplexity of a trained model under each scheme; that of BASELINE is of its weights in float32."""
+    """Return the perplexity of a trained model under each scheme; BASELINE stands for its weights in float32."""
     train_int8(model, ffn=False, linear=False)
     perplexities = {}
     for scheme in dict.fromkeys(map(get_scheme, [BASELINE, *metric.schemes])):

@@ -1,4 +1,4 @@
-"""The error that a variant makes in the weights themselves, projection by projection."""
+"""The error of a variant in the weights themselves, by projection."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,8 @@ from outliers.subjects.cell import Cell
 
 @inference
 def weight_errors(model: PreTrainedModel, variant: Variant) -> list[dict]:
-    """The values of all projections; of those that alone know how they multiply under the variant there is no error."""
+    """Return the values of all projections; the error is missing if a projection under the variant has no readable
+    weight."""
     with variant.on(model) as changed:
         pairs = zip(projections(model), projections(changed), strict=True)
         return [value for exact, other in pairs for value in _values(exact, weight_of(other.module))]
@@ -35,13 +36,13 @@ def _values(projection: Projection, other: torch.Tensor | None) -> list[dict]:
 
 
 def _largest(weight: torch.Tensor) -> dict:
-    """The entry of a weight (outputs, features) with the largest magnitude, with its sign and its place."""
+    """Return the entry of a weight (outputs, features) with the largest magnitude: its signed value and its place."""
     output, feature = divmod(weight.abs().argmax().item(), weight.shape[1])
     return {"value": weight[output, feature].item(), "output": output, "feature": feature}
 
 
 class OfWeights(Measurement):
-    """All projections of a resident model; the text is not looked at."""
+    """The measurement of all projections of a resident model; it does not read the text."""
 
     splits = False
 
@@ -53,7 +54,6 @@ class OfWeights(Measurement):
         return len(cells)
 
     def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[list[dict]]:
-        """The values of each cell."""
         model, variants = loaded(bench, cells[0].subject, [cell.variant for cell in cells], facts)
         errors = [weight_errors(model, variant) for variant in variants]
         bench.bar.update(len(cells))

@@ -40,11 +40,11 @@ def _error_of_mean(values: Sequence[float]) -> float:
 
 
 def _error_of_perplexity(log_likelihoods: Sequence[float]) -> float:
-    """By the delta method: the derivative of exp(−mean) times the error of the mean."""
+    """Return the standard error by the delta method: the derivative of exp(−mean) times the error of the mean."""
     return math.exp(-statistics.fmean(log_likelihoods)) * _error_of_mean(log_likelihoods)
 
 
-# Of each metric that is reported its standard error, from the values of the examples.
+# The standard error of each reported metric, from the values of the examples.
 STANDARD_ERRORS = {"acc": _error_of_mean, "acc_norm": _error_of_mean, "perplexity": _error_of_perplexity}
 
 
@@ -59,15 +59,15 @@ def zeroshot(
 
     Args:
         model: a causal language model, on its device and in its dtype.
-        tokenizer: of that model.
+        tokenizer: the model's tokenizer.
         tasks: names of the harness, or `lambada-local` and `piqa-local`, which read local files.
-        data: the folder of those files; None for the first 200 examples of each, which come along.
-        limit: so many examples from the start of each task; None for all.
+        data: the folder of those files; None for the first 200 examples of each, which are included.
+        limit: number of examples from the start of each task; None for all.
 
     Returns:
-        One result a task and metric (`acc`, `acc_norm`, `perplexity`): task, task_version, metric, value,
-        standard_error (None where there is one example), examples, and by_example: the value of each, of a perplexity
-        the log-likelihood.
+        One result per task and metric (`acc`, `acc_norm`, `perplexity`): task, task_version, metric, value,
+        standard_error (None for a single example), examples, and by_example: the value of each example, for a
+        perplexity the log-likelihood.
 
     Raises:
         UserError: the harness is not installed; a task is unknown, has none of these metrics, or its data cannot be
@@ -93,7 +93,7 @@ def load_tasks(names: Sequence[str], data: str | Path | None = None) -> "list[Ta
 
 @functools.cache
 def _tasks_of_the_harness() -> "TaskManager":
-    """Its index takes seconds to build: it reads some 15 000 files."""
+    """Return the harness's index, which takes seconds to build: it reads some 15 000 files."""
     from lm_eval.tasks import TaskManager
 
     return TaskManager()
@@ -129,7 +129,7 @@ def _load_task(name: str, manager: "TaskManager") -> "Task":
 
 
 def documents_hash(task: "Task", limit: int | None = None) -> str:
-    """SHA-256 over the documents of a task that are evaluated: 16 hexadecimal digits."""
+    """Return the SHA-256 of the documents of a task that are evaluated: 16 hexadecimal digits."""
     digest = hashlib.sha256()
     for document in itertools.islice(task.eval_docs, limit):
         digest.update(json.dumps(document, sort_keys=True, default=str).encode())
@@ -146,17 +146,17 @@ def evaluate(
 ) -> list[dict]:
     """Measure a model on loaded tasks.
 
-    Sequences go through the model one at a time: schemes with one scale or one outlier set for a whole batch would
+    Sequences pass through the model one at a time: schemes with one scale or one outlier set for a whole batch would
     otherwise depend on the batch size, and on the padding. Logits of 16-bit models are normalized in float32, as for
-    `perplexity`: bfloat16 could not tell apart choices of nearly the same likelihood.
+    `perplexity`: bfloat16 could not distinguish choices of nearly the same likelihood.
 
-    see: called after each pass through the model with how far the requests of a task are, at least.
+    see: called after each pass through the model with the completed share of a task's requests, a lower bound.
 
     Returns:
         As `zeroshot`.
 
     Raises:
-        UserError: log-likelihoods are NaN or inf, or what has to be predicted is longer than the model's context.
+        UserError: log-likelihoods are NaN or inf, or a continuation is longer than the model's context.
     """
     import lm_eval
     from lm_eval.models.huggingface import HFLM
@@ -181,14 +181,14 @@ def evaluate(
 
 
 def served(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict:
-    """The parts of which the harness's `HFLM` is made."""
-    copied = copy.deepcopy(tokenizer)  # because the harness gives a tokenizer without a padding token one
+    """Return the arguments of the harness's `HFLM`."""
+    copied = copy.deepcopy(tokenizer)  # a copy, because the harness adds a padding token if there is none
     return {"pretrained": model, "tokenizer": copied, "batch_size": 1, "softmax_dtype": "float32"}
 
 
 @contextlib.contextmanager
 def _seen(harness_model, model: PreTrainedModel, see: Callable[[float], None]) -> Iterator[None]:
-    """Count the passes through a model, of which there is at most one a request."""
+    """Report progress by counting the passes through a model, at most one per request."""
     answer, requested, made = harness_model.loglikelihood, 0, itertools.count(1)
 
     def loglikelihood(requests: list, *arguments, **options):
@@ -205,7 +205,7 @@ def _seen(harness_model, model: PreTrainedModel, see: Callable[[float], None]) -
 
 
 def _results(task: "Task", results: dict) -> Iterator[dict]:
-    """The results of a task; standard errors are this project's, as those of the harness draw random samples."""
+    """Yield the results of a task; standard errors are this project's, as those of the harness draw random samples."""
     name = task.task_name
     samples = results["samples"][name]
     for sample in samples:
@@ -230,7 +230,7 @@ def _results(task: "Task", results: dict) -> Iterator[dict]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep away the harness's log and, where standard error is no terminal, its progress bars."""
+    """Suppress the harness's log and, unless standard error is a terminal, its progress bars."""
     logger = logging.getLogger("lm_eval")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -241,12 +241,12 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-EXAMPLE = 512  # tokens of a long example of a task
-LOGITS = 3  # of all its tokens: in the model's dtype, in float32 and normalized
+EXAMPLE = 512  # tokens of a long example
+LOGITS = 3  # matrices of logits: in the model's dtype, in float32 and normalized
 
 
 class OfTasks(Measurement):
-    """A task at a time."""
+    """The measurement of zero-shot tasks, one at a time."""
 
     unit = "task"
     splits = False
@@ -262,7 +262,7 @@ class OfTasks(Measurement):
         _task(cell.metric)
 
     def facts(self, cell: Cell, _bench: Bench) -> dict:
-        """Facts that make a task the same measurement."""
+        """Return the facts that identify a task."""
         task = _task(cell.metric)
         return {
             "task": cell.metric.task,
@@ -272,12 +272,11 @@ class OfTasks(Measurement):
         }
 
     def keeps(self, cells: Sequence[Cell]) -> Keeps:
-        """The logits of a long example; of codes those of a variant at a time."""
+        """Forecast the logits of a long example, and the codes of one variant at a time."""
         options = frozenset(("dtype", "device"))
         return super().keeps(cells)._replace(logits=LOGITS, block=EXAMPLE, options=options)
 
     def answer(self, bench: Bench, cells: Sequence[Cell], _part: slice, facts: dict) -> list[list[dict]]:
-        """The results of the task."""
         (cell,) = cells
         cell.subject.load(bench, facts)
         tokenizer, tasks = bench.tokenizer(cell.subject), [_task(cell.metric)]
@@ -285,7 +284,6 @@ class OfTasks(Measurement):
             return [evaluate(model, tokenizer, tasks, cell.metric.limit, bench.bar.see)]
 
     def values(self, _cell: Cell, answers: list[list[dict]]) -> list[dict]:
-        """A value a metric of the task."""
         return [
             {"metric": f"zeroshot.{result['metric']}", "unit": "1"}
             | _units(result)
@@ -295,13 +293,13 @@ class OfTasks(Measurement):
 
 
 def _units(result: dict) -> dict:
-    """The questions of a result as units of the text: the loss of each where the metric is a perplexity."""
+    """Return the questions of a result as units of the text: the loss of each if the metric is a perplexity."""
     sign = -1 if result["metric"] == "perplexity" else 1
     return units.fields([[(sign * value, 1) for value in result["by_example"]]])
 
 
 def _task(metric: ZeroShot) -> "Task":
-    """A task with its documents, loaded once as long as its files stay what they are; it can be evaluated again."""
+    """Return a task with its documents, cached as long as its files do not change."""
     files = sorted(Path(metric.data).glob("*")) if metric.data else ()
     return _loaded(metric.task, metric.data, tuple(map(state_of, files)))
 
