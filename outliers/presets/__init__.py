@@ -1,1 +1,1 @@
-"""The cells of a specification, a file a command."""
+"""The experiments: which cells each command measures, one file for each command."""

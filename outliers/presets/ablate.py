@@ -1,4 +1,4 @@
-"""The loss of a model without some features, beside its loss without random ones."""
+"""Ablation: the loss of a model without some features, compared with its loss without random ones."""
 
 import logging
 from collections.abc import Sequence
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from outliers.metrics.ablations import Treatment
 
 logger = logging.getLogger(__name__)
-OF_SCHEME = {"alpha": "scheme_alpha"}  # what rows call a setting of the scheme, where they have one of that name
+OF_SCHEME = {"alpha": "scheme_alpha"}  # names in rows for settings of the scheme, if the name is taken
 
 
 class ToAblate(Causal):
-    """A model that is checked with what is taken out of it, and with the scheme that it is under meanwhile."""
+    """A model that is checked together with the features to ablate and the scheme that it is under."""
 
     settings: "Ablation"
 
     def prepare(self) -> None:
-        from outliers.quantization.convert import check_calibrated  # which imports torch, as what follows
+        from outliers.quantization.convert import check_calibrated  # late, for it imports torch
         from outliers.subjects.bench import check_scheme
 
         super().prepare()
@@ -45,7 +45,7 @@ class ToAblate(Causal):
         scheme = get_scheme(spec.scheme, spec.alpha_of_schemes)
         check_calibrated(scheme, None)
         check_scheme(self.config, scheme, spec.skip)
-        planned(spec, self.width, spec.features or [0])  # of outliers that nobody knows yet, of one
+        planned(spec, self.width, spec.features or [0])  # [0] stands for outliers not known yet
 
 
 class Ablation(OfOneModel):
@@ -67,10 +67,10 @@ class Ablation(OfOneModel):
     seed: int = Field(default=0, description="Seed of the draws and of shuffling.")
 
     def plans(self) -> list[Plan]:
-        """Of a model what it loses without its outlier features, or those of the specification, and without others;
-        of an encoder-decoder without those of each stack in its layers.
+        """Return cells for the loss without the outlier features, or the given ones, and without random features.
 
-        What features are outliers is what a trace of the model says that is not quantized.
+        Of an encoder-decoder the features of each stack are ablated in its layers. Outlier features are those in a
+        trace of the unquantized model.
         """
         subject = ToAblate(self.model, self.revision, self)
         treatments = 1 + len(self.methods) * (1 + self.controls)
@@ -97,14 +97,13 @@ def _stages(subject: ToAblate) -> Stages:
 
 
 def _of_view(subject: ToAblate, view: dict, under: Quantized, about: dict, first: bool) -> list[Cell]:
-    """The cells of the features of a view, which are taken out in its layers; with the first one, those of the model as
-    it is."""
-    from outliers.models.anatomy import attends  # which imports torch
+    """Return the cells for the features of a view, ablated in its layers; for the first view also those without."""
+    from outliers.models.anatomy import attends  # late, for it imports torch
 
     spec = subject.settings
     treatments = planned(spec, view["hidden_size"], spec.features or view["features"], view["features"])
     treatments = [treatment for treatment in treatments if treatment.features or first]
-    # the attention of a stack changes a layer at a time, by what queries and keys read
+    # top-1 attention is measured with one layer ablated at a time, in the inputs of queries and keys
     roles = {Top1: WHERE if "stack" in view else spec.where} if attends(subject.config) else {}
     roles[Perplexity] = spec.where
     return [
@@ -126,7 +125,6 @@ def _variant(treatment: "Treatment", spec: Ablation, under: Quantized, places: t
 
 
 def _no_outlier(traced: Row, spec: Ablation) -> NoOutlier:
-    """The error for a model in which there is nothing to ablate."""
     nearest = {value["metric"]: value["value"] for value in traced.values}
     return NoOutlier(
         f"'{short_name(spec.model)}' has no outlier feature on this text (feature {nearest['most_common']:.0f} hits "
@@ -136,7 +134,13 @@ def _no_outlier(traced: Row, spec: Ablation) -> NoOutlier:
 
 
 def planned(spec: Ablation, width: int, features: Sequence[int], outliers: Sequence[int] = ()) -> list["Treatment"]:
-    """The treatments that a specification asks for, of a model with so many features."""
-    from outliers.metrics.ablations import plan  # which imports torch
+    """Return the treatments that a specification asks for.
+
+    Args:
+        width: number of features of the model.
+        features: to ablate.
+        outliers: features that are never drawn as controls.
+    """
+    from outliers.metrics.ablations import plan  # late, for it imports torch
 
     return plan(features, width, spec.methods, spec.controls, spec.seed, spec.where, outliers)

@@ -21,12 +21,12 @@ VARIANT = (
     "options."
 )
 METRIC = f"Metrics: {', '.join(METRICS)}; several with commas."
-NO_OBJECTS = (bool, int, float, bytes, list, dict)  # what files have
+NO_OBJECTS = (bool, int, float, bytes, list, dict)  # types of values in files
 
 
 def _variant(value: Any) -> Any:
-    """A variant, by its writing or as it is."""
-    from outliers.variants.written import variant  # late, for what is asked of a command with --help
+    """Return a variant from its name, or the variant itself."""
+    from outliers.variants.written import variant  # late, for --help does not need it
 
     if value is None or isinstance(value, NO_OBJECTS):
         raise ValueError("expected the writing of a variant, or a Variant")
@@ -35,7 +35,7 @@ def _variant(value: Any) -> Any:
 
 
 def _metric(value: Any) -> Any:
-    """The record of a metric, by its name or with its parameters."""
+    """Return the class of a metric from its name, or the metric itself, with its parameters."""
     if value is None or isinstance(value, NO_OBJECTS):
         raise ValueError("expected the name of a metric, or a Metric")
     with saying_all():
@@ -72,7 +72,7 @@ Parameters = create_model(
 
 
 class Cells(Calibrated, Parameters):
-    """The cells of models, variants and metrics; further fields are parameters of the metrics that have them."""
+    """Cells of models, variants and metrics; further fields are parameters of the metrics that have them."""
 
     of_folder = True
 
@@ -84,7 +84,7 @@ class Cells(Calibrated, Parameters):
 
     @property
     def parametrized_metrics(self) -> list[Metric]:
-        """The metrics with those of the given fields that are their parameters.
+        """The metrics, with those given fields that are their parameters.
 
         Raises:
             UserError: a field was given that is a parameter of none of them.
@@ -102,7 +102,7 @@ class Cells(Calibrated, Parameters):
         return {field: getattr(self, field) for field in self.model_fields_set if field in record.model_fields}
 
     def plans(self) -> list[Plan]:
-        """Of each model every metric under each variant."""
+        """Return the cells of every metric of every model under every variant."""
         for variant in self.variants:
             if variant.needs_trace:
                 raise UserError(

@@ -1,4 +1,4 @@
-"""The damage of schemes, of caches, or of another model to one: by projection, role, layer and head, and over it."""
+"""The damage to a model by schemes, caches or another model: by projection, role, layer and head, and of the whole."""
 
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from outliers.quantization.magnitudes import Calibration
 
 Damaging = Quantized | Cached | Against
-DAMAGE_BY = ("error", "role", "layer", "stack", "head", "model")  # parts of the damage, which cost differently
-EXPERT = "expert"  # and what only is measured where somebody asks for it, for a model may have thousands
+DAMAGE_BY = ("error", "role", "layer", "stack", "head", "model")  # parts of the damage
+EXPERT = "expert"  # a further part, only on request, for a model may have thousands of experts
 
 
 def _cache(value: str) -> str:
-    """The writing of a cache, as its variant is called."""
+    """Return the name of a cache variant in its standard form."""
     with saying_all():
         return str(Formats.read(value))
 
@@ -64,7 +64,7 @@ class Damage(OfSchemes, OfOneModel, Calibrated):
     )
 
     def plans(self) -> list[Plan]:
-        """Of the model what each scheme, cache or other model damages."""
+        """Return the cells for the damage by each scheme, cache or other model."""
         subject = Causal(self.model, self.revision, self)
         caches = [Cached(Formats.read(cache)) for cache in self.caches]
         variants: list[Damaging] = [*caches, *map(Against, self.against)]
@@ -74,7 +74,7 @@ class Damage(OfSchemes, OfOneModel, Calibrated):
 
 
 def _stages(subject: Causal, variants: Sequence[Damaging], spec: Damage) -> Stages:
-    """All of it, what is by stack last."""
+    """Yield all cells, those by stack last."""
     if spec.against:
         _check_tokenizers(subject, spec.against)
     chosen = "by" in spec.model_fields_set
@@ -87,7 +87,11 @@ def _stages(subject: Causal, variants: Sequence[Damaging], spec: Damage) -> Stag
 def _by_stack(
     subject: Subject, variants: Sequence[Damaging], by: Collection[str], draws: int, chosen: bool
 ) -> list[Cell]:
-    """The cells by stack, where the model has several; chosen: whether somebody asked for it, who is told otherwise."""
+    """Return the cells by stack, if the model has several stacks.
+
+    Args:
+        chosen: whether the user asked for parts of the damage; then a model of one stack is an error.
+    """
     from outliers.models.anatomy import stacks_of
 
     if "stack" not in by:
@@ -108,11 +112,15 @@ def _cells(
     chosen: bool,
     model_draws: int | None = None,
 ) -> list[Cell]:
-    """The errors under all schemes first, then scheme by scheme.
+    """Return the cells for the errors of all schemes, then those of scheme after scheme.
 
-    Places bring what is over the model: it is what they are compared with. Projections alone have errors, so a scheme
-    that quantizes none of them has none, and a cache neither; a cache alone has heads. Of another model weights are
-    compared too, and layers are taken whole. chosen: as for `_by_stack`. model_draws: draws of the whole model.
+    Single places need the damage of the whole model for comparison. Only projections have errors, so a cache has none,
+    nor has a scheme that quantizes no projection; only a cache has heads. Another model's weights are compared too, and
+    its layers are exchanged as a whole.
+
+    Args:
+        chosen: as for `_by_stack`.
+        model_draws: draws of the whole model; by default `draws`.
     """
     by = set(by)
     _check(by, variants, chosen)
@@ -130,7 +138,7 @@ def _cells(
 
 
 def _places(variant: Damaging, by: Collection[str], draws: int) -> list[Metric]:
-    """The metrics of single places of a variant."""
+    """Return the metrics of single places of a variant."""
     fields = ("role", "layer", "head") if isinstance(variant, Cached) else ("role", "layer", EXPERT)
     instead = {"layer": Layers(draws=draws)} if isinstance(variant, Against) else {}
     return [instead.get(field) or Places(by=field, draws=draws) for field in fields if field in by]
@@ -160,15 +168,15 @@ def _check(by: set[str], variants: Sequence[Damaging], chosen: bool) -> None:
 
 
 def _check_tokenizers(subject: Causal, others: Iterable[str]) -> None:
-    """Raise UserError where another model comes with a tokenizer of other tokens, whose ids mean something else."""
+    """Raise UserError if the tokenizer of another model gives some token another id than that of the subject."""
     from outliers.models.load import load_reader, load_tokenizer
 
     ids = getattr(load_reader(subject.model, subject.revision), "vocab", {})
     for other in others:
         if Path(other).is_dir() and not (Path(other) / "tokenizer.json").exists():
-            continue  # transformers would make an empty one
+            continue  # transformers would make an empty tokenizer
         vocabulary: dict[str, int] = {}
-        with suppress(UserError):  # many come without one, and read what ours makes of a text
+        with suppress(UserError):  # many come without a tokenizer, and use that of the subject
             vocabulary = load_tokenizer(other).get_vocab() if ids else {}
         if moved := next((token for token, number in vocabulary.items() if ids.get(token, number) != number), None):
             raise UserError(
@@ -197,25 +205,26 @@ def damage(
     cascade; perplexities are those of whole models, in which they do. The model is left as it was.
 
     Args:
-        model: a causal language model, resident or streamed, whose exact weights are there.
+        model: a causal language model, resident or streamed, with its exact weights.
         blocks: token ids, int64 (blocks, T), or a list of (T,), sequences of any lengths.
         scheme: name, or a scheme of one's own; or a cache of keys and values, `outliers.variant("kv=int4")`.
-        by: what to measure: "error" of each projection, perplexity by "role" (of a cache keys and values), by "layer",
-            by "stack" where there are several, by "head" of a cache, and what is over the "model", which these bring
-            along; or by "expert", each alone.
+        by: what to measure: "error" of each projection; perplexity by "role" (keys and values of a cache), by "layer",
+            by "stack" if there are several, by "head" of a cache, and, only on request, by "expert"; and that of the
+            whole "model", which the other perplexities include.
         skip: patterns of projections that stay exact, as for `outliers.quantize`.
-        draws: how many times perplexities, divergence and agreement are measured, with embeddings changed by 1e-6
-            and ties of weights rounded anew.
-        calibration: how large the inputs are, which some remedies have to know; see `outliers.calibrate`.
+        draws: how many times perplexities, divergence and agreement are measured, with embeddings changed by 1e-6 and
+            ties of weights rounded anew.
+        calibration: magnitudes of the inputs, which some remedies need; see `outliers.calibrate`.
         attention_mask: as for `outliers.perplexity`.
-        against: in the place of a scheme another model of the same architecture and sizes, such as one that torchao or
+        against: instead of a scheme another model of the same architecture and sizes, such as one that torchao or
             bitsandbytes has quantized, whose modules compute as they do; or its name, as for `outliers.load_model`.
         progress: whether to show a bar after two seconds; by default on a terminal and in a notebook.
 
     Raises:
         UserError: there are both a scheme and another model, or neither; the other model has another architecture,
             other sizes, another dtype or device; the scheme is unknown or quantizes nothing, a part of the damage is
-            unknown, several draws are asked of a model in 16 bits; as `outliers.quantize` and `outliers.perplexity`.
+            unknown, several draws are requested of a model in 16 bits; as `outliers.quantize` and
+            `outliers.perplexity`.
 
     Example:
         >>> outliers.damage(model, blocks, "absmax", by=["role"]).scheme

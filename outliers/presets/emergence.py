@@ -1,4 +1,4 @@
-"""Places and sizes of outlier features, and the row of Table 4: of one model, or along a family."""
+"""Where outlier features are, how large they are, and the row of Table 4: of one model, or along a family."""
 
 from collections.abc import Sequence
 
@@ -15,8 +15,8 @@ from outliers.subjects.cell import Cell, Plan, Stages
 from outliers.variants.ablated import WHERE, Ablated, Intervention
 from outliers.variants.quantized import EXACT
 
-USUAL = 4  # passes over the blocks, of which the attention takes two
-CROSS = "cross"  # a view of an encoder-decoder, whose features are those of the encoder
+USUAL = 4  # passes over the blocks, two of them for the attention
+CROSS = "cross"  # view of an encoder-decoder: the encoder's states in cross-attention
 
 
 class Emergence(Settings):
@@ -35,7 +35,7 @@ class Emergence(Settings):
     )
 
     def plans(self) -> list[Plan]:
-        """The row of Table 4 of every model, or of every revision of one.
+        """Return the cells for the row of Table 4 of every model, or of every revision of one.
 
         Raises:
             UserError: there are revisions of several models.
@@ -62,7 +62,7 @@ class OneModel(OfOneModel):
     )
 
     def plans(self) -> list[Plan]:
-        """The row of Table 4 of a model, and all that its trace says, which is kept."""
+        """Return the cells for the row of Table 4 and for the whole trace, which is stored."""
         files = {"tokens": self.by_token, "imatrix": self.imatrix, "masks": self.masks}
         metric = KeptTrace(roles=OF_EVERY_STACK, alpha=self.alpha, attention=True, details=True, **files)
         subject = MaybeUnlabelled(self.model, self.revision, self)
@@ -70,8 +70,8 @@ class OneModel(OfOneModel):
 
 
 def _stages(subject: Causal, metric: Trace) -> Stages:
-    """Perplexity and trace; then how sure attention is, with and, where there are outlier features, without them."""
-    from outliers.models.anatomy import attends  # which imports torch
+    """Yield perplexity and trace; then top-1 attention, also without the outlier features if there are any."""
+    from outliers.models.anatomy import attends  # late, for it imports torch
 
     _, traced = yield [Cell(subject, EXACT, Perplexity()), Cell(subject, EXACT, metric)]
     if not attends(subject.config):
@@ -82,18 +82,20 @@ def _stages(subject: Causal, metric: Trace) -> Stages:
 
 
 def counted(traced: Row) -> list[dict]:
-    """The values of a row of a trace that count outlier features, one each view of the model: which, in ascending
-    order, and `hidden_size`; where there are several views `stack` and its `layers`, from the first to behind the last.
+    """Return those values of a trace's row that count outlier features, one for each view of the model.
+
+    Each has `features` in ascending order, and `hidden_size`; with several views also `stack` and its `layers`, the
+    first and the one after the last.
     """
     return [value for value in traced.values if value["metric"] == "count"]
 
 
 def where(view: dict, roles: Sequence[str] = WHERE) -> tuple[str, ...]:
-    """The places of some roles in the layers of a view that was counted."""
+    """Return the places of some roles in the layers of a view from `counted`."""
     before = "layers.{}:{}.".format(*view["layers"]) if "layers" in view else ""
     return tuple(f"{before}{role}" for role in roles)
 
 
 def ablated_in(view: dict) -> dict[str, str]:
-    """The fields of a row that name the ablated view; none where a model has one."""
+    """Return the field of a row that names the view in which features are ablated; empty for a model of one view."""
     return {"ablated": view["stack"]} if "stack" in view else {}

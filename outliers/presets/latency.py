@@ -1,4 +1,4 @@
-"""Milliseconds a generated token of models under schemes, by batch (Table 6)."""
+"""Milliseconds per generated token of models under schemes, by batch size (Table 6)."""
 
 from itertools import product
 from typing import Annotated, Literal
@@ -15,7 +15,7 @@ from outliers.variants.peer import PEER, Peer
 
 
 class Latency(records.Generation, OfSchemes, Machine):
-    """Time a generated token with a KV cache; prompts are the first tokens of a text."""
+    """Time per generated token with a KV cache; prompts are the first tokens of a text."""
 
     name: Name = "latency"
     dtype: Literal["float32", "float16", "bfloat16"] = Field(
@@ -34,7 +34,7 @@ class Latency(records.Generation, OfSchemes, Machine):
     )
 
     def plans(self) -> list[Plan]:
-        """Of each model under each scheme the times of each batch; one is in memory at a time."""
+        """Return the cells of each batch size for each model under each scheme, of which one is in memory at a time."""
         shared = self.model_dump(include={"name", "text", "bos", "alpha", "device", "dtype"})
         settings = Settings(**shared, block=self.prompt, blocks=max(self.batches))
         generation = self.model_dump(include=records.Generation.model_fields.keys())

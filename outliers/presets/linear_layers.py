@@ -1,4 +1,4 @@
-"""The speed of linear layers of some dimensions in many ways (Table 5)."""
+"""The speed of linear layers of some dimensions in several number formats (Table 5)."""
 
 from typing import Literal
 
@@ -11,9 +11,9 @@ from outliers.variants.quantized import EXACT
 
 
 class LinearLayers(Timed, Machine):
-    """The first feed-forward layer of models of some dimensions: d features, 4 d outputs, or as it says (Table 5).
+    """The first feed-forward layer of models of some dimensions: d features and 4 d outputs, or a shape (Table 5).
 
-    dtype: what 16 bits are.
+    dtype: the 16-bit type.
     """
 
     with_weights = False
@@ -23,7 +23,6 @@ class LinearLayers(Timed, Machine):
     dimensions: Shapes
 
     def plans(self) -> list[Plan]:
-        """A cell a dimension."""
         metric = LinearLayer(tokens=self.tokens, seconds=self.seconds)
         subjects = [layer.Layer(dimension, self) for dimension in self.dimensions]
         return [Plan.of(subject, [Cell(subject, EXACT, metric)]) for subject in subjects]

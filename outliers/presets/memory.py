@@ -1,4 +1,4 @@
-"""The memory that models need at inference, and which of them hardware holds (Table 3)."""
+"""The memory that models need at inference, and the largest model that fits some hardware (Table 3)."""
 
 import re
 from typing import Annotated
@@ -16,7 +16,7 @@ from outliers.variants.quantized import EXACT
 
 
 def _gpus(value):
-    """Hardware that is given as 8x24 or 24: how many GPUs, and the GiB of each; what is no text as it is."""
+    """Return hardware such as 8x24 or 24, the number of GPUs and the GiB of each, as fields; other types unchanged."""
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"(?:([0-9]{1,9})x)?([0-9]{1,9}(?:\.[0-9]+)?)", value)
@@ -46,7 +46,9 @@ class Memory(Footprint, Named):
     headroom: Annotated[Finite, Field(ge=0)] = Field(default=0.75, description="GiB of each GPU left free.")
 
     def plans(self) -> list[Plan]:
-        """Of each model its footprint, then whether each hardware holds it; rows say whether it is a candidate.
+        """Return the cells for the footprint of each model, and for whether each hardware holds it.
+
+        Rows have the field `candidate`.
 
         Raises:
             UserError: a candidate is none of the models.

@@ -1,4 +1,4 @@
-"""Writers and readers of features of one model: of features that are named, or of those that stand out."""
+"""Writers and readers of features of one model, given ones or those that stand out."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -22,9 +22,10 @@ from outliers.variants.quantized import EXACT
 class Part(NamedTuple):
     """A part of the account.
 
-    stages: what is asked of a subject with its features and the model's outlier features; the first one raises what is
-    wrong with them, whichever the outlier features are. needs_outliers: whether these have to be known. fits: whether a
-    model of a configuration can be asked. usual: how many passes of the blocks take as long, of SmolLM2-135M.
+    stages: function that returns the cells for a subject, the features, and the model's outlier features; the first
+    stage raises errors of the features, whatever the outlier features are. usual: how many passes of the blocks take as
+    long, measured with SmolLM2-135M. needs_outliers: whether the outlier features must be known. fits: whether a model
+    of a configuration has this part.
     """
 
     stages: Callable[[Causal, Sequence[int], Sequence[int]], Stages]
@@ -34,19 +35,19 @@ class Part(NamedTuple):
 
 
 class ToAccount(Causal):
-    """A model that is checked with the features to account for."""
+    """A model that is checked together with the features to account for."""
 
     settings: "Account"
 
     def prepare(self) -> None:
         super().prepare()
         for part in self.parts:
-            for cell in next(part.stages(self, self.settings.features or [0], ())):  # before a trace is made
+            for cell in next(part.stages(self, self.settings.features or [0], ())):  # errors show before the trace
                 cell.metric.measurement.check(cell)
 
     @property
     def parts(self) -> list[Part]:
-        """Those that are asked for; by default all that the model has."""
+        """The requested parts; by default all that the model has."""
         given = "by" in self.settings.model_fields_set
         return [part for name, part in PARTS.items() if name in self.settings.by and (given or part.fits(self.config))]
 
@@ -75,7 +76,7 @@ class Account(OfOneModel):
     seed: int = Field(default=0, description="Seed of random draws.", ge=0, lt=2**63)
 
     def plans(self) -> list[Plan]:
-        """The parts of the account of the features of a specification; by default of what a trace finds."""
+        """Return the cells of the parts of the account, for the given features or those that a trace finds."""
         if unknown := sorted(set(self.by).difference(PARTS)):
             raise unknown_name("part of the account", unknown[0], PARTS)
         subject = ToAccount(self.model, self.revision, self)
@@ -94,7 +95,7 @@ def _stages(subject: ToAccount) -> Stages:
 
 
 def standing_out(traced: Row) -> list[int]:
-    """The outlier features, and that of the largest entry of the residual stream."""
+    """Return the outlier features, and the feature of the largest entry of the residual stream."""
     largest = [value for value in traced.values if value["metric"] == "residual.value"]
     massive = max(largest, key=lambda value: abs(value["value"]))["feature"]
     return list(dict.fromkeys([*counted(traced)[0]["features"], massive]))
@@ -106,8 +107,8 @@ def _writers_stages(subject: ToAccount, features: Sequence[int], _outliers: Sequ
 
 
 def _has_neurons(config: Any) -> bool:
-    """Whether second feed-forward projections can be searched, for experts keep their weights together."""
-    from outliers.models.anatomy import anatomy_of  # late, for it brings torch
+    """Return whether second feed-forward projections can be searched; experts keep their weights in one tensor."""
+    from outliers.models.anatomy import anatomy_of  # late, for it imports torch
 
     anatomy = anatomy_of(config)
     kinds = (anatomy, *anatomy.others)
@@ -115,21 +116,21 @@ def _has_neurons(config: Any) -> bool:
 
 
 def _attends(config: Any) -> bool:
-    from outliers.models.anatomy import attends  # late, for it brings torch
+    from outliers.models.anatomy import attends  # late, for it imports torch
 
     return attends(config)
 
 
 def _shows_keys(config: Any) -> bool:
-    """Whether the attention can show what it multiplies."""
-    from outliers.metrics.keys import check_shows  # late, as what follows
+    """Return whether the products of attention can be read."""
+    from outliers.metrics.keys import check_shows  # late, for it imports torch
     from outliers.models.skeleton import skeleton
 
     return _fits(check_shows, skeleton(config))
 
 
 def _has_writers(config: Any) -> bool:
-    """Whether each layer adds what one attention and one feed-forward part write."""
+    """Return whether each layer adds the outputs of one attention and one feed-forward part."""
     from outliers.metrics.origins import check_writers
 
     return _fits(check_writers, config)

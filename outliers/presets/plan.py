@@ -1,5 +1,7 @@
-"""A plan: few projections that stay exact, so that a scheme costs at most so much, and none of which could be left
-out."""
+"""Search for a plan: few projections that stay exact, so that a scheme costs at most a given share of perplexity.
+
+No single projection of the plan can be left out.
+"""
 
 import functools
 import math
@@ -44,18 +46,18 @@ if TYPE_CHECKING:
     from outliers.show.value import Value
 
 CANDIDATES = 60  # projections with the largest errors over all tokens, and as many with those of the mean token
-LEFT = 0.1  # a better scheme suffices where it leaves at most this share of a projection's divergence
-EXCHANGED = 3  # of the chosen those that gain least, tried without, and in exchange for as many of the others
+LEFT = 0.1  # largest share of a projection's divergence that a sufficient better scheme leaves
+EXCHANGED = 3  # members of least gain that are left out, or exchanged for as many others, as a trial
 SEARCH, CONFIRM, SINGLE = "search", "confirm", "single"  # stages of the perplexities of sets
-CLEARLY = 3  # standard deviations of rounding beyond a cost, from which one draw of many tells that a set costs more
+CLEARLY = 3  # standard deviations of rounding by which one draw must exceed a loss to be clearly larger
 BY = ("count", "parameters")
 DRAWN = 6  # draws of each set: the standard deviation of fewer is itself uncertain
 
 
 class Alone(NamedTuple):
-    """The cost of a projection where nothing else is quantized, nats a token.
+    """The cost of a projection if nothing else is quantized, in nats per token.
 
-    loss: by how much the loss should rise on any text. divergence: KL from the model as it is.
+    loss: expected increase of the loss on any text. divergence: KL divergence from the unquantized model.
     """
 
     loss: float
@@ -63,21 +65,21 @@ class Alone(NamedTuple):
 
     @classmethod
     def of(cls, rise: float, divergence: float, tokens: int) -> "Alone":
-        """Of what was measured over some tokens.
+        """Return the cost from an increase of the loss and a divergence, both measured over some tokens.
 
-        A small change of the predictions that favours no token raises the loss by its divergence D, and what T tokens
-        show of it scatters with the variance 2 D / T. With a prior of mean and standard deviation D, the expected rise
-        is between the two.
+        A small change of the predictions that favours no token raises the loss by its divergence D, and a measurement
+        over T tokens scatters around that with the variance 2 D / T. With a prior of mean and standard deviation D, the
+        expected rise is between the two.
         """
         share = divergence / (divergence + 2 / tokens) if divergence > 0 else 1.0
         return cls(divergence + share * (rise - divergence), divergence)
 
 
 class Choice(NamedTuple):
-    """A projection that may get better, or stay exact.
+    """A projection that may get a better scheme, or stay exact.
 
-    gain: by how much the loss should fall on any text, nats a token. price: 1, or the parameters that it takes.
-    scheme: that it gets; None for exact.
+    gain: expected decrease of the loss on any text, nats per token. price: 1, or the number of its parameters. scheme:
+    the better scheme; None for exact.
     """
 
     path: str
@@ -91,8 +93,8 @@ class Search:
     """The settings of a search for a plan.
 
     searched, confirmed: the model with the blocks of the search, and with others. under: the scheme. better: schemes
-    that projections may get before they stay exact. cost: by how much perplexity may rise, as a share. by: what few of
-    is better, "count" or "parameters". draws: of each perplexity of a set.
+    that projections may get before they stay exact. cost: allowed increase of perplexity, as a share. by: what to
+    minimize, "count" or "parameters". draws: of each perplexity of a set.
     """
 
     searched: Subject
@@ -109,12 +111,12 @@ class Search:
         from outliers.models.anatomy import projections, shape_of  # late, for it imports torch
         from outliers.models.skeleton import skeleton
 
-        # one that somebody has in memory may lack layers of its configuration
+        # a model in memory may lack layers of its configuration
         model = getattr(self.searched, "loaded", None) or skeleton(self.searched.config)
         return {projection.path: math.prod(shape_of(projection.module)) for projection in projections(model)}
 
     def set_of(self, choices: Iterable[Choice]) -> Quantized:
-        """The scheme in all but some projections, which are better."""
+        """Return the scheme as a variant in which some projections are better."""
         exact: list[str] = []
         instead: dict[Scheme, list[str]] = {}
         for choice in choices:
@@ -125,23 +127,23 @@ class Search:
         return Quantized(self.under.scheme, tuple(sorted(exact)), (), self.under.calibration, others)
 
     def allowed(self, exact: Row) -> float:
-        """The largest loss, nats a token, beyond that of the model as it is."""
+        """Return the largest allowed loss, nats per token, from the row of the unquantized model."""
         return _loss(exact) + math.log1p(self.cost)
 
     def cells_of(self, stage: str, *sets: Sequence[Choice]) -> list[Cell]:
-        """The perplexity of sets of better projections on the blocks of a stage."""
+        """Return the cells for the perplexity of sets of better projections on the blocks of a stage."""
         prices = [sum(choice.price for choice in choices) for choices in sets]
         about = [{"chosen": len(choices), "price": price} for choices, price in zip(sets, prices, strict=True)]
         return [self.cell_of(stage, self.set_of(choices), fields) for choices, fields in zip(sets, about, strict=True)]
 
     def cell_of(self, stage: str, variant: Quantized, about: dict) -> Cell:
-        """The perplexity of the model under a variant on the blocks of a stage."""
+        """Return the cell for the perplexity under a variant on the blocks of a stage."""
         subject = self.searched if stage == SEARCH else self.confirmed
         draws = 1 if stage == SINGLE else self.draws
         return Cell(subject, variant, Perplexity(draws=draws), {"stage": stage} | about)
 
     def cells_without(self, stage: str, chosen: list[Choice], left: Iterable[Choice]) -> list[Cell]:
-        """Those of a set without each of some of its projections."""
+        """Return the cells for the perplexity of a set without each of some of its projections."""
         left = list(left)
         cells = self.cells_of(stage, *(_without(chosen, choice) for choice in left))
         return [
@@ -150,9 +152,9 @@ class Search:
 
 
 class Blocks(Causal):
-    """A model with some blocks of a text; what has to know the inputs of layers is calibrated behind all of them.
+    """A model with consecutive blocks of a text; schemes are calibrated on later blocks than any that is measured.
 
-    settings: with as many blocks as there are in all.
+    settings: with the total number of blocks.
     """
 
     def __init__(self, settings: "Planning", first: int, count: int):
@@ -161,17 +163,15 @@ class Blocks(Causal):
 
     @property
     def asked(self) -> dict:
-        """The fields that identify it in a row."""
         return super().asked | {"blocks": self.count} | ({"first_block": self.first} if self.first else {})
 
     @property
     def span(self) -> tuple[int, int]:
-        """The first of its blocks of the text, and their number."""
         return self.first, self.count
 
 
 class Planning(OfOneModel, Calibrated):
-    """The projections of one model that stay exact under a scheme, so that it costs at most so much."""
+    """The projections of one model that stay exact so that a scheme costs at most a given share of perplexity."""
 
     experiment = "plan"
     of_folder = True
@@ -195,7 +195,7 @@ class Planning(OfOneModel, Calibrated):
     )
 
     def plans(self) -> list[cell.Plan]:
-        """The search of a model by its settings; it is confirmed on the blocks behind those that are searched."""
+        """Return the search for a model, which is confirmed on the blocks after those that it searches with."""
         settings = self.model_copy(update={"blocks": self.blocks + self.confirm})
         under, *better = (get_scheme(scheme, self.alpha_of_schemes) for scheme in (self.scheme, *self.instead))
         searched, confirmed = Blocks(settings, 0, self.blocks), Blocks(settings, self.blocks, self.confirm)
@@ -207,10 +207,10 @@ class Planning(OfOneModel, Calibrated):
 
 
 def exports_of(spec: Planning, plan: Plan) -> dict[str, str]:
-    """A plan in the formats that are asked for, by the names of their files.
+    """Return a plan in the requested formats, by file name.
 
     Raises:
-        UserError: a format is unknown, or cannot say the plan's schemes or model.
+        UserError: a format is unknown, or cannot express the plan's schemes or model.
     """
     if not spec.export:
         return {}
@@ -225,7 +225,7 @@ def exports_of(spec: Planning, plan: Plan) -> dict[str, str]:
 
 
 def check_search(search: Search) -> None:
-    """Raise UserError where a scheme has no projections to choose from, or another cannot be in its place."""
+    """Raise UserError if a scheme has no projections to choose from, or a better scheme cannot replace it."""
     if not search.under.scheme.quantizes_projections:
         raise UserError(f"a plan for '{search.under.name}', which quantizes no projection; expected one such as absmax")
     for scheme in search.better:
@@ -237,8 +237,12 @@ def check_search(search: Search) -> None:
 
 
 def search_stages(search: Search) -> Stages:
-    """Errors of all projections; what those cost alone whose errors are large; sets of them; the last set on other
-    blocks, with further projections until it costs little enough there too; and that without each of its members."""
+    """Yield the cells of a search.
+
+    They are the errors of all projections; the cost of each projection with a large error alone; sets of projections;
+    the last set on other blocks, with further projections until it costs little enough there too; and that set without
+    each of its members.
+    """
     choices = yield from _choices(search)
     chosen = yield from _searched(search, choices)
     found = yield from _confirmed(search, chosen, [choice for choice in choices if choice not in chosen])
@@ -246,14 +250,14 @@ def search_stages(search: Search) -> Stages:
 
 
 def usual_of(search: Search) -> int:
-    """The usual number of passes of a search over its blocks, from those of kept plans."""
-    alone = min(len(search.sizes), CANDIDATES)  # nearly all by both errors
+    """Return the usual number of passes of a search over its blocks, fitted to stored plans."""
+    alone = min(len(search.sizes), CANDIDATES)  # nearly all are candidates by both errors
     confirmed = search.confirmed.span[1] / search.searched.span[1] * (search.draws * (2 + alone // 6) + alone // 3)
     return alone * (1 + len(search.better)) + search.draws * (3 + 3 * alone // 8) + round(confirmed)
 
 
 def _choices(search: Search) -> Stages:
-    """The projections that may get better, those first that save most of the loss for what they take."""
+    """Yield cells, and return the projections that may get better, those first that save most loss for their price."""
     subject, under = search.searched, search.under
     exact, errors = yield [Cell(subject, EXACT, Perplexity()), Cell(subject, under, Errors())]
     paths = _candidates(errors.values)
@@ -271,7 +275,7 @@ def _choices(search: Search) -> Stages:
 
 
 def _candidates(values: Sequence[Mapping]) -> list[str]:
-    """The paths of the projections with the largest errors, by either measure, in the order of the model."""
+    """Return the paths of the projections with the largest errors, by either measure, in the order of the model."""
     paths = set()
     for metric in ("damage.error", "damage.error_by_token"):
         errors = [value for value in values if value["metric"] == metric and value["value"] > 0]
@@ -280,9 +284,10 @@ def _candidates(values: Sequence[Mapping]) -> list[str]:
 
 
 def _choice(search: Search, path: str, alone: Sequence[Alone]) -> Choice:
-    """A projection with the first of the better schemes that leaves little of its divergence, or exact.
+    """Return a projection with the first better scheme that leaves little of its divergence, or exact.
 
-    alone: under the scheme, and under each better one.
+    Args:
+        alone: costs of the projection, under the scheme and under each better one.
     """
     price = 1 if search.by == "count" else search.sizes[path]
     under, *others = alone
@@ -294,18 +299,20 @@ def _choice(search: Search, path: str, alone: Sequence[Alone]) -> Choice:
 
 
 def _searched(search: Search, choices: list[Choice]) -> Stages:
-    """The fewest that suffice on the blocks of the search: as many as should, then with some of the last left out, or
-    in exchange for others."""
+    """Yield cells, and return the fewest projections that suffice on the blocks of the search.
+
+    The search begins with as many as should suffice; then some of the last are left out, or exchanged for others.
+    """
 
     def lowest(sets: list[list[Choice]]) -> Stages:
-        """Of sets that with the least loss."""
+        """Measure sets, and return the least loss and its set."""
         rows = yield search.cells_of(SEARCH, *sets)
         loss, number = min((_loss(row), number) for number, row in enumerate(rows))
         return loss, sets[number]
 
     exact, _, most = yield [search.cell_of(SEARCH, EXACT, {}), *search.cells_of(SEARCH, [], choices)]
     allowed = search.allowed(exact)
-    # What projections cost alone adds up, so that what the first ones leave is known before it is measured.
+    # Costs of single projections add up, which predicts the loss that the first choices leave.
     count = _enough(choices, _loss(most) + math.fsum(choice.gain for choice in choices) - allowed)
     loss, chosen = yield from lowest([choices[:count]])
     while loss > allowed and len(chosen) < len(choices):
@@ -321,7 +328,7 @@ def _searched(search: Search, choices: list[Choice]) -> Stages:
 
 
 def _enough(choices: Sequence[Choice], loss: float) -> int:
-    """The number of the first ones that should save so much of the loss; all where none do."""
+    """Return how many of the first choices should save a loss; all if they save too little."""
     saved = accumulate((choice.gain for choice in choices), initial=0.0)
     return next((count for count, gain in enumerate(saved) if gain >= loss), len(choices))
 
@@ -331,9 +338,11 @@ def _without(chosen: list[Choice], left: Choice) -> list[Choice]:
 
 
 def _confirmed(search: Search, chosen: list[Choice], others: list[Choice]) -> Stages:
-    """The set on other blocks: with as many of the others as should suffice until it does there, and then with half of
-    those that joined last, by bisection. It, empty where none does; the largest loss that is allowed, and the rows of
-    all sets."""
+    """Yield cells, and return a set that suffices on other blocks, the largest allowed loss, and the rows of all sets.
+
+    Further choices join the set until it suffices there; by bisection, as many as possible of those that joined last
+    leave it again. The set is empty if none suffices.
+    """
     every, count, fails = [*chosen, *others], len(chosen), len(chosen)
     exact, *rows = yield [search.cell_of(CONFIRM, EXACT, {}), *search.cells_of(CONFIRM, [], chosen)]
     allowed = search.allowed(exact)
@@ -348,11 +357,13 @@ def _confirmed(search: Search, chosen: list[Choice], others: list[Choice]) -> St
 
 
 def _left_out(search: Search, chosen: list[Choice], allowed: float, drawn: list[Row]) -> Stages:
-    """The set without each of its members, until no single one can be left out. Each is measured once, and with all
-    draws where that is not clearly more than what is allowed and than the least of those with all draws, those first
-    that matter least.
+    """Yield cells for the set without each member, until no single member can be left out.
 
-    drawn: rows of several draws on the blocks that confirm, by which one draw scatters.
+    Each is measured with one draw first. It is measured with all draws, the least important first, unless the loss is
+    clearly larger than allowed, and than the least loss measured with all draws.
+
+    Args:
+        drawn: rows of several draws on the confirming blocks, from which the scatter of one draw follows.
     """
     tried: list[Choice] = []
     while chosen != tried:
@@ -366,13 +377,13 @@ def _left_out(search: Search, chosen: list[Choice], allowed: float, drawn: list[
 
 
 def _scatter(rows: Sequence[Row]) -> float:
-    """The standard deviation of the loss of one draw by rounding, from rows of several."""
+    """Return the standard deviation of the loss of one draw by rounding, from rows of several draws."""
     variances = [(row.values[0].get("standard_deviation", 0.0) / _value(row)) ** 2 for row in rows]
     return math.sqrt(math.fsum(variances) / len(variances))
 
 
 def _loss(row: Row) -> float:
-    """The loss of a row of perplexity, nats a token."""
+    """Return the loss of a row of perplexity, nats per token."""
     value = _value(row)
     return value if row.values[0].get("metric") == LOG_PERPLEXITY else math.log(value)
 
@@ -395,28 +406,28 @@ def plan(
     *,
     progress: bool | None = None,
 ) -> Plan:
-    """Return a plan with few exact projections under which a scheme costs at most so much perplexity.
+    """Return a plan with few exact projections under which a scheme costs at most a given share of perplexity.
 
-    What each projection costs alone is measured; those are left exact that save most, until the perplexity of the whole
-    is low enough; the last ones are tried without, and in exchange for others. The set is then confirmed on other
-    blocks, where further projections join it until it costs little enough there too, and leave it as long as one of
-    them can: no single one of the plan can be left out. The model is left as it was.
+    The cost of each projection alone is measured; those that save most are left exact until the perplexity of the whole
+    model is low enough; the last ones are left out again, or exchanged for others, as a trial. The set is then
+    confirmed on other blocks: further projections join it until it costs little enough there too, and leave it as long
+    as any of them can, so that no single one of the plan can be left out. The model is left as it was.
 
     Args:
-        model: a causal language model, resident or streamed, whose exact weights are there.
+        model: a causal language model, resident or streamed, with its exact weights.
         blocks: token ids, int64 (blocks, T), or a list of (T,), of the search.
         scheme: name, or a scheme of one's own, of all other projections.
         confirm: further blocks, on which the plan is confirmed.
-        cost: by how much the perplexity may rise, as a share: 0.05 or "5%".
-        by: what few of stays exact: "count" of projections, or "parameters".
+        cost: allowed increase of perplexity, as a share: 0.05 or "5%".
+        by: what to minimize: the "count" of exact projections, or their "parameters".
         instead: schemes that a projection gets before it stays exact: the first that leaves at most a tenth of the KL
             divergence that the scheme causes there.
         draws: how many times each set is measured, with embeddings changed by 1e-6 and ties of weights rounded anew.
-        calibration: how large the inputs are, which some remedies have to know; see `outliers.calibrate`.
+        calibration: magnitudes of the inputs, which some remedies need; see `outliers.calibrate`.
         progress: whether to show a bar after two seconds; by default on a terminal and in a notebook.
 
     Returns:
-        The plan; `measured` says what it costs on the blocks that confirm it.
+        The plan; its `measured` has the cost on the confirming blocks.
 
     Raises:
         UserError: a scheme is unknown or quantizes no projection, `by` is unknown; as `outliers.quantize` and
@@ -442,7 +453,7 @@ def plan(
 
 
 def plan_of(records: Iterable[Mapping], model: str, cost: float, draws: int) -> Plan:
-    """The plan that the records of a search end in."""
+    """Return the plan that results from the records of a search."""
     from outliers.show.value import value_of  # late, for it imports pandas
 
     records = list(records)
@@ -456,7 +467,7 @@ def plan_of(records: Iterable[Mapping], model: str, cost: float, draws: int) -> 
     last = min(enough, key=lambda row: row["chosen"]) if enough else sets[-1]
     under, chosen = variant(whole["variant"]), variant(last["variant"])
     paths = list(dict.fromkeys(row["projection"] for row in records if row["metric"] == "damage.error"))
-    is_quantized = isinstance(chosen, Quantized)  # and not exact everywhere
+    is_quantized = isinstance(chosen, Quantized)  # False if every projection is exact
     singles = singles_of(records, last["chosen"]).values()
     drawn = [one for one in singles if one.deviation is not None]
     single = min(drawn or singles, key=lambda one: one.mean, default=None)
@@ -481,14 +492,18 @@ def plan_of(records: Iterable[Mapping], model: str, cost: float, draws: int) -> 
 
 
 def _bars(name: str, cost: "Value") -> dict[str, float]:
-    """A cost as fields of a plan, with its deviation by rounding and its error over the text where they are known."""
+    """Return a cost as fields of a plan, with its deviation by rounding and its error over the text, if known."""
     bars = {f"{name}_deviation": cost.deviation, f"{name}_error": cost.error}
     return {name: cost.mean, **{field: bar for field, bar in bars.items() if bar is not None}}
 
 
 def singles_of(records: Iterable[Mapping], chosen: int) -> "dict[str, Value]":
-    """Perplexities of a set of so many projections without each of them, by its path: over all draws where it was
-    measured with them, and then with their scatter."""
+    """Return the perplexity of a set without each of its projections, by the path of the projection.
+
+    Args:
+        records: of a search; those with all draws replace those with one draw.
+        chosen: size of the set.
+    """
     from outliers.show.value import Value, is_beyond, value_of  # late, for it imports pandas
 
     without = [row for row in records if "without" in row and row["chosen"] == chosen - 1]

@@ -1,4 +1,4 @@
-"""Readers of a feature: the loss of a model where only some projections do without it, beside random features."""
+"""Readers of a feature: the loss of a model if some projections do not read it, compared with random features."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from outliers.models.anatomy.examples import Block
 
-CONTROLS = range(2, 10_001)  # random features: one has no scatter
-VALUES = {  # metric: the columns of its values, by their fields
+CONTROLS = range(2, 10_001)  # allowed numbers of random features: a single one has no scatter
+VALUES = {  # columns of the values of each metric, by field
     "perplexity": {"value": "perplexity"},
     "top1_softmax": {"value": "top1_softmax"},
     "sinks": {"value": "share", "margin": "margin", "heads": "sinks"},
@@ -30,7 +30,7 @@ VALUES = {  # metric: the columns of its values, by their fields
 
 
 def readers_stages(subject: Causal, features: Sequence[int], outliers: Sequence[int]) -> Stages:
-    """The model as it is, and without each feature and each control where each place reads it."""
+    """Yield the cells of the unchanged model, and without each feature and each control at each place that reads it."""
     from outliers.models.skeleton import skeleton
 
     spec = subject.settings
@@ -39,7 +39,7 @@ def readers_stages(subject: Causal, features: Sequence[int], outliers: Sequence[
 
 
 def _drawn(features: Sequence[int], width: int, controls: int, seed: int, outliers: Iterable[int]) -> tuple[int, ...]:
-    """Random features that are none of these and no outliers."""
+    """Return random features that are neither among the given ones nor outliers."""
     from outliers.metrics.ablations import random_features
     from outliers.models.anatomy import check_features
 
@@ -52,10 +52,10 @@ def _drawn(features: Sequence[int], width: int, controls: int, seed: int, outlie
 
 
 def _places(model: "PreTrainedModel", chosen: Sequence[str] | None) -> list[str]:
-    """The places that are chosen; by default all that read the residual stream in every layer, one by one and together.
+    """Return the chosen places; by default all that read the residual stream in every layer, one by one and together.
 
     Raises:
-        UserError: the model has not one of these.
+        UserError: the model has not one of the places.
     """
     from outliers.models.anatomy import check_one_stack, decoder_layers
     from outliers.models.anatomy.parts import parts
@@ -75,7 +75,7 @@ def _places(model: "PreTrainedModel", chosen: Sequence[str] | None) -> list[str]
 
 
 def _cells(subject: Subject, features: Sequence[int], places: Sequence[str], controls: Sequence[int]) -> list[Cell]:
-    """The perplexities first; where queries, keys and values alone read a change, what it does to the attention."""
+    """Return the cells for perplexity, then those for attention, if only queries, keys and values read the change."""
     from outliers.models.anatomy import attends
 
     taken_out = [(feature, {"subject": "feature"}) for feature in features]
@@ -105,32 +105,34 @@ def readers(
 ) -> "pd.DataFrame":
     """Return attention and perplexity with a feature removed at the inputs of some projections only.
 
-    Perplexity: in all layers of a place at once, and the altered states propagate. The attention, where queries, keys
-    and values alone read the change: in one layer at a time. The model is left as it was.
+    For perplexity, the feature is removed in all layers of a place at once, and the altered states propagate. For
+    attention, if only queries, keys and values read the change, it is removed in one layer at a time. The model is left
+    as it was.
 
     Args:
         model: a causal language model, resident or streamed, quantized or not.
         blocks: token ids, int64 (blocks, T), or a list of (T,), sequences of any lengths.
         features: dimensions of the residual stream.
-        places: where they are taken out, such as q, k, v, gate, up, attn_in, ffn_in, norm, layers.9:12.k and
+        places: where they are removed, such as q, k, v, gate, up, attn_in, ffn_in, norm, layers.9:12.k and
             layers.9.heads.3, see `outliers.variant`; by default all that read the stream in every layer, one by one and
             together.
-        controls: how many random features are taken out in the place of each, which are no outliers; 2 to 10,000.
+        controls: how many random features, none of them an outlier, are removed instead for comparison; 2 to 10,000.
         seed: of their draw; 0 to 2⁶³ − 1.
         attention_mask: as for `outliers.perplexity`.
         progress: whether to show a bar after two seconds; by default on a terminal and in a notebook.
 
     Returns:
-        A row the model as it is ("none"), and one each feature ("feature") and random one ("control") at each place:
-        `subject`, `place`, `feature`, `draw`, `perplexity`, and `cost`, the relative increase of perplexity. Where the
-        place is of the attention `top1_softmax`; `share` and `margin`, the mean over heads of the attention to the
-        first position and of the nats by which queries prefer it (docs/writers.md); `sinks`, the share of heads that
-        give it more than 30 %; `shares` and `margins`, both by head, float64 (layers, heads).
+        One row of the unchanged model ("none"), and one of each feature ("feature") and random one ("control") at each
+        place. The columns are `subject`, `place`, `feature`, `draw`, `perplexity`, and `cost`, the relative increase of
+        perplexity. If the place is of the attention, there are `top1_softmax`; `share` and `margin`, the means over
+        heads of the attention to the first position and of the nats by which queries prefer it (docs/writers.md);
+        `sinks`, the share of heads that give it more than 30 %; `shares` and `margins`, both by head, float64 (layers,
+        heads).
 
     Raises:
         UserError: there are no features, one is out of range, or too few others are left to draw from; a place is
-            unknown, or the model has it not; controls or seed are out of range; blocks do not fit the model, or the
-            mask does not fit them.
+            unknown, or the model does not have it; controls or seed are out of range; blocks do not fit the model, or
+            the mask does not fit them.
 
     Example:
         >>> found = outliers.readers(model, blocks, features=[3], places=["q", "k"], controls=2)
@@ -144,14 +146,14 @@ def readers(
 
     blocks, features = list(sequences(blocks, attention_mask)), list(dict.fromkeys(features))
     places, width = _places(model, None if places is None else list(places)), features_of(model)
-    _drawn(features, width, controls, seed, ())  # mistakes show before the text is traced
+    _drawn(features, width, controls, seed, ())  # errors show before the text is traced
     outliers = trace(model, blocks, STREAM, attention=False).outlier_features()["feature"]
     drawn = _drawn(features, width, controls, seed, outliers)
     return readings(records_of(_cells(Given(model, blocks), features, places, drawn)))
 
 
 def readings(records: Iterable[dict]) -> "pd.DataFrame":
-    """Rows of such cells, among others, as `readers` returns them."""
+    """Return the table of `readers` from flat rows, of which those of other cells are ignored."""
     import numpy as np
     import pandas as pd
 
@@ -175,6 +177,6 @@ def readings(records: Iterable[dict]) -> "pd.DataFrame":
         rows.append(row | ({} if by_head is None else {"shares": by_head[..., 0], "margins": by_head[..., 1]}))
     table = pd.DataFrame(rows).astype({"feature": "Int64", "draw": "Int64"})
     for column in {"perplexity", "top1_softmax", "share", "margin", "sinks", "shares", "margins"} - {*table}:
-        table[column] = np.nan  # a perplexity larger than any number, or no layer has attention
+        table[column] = np.nan  # missing if perplexity overflows or no layer has attention
     table.insert(5, "cost", table["perplexity"] / table.loc[table["subject"] == "none", "perplexity"].item() - 1)
     return table

@@ -1,4 +1,4 @@
-"""Single weights that carry a model, beside controls; massive activations and sinks without what makes them."""
+"""Single weights that carry a model, compared with controls; massive activations and sinks without their causes."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from outliers.models.anatomy.examples import Block
     from outliers.models.variant import Variant
 
-CONTROLLED = 4  # candidates, those that change most, are compared with controls; the first is multiplied too
-DRAWS = 3  # of each of those and of the control that costs most: by how far rounding alone scatters them
-BESIDE = ("nearest", "largest", "random")  # treatments of other single weights; of random ones in earlier results
-FACTORS = (0.5, 1.5, 2)  # of that one, beside 0 (Yu et al., 2024, section 3.3)
-FOUND = "candidates.weight"  # the metric of their values
-ABOUT = ("layer", "output", "input", "found_by", "value")  # what is said of a candidate
+CONTROLLED = 4  # candidates that change most and get controls; the first one is multiplied, too
+DRAWS = 3  # of each of those and of the control that costs most, for their scatter by rounding
+BESIDE = ("nearest", "largest", "random")  # treatments of other single weights; "random" in earlier results alone
+FACTORS = (0.5, 1.5, 2)  # factors of the first candidate, beside 0 (Yu et al., 2024, section 3.3)
+FOUND = "candidates.weight"  # metric of candidates
+ABOUT = ("layer", "output", "input", "found_by", "value")  # columns that describe a candidate
 
 
 def weights_stages(subject: Causal, _features: Sequence[int], _outliers: Sequence[int]) -> Stages:
-    """The search of a model by its settings."""
+    """Return the stages of `search_stages`, without controls of its own."""
     return search_stages(subject)
 
 
 def massive_stages(subject: Causal, _features: Sequence[int], _outliers: Sequence[int]) -> Stages:
-    """Massive activations and sinks without the weights and entries that make them."""
+    """Yield the cells for massive activations and sinks without the weights and entries that make them."""
     spec = subject.settings
     trace = Trace(roles=STREAM, alpha=spec.alpha, details=True)
     traced, searched = yield [Cell(subject, EXACT, trace), _search(subject)]
@@ -48,8 +48,11 @@ def massive_stages(subject: Causal, _features: Sequence[int], _outliers: Sequenc
 
 
 def search_stages(subject: Subject, **controls: int) -> Stages:
-    """The candidates, what is lost without each of them, and, of those that change most, what controls cost, and how
-    far rounding scatters the costs that decide."""
+    """Yield the cells for candidates, and for the perplexity without each of them.
+
+    For those that change the predictions most, yield also controls, and draws that show the scatter of the deciding
+    costs by rounding.
+    """
     cells = [_search(subject, **controls), Cell(subject, EXACT, Perplexity())]
     rows = yield cells
     candidates = [value for value in rows[0].values if value["metric"] == FOUND]
@@ -64,7 +67,7 @@ def search_stages(subject: Subject, **controls: int) -> Stages:
     others = {variant.name: variant for variant in treated if variant.name not in known}
     cells += [Cell(subject, variant, Perplexity()) for variant in others.values()]
     rows += yield cells[len(rows) :]
-    if subject.settings.dtype == "float32":  # others have too few digits for draws
+    if subject.settings.dtype == "float32":  # 16-bit types have too few digits for draws
         yield [Cell(subject, variant, Perplexity(draws=DRAWS)) for variant in _deciding(cells, rows)]
 
 
@@ -73,7 +76,7 @@ def _search(subject: Subject, **controls: int) -> Cell:
 
 
 def _deciding(cells: Iterable[Cell], rows: Iterable[Row]) -> Iterator["Variant"]:
-    """The variants without each candidate that has controls, and without the control of each that costs most."""
+    """Yield the variants without each candidate that has controls, and without the control of each that costs most."""
     asked = zip(cells, rows, strict=True)
     found = compared(value | {"variant": cell.variant.name} for cell, row in asked for value in row.values)
     names = set()
@@ -85,16 +88,16 @@ def _deciding(cells: Iterable[Cell], rows: Iterable[Row]) -> Iterator["Variant"]
 
 
 def _divergence(row: Row) -> float:
-    """KL divergence from the model as it is, nats a token."""
+    """Return the KL divergence from the unchanged model, nats per token."""
     return next(value["value"] for value in row.values if value["metric"] == "damage.kl")
 
 
 def treatments(candidate: Mapping) -> Iterator[tuple[str, "Variant"]]:
-    """The variants that show whether a candidate matters: without it, and without its controls.
+    """Yield kind and variant of each treatment that shows whether a candidate matters.
 
-    Kind and variant of each: the "weight" set to zero, then its controls: the weights "nearest" in magnitude, or in
-    earlier results "random" ones of equal magnitude in its matrix; the "largest" of that, its whole "neuron" and its
-    whole "row", and its "massive" activation at its mean, if there is one.
+    The "weight" is set to zero, then its controls: the weights "nearest" in magnitude, or in earlier results "random"
+    ones of equal magnitude in its matrix; the "largest" of the matrix, its whole "neuron" and its whole "row"; and its
+    "massive" activation, if there is one, is set to its mean.
     """
     path, output, input = candidate["path"], candidate["output"], candidate["input"]
     yield "weight", Scaled(Weight(path, output, input))
@@ -109,11 +112,14 @@ def treatments(candidate: Mapping) -> Iterator[tuple[str, "Variant"]]:
 
 
 def removals(records: Iterable[Mapping]) -> dict[str, "Variant"]:
-    """The variants that remove what may make the largest entry of the residual stream, and the attention to it.
+    """Return variants that remove possible causes of the residual stream's largest entry and of the attention to it.
 
-    records: values of a trace and of candidates, of the model as it is. Nothing at first; where the entry is a massive
-    activation the weight and the neuron that write most of it, the entry itself, behind the layer that writes it, and
-    its feature, for all that read it; then the first position, for all attention.
+    The first changes nothing. If the entry is a massive activation, the next remove the weight and the neuron that
+    write most of it; the entry itself, after the layer that writes it; and its feature, for all that read it. The last
+    one hides the first position from all attention.
+
+    Args:
+        records: values of a trace and of candidates, of the unchanged model.
     """
     records = list(records)
     largest = max((row for row in records if row["metric"] == "residual.value"), key=lambda row: abs(row["value"]))
@@ -125,13 +131,13 @@ def removals(records: Iterable[Mapping]) -> dict[str, "Variant"]:
         removed["weight"] = Scaled(Weight(path, feature, layer["input"]))
         removed["neuron"] = Scaled(Weight(path, None, layer["input"]))
         removed["activation"] = Massive((feature,), layer["layer"], 0.0, layer["least"] / 2)
-        # by their parts, for the attention under whole roles is that of a layer at a time
+        # as single parts: with whole roles, attention would be measured with one layer ablated at a time
         removed["feature"] = Ablated(Intervention((feature,)), ("q", "k", "v", "ffn_in"))
     return removed | {"position": Unattended((0,))}
 
 
 def scalings(candidate: Mapping) -> Iterator["Variant"]:
-    """A candidate multiplied by each of `FACTORS`."""
+    """Yield variants that multiply a candidate by each of `FACTORS`."""
     weight = Weight(candidate["path"], candidate["output"], candidate["input"])
     yield from (Scaled(weight, factor) for factor in FACTORS)
 
@@ -147,25 +153,27 @@ def super_weights(
 ) -> "pd.DataFrame":
     """Return candidate super weights: single weights without which a model fails (Yu et al., 2024).
 
-    Candidates are the weights of second feed-forward projections that are between spikes of their input and output, and
-    those that stand out most of their row or column. Each is set to zero; those that change the predictions most are
+    Candidates are the weights of second feed-forward projections that link spikes of their input and output, and those
+    that stand out most from their row or column. Each is set to zero; those that change the predictions most are
     compared with the weights of all these projections that are nearest in magnitude, the largest of the same matrix,
-    the whole neuron, the whole row, and the massive activation behind the layer at its mean. Of a float32 model, three
-    draws say how far rounding scatters the weight and the other weight that costs most. The model is left as it was.
+    the whole neuron, the whole row, and the massive activation after the layer at its mean. Of a float32 model, three
+    draws show how far rounding scatters the costs of the weight and of the other weight that costs most. The model is
+    left as it was.
 
     Args:
         model: a causal language model, resident or streamed.
         blocks: token ids, int64 (blocks, T), or a list of (T,), sequences of any lengths.
-        controls: how many weights that are nearest in magnitude; candidates are not among them.
+        controls: number of weights nearest in magnitude; candidates are not among them.
         attention_mask: as for `outliers.perplexity`.
         progress: whether to show a bar after two seconds; by default on a terminal and in a notebook.
 
     Returns:
-        One row a candidate and what was done, the most telling candidate first: `candidate`, its `layer`, `output` and
-        `input`, `found_by` ("activations" or "weights"), its `value`, `treatment` ("weight", "nearest", "largest",
-        "neuron", "row", "massive", "scaled"), `variant`, `factor`, `perplexity`, `cost`, the relative increase of
-        perplexity, `deviation`, the standard deviation of log-perplexity over draws, `other`, the value of a nearest
-        weight, and `kl`, how far the predictions without the weight are from those of the model, nats a token.
+        One row for each candidate and treatment, the candidate with the largest divergence first. The columns are
+        `candidate`, its `layer`, `output` and `input`, `found_by` ("activations" or "weights"), its `value`,
+        `treatment` ("weight", "nearest", "largest", "neuron", "row", "massive", "scaled"), `variant`, `factor`,
+        `perplexity`, `cost`, the relative increase of perplexity, `deviation`, the standard deviation of log-perplexity
+        over draws, `other`, the value of a nearest weight, and `kl`, the divergence of the predictions without the
+        weight from those of the model, nats per token.
 
     Raises:
         UserError: no layer has a second feed-forward projection; controls are out of range; as `outliers.perplexity`.
@@ -182,7 +190,7 @@ def super_weights(
 
 
 def compared(records: Iterable[Mapping]) -> "pd.DataFrame":
-    """The table that `super_weights` returns, from flat records of one model, of which others are passed over."""
+    """Return the table of `super_weights` from flat records of one model; records of other cells are ignored."""
     import pandas as pd
 
     records = list(records)

@@ -37,19 +37,19 @@ class Experiment(OfSchemes, Calibrated):
     draws: Draws = 1
 
     def plans(self) -> list[Plan]:
-        """Of each model its perplexity under each scheme; those that share weight codes are side by side."""
+        """Return the cells for perplexity of each model under each scheme, ordered so that weight codes are shared."""
         subjects = [MaybeUnlabelled(name, self.revision, self) for name in self.models]
         return [Plan(subject, _stages(subject, self.quantized, self.draws)) for subject in subjects]
 
 
 def _stages(subject: Subject, variants: list[Quantized], draws: int) -> Stages:
-    """Perplexity; of pictures then how many are put into their class, or, without classes, where they were before."""
+    """Yield the cells for perplexity; for pictures then those for accuracy, or without classes for agreement."""
 
     def under_each(metric: Metric) -> list[Cell]:
         return [Cell(subject, variant, metric) for variant in variants]
 
     rows = yield under_each(Perplexity(draws=draws))
-    measured = next((row for row in rows if isinstance(row, Row)), None)  # the others failed
+    measured = next((row for row in rows if isinstance(row, Row)), None)  # a row that did not fail
     if measured and measured.facts.get("protocol") == PICTURES:
         by_class = measured.values[0]["metric"] in (Perplexity.name, LOG_PERPLEXITY)
         yield under_each((Accuracy if by_class else Agreement)(draws=draws))

@@ -1,4 +1,4 @@
-"""Training runs that differ in one thing each."""
+"""Training runs that differ in one field each."""
 
 from pathlib import Path
 from typing import Annotated
@@ -29,7 +29,7 @@ from outliers.subjects.cell import Cell, Plan
 from outliers.subjects.training_run import TrainingRun
 from outliers.variants.quantized import EXACT
 
-TEXTS = {  # what runs read, by their fields
+TEXTS = {  # descriptions of the training texts, by field
     "c4": "the first 1,000 rows of C4 (allenai/c4 of the hub, en, train split) as JSON lines",
     "wikitext": "WikiText-2 (Salesforce/wikitext of the hub, wikitext-2-v1, train split) as text",
 }
@@ -72,9 +72,8 @@ class Training(Spread):
         return fields | {"runs": runs}
 
     def check(self) -> None:
-        """Raise UserError where a run is of another family than causal language models, or a file is not there that
-        runs are trained on, or a model that they train further."""
-        from outliers.specification.door import check_model  # late, as all that `--help` does not need
+        """Raise UserError if a run is not of a causal language model, or a training text or start model is missing."""
+        from outliers.specification.door import check_model  # late, for `--help` does not need it
 
         for name, run in self.runs.items():
             if run.objective != "next tokens":
@@ -93,7 +92,7 @@ class Training(Spread):
             check_model(name)
 
     def plans(self) -> list[Plan]:
-        """A cell a run and seed."""
+        """Return one cell for each run and seed."""
         metric = records.Training(alpha=self.alpha, watched=self.watched, schemes=self.schemes, draws=self.draws)
         subjects = [TrainingRun(label, run, seed, self) for label, run in self.runs.items() for seed in self.seeds]
         return [Plan.of(subject, [Cell(subject, EXACT, metric)]) for subject in subjects]
