@@ -46,8 +46,8 @@ SHAPES = (
 )
 LAYER, PEER, PRODUCT = "LLM.int8()", "bitsandbytes", "product"
 WAYS = (BASELINE, "int8 alone", "vector-wise", LAYER, PEER)
-PRODUCTS = ((packed, "_product"), (reference, "int8_matmul"))  # of codes, by any path
-COPIED = 1 << 29  # bytes, more than there are in caches
+PRODUCTS = ((packed, "_product"), (reference, "int8_matmul"))  # functions that multiply codes, in every backend
+COPIED = 1 << 29  # bytes, more than all caches hold
 # The int8 units of a processor, the fastest first.
 UNITS = {
     "amx": torch.cpu._is_amx_tile_supported,
@@ -55,24 +55,24 @@ UNITS = {
     "avx512": torch.cpu._is_avx512_supported,
     "avx2": torch.cpu._is_avx2_supported,
 }
-# What the name of a processor has that its type has not: marks, how many cores it has, how fast it is, what is beside.
+# Parts of a processor's name that its type lacks: trademarks, number of cores, frequency, companions.
 NOT_ITS_TYPE = re.compile(r"\((?:R|TM)\)|\bCPU\b|\bProcessor\b|\b[\w-]+-Core\b|(?:,|@|\bwith\b|\bw/).*", re.IGNORECASE)
 
 
 class Part(NamedTuple):
-    """The work of one function in a layer: its calls, and the bytes of the tensors that these are given."""
+    """The work of one function in a layer: its calls, and the bytes of the tensors that they are given."""
 
     calls: list[Callable[[], object]]
     bytes: int
 
     def run(self) -> None:
-        """Call it alone, on the same tensors."""
+        """Repeat the calls alone, on the same tensors."""
         for call in self.calls:
             call()
 
 
 def _tensors(arguments: Iterable) -> Iterator[torch.Tensor]:
-    """Those among arguments, of which some are several in one."""
+    """Yield the tensors among arguments, including those in tuples."""
     for argument in arguments:
         if isinstance(argument, torch.Tensor):
             yield argument
@@ -82,9 +82,11 @@ def _tensors(arguments: Iterable) -> Iterator[torch.Tensor]:
 
 @torch.inference_mode()
 def parts_of(layer: Callable[[], torch.Tensor]) -> dict[str, Part]:
-    """The parts of a layer that runs on a CPU, by name; on a GPU, whose kernels are launched otherwise, none. Of a
-    layer that is one pass, oneDNN's product alone."""
-    layer()  # what is compiled at the first call is no part of it
+    """Return the parts of a layer on a CPU by name; none on a GPU, whose kernels are launched differently.
+
+    If the layer is one pass, its only part is oneDNN's product.
+    """
+    layer()  # the first call compiles, which must not be timed
     parts, product, in_one_pass = {}, packed._product, packed._in_one_pass
 
     def kept(name: str, function: Callable, arguments: tuple, keywords: dict) -> object:
@@ -113,12 +115,12 @@ def parts_of(layer: Callable[[], torch.Tensor]) -> dict[str, Part]:
 
         stack.enter_context(mock.patch.object(packed, "_in_one_pass", of_layer))
         layer()
-    parts.pop("packed layer", None)  # which is all of it
+    parts.pop("packed layer", None)  # the whole layer
     return parts
 
 
 def bandwidth(device: torch.device, seconds: float) -> float:
-    """Bytes a second that a copy reads and writes, in the fastest of some rounds."""
+    """Return the bytes per second that a copy reads and writes, in the fastest of several rounds."""
     source = torch.ones(COPIED // 4, device=device)
     target = torch.empty_like(source)
     times = milliseconds({"copy": lambda: target.copy_(source)}, device, seconds)["copy"]
@@ -128,10 +130,10 @@ def bandwidth(device: torch.device, seconds: float) -> float:
 def measure(
     shape: tuple[int, int, int], device: torch.device, dtype: torch.dtype, seconds: float, copied: float
 ) -> list[dict]:
-    """One row a way and a part of LLM.int8(), which is called `LLM.int8(): PART`; see `rows_of`.
+    """Return one row per way and per part of LLM.int8(), named `LLM.int8(): PART`; see `rows_of`.
 
-    A row of ours has with it `share_of_limit`: of a way, of the speed of the product alone; of a pass, which also has
-    `bytes`, of copied, the bytes a second of the memory.
+    Rows of our kernels also have `share_of_limit`: for a way, relative to the speed of the product alone; for a pass,
+    which also has `bytes`, relative to `copied`, the memory bandwidth in bytes per second.
     """
     functions = ways(*shape, device, dtype)
     timed = {way: functions[way] for way in WAYS if way in functions}
@@ -151,19 +153,19 @@ def measure(
 
 
 def machine_type(name: str, units: str | None) -> str:
-    """The name of a file for machines of one type: the model of their processor, and its int8 units.
+    """Return a file name for machines of one type: the model of their processor, and its int8 units.
 
     Args:
-        name: as `environment` has it.
-        units: a key of `UNITS`; None for a GPU, or where there are none.
+        name: as `environment` returns it.
+        units: a key of `UNITS`; None for a GPU, or if there are none.
     """
     words = re.findall(r"[a-z0-9]+", NOT_ITS_TYPE.sub(" ", name).lower())
     return "-".join([*words, *([units] if units else [])])
 
 
 def table(results: pd.DataFrame, form: str = "pipe") -> str:
-    """The table of a result file, in a format of the tabulate library, and what it was measured on."""
-    smallest = "milliseconds_smallest" in results  # results from before it was kept have medians alone
+    """Format the table of a result file in a format of the tabulate library, followed by its caption."""
+    smallest = "milliseconds_smallest" in results  # older results have medians only
     times, spent = (f"{name}_smallest" if smallest else name for name in ("times_16_bits", "milliseconds"))
     columns = [way for way in WAYS[1:] if way in set(results["way"])]
     passes = [way for way in results["way"].unique() if way.startswith(f"{LAYER}: ") and way != f"{LAYER}: {PRODUCT}"]
@@ -189,7 +191,6 @@ def table(results: pd.DataFrame, form: str = "pipe") -> str:
 
 
 def _caption(results: pd.DataFrame, spent: str) -> str:
-    """The words under the table."""
     first, wide = results.iloc[0], results.pivot(index=["tokens", "features", "outputs"], columns="way", values=spent)
     caption = "Smallest times" if spent.endswith("smallest") else "Medians"
     if PEER in wide:
@@ -205,7 +206,6 @@ def _caption(results: pd.DataFrame, spent: str) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--out", type=Path, default=Path("results/kernels"))
     options.add_argument("--seconds", type=float, default=6.0, help="how long the ways of a shape are timed at least")
@@ -213,7 +213,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Measure, print and write."""
     arguments = parser().parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.float16 if device.type == "cuda" else torch.bfloat16

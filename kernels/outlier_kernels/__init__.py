@@ -1,1 +1,1 @@
-"""Int8 kernels for the schemes of `outliers`; `reference` states each of them in plain torch."""
+"""Int8 kernels for the schemes of `outliers`; `reference` states what each of them computes in plain torch."""

@@ -1,4 +1,4 @@
-"""Every kernel for every device: of the list `BACKENDS` the first that serves the operands runs."""
+"""The kernels' interface: the first backend in the list `BACKENDS` that serves the operands runs."""
 
 import os
 import warnings
@@ -16,16 +16,16 @@ from outlier_kernels.cpu.packed import Packed
 from outlier_kernels.formats import ROWS, Quantizer
 from outlier_kernels.reference import Exact, Quantized
 
-FORCED = "OUTLIERS_KERNELS"  # the variable that asks for one backend, and the reference where that serves nothing
+FORCED = "OUTLIERS_KERNELS"  # variable that selects one backend, with the reference for what that does not serve
 
 
 class Backend(NamedTuple):
     """One implementation of the kernels.
 
-    name: by which OUTLIERS_KERNELS asks for it. path: what rows call it, which the variable takes too. runs_on: whether
-    it is there for a type of device, and asked for by the variable, or not. linear, product, quantize, states,
-    attention, losses: the module that computes each, imported when it is first needed, whose `serves` says which
-    operands it takes. The reference takes all.
+    name: its name for OUTLIERS_KERNELS. path: its name in rows, which the variable accepts too. runs_on: a function of
+    a device type and of whether the variable asked for a backend; whether this one is available. linear, product,
+    quantize, states, attention, losses: the module that computes each operation, imported on first use; its `serves`
+    says which operands it takes. The reference takes all.
     """
 
     name: str
@@ -59,10 +59,11 @@ BACKENDS = (
 
 
 def backends(device: torch.device) -> tuple[Backend, ...]:
-    """Those of `BACKENDS` that run on a device, the reference last: all, or the one that OUTLIERS_KERNELS asks for.
+    """Return the backends that run on a device, the reference last: all of them, or the one that OUTLIERS_KERNELS
+    selects.
 
     Raises:
-        ValueError: the variable names none, or one that does not run on this device.
+        ValueError: the variable names no backend, or one that does not run on this device.
     """
     return _backends(device.type, os.environ.get(FORCED))
 
@@ -80,7 +81,7 @@ def _backends(device: str, forced: str | None) -> tuple[Backend, ...]:
 
 @cache
 def _kernels(operation: str, device: str, forced: str | None) -> tuple[tuple[Backend, ModuleType], ...]:
-    """The backends that have an operation, each with the module that computes it."""
+    """Return the backends that have an operation, each with the module that computes it."""
     if operation in ("linear", "product") and not forced:
         _warn_without_units(device)
     there = [(one, getattr(one, operation)) for one in _backends(device, forced)]
@@ -90,8 +91,11 @@ def _kernels(operation: str, device: str, forced: str | None) -> tuple[tuple[Bac
 def _serving(
     operation: str, device: torch.device, *operands: object, prepared: bool = False
 ) -> tuple[Backend, ModuleType]:
-    """The first backend that serves the operands of an operation, and its module; prepared: whether one of them was,
-    which stays with the backend that it was prepared for."""
+    """Return the first backend that serves the operands of an operation, and its module.
+
+    prepared: whether an operand was prepared for a backend; OUTLIERS_KERNELS is then ignored, because only that backend
+    can read it.
+    """
     kernels = _kernels(operation, device.type, None if prepared else os.environ.get(FORCED))
     for found in kernels[:-1]:
         if found[1].serves(*operands):
@@ -101,7 +105,7 @@ def _serving(
 
 @cache
 def _warn_without_units(device: str) -> None:
-    """Say once where products of int8 codes are not fast."""
+    """Warn once if products of int8 codes are not fast on this device."""
     if device == "cpu":
         if not cpu.has_int8_units():
             missing = "this CPU has no int8 units (AVX-512 VNNI); products of int8 codes run in floats"
@@ -116,12 +120,12 @@ def backend_of(
     arithmetic: str = "exact",
     dtype: torch.dtype = torch.float32,
 ) -> Backend:
-    """The backend that multiplies a weight with hidden states.
+    """Return the backend that multiplies a weight with hidden states.
 
     Args:
         weight: prepared or not.
         activations: how the hidden states are quantized; None for not at all.
-        arithmetic: a name in `outlier_kernels.formats.ARITHMETICS`; the reference alone has others than "exact".
+        arithmetic: a name in `outlier_kernels.formats.ARITHMETICS`; only the reference has others than "exact".
         dtype: of the hidden states.
     """
     if arithmetic != "exact":
@@ -131,15 +135,16 @@ def backend_of(
 
 
 def quantize(matrix: torch.Tensor, quantizer: Quantizer | None, arithmetic: str = "exact") -> Quantized:
-    """A matrix (rows, features), such as a weight (outputs, features), in the codes that an arithmetic multiplies:
-    those of `reference.WEIGHTS`."""
+    """Quantize a matrix (rows, features), such as a weight (outputs, features), to the codes that an arithmetic
+    multiplies, as `reference.WEIGHTS` does."""
     if arithmetic == "exact" and not _is_watched(matrix):
         return _serving("quantize", matrix.device, matrix, quantizer)[1].quantize(matrix, quantizer)
     return reference.WEIGHTS[arithmetic](matrix, quantizer)
 
 
 def prepare(weight: Quantized, activations: Quantizer | None = ROWS, arithmetic: str = "exact") -> Quantized | Packed:
-    """A weight as the first backend that lays out such weights multiplies it fastest, else the weight itself."""
+    """Return a weight in the layout that the first backend with a layout for it multiplies fastest, or else the weight
+    itself."""
     kernels = _kernels("linear", weight.scale.device.type, os.environ.get(FORCED)) if arithmetic == "exact" else ()
     for _, module in kernels:
         prepared = module.prepare(weight, activations) if hasattr(module, "prepare") else None
@@ -149,7 +154,7 @@ def prepare(weight: Quantized, activations: Quantizer | None = ROWS, arithmetic:
 
 
 def restore(weight: Quantized | Packed) -> Quantized:
-    """The weight that was prepared, exactly."""
+    """Return the weight that was prepared, exactly."""
     return packed.unpack(weight) if isinstance(weight, Packed) else weight
 
 
@@ -162,10 +167,10 @@ def linear(
     arithmetic: str = "exact",
     exact: Exact | None = None,
 ) -> torch.Tensor:
-    """A linear layer with quantized weights, as `outlier_kernels.reference.LINEAR` has it for an arithmetic.
+    """Compute a linear layer with quantized weights, as `outlier_kernels.reference.LINEAR` does for an arithmetic.
 
-    Rounding has no gradient: none flows through it. It is one operator to whoever looks on, such as `torch.compile`
-    and `torch.func`; called as it is, it costs no operator's overhead.
+    No gradient flows, because rounding has none. To observers such as `torch.compile` and `torch.func` the layer is one
+    operator; a direct call avoids an operator's overhead.
 
     Args:
         hidden_states: float16, bfloat16, float32 or float64 (tokens, features).
@@ -174,8 +179,8 @@ def linear(
         activations: how the hidden states are quantized; None for not at all.
         threshold: magnitude from which a feature is an outlier; None for no decomposition.
         arithmetic: "exact", or "bitsandbytes" to compute LLM.int8() as bitsandbytes does.
-        exact: the exact weight, which outlier features meet, where it is at hand; not for the arithmetic of
-            bitsandbytes, nor with prepared weights.
+        exact: the unquantized weight, if available, with which outlier features are multiplied; not for the arithmetic
+            of bitsandbytes, nor with prepared weights.
 
     Returns:
         (tokens, outputs) in the dtype of `hidden_states`.
@@ -203,18 +208,18 @@ def linear(
 
 
 def shape_of(weight: Quantized | Packed) -> tuple[int, int]:
-    """Outputs and features of a weight, prepared or not."""
+    """Return the outputs and features of a weight, prepared or not."""
     return weight.shape if isinstance(weight, Packed) else weight.codes.shape
 
 
 def _is_watched(hidden_states: torch.Tensor) -> bool:
-    """Whether somebody looks on at operators, such as a compiler, or the tensor stands for others and has no memory."""
+    """Return whether operators are being observed, as by a compiler, or the tensor has no memory because it is fake."""
     if torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack():
         return True
     try:
         memory = hidden_states.untyped_storage()
         return memory.device.type == "meta" or (memory.nbytes() > 0 and not memory.data_ptr())  # fake ones say "meta"
-    except RuntimeError:  # those of torch.func have none
+    except RuntimeError:  # tensors of torch.func have none
         return True
 
 
@@ -227,7 +232,7 @@ def _multiply(
     arithmetic: str,
     exact: Exact | None = None,
 ) -> torch.Tensor:
-    if not len(hidden_states):  # which have no extremes
+    if not len(hidden_states):  # no tokens have no extremes
         return hidden_states.new_empty(0, shape_of(weight)[0])
     layer = reference.LINEAR[arithmetic]
     if arithmetic == "exact":
@@ -244,7 +249,7 @@ def product(
     exact: torch.Tensor | None = None,
     seed: int | None = None,
 ) -> torch.Tensor:
-    """left · rightᵀ in int8, for matrices that are both quantized for it, as `reference_products.product` has it."""
+    """Compute left · rightᵀ in int8, quantizing both operands for it, as `reference_products.product` does."""
     module = _serving("product", left.device, left, right, outliers)[1]
     return module.product(left, right, outliers, exact, seed)
 
@@ -254,14 +259,14 @@ def add_state(state: states.State, alpha: float, listed: bool = True) -> torch.T
 
     Args:
         state: with these statistics.
-        alpha: magnitude of a hit, as float32 has it.
-        listed: whether `state.found` gets the hits.
+        alpha: magnitude of a hit, representable in float32.
+        listed: whether the hits are appended to `state.found`.
 
     Returns:
-        The hits of each feature, int64 (features,).
+        The number of hits of each feature, int64 (features,).
 
     Raises:
-        NotFinite: there is NaN or inf in it; the statistics are of no use then. On a GPU `state.found` raises it.
+        NotFinite: the state holds NaN or inf; the statistics are useless then. On a GPU, `state.found` raises it later.
     """
     return _serving("states", state.x.device, state.x, state.kept)[1].add(state, alpha, listed)
 
@@ -270,29 +275,30 @@ def add_residual(state: states.State, limits: tuple[float, float], massive: torc
     """Add a state of the residual stream to the statistics of `states.RESIDUAL`.
 
     Args:
-        state: with these statistics; its largest magnitudes may be kept, and no hits.
-        limits: as float32 has them; an entry is massive with a magnitude above the first, and of at least the second
-            times the median magnitude, which is an entry's, the lower one of two.
-        massive: int64 (tokens,) on the device of the state, to which massive activations at each position are added.
+        state: with these statistics; its largest magnitudes may be kept, but no hits.
+        limits: representable in float32; an entry is massive if its magnitude is above the first and at least the
+            second times the median magnitude, which is that of an entry, the lower of two.
+        massive: int64 (tokens,) on the device of the state, to which the number of massive activations at each position
+            is added.
 
     Raises:
-        NotFinite: there is NaN or inf in it. On a GPU `state.found` raises it.
+        NotFinite: the state holds NaN or inf. On a GPU, `state.found` raises it later.
     """
     _serving("states", state.x.device, state.x, state.kept)[1].add_residual(state, limits, massive)
 
 
 def sums_attention(query: torch.Tensor, key: torch.Tensor) -> bool:
-    """Whether a kernel sums attention, beside that which the model computes."""
+    """Return whether a kernel can compute `attention_sums`; otherwise only the reference does."""
     return _serving("attention", query.device, query, key)[0] is not BACKENDS[-1]
 
 
 def attention_sums(query: torch.Tensor, key: torch.Tensor, scaling: float) -> torch.Tensor:
-    """The probabilities of causal attention, summed over the queries: float32 (heads, T).
+    """Sum the probabilities of causal attention over the queries: float32 (heads, T).
 
     Args:
         query: (1, heads, T, features).
-        key: (1, heads, T, features), of as many heads or of a part of them.
-        scaling: of scores, before the softmax.
+        key: (1, heads, T, features), with as many heads or a divisor of them.
+        scaling: factor of the scores before the softmax.
     """
     return _serving("attention", query.device, query, key)[1].attention_sums(query, key, scaling)
 
@@ -300,14 +306,15 @@ def attention_sums(query: torch.Tensor, key: torch.Tensor, scaling: float) -> to
 def add_logits(
     logits: torch.Tensor, start: int, targets: torch.Tensor, normalizers: torch.Tensor, target_logits: torch.Tensor
 ) -> None:
-    """Add a part of the vocabulary to the losses of predictions, each its normalizer less its target's logit.
+    """Add a part of the vocabulary to the losses of predictions; a loss is its normalizer minus its target's logit.
 
     Args:
-        logits: (predictions, tokens) of the tokens from `start` on, of any floating-point dtype; float32 or better is
-            what they are computed with.
+        logits: (predictions, tokens) of the tokens from `start` on, of any floating-point dtype; computed in float32 or
+            better.
+        start: number of the first of these tokens in the vocabulary.
         targets: int64 (predictions, 1).
-        normalizers: float64 (predictions, 1), the logarithms of the sums of exponentials, which change in place.
-        target_logits: float64 (predictions, 1), which get those of the targets among the tokens.
+        normalizers: float64 (predictions, 1), logarithms of the sums of exponentials, updated in place.
+        target_logits: float64 (predictions, 1), set for targets among these tokens.
     """
     _serving("losses", logits.device, logits)[1].add(logits, start, targets, normalizers, target_logits)
 
@@ -326,8 +333,8 @@ def linear_plain(
     exact_weight: torch.Tensor | None,
     weights: str | None,
 ) -> torch.Tensor:
-    """`linear` with a `Quantized` weight as an operator, `torch.ops.outlier_kernels.linear`; quantizers as they are
-    written."""
+    """The operator `torch.ops.outlier_kernels.linear`: `linear` with a `Quantized` weight, and quantizers in
+    writing."""
     weight = Quantized(codes, scale, zero_point, code_sums)
     exact = None if exact_weight is None else Exact(exact_weight, Quantizer.read(weights))
     return _multiply(hidden_states, weight, bias, Quantizer.read(activations), threshold, arithmetic, exact)
@@ -349,8 +356,10 @@ def linear_packed(
     activations: str,
     threshold: float | None,
 ) -> torch.Tensor:
-    """`linear` with a `Packed` weight as an operator, `torch.ops.outlier_kernels.linear_packed`; readable: whether it
-    has an address, which no graph is to keep."""
+    """The operator `torch.ops.outlier_kernels.linear_packed`: `linear` with a `Packed` weight.
+
+    readable: whether the weight has an address; the address itself must not be recorded in a graph.
+    """
     address = packed.address_of(blocks) if readable else 0
     weight = Packed(blocks, scale, (outputs, hidden_states.shape[1]), address)
     return _multiply(hidden_states, weight, bias, Quantizer.read(activations), threshold, "exact")

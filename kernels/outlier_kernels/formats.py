@@ -1,4 +1,4 @@
-"""The parts of a quantized product, as data: number formats, groups that share a scale, kinds of arithmetic."""
+"""The parts of a quantized product as data: number formats, groups that share a scale, kinds of arithmetic."""
 
 import math
 import pkgutil
@@ -11,9 +11,9 @@ OPERANDS = ("activations", "weights")
 
 
 class Element(NamedTuple):
-    """A floating-point number of a few bits, with subnormal numbers; what is too large becomes its largest.
+    """A floating-point format of a few bits, with subnormal numbers; larger values saturate at the largest.
 
-    mantissa_bits: those that are stored. least_exponent: of its normal numbers. largest: its largest finite value.
+    mantissa_bits: stored mantissa bits. least_exponent: of the normal numbers. largest: the largest finite value.
     """
 
     mantissa_bits: int
@@ -22,23 +22,22 @@ class Element(NamedTuple):
 
     @property
     def largest_exponent(self) -> int:
-        """The exponent of its largest value."""
         return math.frexp(self.largest)[1] - 1
 
 
 class Format(NamedTuple):
     """A number format.
 
-    quantizer: the function that states it, from a matrix (rows, features) and a `Quantizer` to the reference's
-    `Quantized`; or its name among the reference's, or where it is, "module:name". What shares a scale is a row or
-    everything, for the reference makes rows of smaller groups. symmetric: what it takes, absmax (True) or
-    zeropoint (False). bits: of a value. integers: whether its codes are int8, whose products are summed exactly.
-    scale_bits: of a scale, where it does not depend on what shares it. group: how many features share a scale, where
-    the format itself fixes it. tensor_bits, row_bits: of a scale that the whole matrix, or each row, has on top.
-    element: what floating-point codes are rounded to. large_bits: of values in the first groups of a row, see
-    `large_groups`. in_rows: whether groups are quantized within their rows, which the function gets whole. rounding:
-    the function that rounds values, divided by their scale, to codes, from them, the format and a zero point, named as
-    the quantizer is; None where nothing can be rounded at a scale that is given.
+    quantizer: the function that defines it, from a matrix (rows, features) and a `Quantizer` to the reference's
+    `Quantized`; or its name among the reference's functions, or its location as "module:name". The function sees a
+    scale's group as a row or as the whole matrix, because the reference reshapes smaller groups to rows. symmetric: the
+    supported kinds, absmax (True) or zeropoint (False). bits: per value. integers: whether codes are int8, whose
+    products are summed exactly. scale_bits: per scale, if that does not depend on the group. group: how many features
+    share a scale, if the format fixes it. tensor_bits, row_bits: of an additional scale of the whole matrix or of each
+    row. element: the format of floating-point codes. large_bits: per value in the first groups of a row, see
+    `large_groups`. in_rows: whether the function gets whole rows and forms groups itself. rounding: the function, given
+    like `quantizer`, that rounds values divided by their scale to codes, given those values, the format and a zero
+    point; None if no given scale can be used.
     """
 
     quantizer: str | Callable
@@ -58,8 +57,8 @@ class Format(NamedTuple):
 class Arithmetic(NamedTuple):
     """A way to compute the product of quantized operands.
 
-    activations, weights: how they are quantized for it, as it is written; None where it takes any. exact_outliers:
-    whether outlier features meet exact weights, where those are at hand. half: whether it casts operands to float16.
+    activations, weights: the required quantizers in writing, None if any will do. exact_outliers: whether outlier
+    features are multiplied with unquantized weights, if available. half: whether operands are cast to float16.
     """
 
     activations: str | None = None
@@ -83,7 +82,7 @@ FORMATS = {
     "int4": _INTEGERS._replace(bits=4),
     "fp8-e4m3": _ELEMENTS._replace(element=E4M3),
     "fp8-e5m2": _ELEMENTS._replace(element=E5M2),
-    # OCP Microscaling Formats 1.0; in the name of a kind is that of its elements.
+    # OCP Microscaling Formats 1.0; the names include those of the elements.
     "mxfp8-e4m3": _MX._replace(element=E4M3),
     "mxfp8-e5m2": _MX._replace(element=E5M2),
     "mxfp6-e2m3": _MX._replace(bits=6, element=E2M3),
@@ -115,7 +114,7 @@ FORMATS = {
         row_bits=32,
         in_rows=True,
     ),
-    # COMET (Liu et al., 2025): the first groups of a row in 8 bits, which have the largest features if they are sorted.
+    # COMET (Liu et al., 2025): the first groups of a row, which hold the largest features if sorted, have 8 bits.
     "int4-int8": Format(
         "quantize_int4_int8",
         (True,),
@@ -125,12 +124,12 @@ FORMATS = {
         in_rows=True,
     ),
 }
-# Groups that share a scale, and the operands that have them: everything, a token, an output, so many consecutive
-# features of a row, whose number may be any, and those of the formats that fix it.
+# Groups that share a scale, and the operands that can have them: everything, a token, an output, any number of
+# consecutive features of a row, and the groups of formats that fix their size.
 GROUPS, BLOCK = "group-64", "block"
 GRANULARITIES = {"tensor": OPERANDS, "row": ("activations",), "column": ("weights",), GROUPS: OPERANDS, BLOCK: OPERANDS}
-LARGE_GROUPS = 5  # one in so many: "less than 20 %" (COMET, section 3.2)
-SCALE_BITS, GROUP_SCALE_BITS = 32, 16  # of a scale of a tensor, row or column, and of one of a group
+LARGE_GROUPS = 5  # one group in so many: "less than 20 %" (COMET, section 3.2)
+SCALE_BITS, GROUP_SCALE_BITS = 32, 16  # bits of a scale of a tensor, row or column; of a group
 ARITHMETICS = {
     "exact": Arithmetic(),
     "bitsandbytes": Arithmetic("int8 row absmax", "int8 column absmax", exact_outliers=False, half=True),
@@ -142,7 +141,7 @@ class Quantizer:
     """The quantization of one operand of a product.
 
     format: a name in `FORMATS`. granularity: a name in `GRANULARITIES`, or "group-" and a number of features.
-    symmetric: absmax if true, else zeropoint. Written, it is those three: "int8 row absmax".
+    symmetric: absmax if true, otherwise zeropoint. In writing, a quantizer is these three words: "int8 row absmax".
 
     Example:
         >>> str(outliers.Quantizer("int8", "row"))
@@ -158,7 +157,7 @@ class Quantizer:
 
     @classmethod
     def read(cls, written: str | None) -> "Quantizer | None":
-        """The quantizer that was written; None of None, an operand that is not quantized."""
+        """Parse a quantizer in writing; None, an operand that is not quantized, gives None."""
         if written is None:
             return None
         format, granularity, kind = written.rsplit(" ", 2)
@@ -166,22 +165,22 @@ class Quantizer:
 
     @property
     def per_row(self) -> bool:
-        """Whether each row of the matrix as it is stored has a scale: a token, or an output."""
+        """Whether each row of the matrix as stored (a token or an output) has its own scale or scales."""
         return self.granularity != "tensor"
 
     @property
     def group(self) -> int | None:
-        """The number of consecutive features of a row that share a scale; None where all of them do."""
+        """How many consecutive features of a row share a scale; None if all of them do."""
         if self.granularity == BLOCK:
             return FORMATS[self.format].group
         written = re.fullmatch(r"group-([1-9]\d{0,8})", str(self.granularity))
         return int(written[1]) if written else None
 
     def bits(self, features: int, rows: float = math.inf) -> float:
-        """Bits that a value takes on average in a matrix (rows, features), scales and zero points included.
+        """Return the mean bits per value in a matrix (rows, features), including scales and zero points.
 
-        Scales of groups count 16 bits, those of a tensor, row or column 32, unless the format has its own; a zero point
-        counts as much as a value. rows: of as many that what all share counts nothing, by default.
+        Scales of groups count 16 bits and those of a tensor, row or column 32, unless the format defines its own; a
+        zero point counts as much as a value. rows: by default so many that scales of the whole matrix count nothing.
         """
         format = FORMATS[self.format]
         share = self.group or (features if self.per_row else features * rows)
@@ -194,23 +193,23 @@ class Quantizer:
 
 
 def large_groups(groups: float) -> int:
-    """The number of a row's groups that have `Format.large_bits`: at most a fifth of them, and at least one."""
+    """Return how many groups of a row have `Format.large_bits`: at most a fifth of them, and at least one."""
     return max(1, int(groups / LARGE_GROUPS))
 
 
 def is_int8(quantizer: Quantizer | None) -> bool:
-    """Whether kernels make its codes: int8 of rows, or of everything."""
+    """Return whether the kernels make a quantizer's codes: int8 with a scale per row or for everything."""
     return quantizer is not None and quantizer.format == "int8" and quantizer.group is None
 
 
 def granularities(format: str, operand: str) -> list[str]:
-    """The granularities that an operand in a format may have."""
+    """Return the granularities that an operand in a format can have."""
     fixed = FORMATS[format].group is not None
     return [name for name, operands in GRANULARITIES.items() if operand in operands and (name == BLOCK) == fixed]
 
 
 def find(thing: object) -> object:
-    """The object at "module:name", imported when it is first used; what is no text stands for itself."""
+    """Return the object at "module:name", imported on first use; anything but a string is returned unchanged."""
     return pkgutil.resolve_name(thing) if isinstance(thing, str) else thing
 
 

@@ -1,4 +1,4 @@
-"""The truth: every kernel of a linear layer in a few lines of plain torch.
+"""The reference: what every kernel of a linear layer computes, in a few lines of plain torch.
 
 Number formats are in `outlier_kernels.reference_integers`, `outlier_kernels.reference_formats` and
 `outlier_kernels.reference_systems`.
@@ -15,26 +15,27 @@ from outlier_kernels import reference_formats, reference_integers, reference_sys
 from outlier_kernels.formats import FORMATS, ROWS, Quantizer, find
 from outlier_kernels.reference_integers import CODE_MAX, Quantized
 
-EXACT_IN_FLOATS = 1024  # features whose products of codes add up exactly in float32: 1024 · 128² = 2^24
-LARGEST_K = 131072  # features in one int32 sum: 131072 · 127² < 2^31, and their codes add up exactly in float32
-# Among them what the formats name, see `formats.Format`.
+EXACT_IN_FLOATS = 1024  # features whose products of codes sum exactly in float32: 1024 · 128² = 2^24
+LARGEST_K = 131072  # features in one int32 sum: 131072 · 127² < 2^31; the sum of their codes is exact in float32
+# Includes the functions that formats name, see `formats.Format`.
 FUNCTIONS = vars(reference_integers) | vars(reference_formats) | vars(reference_systems)
 
 
 class Exact(NamedTuple):
-    """A weight (outputs, features), float, and how it is quantized."""
+    """An unquantized weight, float (outputs, features), and how it is quantized."""
 
     weight: torch.Tensor
     quantizer: Quantizer | None
 
 
 def function_of(named: str | Callable) -> Callable:
-    """The function that a format names, or names the place of; one stands for itself."""
+    """Return the function that a format gives by name or location; a function is returned unchanged."""
     return FUNCTIONS.get(named) or find(named)
 
 
 def quantize(matrix: torch.Tensor, quantizer: Quantizer | None) -> Quantized:
-    """Quantize a floating-point matrix (rows, features); by none, its codes are its values in float32 at least.
+    """Quantize a floating-point matrix (rows, features); without a quantizer, codes are the values, in float32 at
+    least.
 
     Raises:
         ValueError: the groups that share a scale do not divide the features.
@@ -48,13 +49,13 @@ def quantize(matrix: torch.Tensor, quantizer: Quantizer | None) -> Quantized:
         raise ValueError(f"groups of {group} features do not divide {features}")
     if group is None or FORMATS[quantizer.format].in_rows:
         return make(matrix, quantizer)
-    made = make(matrix.reshape(-1, group), quantizer)  # in which each group is a row
+    made = make(matrix.reshape(-1, group), quantizer)  # each group as a row
     groups = features // group
     return Quantized(*(None if part is None else part.reshape(rows, groups * part.shape[1]) for part in made))
 
 
 def int8_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Exact product of int8 codes, (m, k) with (n, k) to int32 (m, n); out: where it goes on a CPU, contiguous.
+    """Multiply int8 codes exactly, (m, k) with (n, k) to int32 (m, n). out: contiguous memory for the result, on a CPU.
 
     Raises:
         ValueError: k could overflow int32.
@@ -66,15 +67,15 @@ def int8_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = Non
     if a.shape[1] == 1:  # torch._int_mm leaves the result of one feature uninitialized on CPUs (torch 2.13)
         return torch.mul(a.int(), b.int().t(), out=out)
     if torch.cpu._is_vnni_supported():
-        row = a.flatten()[None] if len(a) == 1 else a  # of another stride torch._int_mm reads beyond it (torch 2.13)
+        row = a.flatten()[None] if len(a) == 1 else a  # with another stride torch._int_mm reads beyond it (torch 2.13)
         return torch._int_mm(row, b.t()) if out is None else torch._int_mm(row, b.t(), out=out)
     sums = _matmul_in_floats(a, b)  # without VNNI the int8 instructions saturate 16-bit pair sums
     return sums if out is None else out.copy_(sums)
 
 
 def _matmul_in_floats(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The same through float32, which holds sums of so few products exactly: twice as fast as float64."""
-    room = a.new_empty(len(a), len(b), dtype=torch.float32)  # with out=, autocast leaves the product as it is
+    """Multiply int8 codes through float32, which is exact for few enough products and twice as fast as float64."""
+    room = a.new_empty(len(a), len(b), dtype=torch.float32)  # out= keeps autocast from changing the product
     pieces = zip(a.split(EXACT_IN_FLOATS, 1), b.split(EXACT_IN_FLOATS, 1), strict=True)
     products = (
         torch.mm(piece.float(), other_piece.float().T, out=room).to(torch.int32) for piece, other_piece in pieces
@@ -83,7 +84,8 @@ def _matmul_in_floats(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _padded_int_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """`torch._int_mm` within what cuBLASLt takes: more than 16 rows, features and outputs in multiples of 8."""
+    """Call `torch._int_mm` with padding to what cuBLASLt takes: more than 16 rows, features and outputs in multiples of
+    8."""
     (m, k), n = a.shape, b.shape[0]
     rows, features, outputs = max(0, 17 - m), -k % 8, -n % 8
     a = torch.nn.functional.pad(a, (0, features, 0, rows)).contiguous()
@@ -92,15 +94,15 @@ def _padded_int_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def matmul(a: Quantized, b: Quantized) -> torch.Tensor:
-    """Dequantized product of two quantized matrices, (m, k) with (n, k) to float (m, n) (equations 5-7).
+    """Multiply two quantized matrices, (m, k) with (n, k) to float (m, n), dequantized (equations 5-7).
 
     Zeropoint terms are added to the int32 sums, so the one large product stays int8 × int8 and nothing is rounded
-    before the scales are applied, first those of `a`: what is beyond the largest float on the way is infinite. Where
-    scales are of groups of features, this is done group by group. Where the codes of an operand are no int8, or every
+    before the scales are applied, those of `a` first; intermediate values beyond the largest float become infinite.
+    With scales of groups of features, this is done group by group. If the codes of an operand are not int8, or every
     feature has a scale, the dequantized operands are multiplied.
     """
     if not (a.has_exact_sums and b.has_exact_sums):
-        group = math.gcd(a.group or 0, b.group or 0)  # that lies in one group of either
+        group = math.gcd(a.group or 0, b.group or 0)  # so many features lie in one group of either
         if a.codes.dtype != torch.int8 or b.codes.dtype != torch.int8 or group < 2:
             return a.dequantize() @ b.dequantize().T
         return reduce(torch.Tensor.add_, map(matmul, _parts(a, group), _parts(b, group)))
@@ -111,7 +113,7 @@ def matmul(a: Quantized, b: Quantized) -> torch.Tensor:
 
 
 def _parts(matrix: Quantized, features: int) -> Iterator[Quantized]:
-    """A quantized matrix in parts of so many features, each of which lies in one group."""
+    """Split a quantized matrix into parts of so many features, each of which lies in one group."""
     width = matrix.group or matrix.codes.shape[1]
     for start in range(0, matrix.codes.shape[1], features):
         codes, of_group = matrix.codes[:, start : start + features], slice(start // width, start // width + 1)
@@ -123,7 +125,7 @@ def _parts(matrix: Quantized, features: int) -> Iterator[Quantized]:
 
 
 def with_zero_point(matrix: Quantized) -> Quantized:
-    """The same, its zero point written down where it is 0."""
+    """Return a matrix with its zero point written out, even if it is 0."""
     if matrix.zero_point is not None:
         return matrix
     sums = matrix.codes.sum(1, keepdim=True, dtype=matrix.scale.dtype)
@@ -131,12 +133,12 @@ def with_zero_point(matrix: Quantized) -> Quantized:
 
 
 def _add_zero_point_terms(sums: torch.Tensor, a: Quantized, b: Quantized) -> torch.Tensor:
-    """A_q·B_q − zp_a·colsum(B_q) − rowsum(A_q)·zp_b + k·zp_a·zp_b, exactly."""
+    """Compute A_q·B_q − zp_a·colsum(B_q) − rowsum(A_q)·zp_b + k·zp_a·zp_b exactly."""
     k = a.codes.shape[1]
-    # A range that includes 0 has |zero_point| ≤ 127; far from 0 the terms outgrow int32. NaN goes the float64 way too.
+    # A range that includes 0 has |zero_point| ≤ 127; far from 0 the terms outgrow int32. NaN goes to float64 too.
     dtype = torch.int32 if largest_sum(k, a, b) < 2**31 else torch.float64
     sums = sums.to(dtype)
-    # One zero point for a whole tensor is spread out, because torch is six times slower on a broadcast scalar.
+    # A single zero point is expanded, because torch is six times slower on a broadcast scalar.
     zero_a = a.zero_point.to(dtype).expand(len(a.codes), 1).contiguous()
     zero_b = b.zero_point.to(dtype).expand(len(b.codes), 1).contiguous().view(1, -1)
     sums.addcmul_(zero_a, k * zero_b - b.code_sums.to(dtype).view(1, -1))
@@ -145,13 +147,13 @@ def _add_zero_point_terms(sums: torch.Tensor, a: Quantized, b: Quantized) -> tor
 
 
 def largest_sum(features: int, a: Quantized, b: Quantized) -> torch.Tensor:
-    """A bound of all sums of products of so many features, zero points included: float64 (), NaN if a zero point is."""
+    """Bound all sums of so many products, zero points included: float64 (), NaN if a zero point is NaN."""
     largest = [CODE_MAX + operand.zero_point.abs().max().double() for operand in (a, b)]
     return features * largest[0] * largest[1]
 
 
 def outlier_columns(hidden_states: torch.Tensor, threshold: float) -> torch.Tensor:
-    """The features of (tokens, features) that have a token with |x| ≥ threshold: bool (features,) (section 3.2)."""
+    """Flag the features of (tokens, features) with |x| ≥ threshold in some token: bool (features,) (section 3.2)."""
     return (hidden_states.amax(0) >= threshold) | (hidden_states.amin(0) <= -threshold)
 
 
@@ -164,14 +166,14 @@ def linear(
     exact: Exact | None = None,
     multiply: Callable[[torch.Tensor, Quantized, None, Quantizer | None], torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """A linear layer with quantized weights (LLM.int8(), equation 8).
+    """Compute a linear layer with quantized weights (LLM.int8(), equation 8).
 
-    Features with an input of at least `threshold` in some token are multiplied in higher precision, the others
-    quantized, with scales taken over them alone. Where nothing but its codes is left of the weight, outlier features
-    meet weights rebuilt from them, and the weights' scales are over all features, for they were fixed before the
-    outliers were known. Where groups of features share a scale, outlier features are set to zero in both operands
-    instead of cut out, so that the others stay in their groups: a zero changes no absmax scale, and zeropoint ranges
-    then include it.
+    Features with an input of at least `threshold` in some token are multiplied in higher precision; the others are
+    quantized, with scales taken over them alone. If only the codes of the weight remain, outlier features are
+    multiplied with weights rebuilt from them, and the weights' scales are over all features, because they were fixed
+    before the outliers were known. If groups of features share a scale, outlier features are set to zero in both
+    operands instead of cut out, so that the others stay in their groups: a zero changes no absmax scale, and zeropoint
+    ranges then include it.
 
     Args:
         hidden_states: float (tokens, features).
@@ -179,8 +181,9 @@ def linear(
         bias: (outputs,).
         activations: how the hidden states are quantized; None for not at all.
         threshold: magnitude of an outlier; None for no decomposition.
-        exact: the exact weight, where it is at hand: outlier features meet it, and the codes are made without them.
-        multiply: another path's product without a bias, in the place of the reference's.
+        exact: the unquantized weight, if available: outlier features are multiplied with it, and codes are made without
+            them.
+        multiply: another backend's product without a bias, which replaces the reference's.
 
     Returns:
         (tokens, outputs) in the dtype of `hidden_states`.
@@ -203,7 +206,7 @@ def linear(
 def _without(
     x: torch.Tensor, weight: Quantized, outliers: torch.Tensor, activations: Quantizer | None, exact: Exact | None
 ) -> tuple[torch.Tensor, Quantized]:
-    """Hidden states and weight without the outlier features, see `linear`."""
+    """Return hidden states and weight without the outlier features, see `linear`."""
     quantizers = activations, exact and exact.quantizer
     if weight.group is None and not any(quantizer and quantizer.group for quantizer in quantizers):
         rest = quantize(exact.weight[:, ~outliers], exact.quantizer) if exact else _columns(weight, ~outliers)
@@ -219,8 +222,11 @@ def _product(x: torch.Tensor, weight: Quantized, _bias: None, activations: Quant
 def outlier_product(
     hidden_states: torch.Tensor, outliers: torch.Tensor, weight: Quantized, exact: Exact | None = None
 ) -> torch.Tensor:
-    """The outlier features' part of a product in the precision of its weight, or in 16 bits with an exact one: float
-    (tokens, outputs); outliers: the features, flagged or by their places."""
+    """Multiply the outlier features in the precision of the weight's scales, or in 16 bits with an unquantized weight:
+    float (tokens, outputs).
+
+    outliers: the features, as flags or as places.
+    """
     x = hidden_states[:, outliers]
     if exact is None:
         return x.to(weight.scale.dtype) @ _columns(weight, outliers).dequantize().T
@@ -228,17 +234,18 @@ def outlier_product(
 
 
 def _product_in_16_bits(hidden_states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """(m, k) with (n, k) to (m, n): float16 on a GPU, float32 on a CPU, whose 16-bit units are too coarse (bfloat16) or
-    missing (float16)."""
+    """Multiply (m, k) with (n, k) to (m, n) in float16 on a GPU, and in float32 on a CPU, whose 16-bit units are too
+    coarse (bfloat16) or missing (float16)."""
     dtype = torch.float16 if hidden_states.is_cuda and hidden_states.dtype == torch.float32 else hidden_states.dtype
     return (hidden_states.to(dtype) @ weight.to(dtype).T).to(hidden_states.dtype)
 
 
 def quantize_bitsandbytes(matrix: torch.Tensor, threshold: float | None = None) -> tuple[Quantized, torch.Tensor]:
-    """Absmax rows as bitsandbytes 0.50 quantizes them, and which features are outliers, bool (features,).
+    """Quantize rows by absmax as bitsandbytes 0.50 does; return the codes, and which features are outliers, bool
+    (features,).
 
-    The matrix is cast to float16 before it is compared with the threshold and quantized. The scale of a row is over
-    all its entries below the threshold, also those in outlier columns, whose codes are then zeroed.
+    The matrix is cast to float16 before it is compared with the threshold and quantized. The scale of a row is over all
+    its entries below the threshold, including those in outlier columns, whose codes are then zeroed.
     """
     matrix = matrix.half().float()
     hits = torch.zeros_like(matrix, dtype=torch.bool) if threshold is None else matrix.abs() >= threshold
@@ -252,7 +259,8 @@ def quantize_bitsandbytes(matrix: torch.Tensor, threshold: float | None = None) 
 def linear_bitsandbytes(
     hidden_states: torch.Tensor, weight: Quantized, bias: torch.Tensor | None = None, threshold: float | None = None
 ) -> torch.Tensor:
-    """LLM.int8() as bitsandbytes 0.50 computes it, in the arguments of `linear`; weight: by `quantize_bitsandbytes`."""
+    """Compute LLM.int8() as bitsandbytes 0.50 does, with the arguments of `linear`. weight: from
+    `quantize_bitsandbytes`."""
     quantized, outliers = quantize_bitsandbytes(hidden_states, threshold)
     product = matmul(quantized, weight)
     if outliers.any():
@@ -263,7 +271,7 @@ def linear_bitsandbytes(
 
 
 def _columns(matrix: Quantized, features: torch.Tensor) -> Quantized:
-    """Some features of a quantized matrix, with its scales."""
+    """Select features of a quantized matrix, keeping its scales."""
     codes = matrix.codes[:, features]
     if matrix.group is not None:  # each with the scale of its group
         spread = (part if part is None else matrix._spread(part)[:, features] for part in matrix[1:3])
@@ -272,7 +280,7 @@ def _columns(matrix: Quantized, features: torch.Tensor) -> Quantized:
     return matrix._replace(codes=codes, code_sums=sums)
 
 
-# By the name of an arithmetic: how a weight is quantized, and the layer.
+# By name of an arithmetic: the function that quantizes a weight, and the layer.
 WEIGHTS = {"exact": quantize, "bitsandbytes": lambda weight, _quantizer: quantize_bitsandbytes(weight)[0]}
 LINEAR = {
     "exact": linear,

@@ -1,8 +1,8 @@
-"""The truth of integers: what a quantized matrix is, and absmax and zeropoint codes in plain torch.
+"""The reference for integers: quantized matrices, and absmax and zeropoint codes in plain torch.
 
 Rounding is to nearest, ties to even; codes of 8 bits are clipped to [-127, 127] (LLM.int8(), section 2.1). Weights are
-stored as `torch.nn.Linear` stores them, (outputs, features), so a group of either operand is a row, a part of one, or
-the whole tensor.
+stored as in `torch.nn.Linear`, (outputs, features), so a group of either operand is a row, a part of a row, or the
+whole tensor.
 """
 
 from typing import NamedTuple
@@ -17,10 +17,10 @@ CODE_MAX = 127
 class Quantized(NamedTuple):
     """A matrix in a number format: `matrix ≈ (codes - zero_point) * scale`.
 
-    codes: (rows, features), int8 or another dtype. scale: float (rows, 1), (1, 1), or, where so many consecutive
-    features of a row have their own, (rows, groups). zero_point: float whole numbers in the shape of `scale`, not
-    clipped to 8 bits, and code_sums: float whole numbers (rows, groups), the sum of each group's codes; both None where
-    it is symmetric.
+    codes: (rows, features), int8 or another dtype. scale: float (rows, 1), (1, 1), or (rows, groups) if groups of
+    consecutive features of a row have their own. zero_point: float whole numbers in the shape of `scale`, not clipped
+    to 8 bits. code_sums: float whole numbers (rows, groups), the sum of each group's codes. The last two are None for a
+    symmetric format.
     """
 
     codes: torch.Tensor
@@ -29,42 +29,44 @@ class Quantized(NamedTuple):
     code_sums: torch.Tensor | None = None
 
     def dequantize(self) -> torch.Tensor:
-        """The matrix that the codes stand for: float (rows, features), of integers at most the largest float there is.
+        """Return the matrix that the codes stand for: float (rows, features), with values of integer codes clamped to
+        the largest float.
 
-        The largest of a group may be rounded up beyond it. Floating-point codes need no such limit, for what the
-        largest of them multiply comes out exactly.
+        Rounding can put the largest value of a group beyond it. Floating-point codes need no clamp, because the product
+        of the scale and the largest code is exact.
         """
         if self.codes.is_floating_point():
             return self.codes.to(self.scale.dtype) * self._spread(self.scale)
         values = self.codes.to(self.scale.dtype)
         values = values if self.zero_point is None else values - self._spread(self.zero_point)
-        scale = self._spread(self.scale + 0 * self.scale)  # NaN where it is infinite, which no limit hides
+        scale = self._spread(self.scale + 0 * self.scale)  # NaN where it is infinite, which no clamp hides
         largest = torch.finfo(scale.dtype).max
         return (values * scale).clamp_(-largest, largest)
 
     @property
     def has_exact_sums(self) -> bool:
-        """Whether products with it are sums of int8 codes over all features, to which the scales are applied."""
+        """Whether products with the matrix are sums of int8 codes over all features, to which scales are applied
+        afterwards."""
         return self.codes.dtype == torch.int8 and self.group is None
 
     @property
     def group(self) -> int | None:
-        """The number of consecutive features of a row that share a scale; None where all of them do."""
+        """How many consecutive features of a row share a scale; None if all of them do."""
         groups = self.scale.shape[1]
         return None if groups == 1 else self.codes.shape[1] // max(groups, 1)
 
     def _spread(self, of_groups: torch.Tensor) -> torch.Tensor:
-        """The numbers of groups, for each feature of theirs."""
+        """Repeat the numbers of groups for each of their features."""
         return of_groups if self.group in (None, 0, 1) else of_groups.repeat_interleave(self.group, 1)
 
 
 def quantize_integers(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
     """Quantize a floating-point matrix (rows, features) to integers, absmax or zeropoint (equations 1-3).
 
-    Codes of B bits are in [-(2^(B-1) - 1), 2^(B-1) - 1], 8 bits the paper's. Scales are float32 (float64 for float64
-    input), at least the smallest normal number. An all-zero absmax group has scale 1, a constant zeropoint group has
-    normalized dynamic range 1. NaN and inf are not refused: they make the group's scale NaN or inf, so that every
-    product with it is NaN or inf too and nothing is hidden.
+    Codes of B bits are in [-(2^(B-1) - 1), 2^(B-1) - 1]; 8 bits are the paper's. Scales are float32 (float64 for
+    float64 input) and at least the smallest normal number. An all-zero absmax group has scale 1, a constant zeropoint
+    group has normalized dynamic range 1. NaN and inf are not refused: they make the group's scale NaN or inf, so that
+    every product with it is NaN or inf too and nothing is hidden.
     """
     matrix = matrix if matrix.dtype == torch.float64 else matrix.float()
     format = FORMATS[quantizer.format]
@@ -81,19 +83,19 @@ def quantize_integers(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
 
 
 def largest_code(format: Format) -> int:
-    """The largest code of an integer format; the least is its negative."""
+    """Return the largest code of an integer format; the smallest is its negative."""
     return 2 ** (format.bits - 1) - 1
 
 
 def round_integers(scaled: torch.Tensor, format: Format, zero_point: torch.Tensor | None = None) -> torch.Tensor:
-    """The codes of values that were divided by their scale, in the place of these."""
+    """Round values divided by their scale to codes, in place."""
     codes = scaled.round_() if zero_point is None else scaled.round_().add_(zero_point)
     return codes.clamp_(-largest_code(format), largest_code(format))
 
 
 def absmax_scale(largest: torch.Tensor, code_max: float = CODE_MAX) -> torch.Tensor:
-    """The scales of groups with these largest magnitudes (equation 3). Numbers that are not normal, which have few
-    digits, are none of them."""
+    """Return the scales of groups with these largest magnitudes (equation 3), at least the smallest normal number,
+    because subnormal numbers have few digits."""
     scale = (largest / code_max).clamp_(min=torch.finfo(largest.dtype).tiny)
     return scale.masked_fill_(largest == 0, 1)
 
@@ -101,8 +103,9 @@ def absmax_scale(largest: torch.Tensor, code_max: float = CODE_MAX) -> torch.Ten
 def dynamic_range_and_zero_point(
     low: torch.Tensor, high: torch.Tensor, code_max: int = CODE_MAX
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Normalized dynamic ranges and zero points of groups with these least and largest entries (equations 1, 2)."""
-    half = high / 2 - low / 2  # of the range, which may be beyond the largest float
+    """Return normalized dynamic ranges and zero points of groups with these smallest and largest entries (equations 1,
+    2)."""
+    half = high / 2 - low / 2  # half of the range, because the range may exceed the largest float
     dynamic_range = torch.full_like(half, code_max).div_(half).clamp_(max=1 / torch.finfo(half.dtype).tiny)
     dynamic_range.masked_fill_(high - low == 0, 1)
     return dynamic_range, -(dynamic_range * low).round_() - code_max

@@ -1,5 +1,4 @@
-"""The losses of predicted tokens, of a part of the vocabulary after the other: the truth that kernels are tested
-against."""
+"""The reference for the losses of predicted tokens, accumulated over parts of the vocabulary."""
 
 import torch
 

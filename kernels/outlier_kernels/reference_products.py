@@ -1,4 +1,4 @@
-"""The truth of products that train: both operands are quantized by rows when they meet, one matrix or many at once."""
+"""The reference for products in training: both operands, one matrix or many, are quantized by rows for the product."""
 
 from functools import reduce
 
@@ -9,17 +9,18 @@ from outlier_kernels.formats import ROWS
 from outlier_kernels.reference import EXACT_IN_FLOATS
 from outlier_kernels.reference_integers import CODE_MAX, Quantized, absmax_scale
 
-# Philox4x32: ten rounds of two multiplications, whose keys grow by two constants (Salmon et al., 2011).
+# Philox4x32: ten rounds of two multiplications; each round adds two constants to the key (Salmon et al., 2011).
 MULTIPLIERS, KEY_STEPS, ROUNDS, WORD = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85), 10, 0xFFFFFFFF
 
 
 def quantize_rows(matrices: torch.Tensor, outliers: torch.Tensor | None = None, seed: int | None = None) -> Quantized:
-    """Absmax codes of (..., m, k) with a scale a row (..., m, 1).
+    """Quantize (..., m, k) by absmax, with one scale per row (..., m, 1).
 
     Args:
-        outliers: places of features that are left out, int64 (..., count), -1 for none; their codes are 0.
-        seed: of `chances`, by which values are rounded up as often as they are near to the code above them; None to
-            round them to the nearest code.
+        matrices: float (..., m, k).
+        outliers: places of features to leave out, int64 (..., count), -1 for none; their codes are 0.
+        seed: seed of `chances` for stochastic rounding, which rounds a value up with a probability equal to its
+            fraction; None rounds to nearest.
     """
     if outliers is not None:  # zeros change no absmax scale
         matrices = matrices.masked_fill(flags_of(outliers, matrices.shape[-1])[..., None, :], 0)
@@ -33,8 +34,11 @@ def quantize_rows(matrices: torch.Tensor, outliers: torch.Tensor | None = None, 
 
 
 def chances(matrices: torch.Tensor, seed: int) -> torch.Tensor:
-    """Numbers from [0, 1) for the entries of (..., m, k), float32: of row r and feature i, with rows counted through
-    all matrices, the first 24 bits of word i % 4 of Philox at the counter (i // 4, r, 0, 0)."""
+    """Return numbers in [0, 1) for the entries of (..., m, k), float32.
+
+    For row r, counted through all matrices, and feature i: the first 24 bits of word i % 4 of Philox at the counter (i
+    // 4, r, 0, 0).
+    """
     features = matrices.shape[-1]
     rows = torch.arange(matrices[..., 0].numel(), device=matrices.device)[:, None]
     fours = torch.arange(-(-features // 4), device=matrices.device)
@@ -43,7 +47,7 @@ def chances(matrices: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def philox(first: torch.Tensor, second: torch.Tensor, seed: int) -> tuple[torch.Tensor, ...]:
-    """Four random words at the counters (first, second, 0, 0), all whole numbers below 2^32 in int64.
+    """Return four random words at the counters (first, second, 0, 0), all integers below 2^32 in int64.
 
     seed: the key, below 2^63.
     """
@@ -64,18 +68,18 @@ def product(
     exact: torch.Tensor | None = None,
     seed: int | None = None,
 ) -> torch.Tensor:
-    """left · rightᵀ in int8, each row of either with an absmax scale (equation 6).
+    """Compute left · rightᵀ in int8, with an absmax scale per row of either (equation 6).
 
     Args:
         left: float (..., m, k).
-        right: float (..., n, k), of any dtype too.
-        outliers: places of inner dimensions that are multiplied as they are (equation 8), int64 (..., count) in
-            ascending order, -1 before them where a matrix has fewer; no scale is over them.
-        exact: places of columns of the product that are computed without codes, the same (..., count).
-        seed: by which `left` is rounded by chance, see `quantize_rows`.
+        right: float (..., n, k), of any dtype.
+        outliers: places of inner dimensions that are multiplied unquantized (equation 8), int64 (..., count) in
+            ascending order, preceded by -1 where a matrix has fewer; no scale includes them.
+        exact: places of columns of the product that are computed unquantized, in the same form (..., count).
+        seed: seed of stochastic rounding of `left`, see `quantize_rows`.
 
     Returns:
-        (..., m, n) in the dtype of `left`; until then it is float32, or float64 where `left` is.
+        (..., m, n) in the dtype of `left`, computed in float32, or in float64 if `left` is.
     """
     of_left, of_right = quantize_rows(left, outliers, seed), quantize_rows(right, outliers)
     result = _dequantized(of_left, of_right)
@@ -89,14 +93,17 @@ def product(
 
 
 def exact_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """left · rightᵀ in float32 at least: of operands of 16 bits what their units compute before it is rounded."""
+    """Compute left · rightᵀ in float32 at least; for 16-bit operands this is the result of 16-bit units before
+    rounding."""
     dtype = torch.promote_types(left.dtype, torch.float32)
     return left.to(dtype) @ right.to(dtype).mT
 
 
 def put_columns(result: torch.Tensor, left: torch.Tensor, right: torch.Tensor, exact: torch.Tensor) -> None:
-    """Put columns of left · rightᵀ that are computed without codes into a result (..., m, n), see `product`; places
-    that are none do again what the last one of their matrix does."""
+    """Overwrite columns of a result (..., m, n) by those of the unquantized left · rightᵀ, see `product`.
+
+    exact: int64 (..., count); a place of -1 repeats the last column of its matrix.
+    """
     last = exact[..., -1:]
     places = torch.where(exact < 0, last, exact).clamp(min=0)
     rows = right.gather(-2, places[..., None].expand(*places.shape, right.shape[-1]))
@@ -106,7 +113,7 @@ def put_columns(result: torch.Tensor, left: torch.Tensor, right: torch.Tensor, e
 
 
 def flags_of(places: torch.Tensor, size: int) -> torch.Tensor:
-    """Flags of those of so many that are among places (..., count), of which -1 are none: bool (..., size)."""
+    """Turn places (..., count), -1 for none, into flags: bool (..., size)."""
     flags = torch.zeros(*places.shape[:-1], size + 1, dtype=torch.bool, device=places.device)
     return flags.scatter_(-1, torch.where(places < 0, size, places), True)[..., :size]
 
@@ -118,6 +125,6 @@ def _dequantized(left: Quantized, right: Quantized) -> torch.Tensor:
 
 
 def _batched_sums(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Products of codes (..., m, k) and (..., n, k), int32 (..., m, n): float32 holds sums of so few exactly."""
+    """Multiply codes (..., m, k) and (..., n, k) to int32 (..., m, n), in pieces whose sums float32 holds exactly."""
     parts = zip(left.split(EXACT_IN_FLOATS, -1), right.split(EXACT_IN_FLOATS, -1), strict=True)
     return reduce(torch.add, ((piece.float() @ other_piece.float().mT).to(torch.int32) for piece, other_piece in parts))

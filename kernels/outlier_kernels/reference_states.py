@@ -1,11 +1,11 @@
-"""Statistics of a trace's hidden states, in plain torch: the truth that the other paths are tested against."""
+"""The reference for the statistics of a trace's hidden states, in plain torch."""
 
 import numpy as np
 import torch
 
 from outlier_kernels.states import HIT, NotFinite, State, Statistics
 
-IN_CACHE = 1 << 16  # entries of float64 at once on a CPU, two to three times as fast as all; a GPU takes all
+IN_CACHE = 1 << 16  # float64 entries at once on a CPU, two to three times as fast as all at once; a GPU takes all
 
 
 def add(state: State, alpha: float, listed: bool = True) -> torch.Tensor:
@@ -37,7 +37,7 @@ def add(state: State, alpha: float, listed: bool = True) -> torch.Tensor:
 
 
 def _values_of(x: torch.Tensor, hits: torch.Tensor, alpha: float) -> np.ndarray:
-    """The hits of a state in any order, (hits,) of `states.HIT`; hits: of each feature how many."""
+    """List the hits of a state in any order, (hits,) of `states.HIT`. hits: number of hits of each feature."""
     columns = hits.nonzero()[:, 0]
     candidates = x.index_select(1, columns)
     hit = candidates.abs() >= alpha
@@ -53,7 +53,7 @@ def add_residual(state: State, limits: tuple[float, float], massive: torch.Tenso
     magnitude = x.abs()
     by_feature = magnitude.amax(0)
     check_finite(by_feature)
-    middle = magnitude.median()  # of an even number the lower one
+    middle = magnitude.median()  # the lower of two middle values
     if kept is not None:
         kept.copy_(torch.maximum(kept.to(x), magnitude))
     join_largest(statistics, x, by_feature, state.ids)
@@ -66,11 +66,11 @@ def add_residual(state: State, limits: tuple[float, float], massive: torch.Tenso
 
 
 def moments(x: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Power sums by feature and kurtosis of one hidden state (tokens, features), in float64.
+    """Return power sums by feature and the kurtosis of one hidden state (tokens, features), in float64.
 
     Returns:
         `sum` and `squares` (features,); `squares_rest`, the squares without position 0; `kurtosis_tensor` over all
-        entries and `kurtosis_token`, over the features of a token and summed over tokens, each (2,): of all positions
+        entries and `kurtosis_token`, over the features of a token and summed over tokens, each (2,): with all positions
         and without position 0.
     """
     rows = len(x) if x.is_cuda else max(1, IN_CACHE // x.shape[1])
@@ -90,7 +90,7 @@ def moments(x: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def kurtoses(by_token: torch.Tensor, features: int) -> dict[str, torch.Tensor]:
-    """`kurtosis_tensor` and `kurtosis_token`, from the power sums of each token (4, tokens)."""
+    """Return `kurtosis_tensor` and `kurtosis_token` from the power sums of each token (4, tokens)."""
     of_tokens = kurtosis(by_token / features)
     of_tensor = [kurtosis(by_token[:, first:].mean(1) / features) for first in (0, 1)]
     return {
@@ -100,7 +100,7 @@ def kurtoses(by_token: torch.Tensor, features: int) -> dict[str, torch.Tensor]:
 
 
 def kurtosis(means: torch.Tensor) -> torch.Tensor:
-    """E[(x − μ)⁴] / σ⁴ from the means of x, x², x³ and x⁴ (4, …); 1, the smallest there is, where x is constant."""
+    """Return E[(x − μ)⁴] / σ⁴ from the means of x, x², x³ and x⁴ (4, …); 1, the smallest kurtosis, if x is constant."""
     mean, square, cube, fourth = means
     variance = square - mean**2
     central_fourth = fourth - 4 * mean * cube + 6 * mean**2 * square - 3 * mean**4
@@ -123,11 +123,11 @@ def check_finite(by_feature: torch.Tensor) -> None:
 
 
 def join_largest(statistics: Statistics, x: torch.Tensor, by_feature: torch.Tensor, ids: torch.Tensor) -> None:
-    """Put the largest entry of x in the place of the largest so far, unless that comes later in their order.
+    """Replace the largest entry so far by the largest entry of x, if that comes later in their order.
 
     by_feature: the largest |x| of each feature (features,). ids: the tokens (tokens,).
     """
-    # One of each, as tensors of one: a number would be read by the host, which would wait for it.
+    # Tensors of one element: reading a number would make the host wait for the device.
     feature = by_feature.argmax(0, keepdim=True)
     column = x.index_select(1, feature)[:, 0]
     position = column.abs().argmax(0, keepdim=True)

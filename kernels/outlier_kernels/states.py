@@ -1,9 +1,9 @@
-"""The statistics that a trace keeps of hidden states, added up over sequences.
+"""The statistics that a trace keeps of hidden states, accumulated over sequences.
 
-Statistics are tensors by name, on the device of the states, which `empty` makes and `dispatch.add_state` and
-`dispatch.add_residual` change. Counts, extremes, medians and places are the same bit by bit in every backend. Sums in
-float64 are of another order: they agree to 1e-13 of the sum of what is added, magnitude by magnitude; the kurtoses,
-differences of such sums, as far as these cancel.
+Statistics are tensors by name, on the device of the states; `empty` makes them, and `dispatch.add_state` and
+`dispatch.add_residual` update them in place. Counts, extremes, medians and places are bit-identical in every backend.
+Sums in float64 are taken in different orders: they agree to 1e-13 of the sum of magnitudes; the kurtoses, which are
+differences of such sums, agree less where these cancel.
 """
 
 from functools import cached_property
@@ -14,17 +14,18 @@ import torch
 
 
 class Statistics(dict[str, torch.Tensor]):
-    """Tensors by name, which change in place."""
+    """Tensors by name, updated in place."""
 
     @cached_property
     def addresses(self) -> dict[str, int]:
-        """Of their memory, by name; looked up once, for that takes longer than to pass them on."""
+        """The addresses of the tensors' memory by name, cached because looking them up takes longer than passing
+        them."""
         return {name: tensor.data_ptr() for name, tensor in self.items()}
 
 
-FEATURES = -1  # in a shape: as many as there are features
+FEATURES = -1  # in a shape: the number of features
 LEAST, MOST = torch.inf, -torch.inf
-# By name, in the order in which the paths know them: shape, dtype, and what there is of no state. `rest`: without
+# By name, in the order that all backends share: shape, dtype, and initial value. `rest`: without
 # position 0. Largest: absolute value, value, feature, position and token id of the largest entry, the later one in the
 # order of these numbers among equal ones of several sequences, the first feature's first one within a sequence.
 STATISTICS = {
@@ -47,11 +48,11 @@ RESIDUAL = {
     "massive": ((FEATURES,), torch.int64, 0),
 }
 HIT = np.dtype([("feature", np.int32), ("value", np.float32)])
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # that are read as they are
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # that are read without conversion
 
 
 class NotFinite(ValueError):
-    """A hidden state holds NaN or inf; feature: the first one with it. place: of the state, where it is found later."""
+    """A hidden state holds NaN or inf. feature: the first such feature. place: of the state, if found later."""
 
     def __init__(self, feature: int, place: object = None):
         super().__init__(f"NaN or inf in feature {feature}")
@@ -59,9 +60,9 @@ class NotFinite(ValueError):
 
 
 class Found:
-    """The hits of states, as far as the host has read them, and reports on devices that it has not.
+    """The hits that the host has read, and the reports on devices that it has not read yet.
 
-    hits: the place of a state and its hits, (hits,) of `HIT`. waiting: how many hits those are.
+    hits: pairs of a state's place and its hits, (hits,) of `HIT`. waiting: the number of hits in `hits`.
     """
 
     def __init__(self):
@@ -70,28 +71,27 @@ class Found:
         self.reports: dict[torch.device, object] = {}
 
     def append(self, place: object, hits: np.ndarray) -> None:
-        """Add the hits of a state."""
         if len(hits):
             self.hits.append((place, hits))
             self.waiting += len(hits)
 
     def read(self) -> None:
-        """Wait for the states so far.
+        """Wait for all states so far and collect their hits.
 
         Raises:
-            NotFinite: there is NaN or inf in one of them.
+            NotFinite: one of the states holds NaN or inf.
         """
         for report in self.reports.values():
             report.read(self)
 
 
 class State(NamedTuple):
-    """A hidden state of one sequence, and what it is added to.
+    """A hidden state of one sequence, and the statistics to which it is added.
 
     x: (tokens, features) of any floating-point dtype and strides. ids: its token ids, int64 (tokens,), on its device.
-    statistics: of the same features. kept: what is kept of each entry, (tokens, features) contiguous, on any device:
-    its largest magnitude so far, in the dtype of x; or bool, whether it was a hit. None: neither. found: what gets the
-    hits, in any order, and their place; a GPU's when it is read.
+    statistics: for the same features. kept: a record per entry, (tokens, features) contiguous, on any device: its
+    largest magnitude so far, in the dtype of x; or bool, whether it was a hit; or None. found: collects the hits, in
+    any order, with `place`; on a GPU, when it is read.
     """
 
     x: torch.Tensor
@@ -103,7 +103,7 @@ class State(NamedTuple):
 
 
 def empty(table: dict[str, tuple], features: int, device: torch.device) -> Statistics:
-    """The statistics of a table, of no state."""
+    """Return the statistics of a table before any state was added."""
     return Statistics(
         (name, torch.full([features if one == FEATURES else one for one in shape], value, dtype=dtype, device=device))
         for name, (shape, dtype, value) in table.items()
@@ -111,5 +111,5 @@ def empty(table: dict[str, tuple], features: int, device: torch.device) -> Stati
 
 
 def serves(x: torch.Tensor, kept: torch.Tensor | None = None) -> bool:
-    """Whether kernels read a hidden state and what is kept of it, as `dispatch.add_state` has them."""
+    """Return whether the kernels read a hidden state and its record, with the meanings in `State`."""
     return x.dtype in DTYPES and x.numel() > 0 and (kept is None or kept.device == x.device)

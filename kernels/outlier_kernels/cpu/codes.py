@@ -1,4 +1,4 @@
-"""Hidden states and weights to int8 codes, in one read; and one more before it to find outlier features."""
+"""Hidden states and weights to int8 codes in one read, preceded by another read to find outlier features."""
 
 import torch
 
@@ -7,17 +7,17 @@ from outlier_kernels.cpu.compiled import KINDS
 from outlier_kernels.formats import Quantizer, is_int8
 from outlier_kernels.reference_integers import Quantized, absmax_scale, dynamic_range_and_zero_point
 
-STRIP = 512  # features at once, at most, whose extremes are looked for
+STRIP = 512  # most features whose extremes are sought at once
 
 
 def as_rows(matrix: torch.Tensor) -> torch.Tensor:
-    """A matrix as the passes read it: of one of their dtypes, each row in one piece, its signs those in memory."""
+    """Return a matrix as the passes read it: in one of their dtypes, with contiguous rows and materialized negation."""
     matrix = matrix.resolve_neg() if matrix.dtype in KINDS else matrix.float()
     return matrix if matrix.stride(1) == 1 else matrix.contiguous()
 
 
 def extremes(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The least and the largest entry of each feature of (rows, features), float32 (features,)."""
+    """Return the smallest and the largest entry of each feature of (rows, features), float32 (features,)."""
     rows, features = matrix.shape
     low, high = matrix.new_empty(2, features, dtype=torch.float32)
     strip = min(STRIP, max(64, features // (4 * torch.get_num_threads()) // 64 * 64))
@@ -26,7 +26,8 @@ def extremes(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def outlier_features(matrix: torch.Tensor, threshold: float | None) -> torch.Tensor:
-    """Places of the features with |x| ≥ threshold in some row, int64, as `reference.outlier_columns` flags them."""
+    """Return the places of features with |x| ≥ threshold in some row, int64, as `reference.outlier_columns` flags
+    them."""
     if threshold is None or not matrix.numel():
         return matrix.new_empty(0, dtype=torch.int64)
     low, high = extremes(matrix)
@@ -36,16 +37,17 @@ def outlier_features(matrix: torch.Tensor, threshold: float | None) -> torch.Ten
 def quantize_without(
     matrix: torch.Tensor, quantizer: Quantizer, outliers: torch.Tensor, room: torch.Tensor
 ) -> Quantized:
-    """Quantize a matrix (rows, features) without its outlier features, whose codes are 0, as `reference.quantize` does.
+    """Quantize a matrix (rows, features) like `reference.quantize`, but without its outlier features, whose codes are
+    0.
 
     Args:
         matrix: see `as_rows`.
         quantizer: to int8.
-        outliers: places of some features, int64 in order; of zeropoint not of all.
-        room: where the codes go, (rows, features) contiguous, int8; or uint8, where they are 128 larger.
+        outliers: places of the outlier features, int64 in order; not of all features for zeropoint.
+        room: memory for the codes, (rows, features) contiguous, int8; or uint8, for codes shifted by 128.
 
     Returns:
-        It with scales, zero points and the sums of the codes of all rows, (rows, 1), also where all have the same.
+        The codes with scales, zero points and code sums of each row, (rows, 1), even if all rows share a scale.
     """
     scale, sums = matrix.new_empty(2, len(matrix), 1, dtype=torch.float32)
     shared = None if quantizer.per_row else _of_tensor(matrix, quantizer, outliers)
@@ -54,13 +56,13 @@ def quantize_without(
         all_passes().absmax_codes(*matrix.shape, **given, scale_of_all=shared)
         return Quantized(room, scale, None, sums)
     zero_point = torch.empty_like(scale)
-    first = int((outliers == torch.arange(len(outliers), device=outliers.device)).sum())  # feature that is no outlier
+    first = int((outliers == torch.arange(len(outliers), device=outliers.device)).sum())  # no outlier
     all_passes().zeropoint_codes(*matrix.shape, **given, inlier=first, range_of_all=shared, zero_points=zero_point)
     return Quantized(room, scale, zero_point, sums)
 
 
 def _of_tensor(matrix: torch.Tensor, quantizer: Quantizer, outliers: torch.Tensor) -> torch.Tensor:
-    """The scale that all rows have, or their normalized dynamic range and zero point."""
+    """Return the scale that all rows share, or their normalized dynamic range and zero point."""
     low, high = extremes(matrix)
     if quantizer.symmetric:
         return absmax_scale(torch.maximum(high, -low).index_fill_(0, outliers, 0).amax())

@@ -1,8 +1,8 @@
-"""Passes over memory on the threads that torch has already.
+"""Passes over memory, run on torch's own threads.
 
-A pass, a function of `passes.py`, takes the pieces of its work one after the other, such as rows, until none is left.
-`Pass` sends in the threads of the OpenMP that torch's own operators run on: a second pool, such as numba's, would wait
-for the same cores. Any number of Python threads may call at once, as they may call torch.
+A pass, a function of `passes.py`, takes the pieces of its work (such as rows) one after the other until none is left.
+`Pass` runs it on the threads of the OpenMP library that torch's own operators use: a second pool, such as numba's,
+would compete for the same cores. Any number of Python threads may call passes at once, as they may call torch.
 """
 
 import ctypes
@@ -16,47 +16,51 @@ import torch
 
 _ALONE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _IN_PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
-KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # what passes read and write
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # dtypes that passes read and write
 _COMPILING = threading.Lock()
-HITS, NOTHING = 3, -1  # what they may keep of states beside magnitudes, which are of the kind of the states
-SMALLEST_SHARE = 1 << 15  # entries for which another thread is worth waking, as torch has it
+HITS, NOTHING = 3, -1  # records of states other than magnitudes, whose kind is that of the states
+SMALLEST_SHARE = 1 << 15  # entries that make another thread worth waking, as in torch
 
 
-# The counters: of pieces the next one and how many are done, which threads count up; how many there are, and how many a
-# thread takes at once. Behind them a number that a pass reports.
+# The counters: the next piece and the number of finished ones, which threads increase; the number of pieces, and
+# how many a thread takes at once; then a number that a pass reports.
 NEXT, DONE, PIECES, AT_ONCE, REPORT = range(5)
 
 
 class Pass:
-    """A function of a pointer to int64 words, compiled when it is first called in this process, or read from disk.
+    """A function of a pointer to int64 words, compiled on its first call in a process, or read from disk.
 
-    The words are the counters, then the arguments: whole numbers, and addresses of contiguous tensors.
+    The words are the counters, then the arguments: integers, and addresses of contiguous tensors.
 
     Args:
-        function: the one to compile.
-        parts: the names of the arguments in the order of their words, and for an argument of several words the function
-            that splits it into whole numbers, tensors and None.
+        function: the function to compile.
+        parts: the names of the arguments in the order of their words; for an argument of several words, the function
+            that splits it into integers, tensors and None.
     """
 
     def __init__(self, function: Callable, parts: dict[str, Callable | None]):
         self.function = function
         self.parts = parts
-        self.compiled = None  # kept once it is there, for the code goes with it
+        self.compiled = None  # kept alive, because the code is freed with it
 
     @cached_property
     def address(self) -> int:
-        """That of the compiled function."""
+        """The address of the compiled function."""
         with _COMPILING:
             self.compiled = self.compiled or _compiled(self.function)
             return self.compiled.address
 
     def __call__(self, pieces: int, entries: int, **arguments: torch.Tensor | int | tuple | None) -> int:
-        """Work on pieces of so many entries each, and return what is reported; None: a tensor that is not there."""
+        """Work on pieces of so many entries each, and return what the pass reports. None stands for an absent
+        tensor."""
         return self.in_phases([(pieces, entries)], **arguments)
 
     def in_phases(self, phases: list[tuple[int, int]], **arguments: torch.Tensor | int | tuple | None) -> int:
-        """The same with one phase after the other, each of pieces, counted on from those before, and their entries;
-        until something is reported. A small phase wakes no thread."""
+        """Work on several phases in sequence, and return what the pass reports; a report ends the work.
+
+        phases: numbers of pieces, each numbered on from the phase before, and the entries of a piece. A small phase
+        wakes no thread.
+        """
         words = [0, 0, 0, 0, 0]
         for name, parts in self.parts.items():
             given = arguments[name]
@@ -79,12 +83,12 @@ class Pass:
 
     @cached_property
     def alone(self) -> Callable:
-        """The compiled function, run by one thread."""
+        """The compiled function, for a call in the current thread."""
         return _ALONE(self.address)
 
 
 def _compiled(function: Callable) -> object:
-    """A function that numba has compiled, now or before."""
+    """Compile a function with numba, or read it from numba's cache."""
     import numba
 
     signature = numba.types.void(numba.types.CPointer(numba.types.int64))
@@ -95,17 +99,17 @@ def _compiled(function: Callable) -> object:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """The address of its first entry."""
+    """Return the address of a tensor's first entry."""
     address = tensor.data_ptr() if tensor.is_cpu else 0
-    if not address and tensor.numel():  # which the compiled code would read nevertheless
+    if not address and tensor.numel():  # compiled code would read address 0
         raise ValueError(f"a pass reads and writes memory of the CPU, and {tensor.device} {type(tensor)} has none")
     return address
 
 
 @cache
 def _openmp() -> Callable | None:
-    """Runs a function on the threads of the OpenMP that torch is linked with; None where it has another interface
-    than GCC's, which LLVM's has as well on Linux."""
+    """Return the function that runs another on the threads of torch's OpenMP library; None unless the library has GCC's
+    interface, as LLVM's also has on Linux."""
     try:
         linked = ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))))
         return _IN_PARALLEL(("GOMP_parallel", linked))

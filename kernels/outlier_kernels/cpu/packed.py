@@ -1,8 +1,8 @@
 """Products with weights in oneDNN's layout, through its int8 units (AVX-512 VNNI, AMX).
 
-oneDNN multiplies unsigned activations (zero point 128) with weights in a layout of its own, and scales the outputs'
-columns while they are in cache. That layout is all that is kept of a weight: any of its columns comes back exactly as
-the product with a one-hot row.
+oneDNN multiplies unsigned activations (zero point 128) with weights in a layout of its own, and scales the columns of
+the output while they are in cache. Only that layout is kept of a weight: the product with a one-hot row returns any of
+its columns exactly.
 """
 
 import ctypes
@@ -18,21 +18,21 @@ from outlier_kernels.formats import ROWS, Quantizer, is_int8
 from outlier_kernels.reference_integers import Quantized
 
 LARGEST_K = 66_000  # features in one sum of products of up to 255 · 127: k · 32385 < 2^31
-# On AMX units oneDNN turns a sum into float32 before it takes the zero point's part, 128 times the sum of an output's
-# codes, off again. Below this, sums up to 2^23 stay exact, and larger ones within the rounding of float32.
+# On AMX units oneDNN converts a sum to float32 before it subtracts the zero point's part, 128 times the sum of an
+# output's codes. Below this limit, sums up to 2^23 stay exact, and larger ones are within the rounding of float32.
 LARGEST_PART = 2**23
-FEW = 8  # up to so many outlier columns, adding one after the other is faster than torch's matrix product
-AT_ONCE = 1 << 30  # multiplications whose outputs are finished before the next ones begin
-STRIP = 256  # features at once whose largest magnitudes are looked for
-FEW_TOKENS = 16  # for which reading the weight takes longer than multiplying with it, on AMX units too
-LEAST_AT_ONCE = 128  # tokens, below which reading the weight takes longer than multiplying with it
+FEW = 8  # outlier columns up to which adding them one by one is faster than torch's matrix product
+AT_ONCE = 1 << 30  # multiplications per chunk, whose outputs are finished before the next chunk
+STRIP = 256  # features whose largest magnitudes are sought at once
+FEW_TOKENS = 16  # tokens up to which reading the weight outweighs multiplying, even on AMX units
+LEAST_AT_ONCE = 128  # tokens below which reading the weight outweighs multiplying
 
 
 class Packed(NamedTuple):
     """An absmax-quantized weight in oneDNN's layout.
 
     blocks: the codes, opaque. scale: float32 (outputs, 1) or (1, 1). shape: (outputs, features). address: of the codes
-    in memory, where the passes know how they lie there, else 0.
+    in memory if their layout is known to the passes, otherwise 0.
     """
 
     blocks: torch.Tensor
@@ -42,18 +42,18 @@ class Packed(NamedTuple):
 
 
 def serves(weight: Quantized | Packed, _activations: Quantizer | None, _dtype: torch.dtype) -> bool:
-    """Whether a weight was packed, for which activations it was too."""
+    """Return whether a weight was packed; it is packed only for activations that `linear` supports."""
     return isinstance(weight, Packed)
 
 
 def prepare(weight: Quantized, activations: Quantizer | None = ROWS) -> Packed | None:
-    """A packed weight; None if it cannot be packed."""
+    """Return a packed weight, or None if it cannot be packed."""
     return pack(weight) if packs(weight, activations) else None
 
 
 def packs(weight: Quantized, activations: Quantizer | None = ROWS) -> bool:
-    """Whether a weight can be packed for activations: both int8 and absmax, its scales float32, and codes whose sums
-    have room for the products."""
+    """Return whether a weight can be packed for these activations: both int8 and absmax, float32 scales, and code sums
+    small enough for the products."""
     if not is_int8(activations) or not activations.symmetric:
         return False
     if not weight.has_exact_sums or weight.zero_point is not None or weight.scale.dtype != torch.float32:
@@ -65,21 +65,20 @@ def packs(weight: Quantized, activations: Quantizer | None = ROWS) -> bool:
 
 
 def pack(weight: Quantized) -> Packed:
-    """Bring a weight (outputs, features) into oneDNN's layout."""
-    # oneDNN takes the memory of a transposed weight, such as GPT-2's, for that of a plain one.
+    """Convert a weight (outputs, features) to oneDNN's layout."""
+    # Contiguous, because oneDNN reads the memory of a transposed weight, such as GPT-2's, as that of a plain one.
     blocks = torch.ops.onednn.qlinear_prepack(weight.codes.contiguous(), None)
     known = weight.codes.numel() > 0 and _lies_in_blocks(weight.codes, blocks)
     return Packed(blocks, weight.scale.contiguous(), tuple(weight.codes.shape), address_of(blocks) if known else 0)
 
 
 def address_of(blocks: torch.Tensor) -> int:
-    """The address of oneDNN's layout in memory."""
     return torch.ops.mkldnn.data_ptr(blocks)
 
 
 def _lies_in_blocks(codes: torch.Tensor, blocks: torch.Tensor) -> bool:
-    """Whether codes (outputs, features) lie in blocks of `passes.BLOCK` outputs, within them by words of features, with
-    less the sum of each output's codes behind them."""
+    """Return whether the packed memory has the layout that the passes expect: codes (outputs, features) in blocks of
+    `passes.BLOCK` outputs, ordered by words of features, followed by the negative sum of each output's codes."""
     sizes, (outputs, features) = all_passes(), codes.shape
     whole = sizes.WORDS * sizes.IN_WORD
     padded = torch.nn.functional.pad(codes, (0, -features % whole, 0, -outputs % sizes.BLOCK))
@@ -93,7 +92,7 @@ def _lies_in_blocks(codes: torch.Tensor, blocks: torch.Tensor) -> bool:
 
 
 def unpack(weight: Packed) -> Quantized:
-    """The codes that were packed, exactly."""
+    """Return the codes that were packed, exactly."""
     features = weight.shape[1]
     codes = weight.scale.new_empty(weight.shape, dtype=torch.int8)
     ones = weight.scale.new_ones(weight.shape[0])
@@ -112,7 +111,7 @@ def linear(
     threshold: float | None = None,
     _exact: None = None,
 ) -> torch.Tensor:
-    """`reference.linear` of absmax activations, (tokens, features) to (tokens, outputs)."""
+    """Compute `reference.linear` with absmax activations, (tokens, features) to (tokens, outputs)."""
     x = codes.as_rows(hidden_states)
     if weight.address and (len(x) <= FEW_TOKENS or not torch.cpu._is_amx_tile_supported()):
         result, outliers = _in_one_pass(x, weight, bias, activations, threshold)
@@ -128,8 +127,8 @@ def linear(
 def _in_one_pass(
     x: torch.Tensor, weight: Packed, bias: torch.Tensor | None, activations: Quantizer, threshold: float | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """`linear`, in the dtype of x; where there are more outlier features than it adds up, their places beside it, which
-    is then not made."""
+    """Compute `linear` in the dtype of x; if there are more outlier features than the pass supports, return their
+    places beside a result that was not computed."""
     compiled, (tokens, features), outputs = all_passes(), x.shape, weight.shape[0]
     of_all = not activations.per_row
     strips = 0 if threshold is None and not of_all else -(-features // STRIP)
@@ -142,7 +141,7 @@ def _in_one_pass(
         ),
     ]
     result = x.new_empty(tokens, outputs)
-    # The largest magnitude of each feature; and of each token the scale, values of outlier features, and codes.
+    # The largest magnitude of each feature; and for each token its scale, values of outlier features, and codes.
     room = x.new_empty(features + tokens * (1 + compiled.FEW) + -(-tokens * features // 4) + 1, dtype=torch.int32)
     places = [room.data_ptr() + 4 * place for place in accumulate((features, tokens, tokens * compiled.FEW), initial=0)]
     if bias is not None and not (bias.dtype in KINDS and bias.is_contiguous()):
@@ -167,12 +166,13 @@ def _in_one_pass(
 
 @cache
 def _bits(threshold: float) -> int:
-    """Those of a threshold as a float32 that is not negative."""
+    """Return the bits of a threshold as a non-negative float32."""
     return ctypes.c_int32.from_buffer(ctypes.c_float(max(threshold, 0.0))).value
 
 
 def _room(x: torch.Tensor, outliers: torch.Tensor) -> torch.Tensor:
-    """Room for the codes of x, after rows that read the outliers' columns of the weight in the same product."""
+    """Return memory for the codes of x, preceded by one-hot rows that read the outliers' columns of the weight in the
+    same product."""
     room = x.new_empty(len(outliers) + len(x), x.shape[1], dtype=torch.uint8)
     if len(outliers):
         _one_hot(room[: len(outliers)].fill_(128), outliers)
@@ -180,7 +180,7 @@ def _room(x: torch.Tensor, outliers: torch.Tensor) -> torch.Tensor:
 
 
 def _one_hot(rows: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
-    """Rows of uint8 with zero point 128 that become 1 in one feature each."""
+    """Set each row of uint8 with zero point 128 to 1 in one feature."""
     return rows.scatter_(1, features[:, None], 129)
 
 
@@ -192,7 +192,7 @@ def _multiply(
     weight: Packed,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Multiply some tokens after the other, and finish each while its outputs are in cache."""
+    """Multiply chunks of tokens in sequence, finishing each while its outputs are in cache."""
     tokens, outputs = len(hidden_states), weight.shape[0]
     result = hidden_states.new_empty(tokens, outputs)
     column_scales = weight.scale.flatten().expand(outputs).contiguous()
@@ -200,14 +200,14 @@ def _multiply(
     values = hidden_states.index_select(1, outliers).float()
     at_once = max(LEAST_AT_ONCE, AT_ONCE // max(1, weight.shape[1] * outputs))
     chunks = -(-tokens // at_once) or 1
-    at_once = -(-tokens // chunks) or 1  # chunks alike, for torch multiplies a single row in another order
+    at_once = -(-tokens // chunks) or 1  # equal chunks, because torch multiplies a single row in another order
     columns = None
     for start in range(0, tokens, at_once):
         chunk = slice(start, start + at_once)
         first = 0 if columns is None else len(outliers) + start
         product = _product(room[first : len(outliers) + start + at_once], weight, column_scales)
         if columns is None:
-            largest = torch.finfo(product.dtype).max  # as `Quantized.dequantize` has it, for inf times 0 is NaN
+            largest = torch.finfo(product.dtype).max  # as in `Quantized.dequantize`, because inf times 0 is NaN
             columns, product = product[: len(outliers)].clamp_(-largest, largest), product[len(outliers) :]
         _finish(product, scale[chunk], bias, values[chunk], columns, result[chunk])
     return result
@@ -221,7 +221,7 @@ def _finish(
     columns: torch.Tensor,
     result: torch.Tensor,
 ) -> None:
-    """Scale the rows, add the bias and the outlier features' part, and write the outputs."""
+    """Scale the rows, add the bias and the part of the outlier features, and write the outputs."""
     few = len(columns) <= FEW
     outputs = result if few and result.dtype in KINDS else product
     given = {"product": product, "in_place": outputs is product, "scales": scale, "bias": bias}
@@ -233,7 +233,7 @@ def _finish(
 
 
 def _product(codes: torch.Tensor, weight: Packed, column_scales: torch.Tensor) -> torch.Tensor:
-    """Product of uint8 codes with zero point 128 and a packed weight, times the scales of its columns (outputs,):
+    """Multiply uint8 codes with zero point 128 with a packed weight, times the scales of its columns (outputs,):
     float32 (tokens, outputs)."""
     zeros = column_scales.new_zeros(weight.shape[0], dtype=torch.int32)
     operands = (codes, 1.0, 128, weight.blocks, column_scales, zeros, None)

@@ -1,8 +1,8 @@
-"""The compiled passes, in numba, over raw memory: what they share first, then one function a pass.
+"""The compiled passes, in numba, over raw memory: shared functions first, then one function per pass.
 
-A pass reads its input once. What it computes, and in which order it rounds, is `outlier_kernels.reference`'s. All
-compiled code is in this one file, because numba compiles again what has changed when its file has; it takes nothing but
-numbers from others.
+A pass reads its input once. It computes, and rounds in the same order, what `outlier_kernels.reference` does. All
+compiled code is in this file, because numba only notices changes of the file of a function; it uses nothing but numbers
+from other files.
 """
 
 from collections import namedtuple
@@ -25,35 +25,36 @@ from outlier_kernels.cpu.compiled import AT_ONCE, DONE, HITS, KINDS, NOTHING, PI
 from outlier_kernels.reference_products import KEY_STEPS, MULTIPLIERS, ROUNDS
 
 FLOAT32, BFLOAT16, FLOAT16 = (KINDS[dtype] for dtype in (torch.float32, torch.bfloat16, torch.float16))
-MAGNITUDE = np.int32(0x7FFFFFFF)  # the bits of a float but for its sign: as a whole number in the order of |x|
-ROUND = np.float32(12_582_912)  # 1.5 · 2^23: added to a small float, its lowest bits hold the nearest whole number
+MAGNITUDE = np.int32(0x7FFFFFFF)  # the bits of a float without its sign, an integer in the order of |x|
+ROUND = np.float32(12_582_912)  # 1.5 · 2^23: in its sum with a small float, the lowest bits are the nearest integer
 CODE_MAX = np.float32(127)
-LEAST_NORMAL, LARGEST_RANGE = np.float32(2.0**-126), np.float32(2.0**126)  # one over the other
+LEAST_NORMAL, LARGEST_RANGE = np.float32(2.0**-126), np.float32(2.0**126)  # reciprocals of each other
 LARGEST = np.finfo(np.float32).max
-WORD, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)  # of numbers in 64 bits the lower half, and how many bits it has
+WORD, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)  # mask of the lower half of 64 bits, and its size
 MULTIPLIERS, KEY_STEPS = tuple(map(np.uint64, MULTIPLIERS)), tuple(map(np.uint64, KEY_STEPS))
 STRIP = 4096  # outputs at once
 FUSED = 3  # outlier columns that are added in the loop that writes the outputs
-FEW = 8  # outlier columns, at most, that are added one after the other
-# Of a product with weights in oneDNN's layout: outputs in a block of it, features in one of its words, and words in
-# which it rounds features up; tokens whose sums stay in registers, and those of a piece.
+FEW = 8  # most outlier columns that are added one by one
+# Products with weights in oneDNN's layout: outputs in a block, features in a word, number of words to which
+# features are padded; tokens whose sums stay in registers, and tokens of a piece.
 BLOCK, IN_WORD, WORDS, TILE, TOKENS = 64, 4, 16, 6, 96
-QUANTIZED = 16  # tokens of a piece that is quantized
-INFINITE = np.int32(0x7F800000)  # the bits of inf; those of NaN are more
-CHOSEN = 16  # whole numbers at once, of which some are chosen
-BINS = 1 << 10  # of a histogram that a core's first cache holds
-SAMPLED = 2048  # entries of which bounds for a median are learnt
+QUANTIZED = 16  # tokens in a piece of quantization
+INFINITE = np.int32(0x7F800000)  # the bits of inf; those of NaN are larger
+CHOSEN = 16  # integers that are filtered at once
+BINS = 1 << 10  # bins of a histogram that fits a core's first cache
+SAMPLED = 2048  # sampled entries that give bounds for a median
 FLOAT, HALF_FLOAT, BITS = ir.FloatType(), ir.HalfType(), ir.IntType
 LANES, FLOATS = ir.VectorType(BITS(32), 16), ir.VectorType(FLOAT, 16)
-# All numbers that compiled code may hold, those of other files too, of which numba sees no change.
+# All numbers that compiled code may contain, including those of other files, whose changes numba does not see.
 NUMBERS = [f"{name} {value}" for name, value in vars().items() if isinstance(value, int | tuple | np.generic)]
 FILED_BY = f"{crc32(' '.join(NUMBERS).encode()):08x}"
 inlined = njit(error_model="numpy")
-summing = njit(error_model="numpy", fastmath={"reassoc", "contract"})  # sums in any order, as vectors have it
+summing = njit(error_model="numpy", fastmath={"reassoc", "contract"})  # any order, for vectorization
 
 
 def _group(name: str, **names: str) -> type:
-    """Several arguments in one, by their kinds: numbers (int), or the memory of numbers of a dtype."""
+    """Make a named tuple that groups arguments, from the fields of each kind: integers (int), or pointers to numbers of
+    a dtype."""
     kinds = {
         field: int if kind == "int" else getattr(np, kind) for kind, fields in names.items() for field in fields.split()
     }
@@ -62,33 +63,33 @@ def _group(name: str, **names: str) -> type:
     return made
 
 
-# Numbers of one of `KINDS`, and bytes from row to row and from column to column; of a matrix, or the first of several.
+# Numbers of one of `KINDS`, with strides in bytes; a matrix, or the first of several.
 Matrix = _group("Matrix", int="memory kind rows columns row_stride column_stride")
 Places = _group("Places", int64="features", int="count")  # some features
-Kept = _group("Kept", int="memory kind")  # what is kept of all entries
-# Codes of rows, to which an offset is added, and of each row the scale and the sum of the codes without it.
+Kept = _group("Kept", int="memory kind")  # a record of all entries
+# Codes of rows plus an offset, and for each row the scale and the sum of the codes without the offset.
 Codes = _group("Codes", int8="codes", int="offset", float32="scales sums")
-# Which features are left out, if any, and how many flags there are from matrix to matrix.
+# Flags of the features that are left out, if any, and the stride of flags from matrix to matrix.
 Flags = _group("Flags", uint8="flags", int="stride")
-Chance = _group("Chance", int="rounds seed")  # whether codes are rounded by chance, and the seed
-# Values (rows, count) and columns (count, outputs), whose products are added one after the other.
+Chance = _group("Chance", int="rounds seed")  # whether rounding is stochastic, and its seed
+# Values (rows, count) and columns (count, outputs), whose products are added one by one.
 Outliers = _group("Outliers", float32="values columns", int="count")
 Scales = _group("Scales", float32="rows columns")  # those of each
-# Zero points and sums of codes of rows, and what they are multiplied with in each column; or nothing.
+# Zero points and code sums of rows, and their factors for each column; or nothing.
 ZeroPoints = _group("ZeroPoints", int32="row_zeros row_sums of_zeros of_sums")
-# A weight in oneDNN's layout: codes in blocks of outputs, behind them the negative sum of each output's codes; scales,
-# and how far it is from one to the next.
+# A weight in oneDNN's layout: codes in blocks of outputs, followed by the negative sum of each output's codes; scales
+# and their stride.
 Blocks = _group("Blocks", int="codes scales scale_stride outputs")
-# Room of a layer with it: the largest magnitude of each feature, and of each token the scale, values in `FEW` outlier
-# features, and codes.
+# Memory of a layer with such a weight: the largest magnitude of each feature, and for each token the scale, values in
+# `FEW` outlier features, and codes.
 Room = _group("Room", int32="largest", float32="scales values", int8="codes")
-# What pieces find: by block of rows and feature extremes, hits and sums; by strip of features and token the sums of
+# Partial results: by block of rows and feature the extremes, hits and sums; by strip of features and token the sums of
 # four powers, (strips, 4, tokens); by piece the largest magnitude without position 0.
 Partial = _group("Partial", float64="sums squares powers", float32="low high rests", int32="hits")
-# By piece the largest magnitude, its feature and its position, how many are below the median's bounds, and how many
-# between them; the largest magnitude of each token; magnitudes (tokens, features).
+# By piece the largest magnitude, its feature and position, and the numbers of magnitudes below and between the median's
+# bounds; the largest magnitude of each token; the magnitudes between the bounds, room for (tokens, features).
 Magnitudes = _group("Magnitudes", int64="pieces", int32="largest between")
-# Those of `states.STATISTICS` and `states.RESIDUAL`, by their names.
+# The tensors of `states.STATISTICS` and `states.RESIDUAL`, by name.
 Statistics = _group(
     "Statistics",
     float32="min max rest_max",
@@ -108,7 +109,7 @@ def _of_statistics(group: type) -> Callable:
     return lambda statistics: of_group(statistics.addresses)
 
 
-# By a group, what an argument has for it where it is not several already.
+# By group, the function that splits an argument into its fields, if it is not a tuple of them already.
 PARTS = {
     Matrix: _of_matrix,
     Places: lambda places: (places, places.numel()),
@@ -126,7 +127,7 @@ def _type_of(kind: type) -> types.Type:
 
 
 def _unpacking(kinds: Iterable[type]) -> Callable:
-    """A function that reads arguments of such kinds from memory, after the counters."""
+    """Make a function that reads arguments of these kinds from the words after the counters."""
     wanted = types.Tuple(list(map(_type_of, kinds)))
 
     @intrinsic
@@ -149,11 +150,11 @@ def _unpacking(kinds: Iterable[type]) -> Callable:
 
 
 def _entry_point(work):
-    body(work, *unpacked(work))  # noqa: F821, which each pass has of its own
+    body(work, *unpacked(work))  # noqa: F821, each pass has its own
 
 
 def _pass(function: Callable) -> Pass:
-    """A pass of a function of the counters and of arguments that are annotated with their kinds."""
+    """Make a pass from a function of the counters and of arguments annotated with their kinds."""
     kinds = function.__annotations__
     namespace = {"body": inlined(function), "unpacked": _unpacking(kinds.values()), "__name__": __name__}
     entry_point = FunctionType(_entry_point.__code__, namespace)
@@ -165,7 +166,7 @@ def _pass(function: Callable) -> Pass:
 
 @intrinsic
 def _address(_context, address, dtype):
-    """A pointer to numbers of a dtype."""
+    """Convert an address to a pointer to numbers of a dtype."""
     wanted = types.CPointer(dtype.dtype)
     return wanted(int64, dtype), lambda context, builder, _signature, given: builder.inttoptr(
         given[0], context.get_value_type(wanted)
@@ -174,19 +175,18 @@ def _address(_context, address, dtype):
 
 @intrinsic
 def _number(_context, pointer):
-    """The address of numbers."""
+    """Convert a pointer to an address."""
     return int64(pointer), lambda _context, builder, _signature, given: builder.ptrtoint(given[0], BITS(64))
 
 
 @intrinsic
 def _at(_context, pointer, place):
-    """A pointer to the numbers from a place on."""
+    """Return a pointer to the numbers from a place on."""
     return pointer(pointer, int64), lambda _context, builder, _signature, given: builder.gep(given[0], given[1:])
 
 
 @intrinsic
 def _is_given(_context, pointer):
-    """Whether there are numbers."""
     return types.boolean(pointer), lambda _context, builder, _signature, given: builder.icmp_unsigned(
         "!=", given[0], given[0].type(None)
     )
@@ -194,7 +194,10 @@ def _is_given(_context, pointer):
 
 @intrinsic
 def _counted(_context, counter, count):
-    """Add to a number that all threads count up, and get what it was. Who gets it sees what was written before."""
+    """Add to a counter shared by all threads, and return its value before.
+
+    The addition is atomic with acquire-release order: the caller sees everything written before earlier additions.
+    """
     return int64(types.CPointer(int64), int64), lambda _context, builder, _signature, given: builder.atomic_rmw(
         "add", *given, "acq_rel"
     )
@@ -202,8 +205,8 @@ def _counted(_context, counter, count):
 
 @intrinsic
 def _chosen(_context, given, low, high, chosen):
-    """Write those of `CHOSEN` whole numbers that lie between two bounds one after the other, and behind them anything,
-    `CHOSEN` numbers in all; how many lie there."""
+    """Store those of `CHOSEN` integers that lie between two bounds contiguously, and return their number; the rest of
+    `CHOSEN` places is overwritten with arbitrary values."""
 
     def code(_context, builder, _signature, arguments):
         given, low, high, chosen = arguments
@@ -226,13 +229,11 @@ def _chosen(_context, given, low, high, chosen):
 
 @intrinsic
 def fma(_context, a, b, c):
-    """a · b + c, rounded once, as torch's addcmul does it."""
+    """Compute a · b + c with one rounding, as torch's addcmul does."""
     return float32(float32, float32, float32), lambda _context, builder, _signature, given: builder.fma(*given)
 
 
 def _conversion(signature: types.Type, convert: Callable) -> Callable:
-    """A function of one number."""
-
     @intrinsic
     def conversion(_context, number):
         return signature, lambda _context, builder, _signature, numbers: convert(builder, *numbers)
@@ -248,7 +249,7 @@ _half_of = _conversion(uint16(float32), lambda builder, x: builder.bitcast(build
 
 @inlined
 def _shares(work):
-    """Ranges of pieces, from one up to another, that a thread takes one after the other until none is left."""
+    """Yield ranges of pieces that a thread takes, until none is left."""
     first = _counted(work, work[AT_ONCE])
     while first < work[PIECES]:
         yield first, min(first + work[AT_ONCE], work[PIECES])
@@ -257,7 +258,7 @@ def _shares(work):
 
 @inlined
 def _pieces(work):
-    """The same one by one, of pieces that are large."""
+    """Yield single pieces that a thread takes, for large pieces, until none is left."""
     piece = _counted(work, 1)
     while piece < work[PIECES]:
         yield piece
@@ -266,7 +267,7 @@ def _pieces(work):
 
 @inlined
 def _moved(x, places, matrix):
-    """One of several matrices, of places in bytes."""
+    """Return one of several matrices, whose places are offsets in bytes."""
     return Matrix(x.memory + places[matrix], x.kind, x.rows, x.columns, x.row_stride, x.column_stride)
 
 
@@ -338,13 +339,15 @@ def store(kind, address, count, row):
 
 @inlined
 def _ordered(bits):
-    """The bits of a float as a whole number in the order of the floats, NaN beyond the infinities; its own inverse."""
+    """Map the bits of a float to an integer in the order of floats, NaN beyond the infinities; the map is its own
+    inverse."""
     return np.int32(bits ^ ((bits >> np.int32(31)) & MAGNITUDE))
 
 
 @_pass
 def feature_extremes(work, x: Matrix, width: int, low: np.float32, high: np.float32):
-    """The least and the largest entry of each feature, NaN where there is one; a piece is a strip of so many."""
+    """Find the smallest and the largest entry of each feature, NaN if it holds one; a piece is a strip of `width`
+    features."""
     row, least, most = np.empty(width, np.float32), np.empty(width, np.int32), np.empty(width, np.int32)
     for piece in _pieces(work):
         start = piece * width
@@ -364,7 +367,7 @@ def feature_extremes(work, x: Matrix, width: int, low: np.float32, high: np.floa
 
 @inlined
 def _largest(row, count):
-    """The largest |x| of a row, NaN if there is one."""
+    """Return the largest |x| of a row, NaN if it holds one."""
     most = np.int32(0)
     for i in range(count):
         most = max(most, np.int32(bits_of(row[i]) & MAGNITUDE))
@@ -373,7 +376,8 @@ def _largest(row, count):
 
 @inlined
 def _scale(largest):
-    """`reference_integers.absmax_scale`: by one, quotients are between the outermost codes, and need not be clamped."""
+    """Compute `reference_integers.absmax_scale`; quotients by this scale need no clamping, because they lie within the
+    outermost codes."""
     scale = largest / CODE_MAX
     scale = LEAST_NORMAL if scale < LEAST_NORMAL else scale
     return np.float32(1) if largest == 0 else scale
@@ -387,7 +391,8 @@ def _fill(row, places, value):
 
 @_pass
 def absmax_codes(work, x: Matrix, outliers: Places, scale_of_all: np.float32, made: Codes):
-    """Absmax codes of rows, outlier features left out, by a given scale of all or that of each; a piece is a row."""
+    """Make absmax codes of rows without outlier features, by a given scale for all rows or one per row; a piece is a
+    row."""
     row, offset = np.empty(x.columns, np.float32), np.int32(made.offset)
     for first, end in _shares(work):
         for r in range(first, end):
@@ -400,8 +405,8 @@ def absmax_codes(work, x: Matrix, outliers: Places, scale_of_all: np.float32, ma
 
 @inlined
 def _round_to_codes(row, scale, count, codes, offset):
-    """Divide a row by its scale, write the nearest whole numbers plus an offset, and add the numbers up. NaN becomes
-    code 0."""
+    """Divide a row by its scale, write the nearest integers plus an offset, and return the sum of the integers. NaN
+    becomes code 0."""
     total = np.int32(0)
     for i in range(count):
         code = np.int32(bits_of(row[i] / scale + ROUND) - bits_of(ROUND))
@@ -412,14 +417,14 @@ def _round_to_codes(row, scale, count, codes, offset):
 
 @inlined
 def _code(quotient):
-    """The nearest whole number, ties to even. NaN becomes 0."""
+    """Return the nearest integer, ties to even. NaN becomes 0."""
     return np.int8(bits_of(quotient + ROUND) - bits_of(ROUND))
 
 
 @inlined
 def _philox(words, count, seed):
-    """Four random words (4, count) in the place of counters, see `reference_products.philox`. All counters go through a
-    round before the next one, so that a round is a loop of few numbers."""
+    """Replace counters (4, count) by random words, see `reference_products.philox`. All counters go through a round
+    before the next round, so that a round is a simple loop."""
     key, other = np.uint64(seed) & WORD, np.uint64(seed) >> HALF
     a, b, c, d = words[0], words[1], words[2], words[3]
     for _ in range(ROUNDS):
@@ -433,13 +438,14 @@ def _philox(words, count, seed):
 
 @inlined
 def _chance(word):
-    """The first 24 bits of a word as a number below 1."""
+    """Return the first 24 bits of a word as a number in [0, 1)."""
     return np.float32(np.int32(word >> np.uint32(8))) * np.float32(2.0**-24)
 
 
 @inlined
 def _code_by_chance(quotient, chance):
-    """The whole number below a quotient and a chance, a code also where rounding left it just outside. NaN: 0."""
+    """Return the integer below the sum of a quotient and a random number, clamped to codes if rounding left it just
+    outside. NaN becomes 0."""
     below = floor(quotient + chance)
     return _code(-CODE_MAX if below < -CODE_MAX else CODE_MAX if below > CODE_MAX else below)
 
@@ -448,8 +454,8 @@ def _code_by_chance(quotient, chance):
 def codes_by_row(
     work, x: Matrix, places: np.int64, left_out: Flags, chance: Chance, codes: np.int8, scales: np.float32
 ):
-    """Absmax codes (matrices, rows, features) and scales (matrices, rows) of matrices whose rows have a scale each and
-    lie in one piece; a piece is a row of any of them."""
+    """Make absmax codes (matrices, rows, features) and scales (matrices, rows) of matrices with contiguous rows; a
+    piece is a row of any matrix."""
     features, fours = x.columns, -(-x.columns // 4)
     row, words = np.empty(features, np.float32), np.empty((4, fours), np.uint32)
     chances = np.empty((fours, 4), np.float32)
@@ -483,8 +489,8 @@ def codes_by_row(
 def codes_by_column(
     work, x: Matrix, places: np.int64, width: int, left_out: Flags, chance: Chance, codes: np.int8, scales: np.float32
 ):
-    """The same of matrices that lie transposed, (features, rows), as their codes do then; a piece is a strip of so many
-    rows."""
+    """Make codes and scales as `codes_by_row` does, of transposed matrices (features, rows), with codes in the same
+    layout; a piece is a strip of `width` rows."""
     features, rows, strips = x.rows, x.columns, -(-x.columns // width)
     row, most = np.empty(width, np.float32), np.empty(width, np.int32)
     scale, words = np.empty(width, np.float32), np.empty((4, width), np.uint32)
@@ -524,9 +530,10 @@ def codes_by_column(
 def zeropoint_codes(
     work, x: Matrix, outliers: Places, inlier: int, range_of_all: np.float32, made: Codes, zero_points: np.float32
 ):
-    """Zeropoint codes of rows, outlier features left out, whose codes are 0; a piece is a row.
+    """Make zeropoint codes of rows without outlier features, whose codes are 0; a piece is a row.
 
-    inlier: the first other feature. range_of_all: a normalized dynamic range and a zero point for all rows, or nothing.
+    inlier: the first feature that is no outlier. range_of_all: normalized dynamic range and zero point for all rows, or
+    nothing.
     """
     row = np.empty(x.columns, np.float32)
     for first, end in _shares(work):
@@ -551,24 +558,24 @@ def zeropoint_codes(
 
 @inlined
 def _zeropoint(row, count):
-    """Normalized dynamic range and zero point of a row (equations 1 and 2)."""
+    """Return normalized dynamic range and zero point of a row (equations 1 and 2)."""
     least, most = MAGNITUDE, np.int32(~MAGNITUDE)
     for i in range(count):
         value = _ordered(bits_of(row[i]))
         least, most = min(least, value), max(most, value)
     low, high, half = float_of(_ordered(least)), float_of(_ordered(most)), np.float32(0.5)
-    dynamic_range = CODE_MAX / (high * half - low * half)  # whose range may be beyond the largest float
+    dynamic_range = CODE_MAX / (high * half - low * half)  # halves, because the range may exceed the largest float
     dynamic_range = LARGEST_RANGE if dynamic_range > LARGEST_RANGE else dynamic_range
     dynamic_range = np.float32(1) if high - low == 0 else dynamic_range
     return dynamic_range, -rint(dynamic_range * low) - CODE_MAX
 
 
 def _finishing(put: Callable) -> Callable:
-    """A function that finishes rows and writes them by `put`."""
+    """Make a function that finishes rows and writes them by `put`."""
 
     @inlined
     def finish(result, scaled, scale, bias, values, columns, count, stride, width):
-        """Scale a row, add the bias and up to `FUSED` products of values and columns, and write it, all in one go."""
+        """Scale a row, add the bias and up to `FUSED` products of values and columns, and write it in a single loop."""
         two, three = _at(columns, stride), _at(columns, 2 * stride)
         if count == 0:
             for i in range(width):
@@ -596,8 +603,10 @@ _finish_float32, _finish_bfloat16, _finish_float16 = map(_finishing, (_put_float
 def finish_packed(
     work, product: np.float32, in_place: int, scales: np.float32, bias: np.float32, outliers: Outliers, result: Matrix
 ):
-    """From products that have the weight's scales to outputs, maybe in their place, with scales of rows; a piece is a
-    row. Each addition is one operation with its multiplication, as in torch's addcmul."""
+    """Turn products that include the weight's scales into outputs, possibly in place; a piece is a row.
+
+    Each addition is fused with its multiplication, as in torch's addcmul.
+    """
     row, outputs, count = np.empty(STRIP, np.float32), result.columns, outliers.count
     for first, end in _shares(work):
         for start in range(0, outputs, STRIP):
@@ -605,7 +614,7 @@ def finish_packed(
                 width, written = min(STRIP, outputs - start), _place(result, r, start)
                 values, columns = _at(outliers.values, r * count), _at(outliers.columns, start)
                 given = _at(product, r * outputs + start), scales[r], _at(bias, start), values, columns
-                if count > FUSED or in_place:  # which a fused loop would read and write in an order of its own
+                if count > FUSED or in_place:  # a fused loop would reorder the reads and writes
                     _finish_float32(row, *given, min(count, FUSED), outputs, width)
                     _add_columns(row, width, _at(values, FUSED), _at(columns, FUSED * outputs), count - FUSED, outputs)
                     store(result.kind, written, width, row)
@@ -619,7 +628,7 @@ def finish_packed(
 
 @inlined
 def _add_columns(row, width, values, columns, count, stride):
-    """Add products of values and columns, each after the one before it."""
+    """Add products of values and columns one by one."""
     for k in range(count):
         value, column = values[k], _at(columns, k * stride)
         for i in range(width):
@@ -628,7 +637,7 @@ def _add_columns(row, width, values, columns, count, stride):
 
 @intrinsic
 def _prefetch_to_write(_context, address):
-    """Fetch a line of memory that is written soon."""
+    """Prefetch a cache line that will be written."""
 
     def code(_context, builder, _signature, given):
         pointer = builder.inttoptr(given[0], BITS(8).as_pointer())
@@ -641,8 +650,8 @@ def _prefetch_to_write(_context, address):
 
 @intrinsic
 def _multiply_tile(_context, height, codes, stride, weights, words, of_weights, scales, bias, row_scales, tile):
-    """(codes · weights + 128 · of_weights) · scales · row_scales + bias of so many tokens, up to `TILE`: float32
-    (height, BLOCK), into tile. All are addresses or numbers."""
+    """Compute (codes · weights + 128 · of_weights) · scales · row_scales + bias of up to `TILE` tokens into tile,
+    float32 (height, BLOCK). All arguments are addresses or integers."""
 
     def code(_context, builder, _signature, given):
         height, *others = given
@@ -659,7 +668,7 @@ def _multiply_tile(_context, height, codes, stride, weights, words, of_weights, 
 
 
 def _tile(builder, height, codes, stride, weights, words, of_weights, scales, bias, row_scales, tile):
-    """Code for a tile of one height: all sums stay in registers until they are scaled."""
+    """Generate code for a tile of one height, which keeps all sums in registers until they are scaled."""
     number, before = codes.type, builder.block
     loop, after = builder.append_basic_block(), builder.append_basic_block()
 
@@ -702,8 +711,8 @@ def _tile(builder, height, codes, stride, weights, words, of_weights, scales, bi
             builder.store(output, at(tile, 4 * (r * BLOCK + v * LANES.count), FLOATS), align=1)
 
 
-initialize_native_asmparser()  # for the instruction that follows, whose name in LLVM changes with its version
-# AVX-512 VNNI: to each of 16 sums the products of four unsigned and four signed bytes.
+initialize_native_asmparser()  # for the following instruction, whose intrinsic's name depends on the version of LLVM
+# AVX-512 VNNI: adds to each of 16 sums the products of four unsigned and four signed bytes.
 DOT = ir.InlineAsm(ir.FunctionType(LANES, [LANES] * 3), "vpdpbusd $3, $2, $0", "=v,0,v,v")
 
 
@@ -720,13 +729,13 @@ def packed_layer(
     room: Room,
     result: Matrix,
 ):
-    """A whole layer whose weights are in oneDNN's layout, `reference.linear` with absmax codes.
+    """Compute a whole layer with a weight in oneDNN's layout: `reference.linear` with absmax codes.
 
-    In three phases: a piece is a strip of so many features whose largest magnitudes are found, where they are needed;
-    then tokens whose codes are made; then a block of outputs of some tokens. Where there are more than `FEW` outlier
-    features, nothing but the magnitudes is made, and the number of these features is reported.
+    The work has three phases: a piece is a strip of `width` features whose largest magnitudes are found, if needed;
+    then tokens whose codes are made; then a block of outputs of some tokens. If there are more than `FEW` outlier
+    features, only the magnitudes are computed, and the number of these features is reported.
 
-    threshold: its bits, or -1 for no decomposition. of_all: whether all tokens have one scale.
+    threshold: its bits, or -1 for no decomposition. of_all: whether all tokens share a scale.
     """
     features, codes_at = x.columns, strips + -(-x.rows // QUANTIZED)
     parts = -(-x.rows // TOKENS)
@@ -760,7 +769,7 @@ def packed_layer(
 
 @inlined
 def _largest_of_features(x, start, count, row, largest):
-    """The bits of the largest |x| of some features, those of NaN if there is one."""
+    """Find the bits of the largest |x| of some features, those of NaN if a feature holds one."""
     for i in range(count):
         largest[start + i] = 0
     for r in range(x.rows):
@@ -771,10 +780,11 @@ def _largest_of_features(x, start, count, row, largest):
 
 @inlined
 def _outliers_and_largest(largest, features, threshold, outliers):
-    """The number of outlier features, the first `FEW` of them, and the largest magnitude of all others, as bits."""
+    """Count outlier features, store the first `FEW` of them, and return also the bits of the largest magnitude of all
+    others."""
     count, most = 0, np.int32(0)
     for i in range(features):
-        if threshold >= 0 and largest[i] >= threshold and largest[i] <= INFINITE:  # NaN hides an outlier
+        if threshold >= 0 and largest[i] >= threshold and largest[i] <= INFINITE:  # with NaN it is no outlier
             if count < FEW:
                 outliers[count] = i
             count += 1
@@ -785,7 +795,7 @@ def _outliers_and_largest(largest, features, threshold, outliers):
 
 @inlined
 def _read_block(weight, features, start, bias, outliers, count, of_block):
-    """Read a block of outputs from one on: scales, bias, and the weights that outlier features meet."""
+    """Read scales, bias and the weights of outlier features for a block of outputs."""
     width = min(BLOCK, weight.outputs - start)
     scales, codes = _address(weight.scales, np.float32), weight.codes + start * _rounded_up(features)
     of_block[: 2 * BLOCK] = 0
@@ -798,26 +808,26 @@ def _read_block(weight, features, start, bias, outliers, count, of_block):
         word, place = divmod(outliers[k], IN_WORD)
         column, values = _address(codes + word * BLOCK * IN_WORD + place, np.int8), of_block[(2 + k) * BLOCK :]
         for i in range(BLOCK):
-            value = np.float32(column[i * IN_WORD]) * of_block[i]  # finite, as `Quantized.dequantize` has it
+            value = np.float32(column[i * IN_WORD]) * of_block[i]  # clamped as in `Quantized.dequantize`
             value = -LARGEST if value < -LARGEST else value
             values[i] = LARGEST if value > LARGEST else value
 
 
 @inlined
 def _rounded_up(features):
-    """The features that a weight has in oneDNN's layout."""
+    """Return the number of features to which oneDNN's layout pads a weight."""
     return -(-features // (WORDS * IN_WORD)) * (WORDS * IN_WORD)
 
 
 @inlined
 def _multiply_block(first, end, features, start, weight, room, count, of_block, tile, result):
-    """Outputs of some tokens in a block."""
+    """Compute outputs of some tokens in a block."""
     width, inputs = min(BLOCK, weight.outputs - start), _rounded_up(features)
     of_weights = weight.codes + inputs * -(-weight.outputs // BLOCK) * BLOCK + 4 * start
     words, scales, bias = -(-features // IN_WORD), of_block.ctypes.data, of_block[BLOCK:].ctypes.data
     tiles, top = -(-(end - first) // TILE), first
     for left in range(tiles, 0, -1):
-        height = -(-(end - top) // left)  # tiles as alike as they can be, so that none repeats a token
+        height = -(-(end - top) // left)  # nearly equal tiles, none of which repeats a token
         codes, row_scales = _number(_at(room.codes, top * features)), _number(_at(room.scales, top))
         inputs_of = codes, features, weight.codes + start * inputs, words
         for r in range(top, top + height):
@@ -838,9 +848,9 @@ def _multiply_block(first, end, features, start, weight, room, count, of_block, 
 def finish_sums(
     work, sums: np.int32, scales: Scales, zero_points: ZeroPoints, added: np.float32, bias: np.float32, result: Matrix
 ):
-    """From sums of products of codes to outputs, as `reference.matmul` has it; a piece is a row.
+    """Turn sums of products of codes into outputs, as `reference.matmul` does; a piece is a row.
 
-    added: to the product, (rows, outputs), or nothing; as may be the bias.
+    added: a term of the product, (rows, outputs), or nothing, like the bias.
     """
     row, outputs = np.empty(STRIP, np.float32), result.columns
     for first, end in _shares(work):
@@ -866,9 +876,9 @@ def finish_sums(
 
 @_pass
 def finish_products(work, sums: np.int32, rows: int, scales: Scales, outliers: Outliers, result: Matrix):
-    """From sums of products of codes of matrices of so many rows to outputs; a piece is a row of any of them.
+    """Turn sums of products of codes of matrices with `rows` rows each into outputs; a piece is a row of any matrix.
 
-    scales: of the columns of each matrix, as are the outliers' columns.
+    scales: of columns by matrix, as are the columns of outliers.
     """
     outputs, count = result.columns, outliers.count
     row, added = np.empty(STRIP, np.float32), np.empty(STRIP, np.float32)
@@ -900,7 +910,7 @@ def _add(row, added, count):
 
 @inlined
 def _floats(kind, address, count, room):
-    """Entries as float32: where they are, or where they are copied to."""
+    """Return entries as float32, in place or copied to `room`."""
     if kind == FLOAT32:
         return _address(address, np.float32)
     load(kind, address, count, room)
@@ -909,7 +919,8 @@ def _floats(kind, address, count, room):
 
 @summing
 def _add_powers(row, count, sums, squares):
-    """Add entries and their squares to those of their features; the sums of the entries' first four powers."""
+    """Add entries and their squares to the sums of their features; return the sums of the entries' first four
+    powers."""
     first = second = third = fourth = 0.0
     for i in range(count):
         value = np.float64(row[i])
@@ -925,8 +936,8 @@ def _add_powers(row, count, sums, squares):
 
 @inlined
 def _add_extremes(row, count, alpha, low, high, hits):
-    """Widen the extremes of each feature, and count entries of at least alpha; whether there are any. NaN is passed
-    over."""
+    """Widen the extremes of each feature and count entries of at least alpha; return whether there are any. NaN is
+    skipped."""
     of_row = np.int32(0)
     for i in range(count):
         value = row[i]
@@ -939,7 +950,7 @@ def _add_extremes(row, count, alpha, low, high, hits):
 
 @inlined
 def _keep_hits(row, alpha, kept, count):
-    """Keep of each entry whether one was a hit."""
+    """Record for each entry whether it was a hit."""
     hit = _address(kept, np.uint8)
     for i in range(count):
         hit[i] |= np.uint8(abs(row[i]) >= alpha)
@@ -947,7 +958,7 @@ def _keep_hits(row, alpha, kept, count):
 
 @inlined
 def _keep_largest(kind, address, kept, entry, count):
-    """Keep of each entry, from one on, the largest magnitude so far."""
+    """Record the largest magnitude so far of each entry, from `entry` on."""
     if kind == FLOAT32:
         largest, given = _at(_address(kept, np.int32), entry), _address(address, np.int32)
         for i in range(count):
@@ -960,7 +971,7 @@ def _keep_largest(kind, address, kept, entry, count):
 
 @summing
 def _kurtosis(mean, square, cube, fourth):
-    """Of the means of x, x², x³ and x⁴, see `reference_states.kurtosis`."""
+    """Compute `reference_states.kurtosis` from the means of x, x², x³ and x⁴."""
     variance = square - mean * mean
     central = fourth - 4 * mean * cube + 6 * mean * mean * square - 3 * mean * mean * mean * mean
     return 1.0 if variance <= 1e-14 * square else central / (variance * variance)
@@ -968,7 +979,7 @@ def _kurtosis(mean, square, cube, fourth):
 
 @summing
 def _add_kurtosis(powers, strips, tokens, features, of_tensor, of_tokens):
-    """Add the kurtosis of a state, and those of its tokens, of all positions and without position 0.
+    """Add the kurtosis of a state and those of its tokens, each for all positions and without position 0.
 
     powers: the sums of four powers of each token, (strips, 4, tokens).
     """
@@ -998,7 +1009,7 @@ def _add_kurtosis(powers, strips, tokens, features, of_tensor, of_tokens):
 
 @inlined
 def _join_largest(largest, x, ids, magnitude, feature, position):
-    """Put an entry in the place of the largest one so far, unless that comes later in the order of these numbers."""
+    """Replace the largest entry so far by this one, if it comes later in the order of its numbers."""
     value, token = np.float64(_entry(x, position, feature)), np.float64(ids[position])
     entry = (np.float64(magnitude), value, np.float64(feature), np.float64(position), token)
     place = 0
@@ -1022,9 +1033,9 @@ def add_state(
     hits: np.int64,
     joined: Statistics,
 ):
-    """Add one hidden state to running statistics, see `dispatch.add_state`; a piece is some rows of a strip.
+    """Add one hidden state to running statistics, see `dispatch.add_state`; a piece is a block of rows of a strip.
 
-    room: memory for what pieces find. The report is 0, or one more than the first feature with NaN or inf.
+    room: memory for the pieces' results. The pass reports 0, or one more than the first feature with NaN or inf.
     """
     strips, done = -(-x.columns // width), 0
     partial, row = _partial_at(room, x, -(-x.rows // height), strips), np.empty(width, np.float32)
@@ -1041,7 +1052,7 @@ def add_state(
 
 @inlined
 def _partial_at(room, x, blocks, strips):
-    """Memory for what pieces find; `cpu.states` knows how much memory that takes."""
+    """Lay out the pieces' results in memory, whose size `cpu.states` computes."""
     size, sums = blocks * x.columns, _address(room, np.float64)
     low = _address(room + 8 * (2 * size + strips * 4 * x.rows), np.float32)
     rests = _at(low, 2 * size)
@@ -1051,7 +1062,8 @@ def _partial_at(room, x, blocks, strips):
 
 @inlined
 def _add_block(x, block, rows, strip, start, count, alpha, kept, partial, room):
-    """Find what there is of a block of rows in a strip of features; the largest magnitude without position 0."""
+    """Compute the results of a block of rows in a strip of features; return the largest magnitude without position
+    0."""
     place, rest = block * x.columns + start, np.float32(0)
     low, high, hits = _at(partial.low, place), _at(partial.high, place), _at(partial.hits, place)
     sums, squares, powers = (
@@ -1062,9 +1074,9 @@ def _add_block(x, block, rows, strip, start, count, alpha, kept, partial, room):
     for i in range(count):
         low[i], high[i], hits[i], sums[i], squares[i] = np.inf, -np.inf, 0, 0, 0
     height = rows[1] - rows[0]
-    for step in range(1, height + 1):  # upwards, as memory is fetched ahead
+    for step in range(1, height + 1):  # upwards, the direction of prefetching
         r = rows[0] + step % height
-        if r == 0:  # the last one, so that the extremes are those of the rest
+        if r == 0:  # row 0 comes last, so that the extremes are those of the others
             rest = _largest_of(low, high, count)
         address, entry = _place(x, r, start), r * x.columns + start
         row = _floats(x.kind, address, count, room)
@@ -1080,7 +1092,7 @@ def _add_block(x, block, rows, strip, start, count, alpha, kept, partial, room):
 
 @inlined
 def _largest_of(low, high, count):
-    """The largest magnitude between extremes of features; 0 if there are none."""
+    """Return the largest magnitude among the features' extremes; 0 if there are none."""
     largest = np.int32(0)
     for i in range(count):
         largest = max(largest, bits_of(max(-low[i], high[i])))
@@ -1089,10 +1101,10 @@ def _largest_of(low, high, count):
 
 @inlined
 def _finish_state(work, x, height, strips, ids, partial, hits, joined):
-    """Add what all pieces found to the statistics."""
+    """Add the results of all pieces to the statistics."""
     _join_blocks(partial, -(-x.rows // height), x.columns)
     for i in range(x.columns):
-        if not partial.squares[i] < np.inf:  # float32 has no squares as large
+        if not partial.squares[i] < np.inf:  # no square of a float32 is infinite
             work[REPORT] = i + 1
             return
     row = np.empty(x.columns, np.float32)
@@ -1112,7 +1124,7 @@ def _finish_state(work, x, height, strips, ids, partial, hits, joined):
 
 @inlined
 def _join_blocks(partial, blocks, features):
-    """Add what was found of other blocks of rows to that of the first one."""
+    """Add the results of all blocks of rows to those of the first."""
     low, high, hits, sums, squares = partial.low, partial.high, partial.hits, partial.sums, partial.squares
     for block in range(1, blocks):
         for i in range(features):
@@ -1124,7 +1136,6 @@ def _join_blocks(partial, blocks, features):
 
 @inlined
 def _add_features(first_row, features, partial, hits, joined):
-    """Add what was found of each feature."""
     for i in range(features):
         joined.min[i], joined.max[i] = min(joined.min[i], partial.low[i]), max(joined.max[i], partial.high[i])
         hits[i] = partial.hits[i]
@@ -1138,9 +1149,9 @@ def _add_features(first_row, features, partial, hits, joined):
 
 @_pass
 def hits_of_state(work, x: Matrix, alpha: np.float32, hits: np.int64, room: int):
-    """Find the hits of a state, of which each feature has so many; there is one piece. The report is their number.
+    """List the hits of a state, given their number in each feature; there is one piece. The pass reports their number.
 
-    room: memory for the features that have some, and behind them for the feature (int32) and the value of each hit.
+    room: memory for the features with hits, followed by feature (int32) and value of each hit.
     """
     columns, count, place = _address(room, np.int64), 0, 0
     features, values = _address(room + 8 * x.columns, np.int32), _address(room + 8 * x.columns, np.float32)
@@ -1158,7 +1169,7 @@ def hits_of_state(work, x: Matrix, alpha: np.float32, hits: np.int64, room: int)
 
 @inlined
 def _select(values, count, rank):
-    """The value of a rank among whole numbers from 0 up; they are put in another order."""
+    """Return the value of a rank among non-negative integers, which are reordered."""
     low, high = np.int32(MAGNITUDE), np.int32(0)
     for i in range(count):
         low, high = min(low, values[i]), max(high, values[i])
@@ -1199,10 +1210,11 @@ def add_residual(
     massive: np.int64,
     joined: Residual,
 ):
-    """Add one state of the residual stream to running statistics, see `dispatch.add_residual`; a piece is some rows.
+    """Add one state of the residual stream to running statistics, see `dispatch.add_residual`; a piece is a block of
+    rows.
 
-    limits: of massive activations, the two. room: memory for what pieces find. massive: how many at each position.
-    The report is how many there are, or -1 if there is NaN or inf.
+    limits: the two of massive activations. room: memory for the pieces' results. massive: counts at each position. The
+    pass reports the number of massive activations, or -1 if there is NaN or inf.
     """
     row, bits = np.empty(x.columns, np.float32), np.empty(x.columns, np.int32)
     pieces, largest = _address(room, np.int64), _address(room + 40 * work[PIECES], np.int32)
@@ -1217,7 +1229,7 @@ def add_residual(
 
 @inlined
 def _find_magnitudes(x, piece, height, bounds, kept, magnitudes, room, bits):
-    """Find what there is of some rows."""
+    """Compute the results of a block of rows."""
     (low, high), start = bounds, piece * height
     between, of_piece = _at(magnitudes.between, start * x.columns), _at(magnitudes.pieces, 5 * piece)
     of_piece[0], of_piece[1] = -1, x.columns
@@ -1251,8 +1263,8 @@ def _find_magnitudes(x, piece, height, bounds, kept, magnitudes, room, bits):
 
 @inlined
 def _bounds_of_median(x):
-    """Magnitudes between which the median almost surely lies, as a sample has it."""
-    step = max(1, x.rows * x.columns // SAMPLED) | 1  # an odd one meets every feature
+    """Return magnitudes between which the median almost surely lies, from a sample."""
+    step = max(1, x.rows * x.columns // SAMPLED) | 1  # an odd step meets every feature
     count = -(-x.rows * x.columns // step)
     sample = np.empty(count, np.int32)
     for i in range(count):
@@ -1263,7 +1275,7 @@ def _bounds_of_median(x):
 
 @inlined
 def _finish_residual(work, x, height, ids, limits, magnitudes, massive, joined):
-    """Add what all pieces found to the statistics."""
+    """Add the results of all pieces to the statistics."""
     best = magnitudes.pieces
     for piece in range(1, work[PIECES]):
         of_piece = _at(magnitudes.pieces, 5 * piece)
@@ -1289,8 +1301,7 @@ def _finish_residual(work, x, height, ids, limits, magnitudes, massive, joined):
 
 @inlined
 def _median(work, x, height, magnitudes):
-    """The median magnitude: among those between its bounds, or if it is not there, as of a state that the sample is no
-    picture of, among all."""
+    """Return the median magnitude from those between its bounds, or, if the sample was not representative, from all."""
     size, values = x.rows * x.columns, magnitudes.between
     rank, count = (size - 1) // 2, 0
     for piece in range(work[PIECES]):

@@ -1,8 +1,8 @@
-"""Products with plain int8 codes: exact int32 sums, bit by bit those of the reference.
+"""Products with plain int8 codes: exact int32 sums, bit-identical to those of the reference.
 
-A weight under decomposition is not quantized again without its outlier features. The hidden states' codes are zero
-there, and leaving a feature out changes the codes of a scale's group only if one of its extremes stands in it: such an
-extreme has one of the outermost codes.
+Under decomposition, most of a weight need not be quantized again without its outlier features. The codes of the hidden
+states are zero there, and removing a feature changes the codes of a scale's group only if the feature holds an extreme
+of the group, which has one of the outermost codes.
 """
 
 from functools import partial
@@ -15,13 +15,13 @@ from outlier_kernels.cpu.compiled import KINDS
 from outlier_kernels.formats import ROWS, Quantizer, is_int8
 from outlier_kernels.reference import Exact, Quantized
 
-OUTERMOST = 126  # what the largest of a zeropoint group may be rounded to
-ORDINARY = (1e-30, 1e30)  # scales in whose groups the extremes have the outermost codes
-LARGEST_ZERO_POINT = 2**20  # and zero points, beyond which float32 is too coarse for that
+OUTERMOST = 126  # the smallest code to which the largest value of a zeropoint group can be rounded
+ORDINARY = (1e-30, 1e30)  # range of scales in which the extremes of a group have the outermost codes
+LARGEST_ZERO_POINT = 2**20  # zero points beyond which float32 is too coarse for that
 
 
 def serves(weight: Quantized, activations: Quantizer | None, dtype: torch.dtype) -> bool:
-    """Whether both operands are int8 and their scales float32, for outputs that the passes can write."""
+    """Return whether both operands are int8 with float32 scales, and the passes can write outputs of this dtype."""
     if not is_int8(activations) or dtype not in KINDS:
         return False
     return weight.has_exact_sums and weight.scale.dtype == torch.float32
@@ -35,13 +35,13 @@ def linear(
     threshold: float | None = None,
     exact: Exact | None = None,
 ) -> torch.Tensor:
-    """`reference.linear`, (tokens, features) to (tokens, outputs)."""
+    """Compute `reference.linear`, (tokens, features) to (tokens, outputs)."""
     x = codes.as_rows(hidden_states)
     outliers = codes.outlier_features(x, threshold)
     by_reference = partial(reference.linear, hidden_states, weight, bias, activations, threshold, exact)
     if not x.numel() or len(outliers) == x.shape[1]:
         return by_reference()
-    if len(outliers) and exact is not None and not is_int8(exact.quantizer):  # codes may follow from anything
+    if len(outliers) and exact is not None and not is_int8(exact.quantizer):  # its codes may depend on any entry
         return by_reference()
     room = x.new_empty(x.shape, dtype=torch.int8)
     quantized = codes.quantize_without(x, activations, outliers, room)
@@ -57,7 +57,8 @@ def linear(
 
 
 def _made_without(weight: Quantized, outliers: torch.Tensor, exact: Exact) -> Quantized:
-    """The weight as it is quantized without the outlier features, but for their codes, which meet zeros."""
+    """Return the weight as if quantized without the outlier features; their own codes are arbitrary, because they are
+    multiplied with zeros."""
     changed = _with_extremes_in(weight, outliers).nonzero()[:, 0]
     if not len(changed):
         return weight
@@ -71,7 +72,7 @@ def _made_without(weight: Quantized, outliers: torch.Tensor, exact: Exact) -> Qu
 
 
 def _with_extremes_in(weight: Quantized, features: torch.Tensor) -> torch.Tensor:
-    """The rows of a weight that may have another scale without some features, bool (outputs,)."""
+    """Return which rows of a weight may have another scale without these features, bool (outputs,)."""
     least, most = ORDINARY
     changed = (weight.codes.index_select(1, features).abs() >= OUTERMOST).any(1)
     changed |= ~((weight.scale > least) & (weight.scale < most))[:, 0]
@@ -88,7 +89,7 @@ def _multiply(
     bias: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor | None:
-    """Multiply codes that are 0 in the outlier features; None if the zero points are too large for int32."""
+    """Multiply codes that are 0 in the outlier features; return None if the zero points are too large for int32."""
     terms = _zero_point_terms(quantized, weight, outliers)
     if terms is None:
         return None
@@ -103,8 +104,11 @@ def _multiply(
 
 
 def _zero_point_terms(a: Quantized, b: Quantized, outliers: torch.Tensor) -> tuple[torch.Tensor | None, ...] | None:
-    """Zero points and sums of codes of the rows, and what they are multiplied with in each column, over all features
-    but the outliers: int32, or four times None where both operands are symmetric; None where they are too large."""
+    """Return zero points and code sums of the rows, and their factors for each column, over all features but the
+    outliers, in int32.
+
+    Four times None if both operands are symmetric; None if the terms are too large for int32.
+    """
     if a.zero_point is None and b.zero_point is None:
         return None, None, None, None
     a, b = reference.with_zero_point(a), reference.with_zero_point(b)

@@ -1,7 +1,7 @@
-"""Products whose operands are both quantized when they meet: bit by bit those of `reference_products`.
+"""Products whose operands are both quantized for them, bit-identical to those of `reference_products`.
 
-The passes read operands in the dtype and the layout that they come in, transposed ones where they lie, and outputs are
-finished in the dtype that is asked for while their sums are in cache.
+The passes read operands in their own dtype and layout, transposed ones in place, and convert outputs to the requested
+dtype while their sums are in cache.
 """
 
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ from outlier_kernels import reference, reference_products
 from outlier_kernels.cpu import all_passes
 from outlier_kernels.cpu.compiled import KINDS
 
-AT_ONCE = 1 << 18  # sums that are finished before the next ones are made
+AT_ONCE = 1 << 18  # sums per chunk, which are finished before the next chunk
 STRIP = 128  # rows of a transposed matrix at once
-FEW = 64  # up to so many outliers, adding one after the other is as fast as torch's matrix product
+FEW = 64  # outliers up to which adding them one by one is as fast as torch's matrix product
 
 
 def serves(left: torch.Tensor, right: torch.Tensor, outliers: torch.Tensor | None = None) -> bool:
-    """Whether the passes read these operands, and add so many outliers as fast as torch does."""
+    """Return whether the passes read these operands and add so many outliers as fast as torch does."""
     few = outliers is None or outliers.shape[-1] <= FEW
     return few and all(operand.dtype in KINDS and operand.numel() > 0 for operand in (left, right))
 
@@ -30,7 +30,7 @@ def product(
     exact: torch.Tensor | None = None,
     seed: int | None = None,
 ) -> torch.Tensor:
-    """`reference_products.product`."""
+    """Compute `reference_products.product`."""
     count = 0 if outliers is None else outliers.shape[-1]
     left, right = left.resolve_neg(), right.resolve_neg()
     of_left, row_scales = quantize_rows(left, outliers, seed)
@@ -54,8 +54,8 @@ def product(
 def quantize_rows(
     matrices: torch.Tensor, outliers: torch.Tensor | None = None, seed: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`reference_products.quantize_rows` of (..., m, k): codes, int8 (matrices, m, k) in the order in which the
-    matrices lie, and scales, float32 (matrices, m)."""
+    """Compute `reference_products.quantize_rows` of (..., m, k): codes, int8 (matrices, m, k) in the memory order of
+    the matrices, and scales, float32 (matrices, m)."""
     if 1 not in matrices.stride()[-2:]:
         matrices = matrices.contiguous()
     (m, k), places = matrices.shape[-2:], _places(matrices)
@@ -74,7 +74,7 @@ def quantize_rows(
 
 
 def _places(matrices: torch.Tensor) -> torch.Tensor:
-    """Bytes from the first entry to that of each matrix, int64 (matrices,)."""
+    """Return the offset in bytes of each matrix from the first, int64 (matrices,)."""
     places = torch.zeros(1, dtype=torch.int64, device="cpu")
     for size, stride in zip(matrices.shape[:-2], matrices.stride()[:-2], strict=True):
         among = torch.arange(size, device="cpu") * (stride * matrices.element_size())
@@ -83,8 +83,8 @@ def _places(matrices: torch.Tensor) -> torch.Tensor:
 
 
 def _sums(left: torch.Tensor, right: torch.Tensor) -> Iterator[tuple[slice, int, torch.Tensor]]:
-    """Products of codes (matrices, m, k) and (matrices, n, k), some after the other: which matrices, from which row on,
-    and their int32 sums (matrices, rows, n), in memory that the next ones take."""
+    """Yield products of codes (matrices, m, k) and (matrices, n, k) in chunks: the matrices, the first row, and int32
+    sums (matrices, rows, n), whose memory the next chunk overwrites."""
     (matrices, m, _), n = left.shape, right.shape[1]
     rows = min(m, max(1, AT_ONCE // n))
     at_once = max(1, AT_ONCE // (rows * n)) if rows == m else 1
@@ -101,15 +101,15 @@ def _sums(left: torch.Tensor, right: torch.Tensor) -> Iterator[tuple[slice, int,
 
 
 def _features(matrices: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Some features of matrices (..., rows, k), 0 where there is none: float32 (..., rows, count)."""
+    """Gather features of matrices (..., rows, k), 0 for a place of -1: float32 (..., rows, count)."""
     features = matrices.gather(-1, places.clamp(min=0)[..., None, :].expand(*matrices.shape[:-1], -1)).float()
     return features.masked_fill_((places < 0)[..., None, :], 0)
 
 
 def _put_columns(result: torch.Tensor, left: torch.Tensor, right: torch.Tensor, exact: torch.Tensor) -> None:
-    """`reference_products.put_columns`, faster."""
-    if exact.ndim == 1:  # of left in float32, which is a gradient that lies transposed, the product is read in one go
+    """Compute `reference_products.put_columns`, faster."""
+    if exact.ndim == 1:  # left, a gradient, lies transposed: this product reads it once, in float32
         result[:, exact] = reference_products.exact_product(right[exact], left).mT.to(result.dtype)
         return
-    for of_matrix in zip(result, left, right, exact, strict=True):  # which in float32 fit a cache
+    for of_matrix in zip(result, left, right, exact, strict=True):  # one matrix in float32 fits a cache
         reference_products.put_columns(*of_matrix)

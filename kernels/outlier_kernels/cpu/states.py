@@ -1,4 +1,4 @@
-"""The statistics that a trace keeps of hidden states, from one read of each on the threads that torch has."""
+"""The statistics that a trace keeps of hidden states, from a single read of each on torch's threads."""
 
 import ctypes
 import threading
@@ -39,7 +39,6 @@ def _joined(state: State) -> dict:
 
 
 def _values_of(x: torch.Tensor, hits: torch.Tensor, alpha: float) -> np.ndarray:
-    """The hits of a state, (hits,) of `HIT`."""
     places, room = 8 * x.shape[1], _room.of(8 * (x.shape[1] + x.numel()))
     count = all_passes().hits_of_state(1, 0, x=x, alpha=_float32(alpha), hits=hits, room=room)
     return np.frombuffer(ctypes.string_at(room + places, count * HIT.itemsize), HIT)
@@ -60,13 +59,13 @@ def add_residual(state: State, limits: tuple[float, float], massive: torch.Tenso
 
 
 class _Room(threading.local):
-    """Memory that the passes of a thread write to and forget."""
+    """Scratch memory of a thread for its passes."""
 
     def __init__(self):
         self.size, self.memory, self.address = -1, None, 0
 
     def of(self, size: int) -> int:
-        """The address of at least so many bytes; what is in them lasts until the thread asks for some again."""
+        """Return the address of at least so many bytes, valid until the thread asks again."""
         if size > self.size:
             self.size, self.memory = size, torch.empty(size, dtype=torch.uint8)
             self.address = self.memory.data_ptr()

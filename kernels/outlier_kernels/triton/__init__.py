@@ -1,7 +1,7 @@
 """Int8 kernels in Triton, for NVIDIA GPUs from compute capability 8.0.
 
-Nothing here waits for the device: how many outlier features there are is known there alone. A layer of up to 32 tokens
-is one kernel. Of more tokens one kernel looks for the outlier features, one makes codes, and one multiplies them.
+Nothing here waits for the device: the number of outlier features is known only there. A layer of up to 32 tokens is one
+kernel. For more tokens, one kernel finds the outlier features, one makes codes, and one multiplies them.
 """
 
 import os
@@ -14,15 +14,16 @@ import torch
 
 
 def runs_on(device: str, asked: bool) -> bool:
-    """Whether Triton compiles for a type of device, or, where it is asked for, interprets (TRITON_INTERPRET=1): that
-    takes a thousand times as long."""
+    """Return whether Triton compiles for a type of device, or interprets (TRITON_INTERPRET=1), a thousand times slower,
+    if asked for."""
     interprets = asked and os.environ.get("TRITON_INTERPRET") == "1"
     return find_spec("triton") is not None and (device == "cuda" or (device == "cpu" and interprets))
 
 
 @cache
 def has_int8_units(device: torch.device) -> bool:
-    """Whether a GPU multiplies int8: from compute capability 8.0 on, except 10.x. The interpreter does."""
+    """Return whether a device multiplies int8: GPUs from compute capability 8.0 on, except 10.x, and the
+    interpreter."""
     if device.type != "cuda":
         return True
     major, _ = torch.cuda.get_device_capability(device)
@@ -30,16 +31,16 @@ def has_int8_units(device: torch.device) -> bool:
 
 
 def launch(kernel, grid: tuple[int, ...], first: torch.Tensor, *arguments, **named) -> None:
-    """Launch a kernel where its first argument is.
+    """Launch a kernel on the device of its first argument.
 
-    Multiplications and additions stay apart, for torch rounds after each of them.
+    Multiplications and additions are not fused, because torch rounds after each of them.
     """
-    with torch.cuda.device_of(first):  # Triton launches on the current device, whatever the tensors are on
+    with torch.cuda.device_of(first):  # Triton launches on the current device, not that of the tensors
         kernel[grid](first, *arguments, **named, enable_fp_fusion=False)
 
 
 class _Rooms(threading.local):
-    """Tensors of a thread, made once, which kernels leave to later ones on the same stream."""
+    """Scratch tensors of a thread, made once and reused by later kernels on the same stream."""
 
     def __init__(self):
         self.made = {}
@@ -49,8 +50,10 @@ _rooms = _Rooms()
 
 
 def room(make: Callable, device: torch.device, *sizes: int, place: int = 0):
-    """Return what `make` makes for a device and sizes, the same in each call for one place. It stays, for a captured
-    graph would go on to use it: sizes that vary are to be rounded up to powers of two."""
+    """Return the result of `make` for a device and sizes, made once per stream and place.
+
+    It is kept for good, because a captured graph would continue to use it: round sizes that vary up to powers of two.
+    """
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     key = make, device, stream, place, *sizes
     if key not in _rooms.made:

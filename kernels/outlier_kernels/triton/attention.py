@@ -1,4 +1,4 @@
-"""Sums of a causal softmax over the queries, whose probabilities are never in memory."""
+"""Sums of a causal softmax over the queries, without storing its probabilities."""
 
 import torch
 import triton
@@ -8,12 +8,11 @@ from outlier_kernels.states import DTYPES
 from outlier_kernels.triton import launch
 from outlier_kernels.triton.product import precision
 
-ENTRIES = 4096  # of a tile of queries or keys, half as many in float32, which takes three products
-WIDEST = 512  # bytes of the features of a head, beyond which registers would be spilled
+ENTRIES = 4096  # entries in a tile of queries or keys; half as many in float32, which takes three products
+WIDEST = 512  # bytes of a head's features, beyond which registers would spill
 
 
 def serves(query: torch.Tensor, key: torch.Tensor) -> bool:
-    """Whether `attention_sums` takes queries and keys."""
     return query.dtype in DTYPES and key.dtype == query.dtype and 0 < query.shape[3] * query.itemsize <= WIDEST
 
 
@@ -50,8 +49,8 @@ def attend(
     PRECISION: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """The logarithm of each query's sum of exponentials; by these, where there are sums, what each key receives of all
-    queries."""
+    """Store the logarithm of each query's sum of exponentials; or, if `sums` are given, use these to store the
+    attention that each key receives from all queries."""
     shared, length, features = sizes
     head, place = tl.program_id(1).to(tl.int64), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     query += head * strides[0]
@@ -83,7 +82,7 @@ def attend(
 
 @triton.jit
 def load_heads(states, place, length, features, strides, FEATURES: tl.constexpr):
-    """Some positions of a head, (positions, features) in float32."""
+    """Load positions of a head, (positions, features) in float32."""
     feature = tl.arange(0, FEATURES)
     inside = (place < length)[:, None] & (feature < features)[None, :]
     address = states + place[:, None].to(tl.int64) * strides[1] + feature[None, :] * strides[2]

@@ -1,5 +1,5 @@
-"""A layer of few tokens in one kernel: every program makes all codes of the inputs for itself, which are little beside
-the weights of its outputs."""
+"""A layer of few tokens in one kernel: every program makes all codes of the inputs itself, which are small beside the
+weights of its outputs."""
 
 import torch
 import triton
@@ -16,13 +16,13 @@ from outlier_kernels.triton.tiles import FEW
 def multiply(
     x: torch.Tensor, weight: Quantized, bias: torch.Tensor | None, activations: Quantizer, threshold: float | None
 ) -> torch.Tensor:
-    """`layer.linear` of up to 32 tokens."""
+    """Compute `layer.linear` for up to 32 tokens."""
     (tokens, features), outputs = x.shape, len(weight.codes)
     result, padded = x.new_empty(tokens, outputs), triton.cdiv(features, ALIGNMENT) * ALIGNMENT
     small = [None if part is None else part.contiguous() for part in (*weight[1:], bias)]
     columns = min(32, max(LEAST_COLUMNS, triton.next_power_of_2(outputs)))
     rows, light = 16 if tokens <= 16 else FEW, x.itemsize <= 2 and activations.symmetric
-    depth = 4096 // rows if light else LEAST_DEPTH  # of what registers hold
+    depth = 4096 // rows if light else LEAST_DEPTH  # limited by registers
     launch(
         *(multiply_few, (triton.cdiv(outputs, columns),), x, (aligned(weight.codes, padded), *small), result),
         *((tokens, outputs, features, padded, *x.stride()), int(weight.scale.numel() > 1)),
@@ -66,7 +66,7 @@ def multiply_few(
         value, outlier, inlier = load_few(x, inside, feature, features, feature_stride, threshold)
         low, high = join_limits(low, high, value, inlier)
         outliers += tl.sum(outlier)
-    if not PER_ROW:  # a NaN is in no minimum of the hardware's
+    if not PER_ROW:  # the hardware's minimum skips NaN
         is_nan = tl.max((low != low).to(tl.int32)) > 0
         low = tl.zeros_like(low) + tl.where(is_nan, float("nan"), tl.min(low))
         high = tl.zeros_like(high) + tl.where(is_nan, float("nan"), tl.max(high))
@@ -83,7 +83,7 @@ def multiply_few(
 
     of_outliers, input_sum = tl.zeros((ROWS, COLUMNS), tl.float32), tl.zeros((ROWS,), tl.float32)
     outlier_sum = tl.zeros((COLUMNS,), tl.int32)
-    if threshold is not None:  # noqa: SIM102 - this one is known to the compiler
+    if threshold is not None:  # noqa: SIM102 - this condition is known to the compiler
         if outliers > 0:
             for start in range(0, features, DEPTH):
                 feature = start + tl.arange(0, DEPTH)
@@ -112,8 +112,8 @@ def multiply_few(
 
 @triton.jit
 def load_few(x, inside, feature, features, feature_stride, threshold):
-    """Values of all rows and some features in float32, 0 outside; which features are outliers, int32; and which values
-    are none."""
+    """Load values of all rows and some features in float32, 0 outside; return them, which features are outliers
+    (int32), and which values are inliers."""
     kept = inside[:, None] & (feature < features)[None, :]
     value = tl.load(x + feature[None, :].to(tl.int64) * feature_stride, mask=kept, other=0).to(tl.float32)
     if threshold is None:

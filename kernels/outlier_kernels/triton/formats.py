@@ -15,18 +15,18 @@ from outlier_kernels.triton import launch
 from outlier_kernels.triton.outlier_features import find_outliers
 from outlier_kernels.triton.quantization import join_limits, load_inliers, round_to_even
 
-ENTRIES = 2048  # of a tile
+ENTRIES = 2048  # in a tile
 STRIP = 2048  # features at once, at most
 TINY, LEAST, OF_E4M3 = (tl.constexpr(number) for number in (torch.finfo(torch.float32).tiny, LEAST_SHARED, LEAST_E4M3))
 
 
 class Rounding(NamedTuple):
-    """The way from a group's largest magnitude to its scale, and from values divided by that to codes.
+    """The steps from a group's largest magnitude to its scale, and from values divided by the scale to codes.
 
-    divisor: of the largest magnitude, or 0 where its power of two is the scale, times two numbers, of which the first
-    leaves one that e8m0 has. of_matrix: divisor of the largest magnitude of the matrix, under which there are
-    scales in e4m3; 0 for none. mantissa_bits: of floating-point codes, -1 for whole ones; least_step: their smallest
-    step. smallest, largest: codes.
+    divisor: the scale is the largest magnitude divided by it; if 0, the scale is the largest magnitude's power of two
+    times `first` and `second`, where the first product is clamped to e8m0. of_matrix: divisor of the matrix's largest
+    magnitude, which gives the scale of scales in e4m3; 0 for none. mantissa_bits: of floating-point codes, -1 for
+    integers. least_step: smallest step of floating-point codes. smallest, largest: codes.
     """
 
     divisor: float
@@ -40,7 +40,7 @@ class Rounding(NamedTuple):
 
 
 def rounding_of(format: Format) -> Rounding | None:
-    """That of a format; None if the kernel does not round to it."""
+    """Return the rounding of a format; None if the kernel does not support it."""
     element, half = format.element, 2.0 ** (format.bits - 1)
     if format.quantizer == "quantize_integers":
         return Rounding(half - 1, 1.0, 1.0, 0.0, -1, 0.0, 1 - half, half - 1)
@@ -57,14 +57,14 @@ def rounding_of(format: Format) -> Rounding | None:
 
 
 def serves(matrix: torch.Tensor | Quantized, quantizer: Quantizer | None, dtype: torch.dtype | None = None) -> bool:
-    """Whether `quantize` takes a matrix, or `linear` a weight with activations of a dtype."""
+    """Return whether `quantize` takes a matrix, or `linear` a weight with activations of a dtype."""
     if quantizer is None or not quantizer.symmetric or rounding_of(FORMATS[quantizer.format]) is None:
         return False
     return dtype in DTYPES if dtype else matrix.dtype in DTYPES and matrix.numel() > 0
 
 
 def linear(hidden_states: torch.Tensor, *given) -> torch.Tensor:
-    """`reference.linear`, in whose product hidden states are quantized here."""
+    """Compute `reference.linear` with hidden states quantized by this kernel."""
     return reference.linear(hidden_states, *given, multiply=_product)
 
 
@@ -73,7 +73,7 @@ def _product(x: torch.Tensor, weight: Quantized, _bias: None, activations: Quant
 
 
 def quantize(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
-    """`reference.quantize`, bit for bit."""
+    """Compute `reference.quantize`, bit for bit."""
     format, (rows, features) = FORMATS[quantizer.format], matrix.shape
     group = quantizer.group or features
     if features % group:
@@ -149,7 +149,7 @@ def round_tile(
 
 @triton.jit
 def step_of(largest, DIVISOR: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr):
-    """The scale of a group: of nothing but zeros 1."""
+    """Return the scale of a group; 1 for a group of zeros."""
     if DIVISOR > 0:
         step = tl.div_rn(largest, tl.zeros_like(largest) + DIVISOR)
         step = tl.where(step < TINY, TINY, step)
@@ -161,7 +161,7 @@ def step_of(largest, DIVISOR: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.cons
 
 @triton.jit
 def power_of_two(value):
-    """`reference_formats.power_of_two`."""
+    """Compute `reference_formats.power_of_two`."""
     return (value.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
 
 
@@ -169,7 +169,7 @@ def power_of_two(value):
 def rounded(
     value, MANTISSA_BITS: tl.constexpr, LEAST_STEP: tl.constexpr, SMALLEST: tl.constexpr, LARGEST: tl.constexpr
 ):
-    """`reference_formats.rounded`, or whole numbers."""
+    """Compute `reference_formats.rounded`, or round to integers."""
     if MANTISSA_BITS >= 0:
         step = power_of_two(value)
         step *= 1.0 / (1 << MANTISSA_BITS)
@@ -182,7 +182,7 @@ def rounded(
 
 @triton.jit
 def signed_round(value):
-    """The nearest whole number, ties to even, also a negative zero."""
+    """Round to the nearest integer, ties to even, keeping negative zero."""
     magnitude = tl.abs(value)
     sign = value.to(tl.int32, bitcast=True) ^ magnitude.to(tl.int32, bitcast=True)
     return (round_to_even(magnitude).to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)

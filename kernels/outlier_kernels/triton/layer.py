@@ -1,4 +1,5 @@
-"""A linear layer: one kernel for few tokens, else outlier features, codes of the hidden states, and the product."""
+"""A linear layer: one kernel for few tokens; otherwise one each for outlier features, codes of the hidden states, and
+the product."""
 
 import torch
 
@@ -20,16 +21,16 @@ def linear(
     threshold: float | None = None,
     exact: Exact | None = None,
 ) -> torch.Tensor:
-    """`reference.linear` without synchronising host and device.
+    """Compute `reference.linear` without synchronizing host and device.
 
     The int32 sums are exact, and so are the zeropoint terms, which are added in float64, however far from 0 the ranges
-    are. Everything after is in float32, as in the reference, but where there are outliers in another order: the outputs
-    agree to 1e-5 of the largest. A NaN or inf in a token makes the outputs of that token NaN or inf (of all tokens
-    where they share a scale), and hides no outlier of another.
+    are. Everything after is in float32 as in the reference, but with outliers in another order: the outputs agree to
+    1e-5 of the largest. A NaN or inf in a token makes the outputs of that token NaN or inf (of all tokens if they share
+    a scale), and hides no outlier of another token.
 
     weight: quantized like the activations, see `serves`. Codes are copied in every call unless they are contiguous with
-    a multiple of 16 features, or prepared. exact: where it is given with a threshold, codes of it are made in every
-    call without the outlier features.
+    a multiple of 16 features, or prepared. exact: if given with a threshold, its codes are made in every call without
+    the outlier features.
     """
     outliers = left_out = limits = None
     exact = None if threshold is None else exact
@@ -46,7 +47,8 @@ def linear(
 
 
 def prepare(weight: Quantized, activations: Quantizer | None) -> Quantized | None:
-    """A weight whose rows begin at multiples of 16 bytes, where loads are widest; None if `linear` does not take it."""
+    """Return a weight whose rows begin at multiples of 16 bytes, where loads are widest; None if `linear` does not take
+    it."""
     if not serves(weight, activations, torch.float32):
         return None
     features = weight.codes.shape[1]
@@ -54,7 +56,8 @@ def prepare(weight: Quantized, activations: Quantizer | None) -> Quantized | Non
 
 
 def serves(weight: Quantized, activations: Quantizer | None, dtype: torch.dtype) -> bool:
-    """Whether `linear` takes a weight with activations of a dtype: both int8, and both absmax or both zeropoint."""
+    """Return whether `linear` takes a weight with activations of a dtype: both int8, and both absmax or both
+    zeropoint."""
     return (
         is_int8(activations)
         and weight.has_exact_sums

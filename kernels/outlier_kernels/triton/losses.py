@@ -1,4 +1,4 @@
-"""The losses of predicted tokens from logits as a head makes them: a program a prediction, which reads them once."""
+"""The losses of predicted tokens from a head's logits: one program per prediction, which reads them once."""
 
 import torch
 import triton
@@ -7,11 +7,10 @@ import triton.language as tl
 from outlier_kernels.states import DTYPES
 from outlier_kernels.triton import launch
 
-TOKENS = 2048  # of the vocabulary at once
+TOKENS = 2048  # tokens of the vocabulary read at once
 
 
 def serves(logits: torch.Tensor) -> bool:
-    """Whether `add` takes logits."""
     return logits.dtype in DTYPES and logits.numel() > 0
 
 

@@ -1,4 +1,4 @@
-"""One read of a matrix: its outlier features, as a list that never leaves the device, and its limits."""
+"""Outlier features and limits of a matrix from one read, as a list that never leaves the device."""
 
 from typing import NamedTuple
 
@@ -12,9 +12,12 @@ LEAST_KEY = tl.constexpr(-(2**31))
 
 
 class Outliers(NamedTuple):
-    """Outlier features of matrices: flags (..., features), not 0 where one is; places (..., most) in ascending order,
-    -1 for none; and how many of a single list there are, int32 (1,) on the device, where it may be longer. limits:
-    least and largest entry of the other features, float32 (2,), where they were asked for."""
+    """Outlier features of matrices.
+
+    flags: (..., features), nonzero for outlier features. places: (..., most) in ascending order, -1 for none. count:
+    length of a single list, int32 (1,) on the device, if `places` may be longer. limits: smallest and largest entry of
+    the other features, float32 (2,), if requested.
+    """
 
     flags: torch.Tensor
     places: torch.Tensor
@@ -25,10 +28,10 @@ class Outliers(NamedTuple):
 def find_outliers(
     matrix: torch.Tensor, threshold: float | None, limits: bool = False, left_out: torch.Tensor | None = None
 ) -> Outliers:
-    """The features of float (rows, features) that have a row with |x| ≥ threshold, none without a threshold.
+    """Find the features of float (rows, features) with |x| ≥ threshold in some row; none without a threshold.
 
-    limits: whether to find the limits, both NaN if one of the entries is. left_out: flags (features,) of features that
-    they are not over. What is returned lasts until the next call.
+    limits: whether to find the limits, both NaN if an entry is NaN. left_out: flags (features,) of features that the
+    limits exclude. The result is valid until the next call.
     """
     rows, features = matrix.shape
     space, keys, outliers = room(_space, matrix.device, features)
@@ -45,8 +48,11 @@ def find_outliers(
 
 
 def _space(device: torch.device, features: int) -> tuple[torch.Tensor, torch.Tensor, Outliers]:
-    """A ticket and the features that were seen to be outliers, int32 (1 + features,), and keys of the extremes of each
-    feature, int32 (2, features), which the last program of a launch leaves as they are here; and what it finds."""
+    """Make scratch memory, which the last program of a launch restores to this state, and the result.
+
+    The scratch memory is a ticket and flags of outlier features, int32 (1 + features,), and keys of the extremes of
+    each feature, int32 (2, features).
+    """
     space = torch.zeros(1 + features, dtype=torch.int32, device=device)
     keys = torch.full((2, features), LEAST_KEY.value, dtype=torch.int32, device=device)
     flags, places = space.new_empty(features, dtype=torch.int8), space.new_empty(features)
@@ -75,7 +81,7 @@ def look_at_tile(
     value = tl.load(address, mask=inside, other=0).to(tl.float32)
     if found is not None:
         hit = tl.max((tl.abs(value) >= threshold).to(tl.int32), axis=0)
-        # Several programs may write the same feature; all of them write a 1.
+        # Several programs may write to the same feature; all of them write 1.
         tl.store(space + 1 + feature, hit, mask=(hit > 0) & of_features)
     if of_limits is not None:
         keys, limits = of_limits
@@ -86,7 +92,7 @@ def look_at_tile(
     tl.debug_barrier()
     ticket = tl.atomic_add(space, 1, sem="acq_rel")
     if ticket == tl.num_programs(0) * tl.num_programs(1) - 1:
-        # The last program that is done puts together what all have left, and leaves the space as it was.
+        # The last program to finish combines the results of all, and restores the scratch memory.
         before, least, most = 0, LEAST_KEY, LEAST_KEY
         for start in range(0, features, LISTED):
             listed = start + tl.arange(0, LISTED)
@@ -110,7 +116,7 @@ def look_at_tile(
                 tl.store(keys + features + listed, LEAST_KEY, mask=within)
         if found is not None:
             tl.store(found[2], before)
-        if of_limits is not None:  # of nothing the largest is below the least
+        if of_limits is not None:  # without inliers the largest is below the smallest
             tl.store(limits, tl.where(least == LEAST_KEY, float("inf"), -value_of(least)))
             tl.store(limits + 1, tl.where(most == LEAST_KEY, float("-inf"), value_of(most)))
         tl.store(space, 0)
@@ -118,12 +124,12 @@ def look_at_tile(
 
 @triton.jit
 def key_of(value):
-    """Whole numbers in the order of floats; NaN is the largest."""
+    """Map floats to integers in their order; NaN is the largest."""
     bits = value.to(tl.int32, bitcast=True)
     return tl.where(value != value, 0x7FC00000, tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits))
 
 
 @triton.jit
 def value_of(key):
-    """The float of a key."""
+    """Invert `key_of`."""
     return tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)

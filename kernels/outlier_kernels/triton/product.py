@@ -1,5 +1,5 @@
-"""The int8 product, with everything that follows it in the same kernel: of a layer, and of one matrix or many at once
-that are both quantized for it."""
+"""The int8 product and everything that follows it in one kernel: for a layer, and for one or many matrices that are
+both quantized for it."""
 
 import torch
 import triton
@@ -13,11 +13,10 @@ from outlier_kernels.triton import has_int8_units, launch, tiles
 from outlier_kernels.triton.outlier_features import Outliers
 from outlier_kernels.triton.quantization import as_four, quantize_rows
 
-LEAST_DEPTH, LEAST_COLUMNS = 32, 16  # what int8 units take
+LEAST_DEPTH, LEAST_COLUMNS = 32, 16  # smallest tile of int8 units
 
 
 def serves(left: torch.Tensor, right: torch.Tensor, _outliers: torch.Tensor | None = None) -> bool:
-    """Whether `product` takes these operands."""
     return has_int8_units(left.device) and all(
         operand.dtype in DTYPES and operand.numel() > 0 and operand.shape[-1] <= LARGEST_K for operand in (left, right)
     )
@@ -30,8 +29,8 @@ def product(
     exact: torch.Tensor | None = None,
     seed: int | None = None,
 ) -> torch.Tensor:
-    """`reference_products.product` without synchronising host and device: codes and sums bit for bit, outputs but for
-    the order in which outliers are added up."""
+    """Compute `reference_products.product` without synchronizing host and device: codes and sums bit for bit, outputs
+    up to the order in which outliers are added."""
     left_out = listed = None
     if outliers is not None:
         left_out = reference_products.flags_of(outliers, left.shape[-1]).to(torch.int8)
@@ -51,15 +50,16 @@ def multiply(
     outliers: Outliers | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Dequantized left · rightᵀ of codes from `quantize_rows` that are 0 in outlier features, plus the product of the
-    outliers.
+    """Compute left · rightᵀ from codes by `quantize_rows` that are 0 in outlier features, dequantized, plus the product
+    of the outliers.
 
     Args:
-        of_left, of_right: the codes of (..., m, k) and (..., n, k); with zero points of one matrix alone. There may be
-            more rows behind those of the left.
-        left: what outliers are, in their precision: float (..., m, k).
-        right: what they meet: float (..., n, k), or the codes of `of_right`, which are those of all features, and which
-            its scales are applied to.
+        of_left, of_right: the codes of (..., m, k) and (..., n, k); with zero points only for a single matrix. The
+            left codes may be followed by more rows.
+        left: values of outliers in their precision: float (..., m, k).
+        right: the outliers' factors: float (..., n, k), or the codes of `of_right` for all features, to which its scales
+            are applied.
+        outliers: the outlier features of each matrix; None for none.
         bias: (n,).
 
     Returns:
@@ -83,7 +83,7 @@ def multiply(
     launch(
         *(multiply_codes, grid, four, other_four, tuple(of_left), (aligned(of_right.codes, padded), *small)),
         *(places, count, result, None if matrices == 1 else heads, (m, n, features, padded, most, from_list_to_list)),
-        # A scale and a zero point of a whole matrix are read by every row.
+        # A stride of 0 makes every row read the scale and zero point of the whole matrix.
         *((int(of_left.scale.numel() > 1), int(of_right.scale.numel() > 1)), four.stride(), other_four.stride()),
         **tile.blocks,
         BLOCK_OUTLIERS=16,
@@ -94,15 +94,15 @@ def multiply(
 
 
 def precision(few_digits: bool) -> str:
-    """That of products of outliers: a 16-bit float and a code have no more digits than TF32, which multiplies them
+    """Return the precision for products of outliers: a 16-bit float and a code fit TF32, which multiplies them
     exactly."""
     return "tf32" if few_digits else "tf32x3"
 
 
 def aligned(codes: torch.Tensor, padded: int) -> torch.Tensor:
-    """Codes (..., rows, features) whose rows are `padded` apart, copied unless they are.
+    """Return codes (..., rows, features) with rows `padded` apart, copied only if necessary.
 
-    What is behind the features does not matter, for the codes that they meet are 0 there; but it has to be memory.
+    The values behind the features do not matter, because the other codes are 0 there, but they must be valid memory.
     """
     end = codes.storage_offset() + codes[..., 0].numel() * padded
     if codes.stride()[-2:] == (padded, 1) and end <= codes.untyped_storage().nbytes():
@@ -136,16 +136,16 @@ def multiply_codes(
     rows, columns, features, padded, most, places_stride = sizes
     scale_stride, other_scale_stride = scale_strides
     feature_strides = strides[3], other_strides[3]
-    # Programs that run together share columns of the right operand, of a layer the larger one.
+    # Concurrent programs share columns of the right operand, the larger one in a layer.
     tiles_of_one = tl.cdiv(rows, BLOCK_ROWS)
     first_row, first_column = tl.program_id(0) % tiles_of_one * BLOCK_ROWS, tl.program_id(1) * BLOCK_COLUMNS
     tile_row, tile_column = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_COLUMNS)
-    # Beyond the edge the last row is computed again: without masks the loads below stay wide.
+    # Beyond the edge the last row is computed again, because loads without masks stay wide.
     row = tl.minimum(first_row + tile_row, rows - 1).to(tl.int64)
     column = tl.minimum(first_column + tile_column, columns - 1).to(tl.int64)
     left += row[:, None] * strides[2]
     right += column[None, :] * other_strides[2]
-    if heads is not None:  # of one matrix alone these numbers would take registers
+    if heads is not None:  # for a single matrix these numbers would waste registers
         matrix = (tl.program_id(0) // tiles_of_one).to(tl.int64)
         left += matrix // heads * strides[0] + matrix % heads * strides[1]
         right += matrix // heads * other_strides[0] + matrix % heads * other_strides[1]
@@ -172,10 +172,10 @@ def multiply_codes(
                 other_sum -= outlier_sum
         zero, code_sum = tl.load(zero_point + row * scale_stride), tl.load(code_sums + row)
         value = with_zero_points(sums, inliers, zero, code_sum, other_zero, other_sum) * step[:, None]
-        if places is not None:  # noqa: SIM102 - each alone is known to the compiler
+        if places is not None:  # noqa: SIM102 - the compiler knows each condition
             if right.dtype.element_ty == tl.int8:
                 value -= input_sum[:, None] * other_zero[None, :]
-    # What outliers meet has its scales, unless it is codes.
+    # The outliers' factors include the scales, unless they are codes.
     if right.dtype.element_ty != tl.int8:
         value *= tl.load(other_scale + column * other_scale_stride)[None, :]
     if places is not None:
@@ -194,8 +194,10 @@ def multiply_codes(
 
 @triton.jit
 def with_zero_points(sums, inliers, zero, code_sum, other_zero, other_sum):
-    """Sums of codes with the terms of zero points, rounded once: products of zero points outgrow int32 where a range is
-    far from 0, and in float64 all of this is exact to 2^53."""
+    """Add the terms of zero points to sums of codes and round once.
+
+    Products of zero points outgrow int32 for ranges far from 0; in float64 the result is exact up to 2^53.
+    """
     zero = zero.to(tl.float64)
     value = sums + (inliers * zero - code_sum)[:, None] * other_zero[None, :].to(tl.float64)
     value -= zero[:, None] * other_sum[None, :].to(tl.float64)
@@ -204,7 +206,8 @@ def with_zero_points(sums, inliers, zero, code_sum, other_zero, other_sum):
 
 @triton.jit
 def sum_codes(codes, other_codes, padded, BLOCK_DEPTH: tl.constexpr, WHOLE: tl.constexpr):
-    """Exact int32 sums; codes: pointers (rows, 1), other_codes: pointers (1, columns), with `padded` features."""
+    """Compute exact int32 sums. codes: pointers (rows, 1). other_codes: pointers (1, columns). Both have `padded`
+    features."""
     feature = tl.arange(0, BLOCK_DEPTH)
     codes += feature[None, :]
     other_codes += feature[:, None]
@@ -224,8 +227,7 @@ def sum_codes(codes, other_codes, padded, BLOCK_DEPTH: tl.constexpr, WHOLE: tl.c
 
 @triton.jit
 def sum_outliers(left, right, places, number, feature_strides, BLOCK_OUTLIERS: tl.constexpr):
-    """Sums over the outlier features of the codes that they meet, int32 (columns,), and of the inputs, float32
-    (rows,)."""
+    """Sum over the outlier features the codes of the right, int32 (columns,), and the inputs, float32 (rows,)."""
     other_sum = tl.zeros((right.shape[1],), tl.int32)
     input_sum = tl.zeros((left.shape[0],), tl.float32)
     for start in tl.range(0, number, BLOCK_OUTLIERS, num_stages=1):
@@ -237,7 +239,7 @@ def sum_outliers(left, right, places, number, feature_strides, BLOCK_OUTLIERS: t
 
 @triton.jit
 def load_outliers(left, right, places, number, start, feature_strides, BLOCK_OUTLIERS: tl.constexpr):
-    """Inputs, float32 (rows, outliers), and what they meet, (outliers, columns), of some outlier features."""
+    """Load inputs, float32 (rows, outliers), and their factors, (outliers, columns), of some outlier features."""
     position = start + tl.arange(0, BLOCK_OUTLIERS)
     place = tl.load(places + position, mask=position < number, other=-1)
     is_place = place >= 0

@@ -1,4 +1,4 @@
-"""Quantization of rows, of one matrix or many at once; a program a tile of rows, which stays in registers."""
+"""Quantization of rows of one or many matrices: one program per tile of rows, which stays in registers."""
 
 import os
 
@@ -12,17 +12,16 @@ from outlier_kernels.states import DTYPES
 from outlier_kernels.triton import launch, room
 from outlier_kernels.triton.outlier_features import find_outliers
 
-ALIGNMENT = 16  # bytes that one load of a thread takes, if rows begin at multiples of them
-ENTRIES = 2048  # of a tile
+ALIGNMENT = 16  # bytes of a thread's widest load, if rows begin at multiples of them
+ENTRIES = 2048  # in a tile
 WIDEST = 16384  # features that the registers of one program hold
-STRIP = 4096  # features at once of wider rows, which are read twice
-FEATURES = 32  # of a tile of a transposed matrix, whose rows lie side by side
+STRIP = 4096  # features at a time of wider rows, which are read twice
+FEATURES = 32  # in a tile of a transposed matrix, whose rows are interleaved
 # Triton's interpreter rounds a fused multiply-add twice.
 FUSES = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
 
 
 def serves(matrix: torch.Tensor, quantizer: Quantizer | None) -> bool:
-    """Whether `quantize` takes a matrix."""
     return is_int8(quantizer) and matrix.dtype in DTYPES and matrix.numel() > 0
 
 
@@ -33,7 +32,8 @@ def quantize(
     limits: torch.Tensor | None = None,
     place: int | None = None,
 ) -> Quantized:
-    """`reference.quantize` to int8 (rows, features); arguments as those of `quantize_rows`, which finds no limits."""
+    """Compute `reference.quantize` to int8 (rows, features). Arguments are those of `quantize_rows`; missing limits are
+    found."""
     if quantizer.per_row:
         limits = None
     elif limits is None:
@@ -49,20 +49,19 @@ def quantize_rows(
     limits: torch.Tensor | None = None,
     place: int | None = None,
 ) -> Quantized:
-    """Codes of (..., m, k), int8, bit for bit those of the reference, but a NaN has some code, not none (its scale is
-    NaN or inf).
+    """Make codes of (..., m, k), int8, bit-identical to the reference, except that a NaN gets an arbitrary code (its
+    scale is NaN or inf).
 
-    They are the first columns of matrices that are padded with zeros to a multiple of 16 features, which the product
-    needs for wide loads.
+    Rows are padded in memory with zeros to a multiple of 16 features, which the product needs for wide loads.
 
     Args:
         matrices: float16, bfloat16 or float32, of any strides.
-        symmetric: absmax, else zeropoint.
+        symmetric: absmax, otherwise zeropoint.
         left_out: flags (..., k) of features that are left out: no range includes them, and their codes are 0.
-        seed: of absmax codes that are rounded by chance, see `reference_products.quantize_rows`.
-        limits: of the whole matrix, float32 (2,), where it has one scale; None for one for every row.
-        place: where codes of (m, k) go that last until the next ones do, which may have more rows behind them; None to
-            make a new one.
+        seed: for stochastic rounding of absmax codes, see `reference_products.quantize_rows`.
+        limits: of the whole matrix, float32 (2,), if it has one scale; None for one scale per row.
+        place: number of a reused buffer for codes of (m, k), valid until its next use, which may have further rows;
+            None for new memory.
     """
     four = as_four(matrices)
     batches, heads, rows, features = four.shape
@@ -89,7 +88,7 @@ def quantize_rows(
 
 
 def _empty(device: torch.device, *sizes: int) -> Quantized:
-    """Room for codes; sizes: of the matrices, padded; whether they are absmax, and whether each row has a scale."""
+    """Make room for codes. sizes: of the matrices, padded; whether codes are absmax; whether each row has a scale."""
     *leading, padded, symmetric, per_row = sizes
     codes = torch.empty(*leading, padded, dtype=torch.int8, device=device)
     scale = torch.empty(*(leading if per_row else (1,)), 1, device=device)
@@ -99,7 +98,7 @@ def _empty(device: torch.device, *sizes: int) -> Quantized:
 
 
 def as_four(matrices: torch.Tensor) -> torch.Tensor:
-    """Matrices (..., m, k) as (batches, heads, m, k)."""
+    """Reshape matrices (..., m, k) to (batches, heads, m, k)."""
     if matrices.ndim > 4:
         return matrices.flatten(0, -4)
     return matrices[(None,) * (4 - matrices.ndim)]
@@ -171,7 +170,7 @@ def quantize_tile(
 
 @triton.jit
 def load_inliers(matrices, left_out, inside, feature, features, feature_stride):
-    """Values of some rows and features in float32, 0 for those that are left out, and which are not."""
+    """Load values of some rows and features in float32, 0 if left out; return them, and which are inliers."""
     kept = feature < features
     if left_out is not None:
         kept &= tl.load(left_out + feature, mask=kept, other=1) == 0
@@ -182,7 +181,8 @@ def load_inliers(matrices, left_out, inside, feature, features, feature_stride):
 
 @triton.jit
 def limits_of(value, inlier):
-    """Smallest and largest inlier of rows; both NaN if one is, which the hardware's minimum and maximum pass over."""
+    """Return the smallest and largest inlier of rows, both NaN if one is NaN, which the hardware's minimum and maximum
+    skip."""
     low = tl.min(tl.where(inlier, value, float("inf")), axis=1)
     high = tl.max(tl.where(inlier, value, float("-inf")), axis=1)
     is_nan = tl.max((inlier & (value != value)).to(tl.int32), axis=1) > 0
@@ -191,7 +191,7 @@ def limits_of(value, inlier):
 
 @triton.jit
 def join_limits(low, high, value, inlier):
-    """The limits of rows, and of more of their values."""
+    """Extend the limits of rows by more of their values."""
     of_low, of_high = limits_of(value, inlier)
     is_nan = (low != low) | (of_low != of_low)
     return (
@@ -202,8 +202,9 @@ def join_limits(low, high, value, inlier):
 
 @triton.jit
 def steps_of(low, high, SYMMETRIC: tl.constexpr):
-    """Scales of rows with these limits, what values are multiplied by, and zero points; of absmax no factor or zero."""
-    # Where all features are left out nothing remains, which is quantized as zeros are.
+    """Return scales of rows with these limits, the factors of their values, and zero points; for absmax all three are
+    the scale."""
+    # If all features are left out, nothing remains; it is quantized like zeros.
     nothing = high < low
     low, high = tl.where(nothing, 0.0, low), tl.where(nothing, 0.0, high)
     if SYMMETRIC:
@@ -214,7 +215,7 @@ def steps_of(low, high, SYMMETRIC: tl.constexpr):
         step = tl.where(largest == 0, 1.0, step)
         return step, step, step
     else:  # noqa: RET505 - what is compiled needs it
-        # The range itself may be beyond the largest float, and its scale is at least the smallest normal one, 2^-126.
+        # The range itself may exceed the largest float; its scale is at least the smallest normal number, 2^-126.
         factor = tl.div_rn(tl.zeros_like(low) + 127.0, high * 0.5 - low * 0.5)
         factor = tl.where(factor > 8.507059173023462e37, 8.507059173023462e37, factor)
         factor = tl.where(high - low == 0, 1.0, factor)
@@ -224,7 +225,8 @@ def steps_of(low, high, SYMMETRIC: tl.constexpr):
 
 @triton.jit
 def codes_of(value, inlier, step, factor, zero, SYMMETRIC: tl.constexpr, seed, row, first):
-    """Codes of rows, float32, 0 for those that are left out; first: the number of their first four features."""
+    """Return codes of rows, float32, 0 for left-out features. first: the number of their first group of four
+    features."""
     if SYMMETRIC:
         quotient = divide(value, step) if FUSES else tl.div_rn(value, tl.zeros_like(value) + step[:, None])
         if seed is None:
@@ -238,9 +240,12 @@ def codes_of(value, inlier, step, factor, zero, SYMMETRIC: tl.constexpr, seed, r
 
 @triton.jit
 def divide(value, step):
-    """Rows divided by their steps, rounded as a division rounds: a product with the reciprocal, which is corrected
-    until it is the nearest (Markstein, 1990). Quotients below 2^-40 are some such; those by inf are NaN."""
-    # The remainders of the smallest numbers have bits that no float has, but those of 2^64 times as much do.
+    """Divide rows by their steps, rounded like a division: multiply with the reciprocal and correct the quotient until
+    it is the nearest float (Markstein, 1990).
+
+    Quotients below 2^-40 are only approximate; those by inf are NaN.
+    """
+    # Remainders of the smallest numbers need bits below the smallest float; scaling by 2^64 avoids that.
     lift = tl.where(step < 8.673617379884035e-19, 18446744073709551616.0, 1.0)
     value, step = value * lift[:, None], (step * lift)[:, None]
     inverse = tl.div_rn(tl.zeros_like(step) + 1.0, step)
@@ -252,7 +257,7 @@ def divide(value, step):
 
 @triton.jit
 def chances(seed, row, first, ROWS: tl.constexpr, FEATURES: tl.constexpr):
-    """`reference_products.chances` of rows, from the feature 4 · first on: float32 (ROWS, FEATURES)."""
+    """Compute `reference_products.chances` of rows, from feature 4 · first on: float32 (ROWS, FEATURES)."""
     zeros = tl.zeros((ROWS, FEATURES // 4), tl.int32)
     fours = zeros + (first + tl.arange(0, FEATURES // 4))[None, :]
     a, b, c, d = tl.philox(seed, fours, zeros + row[:, None].to(tl.int32), zeros, zeros)
@@ -262,8 +267,11 @@ def chances(seed, row, first, ROWS: tl.constexpr, FEATURES: tl.constexpr):
 
 @triton.jit
 def round_to_even(value):
-    """The nearest whole number, ties to even: adding 2^23 leaves no bits for a fraction, and all floats from there on
-    are whole. (Triton's own rounding is a library call, which its interpreter does not have.)"""
+    """Round to the nearest integer, ties to even: adding 2^23 leaves no bits for a fraction, and all larger floats are
+    integers.
+
+    Triton's own rounding is a library call, which its interpreter lacks.
+    """
     magnitude = tl.abs(value)
     whole = tl.where(magnitude < 8388608.0, (magnitude + 8388608.0) - 8388608.0, magnitude)
     return tl.where(value < 0, -whole, whole)

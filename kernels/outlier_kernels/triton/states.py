@@ -1,8 +1,8 @@
-"""The statistics of a trace from one read of each hidden state, and what the host is to know of it from one report.
+"""The statistics of a trace from one read of each hidden state, and a report from which the host learns the hits.
 
-A kernel a state: programs leave what they find of their tiles, the last one of a strip of features and of a block of
-tokens adds up what is there, and the last of all adds it to the statistics. Nothing waits for the device until a
-report is read. A median is selected by histograms of the magnitudes' bits, which are in their order.
+There is one kernel per state: programs store results of their tiles, the last program of a strip of features and that
+of a block of tokens sum them up, and the last of all adds them to the statistics. Nothing waits for the device until a
+report is read. A median is selected by histograms of the magnitudes' bits, whose order is that of the magnitudes.
 """
 
 import numpy as np
@@ -15,28 +15,31 @@ from outlier_kernels.triton import launch, room
 
 __all__ = ["add", "add_residual", "serves"]
 TILE = {"TOKENS": 8, "FEATURES": 128, "STEPS": 4, "num_warps": 8}
-NOTHING, MAGNITUDES, HITS = range(3)  # what is kept of each entry
+NOTHING, MAGNITUDES, HITS = range(3)  # the record of each entry
 MOST = 1 << 9  # states in a report
-LEAST_ROOM = 1 << 20  # hits of which a report has room, at least
-SUMS = tl.constexpr(10)  # of a block: four powers of all tokens and of the rest, and their kurtoses
+LEAST_ROOM = 1 << 20  # least number of hits that a report has room for
+SUMS = tl.constexpr(10)  # per block: four power sums of all tokens and of the rest, and their kurtoses
 BINS = tl.constexpr(1 << 16)
-FAR = tl.constexpr(2**31 - 1)  # from every place
-# Of float32's bits those that a bin leaves out, and the first bin that is not that of 0, less one: numbers of 16 bits
-# have a bin each, those of 32 bits need another histogram.
+FAR = tl.constexpr(2**31 - 1)  # larger than every place
+# The number of float32's bits that a bin drops, and the first nonzero bin minus one: 16-bit numbers
+# have a bin each, 32-bit numbers need a second histogram.
 BITS = {torch.float32: (15, 0), torch.bfloat16: (16, 0), torch.float16: (13, (103 << 10) - 1)}
 
 
 class Report:
-    """The report of the kernels of some states, on their device: int32, how many hits are listed by now, of each state
-    the same when it ended, and its first feature that is not finite or -1; and the list, features and values."""
+    """The report of the kernels on the states of a device, in its memory.
+
+    table: int32; how many hits are listed so far; the same number after each state; and each state's first feature that
+    is not finite, or -1. listed: the hits, as features and values.
+    """
 
     def __init__(self, device: torch.device):
         self.device, self.table = device, torch.zeros(1 + 2 * MOST, dtype=torch.int32, device=device)
         self.places: list[object] = []
-        self.listed, self.expected = None, 0  # hits at most
+        self.listed, self.expected = None, 0  # upper bound of the listed hits
 
     def begin(self, found: Found, place: object, entries: int) -> None:
-        """Have a place for one more state; entries: of the state, if its hits are listed, else 0."""
+        """Reserve a place for one more state. entries: of the state if its hits are listed, otherwise 0."""
         if len(self.places) == MOST or (self.listed is not None and self.expected + entries > len(self.listed)):
             self.read(found)
         if entries and (self.listed is None or len(self.listed) < entries):
@@ -47,7 +50,11 @@ class Report:
         self.expected += entries
 
     def read(self, found: Found) -> None:
-        """Wait for all states, and give their hits to those that were found."""
+        """Wait for all states and append their hits to `found`.
+
+        Raises:
+            NotFinite: one of the states holds NaN or inf.
+        """
         if not self.places:
             return
         count, *ends = self.table.tolist()
@@ -55,7 +62,7 @@ class Report:
             if feature >= 0:
                 raise NotFinite(feature, place)
         if count:
-            hits = self.listed[:count].cpu().numpy().view(HIT)[:, 0].copy()  # the interpreter's list is written again
+            hits = self.listed[:count].cpu().numpy().view(HIT)[:, 0].copy()  # the interpreter reuses the list
             for place, of_state in zip(self.places, np.split(hits, ends[: len(self.places)]), strict=False):
                 found.append(place, of_state)
             self.table[:1].zero_()
@@ -63,7 +70,7 @@ class Report:
 
 
 def _report(state: State, listed: bool) -> Report:
-    """The report of the states of a device, which has a place for one more."""
+    """Return the report of the state's device, with a place reserved for the state."""
     device, reports = state.x.device, state.found.reports
     report = reports.get(device) or reports.setdefault(device, Report(device))
     report.begin(state.found, state.place, state.x.numel() if listed else 0)
@@ -97,8 +104,8 @@ def _kept(kept: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _spaces(device: torch.device, blocks: int, strips: int) -> tuple[torch.Tensor, ...]:
-    """Numbers that programs leave to others, in float32, in float64 and whole ones; and tickets, which the last program
-    of a launch leaves as they are here."""
+    """Make scratch memory for the programs' results in float32, float64 and int32; and tickets, which the last program
+    of a launch restores to 0."""
     features, tokens = strips * TILE["FEATURES"], blocks * TILE["TOKENS"] * TILE["STEPS"]
     return (
         torch.empty(2 * blocks * (features + strips), device=device),
@@ -133,8 +140,8 @@ def add_residual(state: State, limits: tuple[float, float], massive: torch.Tenso
 
 
 def _bins(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """A histogram, which the last program of a launch leaves empty; and the bin of the median, its rank there, its bits
-    and those of the largest magnitude."""
+    """Make a histogram, which the last program of a launch leaves empty; and room for the median's bin, its rank there,
+    its bits, and those of the largest magnitude."""
     return torch.zeros(BINS.value, dtype=torch.int32, device=device), torch.empty(4, dtype=torch.int32, device=device)
 
 
@@ -174,7 +181,7 @@ def add_tile(
         token = (block * STEPS + step) * TOKENS + tl.arange(0, TOKENS)
         value, inside, entry = tile_of(x, token, feature, sizes)
         magnitude = tl.abs(value)
-        hit = magnitude >= alpha  # never of the zeros outside
+        hit = magnitude >= alpha  # never true for the zeros outside
         if KEEPS == 1:
             keep_largest(kept + entry, magnitude, inside)
         if KEEPS == 2:
@@ -350,7 +357,8 @@ def find_massive(
 
 @triton.jit
 def tile_of(x, token, feature, sizes):
-    """Entries of some tokens and features in float32, 0 outside; which are inside, and their numbers."""
+    """Load entries of some tokens and features in float32, 0 outside; return them, which are inside, and their
+    numbers."""
     tokens, features, token_stride, feature_stride = sizes
     token, feature = token[:, None].to(tl.int64), feature[None, :].to(tl.int64)
     inside = (token < tokens) & (feature < features)
@@ -377,7 +385,7 @@ def list_hits(table, listed, hit, count, value, feature):
 
 @triton.jit
 def stronger(strongest, of_most, magnitude, token):
-    """The largest magnitude of each feature so far and its first token, after more tokens."""
+    """Update the largest magnitude of each feature and its first token with more tokens."""
     most = tl.max(magnitude, axis=0)
     first = tl.min(tl.where(magnitude == most[None, :], token[:, None], FAR), axis=0)
     return tl.maximum(strongest, most), tl.where(most > strongest, first, of_most)
@@ -385,7 +393,7 @@ def stronger(strongest, of_most, magnitude, token):
 
 @triton.jit
 def leave_entry(largest, entries, program, programs, strongest, of_most, feature, bad):
-    """Leave the largest magnitude of a program, its first feature and that one's first token; and the first feature
+    """Store the largest magnitude of a program, its first feature and that feature's first token; and the first feature
     with a number that is not finite."""
     most = tl.max(strongest)
     first = tl.min(tl.where(strongest == most, feature, FAR))
@@ -397,7 +405,7 @@ def leave_entry(largest, entries, program, programs, strongest, of_most, feature
 
 @triton.jit
 def left(address, place, mask, other):
-    """Numbers that other programs have left."""
+    """Load numbers that other programs stored, bypassing the first-level cache."""
     return tl.load(address + place, mask=mask, other=other, cache_modifier=".cg")
 
 
@@ -408,8 +416,8 @@ def increase(address, value, mask):
 
 @triton.jit
 def join_entry(largest, strongest, entries, programs, x, ids, sizes, table, state, STATES: tl.constexpr):
-    """Put the largest entry in the place of the largest so far, unless that comes later in their order, and report;
-    returns its magnitude."""
+    """Replace the largest entry so far by that of a state, if it comes later in their order; write the state's report,
+    and return the magnitude."""
     most, first = tl.full((1024,), -1.0, tl.float32), tl.full((1024,), FAR, tl.int32)
     bad, earliest = first, first
     for start in range(0, programs, 1024):
@@ -448,7 +456,7 @@ def join_entry(largest, strongest, entries, programs, x, ids, sizes, table, stat
 
 @triton.jit
 def leave_kurtoses(of_blocks, powers, block, blocks, strips, tokens, features, TOKENS: tl.constexpr):
-    """Leave the powers of a block's tokens, summed, and their kurtoses: of all, and without position 0."""
+    """Store the summed powers of a block's tokens and their kurtoses, for all positions and without position 0."""
     token = block * TOKENS + tl.arange(0, TOKENS)
     first, second = tl.zeros((TOKENS,), tl.float64), tl.zeros((TOKENS,), tl.float64)
     third, fourth = tl.zeros((TOKENS,), tl.float64), tl.zeros((TOKENS,), tl.float64)
@@ -493,7 +501,7 @@ def one_of(numbers, place):
 
 @triton.jit
 def kurtosis(mean, square, cube, fourth):
-    """`reference_states.kurtosis`."""
+    """Compute `reference_states.kurtosis`."""
     variance, of_mean = square - mean * mean, mean * mean
     central = fourth - 4 * mean * cube + 6 * of_mean * square - 3 * of_mean * of_mean
     constant = variance <= 1e-14 * square
@@ -502,7 +510,8 @@ def kurtosis(mean, square, cube, fourth):
 
 @triton.jit
 def select(bins, rank):
-    """The bin of the entry of a rank, and how many entries are in those before it; the bins are emptied."""
+    """Return the bin that holds the entry of a rank, and the number of entries in the bins before it; empty the
+    bins."""
     chosen, before, total = 0, 0, 0
     for start in range(0, BINS, 2048):
         place = bins + start + tl.arange(0, 2048)

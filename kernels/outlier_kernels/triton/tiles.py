@@ -1,4 +1,4 @@
-"""Shapes of the product's tiles, by architecture, what follows the product, and what is multiplied."""
+"""Tile shapes of the product, by architecture, number of tiles, and inputs."""
 
 from functools import cache
 from typing import NamedTuple
@@ -17,29 +17,28 @@ class Tile(NamedTuple):
 
     @property
     def blocks(self) -> dict[str, int]:
-        """The arguments of a launch."""
         names = ("BLOCK_ROWS", "BLOCK_COLUMNS", "BLOCK_DEPTH", "num_warps", "num_stages")
         return dict(zip(names, self, strict=True))
 
 
-FEW = 32  # rows that a program of `few.multiply_few` takes, which are all
-# Capability, and whether inputs are 16 bits wide and absmax: tiles from the largest to the smallest. Others need more
-# registers, for zeropoint terms in float64 or for the digits of float32 outliers. The light ones of 9.0 were measured
-# on an H100 (commit 5a5d541), the others were not. Those of 8.0 stay under 99 KiB of shared memory, which is what 8.6,
-# 8.9 and 12.0 have.
+FEW = 32  # most tokens of `few.multiply_few`, each of whose programs takes all
+# By capability, and whether inputs are 16 bits wide and absmax ("light"): tiles, the largest first. Other inputs need
+# more registers, for zeropoint terms in float64 or for the digits of float32 outliers. The light tiles of 9.0 were
+# measured on an H100 (commit 5a5d541), the others were not. Those of 8.0 fit 99 KiB of shared memory, the limit of
+# 8.6, 8.9 and 12.0.
 TILES = {
     ((8, 0), True): (Tile(128, 128, 64, 4, 4), Tile(64, 128, 128, 4, 4), Tile(64, 64, 128, 4, 4)),
     ((8, 0), False): (Tile(64, 128, 128, 8, 4), Tile(64, 64, 128, 4, 4)),
     ((9, 0), True): (Tile(128, 128, 128, 4, 3), Tile(64, 128, 128, 4, 4), Tile(64, 64, 128, 4, 3)),
     ((9, 0), False): (Tile(64, 128, 128, 8, 4), Tile(64, 64, 128, 4, 3)),
 }
-WAVES = 1.5  # of programs for all multiprocessors, with which the largest tile is the fastest
+WAVES = 1.5  # programs per multiprocessor from which on the largest tile is the fastest
 
 
 @cache
 def choose(matrices: int, rows: int, columns: int, light: bool, device: torch.device) -> Tile:
-    """The largest tile of which there are enough for a device, else the smallest; the tiles are those of capability 8.0
-    on every device that has none of its own.
+    """Return the largest tile that gives a device enough programs, or else the smallest; devices without tiles of their
+    own use those of capability 8.0.
 
     light: whether inputs are 16 bits wide and absmax.
     """
