@@ -57,8 +57,8 @@ def multiply(
         of_left, of_right: the codes of (..., m, k) and (..., n, k); with zero points only for a single matrix. The
             left codes may be followed by more rows.
         left: values of outliers in their precision: float (..., m, k).
-        right: the outliers' factors: float (..., n, k), or the codes of `of_right` for all features, to which its scales
-            are applied.
+        right: the outliers' factors: float (..., n, k), or the codes of `of_right` for all features, to which its
+            scales are applied.
         outliers: the outlier features of each matrix; None for none.
         bias: (n,).
 
