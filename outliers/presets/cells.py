@@ -102,7 +102,6 @@ class Cells(Calibrated, Parameters):
         return {field: getattr(self, field) for field in self.model_fields_set if field in record.model_fields}
 
     def plans(self) -> list[Plan]:
-        """Return the cells of every metric of every model under every variant."""
         for variant in self.variants:
             if variant.needs_trace:
                 raise UserError(

@@ -64,7 +64,6 @@ class Damage(OfSchemes, OfOneModel, Calibrated):
     )
 
     def plans(self) -> list[Plan]:
-        """Return the cells for the damage by each scheme, cache or other model."""
         subject = Causal(self.model, self.revision, self)
         caches = [Cached(Formats.read(cache)) for cache in self.caches]
         variants: list[Damaging] = [*caches, *map(Against, self.against)]
@@ -138,7 +137,6 @@ def _cells(
 
 
 def _places(variant: Damaging, by: Collection[str], draws: int) -> list[Metric]:
-    """Return the metrics of single places of a variant."""
     fields = ("role", "layer", "head") if isinstance(variant, Cached) else ("role", "layer", EXPERT)
     instead = {"layer": Layers(draws=draws)} if isinstance(variant, Against) else {}
     return [instead.get(field) or Places(by=field, draws=draws) for field in fields if field in by]

@@ -62,7 +62,6 @@ class OneModel(OfOneModel):
     )
 
     def plans(self) -> list[Plan]:
-        """Return the cells for the row of Table 4 and for the whole trace, which is stored."""
         files = {"tokens": self.by_token, "imatrix": self.imatrix, "masks": self.masks}
         metric = KeptTrace(roles=OF_EVERY_STACK, alpha=self.alpha, attention=True, details=True, **files)
         subject = MaybeUnlabelled(self.model, self.revision, self)

@@ -76,7 +76,6 @@ class Account(OfOneModel):
     seed: int = Field(default=0, description="Seed of random draws.", ge=0, lt=2**63)
 
     def plans(self) -> list[Plan]:
-        """Return the cells of the parts of the account, for the given features or those that a trace finds."""
         if unknown := sorted(set(self.by).difference(PARTS)):
             raise unknown_name("part of the account", unknown[0], PARTS)
         subject = ToAccount(self.model, self.revision, self)
@@ -122,7 +121,6 @@ def _attends(config: Any) -> bool:
 
 
 def _shows_keys(config: Any) -> bool:
-    """Return whether the products of attention can be read."""
     from outliers.metrics.keys import check_shows  # late, for it imports torch
     from outliers.models.skeleton import skeleton
 

@@ -137,7 +137,6 @@ class Search:
         return [self.cell_of(stage, self.set_of(choices), fields) for choices, fields in zip(sets, about, strict=True)]
 
     def cell_of(self, stage: str, variant: Quantized, about: dict) -> Cell:
-        """Return the cell for the perplexity under a variant on the blocks of a stage."""
         subject = self.searched if stage == SEARCH else self.confirmed
         draws = 1 if stage == SINGLE else self.draws
         return Cell(subject, variant, Perplexity(draws=draws), {"stage": stage} | about)

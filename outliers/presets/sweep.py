@@ -37,7 +37,6 @@ class Experiment(OfSchemes, Calibrated):
     draws: Draws = 1
 
     def plans(self) -> list[Plan]:
-        """Return the cells for perplexity of each model under each scheme, ordered so that weight codes are shared."""
         subjects = [MaybeUnlabelled(name, self.revision, self) for name in self.models]
         return [Plan(subject, _stages(subject, self.quantized, self.draws)) for subject in subjects]
 

@@ -92,7 +92,6 @@ class Training(Spread):
             check_model(name)
 
     def plans(self) -> list[Plan]:
-        """Return one cell for each run and seed."""
         metric = records.Training(alpha=self.alpha, watched=self.watched, schemes=self.schemes, draws=self.draws)
         subjects = [TrainingRun(label, run, seed, self) for label, run in self.runs.items() for seed in self.seeds]
         return [Plan.of(subject, [Cell(subject, EXACT, metric)]) for subject in subjects]

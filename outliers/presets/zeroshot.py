@@ -29,7 +29,6 @@ class ZeroShot(OfSchemes, Spread):
     alpha: Threshold = ALPHA
 
     def plans(self) -> list[Plan]:
-        """Return the cells of every task for each model under each scheme, ordered so that weight codes are shared."""
         metrics = [records.ZeroShot(task=task, **self.model_dump(include={"data", "limit"})) for task in self.tasks]
         subjects = [Pretrained(name, self.revision, self) for name in self.models]
         pairs = list(product(self.quantized, metrics))

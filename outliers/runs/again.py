@@ -68,7 +68,6 @@ def _key(command: str, spec: Named | None, *files: Path) -> str:
 
 
 def _files_named(spec: Named) -> list[Path]:
-    """Return the existing files of models and texts that a specification names."""
     files = [path for path in map(Path, named(spec, OF_A_FILE)) if path.exists()]
     return files + [file for name in named(spec, OF_A_MODEL) for file in _files_of(local_place(name))]
 
@@ -160,7 +159,6 @@ def keep(folder: Path, specs: Sequence[Named], key: str | None, command: str, wr
 
 
 def _earlier(folder: Path) -> list[Path]:
-    """Return the pages of earlier requests, oldest first."""
     try:
         return sorted((folder / EARLIER).glob(f"*/{PAGE}"), key=lambda page: page.stat().st_mtime_ns)
     except OSError:  # such as a name that is too long, which the run refuses

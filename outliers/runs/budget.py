@@ -166,7 +166,6 @@ def _pace(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _memory(need: Need, room: Room) -> str:
-    """Return a line about the memory, disk and download that a model needs."""
     kind = "GPU memory" if room.gpus else "memory"
     free = f"{size(room.gpus or room.memory)} are free"
     host = f", {size(need.host)} of the host's memory" * bool(need.host)

@@ -217,7 +217,6 @@ class Cluster:
         return max(1, min(most, math.ceil(share * most)))
 
     def _nodes(self) -> list[dict[str, float]]:
-        """Return the resources of each machine of the cluster."""
         names = ("CPU", "GPU", "memory")
         return [{name: node["Resources"].get(name, 0) for name in names} for node in self.ray.nodes() if node["Alive"]]
 

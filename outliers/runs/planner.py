@@ -175,7 +175,6 @@ class Planner:
         return failed_rows
 
     def _facts(self, cells: list[Cell]) -> tuple[dict[Cell, dict], Failures]:
-        """Return the facts of cells, and the failures of those whose facts cannot be determined."""
         subjects = {id(cell.subject): cell.subject for cell in cells}
         by_subject = [[cell for cell in cells if id(cell.subject) == key] for key in subjects]
         found: dict[Cell, dict | MeasurementFailed] = {}
@@ -301,7 +300,6 @@ class Planner:
         return weights
 
     def _parts(self, bundle: list[Cell], count: int) -> list[slice]:
-        """Return the parts in which the text of a bundle is measured, if there are `count` bundles."""
         blocks = len(bundle[0].subject.blocks)
         return self.engine.parts(blocks, count) if bundle[0].metric.measurement.splits else [slice(0, blocks)]
 
@@ -321,7 +319,6 @@ class Planner:
         }
 
     def _row(self, cell: Cell, parts: list[tuple], facts: dict[Cell, dict]) -> Row:
-        """Return the row of a cell from its answers for each part of the text."""
         answers, _, spent = zip(*parts, strict=True)
         with naming(cell.subject.name, cell.variant.name):
             values = cell.metric.measurement.values(cell, [answer for (answer,) in answers])

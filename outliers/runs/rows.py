@@ -98,7 +98,6 @@ KINDS |= dict.fromkeys(("name", "variant"), TEXT)  # of a metric, and beside it
 
 
 def _check(asked: object, facts: object, values: object, made: object) -> None:
-    """Raise ValueError unless these are the parts of a row."""
     _check_object("asked", asked, ("metric", "subject", "variant"), 3)
     _check_fields("asked.metric", asked["metric"], ("name",))
     _check_fields("asked.subject", asked["subject"])
@@ -262,7 +261,6 @@ class Rows:
         return any(key.startswith(beginning) for key in self._lines)
 
     def add(self, *rows: Row) -> None:
-        """Write rows, see `append`."""
         for row, line in zip(rows, append(self.folder, rows), strict=True):
             self._keep(row, line)
 
@@ -412,7 +410,6 @@ def _mend(path: Path, torn: bytes) -> None:
 
 
 def _move_aside(path: Path, torn: bytes) -> None:
-    """Copy a torn line to a new file beside the rows."""
     numbers = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
     places = (path.with_name(f"{path.name}.torn{number}") for number in numbers)
     aside = next(place for place in places if not os.path.lexists(place))

@@ -37,7 +37,6 @@ LARGEST_LAYER = 131_072  # features: the sum of so many products of codes fits i
 
 
 def _line(value: str) -> str:
-    """Return a value that can be a name or a path; raise ValueError for any other."""
     if not value or not is_line(value):
         raise ValueError("expected text in one line")
     if len(value.encode()) > LONGEST_PATH or max(len(part.encode()) for part in value.split("/")) > LONGEST_NAME:
@@ -69,7 +68,6 @@ def text_label(text) -> str:
 
 
 def _name(value: str) -> str:
-    """Return a value that names a folder in `results`, or one nested there; raise ValueError for any other."""
     if not re.fullmatch(r"\w[\w.@-]*(/\w[\w.@-]*)*", _line(value)):
         raise ValueError("expected letters, digits and any of _ . @ -, and / between folders")
     return value

@@ -99,7 +99,6 @@ class Named(Checked):
 
     @property
     def folder(self) -> Path:
-        """The default folder of the results."""
         return Path("results") / self.name
 
     @property

@@ -210,7 +210,6 @@ class Causal(Pretrained):
 
     @functools.cached_property
     def _sized(self) -> tuple:
-        """The blocks with their `sizes`."""
         from outliers.text.blocks import Cut
 
         text = self._text
@@ -252,7 +251,6 @@ class Causal(Pretrained):
 
     @property
     def seeds(self) -> int:
-        """How many times the text is in the blocks."""
         return getattr(self.blocks, "seeds", 1)
 
     def check(self, cells: Iterable[Cell]) -> None:

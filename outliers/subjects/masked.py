@@ -108,7 +108,6 @@ def _predicting(
 
 
 def _ends(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
-    """Return the tokens that begin and end a sequence."""
     firsts, lasts = (tokenizer.cls_token_id, tokenizer.bos_token_id), (tokenizer.sep_token_id, tokenizer.eos_token_id)
     ends = [next((token for token in tokens if token is not None), None) for tokens in (firsts, lasts)]
     if None in ends:

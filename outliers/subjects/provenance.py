@@ -80,7 +80,6 @@ def hash_of(places: list[Path]) -> str:
 
 
 def _sources(places: list[Path]) -> Iterator[tuple[str, bytes]]:
-    """Yield relative path and content of each source file and table."""
     for place in places:
         for path in [place] if place.is_file() else sorted(place.rglob("*")):
             if path.suffix in (".py", ".yaml"):
@@ -235,7 +234,6 @@ def _names(gpus: list[str]) -> str:
 
 
 def _processor() -> str:
-    """Return the name of the processor and its number of cores."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()} cores"

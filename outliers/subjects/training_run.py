@@ -100,7 +100,6 @@ class TrainingRun(Subject):
 
     @property
     def _corpus(self) -> "Corpus":
-        """The corpus of the pocket ladder, read once per process."""
         settings = self.settings
         return _prepared(settings.c4, settings.wikitext, settings.work)
 

@@ -43,7 +43,6 @@ def printing() -> Iterator[None]:
 
 
 def _is_closed(stream: TextIO) -> bool:
-    """Return whether writing to a stream fails."""
     try:
         print(file=stream, flush=True)
     except OSError:

@@ -77,7 +77,6 @@ class Progress(tqdm):
 
     @property
     def age(self) -> float:
-        """Seconds since the run began."""
         return self.clock() - self.start
 
     def expect(self, steps: Steps) -> None:
