@@ -121,13 +121,19 @@ class Stream:
                 )
         self.numbers = {layer.path: layer.number for layer in layers_of(model)}
         self.stored, self.absent = checkpoint.tensors, checkpoint.absent(model)
+        parameters = {name for name, _ in model.named_parameters()}
+        self.to_hash = {name for name in self.stored if self._number(name) is not None and name in parameters}
+        tied = getattr(model, "all_tied_weights_keys", None) or {}  # such as of a block that several layers share
+        self.stored = self.stored | {
+            name: self.stored[first]
+            for name, first in tied.items()
+            if self._number(name) is not None and name in self.absent and first in self.stored
+        }
         self.dtypes = {name: dtype_of(model, name) for name in self.stored}
         # Of states between layers: T5's are float32 behind the first layer of a float16 model, because its wo is.
         self.widest = functools.reduce(torch.promote_types, self.dtypes.values(), self.dtype)
         self.last = AS_IT_IS  # the variant whose last hidden states were put out last
         self.taken: Counter = Counter()  # bytes by device, of what is kept of blocks while they pass
-        parameters = {name for name, _ in model.named_parameters()}
-        self.to_hash = {name for name in self.stored if self._number(name) is not None and name in parameters}
         self.lines: list[str] = []  # of what was hashed, see `outliers.models.load.line_of`
 
     def __deepcopy__(self, _memo) -> "Stream":
@@ -147,6 +153,11 @@ class Stream:
         try:
             for name in names:
                 put(model, name, self.stored[name], self.name, self.device, self.dtypes[name])
+            if lacking := next((name for name, one in layer.named_parameters() if one.is_meta), None):
+                raise UserError(
+                    f"'{lacking}' of layer {number} is not in the files of '{self.name}', nor tied to what is; run it "
+                    "without --stream"
+                )
             for name in self._names(number + 1):
                 for file, start, end in self.stored[name].spans:
                     file.will_need(start, end)
