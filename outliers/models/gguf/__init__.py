@@ -1,4 +1,4 @@
-"""GGUF files: their header, their tensors, their tokenizer, and the rotary scaling that transformers leaves out."""
+"""GGUF files: their headers, tensors and tokenizers, and the rotary scaling that transformers does not read."""
 
 from outliers.models.gguf.reader import check_tensors, read_config, read_tensors, stored_type, unread_fields
 from outliers.models.gguf.tokenizer import read_tokenizer

@@ -1,7 +1,7 @@
-"""Fields of a GGUF header that say how a model computes, and what of a configuration each of them sets.
+"""The header fields of a GGUF file that define a model's computation, and what each sets in a configuration.
 
-transformers reads some of them, for some architectures, and passes over the others. A field that llama.cpp knows and
-that sets nothing here is refused, unless its value changes nothing.
+transformers reads some of them, for some architectures, and ignores the others. A field that llama.cpp knows and that
+sets nothing here is refused, unless its value has no effect.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from outliers.errors import UserError, shown
 from outliers.models.gguf.header import Header
 from outliers.models.gguf.rotary import READ as ROTARY
 
-OTHER_NAMESPACES = ("adapter.", "clip.", "diffusion.", "xielu.")  # of what is no model that transformers computes
+OTHER_NAMESPACES = ("adapter.", "clip.", "diffusion.", "xielu.")  # of things other than models of transformers
 EPSILON = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps")
 
 
@@ -44,18 +44,21 @@ def _has_windows(config: PretrainedConfig) -> bool:
 
 
 def _layer_types(value, config: PretrainedConfig) -> list[str]:
-    """Kinds of attention by whether a layer has a window; a number says of how many the last one has none."""
+    """Return the kind of attention of each layer, from a list of flags for windows, or a period.
+
+    In a period of n layers, the last one has no window.
+    """
     layers = range(config.num_hidden_layers)
     windows = value if isinstance(value, list) else [bool(value) and layer % value < value - 1 for layer in layers]
     return ["sliding_attention" if window else "full_attention" for window in windows]
 
 
 class Field(NamedTuple):
-    """A field of a header and what it sets in a configuration.
+    """A header field and what it sets in a configuration.
 
-    attributes: names of it in configurations, of which a configuration's first is set. harmless: whether a value
-    changes nothing in a model whose configuration has no such attribute. made: what the attribute holds for a value.
-    used: whether a model of a configuration looks at the attribute.
+    attributes: its names in configurations, of which the first that a configuration has is set. harmless: whether a
+    value has no effect in a model whose configuration lacks the attributes. made: converts the value to that of the
+    attribute. used: whether a model of a configuration reads the attribute.
     """
 
     attributes: tuple[str, ...] = ()
@@ -89,7 +92,7 @@ FIELDS = {
         lambda value, config: value == 0 or abs(value * _head_width(config) ** 0.5 - 1) < 1e-6,
         lambda value, config: round(value**-2) if "query_pre_attn_scalar" in fields_of(config) else value,
     ),
-    "attention.sliding_window_pattern": Field(("layer_types",), made=_layer_types),  # before what depends on it
+    "attention.sliding_window_pattern": Field(("layer_types",), made=_layer_types),  # before fields that depend on it
     "attention.sliding_window": Field(
         ("sliding_window",),
         lambda value, config: value == 0 or value >= (getattr(config, "max_position_embeddings", None) or value + 1),
@@ -128,12 +131,12 @@ FIELDS = {
     "rope.dimension_sections": Field(),
     "rope.scaling.yarn_log_multiplier": Field(),
     "rope.scaling.yarn_attn_factor": Field((), _only(1)),
-    # what llama.cpp reads and does not compute with, or not for logits
+    # fields that llama.cpp reads and does not compute with, or not for logits
     "tensor_data_layout": Field((), _any),
     "pooling_type": Field((), _any),
     "classifier.output_labels": Field((), _any),
 }
-# Fields of which transformers makes a configuration by rules of an architecture; stablelm's is by its tensors.
+# Fields that transformers converts by rules of an architecture; stablelm's follows from its tensors.
 BY_TRANSFORMERS = {
     "stablelm": ("use_parallel_residual",),
     "lfm2": ("attention.head_count_kv", "shortconv.l_cache"),
@@ -147,7 +150,7 @@ BY_TRANSFORMERS = {
         ),
     ),
 }
-# Attributes that say whether projections have biases, which no field does: the tensors do, by the ends of their names.
+# Attributes for biases of projections, which no field holds: they follow from the tensors whose names end so.
 BIASES = {
     "attention_bias": ("attn_q.bias", "attn_qkv.bias"),
     "use_qkv_bias": ("attn_q.bias",),
@@ -159,12 +162,12 @@ BIASES = {
 
 
 def fields_of(config: PretrainedConfig) -> set[str]:
-    """The names of what a kind of configuration has; an object of it may hold others, which nothing reads."""
+    """Return the attribute names of a configuration's class; an object may have others, which no model reads."""
     return {*type(config).__dataclass_fields__, *config.attribute_map}
 
 
 def _known_to_llama_cpp(keys: type = gguf.Keys) -> Iterator[str]:
-    """The fields of an architecture, without its name, that the package gguf lists."""
+    """Yield the fields of an architecture, without its name, that the package gguf lists."""
     for value in vars(keys).values():
         if isinstance(value, type):
             yield from _known_to_llama_cpp(value)
@@ -173,7 +176,7 @@ def _known_to_llama_cpp(keys: type = gguf.Keys) -> Iterator[str]:
 
 
 def with_one_value(header: Header) -> Header:
-    """The header with one value of each field that has the same for each layer; refuse one that differs."""
+    """Replace per-layer lists of equal values in a header by the value; refuse a list with different values."""
     kept = BY_TRANSFORMERS.get(header.architecture, ())
     fields = dict(header.fields)
     for key in FIELDS:
@@ -190,10 +193,10 @@ def with_one_value(header: Header) -> Header:
 
 
 def say_fields(config: PretrainedConfig, header: Header, file: Path) -> list[str]:
-    """Give a configuration what the fields of a header say; return the names of fields that llama.cpp does not know.
+    """Set a configuration's attributes from the fields of a header; return the names of fields unknown to llama.cpp.
 
     Raises:
-        UserError: a field says something that a model of the configuration does not compute, or one is missing.
+        UserError: a field has a value that a model of the configuration does not compute with, or one is missing.
     """
     prefix, own = f"{header.architecture}.", fields_of(config)
     known, settled = set(_known_to_llama_cpp()), (*ROTARY, *BY_TRANSFORMERS.get(header.architecture, ()))
@@ -217,7 +220,7 @@ def say_fields(config: PretrainedConfig, header: Header, file: Path) -> list[str
 
 
 def _check_there(config: PretrainedConfig, header: Header, file: Path) -> None:
-    """Refuse a file without a field that transformers would invent."""
+    """Raise UserError if a field is missing that transformers would invent."""
     needed = [("embedding_length",), ("attention.head_count",)] if hasattr(config, "num_attention_heads") else []
     needed += [tuple(key for key, field in FIELDS.items() if field.attributes is EPSILON)]
     for keys in needed:
@@ -226,7 +229,7 @@ def _check_there(config: PretrainedConfig, header: Header, file: Path) -> None:
 
 
 def _set(config: PretrainedConfig, field: Field, value, own: set[str]) -> bool:
-    """Give a configuration what a field says; false if its model does not compute so."""
+    """Set an attribute of a configuration from a field; return False if its model does not compute so."""
     attribute = next((name for name in field.attributes if name in own), None)
     if attribute is None or not field.used(config):
         return field.harmless(value, config)

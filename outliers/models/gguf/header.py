@@ -1,4 +1,4 @@
-"""GGUF files: what a header says, checked before anything is built of it, and the tensors."""
+"""GGUF headers, checked before anything is built from them, and the tensors of the file."""
 
 import functools
 import re
@@ -20,18 +20,18 @@ from outliers.models.internals import _read_metadata, _read_tensor_table
 from outliers.models.stored.tensors import WeightFile
 from outliers.models.weight_files import state_of
 
-# No more of a file than this is parsed, however long it claims to be; a vocabulary of 262,144 tokens takes 15 MB.
+# Only so many bytes of a file are parsed, however long its header claims to be; 262,144 tokens take 15 MB.
 LONGEST = 24 << 20
 MOST_ENTRIES = 1 << 16  # fields, or tensors
 SIZES = ("context_length", "embedding_length", "feed_forward_length", "attention.head_count", "attention.head_count_kv")
-BLOCKS_AT_ONCE = 1 << 14  # that are dequantized, whose numbers stay in the processor's cache
-PLACE = (b"no", b"count")  # fields of a part: its number, from 0, and that of all parts
-PLAIN = {"F32", "F16", "BF16"}  # types that hold numbers, not codes
+BLOCKS_AT_ONCE = 1 << 14  # blocks dequantized together, which fit the processor's cache
+PLACE = (b"no", b"count")  # fields of a file that is a part: its number, from 0, and the number of parts
+PLAIN = {"F32", "F16", "BF16"}  # types that are not quantized
 Made = TypeVar("Made")
 
 
 class Tensor(NamedTuple):
-    """A tensor of a file: its name there, its type, its shape as torch has it, and its bytes from where to where."""
+    """A tensor of a file: its name, type, shape in torch's order, and the range of its bytes."""
 
     name: str
     type: gguf.GGMLQuantizationType
@@ -41,7 +41,10 @@ class Tensor(NamedTuple):
 
 
 class Header(NamedTuple):
-    """The metadata of a file. fields: without lists of strings; of these, how many they are."""
+    """The metadata of a file.
+
+    fields: without lists of strings, which are replaced by their lengths.
+    """
 
     file: WeightFile
     fields: dict
@@ -49,15 +52,14 @@ class Header(NamedTuple):
 
     @property
     def architecture(self) -> str:
-        """The name of the architecture in llama.cpp."""
         return self.fields["general.architecture"]
 
     def of_model(self, field: str, default=None):
-        """A field of the architecture, such as "context_length"."""
+        """Return a field of the architecture, such as "context_length"."""
         return self.fields.get(f"{self.architecture}.{field}", default)
 
     def read(self, tensor: Tensor) -> np.ndarray:
-        """The numbers of a tensor, float32."""
+        """Read and dequantize a tensor, float32."""
         codes, numbers = self.file.read(tensor.start, tensor.end).numpy(), torch.empty(tensor.shape).numpy()
         block, size = gguf.GGML_QUANT_SIZES[tensor.type]
         for first in range(0, len(codes) // size, BLOCKS_AT_ONCE):
@@ -67,8 +69,8 @@ class Header(NamedTuple):
 
     @property
     def type(self) -> str | None:
-        """The type of most quantized weights, such as "Q4_1": as the file says, or else as its tensors are; None
-        where they are not."""
+        """The type of most quantized weights, such as "Q4_1", as the file states it, or from its tensors; None if
+        unquantized."""
         bytes_of = Counter()
         for tensor in self.tensors:
             bytes_of[tensor.type.name] += tensor.end - tensor.start
@@ -83,14 +85,14 @@ class Header(NamedTuple):
 
 @contextmanager
 def refusals(file: Path) -> Iterator[None]:
-    """Turn what the readers raise for a file that is not as it should be into one line."""
+    """Convert what the readers raise for an invalid file to one line."""
     try:
         yield
     except UserError:
         raise
     except OSError as error:
         raise UserError(f"cannot read '{file}' ({error.strerror or error})") from None
-    except Exception as error:  # the readers check little: what damage raises depends on where it is
+    except Exception as error:  # the readers check little: what damage raises depends on its place
         raise UserError(
             f"cannot read '{file}' ({reason_of(error, 150)}); expected a whole GGUF file of types that the package "
             "gguf dequantizes"
@@ -98,7 +100,7 @@ def refusals(file: Path) -> Iterator[None]:
 
 
 def remembered(read: Callable[[Path], Made]) -> Callable[[Path], Made]:
-    """Let what is made of a file be made anew when the file changes, and see `refusals`."""
+    """Cache what a function makes from a file until the file changes, with the errors of `refusals`."""
     of_state = functools.lru_cache(maxsize=4)(lambda file, _state: read(file))
 
     @functools.wraps(read)
@@ -111,9 +113,9 @@ def remembered(read: Callable[[Path], Made]) -> Callable[[Path], Made]:
 
 @remembered
 def read_header(path: Path) -> Header:
-    """Look at a file without reading its weights."""
-    # Not by the reader of the package gguf, which maps the file and makes objects of each token: that takes seconds and
-    # whatever memory the header claims to need. And not by the public reader of transformers, which knows fewer types.
+    """Read the header of a file without its weights."""
+    # The reader of the package gguf maps the file and makes an object for each token, which takes seconds and
+    # whatever memory the header claims to need. The public reader of transformers knows fewer types.
     if not path.is_file():  # opening a pipe would wait for its other end
         raise UserError(f"'{path}' is not a readable file; expected a GGUF file")
     file = WeightFile(path)
@@ -133,12 +135,12 @@ def read_header(path: Path) -> Header:
 
 
 def read_lists(path: Path, names: Collection[str]) -> dict:
-    """The fields of a file, with lists of strings for those of these names."""
+    """Return the fields of a file, including the lists of strings with these names."""
     return _read_metadata(_start_of(WeightFile(path)), "it", names)[0]
 
 
 def _start_of(file: WeightFile) -> np.ndarray:
-    """So many bytes of a file that its header is among them."""
+    """Return the first bytes of a file, enough for its header."""
     start = file.read(0, min(file.size, LONGEST)).numpy()
     content = start[:24].tobytes()
     if not content.startswith(b"GGUF"):
@@ -152,7 +154,7 @@ def _start_of(file: WeightFile) -> np.ndarray:
 
 
 def _tensor(name: str, shape: tuple[int, ...], code: int, offset: int, data: int) -> Tensor:
-    """A tensor of a file whose data begin at a byte."""
+    """Return a tensor of a file from its entry in the table; data: the byte at which tensors begin."""
     kind = gguf.GGMLQuantizationType(code)
     block, size = gguf.GGML_QUANT_SIZES[kind]
     if prod(shape) == 0 or shape[-1] % block:
@@ -162,7 +164,7 @@ def _tensor(name: str, shape: tuple[int, ...], code: int, offset: int, data: int
 
 
 def _check_architecture(start: np.ndarray, file: Path) -> None:
-    """The header names an architecture, without which transformers reads no field; later parts of a model do not."""
+    """Raise UserError unless the header names an architecture, which later parts of a split model do not."""
     if b"general.architecture" in (content := start.tobytes()):
         return
     numbers = [re.search(rb"split\." + name + rb"[\x02-\x05]\0\0\0(..)", content, re.DOTALL) for name in PLACE]
@@ -179,7 +181,7 @@ def _part(file: Path, number: int, count: int) -> UserError:
 
 
 def _check_kind(fields: dict, file: Path) -> None:
-    """The file holds a whole model, not a part of one, and nothing that is added to one."""
+    """Raise UserError unless the file has a whole model, not a part of one or an addition to one."""
     if (count := fields.get("split.count", 1)) > 1:
         raise _part(file, fields.get("split.no", 0), count)
     if (kind := fields.get("general.type", "model")) != "model":
@@ -187,7 +189,7 @@ def _check_kind(fields: dict, file: Path) -> None:
 
 
 def _check_places(header: Header) -> None:
-    """Every tensor has a name and bytes of its own within the file."""
+    """Raise UserError unless every tensor has a unique name and its own bytes within the file."""
     file, size = header.file.path, header.file.size
     for tensor in header.tensors:
         if tensor.end > size:
@@ -205,7 +207,7 @@ def _check_places(header: Header) -> None:
 
 
 def _check_sizes(header: Header, file: Path) -> None:
-    """The file is of a whole language model; one of more layers than it holds would take long to be built."""
+    """Raise UserError unless the file has a whole language model; too many claimed layers would take long to build."""
     claimed = header.of_model("block_count")
     if claimed is None:
         raise UserError(f"'{file}' does not state its number of layers; expected a language model")

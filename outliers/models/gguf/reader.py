@@ -1,7 +1,7 @@
-"""GGUF files as models: configuration, and tensors under the model's own names.
+"""GGUF files as models: the configuration, and the tensors under the model's own names.
 
-The file is read by transformers and by the package `gguf`. From transformers come what the configuration is, and what
-undoes the changes that llama.cpp makes to tensors; the package dequantizes them.
+transformers and the package `gguf` read the file. transformers makes the configuration, and undoes the changes that
+llama.cpp makes to tensors; `gguf` dequantizes them.
 """
 
 import re
@@ -29,9 +29,9 @@ from outliers.models.internals import (
 from outliers.models.skeleton import skeleton
 from outliers.models.stored.tensors import Lazy
 
-PROJECTIONS = ("attn_output", "ffn_gate", "ffn_down")  # beside one whose bias says that there are any, see BIASES
-ALIGNED = 64  # bytes, of which tensors of torch begin at multiples
-KINDS = {  # types of a field, as Python has it
+PROJECTIONS = ("attn_output", "ffn_gate", "ffn_down")  # whose biases may be missing while others, see BIASES, exist
+ALIGNED = 64  # bytes at whose multiples tensors of torch begin
+KINDS = {  # types of fields by their Python types
     bool: gguf.GGUFValueType.BOOL,
     int: gguf.GGUFValueType.INT64,
     float: gguf.GGUFValueType.FLOAT64,
@@ -40,21 +40,21 @@ KINDS = {  # types of a field, as Python has it
 
 
 def read_config(file: Path) -> PretrainedConfig:
-    """The configuration of a file's model; copy it before you change it."""
+    """Return the configuration of a file's model; copy it before changing it."""
     return _read_config(file)[0]
 
 
 def unread_fields(file: Path) -> list[str]:
-    """The fields of a file's architecture that neither llama.cpp nor `read_config` knows."""
+    """Return the fields of a file's architecture that neither llama.cpp nor `read_config` knows."""
     return _read_config(file)[1]
 
 
 @remembered
 def _read_config(file: Path) -> tuple[PretrainedConfig, list[str]]:
-    """The configuration of a file's model, and the names of fields that are not read.
+    """Return the configuration of a file's model, and the names of fields that are not read.
 
-    transformers takes seconds to read a vocabulary, and believes what a header claims. So it reads a file that has the
-    same fields and names of tensors, and nothing else.
+    transformers takes seconds to read a vocabulary, and trusts what a header claims. So it gets a file with the same
+    fields and names of tensors, and nothing else.
     """
     header = with_one_value(read_header(file))
     with tempfile.TemporaryDirectory() as folder:
@@ -82,25 +82,28 @@ def _read_config(file: Path) -> tuple[PretrainedConfig, list[str]]:
 
 @remembered
 def check_tensors(file: Path) -> None:
-    """Compare a file's tensors with those that its configuration asks for, as `read_tensors` does."""
+    """Compare a file's tensors with those that its configuration requires, as `read_tensors` does."""
     read_tensors(file, skeleton(read_config(file), torch.float32))
 
 
 def stored_type(file: Path) -> str | None:
-    """See `Header.type`."""
+    """Return the quantization type of a file, see `Header.type`."""
     return read_header(file).type
 
 
 def _say_feed_forward(config: PretrainedConfig, names: set[str]) -> None:
-    """Of T5 transformers takes every file for one with a gated ReLU and an output that is the embedding. As T5 has it,
-    what is gated is by GELU, and an embedding that is the output too is scaled."""
+    """Correct T5's configuration, for which transformers always assumes a gated ReLU and a tied head.
+
+    In T5, gated layers use GELU, and the outputs of a tied head are scaled.
+    """
     gated, tied = any(".ffn_gate." in name for name in names), "output.weight" not in names
     config.is_gated_act, config.scale_decoder_outputs = gated, tied
     config.dense_act_fn, config.feed_forward_proj = ("gelu_new", "gated-gelu") if gated else ("relu", "relu")
 
 
 def _check_scale(config: PretrainedConfig, file: Path) -> None:
-    """Refuse a Gemma whose scale of attention, which no file holds, is not the one that transformers takes for all."""
+    """Refuse a Gemma file whose attention scale is unknown and may differ from the one that transformers assumes for
+    all."""
     scale, width = getattr(config, "query_pre_attn_scalar", None), getattr(config, "head_dim", None)
     if scale is not None and scale != width:
         raise UserError(
@@ -110,7 +113,7 @@ def _check_scale(config: PretrainedConfig, file: Path) -> None:
 
 
 def _copy(writer: gguf.GGUFWriter, name: str, value) -> None:
-    """Write a field of a header, unless it is of the writer's own, of the vocabulary, or of rotary embeddings."""
+    """Write a header field, unless the writer adds it, or it is of the vocabulary or of rotary embeddings."""
     of_vocabulary = name.startswith("tokenizer.") and not name.endswith("_token_id")
     if name in ("general.architecture", "general.alignment") or of_vocabulary or ".rope.scaling." in name:
         return
@@ -121,18 +124,18 @@ def _copy(writer: gguf.GGUFWriter, name: str, value) -> None:
 
 
 def read_tensors(file: Path, model: PreTrainedModel) -> dict[str, Lazy]:
-    """The tensors of a model by its own names, each dequantized to float32 when it is read.
+    """Return the tensors of a model by its own names, each dequantized to float32 when it is read.
 
-    model: of the file's configuration, without values.
+    model: made from the file's configuration, without values.
 
     Raises:
-        UserError: the file does not hold all of the model, or something beside it.
+        UserError: the file lacks a part of the model, or has additional tensors.
     """
     with refusals(file):
         header, expected = read_header(file), model.state_dict()
         processor = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=model.config.to_dict())
-        # Of all modules below, transformers would make a table of all tensors each; those of the base model are enough,
-        # from which some architectures are converted without its prefix.
+        # transformers would build a table of all tensors for each module; the base model's is enough, because some
+        # architectures are converted without its prefix.
         prefix = f"{model.base_model_prefix}."
         inside = {name.removeprefix(prefix): None for name in expected if name.startswith(prefix)}
         base = _Names(model.config, inside, {})
@@ -152,9 +155,10 @@ def read_tensors(file: Path, model: PreTrainedModel) -> dict[str, Lazy]:
 
 
 def _without_biases(own_names: dict[str, str], absent: Collection[str]) -> set[str]:
-    """The biases of projections of which no layer has one in the file; transformers has one switch for several.
+    """Return the biases of projections that no layer has in the file; transformers has one switch for several
+    projections.
 
-    own_names: a model's names of tensors by those of the file. absent: the model's names that are not in the file.
+    own_names: the model's names of tensors by those in the file. absent: the model's names that are not in the file.
     """
     kinds = defaultdict(set)
     for name, own_name in own_names.items():
@@ -168,11 +172,11 @@ def _zeros(own_name: str, shape: tuple[int, ...]) -> Lazy:
 
 
 def _lazy(header: Header, own_name: str, shape: tuple[int, ...], parts: list[Tensor], process: Callable) -> Lazy:
-    """A tensor of a model; process: of transformers, undoes what llama.cpp did to a tensor."""
+    """Return a tensor of a model; process: the function of transformers that undoes llama.cpp's changes to a tensor."""
 
     def read() -> torch.Tensor:
         with refusals(header.file.path):
-            parsed = {"tensors": {}}  # where processors put what they make of several parts
+            parsed = {"tensors": {}}  # where processors put tensors that they make from several parts
             mapping = {name: own_name for part in parts for name in _names(part)}
             for part in parts:
                 made = process(header.read(part), part.name, tensor_key_mapping=mapping, parsed_parameters=parsed)
@@ -180,7 +184,7 @@ def _lazy(header: Header, own_name: str, shape: tuple[int, ...], parts: list[Ten
                 tensor = parsed["tensors"][own_name]
             else:
                 tensor = torch.from_numpy(np.require(made.weights, requirements=["C", "W"]))
-            if tensor.data_ptr() % ALIGNED:  # where a tensor begins changes how some processors round products with it
+            if tensor.data_ptr() % ALIGNED:  # alignment affects how some processors round products
                 tensor = tensor.clone()
             if tensor.shape != shape:
                 raise ValueError(f"'{own_name}' has the shape {tuple(tensor.shape)}, expected {shape}")
@@ -192,7 +196,8 @@ def _lazy(header: Header, own_name: str, shape: tuple[int, ...], parts: list[Ten
 def _check_complete(
     model: PreTrainedModel, parts: dict[str, list[Tensor]], unused: list[str], file: Path, zeros: Collection[str]
 ) -> None:
-    """The model's tensors are made of all tensors of the file, which can be dequantized."""
+    """Raise UserError unless the file has exactly the model's tensors; raise what gguf raises if it cannot
+    dequantize one."""
     expected = model.state_dict()
     missing = [tensor_name for tensor_name, _ in model.named_parameters() if tensor_name not in {*parts, *zeros}]
     wrong = [
@@ -211,7 +216,7 @@ def _check_complete(
 
 
 class _Names(NamedTuple):
-    """The methods of a module that transformers calls to find the names of its tensors in a file."""
+    """The part of a module's interface that transformers uses to find the names of its tensors in a file."""
 
     config: PretrainedConfig
     tensors: dict
@@ -225,5 +230,5 @@ class _Names(NamedTuple):
 
 
 def _names(tensor: Tensor) -> tuple[str, str]:
-    """The names by which a tensor may be known; those that become one parameter of all experts have no ".weight"."""
+    """Return the names a tensor may have; those joined to one parameter of all experts lack ".weight"."""
     return tensor.name, tensor.name.removesuffix(".weight")

@@ -1,4 +1,4 @@
-"""Rotary position embeddings as a GGUF file has them; transformers takes no more than their base from it."""
+"""The rotary position embeddings of a GGUF file, of which transformers reads only the base."""
 
 import copy
 import math
@@ -10,7 +10,7 @@ from transformers import ROPE_INIT_FUNCTIONS, PretrainedConfig
 from outliers.errors import UserError
 from outliers.models.gguf.header import Header
 
-# Llama 3.1 and 3.2: a file has the factors of all frequencies, of which the largest is `factor`.
+# Llama 3.1 and 3.2: the file has a factor for each frequency, of which the largest is `factor`.
 LLAMA3 = {
     "rope_type": "llama3",
     "low_freq_factor": 1.0,
@@ -19,7 +19,7 @@ LLAMA3 = {
 }
 FREQUENCIES = "rope_freqs.weight"
 SCALING = "rope.scaling."
-# Fields that are read here. The older name of a linear factor is in files of 2023.
+# Fields that are read here, including the name of a linear factor in files of 2023.
 READ = (
     *("rope.freq_base", "rope.freq_base_swa", "rope.dimension_count", "rope.dimension_count_swa", "rope.scale_linear"),
     *(f"{SCALING}{name}" for name in ("type", "factor", "attn_factor", "original_context_length", "finetuned")),
@@ -28,12 +28,12 @@ READ = (
 
 
 def say_rotary_parameters(config: PretrainedConfig, header: Header, file: Path) -> None:
-    """Give a configuration the rotary parameters that a file has: base, how many dimensions turn, and scaling."""
+    """Set a configuration's rotary parameters from a file: base, number of rotated dimensions, and scaling."""
     if not getattr(config, "rope_parameters", None):
         if found := [key for key in READ if header.of_model(key) is not None]:
             raise UserError(f"'{file}' says {found[0]}, and {config.model_type} has no rotary embeddings")
         return
-    # some have two kinds of layers, of which those with a window are not scaled
+    # some models have two kinds of layers, of which those with a window are not scaled
     parameters = config.rope_parameters.get("full_attention", config.rope_parameters)
     _say_base(parameters, "rope.freq_base", header, file)
     if "sliding_attention" in config.rope_parameters:
@@ -66,7 +66,7 @@ def _say_dimensions(parameters: dict, config: PretrainedConfig, header: Header, 
 
 
 def _say_scaling(parameters: dict, config: PretrainedConfig, header: Header, file: Path) -> None:
-    """As llama.cpp reads the fields: a factor is linear where no type is said, and none where it is 0 or absent."""
+    """Set the scaling as llama.cpp reads it: linear if no type is given, and none if the factor is 0 or absent."""
 
     def said(name: str, default):
         value = header.of_model(f"{SCALING}{name}", default)
@@ -81,7 +81,7 @@ def _say_scaling(parameters: dict, config: PretrainedConfig, header: Header, fil
     factor = header.of_model("rope.scale_linear", 0) if factor is None else factor
     factor = 1.0 if kind == "none" or not factor else factor
     attention = said("attn_factor", 1.0)
-    mixing = header.of_model(f"{SCALING}yarn_ext_factor", -1.0)  # negative for what the type has
+    mixing = header.of_model(f"{SCALING}yarn_ext_factor", -1.0)  # negative for the default of the type
     if mixing >= 0 and mixing != (kind == "yarn"):
         raise UserError(
             f"'{file}' mixes YaRN by a share of {mixing} into rotary embeddings that are scaled by '{kind}'; use "

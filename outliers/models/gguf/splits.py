@@ -1,7 +1,7 @@
 """The rules by which byte-level vocabularies split a text into words, by their names in `tokenizer.ggml.pre`.
 
-The names and the expressions are those of llama.cpp's table of 2026; where the table says that an expression stands in
-for another one of a model's own tokenizer.json, which llama.cpp's engine cannot read, it is the model's own.
+The names and expressions are from llama.cpp's table of 2026. Where the table replaces an expression of a model's
+tokenizer.json that llama.cpp's engine cannot read, the model's own is used.
 """
 
 import re
@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 
 class Rule(NamedTuple):
-    """The way in which a text is split before words are merged of bytes.
+    """A way to split a text into words before bytes are merged.
 
-    expressions: each splits what the one before has made, into what it matches and what is between. whole_words:
-    whether a word that is a token is taken as it is, whatever the merges make of it. begins: whether texts begin with
-    the first token where a file does not say. bytes: whether tokens are spelled by their bytes, as GPT-2 does it; if
-    not, by characters, with ▁ for a blank.
+    expressions: applied one after the other; each splits the results of the one before into its matches and the text
+    between them. whole_words: whether a word that is a token stays whole, whatever the merges would make of it. begins:
+    whether texts begin with the first token if the file does not say so. bytes: whether tokens are spelled in bytes, as
+    in GPT-2; otherwise in characters, with ▁ for a space.
     """
 
     expressions: tuple[str, ...]
@@ -23,7 +23,7 @@ class Rule(NamedTuple):
     bytes: bool = True
 
 
-SHORT = "'s|'t|'re|'ve|'m|'ll|'d"  # what English contracts
+SHORT = "'s|'t|'re|'ve|'m|'ll|'d"  # English contractions
 CONTRACTED = f"(?i:{SHORT})"
 BLANKS = r"\s+(?!\S)|\s+"
 LINES = r"\s*[\r\n]+"
@@ -33,18 +33,21 @@ GPT2 = rf"{SHORT}| ?\p{{L}}+| ?\p{{N}}+|{SIGNS}|{BLANKS}"
 
 
 def _words(digits: str, word: str = WORD, signs: str = rf"{SIGNS}[\r\n]*", blanks: str = BLANKS) -> str:
-    """Contractions, words with the sign before them, numbers, signs and blanks."""
+    """Return an expression for contractions, words with the sign before them, numbers, signs and blanks."""
     return rf"{CONTRACTED}|{word}|{digits}|{signs}|{LINES}|{blanks}"
 
 
 def _cased(upper: str, lower: str, end: str, digits: str, signs: str = rf"{SIGNS}[\r\n/]*") -> str:
-    """Words that end before a capital letter; upper, lower: classes of letters. end: what may follow a word."""
+    """Return an expression for words that end before a capital letter.
+
+    upper, lower: classes of letters. end: what may follow a word.
+    """
     before = r"[^\r\n\p{L}\p{N}]?"
     return rf"{before}{upper}*{lower}+{end}|{before}{upper}+{lower}*{end}|{digits}|{signs}|{LINES}|{BLANKS}"
 
 
 def _class(ranges: str) -> str:
-    """Characters by their numbers, as the inside of a class: forms of one letter differ that editors write alike."""
+    """Return the inside of a character class, from code points: literal characters could be normalized by editors."""
     return re.sub("[0-9A-F]+", lambda number: rf"\x{{{number[0]}}}", ranges).replace(" ", "")
 
 
@@ -55,7 +58,7 @@ QWEN2 = _words(r"\p{N}")
 GPT4O = _cased(f"[{UPPER}]", f"[{LOWER}]", f"{CONTRACTED}?", r"\p{N}{1,3}")
 TEKKEN = _cased(f"[{UPPER}]", f"[{LOWER}]", "", r"\p{N}")
 DIGIT, NUMBER, FEW_DIGITS, THREE_DIGITS = r"\p{N}", r"\p{N}+", r"\p{N}{1,3}", "[0-9][0-9][0-9]"
-FROM_THE_END = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"  # digits by threes, as thousands are written
+FROM_THE_END = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"  # digits in groups of three from the right
 HAN, KANA = _class("4E00-9FA5"), _class("3040-309F 30A0-30FF")
 JAPANESE = rf"[{HAN}{KANA}]+"
 CHINESE = rf"[{HAN}{_class('800-4E00 AC00-D7FF')}]+"
@@ -63,7 +66,7 @@ LINE, WHOLE_LINE = r"[\r\n]", r"[^\n]+|[\n]+"
 ASCII_SIGN = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"
 UNICODE_SIGNS = rf"{ASCII_SIGN}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+"
 DEEPSEEK3 = rf"{UNICODE_SIGNS}[\r\n]*|{LINES}|{BLANKS}"
-CASED = _class(  # letters that have a case, in the Unicode of their time
+CASED = _class(  # letters with a case, in the Unicode version of that time
     "41-5A 61-7A B5 C0-D6 D8-F6 F8-1BA 1BC-1BF 1C4-293 295-2AF 370-373 376 377 37B-37D 37F 386 388-38A 38C "
     "38E-3A1 3A3-3F5 3F7-481 48A-52F 531-556 10A0-10C5 13A0-13F5 13F8-13FD 1C90-1CBA 1CBD-1CBF 1D00-1D2B "
     "1D6B-1D77 1D79-1D9A 1E00-1F15 1F18-1F1D 1F20-1F45 1F48-1F4D 1F50-1F57 1F59 1F5B 1F5D 1F5F-1F7D 1F80-1FB4 "

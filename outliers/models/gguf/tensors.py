@@ -7,7 +7,7 @@ import gguf
 
 from outliers.errors import UserError
 
-# What llama.cpp calls architectures whose configurations have another name for them.
+# The names in llama.cpp of architectures with other names in configurations.
 ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "gpt_neox": "gptneox",
@@ -22,10 +22,10 @@ ARCHITECTURES = {
 
 
 def architecture_of(model_type: str) -> gguf.MODEL_ARCH:
-    """The architecture of llama.cpp for a type of model.
+    """Return the llama.cpp architecture of a model type.
 
     Raises:
-        UserError: it does not know it.
+        UserError: llama.cpp does not know the type.
     """
     known = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     name = ARCHITECTURES.get(model_type, model_type)
@@ -35,9 +35,9 @@ def architecture_of(model_type: str) -> gguf.MODEL_ARCH:
 
 
 def tensor_names(model_type: str, modules: Iterable[str]) -> dict[str, str]:
-    """The names of the weights of modules, by their paths: blk.3.ffn_down.weight for model.layers.3.mlp.down_proj.
+    """Return the GGUF names of modules' weights: blk.3.ffn_down.weight for model.layers.3.mlp.down_proj.
 
-    Those that have none, such as experts, whose weights are stacked, are left out.
+    Modules without a name are left out, such as experts, whose weights are stacked.
 
     Raises:
         UserError: llama.cpp does not know the architecture.

@@ -1,7 +1,7 @@
-"""The tokenizer in a GGUF file: all of what its header says of it, as llama.cpp understands it.
+"""The tokenizer of a GGUF file, as its header defines it for llama.cpp.
 
-transformers reads the vocabulary, and takes the rest from its own tokenizer of one architecture or another. So the
-tokenizer is built here, of the parts of the library `tokenizers`.
+transformers reads the vocabulary, and takes the rest from its own tokenizer of some architecture. So the tokenizer is
+built here from parts of the library `tokenizers`.
 """
 
 import logging
@@ -21,15 +21,15 @@ from outliers.models.gguf.splits import BY_NAME, Rule
 from outliers.models.internals import generate_merges
 from outliers.models.tokenizers import check_size
 
-BLANK = "▁"  # in pieces of SentencePiece
+BLANK = "▁"  # stands for a space in SentencePiece
 ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-PLACEHOLDER = "[PAD"  # how the name of a token begins that the converter has not found
-SENTINELS = 100  # of T5
+PLACEHOLDER = "[PAD"  # prefix of the names of tokens that the converter did not find
+SENTINELS = 100  # number of sentinels of T5
 logger = logging.getLogger(__name__)
 
 
 class Vocabulary:
-    """The fields of a file's tokenizer by their names, its tokens in their order, and the types of these."""
+    """The fields of a file's tokenizer by name, its tokens in order, and their types."""
 
     def __init__(self, file: Path):
         if "tokenizer.ggml.tokens" not in read_header(file).fields:
@@ -49,11 +49,10 @@ class Vocabulary:
         return self.get(name)
 
     def get(self, name: str, default=None):
-        """A field of the tokenizer."""
         return self.fields.get(f"tokenizer.ggml.{name}", default)
 
     def _of_each(self, name: str, default) -> list:
-        """A list with an entry for each token."""
+        """Return a list with an entry for each token; raise UserError if the file's list is too short."""
         values = self.get(name, [default] * len(self.tokens))
         if not isinstance(values, list) or len(values) < len(self.tokens):
             raise UserError(
@@ -63,12 +62,11 @@ class Vocabulary:
         return values[: len(self.tokens)]
 
     def of_types(self, *types: TokenType) -> list[str]:
-        """The tokens of some types."""
         return [token for token, of_it in zip(self.tokens, self.types, strict=True) if of_it in types]
 
     @property
     def merges(self) -> list[tuple[str, ...]]:
-        """The pairs of tokens that are merged, in their order."""
+        """The pairs of tokens to merge, in order."""
         if not isinstance(self["merges"], list):
             raise UserError(
                 f"'{self.file}' holds no merges of its vocabulary (tokenizer.ggml.merges); expected those by which "
@@ -78,7 +76,7 @@ class Vocabulary:
 
     @property
     def rule(self) -> Rule:
-        """The rule that splits words, of a vocabulary with merges."""
+        """The rule that splits words."""
         name = self["pre"]
         if name is None:
             logger.warning(
@@ -90,7 +88,7 @@ class Vocabulary:
         return BY_NAME[name or "default"]
 
     def role(self, name: str) -> str | None:
-        """The token of a role, such as the first one of texts."""
+        """Return the token of a role, such as "bos", or None."""
         number = self.get(f"{name}_token_id", DEFAULT_IDS.get((self["model"], name)))
         if number is None:
             return None
@@ -102,11 +100,11 @@ class Vocabulary:
         return self.tokens[number]
 
 
-DEFAULT_IDS = {("llama", "bos"): 1, ("llama", "eos"): 2, ("llama", "unknown"): 0}  # where a file does not say
+DEFAULT_IDS = {("llama", "bos"): 1, ("llama", "eos"): 2, ("llama", "unknown"): 0}  # if a file does not say so
 
 
 def _of_bytes(vocabulary: Vocabulary) -> Tokenizer:
-    """Merges of words that are spelled by their bytes, as in GPT-2."""
+    """Build a BPE tokenizer of words that are spelled in bytes, as in GPT-2."""
     rule = vocabulary.rule
     if not rule.bytes:
         return _of_characters(vocabulary, vocabulary.merges)
@@ -123,14 +121,14 @@ def _splits(rule: Rule) -> list[pre_tokenizers.PreTokenizer]:
 
 
 def _of_pieces(vocabulary: Vocabulary) -> Tokenizer:
-    """Merges of characters in the order of scores, as in SentencePiece's BPE."""
+    """Build a BPE tokenizer of characters with merges in the order of scores, as in SentencePiece's BPE."""
     others = {*vocabulary.tokens} - {*vocabulary.of_types(TokenType.NORMAL)}
     scores = {token: (vocabulary.scores[place], -place) for token, place in vocabulary.ids.items()}
     return _of_characters(vocabulary, generate_merges(vocabulary.ids, scores, others))
 
 
 def _of_characters(vocabulary: Vocabulary, merges: list[tuple[str, ...]]) -> Tokenizer:
-    """Merges of characters, where a blank is ▁ and a character without a token is the tokens of its bytes."""
+    """Build a BPE tokenizer of characters, with ▁ for a space and byte tokens for characters without a token."""
     unknown = vocabulary.role("unknown")
     tokenizer = Tokenizer(BPE(vocabulary.ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     prefix = vocabulary.get("add_space_prefix", vocabulary["model"] == "llama")
@@ -147,7 +145,7 @@ def _of_characters(vocabulary: Vocabulary, merges: list[tuple[str, ...]]) -> Tok
 
 
 def _of_likelihoods(vocabulary: Vocabulary) -> Tokenizer:
-    """The most likely tokens of a text, as in SentencePiece's unigram model."""
+    """Build a tokenizer that finds the most likely tokens of a text, as SentencePiece's unigram model."""
     names = _with_sentinels(vocabulary.tokens)
     unknown = vocabulary.role("unknown")
     unknown_id = vocabulary.ids.get(unknown)
@@ -160,7 +158,7 @@ def _of_likelihoods(vocabulary: Vocabulary) -> Tokenizer:
         steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()]
     steps += [normalizers.Prepend(BLANK)] if prefix else []
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", BLANK)])
-    # Of words by themselves a text has the same tokens, unless a token may hold several blanks.
+    # Splitting at words does not change the tokens, unless a token may hold several spaces.
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(BLANK, "never", split=merged)
     tokenizer.decoder = decoders.Metaspace(BLANK, "always" if prefix else "never")
     tokenizer.add_special_tokens(
@@ -170,13 +168,13 @@ def _of_likelihoods(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def _with_sentinels(tokens: list[str]) -> list[str]:
-    """Tokens with the names of the first sentinels of T5, which the converter leaves without, in falling order."""
+    """Restore the names of T5's sentinels, in falling order, which the converter drops."""
     left = count(SENTINELS - 1, -1)
     named = [f"<extra_id_{next(left)}>" if token.startswith(PLACEHOLDER) else token for token in tokens]
     return [old if new.startswith("<extra_id_-") else new for old, new in zip(tokens, named, strict=True)]
 
 
-# By what a file calls the model of its tokenizer.
+# By the file's name for the model of its tokenizer.
 MODELS: dict[str, Callable[[Vocabulary], Tokenizer]] = {
     "gpt2": _of_bytes,
     "llama": _of_pieces,
@@ -186,7 +184,7 @@ MODELS: dict[str, Callable[[Vocabulary], Tokenizer]] = {
 
 
 def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer in a file."""
+    """Return the tokenizer of a file."""
     with refusals(file):
         tokenizer, keywords = _tokenizer_in(file)
         made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, name_or_path=str(file), **keywords)
@@ -198,7 +196,7 @@ def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
 
 @remembered
 def _tokenizer_in(file: Path) -> tuple[Tokenizer, dict]:
-    """The tokenizer in a file, of which transformers makes a copy, and what else it takes."""
+    """Return the tokenizer of a file, which transformers copies, and the arguments of its wrapper."""
     vocabulary = Vocabulary(file)
     model = vocabulary["model"]
     if model not in MODELS:
