@@ -1,7 +1,7 @@
-"""Weights that other libraries store in few bits: several tensors of a file, of which one is made, without the library.
+"""Weights quantized by other libraries, dequantized without the library: several stored tensors make a weight.
 
-A method, as `quantization_config` of a configuration names it, is a row of `METHODS`. Activations are no matter of a
-checkpoint: what a library quantizes of them while it computes is not there.
+Each method of `quantization_config` is a row of `METHODS`. Activations that a library quantizes while it computes are
+not a matter of the checkpoint.
 """
 
 import re
@@ -28,20 +28,20 @@ METHODS = {
     "fp8": (FP8,),
     "hqq": (HQQ,),
 }
-ALWAYS_PACKED = ("bitsandbytes", "gptq", "awq", "fp8", "hqq")  # compressed-tensors may have quantized activations alone
+ALWAYS_PACKED = ("bitsandbytes", "gptq", "awq", "fp8", "hqq")  # compressed-tensors may quantize only activations
 PACKED_ENDS = tuple(
     dict.fromkeys(one.codes for formats in METHODS.values() for one in formats if one.codes != "weight")
 )
 
 
 def unpacked(stored: dict[str, Lazy], fields: dict, name: str, transposed: Collection[str]) -> dict[str, Lazy]:
-    """The tensors of files of model `name` by their keys; a weight, float32, in the place of those that make it.
+    """Return the tensors of model `name` by key, with the stored parts of a weight replaced by the weight, float32.
 
-    fields: `quantization_config`. transposed: paths of modules that have their weight as (features, outputs).
+    fields: `quantization_config`. transposed: paths of modules whose weight is (features, outputs).
 
     Raises:
-        UserError: a tensor of a weight has other sizes or values than the others and the fields ask for; or codes are
-            left of which the fields do not say how they are packed; or there are none where the fields say so.
+        UserError: a tensor does not have the size or values that the others and the fields require; codes remain that
+            the fields do not describe; or there are none although the fields describe some.
     """
     for key, packed in stored.items():
         path, _, end = key.rpartition(".")
@@ -74,7 +74,7 @@ def unpacked(stored: dict[str, Lazy], fields: dict, name: str, transposed: Colle
 
 
 def _weight(format: Format, parts: dict[str, Lazy], fields: dict, name: str, path: str, turned: bool) -> Lazy:
-    """The weight that tensors make, by the ends of their names; turned: it has the features first."""
+    """Return the weight made from tensors, given by the ends of their names; turned: whether features come first."""
     try:
         with refusals(name, part=f"'{path}{format.codes}' of "):
             if (own := fields_of(fields, path[:-1], name)) is None:

@@ -1,4 +1,4 @@
-"""An adapter of PEFT beside the weights of a model: merged by PEFT itself, a weight at a time, as it is read."""
+"""A PEFT adapter beside the weights of a model, merged by PEFT itself, one weight at a time as it is read."""
 
 import copy
 import warnings
@@ -13,12 +13,12 @@ from outliers.models.skeleton import refusals, skeleton
 from outliers.models.stored.tensors import Lazy, printable, read_safetensors
 from outliers.models.weight_files import ADAPTER, ADAPTER_WEIGHTS, adapter_fields, adapter_in_words, regular_file
 
-PLAIN_STARTS = (True, False, "gaussian", "orthogonal", None)  # of LoRA; the others change the weights beside it
-UNREAD = ("target_parameters", "trainable_token_indices", "bias")  # of what changes no weight of a module
+PLAIN_STARTS = (True, False, "gaussian", "orthogonal", None)  # of LoRA; others change the base weights too
+UNREAD = ("target_parameters", "trainable_token_indices", "bias")  # settings for changes other than of modules' weights
 
 
 def merged(tensors: dict[str, Lazy], config: PretrainedConfig, folder: Path) -> dict[str, Lazy]:
-    """The tensors of a model with the adapter in a folder merged into them.
+    """Return the tensors of a model with the adapter of a folder merged into them.
 
     Raises:
         UserError: PEFT is not installed; or there is no adapter, it cannot be merged, or is of another model.
@@ -43,7 +43,7 @@ def merged(tensors: dict[str, Lazy], config: PretrainedConfig, folder: Path) -> 
 
 
 def _by_peft(base: PreTrainedModel, folder: Path, fields: dict, weights: Path) -> dict[str, nn.Module]:
-    """PEFT's layers in the place of the modules that an adapter changes, by the names of their weights."""
+    """Return PEFT's layers in place of the modules that an adapter changes, by the names of their weights."""
     try:
         from peft import PeftConfig, PeftModel, get_peft_model_state_dict
         from peft.tuners.tuners_utils import BaseTunerLayer
@@ -54,7 +54,7 @@ def _by_peft(base: PreTrainedModel, folder: Path, fields: dict, weights: Path) -
         settings = PeftConfig.from_pretrained(folder)
         if settings.is_prompt_learning:
             raise UserError(f"'{folder}' holds a {adapter_in_words(fields)}, which has no weights to merge")
-        for module in base.modules():  # a weight on the CPU that takes no memory, beside which an adapter is put there
+        for module in base.modules():  # a weight on the CPU without memory, so that PEFT puts the adapter there
             for name, parameter in module._parameters.items():
                 if parameter is not None:
                     module._parameters[name] = nn.Parameter(torch.zeros(1).expand(parameter.shape), requires_grad=False)
@@ -81,10 +81,10 @@ def _by_peft(base: PreTrainedModel, folder: Path, fields: dict, weights: Path) -
 
 
 def _lazy(plain: Lazy, layer: nn.Module, name: str) -> Lazy:
-    """A weight into which a layer of PEFT has merged its adapter, float32."""
+    """Return a weight, float32, into which a PEFT layer merges its adapter when it is read."""
 
     def read() -> torch.Tensor:
-        if hasattr(layer, "original_module"):  # which the adapter replaces
+        if hasattr(layer, "original_module"):  # the adapter replaces the whole module
             (kept,) = layer.modules_to_save.values()
             return kept.get_parameter(name.rpartition(".")[2]).detach().float().clone()
         merging = copy.deepcopy(layer)

@@ -1,4 +1,4 @@
-"""Weights as bitsandbytes stores them (bitsandbytes 0.50, `functional.int8_vectorwise_dequant` and `QuantState`)."""
+"""Weights stored by bitsandbytes (bitsandbytes 0.50, `functional.int8_vectorwise_dequant` and `QuantState`)."""
 
 import json
 from collections.abc import Iterator
@@ -9,12 +9,12 @@ import torch
 from outliers.models.stored.format import Contradiction, Format, Part, Sizes
 from outliers.models.stored.tensors import Lazy
 
-LARGEST = 127  # code of int8, that of a row's largest weight
-LAYOUTS = ("row", "col32", "col_turing", "col_ampere")  # by their numbers; of old versions, for their kernels
+LARGEST = 127  # the int8 code of a row's largest weight
+LAYOUTS = ("row", "col32", "col_turing", "col_ampere")  # by number; those after the first are of old versions' kernels
 STATE = r"weight\.quant_state\.bitsandbytes__(nf4|fp4)"
 
 
-# 8 bits: codes (outputs, features) times the largest |weight| of their row, over 127
+# 8 bits: codes (outputs, features) times the largest |weight| of their row, divided by 127
 
 
 def _sizes_of_8_bits(stored: dict[str, Lazy], fields: dict) -> Iterator[Sizes]:
@@ -31,7 +31,7 @@ def _note_on_8_bits(stored: dict[str, Lazy], _sizes: Sizes) -> str:
 
 
 def unpack_8_bits(tensors: dict[str, torch.Tensor], _sizes: Sizes) -> torch.Tensor:
-    """Codes times scales."""
+    """Multiply codes by scales."""
     return tensors["weight"].float() * (tensors["SCB"].float() / LARGEST)[:, None]
 
 
@@ -49,8 +49,8 @@ EIGHT_BITS = Format(
 )
 
 
-# 4 bits: two codes a byte, the first in its higher half, which are entries of a table, times the largest |weight| of
-# their block; these may be codes of bytes themselves
+# 4 bits: two codes per byte, the first in the higher half. A code is an index of a table, whose entry is multiplied
+# by the largest |weight| of the block; these may be quantized to bytes themselves
 
 
 def _sizes_of_4_bits(stored: dict[str, Lazy], fields: dict) -> Iterator[Sizes]:
@@ -76,7 +76,7 @@ def _note_on_4_bits(stored: dict[str, Lazy], sizes: Sizes) -> str:
 
 
 def unpack_4_bits(tensors: dict[str, torch.Tensor], sizes: Sizes) -> torch.Tensor:
-    """Entries of the table times the scales of their blocks."""
+    """Multiply table entries by the scales of their blocks."""
     state, shape = sizes.fields, (sizes.outputs, sizes.features)
     scale, count = tensors["weight.absmax"], prod(shape)
     if _nested(sizes):
@@ -90,7 +90,7 @@ def unpack_4_bits(tensors: dict[str, torch.Tensor], sizes: Sizes) -> torch.Tenso
 
 
 def _of_blocks(values: torch.Tensor, size: int, count: int) -> torch.Tensor:
-    """A value for each entry, of those of blocks."""
+    """Repeat the values of blocks for each of their entries."""
     return values.repeat_interleave(min(size, count))[:count]
 
 

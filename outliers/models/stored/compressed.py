@@ -1,4 +1,4 @@
-"""Weights as compressed-tensors stores them, which llm-compressor writes (compressed-tensors 0.20, `compressors`)."""
+"""Weights stored by compressed-tensors, as from llm-compressor (compressed-tensors 0.20, `compressors`)."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ SAID = ("num_bits", "type", "strategy", "group_size", "block_structure", "symmet
 
 
 def _sizes(shape: tuple[int, ...], fields: dict) -> Iterator[Sizes]:
-    """Those by each group of modules that the configuration has, for targets of modules are no matter of sizes."""
+    """Yield the sizes under each module group of the configuration; whether its targets match does not affect sizes."""
     outputs, features = shape
     for group in fields.get("config_groups", {}).values():
         if not (weights := group.get("weights")):
@@ -50,8 +50,8 @@ def _note(stored: dict[str, Lazy], sizes: Sizes) -> str:
 
 
 def unpack_codes(tensors: dict[str, torch.Tensor], sizes: Sizes) -> torch.Tensor:
-    """Codes (outputs, features) in int8 or fp8, less their zero point, times the scale of their tensor, row, group or
-    block."""
+    """Return codes (outputs, features) in int8 or fp8, minus the zero point, times the scale of tensor, row, group
+    or block."""
     codes, groups = tensors["weight"].float(), tensors.get("weight_g_idx")
     scale, zero_point = (
         _spread(tensors[name].float(), codes.shape, groups, sizes) if name in tensors else None
@@ -61,7 +61,10 @@ def unpack_codes(tensors: dict[str, torch.Tensor], sizes: Sizes) -> torch.Tensor
 
 
 def unpack_packed(tensors: dict[str, torch.Tensor], sizes: Sizes) -> torch.Tensor:
-    """Codes in words of 32 bits along the features, and zero points along the outputs, all above their lowest one."""
+    """Unpack codes from words of 32 bits along the features, and zero points along the outputs, and dequantize them.
+
+    Both are stored as offsets from the lowest code.
+    """
     lowest = 1 << sizes.bits - 1
     codes = {
         **tensors,
@@ -74,8 +77,11 @@ def unpack_packed(tensors: dict[str, torch.Tensor], sizes: Sizes) -> torch.Tenso
 
 
 def _spread(values: torch.Tensor, shape: torch.Size, groups: torch.Tensor | None, sizes: Sizes) -> torch.Tensor:
-    """Values of a tensor (1,), of rows (outputs, 1), groups (outputs, groups) or blocks, as one for each code; groups:
-    that of each feature, where they are in no order."""
+    """Repeat scales or zero points for each code: of a tensor (1,), rows (outputs, 1), groups (outputs, groups) or
+    blocks.
+
+    groups: the group of each feature, if groups are not contiguous.
+    """
     values = values.reshape(1, 1) if values.numel() == 1 else values
     if groups is not None and values.shape[1] > 1:
         return values[:, groups.long()]
@@ -118,7 +124,7 @@ CODES = Format(
     (
         Part("weight", lambda s: (_codes(s), (s.outputs, s.features))),
         _SCALE,
-        # Older versions store those of symmetric codes too.
+        # Older versions also store zero points of symmetric codes.
         Part("weight_zero_point", lambda s: ((*_codes(s), *FLOATS), s.scales), lambda s: not _is_symmetric(s) or None),
         _ORDER,
     ),

@@ -1,4 +1,4 @@
-"""The form in which a library stores a weight: the tensors of which it is made, and what size each of them has."""
+"""Storage formats of quantized weights: the tensors that make a weight, and the size of each."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -15,9 +15,9 @@ WORD = 32  # bits
 
 
 class Contradiction(UserError):
-    """A tensor is not what `quantization_config` and the other tensors of its weight ask for.
+    """A tensor that contradicts `quantization_config` or the other tensors of its weight.
 
-    end: of its name. found: what the checkpoint says of it, None where it has no such tensor.
+    end: the end of its name. found: what the checkpoint has instead, None for no such tensor.
     """
 
     def __init__(self, end: str, found: str | None, expected: str):
@@ -26,11 +26,11 @@ class Contradiction(UserError):
 
 
 class Sizes(NamedTuple):
-    """The sizes that follow from the configuration and from the tensor with the codes of a weight (outputs, features).
+    """The sizes that follow from the configuration and from the code tensor of a weight (outputs, features).
 
-    groups: those of features, or of blocks of entries, that share a scale. scales: the shape of the scales where that
-    differs. fields: of `quantization_config`, or of the part of it that says how this weight is stored. said: names of
-    the fields that a message shows.
+    groups: number of groups of features, or of blocks of entries, that share a scale. scales: the shape of the scales
+    if it differs. fields: the part of `quantization_config` for this weight. said: names of the fields to show in
+    messages.
     """
 
     outputs: int
@@ -42,19 +42,19 @@ class Sizes(NamedTuple):
     scales: tuple[int, ...] = ()
 
     def words(self, codes: int) -> int:
-        """The number of words of 32 bits that hold so many codes."""
+        """Return the number of 32-bit words that hold a number of codes."""
         return -(-codes * self.bits // WORD)
 
     def written(self) -> str:
-        """The fields that ask for these sizes, for a message."""
+        """Return the fields that require these sizes, for a message."""
         return ", ".join(f"{name} {self.fields[name]}" for name in self.said if name in self.fields)
 
 
 class Part(NamedTuple):
     """A tensor of a weight.
 
-    end: what its name ends with, a pattern. form: its dtypes, as safetensors calls them, and its shape, by the sizes
-    of the weight; a shape of None for any. there: whether the sizes ask for it; None where it may be there or not.
+    end: pattern of the end of its name. form: its dtypes, in the names of safetensors, and its shape, from the sizes of
+    the weight; a shape of None for any. there: whether the sizes require it; None if it is optional.
     """
 
     end: str
@@ -63,12 +63,12 @@ class Part(NamedTuple):
 
 
 class Format(NamedTuple):
-    """The way in which a library stores a weight.
+    """A library's way of storing a weight.
 
-    codes: what the name of the tensor with the codes ends with. sizes: all that the configuration may mean, of the
-    tensors by their ends and of the fields of `quantization_config`. parts: the tensors. unpack: makes the weight
-    (outputs, features), float32. needs: an end without which the weight is no such code. note: looks at the values of
-    small tensors, raises `Contradiction`, and returns what a row says of how they were taken.
+    codes: the end of the name of the code tensor. sizes: yields all readings of the configuration, from the tensors by
+    the ends of their names and the fields of `quantization_config`. parts: the tensors. unpack: makes the weight
+    (outputs, features), float32. needs: an end of a name without which the weight is not in this format. note: checks
+    the values of small tensors, raises `Contradiction`, and returns a note for rows on how they were read.
     """
 
     codes: str
@@ -79,10 +79,10 @@ class Format(NamedTuple):
     note: Callable[[dict[str, Lazy], Sizes], str] = lambda _parts, _sizes: ""
 
     def settled(self, stored: dict[str, Lazy], fields: dict) -> tuple[Sizes, str]:
-        """The sizes of a weight whose tensors all have them, and the note on it.
+        """Return the sizes that all tensors of a weight have, and the note on it.
 
         Raises:
-            Contradiction: they have none that the configuration may mean; that to the first one is said.
+            Contradiction: no reading of the configuration fits; the contradiction to the first one is raised.
         """
         first = None
         for sizes in self.sizes(stored, fields):

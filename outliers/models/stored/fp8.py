@@ -1,4 +1,4 @@
-"""Weights in fp8 with a scale for each block, as DeepSeek-V3 and Qwen3-FP8 store them (transformers' `fp8` method)."""
+"""Weights in fp8 with a scale per block, as in DeepSeek-V3 and Qwen3-FP8 (transformers' `fp8` method)."""
 
 from collections.abc import Iterator
 
@@ -7,8 +7,8 @@ import torch
 from outliers.models.stored.format import FLOATS, Format, Part, Sizes
 from outliers.models.stored.tensors import Lazy
 
-BLOCK = (128, 128)  # outputs and features that share a scale, where a configuration does not say it
-EXPONENTS = "F8_E8M0"  # powers of two, of which DeepSeek's later checkpoints have scales
+BLOCK = (128, 128)  # default numbers of outputs and features that share a scale
+EXPONENTS = "F8_E8M0"  # powers of two, the scales of DeepSeek's later checkpoints
 
 
 def _sizes(stored: dict[str, Lazy], fields: dict) -> Iterator[Sizes]:
@@ -27,8 +27,10 @@ def _sizes(stored: dict[str, Lazy], fields: dict) -> Iterator[Sizes]:
 
 
 def unpack_blocks(tensors: dict[str, torch.Tensor], sizes: Sizes) -> torch.Tensor:
-    """Codes times the scale of their block; the last block of an axis may be smaller. `inv` is for the inverse of the
-    scale by which the weight was divided, so that codes are multiplied."""
+    """Multiply codes by the scale of their block; the last block of an axis may be smaller.
+
+    `inv` stands for the inverse of the scale by which weights were multiplied, so that codes are multiplied by it.
+    """
     scale = tensors["weight_scale_inv"].float()
     if len(sizes.scales) == 2:
         for axis, size in enumerate(sizes.fields.get("weight_block_size") or BLOCK):

@@ -1,5 +1,7 @@
-"""Weights as HQQ stores them (hqq 0.2, `core/quantize.py` and `core/bitpack.py`): codes with a scale and a zero point
-of each group, and small tensors that say how they are packed."""
+"""Weights stored by HQQ (hqq 0.2, `core/quantize.py` and `core/bitpack.py`).
+
+They are codes with a scale and a zero point for each group, and small tensors that describe the packing.
+"""
 
 from collections.abc import Iterator
 
@@ -8,7 +10,7 @@ import torch
 from outliers.models.stored.format import FLOATS, INT32, Contradiction, Format, Part, Sizes
 from outliers.models.stored.tensors import READ, Lazy
 
-# Packings: bits of a code, the type of a word, and how many codes are in one, the first in the highest bits.
+# Packings: bits of a code, type of a word, and number of codes in a word, the first in the highest bits.
 PACKINGS = {
     "8bit_u8": (8, "U8", 1),
     "4bit_u8": (4, "U8", 2),
@@ -17,7 +19,7 @@ PACKINGS = {
     "1bit_u8": (1, "U8", 8),
 }
 NUMBERS = ("nbits", "group_size", "axis", "view_as_float", "quant_scale", "quant_zero")
-UNREAD = (  # how the weight was quantized, and in which type the library computes
+UNREAD = (  # settings of the quantization and of the library's computation
     *("unpack_view_dtype", "compute_dtype", "offload_meta", "encoded_state_dict", "stores_quant_config"),
     *("channel_wise", "optimize", "round_zero"),
 )
@@ -45,7 +47,7 @@ def _sizes(stored: dict[str, Lazy], fields: dict) -> Iterator[Sizes]:
 
 
 def _grid(sizes: Sizes) -> tuple[int, int]:
-    """The rows and columns of codes, one group along the axis."""
+    """Return the rows and columns of codes, with one group along the axis."""
     size = sizes.fields["group_size"]
     return (sizes.groups, size) if sizes.fields["axis"] else (size, sizes.groups)
 
@@ -64,7 +66,7 @@ def _note(stored: dict[str, Lazy], sizes: Sizes) -> str:
 
 
 def unpack_hqq(tensors: dict[str, torch.Tensor], sizes: Sizes) -> torch.Tensor:
-    """Codes less the zero point of their group, times its scale, in the order of the weight."""
+    """Return codes minus the zero point of their group, times its scale, in the shape of the weight."""
     bits, word, count = PACKINGS[sizes.fields["packing"]]
     words, (rows, columns) = tensors["W_q"].view(READ[word]), _grid(sizes)
     codes = torch.cat([words >> bits * place & (1 << bits) - 1 for place in reversed(range(count))])

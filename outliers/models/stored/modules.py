@@ -1,4 +1,4 @@
-"""Fields of `quantization_config` that hold for single modules only."""
+"""Fields of `quantization_config` that apply to single modules."""
 
 import re
 from collections.abc import Iterator
@@ -7,19 +7,20 @@ import regex
 
 from outliers.errors import UserError, shown
 
-SECONDS = 1.0  # for one of a file's patterns and one name: more is an attack, or a mistake
-# What auto-round calls the ways in which it packs words, and the method whose way that is.
+SECONDS = 1.0  # time limit for a pattern of a file and a name: longer means an attack, or a mistake
+# auto-round's names of packings, and the method that packs alike.
 PACKED_LIKE = {
     "auto_round:auto_gptq": "gptq",
     "auto_round:gptq": "gptq",
     "auto_round:auto_awq": "awq",
     "auto_round:awq": "awq",
 }
-WHOLE = 16  # bits, from which auto-round leaves a module as it is
+WHOLE = 16  # bits, from which on auto-round does not quantize a module
 
 
 def as_method(fields: dict) -> dict:
-    """The fields as of the method that auto-round packs like, which has the same names; others as they are."""
+    """Rewrite auto-round's fields for the method that packs alike, whose fields have the same names; return others
+    unchanged."""
     if fields.get("quant_method") != "auto-round":
         return fields
     method = PACKED_LIKE[fields.get("packing_format", "auto_round:auto_gptq").lower()]
@@ -27,21 +28,21 @@ def as_method(fields: dict) -> dict:
 
 
 def fields_of(fields: dict, module: str, name: str) -> dict | None:
-    """The fields for a module of model `name`; None where it is not quantized."""
+    """Return the fields for a module of model `name`; None if it is not quantized."""
     for of_module in (*_dynamic(fields, module, name), *_extra(fields, module, name)):
         return of_module and fields | of_module
     return fields
 
 
 def _dynamic(fields: dict, module: str, name: str) -> Iterator[dict | None]:
-    """GPTQModel's: the first pattern that a name begins with counts; `-:` before it leaves the module out."""
+    """Yield GPTQModel's fields: the first matching prefix pattern counts; `-:` before it excludes the module."""
     for pattern, of_module in (fields.get("dynamic") or {}).items():
         if _matches(regex.match, pattern.removeprefix("-:").removeprefix("+:"), module, name):
             yield None if pattern.startswith("-:") else of_module
 
 
 def _extra(fields: dict, module: str, name: str) -> Iterator[dict | None]:
-    """auto-round's: names of modules, or else patterns of them."""
+    """Yield auto-round's fields, which are given by module name, or else by pattern."""
     extra = fields.get("extra_config") or {}
     keys = [module] if module in extra else [key for key in extra if re.search(r"[^\w.\-]", key)]
     for key in keys:

@@ -1,4 +1,4 @@
-"""Tensors of weight files, each of which is read when it is wanted; those of safetensors files."""
+"""Tensors of weight files that are read on demand, in particular those of safetensors files."""
 
 import json
 import os
@@ -13,24 +13,24 @@ import torch
 
 from outliers.errors import UserError
 
-# What a checkpoint may hold: types as safetensors calls them. All are cast to the dtype of the model.
+# Types of tensors in checkpoints, in the names of safetensors. All are cast to the dtype of the model.
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-BYTES = {"U8": torch.uint8}  # of tensors in a format of few bits that transformers undoes
+BYTES = {"U8": torch.uint8}  # of quantized tensors that transformers dequantizes
 OTHERS = {"BOOL": torch.bool, "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8}
 READ = FLOATS | BYTES | OTHERS | {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 READ |= {"F8_E8M0": torch.float8_e8m0fnu}  # scales that are powers of two
-LARGEST_HEADER = 100_000_000  # bytes, of a safetensors file, as the library has it
+LARGEST_HEADER = 100_000_000  # bytes, the limit of the safetensors library
 
 
 class WeightFile:
-    """A file of weights, opened once. It is read and not mapped: who shortens a mapped file kills its readers."""
+    """An open weight file. It is read, not mapped: truncating a mapped file would kill its readers."""
 
     def __init__(self, path: Path):
         self.path, self._file, self._reading = path, path.open("rb"), threading.Lock()
         self.size = os.fstat(self._file.fileno()).st_size
 
     def read(self, start: int, end: int) -> torch.Tensor:
-        """The bytes from one to another, uint8; OSError if the file has become shorter."""
+        """Return the bytes of a range, uint8; raise OSError if the file has become shorter."""
         content = torch.empty(end - start, dtype=torch.uint8)
         with self._reading:
             self._file.seek(start)
@@ -39,8 +39,8 @@ class WeightFile:
         return content
 
     def will_need(self, start: int, end: int) -> None:
-        """Let the system read these bytes into its cache while something else is computed."""
-        if hasattr(os, "posix_fadvise"):  # not on macOS, which reads when asked
+        """Let the system read these bytes into its cache in the background."""
+        if hasattr(os, "posix_fadvise"):  # not on macOS
             os.posix_fadvise(self._file.fileno(), start, end - start, os.POSIX_FADV_WILLNEED)
 
     def __del__(self):
@@ -49,10 +49,10 @@ class WeightFile:
 
 
 class Lazy(NamedTuple):
-    """A tensor that a file holds, or of which it holds the parts.
+    """A tensor that is stored in a file, whole or in parts, and read on demand.
 
-    name: in the file. dtype: as safetensors calls it, once it is read. spans: the bytes of which it is made, from where
-    to where. read: returns it on the CPU, with memory of its own. note: what a row says of how it was read.
+    name: in the file. dtype: that of the result, in the names of safetensors. spans: the ranges of bytes it is made
+    from. read: returns it on the CPU, in memory of its own. note: for rows, on how it was read.
     """
 
     name: str
@@ -63,18 +63,18 @@ class Lazy(NamedTuple):
     note: str = ""
 
     def without_values(self) -> torch.Tensor:
-        """A tensor on the meta device like this one."""
+        """Return a tensor of this shape and dtype on the meta device."""
         return torch.empty(self.shape, dtype=READ[self.dtype], device="meta")
 
 
 def read_safetensors(path: Path, readable: Callable[[], object]) -> tuple[dict, list[Lazy]]:
-    """The metadata and the tensors of a safetensors file, whose header is compared with its size.
+    """Return the metadata and the tensors of a safetensors file, after checking its header against its size.
 
-    readable: a context in which tensors are read, which says what is wrong with the file.
+    readable: a context for reading tensors, which reports what is wrong with the file.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no such file, or damaged. Its header may raise other errors that `json` and Python have.
+        ValueError: the file is invalid or damaged; a damaged header may also raise other errors of `json` and Python.
     """
     file = WeightFile(path)
     length = int.from_bytes(file.read(0, 8).numpy().tobytes(), "little") if file.size >= 8 else file.size
@@ -102,11 +102,11 @@ def read_safetensors(path: Path, readable: Callable[[], object]) -> tuple[dict, 
 
 
 def twice(name: str, first: Lazy, second: Lazy) -> UserError:
-    """The error for a tensor of model `name` that its files hold twice."""
+    """Return the error for a tensor that the files of model `name` have twice."""
     places = " and ".join(f"'{printable(lazy.name)}' in '{lazy.spans[0][0].path.name}'" for lazy in (second, first))
     return UserError(f"the checkpoint of '{name}' holds a tensor twice: {places}; expected each once")
 
 
 def printable(key: str) -> str:
-    """The name of a tensor as a message shows it, whatever is in it."""
+    """Return the name of a tensor for a message, with any content escaped and cut."""
     return (key if key.isprintable() else ascii(key)[1:-1])[:200]

@@ -1,5 +1,4 @@
-"""Weights as GPTQ and AWQ store them: codes (features, outputs) in words of 32 bits, with scales and zero points of
-groups of features."""
+"""Weights stored by GPTQ and AWQ: codes (features, outputs) in 32-bit words, with scales and zero points of groups."""
 
 import math
 from collections.abc import Iterator
@@ -9,19 +8,21 @@ import torch
 from outliers.models.stored.format import FLOATS, INT32, WORD, Contradiction, Format, Part, Sizes
 from outliers.models.stored.tensors import Lazy
 
-BITS, GROUP_SIZE = 4, 128  # where a configuration does not say them, as the libraries have it
+BITS, GROUP_SIZE = 4, 128  # the libraries' defaults
 # AutoAWQ stores the columns of a word in this order (Lin et al., 2023; `awq/utils/packing_utils.py`).
 AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
 FIRST, SECOND = "gptq", "gptq_v2"  # versions of GPTQ checkpoints: the first stores zero points less one
-# From words of zero points, in turn, GPTQModel subtracts these for the first version: a zero point of 0 borrows from
-# the next one, and those of 3 bits are not a one in each code (`gptqmodel/utils/model.py`).
+# For the first version, GPTQModel subtracts these from successive words of zero points: a zero point of 0 borrows from
+# the next one, and for 3 bits they are not a one in each code (`gptqmodel/utils/model.py`).
 SUBTRACTED = {2: [0x55555555], 3: [0x24924924, 0x92492492, 0x49249249], 4: [0x11111111], 8: [0x01010101]}
 BITS_AND_GROUPS = ("bits", "group_size")
 
 
 def unpack_words(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """The codes in the last axis of words, the lowest bits first: (…, words) to (…, 32 / bits · words). Where `bits`
-    does not divide 32, codes straddle words."""
+    """Unpack codes from the last axis of words, the lowest bits first: (…, words) to (…, 32 / bits · words).
+
+    If `bits` does not divide 32, codes straddle words.
+    """
     count = bits // math.gcd(bits, 8)  # bytes that hold whole codes
     parts = words.contiguous().view(torch.uint8).unflatten(-1, (-1, count))
     whole = sum((parts[..., place].int() << 8 * place for place in range(1, count)), parts[..., 0])
@@ -37,17 +38,18 @@ def _sizes(features: int, outputs: int, bits: int, fields: dict, said: tuple[str
 
 
 def _natural_groups(sizes: Sizes) -> torch.Tensor:
-    """The group of each feature in their order."""
+    """Return the group of each feature if features are in their own order."""
     size = sizes.fields.get("group_size", GROUP_SIZE)
     return torch.arange(sizes.features) // (size if size > 0 else sizes.features)
 
 
 def _dequantized(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
-    """The weight (outputs, features) of codes (features, outputs), and of zero points and scales (groups, outputs)."""
+    """Return the weight (outputs, features) from codes (features, outputs), and zero points and scales (groups,
+    outputs)."""
     return ((codes.float() - zeros.float()[groups]) * scales.float()[groups]).T.contiguous()
 
 
-# GPTQ: words go down the features
+# GPTQ: words are packed along the features
 
 
 def _gptq_sizes(stored: dict[str, Lazy], fields: dict) -> Iterator[Sizes]:
@@ -57,7 +59,7 @@ def _gptq_sizes(stored: dict[str, Lazy], fields: dict) -> Iterator[Sizes]:
 
 
 def _needs_g_idx(sizes: Sizes) -> bool | None:
-    """Features in order of their activations; but one group has no order, and static groups are made before it."""
+    """Return whether features are stored in the order of activations; not with one group, or with static groups."""
     ordered = sizes.fields.get("desc_act") and not sizes.fields.get("static_groups")
     return True if ordered and sizes.groups > 1 else None
 
@@ -82,9 +84,9 @@ def check_groups(end: str, groups: torch.Tensor, sizes: Sizes, in_order: bool = 
 
 
 def _zero_points(words: torch.Tensor, sizes: Sizes) -> tuple[torch.Tensor, str]:
-    """The zero points (groups, outputs), and what a row says of their version.
+    """Return the zero points (groups, outputs), and a note for rows on their version.
 
-    A symmetric quantizer has one zero point alone, which tells the version, whatever the configuration says.
+    A symmetric quantizer has a single zero point, which reveals the version, whatever the configuration says.
     """
     fields, middle = sizes.fields, 1 << sizes.bits - 1
     stored = unpack_words(words, sizes.bits)[:, : sizes.outputs]
@@ -109,7 +111,7 @@ def _zero_points(words: torch.Tensor, sizes: Sizes) -> tuple[torch.Tensor, str]:
 
 
 def unpack_gptq(tensors: dict[str, torch.Tensor], sizes: Sizes) -> torch.Tensor:
-    """A feature has the scale and the zero point of the group that `g_idx` says."""
+    """Dequantize a weight whose features have the scale and zero point of their group in `g_idx`."""
     codes = unpack_words(tensors["qweight"].T, sizes.bits).T[: sizes.features]
     groups = tensors["g_idx"].long() if "g_idx" in tensors else _natural_groups(sizes)
     return _dequantized(codes, _zero_points(tensors["qzeros"], sizes)[0], tensors["scales"], groups)
@@ -130,7 +132,7 @@ GPTQ = Format(
 )
 
 
-# AWQ: words go along the outputs
+# AWQ: words are packed along the outputs
 
 
 def _awq_sizes(stored: dict[str, Lazy], fields: dict) -> Iterator[Sizes]:
@@ -150,7 +152,7 @@ def _awq_note(stored: dict[str, Lazy], sizes: Sizes) -> str:
 
 
 def unpack_awq(tensors: dict[str, torch.Tensor], sizes: Sizes) -> torch.Tensor:
-    """Words of four bits."""
+    """Dequantize a weight from words of four-bit codes."""
     codes, zeros = (_awq_codes(tensors[name]) for name in ("qweight", "qzeros"))
     return _dequantized(codes, zeros, tensors["scales"], _natural_groups(sizes))
 

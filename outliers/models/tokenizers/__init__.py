@@ -1,4 +1,4 @@
-"""Tokenizers of folders and repositories: their files, their limits, and who decides where files disagree."""
+"""Tokenizers of folders and repositories: their files, their limits, and which file counts if they disagree."""
 
 from outliers.models.tokenizers.folder import check_size, read_tokenizer
 

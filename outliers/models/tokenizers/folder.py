@@ -1,7 +1,7 @@
-"""The tokenizer of a folder or repository: what its tokenizer.json says, whatever class beside it is named.
+"""The tokenizer of a folder or repository, as its tokenizer.json defines it, whatever class the configuration names.
 
-transformers builds some classes anew from the vocabulary of the file, with rules of their own for what is around it. So
-both are compared, and where they differ the file is read alone.
+transformers rebuilds some classes from the vocabulary of the file, with rules of their own. So the result is compared
+with the file, and if they differ the file alone is used.
 """
 
 import json
@@ -16,13 +16,13 @@ from outliers.models.config_file import FILE, read_config_file
 from outliers.models.source import Source, file_of
 
 WHOLE, CONFIG = "tokenizer.json", "tokenizer_config.json"
-ADDED = {WHOLE: "added_tokens", CONFIG: "added_tokens_decoder"}  # the fields of files that list tokens one by one
-VOCABULARIES = (  # of which a tokenizer comes
+ADDED = {WHOLE: "added_tokens", CONFIG: "added_tokens_decoder"}  # fields that list single tokens
+VOCABULARIES = (  # files that may contain a vocabulary
     *(WHOLE, "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json"),
     *("spm.model", "source.spm", "bpe.codes"),
 )
-LARGEST_FILE = 64 << 20  # bytes; the largest ones of 2026 have 35 million
-MOST_ADDED = 1 << 17  # tokens that are looked for in a text one by one; models of speech have 66,000
+LARGEST_FILE = 64 << 20  # bytes; the largest files of 2026 have 35 million
+MOST_ADDED = 1 << 17  # added tokens; speech models have 66,000
 ROOM = 256  # tokens by which a small vocabulary and its tokenizer may differ
 PROBE = "It's 1969:\n\n  The 2nd  naïve café — WON'T  12345 你好!!\n\n1. x = y_2;\t(a)\r\n <s>ab</s> "
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -35,15 +35,15 @@ def read_tokenizer(source: Source, name: str, **keywords) -> PreTrainedTokenizer
     keywords: for transformers.
 
     Raises:
-        UserError: it has none, or one that is larger than any.
+        UserError: it has no tokenizer, or a file larger than any tokenizer's.
     """
     _check_files(source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.path, **keywords)
-    except Exception:  # of any kind, which a folder without a vocabulary explains; else it is raised again
+    except Exception:  # any error: a missing vocabulary explains it, else it is raised again
         _check_present(source, name, VOCABULARIES)
         raise
-    if names := set(type(tokenizer).vocab_files_names.values()):  # none of one that reads bytes
+    if names := set(type(tokenizer).vocab_files_names.values()):  # empty for a tokenizer of bytes
         _check_present(source, name, {*names, *VOCABULARIES})
     file = file_of(source, WHOLE)
     if file is not None and type(tokenizer) is not PreTrainedTokenizerFast:
@@ -57,7 +57,7 @@ def read_tokenizer(source: Source, name: str, **keywords) -> PreTrainedTokenizer
 
 
 def _vocabulary(source: Source) -> int | None:
-    """The tokens that a model's configuration says it knows; None where it says none, or nothing is beside it."""
+    """Return the size of the vocabulary in a model's configuration, or None."""
     file = file_of(source, FILE)
     fields = {} if file is None else read_config_file(file)
     sizes = [part.get("vocab_size") for part in (fields, fields.get("text_config")) if isinstance(part, dict)]
@@ -65,7 +65,7 @@ def _vocabulary(source: Source) -> int | None:
 
 
 def check_size(tokenizer: PreTrainedTokenizerBase, vocabulary: int, name: str) -> None:
-    """Raise UserError where a tokenizer cannot be the one of a model with a vocabulary of so many tokens."""
+    """Raise UserError if a tokenizer cannot belong to a model with a vocabulary of this size."""
     if abs(len(tokenizer) - vocabulary) > max(ROOM, vocabulary / 2):
         raise _none(name, f"what is there has {len(tokenizer):,} tokens, and the model's vocabulary {vocabulary:,}")
 
@@ -75,13 +75,13 @@ def _none(name: str, reason: str) -> UserError:
 
 
 def _check_present(source: Source, name: str, names) -> None:
-    """Raise UserError where none of some files is there: transformers then invents a tokenizer."""
+    """Raise UserError if none of some files exists: transformers would invent a tokenizer."""
     if not any(file_of(source, file, download=False) for file in names):
         raise _none(name, "it holds no vocabulary")
 
 
 def _check_files(source: Source) -> None:
-    """Refuse files that no tokenizer has before a library parses them."""
+    """Raise UserError for files that no tokenizer has, before a library parses them."""
     for name in (WHOLE, CONFIG, *VOCABULARIES[1:]):
         file = file_of(source, name, download=name in ADDED)
         if file is None:
@@ -104,12 +104,13 @@ def _check_files(source: Source) -> None:
 def _as_the_file_says(
     by_class: PreTrainedTokenizerBase, file: Path, source: Source, name: str, keywords: dict
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of a class if it is that of the file; else that of the file, with the roles of special tokens."""
+    """Return the tokenizer of a class if it equals that of the file; else the file's, with the roles of special
+    tokens."""
     own = Tokenizer.from_file(str(file))
     if by_class.is_fast and _parts(by_class.backend_tokenizer) == _parts(own):
         return by_class
     tokenizer = PreTrainedTokenizerFast.from_pretrained(source.path, **keywords)
-    for role in ROLES:  # some files leave them to the class
+    for role in ROLES:  # some files leave roles to the class
         token = getattr(by_class, role)
         if getattr(tokenizer, role) is None and token in own.get_vocab():
             setattr(tokenizer, role, token)
@@ -122,6 +123,6 @@ def _as_the_file_says(
 
 
 def _parts(tokenizer: Tokenizer) -> tuple:
-    """The parts of a tokenizer that decide which tokens a text has, beside tokens that are added."""
+    """Return the parts of a tokenizer that determine the tokens of a text, apart from added tokens."""
     parts = json.loads(tokenizer.to_str())
     return parts["normalizer"], parts["pre_tokenizer"], {name: said for name, said in parts["model"].items() if said}
