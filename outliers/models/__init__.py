@@ -1,1 +1,1 @@
-"""Sources of models, and the names of their parts."""
+"""Models: where they are found, how they are loaded, and the names of their parts."""

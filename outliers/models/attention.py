@@ -1,10 +1,11 @@
-"""Attention of a model: which function computes it, of which states, and one whose probabilities come summed.
+"""The attention of a model: its function, its states, and an implementation whose probabilities come summed.
 
-The fused kernels never make the probabilities, and an architecture's own plain products make all of them, (heads, T,
-T), and pass over them half a dozen times. `summed_attention` makes them for some queries at a time, while they are in a
-core's cache, of the keys up to these alone, and sums them over the queries. The outputs are those of the plain products
-bit by bit: under the causal mask the other probabilities are exactly 0, and as such they take part in the products with
-the values. On a GPU the fused kernel attends, and another one sums the probabilities, which are nowhere in memory.
+Fused kernels never compute the probabilities, and an architecture's own plain products compute all of them, (heads, T,
+T), and pass over them half a dozen times. `summed_attention` computes them for some queries at a time, while they fit a
+core's cache, only for the keys up to these queries, and sums them over the queries. The outputs equal those of the
+plain products bit by bit: under the causal mask the other probabilities are exactly 0, and take part in the products
+with the values as zeros. On a GPU the fused kernel attends, and another one sums the probabilities without storing
+them.
 """
 
 import copy
@@ -28,21 +29,21 @@ from outliers.errors import UserError
 from outliers.models.anatomy import Projection, anatomy_of, in_layer, layers_of, stack_module, stacks_of
 
 OURS = "outliers"  # the name of `attend` among the implementations of attention
-ROLE = "attention"  # of what attention multiplies, beside the roles of projections
-QUERIES = 128  # at once, and fewest: of few rows a product is summed in another order
-MASK = {"use_cache", "position_ids", "sliding_window"}  # arguments that change nothing beside the mask
+ROLE = "attention"  # the role of the operands of attention, beside those of projections
+QUERIES = 128  # at once, and the least number: products of fewer rows are summed in another order
+MASK = {"use_cache", "position_ids", "sliding_window"}  # arguments without effect if there is a mask
 OF_ONE = {"mask_function": causal_mask_function, "batch_size": 1, "q_offset": 0, "kv_offset": 0, "attention_mask": None}
 
 States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # queries, keys and values, each (batch, heads, T, features)
-_plain: dict[int, ref] = {}  # length: the mask that was last made, or found to be causal
+_plain: dict[int, ref] = {}  # by length: the mask that was last made, or found to be causal
 
 
 class Call(NamedTuple):
-    """Arguments of a call of attention beside its states.
+    """The arguments of a call of attention beside its states.
 
-    mask: added to the scores, or True where a query attends, (1, heads or 1, queries, keys); None for all keys, or
-    those up to each query if it is causal. scaling: what the products of queries and keys are multiplied with; None for
-    the root of the head size, inverted. window: how many keys a query sees at most where no mask says it.
+    mask: added to the scores, or True where a query attends, (1, heads or 1, queries, keys); None for all keys, or for
+    those up to each query if it is causal. scaling: factor of the products of queries and keys; None for the inverse
+    root of the head size. window: the largest number of keys that a query sees, if no mask defines it.
     """
 
     mask: torch.Tensor | None
@@ -51,11 +52,11 @@ class Call(NamedTuple):
     window: int | None
 
     def scale(self, query: torch.Tensor) -> float:
-        """The number with which the products of these queries (..., head size) are multiplied."""
+        """Return the factor of the products of these queries (..., head size)."""
         return query.shape[-1] ** -0.5 if self.scaling is None else self.scaling
 
     def visible(self, queries: int, keys: int) -> torch.Tensor:
-        """The keys that each query sees, bool (queries, keys)."""
+        """Return the keys that each query sees, bool (queries, keys)."""
         if self.mask is not None:
             mask = self.mask[0, 0, :, :keys]
             return (mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2).expand(queries, keys)
@@ -65,8 +66,11 @@ class Call(NamedTuple):
 
 
 class Attending(NamedTuple):
-    """The attention of a module: its own configuration, the function that computes it, None for that which the
-    configuration names, and changes of its states, one after the other, called as the visits of `product_hooks`."""
+    """The attention of a module.
+
+    config: its own configuration. function: the function that computes it; None for the one that the configuration
+    names. changes: functions that change its states, one after the other, called as the visits of `product_hooks`.
+    """
 
     config: PretrainedConfig
     function: Callable | None = None
@@ -74,16 +78,16 @@ class Attending(NamedTuple):
 
 
 def attending_of(module: nn.Module) -> Attending:
-    """The attention of a module as it is now."""
     return vars(module).get("attending") or Attending(module.config)
 
 
 def attends(module: nn.Module, **changed) -> None:
-    """Let attention in a module do something else from now on.
+    """Change how a module computes attention.
 
-    The module gets a configuration of its own that says so: that of the model stays, and with it the masks.
+    The module gets its own configuration for that, so that the model's configuration, and with it the masks, does not
+    change.
 
-    changed: fields of `Attending`; function: as those of transformers.
+    changed: fields of `Attending`; function: with the signature of transformers' attention functions.
     """
     attending = attending_of(module)._replace(**changed)
     vars(module).pop("attending", None)
@@ -94,7 +98,7 @@ def attends(module: nn.Module, **changed) -> None:
 
 
 def attend(module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *mask, **others) -> tuple:
-    """The attention function of transformers by which a module does what `attends` said, else sums probabilities."""
+    """Compute attention as `attends` set it up for the module; this is an attention function of transformers."""
     attending = attending_of(module)
     if attending.changes:
         call = call_of(module, *mask, **others)
@@ -112,7 +116,7 @@ def call_of(
     sliding_window: int | None = None,
     **_others,
 ) -> Call:
-    """Read the arguments of an attention function of transformers beside the states."""
+    """Collect the arguments of a transformers attention function beside the states."""
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     return Call(attention_mask, scaling, causal, sliding_window)
 
@@ -126,11 +130,11 @@ def _named(module: nn.Module, implementation: str) -> Callable:
 def product_hooks(
     model: PreTrainedModel, visit: Callable[..., States | None], only: int | None = None
 ) -> Iterator[None]:
-    """Call `visit(layer, query, key, value, call)` with what the attention of each layer multiplies, or of only one,
-    each (batch, heads, T, features), keys behind the rotation of positions and with those of a prefix; and the `Call`.
+    """Call `visit(layer, query, key, value, call)` with the operands of each layer's attention, or of only one.
 
-    What it returns goes on in the place of the three; None leaves them as they are. A model whose attention cannot be
-    replaced shows nothing.
+    The states are (batch, heads, T, features), keys after the rotary embedding and with those of a prefix; call: see
+    `Call`. States that `visit` returns replace the three; None leaves them unchanged. It is not called for a model
+    whose attention cannot be replaced.
     """
     with ExitStack() as stack:
         for attention in attentions(model) if is_replaceable(model) else ():
@@ -142,7 +146,7 @@ def product_hooks(
 
 
 def attentions(model: PreTrainedModel) -> Iterator[Projection]:
-    """The attention of each layer that has one; path: of its products, which are no module of their own."""
+    """Yield the attention of each layer that has one; path: that of its products, which are no module of their own."""
     for layer in layers_of(model):
         if layer.anatomy.attention is None:
             continue
@@ -151,13 +155,14 @@ def attentions(model: PreTrainedModel) -> Iterator[Projection]:
 
 
 def is_replaceable(model: PreTrainedModel) -> bool:
-    """Whether the attention function of a model can be replaced: of encoder-decoders T5Gemma alone has one, whose
-    scores are capped."""
+    """Return whether the attention function of a model can be replaced.
+
+    The only encoder-decoder with a replaceable one, T5Gemma, has capped scores, and is excluded.
+    """
     return model._supports_attention_backend and not anatomy_of(model.config).decoder and any(attentions(model))
 
 
 def check_attention(model: PreTrainedModel) -> None:
-    """Raise UserError unless the attention function of a model can be replaced."""
     if not is_replaceable(model):
         raise UserError(
             f"the attention of '{model.config.model_type}' cannot be replaced in transformers; expected an "
@@ -167,25 +172,25 @@ def check_attention(model: PreTrainedModel) -> None:
 
 @contextmanager
 def eager(model: PreTrainedModel, summed: bool = False) -> Iterator[None]:
-    """Let a model attend by plain products within this context, and make its masks for that.
+    """Let a model attend by plain products within this context, with masks for these.
 
-    An attention function that somebody registered under a name of their own may compute something else, and stays.
+    A custom attention function that was registered by a user may compute something else, and is kept.
 
     summed: whether its probabilities may come summed over the queries.
     """
     before = model.config._attn_implementation
     function = AttentionInterface().get(before)
-    # those of transformers and its hub, whose names have a slash, compute what plain products do
+    # implementations of transformers and of its hub (with a slash in the name) compute the same as plain products
     known = before == OURS or "/" in before or function is None
     if not known and function.__module__.partition(".")[0] != "transformers":
         yield
         return
-    upcast = getattr(model.config, "reorder_and_upcast_attn", False)  # which GPT-2 does only under the name of eager
+    upcast = getattr(model.config, "reorder_and_upcast_attn", False)  # GPT-2 does so only under the name "eager"
     owners = [model, *(stack_module(model, stack) for stack in stacks_of(model.config))]
     of_modules = (attending_of(one.module).config for one in attentions(model) if hasattr(one.module, "config"))
-    configs = [*(owner.config for owner in owners), *of_modules]  # a layer that was copied has one of its own
+    configs = [*(owner.config for owner in owners), *of_modules]  # a copied layer has its own
     named = [config._attn_implementation for config in configs]
-    for config in configs:  # `set_attn_implementation` refuses it for Falcon
+    for config in configs:  # `set_attn_implementation` fails for Falcon
         config._attn_implementation = OURS if summed and not upcast else "eager"
     try:
         yield
@@ -204,12 +209,13 @@ def summed_attention(
     dropout: float = 0.0,
     **others,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """An attention function of transformers: states (1, heads, T, features) to outputs (1, T, heads, features).
+    """Compute attention from states (1, heads, T, features), with the signature of transformers' attention functions.
 
     Returns:
-        The outputs; and the probabilities summed over queries, (1, heads, 1, T), in another order than of the whole at
-        once: they agree to float32's rounding. What is not softmax under a causal mask of one sequence, or on a CPU not
-        in float32, goes to the architecture's own function, which returns all probabilities, (1, heads, T, T).
+        The outputs (1, T, heads, features), and the probabilities summed over queries, (1, heads, 1, T). The order of
+        summation differs from that over the whole matrix, so that they agree up to float32 rounding. Anything other
+        than a softmax under a causal mask of one sequence, or on a CPU other than float32, is left to the
+        architecture's own function, which returns all probabilities, (1, heads, T, T).
     """
     others = {name: given for name, given in others.items() if given is not None}
     if not others.keys() <= MASK or dropout or scaling is None or not _is_plain(query, key, attention_mask):
@@ -223,7 +229,7 @@ def summed_attention(
         return outputs.transpose(1, 2).contiguous(), received[None, :, None]
     key, value = (repeat_kv(states, heads // states.shape[1]) for states in (key, value))
     key = key.transpose(2, 3)
-    if math.frexp(scaling)[0] == 0.5:  # a power of two, which rounds nothing wherever it is multiplied with
+    if math.frexp(scaling)[0] == 0.5:  # a power of two: multiplying by it is exact anywhere
         query, scaling = query * scaling, 1
     outputs = torch.empty(1, length, heads, value.shape[-1])
     received = torch.zeros(1, heads, 1, length)
@@ -243,8 +249,11 @@ def summed_attention(
 
 
 def causal_mask(**given) -> torch.Tensor | None:
-    """A mask of transformers for `summed_attention`; that of a sequence that attends to itself is the one of the block
-    before, if it is still there, for nobody has to look then whether it is causal."""
+    """Return a mask of transformers for `summed_attention`.
+
+    The mask of a sequence that attends to itself is reused from the previous block if it still exists, so that it need
+    not be tested for causality again.
+    """
     length = given.get("q_length")
     if length != given["kv_length"] or any(given.get(name) != value for name, value in OF_ONE.items()):
         return eager_mask(**given)
@@ -256,8 +265,11 @@ def causal_mask(**given) -> torch.Tensor | None:
 
 
 def _is_plain(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> bool:
-    """Whether one sequence attends to itself under a causal mask, where a kernel sums attention or in float32 on a CPU:
-    there with several heads, for the products of a single one are split among threads otherwise."""
+    """Return whether one sequence attends to itself under a causal mask, where `summed_attention` can compute it.
+
+    That is on a GPU with a kernel for sums, or in float32 on a CPU with several heads: products of a single head are
+    split among threads differently.
+    """
     if mask is None or query.shape[0] > 1:
         return False
     of_cpu = query.is_cpu and query.dtype == torch.float32 and query.shape[1] > 1

@@ -1,4 +1,4 @@
-"""The tensors of a model's files, compared with the model before any is read; each is read when it is wanted."""
+"""The tensors of a model's files, compared with the model before any is read; each is read on demand."""
 
 import copy
 import glob
@@ -44,7 +44,7 @@ from outliers.models.weight_files import (
     weight_files,
 )
 
-DEQUANTIZED = {"mxfp4": Mxfp4Config(dequantize=True)}  # formats of stored weights, and how transformers undoes them
+DEQUANTIZED = {"mxfp4": Mxfp4Config(dequantize=True)}  # stored formats that transformers dequantizes
 
 # Buffers that older checkpoints carry and current models compute: causal masks, rotary frequencies and positions; and
 # a version number of OPT's. Beside these, transformers has patterns of its own for some architectures.
@@ -67,9 +67,9 @@ EXPERT = re.compile(r"\.experts\.(\d+)\.")
 class Checkpoint(NamedTuple):
     """The contents of a model's files.
 
-    tensors: every tensor of the model that is stored, by the model's own name. ignored: names of tensors in the
-    files, or of fields of a GGUF header, for which the model has no place, but for those known to be of no use.
-    adapter: that beside the weights, in words.
+    tensors: every stored tensor of the model, by the model's own name. ignored: names of tensors in the files, or of
+    fields of a GGUF header, that the model does not use, except known useless ones. adapter: the adapter beside the
+    weights, in words.
     """
 
     tensors: dict[str, Lazy]
@@ -78,18 +78,18 @@ class Checkpoint(NamedTuple):
 
     @property
     def zero_points(self) -> str | None:
-        """A note on zero points of packed weights whose values and label disagree, or do not tell how to read them."""
+        """A note on zero points of packed weights whose values contradict their label, or leave the reading open."""
         return "; ".join(dict.fromkeys(lazy.note for lazy in self.tensors.values() if lazy.note)) or None
 
     def absent(self, model: PreTrainedModel) -> set[str]:
-        """The model's own names of tensors that are not stored, which are tied to others that are, or computed."""
+        """Return the model's names of tensors that are not stored, because they are tied to others or computed."""
         return set(model.state_dict()) - set(self.tensors)
 
 
 def read_checkpoint(source: Source, name: str, revision: str | None, model: PreTrainedModel) -> Checkpoint:
-    """Find the tensors of a model in its files, of which nothing but the headers is read; a hub id is downloaded.
+    """Find the tensors of a model in its files, reading only headers; a hub id is downloaded.
 
-    model: of its configuration, without values.
+    model: made from its configuration, without values.
     """
     files = source.files or weight_files(_downloaded(source, name))
     folder = files[0].parent
@@ -120,7 +120,7 @@ def read_checkpoint(source: Source, name: str, revision: str | None, model: PreT
 
 @contextmanager
 def readable(name: str) -> Iterator[None]:
-    """Turn what a damaged safetensors file of model `name` raises into one line."""
+    """Convert what a damaged safetensors file of model `name` raises to one line."""
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
@@ -129,9 +129,9 @@ def readable(name: str) -> Iterator[None]:
 
 
 def _downloaded(source: Source, name: str) -> Path:
-    """The folder of the hub's cache in which a model's weights are: what `weight_files` chooses, and no other files.
+    """Download what `weight_files` selects of a model, and return its folder in the hub's cache.
 
-    As transformers does it, for pickled weights the hub is asked for its own conversion of them.
+    As in transformers, the hub is asked for its own conversion of pickled weights.
     """
 
     def snapshot(*names: str) -> Path:
@@ -158,8 +158,7 @@ def _downloaded(source: Source, name: str) -> Path:
 def _by_own_names(
     stored: dict[str, Lazy], name: str, model: PreTrainedModel, how: Mxfp4Config | None
 ) -> tuple[dict[str, Lazy], list[str]]:
-    """By transformers' rules for the architecture, and for the format in which its weights are stored; and the keys of
-    tensors that are none of the model's."""
+    """Rename tensors by transformers' rules for the architecture and its storage format; also return unused keys."""
     with refusals(name):
         quantizer = how and AutoHfQuantizer.from_config(how, pre_quantized=True)
     steps = get_model_conversion_mapping(model, renamed_keys(model.config), quantizer)
@@ -197,7 +196,7 @@ def _by_own_names(
 
 
 def _with_cause(error: UserError, ignored: list[str]) -> UserError:
-    """An error for tensors that are missing, with why their names may be other ones."""
+    """Add to an error on missing tensors why their names may differ."""
     for prefix, wrapped in WRAPPED.items():
         if ignored and all(key.startswith(prefix) for key in ignored):
             return UserError(
@@ -208,7 +207,7 @@ def _with_cause(error: UserError, ignored: list[str]) -> UserError:
 
 
 def _is_whole(parts: list[tuple[str, Lazy]], converter: WeightConverter) -> bool:
-    """Whether no kind of part and no expert is missing, but for the last ones of all kinds."""
+    """Return whether no kind of part and no expert is missing, except if the last experts are missing for all kinds."""
     counts = Counter(pattern for pattern, _ in parts)
     experts = {int(number) for _, lazy in parts for number in EXPERT.findall(lazy.name)}
     alike = len(set(counts.values())) == 1 and len(counts) == len(converter.source_patterns)
@@ -223,10 +222,10 @@ def _joined(
     skeleton: PreTrainedModel | None,
     name: str,
 ) -> dict[str, Lazy]:
-    """The tensors of a model that its files hold in parts, such as one for each expert, or codes and their scales.
+    """Return the tensors of a model that its files hold in parts, such as one for each expert, or codes and scales.
 
-    parts: each with the pattern that says which part it is. converter: transformers' rule to make tensors of them.
-    skeleton: says the dtype to dequantize to, None where nothing is.
+    parts: each with the pattern that identifies its kind. converter: transformers' rule that joins them. skeleton:
+    defines the dtype to dequantize to; None if nothing is dequantized.
     """
     parts = sorted(parts, key=lambda part: dot_natural_key(part[1].name))
     patterns = {"source_patterns": converter.source_patterns, "target_patterns": converter.target_patterns}
@@ -257,7 +256,7 @@ def _joined(
 
 
 def check_type(lazy: Lazy, types: Collection[str], name: str) -> None:
-    """Raise UserError if a tensor is of none of these types."""
+    """Raise UserError unless a tensor has one of these types."""
     if lazy.dtype not in types:
         raise UserError(
             f"the checkpoint of '{name}' holds '{printable(lazy.name)}' as {lazy.dtype}; expected {', '.join(types)}"
@@ -265,7 +264,7 @@ def check_type(lazy: Lazy, types: Collection[str], name: str) -> None:
 
 
 def check_shape(lazy: Lazy, expected: torch.Size, name: str) -> None:
-    """Raise UserError if a tensor of a model is stored with another shape than its configuration asks for."""
+    """Raise UserError if a tensor is not stored in the shape that the model's configuration requires."""
     if lazy.shape != tuple(expected):
         raise _misshapen(f"with the shape {lazy.shape}", lazy.name, expected, name)
 
@@ -278,8 +277,10 @@ def _misshapen(found: str, key: str, expected: torch.Size, name: str) -> UserErr
 
 
 def check_complete(stored: Iterable[str], model: PreTrainedModel, name: str, torn: Iterable[str] = ()) -> None:
-    """Raise UserError if tensors of a model are not stored, or torn. Of those that are tied one has to be there, and
-    none that the architecture computes by itself, such as the positions of Marian."""
+    """Raise UserError if tensors of a model are missing, or torn.
+
+    Of tied tensors one is enough, and none is needed that the architecture computes itself, such as Marian's positions.
+    """
     tied, computed = model.all_tied_weights_keys, model._keys_to_ignore_on_load_missing or ()
     there = {tied.get(tensor_name, tensor_name) for tensor_name in stored}
     missing = [tensor_name for tensor_name in model.state_dict() if tied.get(tensor_name, tensor_name) not in there]

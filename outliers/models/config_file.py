@@ -1,5 +1,7 @@
-"""`config.json` as plain JSON: sizes that no model can have are refused before anything is imported, or built, because
-of them. What passes here may still be no model; then transformers says so, of an object that holds no weights."""
+"""The plain JSON of `config.json`: impossible sizes are refused before anything is imported or built.
+
+A file that passes may still describe no model; then transformers reports that, from an object without weights.
+"""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -14,8 +16,8 @@ from outliers.models.weight_files import adapter_alone
 
 FILE = "config.json"
 LARGEST_FILE = 4 << 20  # bytes; names of 20,000 classes take one million
-# Methods that store weights in few bits and whose weights are brought back: of the fields of `quantization_config` that
-# say how (`*` for each of an object or a list), the values that are known. A field that is not there has the first one.
+# Methods whose quantized weights can be dequantized, with the supported values of the relevant fields of
+# `quantization_config` (`*` for each entry of an object or a list). A missing field has the first value.
 _SWITCH = (False, True)
 _VERSIONS = ("gptq", "gptq_v2")
 _COMPRESSED = ("dense", "int-quantized", "float-quantized", "naive-quantized", "pack-quantized")
@@ -71,7 +73,7 @@ DEQUANTIZED: dict[str, dict[str, tuple]] = {
         "format": _COMPRESSED,
         "config_groups.*.format": _COMPRESSED,
         "config_groups.*.weights.type": ("int", "float"),
-        "config_groups.*.weights.num_bits": (2, 4, 8),  # others straddle words in some versions of the library
+        "config_groups.*.weights.num_bits": (2, 4, 8),  # codes of other widths straddle words in some versions
         "config_groups.*.weights.strategy": ("tensor", "channel", "group", "block"),
         "config_groups.*.weights.symmetric": _SWITCH,
         "quantization_status": ("compressed", "frozen"),
@@ -79,8 +81,8 @@ DEQUANTIZED: dict[str, dict[str, tuple]] = {
         "transform_config.config_groups.*.apply.*.location": ("weight_input", "weight_output"),  # others act on inputs
     },
 }
-LEAST_BYTES = 0.125  # of a weight in any of the formats that are read
-LIGHT = 1 << 26  # bytes of weights that are read to see what is wrong with them
+LEAST_BYTES = 0.125  # least size of a weight in any supported format
+LIGHT = 1 << 26  # bytes of weights that are read to find out what is wrong
 
 LAYERS = (
     *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers"),
@@ -101,11 +103,11 @@ POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "original_
 EXPERTS = ("num_local_experts", "num_experts")
 NORM_EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
 USED_EXPERTS = ("num_experts_per_tok",)
-WEIGHED = ("vision_config", "decoder")  # of parts that have their own: those whose weights every checkpoint holds
+WEIGHED = ("vision_config", "decoder")  # parts whose weights every checkpoint holds
 
-# From and to how much fields go, for more would take all memory before a weight is looked at. Generous enough for every
-# model that there is: trained ones have 128 layers and 20,480 features at most, and ones that were put together of
-# several 315 layers.
+# Ranges of fields: larger values would take all memory before a weight is read. They are generous enough for every
+# existing model: trained ones have at most 128 layers and 20,480 features, and models merged from several
+# 315 layers.
 LIMITS = {
     (*LAYERS, "attention_types"): (1, 1 << 9),
     (*HEADS, *KEY_HEADS): (1, 1 << 10),
@@ -119,12 +121,12 @@ LIMITS = {
     ("num_labels",): (0, 1 << 15),
     NORM_EPSILONS: (0, 1),
 }
-# Kinds that make or hold something for each position; the others compute it of the position.
+# Model types that store something for each position; the others compute it from the position.
 MOST_POSITIONS = {"gpt_neo": 1 << 13, "gptj": 1 << 15, "xglm": 1 << 15, "gpt2": 1 << 16, "opt": 1 << 16, "mpt": 1 << 16}
 
 
 class Relation(NamedTuple):
-    """A field and another one with which it has to fit, where both are there, in words and as a test."""
+    """Two fields that must be compatible if both exist: a test, and the expected value in words."""
 
     field: tuple[str, ...]
     other: tuple[str, ...]
@@ -132,7 +134,7 @@ class Relation(NamedTuple):
     expected: str
 
 
-# What transformers does not look at before it computes.
+# Relations that transformers does not check before it computes.
 RELATIONS = (
     Relation(KEY_HEADS, HEADS, lambda count, heads: heads % count == 0, "a number that divides the {} heads"),
     Relation(HEADS, WIDTH, lambda count, width: width % count == 0, "a number that divides the {} features"),
@@ -142,12 +144,12 @@ RELATIONS = (
 
 
 def _first(fields: dict, names: Iterable[str], default=None):
-    """The first of some fields that is a whole number."""
+    """Return the first of some fields that is an integer."""
     return next((fields[name] for name in names if type(fields.get(name)) is int), default)
 
 
 def read_config_file(file: Path) -> dict:
-    """The fields of a `config.json`."""
+    """Return the fields of a `config.json`; raise UserError if it is invalid."""
     try:
         content = start_of(file, LARGEST_FILE + 1)
     except OSError as error:
@@ -160,12 +162,12 @@ def read_config_file(file: Path) -> dict:
         raise UserError(f"'{file}' is larger than {LARGEST_FILE >> 20} MB; expected a model's configuration")
     try:
         fields = json.loads(content.decode(), object_pairs_hook=_without_contradiction)
-    except (ValueError, RecursionError) as error:  # what is no JSON, or no UTF-8, or a number of 5,000 digits
+    except (ValueError, RecursionError) as error:  # invalid JSON or UTF-8, or a number of 5,000 digits
         reason = "nested too deeply" if isinstance(error, RecursionError) else reason_of(error, 150)
         raise UserError(f"'{file}' is not valid JSON ({reason}); download the model again") from None
     if not isinstance(fields, dict):
         raise UserError(f"'{file}' holds no JSON object; expected a model's configuration")
-    if not isinstance(fields.get("model_type"), str):  # which transformers would guess of the folder's name
+    if not isinstance(fields.get("model_type"), str):  # transformers would guess it from the folder's name
         raise UserError(f"'{file}' has no 'model_type'; expected the name of an architecture, such as gpt2")
     with architecture_first(fields["model_type"]):
         check_fields(fields, file)
@@ -176,13 +178,13 @@ def read_config_file(file: Path) -> dict:
 
 @contextmanager
 def architecture_first(kind: str) -> Iterator[None]:
-    """Let an unknown architecture be said before what else is wrong with a configuration, which may mean another
-    thing."""
+    """Report an unknown architecture before other errors of a configuration, whose fields may then mean other
+    things."""
     try:
         yield
     except UserError:
         if kind and all(known["model_type"] != kind for known in known_configs().values()):
-            from outliers.models.anatomy import TEXT_PARTS, check_known  # torch is imported only for what is less known
+            from outliers.models.anatomy import TEXT_PARTS, check_known  # imports torch, so only for unknown types
 
             if kind not in TEXT_PARTS:
                 check_known(kind)
@@ -198,7 +200,7 @@ def _without_contradiction(pairs: list[tuple[str, Any]]) -> dict:
 
 
 def check_fields(fields: dict, where: str | Path) -> None:
-    """Refuse sizes that no model can have, in a configuration and in those inside of it.
+    """Raise UserError for impossible sizes in a configuration and in nested ones.
 
     Values of other types are left to transformers, whose configurations are strict.
     """
@@ -224,7 +226,7 @@ def _refuse(fields: dict, name: str, where: str | Path, expected: str) -> NoRetu
 
 
 def _numbers(value) -> Iterator[float]:
-    """The numbers in a value, and in lists of it."""
+    """Yield the numbers in a value and its nested lists."""
     if isinstance(value, list):
         for entry in value:
             yield from _numbers(entry)
@@ -233,9 +235,9 @@ def _numbers(value) -> Iterator[float]:
 
 
 def check_weights(fields: dict, name: str, files: Iterable[Path]) -> None:
-    """Refuse a configuration whose weights are stored in a format that is not undone, or do not fit into their files.
+    """Raise UserError if weights are stored in an unsupported format, or cannot fit into their files.
 
-    fields: as `check_fields` has passed them. files: of the weights; none where they are not on this machine yet.
+    fields: checked by `check_fields`. files: of the weights; none if they are not on this machine yet.
     """
     for part in (fields, fields.get("text_config") or {}):
         stored = part.get("quantization_config")
@@ -263,7 +265,7 @@ def check_weights(fields: dict, name: str, files: Iterable[Path]) -> None:
 
 
 def _values(fields, path: list[str]) -> Iterator:
-    """The values that are there, and not null, along a path of names; `*` stands for each name."""
+    """Yield the values, except null, along a path of names; `*` stands for every name."""
     if not path:
         yield from () if fields is None else (fields,)
     elif isinstance(fields, dict | list):
@@ -273,10 +275,11 @@ def _values(fields, path: list[str]) -> Iterator:
 
 
 def least_weights(fields: dict) -> int:
-    """The least number of weights that a model has: embeddings, two products of attention and two of the rest.
+    """Return a lower bound of a model's number of weights: embeddings, two products of attention and two of the
+    feed-forward part.
 
-    What the fields do not say counts nothing; so does what only some architectures have. Of an encoder-decoder one of
-    both counts.
+    Fields that are missing count nothing, nor does what only some architectures have. Of an encoder-decoder only one
+    part counts.
     """
     if parts := [part for name in WEIGHED if isinstance(part := fields.get(name), dict)]:
         return sum(map(least_weights, parts))

@@ -1,4 +1,4 @@
-"""Blocks through the decoder of a model, resident or streamed, to look at it and not to train it."""
+"""Passes of blocks through the decoder of a model, resident or streamed, for measurements."""
 
 import functools
 import threading
@@ -33,21 +33,21 @@ from outliers.models.hooks import is_independent
 from outliers.models.stream import AS_IT_IS, Once, Variant, Watched, apart, exchanged, is_streamed
 from outliers.terminal.progress import expect_passes, pass_made
 
-# Models: by how many at once, their modules that were in training mode, and how their experts were called.
+# By model: the number of simultaneous uses, its modules that were in training mode, and how its experts were called.
 _observed: dict[nn.Module, list] = {}
 _MODES = threading.Lock()
 Observe = TypeVar("Observe", bound=Callable)
 Result = TypeVar("Result")
-BY_LENGTH = ("dynamic", "longrope")  # rotations whose frequencies transformers sets for each length anew
-SHORTEST = 128  # positions of blocks that pass at once
-AT_ONCE = 2  # blocks that pass a model in a CPU's memory: while one is between two products, the other is in one
+BY_LENGTH = ("dynamic", "longrope")  # rotary embeddings whose frequencies depend on the length
+SHORTEST = 128  # least positions of blocks that pass together
+AT_ONCE = 2  # blocks that pass together on a CPU: while one is between two products, the other computes one
 
 
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Turn off what a model does in training alone, such as dropout, and call its experts by their projections.
+    """Turn off what a model does only in training, such as dropout, and call its experts by their projections.
 
-    Each module has its own mode again when the last of those that look at the model, in whatever threads, is done.
+    Each module gets its own mode back when the last use of the model ends, in whatever thread.
     """
     with _MODES:
         if model not in _observed:
@@ -70,8 +70,8 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def inference(observe: Observe) -> Observe:
-    """Decorate a function of a model, its first argument, that looks at it: without gradients, and in eval mode, each
-    layer as a module of its own."""
+    """Decorate a function that measures a model, its first argument: no gradients, eval mode, and each layer its own
+    module."""
 
     @functools.wraps(observe)
     def observing(model: PreTrainedModel, *arguments, **keywords):
@@ -86,18 +86,18 @@ def inference(observe: Observe) -> Observe:
 def map_blocks(
     model: PreTrainedModel, see: Callable[[int, Block], Result], blocks: Iterable[Block]
 ) -> Iterator[Result]:
-    """The results of all blocks in their order; on a CPU two blocks pass the model at once, on half of the threads.
+    """Return the results of all blocks in order; on a CPU two blocks pass through the model together, on half of the
+    threads each.
 
-    Between small products Python, norms and activations leave a part of the threads idle. A result is that of half of
-    the threads, and has the same bits. Blocks wait for each other where hooks are on the model, which may look at them
-    one by one, unless all hooks are `independent`; where rotations of positions depend on the length of the last block;
-    in mixtures, and where the first two are short: fewer threads add up products of few rows in another order. A block
-    that is alone, as the last of three, has all threads.
+    Between small products, Python, norms and activations leave some threads idle. Results have the same bits as in
+    sequence. Blocks pass one after the other if the model has hooks that are not `independent`; if rotary embeddings
+    depend on the length of the last block; in mixtures; and if the first two blocks are short, because fewer threads
+    sum products of few rows in another order. A single last block gets all threads.
 
     Args:
-        model: resident.
-        see: called with the number of a block and the block, in two threads: it changes nothing that both see.
-        blocks: as for `run_decoder`; read as far as they are computed, and two further.
+        model: a resident model.
+        see: called with the number of a block and the block, in two threads, so that it must not change shared state.
+        blocks: as for `run_decoder`; read lazily, two ahead.
     """
     threads = torch.get_num_threads()
     expect_passes(len(blocks) if isinstance(blocks, Sized) else 1)
@@ -121,30 +121,31 @@ def map_blocks(
                 last = following
                 if len(pending) > AT_ONCE:
                     yield pending.popleft().result()
-            left = (last[0] + 1) % AT_ONCE  # that would be alone
+            left = (last[0] + 1) % AT_ONCE  # whether the last block would be alone
             if not left:
                 pending.append(pool.submit(in_mode, *last))
             while pending:
                 yield pending.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
-            torch.set_num_threads(threads)  # with which later threads begin: those of the pool have set it for them
+            torch.set_num_threads(threads)  # for later threads, whose default the pool has changed
     if left:
         yield see(*last)
 
 
 def _is_independent(module: nn.Module) -> bool:
-    """Whether a module and its hooks keep nothing of one block for another."""
+    """Return whether a module and its hooks keep no state between blocks."""
     hooks = *module._forward_pre_hooks.values(), *module._forward_hooks.values()
     rotation = str(getattr(module, "rope_type", None))
-    if is_offloaded(module):  # each call takes the weights of the other's away
+    if is_offloaded(module):  # calls would take away each other's weights
         return False
     return all(map(is_independent, hooks)) and not any(map(rotation.count, BY_LENGTH))
 
 
 @contextmanager
 def under(model: PreTrainedModel, variant: Variant) -> Iterator[tuple[PreTrainedModel, Variant]]:
-    """The arguments of `run_decoder` for a variant: a resident model under it; a streamed one, and the variant."""
+    """Provide the arguments of `run_decoder`: a resident model under the variant, or a streamed model and the
+    variant."""
     if is_streamed(model):
         yield model, variant
     else:
@@ -158,25 +159,24 @@ def run_decoder(
     begin: Callable[[int, tuple[torch.Tensor, ...]], None] = lambda number, ids: None,
     variant: Variant = AS_IT_IS,
 ) -> Iterator[tuple[int, Block, torch.Tensor]]:
-    """Pass blocks through the layers of all stacks, one sequence each.
+    """Pass blocks through the layers of all stacks, each as a separate sequence.
 
-    A resident model takes one block after the other. A streamed one takes all blocks through one layer after the
-    other, so that hooks meet them in turns: `begin` tells whose turn it is.
+    A resident model passes one block after the other. A streamed model passes all blocks through each layer before the
+    next, so that hooks see them in turns, announced by `begin`.
 
     Args:
         model: a model of any family; with a `stream` if its layers are not resident.
         blocks: token ids, int64 (blocks, T), or any iterable of (T,); or examples of another family.
-        begin: called with the number of a block, and with the ids of what stands at the positions that each stack reads
-            of it, before hooks see anything of it.
-        variant: what a streamed model's layers are under; a resident one is under its own already, see `under`.
+        begin: called with the number of a block, and the ids at the positions that each stack reads, before hooks see
+            the block.
+        variant: applied to a streamed model's layers; a resident model is under it already, see `under`.
 
     Yields:
         The number of the block, the block on the model's device, and its last hidden states (T, features), after the
         final norm.
 
     Raises:
-        UserError: a block is something else than token ids (T,), longer than the model's context, or holds ids outside
-            its vocabulary.
+        UserError: a block is not token ids (T,), longer than the model's context, or has ids outside its vocabulary.
     """
     if is_streamed(model):
         passed = model.stream.run(model, map(partial(checked, model), blocks), [variant], lambda _, *turn: begin(*turn))
@@ -198,16 +198,17 @@ def watched_pass(
     variant: Variant = AS_IT_IS,
     begin: Callable[[int, tuple[torch.Tensor, ...]], None] = lambda number, ids: None,
 ) -> list[tuple[int, Block, torch.Tensor]]:
-    """Pass all blocks through a model under a variant, and return what `run_decoder` yields of the last one, if any.
+    """Pass all blocks through a model under a variant with hooks; return what `run_decoder` yields for the last block.
 
-    hooks: a context with hooks on all layers of a model or on one, which see what flows through it under the variant.
+    hooks: makes a context with hooks on all layers of a model or on one, which see the changed model. The list is empty
+    without blocks.
     """
     with under(model, Watched(variant, hooks)) as (changed, left):
         return list(deque(run_decoder(changed, blocks, begin, left), maxlen=1))
 
 
 def _run(model: PreTrainedModel, block: Block) -> torch.Tensor:
-    """The last hidden states (T, features) of a block."""
+    """Return the last hidden states (T, features) of a block."""
     state = None
     for stack, read in zip(stacks_of(model.config), inputs_of(model, block), strict=True):
         state = run_stack(model, stack, read, None if state is None else state[None])
@@ -222,10 +223,10 @@ def _run_from(
     others: Mapping[int, nn.Module],
     further: Iterable[int] = (),
 ) -> tuple[torch.Tensor, dict[int, object]]:
-    """The last hidden states (T, features) of a block, and what its last layers before one, of each stack, and further
-    layers put out.
+    """Return the last hidden states (T, features) of a block, and outputs of some layers.
 
-    known: see `run_from`. others: what is in the place of some layers, by their numbers.
+    The outputs are those of the last layer before `first` in each stack, and of the layers in `further`. known: see
+    `run_from`. others: replacements of layers, by number.
     """
     layers, modules = layers_of(model), dict(others)
     last = {number: modules.setdefault(number, Once(layers[number].module)) for number in further}
@@ -245,13 +246,13 @@ def run_from(
     known: list[dict[int, object]],
     further: Collection[int] = (),
 ) -> Iterator[tuple[int, Block, torch.Tensor]]:
-    """As `run_decoder`, of a resident model whose layers before one may have read the blocks already.
+    """Pass blocks as `run_decoder` through a resident model, starting from cached outputs of its first layers.
 
     Args:
-        model, blocks: as `run_decoder`.
-        first: the layer before which all is as it was when what is known came to be.
-        known: of each block what layers put out, by the number of the layer; that of the last one before `first` is
-            added, of each stack.
+        model, blocks: as for `run_decoder`.
+        first: the layer before which the model has not changed since outputs were cached.
+        known: for each block, outputs of layers by number; that of the last layer before `first` of each stack is
+            added.
         further: layers from `first` on whose outputs are added too.
     """
     for block, (number, outputs) in zip(blocks, enumerate(known), strict=True):
@@ -262,7 +263,7 @@ def run_from(
 
 
 def checked(model: PreTrainedModel, block: Block) -> Block:
-    """A block; raise UserError unless it is what the family of a model reads, which has a place for every token."""
+    """Return a block; raise UserError unless the model's family can read it, with room for every token."""
     family = family_of(model.config)
     if family.check:
         family.check(model.config, block)
@@ -283,8 +284,8 @@ def checked(model: PreTrainedModel, block: Block) -> Block:
 
 
 def placed(model: PreTrainedModel, block: Block) -> Block:
-    """A block, checked, on the device of a model, for which nothing waits."""
-    # MPS does not copy the memory of a CPU before it returns
+    """Return a checked block on the model's device, copied asynchronously if possible."""
+    # an asynchronous copy to MPS would read the CPU's memory too late
     device = device_of(model)
     return checked(model, block).to(device, non_blocking=device.type != "mps")
 
@@ -294,9 +295,8 @@ def run_exchanged(
 ) -> Iterator[tuple[int, Block, torch.Tensor]]:
     """Pass a block through a resident model in which one layer at a time is that of another model.
 
-    What goes into that layer is what the layers before it make of the block, which is computed once for all; so half of
-    the layers are computed on average. Yields the number of each exchanged layer, and as `run_decoder` the block
-    and its last hidden states (T, features).
+    The outputs of the layers before it are computed once for all, so that on average half of the layers are computed.
+    Yields the number of each exchanged layer, and as `run_decoder` the block and its last hidden states (T, features).
     """
     block, modules, known = placed(model, block), decoder_layers(other), {}
     for number in sorted(layers):

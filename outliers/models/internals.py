@@ -1,4 +1,4 @@
-"""All that is used of transformers beyond what it promises to keep; tests/test_internals.py names each of it."""
+"""Everything used of transformers beyond its public interface; tests/test_internals.py names each of it."""
 
 # ruff: noqa: F401
 
@@ -35,14 +35,14 @@ except ImportError:  # its place in other versions of transformers
 
 
 def dtype_of(model: PreTrainedModel, tensor_name: str) -> torch.dtype:
-    """The dtype that a tensor is cast to: the model's dtype, but float32 for GPT-OSS's norms in a float16 model."""
+    """Return the dtype that a tensor is cast to: the model's, except float32 for GPT-OSS's norms in a float16 model."""
     others = model._get_dtype_plan(model.dtype)
     return next((dtype for part, dtype in others.items() if part in tensor_name), model.dtype)
 
 
 def complete(model: PreTrainedModel, absent: Collection[str]) -> None:
-    """Tie what is tied, as transformers does where some tensors are absent, and fill the parameters among these that
-    the architecture computes by itself, such as the positions of Marian."""
+    """Tie weights as transformers does if some tensors are absent, and compute absent parameters, such as Marian's
+    positions."""
     model.tie_weights(missing_keys=set(absent), recompute_mapping=False)
     for name in absent:
         path, _, part = name.rpartition(".")
@@ -54,15 +54,17 @@ def complete(model: PreTrainedModel, absent: Collection[str]) -> None:
 
 
 def compute_buffers(model: PreTrainedModel) -> None:
-    """Fill the buffers that no file holds of a model without other values, as transformers does after loading: GPT-J's
-    positions have other values where they are made in 16 bits."""
+    """Compute the buffers that no file holds, as transformers does after loading; the model needs no other values.
+
+    They have to be computed in float32: GPT-J's positions would have other values in 16 bits.
+    """
     for path, module in model.named_modules():
         if module._non_persistent_buffers_set:
             _initialize(model, path)
 
 
 def _initialize(model: PreTrainedModel, path: str) -> None:
-    """Let the innermost model that a module is in, which knows its sizes, fill it."""
+    """Initialize a module by the innermost model that contains it, which knows its sizes."""
     around = map(model.get_submodule, accumulate(path.split("."), "{}.{}".format))
     owner = [one for one in (model, *around) if isinstance(one, PreTrainedModel)][-1]
     owner._init_weights(model.get_submodule(path))

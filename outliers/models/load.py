@@ -1,4 +1,4 @@
-"""Models, configurations and tokenizers in memory, whole or as they are on disk."""
+"""Loading of models, configurations and tokenizers."""
 
 import copy
 import hashlib
@@ -36,11 +36,11 @@ from outliers.models.stored.tensors import Lazy, printable
 from outliers.models.tokenizers import read_tokenizer
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-MANY = 8  # names of ignored tensors are said up to so many
-LARGEST_SIDE = 1 << 13  # pixels, of what an image processor makes
+MANY = 8  # number of ignored tensors that a message names
+LARGEST_SIDE = 1 << 13  # pixels, of the output of an image processor
 HASHING = 4  # threads that hash weights
-# What is ours to choose and never a file's: transformers' own attention and product of experts (a file may name code on
-# the hub), and what a model puts out.
+# Settings that are ours and never a file's: transformers' own attention and product of experts (a file may name code on
+# the hub), and the outputs of a model.
 OURS = {
     "_attn_implementation": None,
     "_experts_implementation": None,
@@ -48,24 +48,21 @@ OURS = {
     "output_hidden_states": False,
     "return_dict": True,
 }
-IN_GGUF = (*ANATOMIES, "mixtral", "qwen3_moe", "gpt_oss")  # types that are read of a header alone
+IN_GGUF = (*ANATOMIES, "mixtral", "qwen3_moe", "gpt_oss")  # model types that a header describes fully
 logger = logging.getLogger(__name__)
 
 
 def quantized_from(name: str, revision: str | None = None) -> str | None:
-    """The type in which a model's weights were quantized before they were dequantized, such as "Q4_1"; or None.
-
-    Of a GGUF file; other files hold the weights as they are used.
-    """
+    """Return the type in which a GGUF file's weights were quantized, such as "Q4_1"; None for other models."""
     source = find_model(name, revision) if local_place(name) else None
     return source.format.stored_type(*source.files) if source and source.format else None
 
 
 def find_config(name: str) -> PretrainedConfig:
-    """The configuration of a known model, without network; else that of a hub id, a local folder or a pocket model.
+    """Return the configuration of a known model without network access, else of a hub id, a local folder or a pocket
+    model.
 
-    Of any architecture, also one that is in no row of the anatomy table; of a model that takes pictures too, that of
-    its text part.
+    The architecture may be unknown here; for a model that also takes pictures it is that of the text part.
     """
     if name not in known_configs():
         return config_of(find_model(name), name, any_kind=True)
@@ -74,9 +71,9 @@ def find_config(name: str) -> PretrainedConfig:
 
 
 def config_of(source: Source, name: str, any_kind: bool = False) -> PretrainedConfig:
-    """The configuration of model `name`, checked before transformers makes anything of it, and with what it makes.
+    """Return the configuration of model `name`, checked before and after transformers parses it.
 
-    any_kind: whether its architecture may be unknown, and its weights may be absent or too few.
+    any_kind: whether its architecture may be unknown, and its weights absent or too few.
     """
     if source.format:
         config = copy.deepcopy(source.format.read_config(*source.files))
@@ -93,16 +90,16 @@ def config_of(source: Source, name: str, any_kind: bool = False) -> PretrainedCo
             config = part_config(AutoConfig.from_pretrained(source.path, **_keywords(source)))
     for field, value in OURS.items():
         setattr(config, field, value)
-    vars(config).pop("auto_map", None)  # of a kind that transformers has: no code beside it is asked for
+    vars(config).pop("auto_map", None)  # the type is known, so that no code beside it is needed
     if not any_kind:
         anatomy_of(config)
-        if not source.format:  # which compares all tensors, and has formats of less than half a byte a weight
+        if not source.format:  # GGUF compares all tensors, and has formats of less than half a byte per weight
             check_weights(config.to_dict(), name, source.files)
     return config
 
 
 def load_config(name: str, revision: str | None = None) -> PretrainedConfig:
-    """Load a model's configuration alone, which its files can have."""
+    """Load the configuration of a model, and check that its files fit."""
     source = find_model(name, revision)
     config = config_of(source, name)
     if source.format:
@@ -111,12 +108,12 @@ def load_config(name: str, revision: str | None = None) -> PretrainedConfig:
 
 
 def stored_as(config: PretrainedConfig) -> str | None:
-    """The format of few bits in which a folder or repository holds a model's weights; None where it does not."""
+    """Return the method by which a model's stored weights are quantized, or None."""
     return (config.to_dict().get("quantization_config") or {}).get("quant_method")
 
 
 def without_storage(config: PretrainedConfig) -> PretrainedConfig:
-    """A configuration that says nothing of how weights are stored."""
+    """Return a copy of a configuration without its quantization method."""
     config = copy.deepcopy(config)
     vars(config).pop("quantization_config", None)
     return config
@@ -151,10 +148,10 @@ def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
 
 
 def load_processor(name: str, revision: str | None = None) -> BaseImageProcessor:
-    """Load the image processor of a vision model, which prepares pictures with PIL, whatever else is installed.
+    """Load the image processor of a vision model, always with PIL.
 
     Raises:
-        UserError: the model is unknown or unreachable, or ships no image processor; or it cannot be used.
+        UserError: the model is unknown or unreachable, has no image processor, or an unusable one.
     """
     source = find_model(name, revision)
     with refusals(name, source, "the image processor of "):
@@ -169,7 +166,7 @@ def load_processor(name: str, revision: str | None = None) -> BaseImageProcessor
 
 
 def load_reader(name: str, revision: str | None = None) -> PreTrainedTokenizerBase | BaseImageProcessor:
-    """Load the tokenizer of a model, or its image processor where it reads pictures."""
+    """Load the tokenizer of a model, or its image processor if it reads pictures."""
     no_text = family_of(load_config(name, revision)).name_of
     return (load_processor if no_text else load_tokenizer)(name, revision)
 
@@ -206,10 +203,10 @@ def load_model(
 def open_model(
     name: str, dtype: str, device: str | torch.device, revision: str | None
 ) -> tuple[PreTrainedModel, Checkpoint]:
-    """A model without values, but for those that the architecture computes, see `skeleton`; and what its files hold.
+    """Return a model without values, except computed ones (see `skeleton`), and the contents of its files.
 
-    What the model has no place for is logged as a warning, for the model may be another one than was trained. device:
-    which is checked. Errors as those of `load_model`.
+    Tensors that the model does not use are logged as a warning, because the model may differ from the trained one.
+    device: only checked. Errors are those of `load_model`.
     """
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
@@ -223,10 +220,10 @@ def open_model(
             "model.safetensors or what its index lists"
         )
     checkpoint = read_checkpoint(source, name, revision, model)
-    with suppress(UserError), refusals(source.path):  # many folders have none, and nothing is measured with it
+    with suppress(UserError), refusals(source.path):  # many folders have none, and no measurement uses it
         if not source.file:
             model.generation_config = GenerationConfig.from_pretrained(source.path, **_keywords(source))
-    vars(model.config).pop("quantization_config", None)  # for its weights are no longer stored so
+    vars(model.config).pop("quantization_config", None)  # because its weights are no longer stored so
     model.ignored_tensors, model.zero_points = checkpoint.ignored, checkpoint.zero_points
     model.merged_adapter = checkpoint.adapter if source.adapter else None
     if checkpoint.adapter and not source.adapter:
@@ -253,13 +250,13 @@ def fill(
     device: str | torch.device,
     cast: bool = True,
 ) -> PreTrainedModel:
-    """Bring tensors into their places in a model without values, tie what is tied, and compute what no file holds.
+    """Load tensors into a model without values, tie what is tied, and compute what no file holds.
 
-    tensors: by the model's own names; all that are to be filled, and are compared with the model already. absent: names
-    that are in no file. cast: to the dtype that the model has.
+    tensors: by the model's own names, checked against the model. absent: names that are in no file. cast: whether to
+    cast to the model's dtype.
 
     Raises:
-        UserError: "auto" finds too little memory; BadWeights: a tensor holds NaN or inf.
+        UserError: "auto" finds too little memory; BadWeights: a tensor has NaN or inf.
     """
     places = device_map(model, name) if device == "auto" else {"": find_device(device)}
     for tensor_name, lazy in tensors.items():
@@ -283,8 +280,7 @@ def put(
     place: int | str | torch.device,
     dtype: torch.dtype | None,
 ) -> None:
-    """Read the parameter or buffer `tensor_name` of model `name` onto its device; a layer that keeps codes makes them
-    of it."""
+    """Read the parameter or buffer `tensor_name` of model `name` onto its device; an int8 layer quantizes it."""
     tensor = lazy.read().to(device=place, dtype=dtype)
     _check_finite(tensor, tensor_name, name, lazy)
     path, _, part = tensor_name.rpartition(".")
@@ -300,27 +296,30 @@ def put(
 
 
 def tensor_of(model: PreTrainedModel, tensor_name: str) -> torch.Tensor:
-    """A model's parameter or buffer of a name."""
     path, _, part = tensor_name.rpartition(".")
     return getattr(model.get_submodule(path), part)
 
 
 def first_names(names: list[str]) -> list[str]:
-    """The first of many names of tensors, and how many there are."""
+    """Return the first of many names of tensors, and their number."""
     names_shown = [printable(name) for name in names[:MANY]]
     return names_shown if len(names) <= MANY else [*names_shown, f"… {len(names)} in all"]
 
 
 def device_map(skeleton: PreTrainedModel, name: str) -> dict[str, int | str]:
-    """Path of a module, "" for the whole model, to the number of its GPU, or to "cpu" where there is none: accelerate
-    spreads the layers of a model without weights evenly over the GPUs, each as a whole."""
-    torch.cuda.empty_cache()  # what torch keeps of a model that is gone counts as taken
+    """Return the device of each module by path, "" for the whole model, as accelerate distributes layers evenly over
+    GPUs.
+
+    Devices are numbers of GPUs, or "cpu" without a GPU. Each layer is placed as a whole. skeleton: the model without
+    weights.
+    """
+    torch.cuda.empty_cache()  # memory that torch caches of a deleted model would count as used
     free = get_max_memory()
     gpus = [place for place in free if isinstance(place, int)]
     whole = {"no_split_module_classes": skeleton._no_split_modules}
-    # without a GPU all that is free is the CPU's, whatever accelerate calls it ("mps" on a Mac)
+    # without a GPU all free memory is the CPU's, whatever accelerate calls it ("mps" on a Mac)
     memory = get_balanced_memory(skeleton, **whole) if gpus else {"cpu": sum(free.values())}
-    places = infer_auto_device_map(skeleton, memory, **whole, offload_buffers=True)  # or it warns before the refusal
+    places = infer_auto_device_map(skeleton, memory, **whole, offload_buffers=True)  # else it warns before the error
     outside = [part for part, place in places.items() if place not in (gpus or ["cpu"])]
     if outside:
         size, where = skeleton.get_memory_footprint() / 1e9, "the GPUs have" if gpus else "this machine has"
@@ -332,11 +331,11 @@ def device_map(skeleton: PreTrainedModel, name: str) -> dict[str, int | str]:
 
 
 def _check_finite(tensor: torch.Tensor, tensor_name: str, name: str, lazy: Lazy) -> None:
-    """Raise BadWeights if a weight of a model holds NaN or inf, perhaps only in its present dtype."""
+    """Raise BadWeights if a weight has NaN or inf, possibly only in its present dtype."""
     if not tensor.is_floating_point():
         return
-    tensor = tensor.float() if tensor.itemsize == 1 else tensor  # torch has no limits of 8 bits
-    ends = torch.stack(torch.aminmax(tensor))  # NaN if there is one; twelve times as fast as looking at every entry
+    tensor = tensor.float() if tensor.itemsize == 1 else tensor  # torch has no finfo limits for 8 bits
+    ends = torch.stack(torch.aminmax(tensor))  # NaN if there is one; twelve times as fast as testing every entry
     if torch.isfinite(ends).all():
         return
     largest = lazy.read().double().abs().max().item()
@@ -352,7 +351,7 @@ def _check_finite(tensor: torch.Tensor, tensor_name: str, name: str, lazy: Lazy)
 
 
 def find_device(name: str | torch.device) -> torch.device:
-    """The torch device of that name; for "auto" the one that token ids go to, the first GPU or else the CPU."""
+    """Return the torch device of a name; "auto" stands for the first GPU, or else the CPU, where token ids go."""
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:
@@ -368,19 +367,20 @@ def find_device(name: str | torch.device) -> torch.device:
 
 
 def weights_hash(model: PreTrainedModel) -> str:
-    """SHA-256 over the names, dtypes, shapes and digests of all parameters, as loaded: 16 hexadecimal digits."""
+    """Return the SHA-256 of the names, dtypes, shapes and digests of all parameters, as loaded: 16 hexadecimal
+    digits."""
     with ThreadPoolExecutor(HASHING) as pool:
         return hash_of(pool.map(lambda parameter: line_of(*parameter), list(named_weights(model))))
 
 
 def line_of(name: str, tensor: torch.Tensor) -> str:
-    """A line about a parameter, for the hash of all: its name, dtype, shape, and the SHA-256 of its bytes."""
+    """Return a line on a parameter, for the hash of all: its name, dtype, shape, and the SHA-256 of its bytes."""
     content = tensor.detach().cpu().flatten().view(torch.uint8).numpy()
     return f"{name} {tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(content).hexdigest()}\n"
 
 
 def hash_of(lines: Iterable[str]) -> str:
-    """The hash of a model's weights from the lines of its parameters, which may come in any order."""
+    """Return the hash of a model's weights from the lines of its parameters, in any order."""
     return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()[:16]
 
 

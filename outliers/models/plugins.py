@@ -1,4 +1,4 @@
-"""Entry points that other installed distributions declare: schemes, metrics, families of models."""
+"""Entry points of other installed distributions: schemes, metrics, families of models."""
 
 import functools
 from collections.abc import Container
@@ -11,7 +11,7 @@ SCHEMES = "outliers.schemes"
 
 
 class Plugin(NamedTuple):
-    """An entry point: its name, what to call it in messages, and what it holds."""
+    """An entry point: its name, its name in messages, and its object."""
 
     name: str
     origin: str
@@ -20,7 +20,7 @@ class Plugin(NamedTuple):
 
 @functools.cache
 def plugins(group: str) -> list[Plugin]:
-    """The entry points of a group.
+    """Return the entry points of a group.
 
     Raises:
         UserError: one cannot be imported.
@@ -36,10 +36,10 @@ def plugins(group: str) -> list[Plugin]:
 
 
 def plugin_schemes(kind: type, taken: Container[str]) -> dict:
-    """Name to scheme, of a kind, loaded when a name is first asked for that this project does not have.
+    """Return the schemes of plugins by name; they are loaded when an unknown name is first used.
 
     Raises:
-        UserError: a plugin cannot be imported, holds something else, or a name that is taken.
+        UserError: a plugin cannot be imported, has something other than schemes of this class, or a name that is taken.
     """
     schemes_by_name, origins = {}, {}
     for _, origin, schemes in plugins(SCHEMES):

@@ -1,4 +1,4 @@
-"""Models without values: what a configuration makes, before weights are read or without any."""
+"""Models without values, built from configurations."""
 
 import copy
 from collections.abc import Iterator
@@ -18,10 +18,10 @@ from outliers.models.weight_files import PICKLED
 
 
 def skeleton(config: PretrainedConfig, dtype: torch.dtype = torch.bfloat16, buffers: bool = False) -> PreTrainedModel:
-    """A model with the head of its family on the meta device, where tensors have a shape but no values; in eval mode.
+    """Return a model with the head of its family on the meta device, where tensors have no values, in eval mode.
 
-    config: which is not changed. dtype: of its weights; shapes do not depend on it. buffers: whether what the
-    architecture computes of its configuration, such as rotary frequencies, has values, on the CPU.
+    config: not changed. dtype: of the weights; shapes do not depend on it. buffers: whether buffers that the
+    architecture computes from its configuration, such as rotary frequencies, have values, on the CPU.
 
     Raises:
         UserError: transformers has no such model, or cannot build it.
@@ -30,22 +30,22 @@ def skeleton(config: PretrainedConfig, dtype: torch.dtype = torch.bfloat16, buff
         model = family_of(config).made_by.from_config(copy.deepcopy(config), dtype=dtype).eval()
     if buffers:
         compute_buffers(model)
-    model.tie_weights()  # anew, for accelerate makes a parameter of each
+    model.tie_weights()  # again, because accelerate makes separate parameters
     return model
 
 
 @contextmanager
 def refusals(name: str, source: Source | None = None, part: str = "") -> Iterator[None]:
-    """Turn what the libraries raise for an unusable model, or a part of it, into one line; around them, not our code.
+    """Convert what the libraries raise for an unusable model, or a part of it, to one line; wrap only their code in it.
 
-    source: where it is, if that is asked too. part: such as "the tokenizer of ".
+    source: where the model is, to report an unreachable hub. part: such as "the tokenizer of ".
     """
     try:
         with quiet():
             yield
     except (UserError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except BaseException as error:  # of any kind for a file that nobody checked; a library in Rust has one of its own
+    except BaseException as error:  # invalid files raise anything; a Rust library has its own class
         if source and source.local_files_only and not Path(source.path).is_dir():
             raise out_of_reach(name) from None
         reason = reason_of(error, 300)
@@ -58,7 +58,7 @@ def refusals(name: str, source: Source | None = None, part: str = "") -> Iterato
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Let transformers warn of nothing, and show no bars."""
+    """Suppress warnings and progress bars of transformers."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -1,4 +1,4 @@
-"""The place of a model, on this machine or on the hub; found without importing torch or transformers."""
+"""The location of a model, on this machine or on the hub, found without importing torch or transformers."""
 
 import functools
 import os
@@ -37,19 +37,22 @@ from outliers.models.names import (
 )
 from outliers.models.weight_files import ADAPTER, INDEX, WEIGHTS, listed_shards, weight_files
 
-# Formats of files that are a whole model, by the suffix: the module beside this one that reads them.
+# Formats of files that are a whole model, by suffix, and the package beside this file that reads them.
 FORMATS = {".gguf": "gguf"}
-SECONDS_FOR_THE_HUB = 3  # until it counts as not there
-ALIKE = 0.75  # of names, from which one was meant that is here
-SECONDS_OF_SILENCE = 60  # for which it is then not asked again
+SECONDS_FOR_THE_HUB = 3  # until it counts as unreachable
+ALIKE = 0.75  # similarity from which on a name is taken for a misspelled local one
+SECONDS_OF_SILENCE = 60  # during which an unreachable hub is not asked again
 
 Answer = TypeVar("Answer")
 _silent_since = -float("inf")
 
 
 class Source(NamedTuple):
-    """The place of a model. file: in the folder `path`, of a format that is a whole model. adapter: whether
-    the adapter beside its weights is merged into them."""
+    """The location of a model.
+
+    path: a folder, or a repository on the hub. file: the file in the folder that is the whole model, if there is one.
+    adapter: whether to merge the adapter beside its weights.
+    """
 
     path: str
     revision: str | None
@@ -59,20 +62,21 @@ class Source(NamedTuple):
 
     @property
     def format(self) -> ModuleType | None:
-        """The module that reads the file; None of a folder or repository with a config.json."""
+        """The module that reads the file; None for a folder or repository with a config.json."""
         return import_module(f"outliers.models.{FORMATS[Path(self.file).suffix.lower()]}") if self.file else None
 
     @property
     def files(self) -> list[Path]:
-        """The files of its weights on this machine, outside the hub's cache."""
+        """The files of the weights on this machine, outside the hub's cache."""
         if self.file:
             return [Path(self.path) / self.file]
         return weight_files(Path(self.path)) if Path(self.path).is_dir() else []
 
 
 def local_place(name: str) -> Path | None:
-    """The place of a model on this machine: the folder of a pocket model, the file of a packaged one, or an existing
-    folder or GGUF file of this name; None if `name` is of the hub.
+    """Return where a model is on this machine; None if `name` is of the hub.
+
+    That is the folder of a pocket model, the file of a packaged one, or an existing folder or GGUF file of this name.
     """
     given = without_adapter(name)
     name = as_called(given)
@@ -93,18 +97,18 @@ def local_place(name: str) -> Path | None:
 
 
 def here() -> list[str]:
-    """The names of the models that are on this machine without being asked for by a path."""
+    """Return the names of the models on this machine that need no path."""
     return [*pocket_models(), *packaged_models()]
 
 
 def find_model(name: str, revision: str | None = None) -> Source:
-    """Decide where `name` is: a pocket or packaged model, an existing folder or GGUF file, or a repository on the hub.
+    """Find the model `name`: a pocket or packaged model, an existing folder or GGUF file, or a repository on the hub.
 
-    A folder without safetensors files may hold a GGUF file. A revision of a folder is a model folder in it, such as a
-    training checkpoint.
+    A folder without safetensors files may contain a GGUF file. A revision of a folder is a model folder in it, such as
+    a training checkpoint.
 
-    The hub is asked once, with a time limit, so that a machine without network falls back to its cache at once
-    instead of retrying for half a minute.
+    The hub is asked once, with a time limit, so that a machine without network falls back to its cache at once instead
+    of retrying for half a minute.
 
     Raises:
         UserError: nothing of that name is known, here or on the hub; or the hub does not answer, and its cache has
@@ -155,7 +159,7 @@ def find_model(name: str, revision: str | None = None) -> Source:
 
 
 def out_of_reach(name: str) -> UserError:
-    """The error for a model of the hub that cannot be asked for, and is not in its cache."""
+    """Return the error for a hub model that is not cached while the hub cannot be reached."""
     if near := meant(name, dict.fromkeys([*here(), *PACKAGED]), ALIKE):
         return UserError(f"no model '{name}' is on this machine; {near} The hub, which may have it, cannot be reached")
     return UserError(
@@ -166,15 +170,15 @@ def out_of_reach(name: str) -> UserError:
 
 @functools.cache
 def _see_on_hub(name: str, revision: str | None) -> None:
-    """Raise what the hub's client raises if a model is not there; one that was seen is not asked for again."""
+    """Raise what the hub's client raises if a model does not exist; each model is requested only once."""
     ask_hub(lambda hub: hub.model_info(name, revision=revision, timeout=SECONDS_FOR_THE_HUB))
 
 
 def ask_hub(question: Callable[[HfApi], Answer]) -> Answer:
-    """The hub's answer to a question; raise whatever its client raises, or TimeoutError after `SECONDS_FOR_THE_HUB`.
+    """Return the hub's answer to a question; raise what its client raises, or TimeoutError after `SECONDS_FOR_THE_HUB`.
 
-    A time limit of the client is for each address of the hub and each part of an exchange, and there is none for
-    finding out the addresses; so the client is asked in a thread, which is left alone if it does not come back.
+    The client's own time limit applies to each address of the hub and each part of an exchange, and none to resolving
+    the addresses. So the client runs in a thread, which is abandoned if it does not return.
     """
     global _silent_since
     if time.monotonic() - _silent_since < SECONDS_OF_SILENCE:
@@ -195,7 +199,7 @@ def ask_hub(question: Callable[[HfApi], Answer]) -> Answer:
 
 
 def check_cache() -> None:
-    """Raise UserError if the hub's cache is there and cannot be entered."""
+    """Raise UserError if the hub's cache exists and cannot be entered."""
     try:
         with os.scandir(constants.HF_HUB_CACHE):
             pass
@@ -209,7 +213,7 @@ def check_cache() -> None:
 
 
 def _cached_config(name: str, revision: str | None, file: str = FILE) -> Path | None:
-    """The configuration, or another file, of a model in the hub's cache."""
+    """Return the configuration, or another file, of a model in the hub's cache, or None."""
     try:
         cached = try_to_load_from_cache(name, file, revision=revision)
     except OSError as error:
@@ -218,16 +222,16 @@ def _cached_config(name: str, revision: str | None, file: str = FILE) -> Path | 
 
 
 def config_path(source: Source) -> Path | None:
-    """The place of a model's `config.json`; one of a hub id is downloaded. None if the hub has none to give."""
+    """Return a model's `config.json`, downloaded if necessary; None if the hub has none."""
     if Path(source.path).is_dir():
         return Path(source.path) / FILE
     return file_of(source, FILE)
 
 
 def file_of(source: Source, name: str, download: bool = True) -> Path | None:
-    """A file of a model on this machine; None if there is none.
+    """Return a file of a model on this machine, or None.
 
-    download: whether one of a hub id is downloaded where it is not here yet.
+    download: whether to download a file of a hub model that is not cached.
     """
     if Path(source.path).is_dir():
         file = Path(source.path) / name
@@ -253,13 +257,15 @@ def _downloaded(source: Source, name: str) -> Path | None:
 
 
 def local_files(name: str, revision: str | None = None) -> list[Path]:
-    """The files of a model's weights on this machine; none of a model of the hub."""
+    """Return the files of a local model's weights; none for a hub model."""
     return find_model(name, revision).files if local_place(name) else []
 
 
 def _gguf_in(folder: Path) -> Path | None:
-    """The GGUF file that is the model of a folder; None where there are safetensors files, or none. Hidden files are no
-    models (macOS has some of its own)."""
+    """Return the GGUF file that is the model of a folder; None if there are safetensors files, or no GGUF file.
+
+    Hidden files are ignored, because macOS creates some.
+    """
     files = [file for file in sorted(folder.glob("*")) if file.suffix in FORMATS and not file.name.startswith(".")]
     if not files or any(folder.glob("*.safetensors")):
         return None
@@ -270,7 +276,8 @@ def _gguf_in(folder: Path) -> Path | None:
 
 
 def missing_download(model: str, revision: str | None) -> int | None:
-    """Bytes of weights that are not on this machine; None if the hub cannot be asked and its cache has none."""
+    """Return the bytes of weights that are not on this machine; None if the hub cannot be asked and nothing is
+    cached."""
     if local_place(model):
         return 0
     cached = _cached(model, revision)
@@ -289,12 +296,12 @@ def missing_download(model: str, revision: str | None) -> int | None:
 
 
 def is_cached(model: str) -> bool:
-    """Whether weights of a model are in the hub's cache; the hub is not asked."""
+    """Return whether weights of a model are in the hub's cache, without asking the hub."""
     return bool(_cached(model, None))
 
 
 def _cached(model: str, revision: str | None) -> set[str]:
-    """The names of the files of a model's weights that are in the hub's cache."""
+    """Return the names of a model's weight files that are in the hub's cache."""
     config = _cached_config(model, revision)
     if config is None or not (lexists(config.with_name(WEIGHTS)) or lexists(config.with_name(INDEX))):
         return set()

@@ -1,9 +1,9 @@
-"""The files of a model, decided here for all loaders before a byte of weights is read, and that they stay so."""
+"""The weight files of a model, selected for all loaders before any weight is read, and watched for changes."""
 
 import json
 import os
 from collections.abc import Iterable
-from os.path import lexists  # also of a link that leads nowhere
+from os.path import lexists  # true also for a broken link
 from pathlib import Path
 
 from outliers.errors import BadWeights, UserError, first_of, shown
@@ -25,10 +25,10 @@ _read: dict[tuple[str, str | None], dict[Path, tuple | None]] = {}  # model to t
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files of a model's weights in a folder: `model.safetensors`, else those that its index lists.
+    """Return the weight files in a folder: `model.safetensors`, or those that its index lists.
 
-    Other files are not the model, whatever they are called: shards that an earlier download left, the state of an
-    optimizer, averaged weights, adapters, pickles.
+    Other files are never the model: shards of an earlier download, optimizer states, averaged weights, adapters,
+    pickles.
     """
     if lexists(folder / WEIGHTS):
         return [regular_file(folder / WEIGHTS)]
@@ -36,7 +36,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def listed_shards(folder: Path) -> list[str]:
-    """The names of the files that the index in a folder lists; they need not be there yet."""
+    """Return the names of the files that the index of a folder lists, whether or not they exist yet."""
     index = folder / INDEX
     if not lexists(index):
         raise _none_in(folder)
@@ -62,7 +62,8 @@ def listed_shards(folder: Path) -> list[str]:
 
 
 def regular_file(path: Path) -> Path:
-    """A file of a folder that lies in it; a link may lead to another file in it, or as those of the hub's cache do."""
+    """Return a file of a folder; raise UserError unless it is a regular file inside it, or in the hub's cache by
+    link."""
     if not lexists(path):
         raise UserError(f"'{path.parent}' lacks '{path.name}', a part of its weights; download or copy it again")
     folder, target = path.parent.resolve(), Path(os.path.realpath(path))
@@ -80,7 +81,7 @@ def _is_plain_name(shard: object) -> bool:
 
 
 def adapter_fields(folder: Path) -> dict | None:
-    """The configuration of the adapter of PEFT in a folder; None where there is none."""
+    """Return the configuration of the PEFT adapter in a folder, or None."""
     content = start_of(folder / ADAPTER, LARGEST_ADAPTER)
     if content is None:
         return None
@@ -94,13 +95,13 @@ def adapter_fields(folder: Path) -> dict | None:
 
 
 def adapter_in_words(fields: dict) -> str:
-    """An adapter by its kind and the model that it was trained on."""
+    """Describe an adapter by its kind and base model."""
     base = fields.get("base_model_name_or_path")
     return f"{fields['peft_type']} adapter" + (f" of {shown(base)}" if isinstance(base, str) and base else "")
 
 
 def adapter_alone(folder: Path) -> UserError | None:
-    """The error for a folder that holds an adapter and no model."""
+    """Return the error for a folder with an adapter and no model; None for other folders."""
     if lexists(folder / WEIGHTS) or lexists(folder / INDEX) or (fields := adapter_fields(folder)) is None:
         return None
     return UserError(
@@ -110,7 +111,7 @@ def adapter_alone(folder: Path) -> UserError | None:
 
 
 def _none_in(folder: Path) -> UserError:
-    """The error for a folder without weights; it names what is there by other names."""
+    """Return the error for a folder without weights, which names similar files."""
     if alone := adapter_alone(folder):
         return alone
     if lexists(folder / INT8):
@@ -131,12 +132,12 @@ def _none_in(folder: Path) -> UserError:
 
 
 def watch(name: str, revision: str | None, files: Iterable[Path]) -> None:
-    """Note the state of the files of a model's weights, just before they are read."""
+    """Record the state of a model's weight files, just before they are read."""
     _read[name, revision] = {file: state_of(file) for file in files}
 
 
 def check_unchanged(name: str, revision: str | None) -> None:
-    """See that a model's files are those that were read last under its name."""
+    """Raise BadWeights if a model's files changed since they were read."""
     for file, state in _read.get((name, revision), {}).items():
         if state_of(file) != state:
             raise BadWeights(
@@ -146,7 +147,8 @@ def check_unchanged(name: str, revision: str | None) -> None:
 
 
 def state_of(file: Path) -> tuple | None:
-    """The marks of a file that change with it: its inode, bytes, nanoseconds of the last write; None where none is."""
+    """Return marks of a file that change with it: inode, size, and time of the last write in nanoseconds; None if
+    missing."""
     try:
         status = file.stat()
     except OSError:
