@@ -66,13 +66,11 @@ class Part(NamedTuple):
     bytes: int
 
     def run(self) -> None:
-        """Repeat the calls alone, on the same tensors."""
         for call in self.calls:
             call()
 
 
 def _tensors(arguments: Iterable) -> Iterator[torch.Tensor]:
-    """Yield the tensors among arguments, including those in tuples."""
     for argument in arguments:
         if isinstance(argument, torch.Tensor):
             yield argument

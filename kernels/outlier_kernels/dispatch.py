@@ -81,7 +81,6 @@ def _backends(device: str, forced: str | None) -> tuple[Backend, ...]:
 
 @cache
 def _kernels(operation: str, device: str, forced: str | None) -> tuple[tuple[Backend, ModuleType], ...]:
-    """Return the backends that have an operation, each with the module that computes it."""
     if operation in ("linear", "product") and not forced:
         _warn_without_units(device)
     there = [(one, getattr(one, operation)) for one in _backends(device, forced)]
@@ -105,7 +104,6 @@ def _serving(
 
 @cache
 def _warn_without_units(device: str) -> None:
-    """Warn once if products of int8 codes are not fast on this device."""
     if device == "cpu":
         if not cpu.has_int8_units():
             missing = "this CPU has no int8 units (AVX-512 VNNI); products of int8 codes run in floats"

@@ -206,7 +206,6 @@ def linear(
 def _without(
     x: torch.Tensor, weight: Quantized, outliers: torch.Tensor, activations: Quantizer | None, exact: Exact | None
 ) -> tuple[torch.Tensor, Quantized]:
-    """Return hidden states and weight without the outlier features, see `linear`."""
     quantizers = activations, exact and exact.quantizer
     if weight.group is None and not any(quantizer and quantizer.group for quantizer in quantizers):
         rest = quantize(exact.weight[:, ~outliers], exact.quantizer) if exact else _columns(weight, ~outliers)
@@ -271,7 +270,6 @@ def linear_bitsandbytes(
 
 
 def _columns(matrix: Quantized, features: torch.Tensor) -> Quantized:
-    """Select features of a quantized matrix, keeping its scales."""
     codes = matrix.codes[:, features]
     if matrix.group is not None:  # each with the scale of its group
         spread = (part if part is None else matrix._spread(part)[:, features] for part in matrix[1:3])

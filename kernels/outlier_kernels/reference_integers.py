@@ -56,7 +56,6 @@ class Quantized(NamedTuple):
         return None if groups == 1 else self.codes.shape[1] // max(groups, 1)
 
     def _spread(self, of_groups: torch.Tensor) -> torch.Tensor:
-        """Repeat the numbers of groups for each of their features."""
         return of_groups if self.group in (None, 0, 1) else of_groups.repeat_interleave(self.group, 1)
 
 

@@ -81,7 +81,6 @@ def report(names: Sequence[str], device: str = "cpu", out: Path | None = None, r
 
 
 def _here(model: str) -> str | None:
-    """Return the name under which a published model is on this machine, or None."""
     key = key_of(model)
     return key if key in packaged_models() else model if is_cached(model) else None
 
@@ -122,7 +121,6 @@ def _measured(model: str, facts: Sequence[Fact], folder: Path, device: str, benc
 
 
 def _verdict(fact: Fact, rows: Sequence[Row], reason: str | None) -> Verdict:
-    """Decide a fact by the first row that measures it."""
     if not fact.cell:
         return Verdict(fact, NOT_MEASURED)
     wanted = {"text": text_label(fact.text), "block": fact.block} if fact.block else {}
@@ -168,14 +166,12 @@ def _blocks(fact: Fact) -> str:
 
 
 def _record(verdict: Verdict) -> dict:
-    """Flatten a verdict and the provenance of its row into one record."""
     fact, row = verdict.fact, verdict.row
     words = {"published": fact.words, "measured": verdict.measured, "agreement": verdict.agreement}
     return {"metric": fact.cell, **words, "source": fact.source.source, **row.asked["subject"], **row.facts, **row.made}
 
 
 def _findings(verdicts: Sequence[Verdict]) -> list[Finding]:
-    """Return a finding for each measured verdict, disagreements first."""
     measured = sorted((verdict for verdict in verdicts if verdict.row), key=lambda verdict: verdict.agreement == AGREES)
     return [
         Finding(

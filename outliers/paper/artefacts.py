@@ -34,7 +34,6 @@ from outliers.views.zeroshot import PREFIX
 
 
 def _largest(rows: list[dict]) -> list[dict]:
-    """Return the largest candidate model for each hardware and number of bits."""
     return [
         {"hardware": f"{row['hardware']} {row['gigabytes']:g} GB", "bits": bits, "value": row[f"{bits}-bit"]}
         for row in largest(rows).to_dict("records")
@@ -43,7 +42,6 @@ def _largest(rows: list[dict]) -> list[dict]:
 
 
 def _metrics(rows: list[dict]) -> list[dict]:
-    """Return the values of Table 4 as one record each."""
     table = table4(rows).stack().dropna().rename_axis(["model", "metric"])
     return _named(table.rename("value").reset_index().to_dict("records"))
 
@@ -60,7 +58,7 @@ def _trained(rows: list[dict]) -> list[dict]:
 
 
 def _steps(rows: list[dict]) -> list[dict]:
-    """Return the decode steps; the paper prints their milliseconds per token."""
+    """Return the decode steps, because the paper prints their milliseconds per token."""
     steps = (row for row in rows if row["metric"] == "latency.decode")
     return _named([row | {"hardware": row["device_name"]} for row in steps])
 

@@ -114,7 +114,6 @@ class Fact(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The claim, and the change that was made to the model."""
         return f"{self.claim}{self.under and f', {self.under}'}"
 
     @property
@@ -165,7 +164,6 @@ def _lines(file: Path) -> list[dict]:
 
 
 def facts_of(facts: Iterable[Fact], models: Sequence[str]) -> list[Fact]:
-    """Return the facts about some models, in the order of the facts."""
     keys = set(map(key_of, models))
     return [fact for fact in facts if key_of(fact.model) in keys]
 

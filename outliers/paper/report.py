@@ -149,7 +149,6 @@ def _is_final(measured: tuple[list[dict], list]) -> bool:
 def _all_measured(
     asked: dict[str, tuple[Named, Path]], force: bool, bar: "Progress"
 ) -> dict[str, tuple[list[dict], list]]:
-    """Measure each experiment in its folder; return its rows and the reasons for missing ones, by key."""
     from outliers.subjects.bench import Bench  # imported late, because redrawing needs no torch
 
     bench = Bench(bar)
@@ -157,7 +156,6 @@ def _all_measured(
 
 
 def _drawn(spec: Named, folder: Path) -> tuple[list[dict], list[str]]:
-    """Return the finished rows of an experiment in a folder, or the reason why there are none."""
     rows = drawn_again(spec, folder)
     return rows, [] if rows else [f"'{folder}' has no finished rows of this experiment"]
 
@@ -199,7 +197,6 @@ def tried(
 
 
 def _folder(name: str, specs: Sequence[Named]) -> Path:
-    """Return the folder of a set's results; a set about a single model has one folder per model."""
     models = [spec.folder.name for spec in specs if isinstance(spec, OneModel)]
     return Path("results", name, *models[:1])
 

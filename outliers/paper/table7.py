@@ -24,7 +24,6 @@ METHODS_CAPTION = (
 
 
 def table7_section(rows: list[dict]) -> Section:
-    """Show training in int8 from the first step."""
     plain = {size: ppl for (size, int8, _), ppl in TABLE7.items() if int8 == "16 bits"}
     columns: dict[str, dict[Key, str]] = {f"{size} (%)": {} for size in plain}
     for (size, *setting), ppl in TABLE7.items():

@@ -70,7 +70,6 @@ class _Words(Numbers):
     (layer{layers:|s})."""
 
     def misses(self, part: str, fields: Mapping) -> bool:
-        """Return whether a field of the text is absent or has no value."""
         values = [fields.get(name.partition("[")[0]) for _, name, _, _ in self.parse(part) if name]
         return any(value is None or value != value for value in values)
 

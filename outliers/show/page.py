@@ -91,7 +91,6 @@ def _opening(sections: list[Section]) -> list[tuple[int, Finding]]:
 
 
 def _take_first_drawing(section: dict) -> dict | None:
-    """Remove the first drawing that no explorer replaces from a section's fields, and return it."""
     replaced = {explorer["instead"] for explorer in section["explorers"]}
     first = next((drawing for drawing in section["drawings"] if drawing["name"] not in replaced), None)
     section["drawings"] = [drawing for drawing in section["drawings"] if drawing is not first]

@@ -85,7 +85,6 @@ class Section(NamedTuple):
 
     @property
     def terminal(self) -> str:
-        """The text on a terminal: findings, the line that names the measured text, and `printed`."""
         findings = (
             wrapped(f"• {finding.text}", subsequent_indent="  ", break_on_hyphens=False) for finding in self.findings
         )

@@ -91,7 +91,6 @@ class Table(NamedTuple):
 
     @classmethod
     def of_words(cls, name: str, caption: str, headers: list[str], cells: list[list[str]]) -> "Table":
-        """Make a table that is all text."""
         return cls(name, caption, headers, cells, pd.DataFrame(cells, columns=headers), names=len(headers))
 
     def form(self, tablefmt: str) -> str:
@@ -113,7 +112,6 @@ class Table(NamedTuple):
 
     @property
     def printed(self) -> str:
-        """The table on a terminal, below its caption."""
         return f"{wrapped(self.caption)}\n\n{self.fitted}"
 
     @property
@@ -378,7 +376,6 @@ def _text(text: str, protocol: str, block: int | None, spans: list[tuple[int, in
 
 
 def distinct(rows: Iterable[Mapping], field: str) -> list[str]:
-    """Return the distinct values of a field over rows, as text."""
     values = (row[field] for row in rows if row.get(field) is not None)
     once = dict.fromkeys(", ".join(map(str, value)) if isinstance(value, list) else value for value in values)
     return [f"{value:g}" if isinstance(value, float) else str(value) for value in once]

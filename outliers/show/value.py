@@ -215,7 +215,6 @@ class Mean(NamedTuple):
 
     @property
     def reach(self) -> float | None:
-        """Half of the interval's width."""
         return self.interval and (self.interval[1] - self.interval[0]) / 2
 
     @property

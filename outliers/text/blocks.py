@@ -50,7 +50,6 @@ class Cut:
 
     @property
     def packed(self) -> int:
-        """The number of blocks that hold several documents."""
         return int(self.begins[:, len(self.first) + 1 :].any(1).sum())
 
     def check_packed(self) -> None:
@@ -302,7 +301,6 @@ def _once(piece: Piece, place: int, tokens: int, first: list[int]) -> Piece:
 
 
 def _say_once(text: Text, tokenizer: PreTrainedTokenizerBase, times: int) -> None:
-    """Warn that a text has first tokens of its own where blocks or sequences begin."""
     if times:
         logger.warning(
             f"warning: text '{text_name(text)}' has the model's first token, {tokenizer.bos_token}, by itself where "
@@ -322,7 +320,6 @@ def _too_long(text: Text) -> UserError:
 
 
 def _given_blocks(ids: torch.Tensor, block: int, blocks: int | None, bos: bool) -> torch.Tensor:
-    """Check blocks that the caller has cut, and return as many as wanted."""
     ids = checked_ids(ids, "token ids")
     count, tokens = ids.shape
     if tokens != block or count < (blocks or 1):
@@ -338,7 +335,6 @@ def _given_blocks(ids: torch.Tensor, block: int, blocks: int | None, bos: bool) 
 def _sequences(
     text: Text, tokenizer: PreTrainedTokenizerBase, count: int | None, first: list[int], column: str
 ) -> list[torch.Tensor]:
-    """Return the first documents of a text, each as one sequence after the ids `first`."""
     _check_sizes(None, count)
     tensors, total, twice = [], 0, 0
     for number, document in enumerate(itertools.islice(find_text(text, column).documents(), count), 1):
@@ -390,7 +386,7 @@ def _documents(text: Text, tokenizer: PreTrainedTokenizerBase, column: str) -> I
 
 
 def _first_tokens(ids: torch.Tensor, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
-    """Return where ids are the tokenizer's first token, as bool of the same shape."""
+    """Return where ids are the tokenizer's first token (bos), as bool of the same shape."""
     return ids == (-1 if tokenizer.bos_token_id is None else tokenizer.bos_token_id)
 
 

@@ -136,12 +136,10 @@ def ablation_summary(rows: list[dict]) -> pd.DataFrame:
 
 
 def _group(row: dict) -> tuple:
-    """Return the key of the summary row to which a measurement belongs."""
     return row["subject"], row["method"] or None, tuple(row["features"]) if row["subject"] == "single" else ()
 
 
 def _over_text(row: dict, values: Mapping[str, list[Value]], unmodified: Mapping[str, Value]) -> dict:
-    """Add the scatter over the text to a row of a summary."""
     changes = {
         "top1_softmax": [value.minus(unmodified["top1_softmax"]) for value in values.get("top1_softmax", ())],
         "damage": [value.beside(unmodified["perplexity"]) for value in values["perplexity"]],
@@ -226,7 +224,6 @@ def ablation_findings(summary: pd.DataFrame) -> list[Finding]:
 
 
 def _beside(row: dict, control: dict) -> dict:
-    """Add to the removal of features the fields of the control, and the words, that its finding needs."""
     number = len(row["features"])
     damages = row["damage"], *(control[f"damage{end}"] for end in ("", "_low", "_high"))
     removal = TAKEN_OUT.get(row["method"], f"Removing {{}} by {row['method']}").format(features(row["features"]))

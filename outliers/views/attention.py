@@ -147,7 +147,6 @@ def attention_section(rows: list[dict]) -> Section:
 
 
 def attention_table(model: str, points: list[Point]) -> Table:
-    """Make a table of perplexities, with schemes of the projections as rows and kinds of attention as columns."""
     columns = list(dict.fromkeys(point.attention for point in points))
     cells = {(point.scheme, point.attention): cell(".2f", *point.perplexity.shown) for point in points}
     lines = [

@@ -36,7 +36,6 @@ def _of_model(rows: list[dict], number: int) -> Section:
 
 
 def _shared(one: list[int], other: list[int]) -> int:
-    """Return how many tokens two continuations share before they differ."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 

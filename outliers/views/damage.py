@@ -207,7 +207,6 @@ def damage_heads(damages: "Damages | ByScheme", *, scheme: str | None = None, ax
 
 
 def _of_heads(damage: "Damages") -> pd.DataFrame:
-    """Return a table of heads by layers with the log-perplexity that each head adds."""
     places = damage.heads["head"].str.extract(r"layers\.(?P<layer>\d+)\.heads\.(?P<head>\d+)").astype(int)
     costs = np.log(damage.heads["perplexity_only"].astype(float) / damage.model["unquantized"])
     return places.assign(cost=costs).pivot_table(index="head", columns="layer", values="cost")
@@ -338,8 +337,6 @@ def _taken(damages: ByScheme) -> str:
 
 
 def _worst(errors: pd.DataFrame) -> list[Table]:
-    """Make the table of the projections with the largest errors under each scheme, and one of their weights if these
-    come from another model."""
     if errors.empty:
         return []
     worst = errors.sort_values("by_token", ascending=False, kind="stable").groupby("scheme", sort=False).head(WORST)

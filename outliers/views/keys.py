@@ -162,13 +162,11 @@ def keys_section(rows: list[dict]) -> Section:
 
 
 def _labelled(section: Section) -> Section:
-    """Begin the findings of a section with its subject, because the section stands among others."""
     subject = section.title.removeprefix(TITLE)
     return section._replace(findings=[claim._replace(text=f"{subject}: {claim.text}") for claim in section.findings])
 
 
 def is_of_keys(row: dict) -> bool:
-    """Return whether a row is of the metric `keys`."""
     return row["metric"] == "keys" or row["metric"].startswith("keys.")
 
 

@@ -50,7 +50,6 @@ HEAD_COLUMNS = (
 
 
 def massive_section(rows: list[dict]) -> Section:
-    """Show the massive activations and attention sinks of an account's rows."""
     becomes, heads = becomes_of(rows), _heads(rows)
     tables = [
         Table.of("massive", CAPTION, COLUMNS, becomes, names=1),

@@ -20,7 +20,6 @@ LOADED = {"loaded 16": "16-bit as loaded", "loaded 8": "8-bit as loaded"}
 
 
 def memory_section(rows: list[dict]) -> Section:
-    """Show the memory requirements of models, and the largest model for each hardware."""
     tables = [table for table in (largest_table(rows), footprints_table(rows)) if table]
     findings = memory_findings(largest(rows), footprints(rows))
     return Section("Memory at inference", rows, printed(tables), tables, findings=findings)
@@ -56,13 +55,11 @@ def _most(rows: list[dict]) -> int:
 
 
 def _names(rows: list[dict], size: int) -> str:
-    """Join the names of the models of about that size."""
     same = dict.fromkeys(row["model"] for row in rows if row["parameters"] >= ABOUT_THE_SAME * size)
     return " / ".join(map(_paper_name, same)) or "none"
 
 
 def _paper_name(model: str) -> str:
-    """Return a known model's name in papers; for another model, its short name."""
     return known_configs().get(model, {}).get("shown", short_name(model))
 
 
@@ -120,7 +117,6 @@ def footprints(rows: list[dict]) -> pd.DataFrame:
 
 
 def footprints_table(rows: list[dict]) -> Table:
-    """Make the table of memory requirements of models in GiB."""
     table, run = footprints(rows), rows[0]
     of_tokens = f"{_contexts(table, run['context'])} tokens of context"
     caption = f"Memory requirement of models in GiB at batch {run['batch']} with {of_tokens}."
@@ -136,7 +132,6 @@ def footprints_table(rows: list[dict]) -> Table:
 
 
 def _contexts(table: pd.DataFrame, most: int) -> str:
-    """Return the number of tokens of context, with the models that use fewer."""
     less = [f"{_paper_name(model)} {context}" for model, context in table["context"].items() if context < most]
     return f"{most} ({', '.join(less)})" if less else str(most)
 

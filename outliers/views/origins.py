@@ -359,12 +359,10 @@ def origins_section(rows: list[dict]) -> Section:
 
 
 def is_of_writers(row: dict) -> bool:
-    """Return whether a row is of the metric `origins`."""
     return row["metric"].startswith("origins.")
 
 
 def beside_each_other(rows: list[dict]) -> Table:
-    """Make a table of the features of several accounts."""
     accounts = grouped(filter(is_of_writers, rows), lambda row: (row["model"], row.get("variant", BASELINE))).values()
     features = pd.DataFrame(record for account in accounts for record in _summed_up(account))
     return Table.of("accounts", ACCOUNTS_CAPTION, ACCOUNT_COLUMNS, features, names=WORDS)
@@ -393,10 +391,7 @@ def _summed_up(rows: list[dict]) -> Iterator[dict]:
 
 
 def _section(rows: list[dict], ending: str, every: list[dict]) -> Section:
-    """Make the section of one model under one variant.
-
-    ending: suffix of the names of its files. every: rows, including those of other metrics.
-    """
+    """Make the section of one model under one variant. every: rows, including those of other metrics."""
     frame = pd.DataFrame(rows)
     writers, gates, states, rest = (frame[frame["metric"] == f"origins.{metric}"] for metric in METRICS)
     parts = _with_most(parts_of(frame), writers)
@@ -423,7 +418,6 @@ def _section(rows: list[dict], ending: str, every: list[dict]) -> Section:
 
 
 def _listed_terms(row: Mapping) -> str:
-    """List the tokens on which a writer contributes most, with the contributions: '␣the' −35.2."""
     tokens, terms = row["largest_tokens"], row["largest"]
     return ", ".join(f"{token} {amount(term)}" for token, term in zip(tokens, terms, strict=True))
 
@@ -470,7 +464,6 @@ def _with_most(parts: pd.DataFrame, writers: pd.DataFrame) -> pd.DataFrame:
 
 
 def _largest(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows with the largest contributions to each feature, by mean or at the first position."""
     groups = [rows_of_feature for _, rows_of_feature in frame.groupby("feature", sort=False)]
     most = [group[column].abs().nlargest(SHOWN).index for group in groups for column in PLACES]
     return frame.loc[sorted({index for indices in most for index in indices})]
@@ -507,7 +500,6 @@ def _most(parts: pd.DataFrame, column: str, count: int) -> pd.DataFrame:
 
 
 def _contribution(singles: Singles, part: Mapping, column: str) -> str:
-    """Describe the contribution of a part of a layer, and the single writer that makes most of it."""
     value, largest = signed(part[column]), largest_of(singles, part, column)
     if part["layer"] == BEFORE:
         return f"the embedding ({value})"
@@ -615,7 +607,6 @@ def _largest_terms(writer: Mapping) -> list[list]:
 
 
 def _read_by(gate: Mapping) -> list[str]:
-    """Return the parts that read the output of a norm."""
     return [part for role, part in GATES.items() if role in gate["role"].split("+")]
 
 

@@ -107,7 +107,6 @@ def _plot_against_size(axes: Axes, rows: list[dict], styles: dict[str, dict]) ->
 
 
 def _plot_costs(axes: Axes, rows: list[dict], styles: dict[str, dict], paper: bool) -> None:
-    """Plot the points of each model side by side; models from small to large, then those of the paper in grey."""
     published, theirs = (costs_of_schemes(published_rows()), FAIRSEQ) if paper else ([], [])
     ours = [model for _, model in sorted({(row["parameters"], row["model"]) for row in rows})]
     for models, first, points, grey in (
@@ -146,7 +145,6 @@ def sweep_section(rows: list[dict]) -> Section:
 
 
 def _classes(rows: list[dict]) -> Section:
-    """Show the classification of pictures under each scheme: accuracy, or agreement with the unquantized model."""
     frame = pd.DataFrame([row | {"cell": measured_cell(OF_PICTURES[row["metric"]][1], row)} for row in rows])
     columns = [metric for metric in OF_PICTURES if (frame["metric"] == metric).any()]
     cells = frame.pivot(index=["model", "scheme"], columns="metric", values="cell").fillna(MISSING)
@@ -198,7 +196,6 @@ def table1(rows: list[dict], column: str = "value") -> pd.DataFrame:
 
 
 def perplexity_table(rows: list[dict]) -> Table:
-    """Make Table 1 of the paper, with our names of schemes."""
     cells = [row | {"cell": measured_cell(".2f", row)} for row in rows]
     return _with_labels("table1", "Perplexity by scheme and model.", "Perplexity", cells)
 
@@ -241,7 +238,6 @@ def cost_table(rows: list[dict]) -> list[Table]:
 
 
 def _with_labels(name: str, caption: str, heading: str, rows: list[dict]) -> Table:
-    """Make a table by scheme and model from rows with a field `cell`."""
     table, cells = table1(rows), table1(rows, "cell").fillna(MISSING)
     called = {} if rows[0]["dtype"] == "float32" else {BASELINE: f"{rows[0]['dtype']}, not quantized"}
     lines = [[called.get(scheme, scheme), *cells.loc[scheme]] for scheme in table.index]

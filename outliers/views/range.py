@@ -71,7 +71,6 @@ def beyond_float16(value: float, place: str) -> str:
 
 
 def place_of(row: Mapping) -> str:
-    """Describe a number by its layer, role and kind."""
     role = f", {row['role']}" if row["role"] else ""
     what = {"range.input": "", "range.output": " output", "range.block_sum": " sum of 32 inputs"}.get(
         row.get("metric", "range.input")

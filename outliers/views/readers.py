@@ -68,7 +68,6 @@ HEAD_COLUMNS = (
 
 
 def readers_section(rows: list[dict]) -> Section:
-    """Show the readers of a model's features; rows of other parts of an account are left out."""
     table = readings(rows)
     summary, heads = summary_of(table), heads_of(table)
     controls = int(table.loc[table["subject"] == "control", "draw"].max()) + 1

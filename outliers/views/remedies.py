@@ -88,7 +88,6 @@ class Point(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The kind of quantized values, a key of `KINDS`."""
         if self.cache_bits is not None:
             return "cache"
         return "weights" if self.activation_bits is None else "both"
@@ -230,7 +229,6 @@ def _is_less(point: Point, other: Point) -> bool:
 
 
 def _styles(points: Sequence[Point]) -> dict[str, dict]:
-    """Return matplotlib styles of the remedies, the same in all figures of these points: a colour and a marker each."""
     remedies = dict.fromkeys(point.remedy for point in points)
     looks = zip(remedies, itertools.cycle(list(COLORS)[:7]), itertools.cycle(MARKERS), strict=False)
     return {
@@ -334,7 +332,6 @@ def frontier(rows: Rows, *, model: str | None = None, panel: str | None = None, 
 
 
 def _points_of(rows: Rows, model: str | None) -> list[Point]:
-    """Return the points of this model, or of the only one in the rows."""
     measured = points(records(rows))
     names = [model] if model else list(dict.fromkeys(point.model for point in measured))
     if len(names) > 1:
@@ -385,7 +382,6 @@ def _name_formats(axes: Axes, points: list[Point]) -> None:
 
 
 def _moved(name: Annotation, place: tuple) -> Bbox:
-    """Move an annotation to a place and return the box that it covers there."""
     offset, horizontal, vertical = place
     name.set(position=offset, ha=horizontal, va=vertical)
     return name.get_window_extent()
@@ -443,7 +439,6 @@ def _has_format(row: dict) -> bool:
 
 
 def _of_grid(points: Sequence[Point], rows: list[dict]) -> str:
-    """Return the sentence of a caption about a model whose weights lie on a grid of few bits, if any."""
     stored = dict.fromkeys(row["quantized_from"] for row in rows if "quantized_from" in row)
     return ON_GRID.format(listed(stored)) if any(point.on_grid for point in points) else ""
 

@@ -377,7 +377,6 @@ def _features(trace: "Trace") -> Table:
 
 
 def _massive(every: pd.DataFrame) -> Table | str:
-    """Make a table of the massive activations of all layers, one row per place, or a sentence that there are none."""
     rule = f"|x| > {MASSIVE:g} and at least {MASSIVE_RATIO:,.0f} times the median |x| of a layer's output"
     table = every[every["massive"] > 0]
     if table.empty:
@@ -403,7 +402,6 @@ def _massive(every: pd.DataFrame) -> Table | str:
 
 
 def _sinks(trace: "Trace", further: Mapping[str, pd.DataFrame]) -> Table | str:
-    """Make a table of the positions that are attention sinks for most heads, or a sentence that there are none."""
     if not trace.heads:
         return "No attention sinks: not every layer has attention, with as many heads as the others."
     every, tokens = further["attention_sinks"], further["sink_tokens"]
@@ -421,7 +419,6 @@ def _sinks(trace: "Trace", further: Mapping[str, pd.DataFrame]) -> Table | str:
 
 
 def _experts(every: pd.DataFrame) -> Table:
-    """Make a table of the most and the least chosen expert of each layer, and of those that no token chose."""
     rows = []
     for layer, of_layer in every.groupby("layer"):
         ordered = of_layer.sort_values("share", ascending=False, kind="stable")
@@ -440,8 +437,6 @@ def _unused(of_layer: pd.DataFrame) -> str:
 
 
 def _tokens(trace: "Trace") -> list[Table]:
-    """Make tables of the tokens that carry the outlier features (or the nearest one) and the features of massive
-    activations."""
     if not trace.names:
         return []
     carried = _carried(trace)

@@ -41,7 +41,6 @@ class Setting(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str]:
-        """The key of the recipe in printed tables."""
         return self.int8, self.decomposition
 
 

@@ -45,7 +45,6 @@ class Pass:
 
     @cached_property
     def address(self) -> int:
-        """The address of the compiled function."""
         with _COMPILING:
             self.compiled = self.compiled or _compiled(self.function)
             return self.compiled.address
@@ -88,7 +87,6 @@ class Pass:
 
 
 def _compiled(function: Callable) -> object:
-    """Compile a function with numba, or read it from numba's cache."""
     import numba
 
     signature = numba.types.void(numba.types.CPointer(numba.types.int64))
@@ -99,7 +97,6 @@ def _compiled(function: Callable) -> object:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """Return the address of a tensor's first entry."""
     address = tensor.data_ptr() if tensor.is_cpu else 0
     if not address and tensor.numel():  # compiled code would read address 0
         raise ValueError(f"a pass reads and writes memory of the CPU, and {tensor.device} {type(tensor)} has none")

@@ -180,7 +180,6 @@ def _room(x: torch.Tensor, outliers: torch.Tensor) -> torch.Tensor:
 
 
 def _one_hot(rows: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
-    """Set each row of uint8 with zero point 128 to 1 in one feature."""
     return rows.scatter_(1, features[:, None], 129)
 
 
@@ -221,7 +220,6 @@ def _finish(
     columns: torch.Tensor,
     result: torch.Tensor,
 ) -> None:
-    """Scale the rows, add the bias and the part of the outlier features, and write the outputs."""
     few = len(columns) <= FEW
     outputs = result if few and result.dtype in KINDS else product
     given = {"product": product, "in_place": outputs is product, "scales": scale, "bias": bias}

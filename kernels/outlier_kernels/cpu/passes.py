@@ -166,7 +166,6 @@ def _pass(function: Callable) -> Pass:
 
 @intrinsic
 def _address(_context, address, dtype):
-    """Convert an address to a pointer to numbers of a dtype."""
     wanted = types.CPointer(dtype.dtype)
     return wanted(int64, dtype), lambda context, builder, _signature, given: builder.inttoptr(
         given[0], context.get_value_type(wanted)
@@ -175,13 +174,11 @@ def _address(_context, address, dtype):
 
 @intrinsic
 def _number(_context, pointer):
-    """Convert a pointer to an address."""
     return int64(pointer), lambda _context, builder, _signature, given: builder.ptrtoint(given[0], BITS(64))
 
 
 @intrinsic
 def _at(_context, pointer, place):
-    """Return a pointer to the numbers from a place on."""
     return pointer(pointer, int64), lambda _context, builder, _signature, given: builder.gep(given[0], given[1:])
 
 
@@ -267,7 +264,6 @@ def _pieces(work):
 
 @inlined
 def _moved(x, places, matrix):
-    """Return one of several matrices, whose places are offsets in bytes."""
     return Matrix(x.memory + places[matrix], x.kind, x.rows, x.columns, x.row_stride, x.column_stride)
 
 
@@ -438,7 +434,6 @@ def _philox(words, count, seed):
 
 @inlined
 def _chance(word):
-    """Return the first 24 bits of a word as a number in [0, 1)."""
     return np.float32(np.int32(word >> np.uint32(8))) * np.float32(2.0**-24)
 
 
@@ -628,7 +623,6 @@ def finish_packed(
 
 @inlined
 def _add_columns(row, width, values, columns, count, stride):
-    """Add products of values and columns one by one."""
     for k in range(count):
         value, column = values[k], _at(columns, k * stride)
         for i in range(width):
@@ -637,8 +631,6 @@ def _add_columns(row, width, values, columns, count, stride):
 
 @intrinsic
 def _prefetch_to_write(_context, address):
-    """Prefetch a cache line that will be written."""
-
     def code(_context, builder, _signature, given):
         pointer = builder.inttoptr(given[0], BITS(8).as_pointer())
         kind = ir.FunctionType(ir.VoidType(), [pointer.type, BITS(32), BITS(32), BITS(32)])
@@ -795,7 +787,6 @@ def _outliers_and_largest(largest, features, threshold, outliers):
 
 @inlined
 def _read_block(weight, features, start, bias, outliers, count, of_block):
-    """Read scales, bias and the weights of outlier features for a block of outputs."""
     width = min(BLOCK, weight.outputs - start)
     scales, codes = _address(weight.scales, np.float32), weight.codes + start * _rounded_up(features)
     of_block[: 2 * BLOCK] = 0
@@ -821,7 +812,6 @@ def _rounded_up(features):
 
 @inlined
 def _multiply_block(first, end, features, start, weight, room, count, of_block, tile, result):
-    """Compute outputs of some tokens in a block."""
     width, inputs = min(BLOCK, weight.outputs - start), _rounded_up(features)
     of_weights = weight.codes + inputs * -(-weight.outputs // BLOCK) * BLOCK + 4 * start
     words, scales, bias = -(-features // IN_WORD), of_block.ctypes.data, of_block[BLOCK:].ctypes.data
@@ -950,7 +940,6 @@ def _add_extremes(row, count, alpha, low, high, hits):
 
 @inlined
 def _keep_hits(row, alpha, kept, count):
-    """Record for each entry whether it was a hit."""
     hit = _address(kept, np.uint8)
     for i in range(count):
         hit[i] |= np.uint8(abs(row[i]) >= alpha)
@@ -1101,7 +1090,6 @@ def _largest_of(low, high, count):
 
 @inlined
 def _finish_state(work, x, height, strips, ids, partial, hits, joined):
-    """Add the results of all pieces to the statistics."""
     _join_blocks(partial, -(-x.rows // height), x.columns)
     for i in range(x.columns):
         if not partial.squares[i] < np.inf:  # no square of a float32 is infinite
@@ -1229,7 +1217,6 @@ def add_residual(
 
 @inlined
 def _find_magnitudes(x, piece, height, bounds, kept, magnitudes, room, bits):
-    """Compute the results of a block of rows."""
     (low, high), start = bounds, piece * height
     between, of_piece = _at(magnitudes.between, start * x.columns), _at(magnitudes.pieces, 5 * piece)
     of_piece[0], of_piece[1] = -1, x.columns
@@ -1275,7 +1262,6 @@ def _bounds_of_median(x):
 
 @inlined
 def _finish_residual(work, x, height, ids, limits, magnitudes, massive, joined):
-    """Add the results of all pieces to the statistics."""
     best = magnitudes.pieces
     for piece in range(1, work[PIECES]):
         of_piece = _at(magnitudes.pieces, 5 * piece)

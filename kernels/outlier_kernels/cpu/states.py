@@ -59,8 +59,6 @@ def add_residual(state: State, limits: tuple[float, float], massive: torch.Tenso
 
 
 class _Room(threading.local):
-    """Scratch memory of a thread for its passes."""
-
     def __init__(self):
         self.size, self.memory, self.address = -1, None, 0
 

@@ -70,7 +70,6 @@ class Report:
 
 
 def _report(state: State, listed: bool) -> Report:
-    """Return the report of the state's device, with a place reserved for the state."""
     device, reports = state.x.device, state.found.reports
     report = reports.get(device) or reports.setdefault(device, Report(device))
     report.begin(state.found, state.place, state.x.numel() if listed else 0)
