@@ -1,8 +1,8 @@
-"""The figures: what a trace, an ablation, the damage of schemes, and rows show, drawn with matplotlib."""
+"""Figures of traces, ablations, damage by schemes, and rows, drawn with matplotlib."""
 
 import importlib
 
-_VIEWS = {  # where figures are drawn
+_VIEWS = {  # the figures of each module of outliers.views
     "trace": ["heat_map", "sorted_profile", "magnitude_by_position", "patch_map"],
     "keys": ["key_map"],
     "ablation": ["ablation_bars"],

@@ -32,8 +32,8 @@ GREY = COLORS["grey"]  # published values of others, in any style
 MARKERS = "osv^DPX*"
 SEQUENTIAL = "cividis"  # lightness grows evenly, so it reads in grey too
 HEAT = "inferno"  # lightness grows evenly here too, through more hues
-#: The rcParams of the figures, beside matplotlib's own defaults; everything that is drawn takes its sizes and colours
-#: from rcParams, so that those of the caller can stand in their place.
+#: The rcParams of the figures, on top of matplotlib's defaults. Everything that is drawn takes sizes and colours from
+#: rcParams, so that those of the caller can replace them.
 LOOK = {
     "axes.axisbelow": True,
     "axes.labelsize": 9,

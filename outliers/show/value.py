@@ -14,7 +14,7 @@ from outliers.criterion import LOG_PERPLEXITY
 from outliers.quantization.schemes import BASELINE
 from outliers.show.units import FEWEST, residuals, standard_error
 
-Rows = list[dict] | pd.DataFrame  # as `outliers.sweep` and the others return them, or read from rows.parquet
+Rows = list[dict] | pd.DataFrame  # as `outliers.sweep` and others return them, or as read from rows.parquet
 CONFIDENCE = 0.95
 DEVIATIONS = 2  # two values differ if so many standard deviations of their difference separate them
 

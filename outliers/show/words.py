@@ -55,7 +55,7 @@ def percent(share: float, bar: float | None = None) -> str:
     """Write a change in per cent with its sign and, if known, its error bar: +110.6 % ± 1.4."""
     usual = 0 if abs(share) >= 10 else 1 if abs(share) >= 0.002 else 2
     digits, ending = precision(None if bar is None else 100 * bar, usual)
-    value = round(100 * share, digits) or 0.0  # of −0 the sign goes
+    value = round(100 * share, digits) or 0.0  # −0 becomes 0
     form = f"{'+' if value else ''}{',' if abs(share) >= 10 else ''}.{digits}f"
     return f"{value:{form}} %{ending and f' ± {ending}'}".replace("-", "−")
 
@@ -90,7 +90,7 @@ def signed(value: float) -> str:
 
 def decibels(db: float) -> str:
     """Write an error in dB: −25.3; −∞ if there is none."""
-    return "−∞" if math.isinf(db) else f"{round(db, 1) + 0.0:.1f}".replace("-", "−")  # of −0 the sign goes
+    return "−∞" if math.isinf(db) else f"{round(db, 1) + 0.0:.1f}".replace("-", "−")  # −0 becomes 0
 
 
 def threads(number: int) -> str:

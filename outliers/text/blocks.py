@@ -21,7 +21,7 @@ from outliers.text.documents import NamedText, find_named
 from outliers.text.given import Conversation, Text, checked_ids, conversation_text, given_documents, text_name
 from outliers.text.pieces import Piece, tokenize
 
-MOST_TOKENS = 2**30  # of all blocks
+MOST_TOKENS = 2**30  # in all blocks
 COLUMN = "text"  # default column of a data set
 IDS = 2**20  # token ids of a tensor that are converted at once
 SILENT = 10_000  # documents in a row without a token before the tokenizer is considered faulty

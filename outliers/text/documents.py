@@ -29,7 +29,7 @@ HUB = {  # texts of the hub: repository, subset and split
 
 ENDINGS = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz")
 LONGEST_LINE = 2**24  # bytes; a compressed file can hold a line larger than memory
-BLANK_LINES = 10**5  # at the end of a file
+BLANK_LINES = 10**5  # allowed at the end of a file
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 

@@ -10,7 +10,7 @@ from outliers.models.load import load_config, load_tokenizer
 from outliers.terminal.printing import is_line
 
 LONGEST = 24  # characters
-LONGEST_NAME = 10 * LONGEST + 2  # of a name if every character is escaped
+LONGEST_NAME = 10 * LONGEST + 2  # length of a name if every character is escaped
 DELIMITER, WORD_START, INSIDE_WORD = "delimiter", "word start", "inside a word"  # kinds of tokens, by their text
 
 

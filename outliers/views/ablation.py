@@ -58,7 +58,7 @@ def ablation_bars(measurements: pd.DataFrame, *, metric: str | None = None, ax: 
 
 def _summed_up(measurements: pd.DataFrame) -> pd.DataFrame:
     """Return the summary of measurements, in which the control draws are averaged; a summary is returned unchanged."""
-    from outliers.metrics.ablations import summary  # which imports torch
+    from outliers.metrics.ablations import summary  # imports torch
 
     return measurements if "damage_low" in measurements else summary(measurements)
 

@@ -35,7 +35,7 @@ BARS = {
     "only": ("added by quantizing it alone", "blue", ""),
     "without": ("removed by keeping it exact", "orange", "//"),
 }
-WIDTH = 0.4  # of a bar
+WIDTH = 0.4  # width of a bar
 WIDTHS = {"role": 1, "layer": 2.6, "stack": 0.6}  # relative width of a panel of bars
 PLACE_LABELS = {"role": 8, "layer": 16, "stack": 8}  # labels that fit below a panel
 HIGHEST = 40  # inches, of a figure with many schemes
@@ -251,7 +251,7 @@ ERRORS = (
 
 def kept_damage_section(spec: Damage, _folder: Path, rows: list[dict]) -> Section:
     """Show the rows of an experiment, with the names of its model's tokens."""
-    from outliers.text.tokens import namer_of  # which imports torch
+    from outliers.text.tokens import namer_of  # imports torch
 
     return damage_section(rows, namer_of(spec.model, spec.revision))
 

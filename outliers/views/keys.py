@@ -30,7 +30,7 @@ KEYS = {  # panels of a map of channels
     "values before": ("values", BEFORE),
     "values": ("values", AFTER),
 }
-HEADS_NUMBERED = 16  # at most
+HEADS_NUMBERED = 16  # most heads with a label and a line between them
 STANDS_OUT, OFTEN = 3, 0.1  # multiple of the median channel of a head; share of layers of a numbered channel
 LEAST = 0.5  # of a map's scale, in multiples of the median; smaller values have the darkest colour
 

@@ -46,8 +46,8 @@ PAD, FAR, STEP = 2, 14, 1.5  # points: padding of a label, largest gap to its ba
 NEARER = 0.1  # weight of the distance to a label's centre, beside that to its edge, in the search for the nearest place
 PIECES = 40  # of a straight segment of the line, each treated as a point
 READ = 0.01  # relative increase of perplexity without a feature at a place, from which on the place reads it
-BAND = (0, -0.2, 1, 0.13)  # of the axes
-TICKS = 8  # at most
+BAND = (0, -0.2, 1, 0.13)  # place of the band in axes coordinates
+TICKS = 8  # most layers with a tick
 
 
 @figure_function
@@ -528,9 +528,9 @@ def _hidden(rows: pd.DataFrame) -> Iterator[dict]:
             }
 
 
-FEATURES = 8  # at most
+FEATURES = 8  # most features of an explorer
 WRITERS_SHOWN = 6  # writers of a part: by mean, and as many by value at the first position
-DIGITS = ".5g"  # of a number
+DIGITS = ".5g"  # format of a number
 
 
 def origins_explorer(rows: pd.DataFrame, of: str, readers: Mapping[str, Sequence[Place]]) -> Explorer:

@@ -346,7 +346,7 @@ def trace_section(trace: "Trace", rows: list[dict], names: Names, excerpt: "Exce
 
 
 def _is_of_pictures(trace: "Trace") -> bool:
-    from outliers.tracing.tokens import PATCH  # which imports torch
+    from outliers.tracing.tokens import PATCH  # imports torch
 
     return any(kind == PATCH for _, kind in trace.names.values())
 
@@ -632,7 +632,7 @@ def _outliers(trace: "Trace") -> list[Finding]:
 
 def _largest(trace: "Trace", names: Names) -> list[Finding]:
     """State the largest input of all projections, and the largest one among the roles of the criterion."""
-    from outliers.tracing.result import STREAM  # which imports torch
+    from outliers.tracing.result import STREAM  # imports torch
 
     most, *others = trace.largest_values().sort_values("max", ascending=False).to_dict("records")
     beside = None if most["role"] in STREAM else next((row for row in others if row["role"] in STREAM), None)
@@ -695,7 +695,7 @@ def trace_explorer(trace: "Trace", excerpt: "Excerpt | None", names: Names) -> E
 
     names: a function from token id to name.
     """
-    from outliers.tracing.excerpt import telling_features  # which imports torch
+    from outliers.tracing.excerpt import telling_features  # imports torch
 
     telling = (
         {role: places.tolist() for role, places in excerpt.features.items()} if excerpt else telling_features(trace)

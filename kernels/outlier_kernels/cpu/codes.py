@@ -56,7 +56,7 @@ def quantize_without(
         all_passes().absmax_codes(*matrix.shape, **given, scale_of_all=shared)
         return Quantized(room, scale, None, sums)
     zero_point = torch.empty_like(scale)
-    first = int((outliers == torch.arange(len(outliers), device=outliers.device)).sum())  # no outlier
+    first = int((outliers == torch.arange(len(outliers), device=outliers.device)).sum())  # first inlier
     all_passes().zeropoint_codes(*matrix.shape, **given, inlier=first, range_of_all=shared, zero_points=zero_point)
     return Quantized(room, scale, zero_point, sums)
 

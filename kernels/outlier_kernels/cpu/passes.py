@@ -74,7 +74,7 @@ Flags = _group("Flags", uint8="flags", int="stride")
 Chance = _group("Chance", int="rounds seed")  # whether rounding is stochastic, and its seed
 # Values (rows, count) and columns (count, outputs), whose products are added one by one.
 Outliers = _group("Outliers", float32="values columns", int="count")
-Scales = _group("Scales", float32="rows columns")  # those of each
+Scales = _group("Scales", float32="rows columns")  # scales of each row and of each column
 # Zero points and code sums of rows, and their factors for each column; or nothing.
 ZeroPoints = _group("ZeroPoints", int32="row_zeros row_sums of_zeros of_sums")
 # A weight in oneDNN's layout: codes in blocks of outputs, followed by the negative sum of each output's codes; scales

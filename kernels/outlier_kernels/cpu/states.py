@@ -14,7 +14,7 @@ from outlier_kernels.states import HIT, NotFinite, State, serves
 
 __all__ = ["add", "add_residual", "serves"]
 
-ROWS = 128  # of a piece
+ROWS = 128  # tokens in a piece
 STRIP = 1024  # features of a piece, at most, whose sums stay in a core's first cache
 
 

@@ -211,7 +211,7 @@ def add_tile(
     leave_entry(rests + programs, entries, program, programs, strongest, of_most, feature, squares * 0 != 0)
     tl.debug_barrier()
 
-    if tl.atomic_add(tickets + 1 + strip, 1, sem="acq_rel") == blocks - 1:  # the strip is done
+    if tl.atomic_add(tickets + 1 + strip, 1, sem="acq_rel") == blocks - 1:  # last of its strip
         tl.store(tickets + 1 + strip, 0)
         count, sums, squares = tl.zeros_like(count), tl.zeros_like(sums), tl.zeros_like(squares)
         for start in range(0, blocks, 8):
@@ -233,12 +233,12 @@ def add_tile(
         increase(all_sums + feature, sums, of_feature)
         increase(all_squares + feature, squares, of_feature)
         increase(rest_squares + feature, squares - first * first, of_feature)
-    if tl.atomic_add(tickets + 1 + strips + block, 1, sem="acq_rel") == strips - 1:  # the tokens are done
+    if tl.atomic_add(tickets + 1 + strips + block, 1, sem="acq_rel") == strips - 1:  # last of its block of tokens
         tl.store(tickets + 1 + strips + block, 0)
         leave_kurtoses(of_blocks, powers, block, blocks, strips, tokens, features, TOKENS * STEPS)
     tl.debug_barrier()
 
-    if tl.atomic_add(tickets, 1, sem="acq_rel") == programs - 1:  # all is done
+    if tl.atomic_add(tickets, 1, sem="acq_rel") == programs - 1:  # last of all
         tl.store(tickets, 0)
         join_entry(largest, rests + programs, entries, programs, x, ids, sizes, table, state, STATES)
         of_programs = tl.zeros((1024,), tl.float32)

@@ -1,7 +1,7 @@
-"""The data of the tasks beside this file, read from a local folder, or the examples that come along.
+"""The data of the tasks beside this file, read from a local folder, or the examples that the project ships.
 
-Their YAML files name these functions; the harness calls them with all fields of a task's metadata, of which `data` is
-the folder.
+The YAML files of the tasks name these functions; the harness calls them with all fields of a task's metadata, of which
+`data` is the folder.
 """
 
 from pathlib import Path
@@ -11,17 +11,21 @@ from datasets import Dataset
 from outliers.errors import UserError
 from outliers.text.documents import read_file, read_lines, read_rows
 
-EXAMPLES = Path(__file__).parent / "data"  # the first 200 of each task
+EXAMPLES = Path(__file__).parent / "data"  # the first 200 examples of each task
 PIQA_FIELDS = ("goal", "sol1", "sol2")
 
 
 def lambada(data: str | None = None, **_metadata) -> dict[str, Dataset]:
-    """Rows {"text"} of `lambada_test.jsonl`."""
+    """Read rows {"text"} of `lambada_test.jsonl` in a folder; without one, of the shipped examples."""
     return {"test": Dataset.from_dict({"text": read_file(_file(data, "lambada_test.jsonl"))})}
 
 
 def piqa(data: str | None = None, **_metadata) -> dict[str, Dataset]:
-    """Rows {"goal", "sol1", "sol2"} of `piqa_valid.jsonl` with the labels, 0 or 1, of `piqa_valid_labels.lst`."""
+    """Read rows {"goal", "sol1", "sol2"} of `piqa_valid.jsonl` with the labels, 0 or 1, of `piqa_valid_labels.lst`.
+
+    Raises:
+        UserError: a file is missing or damaged, or labels and rows do not match.
+    """
     questions, answers = _file(data, "piqa_valid.jsonl"), _file(data, "piqa_valid_labels.lst")
     expected = f"strings {', '.join(PIQA_FIELDS)}"
     rows = [dict(zip(PIQA_FIELDS, row, strict=True)) for row in read_rows(questions, expected, PIQA_FIELDS)]
