@@ -36,7 +36,6 @@ class RightReader(LossReader):
         self.largest = torch.maximum(largest, self.largest)
 
     def result(self) -> Right:
-        """Return the counts of the block; raise UserError if there is no class."""
         (loss,) = finite_losses([super().result()])
         if not loss.tokens:
             raise UserError("pictures without a class have no accuracy; give them by class, or measure the agreement")

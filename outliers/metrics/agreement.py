@@ -71,7 +71,6 @@ class AgreementReader:
         self.changed: _Sums | None = None
 
     def add(self, start: int, logits: torch.Tensor, exact: torch.Tensor) -> None:
-        """Add logits (predictions, tokens) of the tokens from `start` on, of both models."""
         self.exact, scale, exponentials = _Sums.after(self.exact, start, exact)
         self.weighted = self.weighted * scale + (exponentials * (exact - logits)).sum(1, dtype=torch.float64)
         self.changed, *_ = _Sums.after(self.changed, start, logits)

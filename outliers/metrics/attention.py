@@ -128,7 +128,6 @@ def _moves(ablated: Ablated) -> bool:
 
 @contextmanager
 def _hooks(visit: Callable, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
-    """Call `visit` with the attention of all layers, or of one, within this context."""
     with ExitStack() as stack:
         for cross in (False, True):
             stack.enter_context(attention_hooks(model, partial(visit, cross, model), layer, cross=cross))

@@ -60,12 +60,10 @@ class Peaks(NamedTuple):
 
     @classmethod
     def of(cls, x: torch.Tensor) -> "Peaks":
-        """Return the statistics of one sequence, x (T, features)."""
         peak = x.gather(0, x.abs().argmax(0, keepdim=True))[0].double().cpu()
         return cls(peak, peak.abs(), 1)
 
     def joined(self, other: "Peaks | None") -> "Peaks":
-        """Return the statistics of the sequences of both."""
         if other is None:
             return self
         least = torch.minimum(self.least, other.least)
@@ -209,7 +207,6 @@ class _Nearest:
             self.found[number] = sorted(self.found[number] + seen)[: self.count]
 
     def records(self) -> Iterator[dict]:
-        """Yield the candidates, each with the weights nearest to it."""
         for candidate, nearest in zip(self.chosen, self.found, strict=True):
             weights = {"nearest": [str(place) for *_, place, _ in nearest]}
             yield candidate | weights | {"nearest_values": [value for *_, value in nearest]}

@@ -113,7 +113,6 @@ def _error_table(rows: list[dict], inputs: list[dict]) -> pd.DataFrame:
 
 
 def _weight_table(rows: list[dict]) -> dict[str, dict]:
-    """Return the statistics of the weights of projections, by path."""
     by_projection: dict[str, dict] = {}
     for row in rows:
         columns = OF_WEIGHT.get(row["metric"], {})

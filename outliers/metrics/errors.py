@@ -102,7 +102,6 @@ class _Observer:
 
     @contextmanager
     def hooks(self, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
-        """Observe the projections of all layers of a model, or of one, within this context."""
         with ExitStack() as stack:
             changed = [stack.enter_context(variant.on(model, layer)) for variant in self.variants]  # before the hooks
             under_schemes = zip(*map(projections, changed), strict=True) if changed else ()

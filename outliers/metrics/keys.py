@@ -121,7 +121,6 @@ class Channels:
             self.changed.add(place)
 
     def merge(self, other: "Channels") -> "Channels":
-        """Return the statistics of two texts with the same model."""
         sums = {key: sums.joined(other.sums[key]) for key, sums in self.sums.items()}
         inputs = {layer: total + other.inputs[layer] for layer, total in self.inputs.items()}
         return Channels(sums, self.changed | other.changed, self.biases, inputs, self.weights | other.weights)

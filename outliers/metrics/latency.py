@@ -116,7 +116,6 @@ class OfServed(Measurement):
             return [timings]
 
     def values(self, _cell: Cell, answers: list[Timings]) -> list[dict]:
-        """Return the medians of each of `METRICS` with their quartiles."""
         values = []
         for metric, (unit, times_of) in METRICS.items():
             if not (times := times_of(answers[0])):

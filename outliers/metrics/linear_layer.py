@@ -54,7 +54,6 @@ MEASUREMENT = OfLayers()
 
 
 def _tidy(name: str, row: dict) -> list[dict]:
-    """Return the values of a row of `rows_of`, one per metric."""
     return [
         {
             "way": row["way"],

@@ -310,7 +310,6 @@ class OfConfigurations(Measurement):
         return [footprints[cell.metric.context, cell.metric.batch] for cell in cells]
 
     def values(self, cell: Cell, answers: list[Footprint]) -> list[dict]:
-        """Return the values for each number of bits, and those that do not depend on it."""
         (footprint,) = answers
         about = {"parameters": footprint.parameters, "context_used": footprint.context}
         values_of = _fitting if isinstance(cell.metric, Fits) else _needed

@@ -248,7 +248,6 @@ class LossReader:
         self.target_logits = torch.empty_like(self.log_normalizer)
 
     def add(self, start: int, logits: torch.Tensor, _exact: None) -> None:
-        """Add logits (predictions, tokens) of the tokens from `start` on."""
         dispatch.add_logits(logits, start, self.targets, self.log_normalizer, self.target_logits)
 
     def losses(self) -> torch.Tensor:

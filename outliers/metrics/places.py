@@ -93,7 +93,6 @@ def _from_inputs(
 def _by_layer(
     model: PreTrainedModel, blocks: Iterable[torch.Tensor], variant: Quantized, kind: str, layers: Collection[int]
 ) -> dict[int, list[Loss]]:
-    """Return the loss of each block with one layer at a time exchanged."""
     with EXACT.on(model) as exact, variant.on(model) as changed:
         base, other = {ONLY: (exact, changed), WITHOUT: (changed, exact)}[kind]
 

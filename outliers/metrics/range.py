@@ -54,7 +54,6 @@ class _Largest(dict[Place, float]):
 
     @contextmanager
     def hooks(self, model: PreTrainedModel, number: int | None) -> Iterator[None]:
-        """Observe all layers of a model, or one, within this context."""
         seen = list(readers(model, number))
         with ExitStack() as stack:
             stack.enter_context(input_hooks(seen, self.see_state))

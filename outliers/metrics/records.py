@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 
 def _object(file: str, name: str) -> Any:
-    """Import an object from a file of this package."""
     return getattr(importlib.import_module(f"{__package__}.{file}"), name)
 
 

@@ -211,7 +211,6 @@ def _room_of_logits(
 
 
 def _key(variant: Variant, model: PreTrainedModel, key: tuple) -> tuple:
-    """Return the cache key of the last hidden states of a model under a variant."""
     return variant.name, repr(variant.fields(model)), *key
 
 

@@ -31,7 +31,6 @@ class TokenLossReader:
         self.exact, self.changed = (LossReader(model, block, targets) for _ in range(2))
 
     def add(self, start: int, logits: torch.Tensor, exact: torch.Tensor) -> None:
-        """Add logits (predictions, tokens) of the tokens from `start` on, of both models."""
         self.exact.add(start, exact, None)
         self.changed.add(start, logits, None)
 
@@ -68,7 +67,6 @@ def _values(draws: list[list[torch.Tensor]], subject: Any) -> list[dict]:
 
 
 def _table(losses: list[torch.Tensor], places: list[tuple[torch.Tensor, torch.Tensor]]) -> pd.DataFrame:
-    """Return a row for each predicted token of a draw."""
     parts = [
         pd.DataFrame({"token": tokens[at], "position": at, "before": before, "increase": after - before})
         for (before, after), (tokens, at) in zip(losses, places, strict=True)
@@ -99,7 +97,6 @@ def _carriers(table: pd.DataFrame) -> list[dict]:
 
 
 def _tokens(table: pd.DataFrame, names: Names, total: Callable[[pd.DataFrame], dict]) -> list[dict]:
-    """Return the tokens with the largest increases, and all others together."""
     sums = table.groupby("token")["increase"].sum().sort_values(ascending=False, kind="stable")
     listed = sums[:LISTED][sums > 0].index.tolist()
     parts = ((token, *names[token], table[table["token"] == token]) for token in listed)

@@ -185,7 +185,6 @@ def _saved_trace(stem: Path, about: dict, tokens: bool, most: int) -> Trace | No
 
 
 def _keep_excerpt(subject: Subject, facts: dict, planner: Any, trace: Trace) -> None:
-    """Write the excerpt of a trace unless it exists."""
     path = planner.rows.folder / of_view(EXCERPT, trace.stack)
     if saved_excerpt(path, trace) is None:
         task = Task("excerpt", _excerpt, subject, (facts, telling_features(trace), trace.stack or None))

@@ -95,7 +95,6 @@ def _watch(
 
 
 def _largest(trace: Trace) -> dict[str, float]:
-    """Return the extreme values of a trace over all layers."""
     residual = trace.statistics["residual.largest"][:, 0].max().item()
     by_role = trace.hidden_states().groupby("role", sort=False).max()
     row = {f"max.{role}": float(norm) for role, norm in by_role["infinity_norm"].items()} | {"max.residual": residual}
@@ -144,7 +143,6 @@ class OfRuns(Measurement):
     splits = False
 
     def facts(self, cell: Cell, _bench: Bench) -> dict:
-        """Return the parameters that tables show."""
         return {"alpha": cell.metric.alpha, "draws": cell.metric.draws}
 
     def steps(self, cells: Sequence[Cell]) -> int:
@@ -154,7 +152,6 @@ class OfRuns(Measurement):
         """Return None: memory is not forecast."""
 
     def answer(self, bench: Bench, cells: Sequence[Cell], _part: slice, _facts: dict) -> list[Answer]:
-        """Train and watch the model, and measure it under schemes at the end."""
         run, metric = cells[0].subject, cells[0].metric
         model = start(run.recipe, run.seed, find_device(run.settings.device))
         facts = {"architecture": model.config.model_type, "parameters": model.num_parameters()}
@@ -165,7 +162,6 @@ class OfRuns(Measurement):
             return [Answer(facts, logged, _under_schemes(model, run.blocks, metric))]
 
     def values(self, cell: Cell, answers: list[Answer]) -> list[dict]:
-        """Return the values by metric and step, then those by scheme."""
         facts, logged, perplexities = answers[0]
         steps = cell.subject.recipe.steps
         along = [

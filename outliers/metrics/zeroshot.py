@@ -262,7 +262,6 @@ class OfTasks(Measurement):
         _task(cell.metric)
 
     def facts(self, cell: Cell, _bench: Bench) -> dict:
-        """Return the facts that identify a task."""
         task = _task(cell.metric)
         return {
             "task": cell.metric.task,

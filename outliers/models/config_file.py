@@ -226,7 +226,6 @@ def _refuse(fields: dict, name: str, where: str | Path, expected: str) -> NoRetu
 
 
 def _numbers(value) -> Iterator[float]:
-    """Yield the numbers in a value and its nested lists."""
     if isinstance(value, list):
         for entry in value:
             yield from _numbers(entry)

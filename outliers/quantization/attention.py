@@ -28,7 +28,6 @@ class AttentionProducts(NamedTuple):
 
     @classmethod
     def of(cls, scheme: Scheme) -> "AttentionProducts":
-        """Return the products of a scheme that has attention in int8."""
         in_int8 = scheme.attention.roles or PRODUCTS
         return cls(*(Products(scheme.attention.number) if name in in_int8 else EXACT for name in PRODUCTS))
 

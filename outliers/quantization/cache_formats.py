@@ -163,7 +163,6 @@ class Formats(NamedTuple):
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether the format of keys requires their magnitudes."""
         return self.keys is not None and self.keys.needs_calibration
 
     def value_bits(self, *sizes: int) -> float:
@@ -171,12 +170,10 @@ class Formats(NamedTuple):
         return sum(format.value_bits(*sizes) if format else EXACT_BITS for format in self) / len(self)
 
     def in_layer(self, layer: int) -> "Formats":
-        """Return the formats in one layer."""
         return Formats(*(format if format and format.in_layer(layer) else None for format in self))
 
 
 def _option(written: str, name: str, value: str) -> object:
-    """Parse the value of an option of a format."""
     if name not in (*NUMBERED, *FLAGS, *RANGES):
         raise unknown_name("option of a cache", name, [*NUMBERED, *FLAGS, *RANGES])
     if name in FLAGS and not value:
@@ -196,7 +193,6 @@ def _range(written: str) -> range:
 
 
 def _write(name: str, value: object) -> str:
-    """Write an option in the form that `CacheFormat.read` parses."""
     if name in FLAGS:
         return name
     return f"{name}={'.'.join(f'{span.start}:{span.stop}' for span in value) if name in RANGES else value}"

@@ -284,7 +284,6 @@ class QuantizedLayer(DynamicLayer):
         return self.stores[0].positions
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Select sequences of the batch, as beam search does."""
         for store in self.stores:
             store.take(beam_idx)
 
@@ -334,7 +333,6 @@ class Store:
 
     @property
     def bytes(self) -> int:
-        """Memory in bytes."""
         there = [self.first, self.exact, *(self.codes or ())[:3]]
         return sum(tensor.numel() * tensor.itemsize for tensor in there if tensor is not None)
 

@@ -124,7 +124,6 @@ class Calibration:
 
     @property
     def tokens_hash(self) -> str:
-        """Hash of the blocks, as in rows."""
         return tokens_hash(self.blocks)
 
     @property

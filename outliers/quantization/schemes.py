@@ -161,7 +161,6 @@ class Scheme:
 
     @property
     def searches(self) -> bool:
-        """Whether the number of any remedy is searched."""
         return any(remedy.number == SEARCH for remedy in self.remedies)
 
     @property
@@ -247,7 +246,6 @@ def _alike(granularity: str, *formats: str) -> list[Scheme]:
 
 
 def _by_row(name: str, activations: str | None, weights: str) -> Scheme:
-    """Return a scheme in symmetric formats with a scale per row of activations and per column of weights."""
     return Scheme(name, activations and Quantizer(activations, "row"), Quantizer(weights, "column"))
 
 
@@ -430,7 +428,6 @@ def says_bits(scheme: Scheme) -> bool:
 
 
 def _is_one_of(scheme: Scheme, schemes: Iterable[Scheme | None]) -> bool:
-    """Return whether a scheme has the name and parts of a known one, at any threshold."""
     return any(
         (scheme.name, scheme.parts) == (known.name, known.parts)
         and (scheme.outlier_threshold is None) == (known.outlier_threshold is None)

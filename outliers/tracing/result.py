@@ -426,7 +426,6 @@ class Trace:
         return range(self.first_layer, self.first_layer + self.layers)
 
     def _one_sided(self, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-        """Return whether there are hits, and all of one sign, given the extremes of values."""
         return (high >= self.alpha) ^ (low <= -self.alpha)
 
     def _with_quartiles(self, table: pd.DataFrame, view: tuple[str, ...]) -> pd.DataFrame:
@@ -485,7 +484,6 @@ class Trace:
         return self._with_names(table[["role", "layer", "max", "value", *PLACE]].reset_index(drop=True))
 
     def _largest_entries(self, state: str) -> pd.DataFrame:
-        """Return the largest entry of each layer in a role's hidden states or in the residual stream."""
         table = pd.DataFrame(self.statistics[f"{state}.largest"].numpy(), columns=["max", "value", *PLACE])
         table = table.astype(dict.fromkeys(PLACE, "int64")).assign(layer=self._numbers)
         return table[table["layer"].isin(self.layers_with(state))]
@@ -526,7 +524,6 @@ class Trace:
         return self._with_names(pd.DataFrame({"token": counts.index, "share": (counts / counts.sum()).to_numpy()}))
 
     def _with_names(self, table: pd.DataFrame) -> Frame:
-        """Add the names of tokens to a table, if the trace has them."""
         if self.names:
             texts = [tokens.name_of(token, self.names) for token in table["token"]]
             table.insert(table.columns.get_loc("token") + 1, "token_text", texts)

@@ -18,7 +18,6 @@ Table = dict[str, tuple[torch.dtype, Iterable]]
 
 
 def _of_layers(table: dict[str, tuple]) -> Table:
-    """Return the statistics of all layers from those of a layer's states."""
     return {
         name: (dtype, ("L", *("h" if size == states.FEATURES else size for size in shape)))
         for name, (shape, dtype, _) in table.items()

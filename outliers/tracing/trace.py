@@ -181,7 +181,6 @@ def _modules(model: PreTrainedModel, view: View, roles: tuple[str, ...]) -> dict
 def _hooks(
     observers: "Sequence[_Observer]", attention: bool, model: PreTrainedModel, layer: int | None
 ) -> Iterator[None]:
-    """Attach the hooks of observers within this context, in all layers of their views or in one."""
     with ExitStack() as stack:
         for observer in observers:
             for hooks in _hooks_of(observer, attention, model, layer):
@@ -212,7 +211,6 @@ def _hooks_of(
 
 
 def _check_roles(roles: Iterable[str]) -> tuple[str, ...]:
-    """Validate roles and return them in the order of `ROLES`."""
     roles = [roles] if isinstance(roles, str) else list(roles)
     for role in roles:
         if role not in ROLES:
@@ -460,7 +458,6 @@ class _Observer:
         return states.State(x, self.ids.to(x.device), layers[layer], kept, self.found, (layer, name))
 
     def _sketch_hits(self) -> None:
-        """Add the pending hits to the sketch."""
         if self.found.hits:
             places, hits = zip(*self.found.hits, strict=True)
             sizes, hits = torch.tensor(list(map(len, hits))), np.concatenate(hits)

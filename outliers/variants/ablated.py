@@ -154,7 +154,6 @@ class Ablated(Variant):
 
     @property
     def needs_trace(self) -> bool:
-        """Whether the means are still unknown."""
         return self.intervention.method == "mean" and bool(self.intervention.features) and not self.intervention.means
 
     def knowing(self, *traces: "Trace") -> "Ablated":
@@ -169,7 +168,6 @@ class Ablated(Variant):
         return all(set(place.parts) <= set(ROLES["attn_in"]) for place in map(Place.read, self.where))
 
     def first_layer(self, model: "PreTrainedModel") -> int:
-        """Return the first decoder layer that changes; the number of layers if there are no features."""
         if not self.intervention.features:
             from outliers.models.anatomy import decoder_layers
 

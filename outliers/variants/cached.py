@@ -34,7 +34,6 @@ class Cached(Variant):
         return str(self.formats)
 
     def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
-        """Return the formats, and the hash of the calibration text if there is one."""
         fields = {name: str(format) for name, format in self.formats._asdict().items() if format}
         if self.calibration is not None and self.formats.needs_calibration:
             fields["calibration_hash"] = self.calibration.tokens_hash
@@ -42,15 +41,12 @@ class Cached(Variant):
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether a format requires the magnitudes of keys, and these are unknown."""
         return self.formats.needs_calibration and not (self.calibration and self.calibration.keys)
 
     def calibrated(self, calibration: "Calibration") -> "Cached":
-        """Return the cache with the magnitudes of keys of a calibration."""
         return Cached(self.formats, calibration)
 
     def first_layer(self, _model: "PreTrainedModel") -> int:
-        """Return the first layer whose keys or values are quantized."""
         return min(
             min(layers.start for layers in format.layers) if format.layers else 0 for format in self.formats if format
         )
@@ -87,15 +83,12 @@ class Cached(Variant):
         return Formats(*(format and replace(format, **places) for format in self.formats))
 
     def alone_at(self, place: tuple[Formats, Formats | None]) -> "Cached":
-        """Return the cache quantized only at a place."""
         return replace(self, formats=place[0])
 
     def exact_at(self, place: tuple[Formats, Formats | None]) -> "Cached":
-        """Return the cache quantized everywhere except at a place."""
         return replace(self, formats=place[1])
 
     def check(self, model: "PreTrainedModel") -> None:
-        """Raise UserError if a model, which may be on the meta device, cannot have such a cache."""
         from outliers.quantization.caches import check_cache
 
         check_cache(model, self.formats)
@@ -145,18 +138,15 @@ class Prefixed(Variant):
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether the tokens are still unknown."""
         return self.tokens is None
 
     def calibrated(self, calibration: "Calibration") -> "Prefixed":
-        """Return the prefix with the outlier tokens of a calibration."""
         return Prefixed(calibration.prefix(self.count))
 
     def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
         return {"prefix": list(self.tokens)} if self.tokens else {}
 
     def check(self, model: "PreTrainedModel") -> None:
-        """Raise UserError if a model, which may be on the meta device, cannot have these tokens as a prefix."""
         from outliers.quantization.caches import check_prefix
 
         check_prefix(model, self.tokens or ())

@@ -1,4 +1,4 @@
-"""Experts that add nothing to the residual stream."""
+"""Experts of a mixture whose output is removed."""
 
 import re
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from outliers.errors import UserError
 from outliers.models.variant import Variant
 from outliers.variants.term import Term
 
-if TYPE_CHECKING:  # to read a variant takes no torch
+if TYPE_CHECKING:  # parsing a variant does not import torch
     from torch import nn
     from transformers import PreTrainedModel
 
@@ -19,13 +19,16 @@ _EXPERT = re.compile(r"layers\.(?P<layer>[0-9]{1,9})\.experts\.(?P<expert>[0-9]{
 
 @dataclass(frozen=True)
 class Dropped(Variant):
-    """Experts, each by its layer and its number, that are chosen as before and add nothing."""
+    """Experts that are chosen by the router as before and add nothing to the residual stream.
+
+    experts: the layer and the number of each.
+    """
 
     experts: tuple[tuple[int, int], ...]
 
     @classmethod
     def read(cls, term: Term) -> "Dropped":
-        """`drop(layers.2.experts.7/layers.3.experts.1)`; raise UserError if a place is no expert."""
+        """Parse `drop(layers.2.experts.7/layers.3.experts.1)`; raise UserError if a place is no expert."""
         term.check_options(())
         matches = [_EXPERT.fullmatch(place) for place in term.places]
         if None in matches:
@@ -35,20 +38,16 @@ class Dropped(Variant):
 
     @property
     def name(self) -> str:
-        """The experts, as `read` takes them."""
         return str(Term("drop", (), tuple(self.places), {}))
 
     @property
     def places(self) -> list[str]:
-        """The experts as places."""
         return [f"layers.{layer}.experts.{expert}" for layer, expert in self.experts]
 
     def fields(self, _model: "PreTrainedModel | None" = None) -> dict:
-        """The experts."""
         return {"dropped": self.places}
 
     def first_layer(self, _model: "PreTrainedModel") -> int:
-        """The first layer of an expert."""
         return min(layer for layer, _ in self.experts)
 
     def check(self, model: "PreTrainedModel") -> "dict[tuple[int, int], nn.Module]":
@@ -68,7 +67,6 @@ class Dropped(Variant):
 
     @contextmanager
     def on(self, model: "PreTrainedModel", layer: int | None = None) -> "Iterator[PreTrainedModel]":
-        """The model itself, with hooks."""
         from outliers.models.hooks import attached
 
         there = {place: module for place, module in self.check(model).items() if layer in (None, place[0])}

@@ -164,7 +164,7 @@ def edges(model: "PreTrainedModel", written: Iterable[str], layer: int | None = 
 
 
 def _in_experts(model: "PreTrainedModel", place: Place, layer: int | None) -> "list[Projection]":
-    """The projections of experts at a place, in all layers that it has or in one."""
+    """Return the projections at a place of an expert, in all layers of the place or in one."""
     from outliers.models.anatomy import projections
 
     role = IN_EXPERT[place.parts[0]]

@@ -61,7 +61,6 @@ class Massive(Variant):
         return self.layer
 
     def check(self, model: "PreTrainedModel") -> None:
-        """Raise UserError if a model, which may be on the meta device, lacks a feature or the layer."""
         from outliers.models.anatomy import check_features, features_of
 
         check_features(self.features, features_of(model))

@@ -98,7 +98,6 @@ class Against(AtPlaces):
 
     @property
     def called(self) -> str:
-        """The name of the other model."""
         if isinstance(self.other, str):
             return self.other
         return self.other.config.name_or_path or type(self.other).__name__

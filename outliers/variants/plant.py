@@ -162,7 +162,6 @@ def _readers_of(layer: Layer, norm: str) -> list[torch.Tensor]:
 
 
 def _readers(layer: Layer, role: str) -> list[torch.Tensor]:
-    """Return the weights of a layer that multiply a role, input features first, sharing memory."""
     return [_inputs(layer.module.get_submodule(name)) for name in getattr(layer.anatomy, role)]
 
 

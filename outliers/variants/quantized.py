@@ -121,20 +121,16 @@ class Quantized(AtPlaces):
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether the scheme requires a calibration and has none."""
         return self.calibration is None and self.scheme.needs_calibration
 
     @property
     def in_memory(self) -> bool:
-        """Whether the variant needs the whole model in memory."""
         return self.scheme.learns
 
     def calibrated(self, calibration: "Calibration | None") -> "Quantized":
-        """Return the variant with a calibration."""
         return replace(self, calibration=calibration)
 
     def first_layer(self, model: "PreTrainedModel") -> int:
-        """Return the first decoder layer that changes in an unquantized model."""
         from outliers.models.anatomy import decoder_layers
         from outliers.quantization.convert import quantized_parts, skipped
 
@@ -194,7 +190,6 @@ class Quantized(AtPlaces):
 
 
 def _places(written: str) -> tuple[str, ...]:
-    """Split places joined by /, and expand those of a plan."""
     return tuple(expanded([written] if written.startswith(MARK) else written.split("/")))
 
 

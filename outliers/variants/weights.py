@@ -112,7 +112,6 @@ class Scaled(Variant):
 
 
 def _name(model: "PreTrainedModel", path: str) -> str:
-    """Return the name of a weight among a model's parameters."""
     return path if path in dict(model.named_parameters(remove_duplicate=False)) else f"{path}.weight"
 
 

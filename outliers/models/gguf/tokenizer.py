@@ -66,7 +66,6 @@ class Vocabulary:
 
     @property
     def merges(self) -> list[tuple[str, ...]]:
-        """The pairs of tokens to merge, in order."""
         if not isinstance(self["merges"], list):
             raise UserError(
                 f"'{self.file}' holds no merges of its vocabulary (tokenizer.ggml.merges); expected those by which "
@@ -76,7 +75,6 @@ class Vocabulary:
 
     @property
     def rule(self) -> Rule:
-        """The rule that splits words."""
         name = self["pre"]
         if name is None:
             logger.warning(

@@ -57,7 +57,6 @@ def read_tokenizer(source: Source, name: str, **keywords) -> PreTrainedTokenizer
 
 
 def _vocabulary(source: Source) -> int | None:
-    """Return the size of the vocabulary in a model's configuration, or None."""
     file = file_of(source, FILE)
     fields = {} if file is None else read_config_file(file)
     sizes = [part.get("vocab_size") for part in (fields, fields.get("text_config")) if isinstance(part, dict)]

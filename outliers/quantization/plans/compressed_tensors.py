@@ -31,7 +31,6 @@ def arguments_of(scheme: Scheme) -> dict | None:
 
 
 def _arguments(quantizer: Quantizer, dynamic: bool) -> dict:
-    """Return the arguments of `QuantizationArgs`."""
     group = {"strategy": "group", "group_size": quantizer.group}
     share = group if quantizer.group else {"strategy": STRATEGIES[quantizer.granularity]}
     return {**NUMBERS[quantizer.format], "symmetric": quantizer.symmetric, **share, "dynamic": dynamic}

@@ -128,7 +128,6 @@ def export_text(plan: Plan, format: str, model: PreTrainedModel) -> str:
 
 
 def _assigned(plan: Plan, format: str, model: PreTrainedModel, parts: list[Projection]) -> Assigned:
-    """Assign the format's expression of a scheme to each projection."""
     scheme = get_scheme(plan.scheme)
     others = check_instead(model, scheme, set(plan.exact), plan.instead)
     exact: list[Projection] = []

@@ -49,7 +49,6 @@ def lines_of(assigned: Assigned) -> str:
 
 
 def _names(assigned: Assigned) -> dict[str, str]:
-    """Return the names of the projections' weights in a GGUF file, by path."""
     names = tensor_names(assigned.model.config.model_type, assigned.paths)
     if unnamed := [path for path in assigned.paths if path not in names]:
         raise UserError(f"llama.cpp has no tensor for '{unnamed[0]}'; expected another format of an export")
