@@ -34,7 +34,7 @@ ABOUT = ("layer", "output", "input", "found_by", "value")  # columns that descri
 
 
 def weights_stages(subject: Causal, _features: Sequence[int], _outliers: Sequence[int]) -> Stages:
-    """Return the stages of `search_stages`, without controls of its own."""
+    """Return the stages of `search_stages` with the default number of controls."""
     return search_stages(subject)
 
 
