@@ -331,7 +331,7 @@ def linear_plain(
     exact_weight: torch.Tensor | None,
     weights: str | None,
 ) -> torch.Tensor:
-    """The operator `torch.ops.outlier_kernels.linear`: `linear` with a `Quantized` weight, and quantizers in
+    """Compute `linear` with a `Quantized` weight, as the operator `torch.ops.outlier_kernels.linear`; quantizers are in
     writing."""
     weight = Quantized(codes, scale, zero_point, code_sums)
     exact = None if exact_weight is None else Exact(exact_weight, Quantizer.read(weights))
@@ -354,7 +354,7 @@ def linear_packed(
     activations: str,
     threshold: float | None,
 ) -> torch.Tensor:
-    """The operator `torch.ops.outlier_kernels.linear_packed`: `linear` with a `Packed` weight.
+    """Compute `linear` with a `Packed` weight, as the operator `torch.ops.outlier_kernels.linear_packed`.
 
     readable: whether the weight has an address; the address itself must not be recorded in a graph.
     """

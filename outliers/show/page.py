@@ -98,6 +98,7 @@ def _take_first_drawing(section: dict) -> dict | None:
 
 
 def _linked(number: int, section: Section, finding: Finding) -> dict:
+    """Return the text of a finding and the anchor of the table or figure that shows it."""
     is_table = any(table.name == finding.at for table in section.tables)
     return {"text": finding.text, "place": _place(number, "table" if is_table else "figure", finding.at)}
 
@@ -146,6 +147,7 @@ def _inline(drawing: Drawing, place: str) -> Markup:
 
 
 def _titled(line: re.Match) -> str:
+    """Add the hover texts in a line's id to the line's points."""
     titles = (f"><title>{text}</title></use>" for text in line[1].split(BETWEEN))
     return "<g>" + re.sub("(?<=<use )([^>]*)/>", lambda use: use[1] + next(titles), line[2]) + "</g>"
 

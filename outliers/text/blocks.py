@@ -50,6 +50,7 @@ class Cut:
 
     @property
     def packed(self) -> int:
+        """The number of blocks that hold several documents."""
         return int(self.begins[:, len(self.first) + 1 :].any(1).sum())
 
     def check_packed(self) -> None:

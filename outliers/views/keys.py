@@ -246,6 +246,7 @@ def _findings(rows: list[dict], channels: pd.DataFrame, layers: pd.DataFrame) ->
 
 
 def _first(keys: pd.DataFrame) -> pd.DataFrame:
+    """Return the largest channel of each layer."""
     return keys.sort_values("value", ascending=False, kind="stable").groupby("layer").head(1)
 
 

@@ -344,6 +344,7 @@ def _bars(points: Sequence[Point]) -> str:
 
 
 def _formats(points: list[Point], panel: str) -> dict[str, float]:
+    """Return the formats of a panel from few bits to many, with their bits."""
     bits = {point.format: point.bits for point in reversed(points) if point.panel == panel}  # bits as in the first row
     return dict(sorted(bits.items(), key=lambda pair: pair[1]))
 

@@ -228,6 +228,8 @@ def super_weights_findings(rows: list[dict]) -> list[Finding]:
 
 
 def _told(candidate: dict) -> dict:
+    """Add to a candidate the fields of its sentence: feature, name, controls, and whether its neuron explains the
+    effect."""
     largest = "" if pd.isna(candidate.get("largest")) else " or the largest of its matrix"
     others = COMPARED[candidate["kind"]].format(**candidate | {"count": count(candidate["count"])})
     return candidate | {

@@ -160,6 +160,7 @@ def _table(
 
 
 def _shares(row: Mapping, total: Mapping) -> dict:
+    """Add to a row its shares of all tokens and of the whole increase."""
     if "tokens" not in row:
         return dict(row)
     return {

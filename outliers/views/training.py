@@ -167,6 +167,7 @@ def _of_model(runs: list[Setting], at: str) -> list[Finding]:
 
 
 def _told(runs: Sequence[Setting]) -> list[dict]:
+    """Return the fields of the first run for a sentence, with the shares and changes of all."""
     shares, changes = [run.decomposition for run in runs], [_percent(run.increase) for run in runs]
     return [
         run._asdict()

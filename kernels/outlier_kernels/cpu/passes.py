@@ -166,6 +166,7 @@ def _pass(function: Callable) -> Pass:
 
 @intrinsic
 def _address(_context, address, dtype):
+    """Convert an address to a pointer to numbers of a dtype."""
     wanted = types.CPointer(dtype.dtype)
     return wanted(int64, dtype), lambda context, builder, _signature, given: builder.inttoptr(
         given[0], context.get_value_type(wanted)
@@ -174,11 +175,13 @@ def _address(_context, address, dtype):
 
 @intrinsic
 def _number(_context, pointer):
+    """Convert a pointer to an address."""
     return int64(pointer), lambda _context, builder, _signature, given: builder.ptrtoint(given[0], BITS(64))
 
 
 @intrinsic
 def _at(_context, pointer, place):
+    """Return a pointer to the numbers from a place on."""
     return pointer(pointer, int64), lambda _context, builder, _signature, given: builder.gep(given[0], given[1:])
 
 
@@ -264,6 +267,7 @@ def _pieces(work):
 
 @inlined
 def _moved(x, places, matrix):
+    """Return one of several matrices, whose places are offsets in bytes."""
     return Matrix(x.memory + places[matrix], x.kind, x.rows, x.columns, x.row_stride, x.column_stride)
 
 
@@ -434,6 +438,7 @@ def _philox(words, count, seed):
 
 @inlined
 def _chance(word):
+    """Return the first 24 bits of a word as a number in [0, 1)."""
     return np.float32(np.int32(word >> np.uint32(8))) * np.float32(2.0**-24)
 
 
