@@ -11,6 +11,7 @@ from outliers import (
     UserError,
     calibrate,
     damage,
+    export,
     load_int8,
     load_model,
     load_quantized,
@@ -19,6 +20,7 @@ from outliers import (
     quantize,
     save_quantized,
     trace,
+    train_int8,
     variant,
 )
 from outliers.models.anatomy import layers_of, projections
@@ -26,6 +28,7 @@ from outliers.models.anatomy.experts import BY_PROJECTION
 from outliers.models.stream import stream_model
 from outliers.quantization.calibration import FEW
 from outliers.quantization.linear import prepared
+from outliers.quantization.plans.plan import Plan
 from outliers.tracing.result import Trace
 from outliers.views.trace import trace_findings
 from tests.conftest import LLAMA, inputs_of, make_model, slow_but
@@ -267,3 +270,21 @@ def test_what_is_taken_out_of_an_expert_is_as_if_its_weights_were_zero(case, blo
 def test_places_in_experts_that_are_not_there(text, said):
     with pytest.raises(UserError, match=said):
         variant(text).check(make_model("mixtral"))
+
+
+def test_a_plan_may_keep_single_experts_exact(blocks):
+    """Which no other library has a name for; where all experts are exact a plan can be written."""
+    model = make_model("mixtral")
+    experts = [part.path for part in projections(model) if part.expert is not None]
+    exact = ["model.layers.0.mlp.experts.2.down_proj", "model.layers.1.mlp.experts.0.gate_up_proj"]
+    found = Plan(model="mixtral", weights_hash=None, scheme="absmax-vector", exact=exact, projections=24)
+    assert found.exact == exact and len(experts) == 16
+    with pytest.raises(UserError, match=r"experts\.0\.gate_up_proj' is of an expert, and 'bitsandbytes' has"):
+        export(found, "bitsandbytes", model)
+    without = found.model_copy(update={"exact": experts})
+    assert export(without, "bitsandbytes", model)["llm_int8_skip_modules"] == ["lm_head"]
+
+
+def test_experts_do_not_train_in_int8():
+    with pytest.raises(UserError, match=r"experts\.0\.gate_up_proj' is of an expert"):
+        train_int8(make_model("mixtral"))

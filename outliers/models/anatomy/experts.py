@@ -130,19 +130,19 @@ def unfold(experts: nn.Module) -> None:
             experts.add_module(str(number), Expert(experts, number).train(experts.training))
 
 
-def adopt(experts: nn.Module) -> None:
-    """Let the projections of experts in a copied module view the weights of the copy."""
-    for module in experts.modules():
-        if isinstance(module, ExpertProjection):
+def settle(model: nn.Module) -> None:
+    """Let a copied model call its experts by their projections, which view its own weights; weights of which no
+    projection is left are released."""
+    for experts in model.modules():
+        if not holds_experts(experts) or "0" not in experts._modules:
+            continue
+        views = [module for module in experts.modules() if isinstance(module, ExpertProjection)]
+        for module in views:
             module.owner = (experts,)
-
-
-def release(experts: nn.Module) -> None:
-    """Take the weights and biases of experts from a module where no projection of any of them views these."""
-    viewed = {module.name for module in experts.modules() if isinstance(module, ExpertProjection)}
-    for name in {*experts._modules["0"]._modules} - viewed:
-        for parameter in (name, f"{name}_bias"):
-            experts._parameters.pop(parameter, None)
+        for name in {*experts._modules["0"]._modules} - {module.name for module in views}:
+            for parameter in (name, f"{name}_bias"):
+                experts._parameters.pop(parameter, None)
+    call_by_projection(model)
 
 
 def set_weights(experts: nn.Module, name: str, stacked: torch.Tensor) -> None:
