@@ -24,7 +24,7 @@ from outliers import (
     variant,
 )
 from outliers.models.anatomy import layers_of, projections
-from outliers.models.anatomy.experts import BY_PROJECTION
+from outliers.models.anatomy.experts import BY_PROJECTION, call_by_projection
 from outliers.models.stream import stream_model
 from outliers.quantization.calibration import FEW
 from outliers.quantization.linear import prepared
@@ -38,6 +38,7 @@ SHAPE |= {"num_local_experts": 4, "num_experts": 4, "n_routed_experts": 4, "moe_
 SHAPE |= {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "sliding_window": 8}
 SHAPE |= {"shared_expert_intermediate_size": 16, "first_k_dense_replace": 1, "moe_num_experts": 4, "moe_k": 2}
 KINDS = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "olmoe", "glm4_moe", "phimoe", "granitemoe", "ernie4_5_moe")
+KINDS += ("llama4_text",)
 MIXTURES = ("mixtral", "gpt-oss")
 OF_EXPERTS = ("experts.tokens", "experts.max", "experts.hits", "experts.largest")
 
@@ -62,17 +63,21 @@ def test_outputs_are_those_of_transformers_bit_for_bit(kind, blocks):
     """And the model is called afterwards as it was before."""
     model = made(kind)
     before = model.config._experts_implementation
-    model.set_experts_implementation("eager")
+    outside = kind == "llama4_text"  # of transformers' registry; its products of a batch are 1e-7 away
+    if not outside:
+        model.set_experts_implementation("eager")
     expected = model(blocks, use_cache=False).logits
     losses = torch.nn.functional.cross_entropy(expected[:, :-1].double().flatten(0, 1), blocks[:, 1:].flatten())
     assert math.log(perplexity(model, blocks)) == pytest.approx(float(losses), abs=1e-6)
-    model.set_experts_implementation(before)
+    model.config._experts_implementation = before
     states = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     perplexity(model, blocks)
     assert model.config._experts_implementation == before
     assert all(torch.equal(tensor, states[name]) for name, tensor in model.state_dict().items())
-    model.config._experts_implementation = BY_PROJECTION
-    assert torch.equal(model(blocks, use_cache=False).logits, expected)
+    call_by_projection(model)
+    found = model(blocks, use_cache=False).logits
+    assert torch.equal(found, expected) or (outside and torch.allclose(found, expected, rtol=1e-5, atol=1e-5))
+    assert any(part.expert is not None for part in projections(model))
 
 
 def absmax(matrix: torch.Tensor, axis: int | None) -> torch.Tensor:

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError
-from outliers.models.anatomy.experts import call_by_projection, holds_experts, unfold
+from outliers.models.anatomy.experts import Expert, call_by_projection, holds_experts, unfold
 
 History = frozenset[str]  # paths of projections, and the marks below, each with a path
 NOTHING: History = frozenset()
@@ -409,8 +409,12 @@ class _Layer:
         self.left = seen.left[path]
         self.experts = tuple(one for one in self._of_layer(seen.chosen))
         written, chosen = self.own(self.left), self.own(NOTHING.union(*self._of_layer(seen.chosen).values()))
-        chosen |= set().union(*(self.own(self.calls[one].history) for one in self.experts))
-        others = (call.history for one, call in self.calls.items() if one not in self.experts)
+        # what experts read may be weighted already
+        first = {one for one, call in self.calls.items() if self.stream in call.history}
+        owners = {one: seen.model.get_submodule(self.prefix + one.rpartition(".")[0]) for one in first}
+        weighted = {*self.experts, *(one for one, owner in owners.items() if isinstance(owner, Expert))}
+        chosen |= set().union(*(self.own(self.calls[one].history) for one in weighted))
+        others = (call.history for one, call in self.calls.items() if one not in weighted)
         read = self.own(NOTHING.union(*others))
         into = [one for one, call in self.calls.items() if self.stream in call.history]
         self.routers = tuple(
