@@ -411,7 +411,7 @@ class _Layer:
         written, chosen = self.own(self.left), self.own(NOTHING.union(*self._of_layer(seen.chosen).values()))
         # what experts read may be weighted already
         first = {one for one, call in self.calls.items() if self.stream in call.history}
-        owners = {one: seen.model.get_submodule(self.prefix + one.rpartition(".")[0]) for one in first}
+        owners = {one: seen.model.get_submodule((self.prefix + one).rpartition(".")[0]) for one in first}
         weighted = {*self.experts, *(one for one, owner in owners.items() if isinstance(owner, Expert))}
         chosen |= set().union(*(self.own(self.calls[one].history) for one in weighted))
         others = (call.history for one, call in self.calls.items() if one not in weighted)
