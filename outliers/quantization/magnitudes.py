@@ -124,6 +124,7 @@ class Calibration:
 
     @property
     def tokens_hash(self) -> str:
+        """Hash of the blocks, as in rows."""
         return tokens_hash(self.blocks)
 
     @property

@@ -129,10 +129,12 @@ class Scheme:
 
     @property
     def quantizes(self) -> bool:
+        """Whether the scheme quantizes anything."""
         return self.quantizes_projections or self.attention is not None
 
     @property
     def quantizes_projections(self) -> bool:
+        """Whether an operand of projections is quantized."""
         return self.activations is not None or self.weights is not None
 
     @property
@@ -161,6 +163,7 @@ class Scheme:
 
     @property
     def searches(self) -> bool:
+        """Whether the number of any remedy is searched."""
         return any(remedy.number == SEARCH for remedy in self.remedies)
 
     @property
