@@ -197,6 +197,7 @@ def tried(
 
 
 def _folder(name: str, specs: Sequence[Named]) -> Path:
+    """Return the folder of a set's results; a set about a single model has one folder per model."""
     models = [spec.folder.name for spec in specs if isinstance(spec, OneModel)]
     return Path("results", name, *models[:1])
 

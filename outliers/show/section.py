@@ -41,6 +41,7 @@ class Drawing:
 
     @cached_property
     def svg(self) -> bytes:
+        """The figure as SVG, drawn once for its file and for the page."""
         return drawn(self.figure, "svg")
 
 

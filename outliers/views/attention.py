@@ -123,6 +123,7 @@ def attention_costs(rows: Rows, *, model: str | None = None, paper: bool = True,
 
 
 def _published() -> list[float]:
+    """Return the increases that the paper prints, in per cent."""
     unquantized = TABLE7["209M", "16 bits", "0 %"]
     return [100 * (TABLE7["209M", *key] / unquantized - 1) for key in TRAINED.values()]
 
@@ -147,6 +148,7 @@ def attention_section(rows: list[dict]) -> Section:
 
 
 def attention_table(model: str, points: list[Point]) -> Table:
+    """Make a table of perplexities, with schemes of the projections as rows and kinds of attention as columns."""
     columns = list(dict.fromkeys(point.attention for point in points))
     cells = {(point.scheme, point.attention): cell(".2f", *point.perplexity.shown) for point in points}
     lines = [

@@ -207,6 +207,7 @@ def damage_heads(damages: "Damages | ByScheme", *, scheme: str | None = None, ax
 
 
 def _of_heads(damage: "Damages") -> pd.DataFrame:
+    """Return a table of heads by layers with the log-perplexity that each head adds, in nats per token."""
     places = damage.heads["head"].str.extract(r"layers\.(?P<layer>\d+)\.heads\.(?P<head>\d+)").astype(int)
     costs = np.log(damage.heads["perplexity_only"].astype(float) / damage.model["unquantized"])
     return places.assign(cost=costs).pivot_table(index="head", columns="layer", values="cost")

@@ -117,6 +117,7 @@ def footprints(rows: list[dict]) -> pd.DataFrame:
 
 
 def footprints_table(rows: list[dict]) -> Table:
+    """Make the table of memory requirements of models in GiB."""
     table, run = footprints(rows), rows[0]
     of_tokens = f"{_contexts(table, run['context'])} tokens of context"
     caption = f"Memory requirement of models in GiB at batch {run['batch']} with {of_tokens}."

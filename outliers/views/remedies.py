@@ -229,6 +229,7 @@ def _is_less(point: Point, other: Point) -> bool:
 
 
 def _styles(points: Sequence[Point]) -> dict[str, dict]:
+    """Return matplotlib styles of the remedies, the same in all figures of these points: a colour and a marker each."""
     remedies = dict.fromkeys(point.remedy for point in points)
     looks = zip(remedies, itertools.cycle(list(COLORS)[:7]), itertools.cycle(MARKERS), strict=False)
     return {

@@ -180,6 +180,7 @@ def _room(x: torch.Tensor, outliers: torch.Tensor) -> torch.Tensor:
 
 
 def _one_hot(rows: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+    """Set each row of uint8 with zero point 128 to 1 in one feature."""
     return rows.scatter_(1, features[:, None], 129)
 
 

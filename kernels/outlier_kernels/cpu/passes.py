@@ -628,6 +628,7 @@ def finish_packed(
 
 @inlined
 def _add_columns(row, width, values, columns, count, stride):
+    """Add products of values and columns one by one, which fixes the order of rounding."""
     for k in range(count):
         value, column = values[k], _at(columns, k * stride)
         for i in range(width):

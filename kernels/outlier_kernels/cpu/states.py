@@ -39,6 +39,7 @@ def _joined(state: State) -> dict:
 
 
 def _values_of(x: torch.Tensor, hits: torch.Tensor, alpha: float) -> np.ndarray:
+    """Return the hits of a state, (hits,) of `HIT`."""
     places, room = 8 * x.shape[1], _room.of(8 * (x.shape[1] + x.numel()))
     count = all_passes().hits_of_state(1, 0, x=x, alpha=_float32(alpha), hits=hits, room=room)
     return np.frombuffer(ctypes.string_at(room + places, count * HIT.itemsize), HIT)
