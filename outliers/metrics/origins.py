@@ -1,4 +1,4 @@
-"""Contributions to a feature of the residual stream, layer by layer, and the gains of norms at it."""
+"""The contributions to a feature of the residual stream, layer by layer, and the gains of norms at it."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -46,9 +46,9 @@ from outliers.terminal.progress import with_bar
 from outliers.text.blocks import sequences
 from outliers.text.tokens import visible_token
 
-PLACES = 3  # where a writer writes most, at most
+PLACES = 3  # listed positions with a writer's largest terms, at most
 
-Key = tuple[int | None, str]  # layer, None before all of them; and what is summed there
+Key = tuple[int | None, str]  # layer, or None before all layers; and what is summed
 Parts = dict[Key, np.ndarray]
 
 
@@ -56,8 +56,8 @@ class Sums(NamedTuple):
     """Sums of n columns over a text.
 
     total: (2 + chosen positions, n) float64, over positions after the first, at the first, and at each chosen one.
-    magnitude: (n,) float64, of |x| after the first. largest: (n, PLACES) float32, where |x| is largest after the first;
-    at: (n, PLACES, 2) int32, position and token id there.
+    magnitude: (n,) float64, sum of |x| after the first. largest: (n, PLACES) float32, the entries with the largest |x|
+    after the first; at: (n, PLACES, 2) int32, their positions and token ids.
     """
 
     total: torch.Tensor
@@ -67,7 +67,7 @@ class Sums(NamedTuple):
 
     @classmethod
     def of(cls, x: torch.Tensor, masks: torch.Tensor, ids: torch.Tensor) -> "Sums":
-        """Those of a sequence: x (T, n) float32, masks (2 + chosen, T) float32, ids (T,)."""
+        """Return the sums of a sequence: x (T, n) float32, masks (2 + chosen, T) float32, ids (T,)."""
         columns = x[1:].T.contiguous()
         magnitudes = columns.abs()
         best = magnitudes.topk(min(PLACES, len(x) - 1), 1).indices
@@ -75,21 +75,21 @@ class Sums(NamedTuple):
         return cls((masks @ x).double(), magnitudes.sum(1).double(), columns.gather(1, best), at)
 
     def joined(self, other: "Sums") -> "Sums":
-        """Those of both texts; of places that are alike the earlier text's come first."""
+        """Return the sums of both texts; among equal entries those of the earlier text come first."""
         largest, at = torch.cat([self.largest, other.largest], 1), torch.cat([self.at, other.at], 1)
         best = largest.abs().sort(dim=1, descending=True, stable=True).indices[:, :PLACES]
         at = at.gather(1, best[..., None].expand(-1, -1, 2))
         return Sums(self.total + other.total, self.magnitude + other.magnitude, largest.gather(1, best), at)
 
     def cpu(self) -> "Sums":
-        """The same in the host's memory."""
         return Sums(*(part.cpu() for part in self))
 
 
 class Gains(NamedTuple):
-    """The gain of a norm at some features, (features,), and its place among all.
+    """The gains of a norm at some features, and their ranks among all.
 
-    reads: roles whose projections read its output. median: of |gain| over all features; ranks: 1 where it is largest.
+    reads: roles whose projections read its output. gains: at the features. median: of |gain| over all features. ranks:
+    1 for the largest |gain|.
     """
 
     reads: tuple[str, ...]
@@ -99,8 +99,11 @@ class Gains(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """Contributions of writers of one kind to some features: means (2 + chosen, writers, features), mean magnitudes and
-    largest terms (writers, features, …) with their places."""
+    """Contributions of writers of one kind to some features.
+
+    means: (2 + chosen, writers, features). magnitudes: means of |term|, (writers, features). largest, at: the largest
+    terms with their positions and token ids, (writers, features, …).
+    """
 
     means: np.ndarray
     magnitudes: np.ndarray
@@ -110,15 +113,14 @@ class Terms(NamedTuple):
 
 @dataclass(eq=False)
 class Account:
-    """Contributions to features of the residual stream over a text; accounts of parts of a text add up.
+    """Contributions to features of the residual stream over a text; accounts of parts of a text can be merged.
 
-    features: those asked for; controls: random others, whose writers are what is ordinary. positions: the chosen ones.
-    counts: (2 + chosen,) float64, how many positions were after the first, the first, and the chosen ones.
-
-    sums, by layer (None before all) and what is summed; columns are features, those asked for before the controls, or
+    features: the requested features; controls: random other features, for comparison. positions: the chosen positions.
+    counts: (2 + chosen,) float64, the numbers of positions after the first, at the first, and at the chosen ones. sums:
+    by layer (None before all) and what is summed; columns are features, the requested ones before the controls, or
     (writers, features): "state", before the layer; the writers of `WRITERS_OF`; "before NORM" and "behind NORM". Those
-    of "neuron" are the neurons themselves, which `weights` by layer, (features, neurons), multiply. gains: by layer and
-    norm. names: of token ids, where they are known.
+    of "neuron" are of the neurons themselves, which `weights` by layer, (features, neurons), multiply. gains: by layer
+    and norm. names: texts of token ids, if known.
     """
 
     features: list[int]
@@ -131,7 +133,7 @@ class Account:
     names: dict[int, str] = field(default_factory=dict)
 
     def merge(self, other: "Account") -> "Account":
-        """The account of both texts, of the same model and features."""
+        """Return the account of both texts, of the same model and features."""
         sums = {key: sums_here.joined(other.sums[key]) for key, sums_here in self.sums.items()}
         counts, names = self.counts + other.counts, self.names | other.names
         return Account(self.features, self.controls, self.positions, counts, sums, self.weights, self.gains, names)
@@ -147,31 +149,42 @@ class Account:
         return sum(kind == "state" for _, kind in self.sums) - 1
 
     def writers(self, neurons: int = 3) -> pd.DataFrame:
-        """One row a writer: `feature`, `layer`, `writer` (its kind) and `index`; `value`, `first` and `magnitude`, its
-        mean term after the first position, at the first, and its mean magnitude; `at`, at the chosen ones.
+        """Return one row per writer: its mean terms and magnitudes.
 
-        neurons: how many of a layer are named, those with the largest means at some place; the rest is one writer.
+        Columns are `feature`, `layer`, `writer` (its kind) and `index`; `value`, `first` and `magnitude`, its mean term
+        after the first position, at the first, and its mean magnitude; `at`, its terms at the chosen positions.
+
+        neurons: number of neurons of a layer that are listed, those with the largest means at some place; the others
+        are one writer.
         """
         table = pd.DataFrame(record for record in self.records(neurons) if record["metric"] == "origins.writer")
         return table.astype({name: "Int64" for name in ("layer", "index", "count") if name in table})
 
     def states(self) -> pd.DataFrame:
-        """One row a feature and layer: its state before the layer, and, with their number as layer, after all."""
+        """Return one row per feature and layer: its state before the layer, and after the last layer, numbered as
+        one more."""
         return pd.DataFrame(record for record in self.records() if record["metric"] == "origins.state")
 
     def gates(self) -> pd.DataFrame:
-        """One row a feature and norm in front of projections: `value`, its gain, with `median` and `rank` among all;
-        `before` and `behind` it the mean after the first position, `first_before` and `first_behind` at the first."""
+        """Return one row per feature and norm before projections.
+
+        Columns are `value`, its gain, with `median` and `rank` among all features; `before` and `behind` the norm the
+        mean after the first position, `first_before` and `first_behind` at the first.
+        """
         return pd.DataFrame(record for record in self.records() if record["metric"] == "origins.gate")
 
     @property
     def rest(self) -> np.ndarray:
-        """(features,): the largest difference of a state and the sum of what wrote it, of any layer and mean, as a
-        share of the feature's largest state."""
+        """(features,): the largest difference between a state and the sum of its terms, relative to the feature's
+        largest state.
+
+        The maximum is over layers and kinds of means.
+        """
         return self._rest(self._parts())
 
     def records(self, neurons: int = 3) -> list[dict]:
-        """A flat dictionary for each state, writer and gate of each feature, for what is ordinary, and for the rest."""
+        """Return a flat dictionary for each state, writer and gate of each feature, for the controls, and for the
+        rest."""
         by_feature = [[*self._states(number), *self._gates(number)] for number in range(len(self.features))]
         for key in self._written():
             terms = self._terms(key)
@@ -185,7 +198,7 @@ class Account:
         return [*with_features, *self._ordinary(parts)]
 
     def _written(self) -> list[Key]:
-        """Those of the sums that are of writers, in the order in which they write."""
+        """Return the keys of sums of writers, in the order in which they write."""
         keys = [key for key in self.sums if key[1] in PART_OF]
         return sorted(keys, key=lambda key: (-1 if key[0] is None else key[0], [*PART_OF].index(key[1])))
 
@@ -207,7 +220,7 @@ class Account:
         return Terms(means, magnitudes, *(part.reshape(*shape, *part.shape[1:]) for part in (largest, at)))
 
     def _parts(self) -> Parts:
-        """By layer and part what all of its writers write, (2 + chosen, columns)."""
+        """Return the sum of all writers' mean terms by layer and part, (2 + chosen, columns)."""
         written: Parts = {}
         for layer, kind in self._written():
             key = layer, PART_OF[kind]
@@ -277,8 +290,10 @@ class Account:
         return {"value": short(means[0]), "first": short(means[1]), **chosen}
 
     def _ordinary(self, parts: Parts) -> Iterator[dict]:
-        """Contribution of a part of a layer to a control, and the state before it: medians over the controls of the
-        magnitudes of means."""
+        """Yield the ordinary contribution of each part of a layer: the median over controls of the magnitudes of means.
+
+        The state before each layer is included.
+        """
         states = {(layer, "state"): self._means((layer, "state")) for layer in range(self.layers + 1)}
         for (layer, part), means in (parts | states).items() if self.controls else ():
             value, first = np.median(abs(means[:2, len(self.features) :]), 1)
@@ -286,8 +301,8 @@ class Account:
             yield {"metric": "origins.ordinary", **place, "part": part, "value": short(value), "first": short(first)}
 
 
-WRITTEN = {"attn_out": "attention", "ffn_out": "feed-forward"}  # the part of a layer, by the input of what writes
-CONTROLS = 10  # random features, whose writers say what is ordinary
+WRITTEN = {"attn_out": "attention", "ffn_out": "feed-forward"}  # part of a layer, by the role of its output projection
+CONTROLS = 10  # number of random features, for comparison
 
 
 @with_bar
@@ -305,16 +320,17 @@ def origins(
     """Return the contributions to features of the residual stream, and the gains of norms at them.
 
     The state of a feature before a layer is the sum of the embedding, the positions, and the terms of all heads,
-    neurons, experts and biases of the layers before it (docs/writers.md). One pass; no hidden state is kept.
+    neurons, experts and biases of the layers before it (docs/writers.md). It takes one pass, and keeps no hidden state.
 
     Args:
-        model: a causal language model, resident or streamed; it is left as it was.
+        model: a causal language model, resident or streamed; it is not changed.
         blocks: token ids, int64 (blocks, T), or any iterable of (T,).
         features: dimensions of the residual stream.
-        positions: at which terms are given too, beside their means after the first position, and the first one.
-        variant: what the model is under meanwhile. Of a quantized projection the exact weights make the terms, so that
-            what its rounding adds is in `Account.rest`.
-        tokens: the model's tokenizer, if tokens are to be called by their names.
+        positions: further positions at which terms are reported, beside their means after the first position and the
+            first one.
+        variant: a change of the model. Terms of quantized projections are computed with exact weights, so that rounding
+            errors appear in `Account.rest`.
+        tokens: the model's tokenizer, to report the texts of tokens.
         attention_mask: as for `outliers.trace`.
         progress: whether to show a bar after two seconds; by default on a terminal and in a notebook.
 
@@ -340,7 +356,7 @@ def origins(
 
 
 def check_accountable(config, width: int, features: Iterable[int]) -> None:
-    """Raise UserError where a model of this width has not these features, or its residual stream is no sum."""
+    """Raise UserError if a model of this width lacks a feature, or its residual stream is not a sum of terms."""
     check_features(features, width)
     check_one_stack(config)
     if family_of(config).name_of:
@@ -355,7 +371,7 @@ def check_accountable(config, width: int, features: Iterable[int]) -> None:
 
 
 def check_writers(config) -> None:
-    """Raise UserError unless each layer adds what one attention and one feed-forward part write."""
+    """Raise UserError unless each layer has one attention and one feed-forward part that write."""
     for stack in stacks_of(config):
         for kind in (stack, *stack.others):
             experts = (kind.experts,) if kind.experts else ()
@@ -380,13 +396,13 @@ def _observed(
 
 
 def controls_of(features: list[int], width: int) -> list[int]:
-    """Random features beside some, always the same ones."""
+    """Return random other features, always the same ones."""
     order = torch.randperm(width, generator=torch.Generator().manual_seed(0)).tolist()
     return [feature for feature in order if feature not in features][:CONTROLS]
 
 
 class _Observer:
-    """Adds up the terms of sequences, each (T,), whose turns may come layer by layer."""
+    """An accumulator of the terms of sequences, each (T,); layers may take turns."""
 
     def __init__(self, model: PreTrainedModel, features: list[int], chosen: list[int]):
         self.model, self.anatomy, self.features, self.chosen = model, anatomy_of(model.config), features, chosen
@@ -399,7 +415,7 @@ class _Observer:
         self.gains: dict[tuple[int, str], Gains] = {}
 
     def begin(self, number: int, inputs: tuple[torch.Tensor]) -> None:
-        """Tell the hooks that this sequence comes next."""
+        """Announce the next sequence to the hooks."""
         (ids,) = inputs
         if len(ids) < 2:
             raise UserError(f"sequence {number} has {len(ids)} tokens; expected at least 2")
@@ -413,7 +429,7 @@ class _Observer:
 
     @contextmanager
     def hooks(self, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
-        """Those that see all layers of a model, or one; with the first one, what is before the layers."""
+        """Observe all layers of a model, or one, within this context; with the first one also the embedding."""
         with ExitStack() as stack:
             for decoder_layer in layers_of(model):
                 if layer in (None, decoder_layer.number):
@@ -421,14 +437,14 @@ class _Observer:
                         self._hook_embedding(stack, model, decoder_layer)
                     self._hook_norms(stack, decoder_layer)
                     for role in WRITTEN:
-                        anatomy = decoder_layer.anatomy  # whose part may be something that passes its input on
+                        anatomy = decoder_layer.anatomy  # a part may be absent
                         if getattr(anatomy, role):
                             stack.enter_context(_SubLayer(self, decoder_layer, role).hooks())
             stack.enter_context(residual_hooks(model, self.see_state, layer))
             yield
 
     def _hook_embedding(self, stack: ExitStack, model: PreTrainedModel, first: Layer) -> None:
-        """Add what goes into the first layer: of the embedding all but positions, and the bias of its norm."""
+        """Add the terms of the first layer's input: positions, the bias of its norm, and the rest as the embedding."""
         terms, positions, norm = {}, self.anatomy.positions, self.anatomy.embedding_norm
 
         def see_positions(_module, _inputs, output: torch.Tensor) -> None:
@@ -443,7 +459,7 @@ class _Observer:
                 self.add((None, kind), of_kind)
             self.add((0, "state"), state)
 
-        for one in {model, self.model} if positions else ():  # a streamed model embeds tokens before a variant is on
+        for one in {model, self.model} if positions else ():  # a streamed model embeds before a variant is applied
             stack.callback(one.get_submodule(positions).register_forward_hook(see_positions).remove)
         stack.callback(first.module.register_forward_pre_hook(see_state).remove)
 
@@ -468,12 +484,11 @@ class _Observer:
             self.add((layer, f"{side} {path}"), state.flatten(0, -2)[:, self.columns].float())
 
     def add(self, key: tuple, x: torch.Tensor) -> None:
-        """Let columns (T, n) of this sequence join those of the others."""
+        """Add columns (T, n) of this sequence to the sums."""
         sums = Sums.of(x, self.masks.to(x.device), self.ids.to(x.device))
         self.sums[key] = self.sums[key].joined(sums) if key in self.sums else sums
 
     def account(self) -> Account:
-        """That of all sequences."""
         if not self.sequences:
             raise UserError("no blocks to account for; expected at least one")
         for position, count in zip(self.chosen, self.counts[2:], strict=True):
@@ -484,10 +499,11 @@ class _Observer:
 
 
 class _SubLayer:
-    """The contribution of the attention or the feed-forward part of a layer.
+    """An observer of the terms of the attention or the feed-forward part of a layer.
 
-    A term is a row of the output projection times its input. The scale of the residual stream multiplies it, and a norm
-    behind the projection its gain, and at each position one number more, as soon as that norm has seen the output.
+    A term is a row of the output projection times its input. It is multiplied by the scale of the residual stream, and,
+    if a norm follows the projection, by its gain and by a factor for each position, which is known once the norm has
+    seen the output.
     """
 
     def __init__(self, observer: _Observer, layer: Layer, role: str):
@@ -508,7 +524,7 @@ class _SubLayer:
             self._read(projection)
 
     def _read(self, projection: Projection) -> None:
-        """The rows that are needed of a weight, and the bias."""
+        """Keep the required rows of a weight, and the bias."""
         plain = getattr(projection.module, "projection", projection.module)  # under a scheme
         check_plain(projection._replace(module=plain))
         self.rows = self.seen(stored_weight(plain))
@@ -518,8 +534,10 @@ class _SubLayer:
             self.observer.weights.setdefault(self.layer, self.rows.cpu())
 
     def seen(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Of outputs (features, n) what the residual stream sees at the columns, (columns, n), but for the number that
-        a norm behind has for each position."""
+        """Return the change of the residual stream at the columns, (columns, n), by outputs (features, n).
+
+        The factor of a following norm for each position is left out.
+        """
         rows = self.scale * outputs[self.observer.columns].float()
         if self.centred:
             rows -= self.scale * outputs.float().mean(0)
@@ -549,7 +567,7 @@ class _SubLayer:
         count = number_of(module)
         terms = torch.zeros(len(hidden), count, len(self.observer.columns), device=hidden.device)
         for expert in chosen.unique().tolist():
-            if expert < count:  # that number stands for none
+            if expert < count:  # this number stands for no expert
                 token, place = (chosen == expert).nonzero(as_tuple=True)
                 alone = chosen.new_full((len(token), 1), expert)
                 output = module.forward(hidden[token], alone, weights[token, place, None])  # without its hooks
@@ -558,7 +576,7 @@ class _SubLayer:
         self._end()
 
     def _see_norm(self, _module, inputs: tuple, output: torch.Tensor) -> None:
-        """Let the terms be as large as the norm makes them: the number by which its gains are multiplied here."""
+        """Multiply the terms by the norm's factor at each position, found from its input and output."""
         y, normed = inputs[0].flatten(0, -2).float(), output.flatten(0, -2).float()
         bias = parameter_of(self.norm, "bias")
         if bias is not None:
@@ -581,13 +599,13 @@ class _SubLayer:
 
 
 def gain_of(norm: nn.Module, offset: float, width: int) -> torch.Tensor:
-    """The gain of a norm, float32 (features,); 1 where it has no weight."""
+    """Return the gain of a norm, float32 (features,); 1 if it has no weight."""
     weight = parameter_of(norm)
     return torch.ones(width) if weight is None else offset + weight.float()
 
 
 class OfWriters(OnePass):
-    """The account of each cell."""
+    """The measurement of accounts, in one pass per cell."""
 
     cost = 2.5
 
