@@ -32,13 +32,17 @@ class Damages:
     (the mean of the same ratio of single tokens), both in dB too, `db` and `by_token_db`; and of its input `largest`
     (|x|), `feature`, `position`, `token` (id). For another model also `weight_error` (‖W_other − W‖² / ‖W‖²),
     `weight_db` in dB, the largest weight and the largest change of one, `largest_weight` and `largest_change`, with
-    their places [output, input], `largest_at` and `changed_at`. roles, layers, stacks, heads: a row per role, layer,
-    stack or head: `perplexity_only` with only it quantized, `perplexity_without` with everything else quantized, and
-    each relative to the unquantized model, `damage_only` and `damage_without`. For the layers of another model also
-    `kl_only` and `top1_agreement_only`. Each of these has a column `…_error`, its standard error over the text, paired
-    with the unquantized model; and, with several draws, a column `…_deviation`. model: `perplexity`, `unquantized` (the
-    perplexity without the scheme), `damage`, `kl` (nats) and `top1_agreement`, each with its `…_error` and
-    `…_deviation`. costs: each `damage` as a value whose differences pair, by its column, the field and the place.
+    their places [output, input], `largest_at` and `changed_at`.
+
+    roles, layers, stacks, heads, experts: a row each: `perplexity_only` with only it quantized, `perplexity_without`
+    with everything else quantized, and each relative to the unquantized model, `damage_only` and `damage_without`. For
+    the layers of another model also `kl_only` and `top1_agreement_only`. Each of these has a column `…_error`, its
+    standard error over the text, paired with the unquantized model; and, with several draws, a column `…_deviation`.
+
+    model: `perplexity`, `unquantized` (the perplexity without the scheme), `damage`, `kl` (nats) and `top1_agreement`,
+    each with its `…_error` and `…_deviation`.
+
+    costs: each `damage` as a value whose differences pair, by its column, the field and the place.
     """
 
     scheme: str

@@ -126,7 +126,7 @@ class _Observer:
         self._see_input(layer, "ffn_out", x, tokens)
 
     def _see_input(self, layer: int, role: str, x: torch.Tensor, positions: torch.Tensor | None = None) -> None:
-        """Take the input of projections; positions: of its tokens, where it has only some of them."""
+        """Record the largest input of projections; positions: of its tokens, if it has only some of the block."""
         magnitudes = x.abs().amax(1)
         token = magnitudes.argmax().item()
         position = token if positions is None else positions[token].item()
@@ -226,12 +226,12 @@ def _of_cell(blocks: list[BlockErrors], places: list[Projection], number: int | 
         states = dict.fromkeys(map(_state, places))
         return [{state: block.largest[state] for state in states if state in block.largest} for block in blocks]
     quantized = [place for place in places if any(number in block.errors.get(place.path, ()) for block in blocks)]
-    none = Error(0.0, 0.0, 0.0, 0)  # of an expert that no token of a block chose
+    none = Error(0.0, 0.0, 0.0, 0)  # for experts that no token of a block chose
     return [{place[:3]: block.errors.get(place.path, {}).get(number, none) for place in quantized} for block in blocks]
 
 
 def _state(part: Projection) -> tuple[int, str]:
-    """Return the place of what a projection reads; those of the experts of a layer count together."""
+    """Return the layer and role of a projection's input; all experts of a layer share them."""
     return part.place if part.expert is None else (part.layer, part.role)
 
 

@@ -23,14 +23,14 @@ from outliers.variants.peer import Against
 from outliers.variants.quantized import EXACT, Quantized
 
 ONLY, WITHOUT = "only", "without"
-ALONE = ("head", "expert")  # fields of which nothing is measured without a place
+ALONE = ("head", "expert")  # fields whose places are only quantized alone
 
 
 class Exchange(NamedTuple):
     """A choice of quantized places.
 
-    kind: "only" a place, or all "without" it. field: "role", "layer", "stack" or "head". place: its name or number.
-    variant: quantizes exactly these places.
+    kind: "only" a place, or all "without" it. field: "role", "layer", "stack", "head" or "expert". place: its name or
+    number. variant: quantizes exactly these places.
     """
 
     kind: str
@@ -40,10 +40,11 @@ class Exchange(NamedTuple):
 
 
 def exchanges(model: PreTrainedModel, variant: Quantized | Cached | Against, field: str) -> list[Exchange]:
-    """Return every role, layer, stack or head (field) that a variant quantizes, first alone, then all without it.
+    """Return every role, layer, stack, head or expert (field) that a variant quantizes, first alone, then all without
+    it.
 
-    If there is only one place, nothing would be left without it; heads are only quantized alone. Only the names of the
-    model's modules are read, no weights.
+    If there is only one place, nothing would be left without it; heads and experts, which are many, are only quantized
+    alone. Only the names of the model's modules are read, no weights.
     """
     places = variant.places(model, field)
     kinds = {ONLY: variant.alone_at}
@@ -105,7 +106,7 @@ def _by_layer(
 
 
 class OfPlaces(Measurement):
-    """The measurement of all roles, layers, stacks or heads under one variant."""
+    """The measurement of all roles, layers, stacks, heads or experts under one variant."""
 
     def steps(self, cells: Sequence[Cell]) -> int:
         """Return the number of passes, as if nothing of the model were skipped."""
@@ -142,7 +143,7 @@ class OfPlaces(Measurement):
 
 
 def _kinds(cell: Cell) -> int:
-    """Return the number of kinds of exchanges: each place alone and, except for heads, all without it."""
+    """Return the number of kinds of exchanges: each place alone and, except for heads and experts, all without it."""
     return 1 if cell.metric.by in ALONE else 2
 
 
@@ -157,7 +158,7 @@ def _is_by_layer(cell: Cell) -> bool:
 
 
 def _count(cell: Cell) -> int:
-    """Return the number of roles, layers, stacks or heads, some of which a variant may skip.
+    """Return the number of roles, layers, stacks, heads or experts, some of which a variant may skip.
 
     Raises:
         UserError: the variant is no scheme or cache that quantizes, has no such places, or is limited to some already.

@@ -278,8 +278,10 @@ class Perplexity(StatesMetric):
 
 
 class Places(Metric):
-    """Perplexity with only one role, layer or stack under a scheme, and with all others; for a cache, keys or
-    values, layers and heads."""
+    """Perplexity with only one place under a scheme, and with all others: roles, layers or stacks, or single experts.
+
+    For a cache, places are keys and values, layers, and heads.
+    """
 
     name = "places"
 

@@ -193,7 +193,7 @@ def drawn_operand(
         return operand
     for step, numbers in zip(scheme.transforms, operand.fitted, strict=False):
         magnitudes = magnitudes and magnitudes.behind(step, numbers)
-    exact = operand.exact if scheme.outlier_threshold is None else untied  # which outlier features meet
+    exact = operand.exact if scheme.outlier_threshold is None else untied  # multiplied with outlier features
     return operand._replace(codes=_codes(untied, scheme, magnitudes), exact=exact)
 
 

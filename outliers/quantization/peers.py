@@ -202,9 +202,9 @@ def weight_of(module: nn.Module) -> torch.Tensor | None:
     weight = getattr(module, "weight", None)
     if weight is None:
         return None
-    if is_traceable_wrapper_subclass(weight) and hasattr(weight, "dequantize"):  # of torchao
+    if is_traceable_wrapper_subclass(weight) and hasattr(weight, "dequantize"):  # torchao
         return in_float32(weight.dequantize().detach())
-    if getattr(module, "quant_state", None) is not None or hasattr(weight, "SCB"):  # of bitsandbytes
+    if getattr(module, "quant_state", None) is not None or hasattr(weight, "SCB"):  # bitsandbytes
         from transformers.integrations.bitsandbytes import dequantize_bnb_weight
 
         return in_float32(dequantize_bnb_weight(weight, getattr(module, "state", None)).detach())

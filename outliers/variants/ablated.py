@@ -94,7 +94,8 @@ class Ablated(Variant):
     selection of their readers, see `Place`.
 
     Raises:
-        UserError: a place is unknown; or it is a norm and the method is "mean", which no trace has for norms.
+        UserError: a place is unknown; or the method is "mean" and a place is of a norm or an expert, for which traces
+            have no means; or places are of the residual stream and of experts.
 
     Example:
         >>> ablated = outliers.Ablated(outliers.Intervention((3,)), where=("attn_in", "ffn_in"))

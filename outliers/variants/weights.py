@@ -72,7 +72,7 @@ class Scaled(Variant):
         from outliers.models.anatomy import layers_of
         from outliers.models.anatomy.experts import ExpertProjection
 
-        layers_of(model)  # which names experts
+        layers_of(model)  # gives experts their names
         path = self.weight.path
         module = dict(model.named_modules()).get(path)
         parameters = {

@@ -176,7 +176,7 @@ def _lazy(header: Header, own_name: str, shape: tuple[int, ...], parts: list[Ten
 
     def read() -> torch.Tensor:
         with refusals(header.file.path):
-            parsed = {"tensors": {}}  # where processors put tensors that they make from several parts
+            parsed = {"tensors": {}}  # processors put tensors made from several parts here
             mapping = {name: own_name for part in parts for name in _names(part)}
             for part in parts:
                 made = process(header.read(part), part.name, tensor_key_mapping=mapping, parsed_parameters=parsed)
