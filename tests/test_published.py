@@ -86,7 +86,7 @@ def plant_patch(folder: Path) -> Path:
 def planted(tmp_path_factory) -> dict[str, Path]:
     """Folders of models with and without plants."""
     folder = tmp_path_factory.mktemp("planted")
-    found = {"plain": save(build("gpt2"), folder / "plain"), "experts": save(build("mixtral"), folder / "experts")}
+    found = {"plain": save(build("gpt2"), folder / "plain")}
     for case in ("gpt2", "opt", "llama"):
         model = build(case)
         plant_weight(model, case)
@@ -180,7 +180,6 @@ def test_perplexities(planted, tmp_path):
 @pytest.mark.parametrize(
     ("model", "lines", "reason"),
     [
-        ("experts", weight(0, 1, 2), "second feed-forward"),
         ("plain", [MASSIVE | {"block": 512}], "blocks of 512 tokens are longer than the model's context of 64"),
         ("plain", [MASSIVE | {"cell": "perplexity", "text": "nothing"}], "unknown text 'nothing'"),
     ],

@@ -14,7 +14,7 @@ from outliers.metrics.candidates import candidates
 from outliers.metrics.measurement import records_along
 from outliers.metrics.records import Candidates
 from outliers.models.anatomy import decoder_layers, projections
-from outliers.presets.origins import Account, ToAccount
+from outliers.presets.origins import Account
 from outliers.presets.super_weights import CONTROLLED, compared, scalings, search_stages, treatments
 from outliers.quantization.linear import stored_weight
 from outliers.subjects.given import Given
@@ -168,9 +168,18 @@ def test_what_is_returned_is_what_perplexity_says():
     assert found.loc[found["treatment"] == "neuron", "candidate"].nunique() <= CONTROLLED
 
 
-def test_experts_have_no_second_projection(blocks):
-    with pytest.raises(UserError, match="'mixtral' has experts, or no second feed-forward projection"):
-        outliers.super_weights(make_model("mixtral"), blocks)
+def test_a_super_weight_in_an_expert_is_found(blocks):
+    """A weight that meets a unit with large inputs, in the expert that most tokens choose."""
+    model = make_model("mixtral").requires_grad_(False)
+    shares = outliers.trace(model, blocks).expert_shares().query("layer == 1")
+    number = shares.sort_values("share")["expert"].iloc[-1]
+    experts = decoder_layers(model)[1].mlp.experts
+    experts.gate_up_proj[number, [5, 48 + 5]] *= 100
+    experts.down_proj[number, 7, 5] = 3
+    found = outliers.super_weights(model, blocks)
+    assert f"model.layers.1.mlp.experts.{number}.down_proj[7,5]" in set(found["candidate"])
+    costs = found[found["treatment"] == "weight"].set_index("candidate")["cost"]
+    assert costs.abs().idxmax() == f"model.layers.1.mlp.experts.{number}.down_proj[7,5]"
 
 
 def test_a_broken_model_is_refused(blocks):
@@ -307,10 +316,3 @@ def test_the_whole_account(planted):
     assert any("a massive activation" in finding.text for finding in section.findings)
 
 
-def test_by_default_a_model_with_experts_has_no_search(tmp_path):
-    make_model("mixtral").save_pretrained(tmp_path)
-    make_tokenizer().save_pretrained(tmp_path)
-    settings = {"model": str(tmp_path), "block": 24, "blocks": 1}
-    assert len(ToAccount(str(tmp_path), None, Account(**settings)).parts) == 3
-    with pytest.raises(UserError, match="'mixtral' has experts, or no second feed-forward projection"):
-        run(Account(**settings, by="weights"), tmp_path / "rows")

@@ -7,6 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.criterion import SPIKE
@@ -34,10 +35,13 @@ class Spike(NamedTuple):
     position: int
 
     @classmethod
-    def of(cls, x: torch.Tensor) -> "Spike":
-        """Return the spike of x (T, features); raise BrokenModel if it is NaN or inf."""
-        position, feature = divmod(int(x.abs().argmax()), x.shape[1])
-        value = x[position, feature].item()
+    def of(cls, x: torch.Tensor, tokens: torch.Tensor | None = None) -> "Spike":
+        """Return the spike of x (T, features); raise BrokenModel if it is NaN or inf.
+
+        tokens: the positions of the rows, if x is of an expert, which has only some.
+        """
+        row, feature = divmod(int(x.abs().argmax()), x.shape[1])
+        value, position = x[row, feature].item(), row if tokens is None else int(tokens[row])
         if not math.isfinite(value):
             raise not_finite(f"at a second feed-forward projection, position {position}")
         return cls(value, feature, position)
@@ -77,15 +81,16 @@ class Peaks(NamedTuple):
 
 
 class _Observer:
-    """An observer of the spikes of each layer, which inspects the layer's weight while it is in memory."""
+    """An observer of the spikes at each second feed-forward projection, which inspects its weight while that is in
+    memory. By paths of projections: inputs, outputs, and layers, their numbers."""
 
     def __init__(self, metric: Candidates):
         self.metric = metric
-        self.inputs: dict[int, Spike] = {}
-        self.outputs: dict[int, Spike] = {}
+        self.inputs: dict[str, Spike] = {}
+        self.outputs: dict[str, Spike] = {}
         self.peaks: dict[int, Peaks] = {}
-        self.paths: dict[int, str] = {}
-        self.candidates: list[dict] = []  # for each layer, the candidate by activations and the one by weights
+        self.layers_of: dict[str, int] = {}
+        self.candidates: list[dict] = []  # for each projection, the candidate by activations and the one by weights
 
     @contextmanager
     def hooks(self, model: PreTrainedModel, layer: int | None) -> Iterator[None]:
@@ -93,32 +98,34 @@ class _Observer:
         read = [part for part in projections(model, layer) if part.role == ROLE]
         with ExitStack() as stack:
             for projection in read:
-                hook = projection.module.register_forward_hook(partial(self._see, projection.layer))
-                stack.callback(hook.remove)
+                owner = model.get_submodule(projection.path.rpartition(".")[0])
+                hook = partial(self._see, projection.path, owner)
+                stack.callback(projection.module.register_forward_hook(hook).remove)
             stack.enter_context(residual_hooks(model, self._see_state, layer))
             yield
         for projection in read:
-            if projection.layer in self.inputs:
-                self.paths[projection.layer] = projection.path
+            if projection.path in self.inputs:
+                self.layers_of[projection.path] = projection.layer
                 self.candidates += self._candidates(projection)
 
-    def _see(self, layer: int, _module, inputs: tuple, output: torch.Tensor) -> None:
+    def _see(self, path: str, owner: nn.Module, _module, inputs: tuple, output: torch.Tensor) -> None:
+        tokens = getattr(owner, "tokens", None)  # of an expert
         for spikes, x in ((self.inputs, inputs[0]), (self.outputs, output)):
-            spikes[layer] = Spike.of(x.flatten(0, -2)).larger(spikes.get(layer))
+            spikes[path] = Spike.of(x.flatten(0, -2), tokens).larger(spikes.get(path))
 
     def _see_state(self, layer: int, x: torch.Tensor) -> None:
         self.peaks[layer] = Peaks.of(x).joined(self.peaks.get(layer))
 
     def _candidates(self, projection: Projection) -> Iterator[dict]:
-        """Yield the weight that connects both spikes of a layer, and the entry that stands out most.
+        """Yield the weight that connects both spikes of a projection, and the entry that stands out most.
 
         An entry stands out by |w| over the smaller of the mean magnitudes of its row and its column.
         """
-        weight, layer = _plain_weight(projection), projection.layer
+        weight, layer, path = _plain_weight(projection), projection.layer, projection.path
         magnitudes = weight.abs()
         usual = torch.minimum(magnitudes.mean(1, keepdim=True), magnitudes.mean(0, keepdim=True))
         scores = magnitudes / usual.clamp(min=torch.finfo(torch.float32).tiny)
-        both = {"activations": (self.outputs[layer].feature, self.inputs[layer].feature)}
+        both = {"activations": (self.outputs[path].feature, self.inputs[path].feature)}
         both["weights"] = divmod(int(scores.argmax()), scores.shape[1])
         largest, peaks = divmod(int(magnitudes.argmax()), scores.shape[1]), self.peaks[layer]
         for found_by, place in both.items():
@@ -128,14 +135,17 @@ class _Observer:
                 "value": weight[place].item(),
                 "score": scores[place].item(),
                 "layer": layer,
-                "path": projection.path,
+                "path": path,
                 **dict(zip(("output", "input"), place, strict=True)),
                 "largest": list(largest),
                 **peaks.at(place[0]),
             }
 
     def layers(self) -> list[dict]:
-        return [self._layer(layer) for layer in sorted(self.paths)]
+        """Return the spikes of each layer, of one with experts those of the expert with the largest output."""
+        paths = sorted(self.layers_of, key=lambda path: abs(self.outputs[path].value))
+        of_layers = {self.layers_of[path]: path for path in paths}
+        return [self._layer(layer, of_layers[layer]) for layer in sorted(of_layers)]
 
     def chosen(self) -> list[dict]:
         """Return the candidates without duplicates, those by activations first."""
@@ -144,13 +154,13 @@ class _Observer:
             chosen.setdefault(_place(candidate), candidate)
         return list(chosen.values())
 
-    def _layer(self, layer: int) -> dict:
-        spike, written = self.inputs[layer], self.outputs[layer]
+    def _layer(self, layer: int, path: str) -> dict:
+        spike, written = self.inputs[path], self.outputs[path]
         return {
             "metric": "candidates.layer",
             "value": written.value,
             "layer": layer,
-            "path": self.paths[layer],
+            "path": path,
             "output": written.feature,
             "input": spike.feature,
             "position": written.position,
@@ -163,9 +173,9 @@ class _Observer:
             candidate
             for candidate in self.candidates
             if candidate["found_by"] == "activations"
-            and min(abs(spikes[candidate["layer"]].value) for spikes in (self.inputs, self.outputs)) > SPIKE
+            and min(abs(spikes[candidate["path"]].value) for spikes in (self.inputs, self.outputs)) > SPIKE
         ]
-        return sorted(spiking, key=lambda candidate: -abs(self.outputs[candidate["layer"]].value))[: self.metric.count]
+        return sorted(spiking, key=lambda candidate: -abs(self.outputs[candidate["path"]].value))[: self.metric.count]
 
     def _by_weights(self) -> list[dict]:
         largest = [candidate for candidate in self.candidates if candidate["found_by"] == "weights"]
@@ -246,11 +256,9 @@ def candidates(
 def check_searched(model: PreTrainedModel) -> None:
     """Raise UserError unless a model, which may be on the meta device, has one stack, with feed-forward projections."""
     check_one_stack(model.config)
-    kinds = [layer.anatomy for layer in layers_of(model)]
-    if any(kind.experts for kind in kinds) or not any(getattr(kind, ROLE) for kind in kinds):
+    if not any(getattr(layer.anatomy, ROLE) for layer in layers_of(model)):
         raise UserError(
-            f"'{model.config.model_type}' has experts, or no second feed-forward projection, in which super weights "
-            "are looked for"
+            f"'{model.config.model_type}' has no second feed-forward projection, in which super weights are looked for"
         )
 
 

@@ -106,12 +106,12 @@ def _writers_stages(subject: ToAccount, features: Sequence[int], _outliers: Sequ
 
 
 def _has_neurons(config: Any) -> bool:
-    """Return whether second feed-forward projections can be searched; experts keep their weights in one tensor."""
+    """Return whether there are second feed-forward projections to search."""
     from outliers.models.anatomy import anatomy_of  # late, for it imports torch
 
     anatomy = anatomy_of(config)
     kinds = (anatomy, *anatomy.others)
-    return not any(kind.experts for kind in kinds) and any(kind.ffn_out for kind in kinds)
+    return any(kind.ffn_out for kind in kinds)
 
 
 def _attends(config: Any) -> bool:
