@@ -508,6 +508,7 @@ class _SubLayer:
 
     def __init__(self, observer: _Observer, layer: Layer, role: str):
         self.observer, self.layer, self.part, self.written = observer, layer.number, WRITTEN[role], {}
+        self.of_experts: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # number, tokens, and what is added there
         anatomy, config, block = layer.anatomy, observer.model.config, layer.module
         behind = [path for path, of in anatomy.norms_behind.items() if of == role]
         self.norm = block.get_submodule(behind[0]) if behind else None
@@ -546,6 +547,9 @@ class _SubLayer:
     @contextmanager
     def hooks(self) -> Iterator[None]:
         with ExitStack() as stack:
+            for number in range(number_of(self.module) if self.see == self._see_experts else 0):
+                expert = self.module.get_submodule(str(number))
+                stack.callback(expert.register_forward_hook(partial(self._see_expert, number)).remove)
             stack.callback(self.module.register_forward_hook(self.see).remove)
             if self.norm is not None:
                 stack.callback(self.norm.register_forward_hook(self._see_norm).remove)
@@ -562,16 +566,15 @@ class _SubLayer:
             self.written[f"{self.part} bias"] = self.bias.expand(len(x), -1)
         self._end()
 
-    def _see_experts(self, module: nn.Module, inputs: tuple, _output) -> None:
-        hidden, chosen, weights = inputs
-        count = number_of(module)
-        terms = torch.zeros(len(hidden), count, len(self.observer.columns), device=hidden.device)
-        for expert in chosen.unique().tolist():
-            if expert < count:  # this number stands for no expert
-                token, place = (chosen == expert).nonzero(as_tuple=True)
-                alone = chosen.new_full((len(token), 1), expert)
-                output = module.forward(hidden[token], alone, weights[token, place, None])  # without its hooks
-                terms[token, expert] = self.seen(output.T).T
+    def _see_expert(self, number: int, _expert: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
+        self.of_experts.append((number, inputs[1], self.seen(output.T).T))
+
+    def _see_experts(self, experts: nn.Module, _inputs: tuple, output: torch.Tensor) -> None:
+        sizes = len(self.observer.ids), number_of(experts), len(self.observer.columns)
+        terms = torch.zeros(sizes, device=output.device)
+        for number, tokens, added in self.of_experts:
+            terms[tokens, number] = added
+        self.of_experts.clear()
         self.written = {"expert": terms.flatten(1)}
         self._end()
 
