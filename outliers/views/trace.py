@@ -322,7 +322,8 @@ def trace_section(trace: "Trace", rows: list[dict], names: Names, excerpt: "Exce
         tables.append(_experts(_with_names(trace.expert_shares(), names)))
     tables += _tokens(trace)
     notes = [note for note in rare if isinstance(note, str)]
-    absent = [role for role in OF_EVERY_STACK if role not in trace.roles]
+    of_experts = ("ffn_out",) if trace.experts else ()
+    absent = [role for role in OF_EVERY_STACK if role not in (*trace.roles, *of_experts)]
     if absent and not trace.cross:
         notes.insert(0, f"No projection reads {' or '.join(absent)}.")
     for role in trace.roles:
