@@ -322,13 +322,14 @@ def trace_section(trace: "Trace", rows: list[dict], names: Names, excerpt: "Exce
         tables.append(_experts(_with_names(trace.expert_shares(), names)))
     tables += _tokens(trace)
     notes = [note for note in rare if isinstance(note, str)]
-    of_experts = ("ffn_out",) if trace.experts else ()
+    of_experts = ("ffn_out",) if trace.experts else ()  # of each expert by itself, in the table of experts
     absent = [role for role in OF_EVERY_STACK if role not in (*trace.roles, *of_experts)]
     if absent and not trace.cross:
         notes.insert(0, f"No projection reads {' or '.join(absent)}.")
     for role in trace.roles:
         if len(layers := trace.layers_with(role)) < trace.layers:
-            notes.append(f"Of {trace.layers} layers {ranges(layers)} alone have {role}.")
+            only = f"layer {layers[0]}" if len(layers) == 1 else f"layers {ranges(layers)}"
+            notes.append(f"Only {only} of {trace.layers} have the role {role}.")
     texts = [table.printed for table in tables]
     captions = CAPTIONS | (PATCHES if _is_of_pictures(trace) else {})
     drawings = [Drawing.of(draw.__name__, caption, draw(trace)) for draw, caption in captions.items()]
