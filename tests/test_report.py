@@ -771,7 +771,7 @@ def test_tokens_of_a_trace_are_shown(family):
 
 def test_a_role_that_was_not_traced_is_named(found, family):
     section = trace_section(replace(found, roles=("attn_in", "attn_out", "ffn_in")), family[:8], str)
-    assert "Not traced, because some layers have no such projection: ffn_out." in section.printed
+    assert "No projection reads ffn_out." in section.printed
 
 
 @pytest.mark.parametrize(("gain", "telling"), [(1, True), pytest.param(20, False, marks=pytest.mark.slow)])
