@@ -26,10 +26,10 @@ from tests.test_types import NAMED, small
 BLOCKS = torch.randint(3, 512, (2, 24), generator=torch.Generator().manual_seed(0))
 
 
-def readers_of(model: nn.Module) -> dict[str, tuple[int, str]]:
+def readers_of(model: nn.Module, of_routers: str = "ffn_in") -> dict[str, tuple[int, str]]:
     """The layer and the role of each module that reads a hidden state of all tokens, by its path."""
     return {
-        f"{layer.path}.{name}": (layer.number, "ffn_in" if role == ROUTER else role)
+        f"{layer.path}.{name}": (layer.number, of_routers if role == ROUTER else role)
         for layer in layers_of(model)
         for role in (*QUANTIZED, ROUTER)
         for name in getattr(layer.anatomy, role)
@@ -194,3 +194,32 @@ def test_a_block_that_several_layers_share_is_read_for_each(tmp_path):
 def test_layers_that_read_keys_of_others_are_not_streamed(tmp_path):
     with pytest.raises(UserError, match=r"layer 2 of '.*' reads what layer 0 has made, .*; run it without --stream"):
         stream_model(sharing("gemma4_text", tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v3", "qwen2_moe", "gpt_oss"])
+def test_routers_are_quantized_where_that_is_asked_for(kind):
+    """Against absmax of what a router reads, in float64; otherwise, and where routers are skipped, they stay exact."""
+    model, seen = tiny(kind), {}
+    path = next(path for path, (_, role) in readers_of(model, ROUTER).items() if role == ROUTER)
+
+    def see(_module, inputs: tuple, output: torch.Tensor | tuple) -> None:
+        seen["input"], seen["logits"] = inputs[0].double().view(-1, 64), output if len(output) > 3 else output[0]
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        return (127 * x / x.abs().max()).round() * x.abs().max() / 127
+
+    alone = outliers.quantize(model, "absmax+router", only=[ROUTER])
+    without = outliers.quantize(alone, "absmax", only=["attn_out"])
+    for changed, change in ((alone, rounded), (without, lambda x: x)):
+        with torch.no_grad(), attached([changed.get_submodule(path).register_forward_hook(see)]):
+            changed(BLOCKS[:1], use_cache=False)
+        router = model.get_submodule(path)
+        bias = 0 if getattr(router, "bias", None) is None else router.bias.double()
+        expected = change(seen["input"]) @ change(router.weight.double()).T + bias
+        assert torch.allclose(seen["logits"].double(), expected, atol=1e-5)
+    exact, skipped = (outliers.quantize(model, name, skip=[*skip]) for name, skip in SAME)
+    assert outliers.perplexity(exact, BLOCKS) == outliers.perplexity(skipped, BLOCKS)
+    assert outliers.perplexity(outliers.quantize(alone, "fp32"), BLOCKS) == outliers.perplexity(model, BLOCKS)
+
+
+SAME = (("absmax", ()), ("absmax+router", (ROUTER,)))

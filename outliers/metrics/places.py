@@ -188,7 +188,7 @@ def _count(cell: Cell) -> int:
     if is_cache:
         return sum(format is not None for format in variant.formats)
     roles = {role for stack in stacks_of(config) for role in QUANTIZED if getattr(stack, role)}
-    return len(roles) + (not is_other and variant.scheme.attention is not None)
+    return len(roles) + (0 if is_other else (variant.scheme.attention is not None) + variant.scheme.routers)
 
 
 def _drawn_losses(

@@ -36,6 +36,7 @@ from outliers.models.stream import apart
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.magnitudes import Calibration, stored_weight
+from outliers.quantization.routers import put_routers, routers, take_routers_back
 from outliers.quantization.schemes import BASELINE, SCHEMES, Scheme, get_scheme
 
 KINDS = {"exact": QuantizedLinear, "int8": Int8Linear}
@@ -54,9 +55,9 @@ def quantize(
 ) -> PreTrainedModel:
     """Return `model` with every linear projection of its decoder layers under a scheme, and its attention.
 
-    The given model is not changed; the new one shares all that is not quantized. Embeddings, norms, the head,
-    the routers of a mixture and, unless the scheme has it in int8, attention stay as they are, and so do forward hooks.
-    `fp32` quantizes nothing.
+    The given model is not changed; the new one shares all that is not quantized. Embeddings, norms and the head stay as
+    they are, and unless the scheme names them, routers and attention too; so do forward hooks. `fp32` quantizes
+    nothing.
 
     Args:
         model: a causal language model, on any device, also "meta", or spread over several.
@@ -120,6 +121,9 @@ def quantize(
             layer.draw = draw
     for name in ("to", "cuda"):  # where accelerate spread the model, they are functions that move the original
         vars(copied).pop(name, None)
+    take_routers_back(copied)
+    if scheme.routers:
+        put_routers(copied, scheme, left, calibration)
     if vars(copied).pop("attention_scheme", None):  # in the place of which it is put
         from outliers.quantization.attention import take_attention_back  # late, for what few schemes change
 
@@ -168,6 +172,8 @@ def check_kept(scheme: Scheme) -> None:
             f"scheme '{scheme.name}' has weights in {scheme.weights.format}, whose codes are no int8; expected {kept}, "
             "or use keep='exact'"
         )
+    if scheme.routers:
+        raise UserError(f"scheme '{scheme.name}' quantizes routers, which keep their weights; use keep='exact'")
     if scheme.doing("around"):
         raise UserError(f"scheme '{scheme.name}' multiplies some tokens with exact weights; use keep='exact'")
 
@@ -246,7 +252,7 @@ def check_calibrated(scheme: Scheme, calibration: Calibration | None) -> None:
 def skipped(model: PreTrainedModel, skip: Collection[str], scheme: Scheme, only: Collection[str] = ()) -> set[str]:
     """The paths of what stays exact, projections and what attention multiplies: all at places of `skip`, and all at no
     place of `only`, if it has any."""
-    parts = [*projections(model), *attentions(model)]
+    parts = [*projections(model), *attentions(model), *(routers(model) if scheme.routers else ())]
     left = _at_places(model, parts, "skip", skip)
     if only:
         left |= {part.path for part in parts} - _at_places(model, parts, "only", only)
@@ -291,10 +297,11 @@ def _at(place: str, parts: list[Projection], modules: list[str], option: str) ->
 
 
 def quantized_parts(model: PreTrainedModel, scheme: Scheme) -> list[Projection]:
-    """The parts of a model that a scheme quantizes, where nothing is skipped: its projections, and what attention
-    multiplies.
+    """The parts of a model that a scheme quantizes, where nothing is skipped: its projections, routers, and what
+    attention multiplies.
     """
     parts = list(projections(model)) if scheme.quantizes_projections else []
+    parts += routers(model) if scheme.routers else ()
     return parts + (list(attentions(model)) if scheme.attention is not None else [])
 
 

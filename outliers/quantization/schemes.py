@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 
 from outlier_kernels.formats import ARITHMETICS, BLOCK, FORMATS, GROUPS, OPERANDS, Quantizer, granularities
 
-from outliers.criterion import ALPHA, check_threshold
+from outliers.criterion import ALPHA, ROUTER, check_threshold
 from outliers.errors import UserError, shown, unknown_name
 from outliers.models.plugins import plugin_schemes
 from outliers.quantization.remedies import COSTLY, PRODUCTS, REMEDIES, SEARCH, STAGES, Kind, Remedy, Transform
@@ -128,6 +128,11 @@ class Scheme:
         return next((remedy for remedy in self.remedies if remedy.kind.places == PRODUCTS), None)
 
     @property
+    def routers(self) -> bool:
+        """Whether the scheme quantizes routers too."""
+        return any(remedy.name == ROUTER for remedy in self.remedies)
+
+    @property
     def quantizes(self) -> bool:
         """Whether the scheme quantizes anything."""
         return self.quantizes_projections or self.attention is not None
@@ -179,6 +184,7 @@ class Scheme:
         while learning, as in SpinQuant.
         """
         left = [remedy for remedy in self.remedies if not remedy.kind.codes and remedy != self.attention]
+        left = [remedy for remedy in left if remedy.name != ROUTER]
         weights = None if self.doing("codes") and self.activations else self.weights
         return replace(self, name="rotation", weights=weights, remedies=left)
 

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
-from outliers.criterion import ALPHA
+from outliers.criterion import ALPHA, ROUTER
 from outliers.errors import UserError, shown
 from outliers.models.names import full_name
 from outliers.quantization.schemes import Scheme, by_weights, get_scheme, remedied
@@ -200,6 +200,7 @@ class OfSchemes(Named):
         default=[ATTENTION_16],
         description="Attention of all schemes: 16-bit, int8, int8+2% for a share of it in 16 bits, or several.",
     )
+    router: bool = Field(default=False, description="Quantize routers of mixtures too, which otherwise stay exact.")
     skip: Skip = Field(default=[])
     revision: Revision = None
 
@@ -211,10 +212,13 @@ class OfSchemes(Named):
 
     @model_validator(mode="after")
     def _into_schemes(self):
-        if self.transform is None and self.attention == [ATTENTION_16]:
+        if self.transform is None and self.attention == [ATTENTION_16] and not self.router:
             return self
         with saying_all():
             schemes = self.schemes
+            if self.router:
+                quantizing = {one for one in schemes if one != PEER and get_scheme(one).quantizes_projections}
+                schemes = [_remedied(one, ROUTER) if one in quantizing else one for one in schemes]
             if self.transform is not None:
                 changed = [scheme for scheme in schemes if scheme != PEER and get_scheme(scheme).quantizes_projections]
                 if not changed:
@@ -224,6 +228,7 @@ class OfSchemes(Named):
                 schemes = [_remedied(scheme, self.transform) if scheme in changed else scheme for scheme in schemes]
             schemes = [_remedied(scheme, written) for scheme in schemes for written in map(_share, self.attention)]
         self.schemes, self.transform, self.attention = list(dict.fromkeys(schemes)), None, [ATTENTION_16]
+        self.router = False
         return self
 
 

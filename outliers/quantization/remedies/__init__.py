@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from outlier_kernels.formats import FORMATS, find
 
-from outliers.criterion import ALPHA, QUANTIZED, THRESHOLDS
+from outliers.criterion import ALPHA, QUANTIZED, ROUTER, THRESHOLDS
 from outliers.errors import UserError, shown, unknown_name
 
 SEARCH = "search"  # in place of a number: each projection gets the one of a grid with the least error
@@ -175,6 +175,7 @@ REMEDIES: dict[str, Kind] = {
         ),
         codes=_IN + "gptq:compensated",
     ),
+    ROUTER: Kind(places=()),
     "attention": Kind(
         number=Number(
             "the share of its products that stays in 16 bits, from 0 on and below 1", lambda share: 0 <= share < 1, 0.0

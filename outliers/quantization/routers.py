@@ -1,0 +1,83 @@
+"""Routers under a scheme, which otherwise stay exact."""
+
+from collections.abc import Collection, Iterator
+
+from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
+
+from outliers.criterion import ROUTER
+from outliers.errors import UserError
+from outliers.models.anatomy import Projection, in_layer, layers_of, readers
+from outliers.quantization.linear import QuantizedLinear
+from outliers.quantization.magnitudes import Calibration
+from outliers.quantization.schemes import Scheme
+
+
+def routers(model: PreTrainedModel) -> Iterator[Projection]:
+    """The routers of all layers."""
+    for layer in layers_of(model):
+        yield from (in_layer(layer, ROUTER, name) for name in layer.anatomy.router)
+
+
+class _Routed:
+    """The forward of a router that multiplies under a scheme, and does all else as before."""
+
+    def __init__(self, router: Projection, product: QuantizedLinear):
+        self.path, self.module, self.product = router.path, router.module, product
+
+    def __call__(self, *args, **keywords):
+        exchanged = _Exchanged(self.product)
+        with exchanged:
+            output = type(self.module).forward(self.module, *args, **keywords)
+        if not exchanged.count:
+            raise UserError(
+                f"the router '{self.path}' multiplies with its weight in a way that no scheme can replace; expected a "
+                "linear layer: leave router out"
+            )
+        return output
+
+
+class _Exchanged(TorchFunctionMode):
+    """Exchanges products with a weight; count: of these."""
+
+    def __init__(self, product: QuantizedLinear):
+        super().__init__()
+        self.product, self.count = product, 0
+
+    def __torch_function__(self, func, _types, args=(), kwargs=None):
+        if func is not functional.linear or args[1].shape != self.product.shape:
+            return func(*args, **(kwargs or {}))
+        self.count += 1
+        return self.product(args[0].to(self.product.weight.dtype)).to(args[0].dtype)
+
+
+def take_routers_back(model: PreTrainedModel) -> None:
+    """Make the routers of a model exact again."""
+    for router in routers(model):
+        if isinstance(vars(router.module).get("forward"), _Routed):
+            del router.module.forward
+
+
+def put_routers(model: PreTrainedModel, scheme: Scheme, left: Collection[str], calibration: Calibration | None) -> None:
+    """Put the routers of a model, but for those that are left exact, under a scheme.
+
+    Raises:
+        UserError: one has no matrix, or the scheme needs to know inputs that no projection reads.
+    """
+    read = {reader.path: reader for reader in readers(model)}
+    for router in routers(model):
+        if router.path in left:
+            continue
+        parameters = router.module._parameters
+        weight = parameters.get("weight")
+        if weight is None or weight.ndim != 2:
+            raise UserError(f"the router '{router.path}' has no weight that is a matrix; leave router out")
+        linear = nn.Linear(*weight.shape[::-1], bias=parameters.get("bias") is not None, device="meta")
+        linear._parameters |= {name: parameters[name] for name in linear._parameters if name in parameters}
+        reader = read[router.path]._replace(module=linear)
+        calibrated = scheme.at(reader.role).needs_calibration
+        product = QuantizedLinear(linear, scheme, reader.role, calibration.of(reader) if calibrated else None)
+        product.draw = getattr(model, "draw", 0)
+        vars(router.module)["forward"] = _Routed(router, product)
