@@ -106,7 +106,7 @@ def test_a_model_without_attention():
         (lambda: outliers.perplexities(model, BLOCKS, [outliers.variant("zero(3@ffn_in)")]), "no layer of this model"),
         (lambda: outliers.perplexities(model, BLOCKS, [outliers.variant("zero(3@q)")]), "has no such reader"),
         (lambda: outliers.origins(model, BLOCKS, [3]), "mixes positions by a recurrence"),
-        (lambda: outliers.super_weights(model, BLOCKS), "or no second feed-forward projection"),
+        (lambda: outliers.super_weights(model, BLOCKS), "has no second feed-forward projection"),
     ):
         with pytest.raises(UserError, match=said) as error:
             refused()
