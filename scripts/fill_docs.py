@@ -30,7 +30,7 @@ import pandas as pd
 import yaml
 from tabulate import tabulate
 
-from outliers.models.anatomy import ANATOMIES
+from outliers.models.gguf import MODEL_TYPES
 from outliers.paper.facts import read_facts
 from outliers.quantization.plans.plan import read_plan
 from outliers.quantization.schemes import BASELINE, SCHEMES
@@ -208,9 +208,9 @@ def schemes() -> str:
     return _markdown(headers, rows, texts=len(headers))
 
 
-def architectures() -> str:
-    """Every architecture, as its configuration calls it."""
-    return ", ".join(f"`{name}`" for name in ANATOMIES)
+def gguf_types() -> str:
+    """The types of models, as configurations call them, that are read from GGUF files."""
+    return ", ".join(f"`{name}`" for name in MODEL_TYPES)
 
 
 class System(NamedTuple):
@@ -312,7 +312,7 @@ def _markdown(headers: list, rows: list[list[str]], texts: int = 1) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "schemes": schemes,
     "systems": systems,
-    "architectures": architectures,
+    "GGUF types": gguf_types,
     "smollm2-135m": smollm2,
     "five schemes": partial(smollm2, TELLING),
     "fits": fits,

@@ -248,13 +248,12 @@ def test_an_entry_point_installs_what_it_names(block, install, monkeypatch):
         ),
         "outliers.families": (
             "from dataclasses import replace\nfrom outliers.models.anatomy.causal import CAUSAL\n"
-            f"{name} = replace(CAUSAL, name='of-a-page', rows={{'of-a-page': CAUSAL.rows['gpt2']}})\n",
+            f"{name} = replace(CAUSAL, name='of-a-page', kinds=['of-a-page'])\n",
             lambda: anatomy.family_of(SimpleNamespace(model_type="of-a-page", is_encoder_decoder=False)).name,
         ),
     }[group]
-    for table in (anatomy.FAMILIES, anatomy.ANATOMIES):
-        monkeypatch.setitem(table, "of-a-page", None)  # what is added goes with the test
-        del table["of-a-page"]
+    monkeypatch.setitem(anatomy.FAMILIES, "of-a-page", None)  # what is added goes with the test
+    del anatomy.FAMILIES["of-a-page"]
     install(module, code, f"{entry} = {place}", group)
     assert named() == "of-a-page"
 

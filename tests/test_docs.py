@@ -339,7 +339,6 @@ BLOCKS = [
 def test_python_runs(block, monkeypatch, tmp_path):
     """Each block by itself, with a pocket model in the place of the one that is downloaded, and few steps."""
     tables = [
-        ("outliers.models.anatomy", "ANATOMIES"),
         ("outliers.models.anatomy", "FAMILIES"),
         ("outliers.quantization.schemes", "SCHEMES"),
         ("outlier_kernels.formats", "FORMATS"),

@@ -31,6 +31,7 @@ CALLED = {  # private function to the arguments that it is given
 TABLES = {  # private table to a name in it
     "ALL_EXPERTS_FUNCTIONS": "grouped_mm",
     "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES": "llama",
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES": "llava",
     "MODEL_FOR_MASKED_LM_MAPPING_NAMES": "bert",
     "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES": "t5",
     "TENSOR_PROCESSORS": "llama",

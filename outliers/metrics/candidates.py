@@ -8,16 +8,15 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from outliers.criterion import SPIKE
 from outliers.errors import UserError, not_finite
 from outliers.metrics.measurement import OnePass
 from outliers.metrics.records import Candidates
-from outliers.models.anatomy import Projection, anatomy_of, check_one_stack, check_plain, layers_of, projections
+from outliers.models.anatomy import Projection, anatomy_of, check_one_stack, check_plain, projections
 from outliers.models.decoder import inference, watched_pass
 from outliers.models.hooks import residual_hooks
-from outliers.models.skeleton import skeleton
 from outliers.models.stream import AS_IT_IS, Variant, is_streamed
 from outliers.quantization.linear import stored_weight
 from outliers.subjects.bench import Bench
@@ -244,7 +243,7 @@ def candidates(
     Raises:
         UserError: no layer has a second feed-forward projection.
     """
-    check_searched(model)
+    check_searched(model.config)
     observer = _Observer(metric)
     last = [block for _, block, _ in watched_pass(model, blocks, observer.hooks, variant)]
     nearest = _Nearest(observer.chosen(), metric.controls)
@@ -253,12 +252,13 @@ def candidates(
     return [*observer.layers(), *nearest.records()]
 
 
-def check_searched(model: PreTrainedModel) -> None:
-    """Raise UserError unless a model, which may be on the meta device, has one stack, with feed-forward projections."""
-    check_one_stack(model.config)
-    if not any(getattr(layer.anatomy, ROLE) for layer in layers_of(model)):
+def check_searched(config: PretrainedConfig) -> None:
+    """Raise UserError unless the models of a configuration have one stack, with feed-forward projections."""
+    check_one_stack(config)
+    stack = anatomy_of(config)
+    if not any(getattr(kind, ROLE) for kind in (stack, *stack.others)):
         raise UserError(
-            f"'{model.config.model_type}' has no second feed-forward projection, in which super weights are looked for"
+            f"'{config.model_type}' has no second feed-forward projection, in which super weights are looked for"
         )
 
 
@@ -268,10 +268,7 @@ class OfWeights(OnePass):
     splits = False
 
     def check(self, cell: Cell) -> None:
-        config = cell.subject.config
-        check_one_stack(config)
-        if anatomy_of(config).found:
-            check_searched(skeleton(config))
+        check_searched(cell.subject.config)
 
     def observed(
         self, _bench: Bench, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant

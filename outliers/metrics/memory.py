@@ -18,8 +18,9 @@ from transformers.pytorch_utils import Conv1D
 from outliers.errors import UserError, reason_of
 from outliers.metrics.measurement import Measurement
 from outliers.metrics.records import BITS, GIB, Fits, Memory
-from outliers.models.anatomy import anatomy_of, config_of_stack, context_length, family_of
+from outliers.models.anatomy import anatomy_of, context_length, family_of
 from outliers.models.anatomy.experts import holds_experts
+from outliers.models.anatomy.row import config_of_stack
 from outliers.models.anatomy.weights import device_of
 from outliers.models.skeleton import skeleton
 from outliers.subjects.bench import Bench

@@ -22,7 +22,6 @@ from outliers.models.anatomy import (
     check_features,
     check_one_stack,
     check_plain,
-    config_of_stack,
     family_of,
     features_of,
     heads_of,
@@ -34,6 +33,7 @@ from outliers.models.anatomy import (
 )
 from outliers.models.anatomy.examples import Block
 from outliers.models.anatomy.experts import number_of
+from outliers.models.anatomy.row import config_of_stack
 from outliers.models.anatomy.trust import check_sums
 from outliers.models.anatomy.weights import parameter_of
 from outliers.models.decoder import inference, watched_pass
@@ -446,14 +446,14 @@ class _Observer:
     def _hook_embedding(self, stack: ExitStack, model: PreTrainedModel, first: Layer) -> None:
         """Add the terms of the first layer's input: positions, the bias of its norm, and the rest as the embedding."""
         terms, positions, norm = {}, self.anatomy.positions, self.anatomy.embedding_norm
+        bias = norm and parameter_of(model.get_submodule(norm), "bias")
 
         def see_positions(_module, _inputs, output: torch.Tensor) -> None:
             terms["positions"] = output.expand(1, len(self.ids), -1)[0][:, self.columns].float()
 
         def see_state(_module, inputs: tuple) -> None:
             state = inputs[0][0][:, self.columns].float()
-            if norm:
-                bias = parameter_of(model.get_submodule(norm), "bias")
+            if bias is not None:
                 terms["embedding norm"] = bias[self.columns].float().expand_as(state)
             for kind, of_kind in {**terms, "embedding": state - sum(terms.values())}.items():
                 self.add((None, kind), of_kind)

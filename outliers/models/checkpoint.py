@@ -17,7 +17,7 @@ from huggingface_hub import snapshot_download
 from transformers import Conv1D, Mxfp4Config, PreTrainedModel, WeightConverter
 
 from outliers.errors import BadWeights, UserError, first_of, reason_of
-from outliers.models.anatomy import OTHER_PARTS, renamed_keys
+from outliers.models.anatomy import other_parts, renamed_keys
 from outliers.models.internals import (
     AutoHfQuantizer,
     WeightRenaming,
@@ -290,8 +290,6 @@ def check_complete(stored: Iterable[str], model: PreTrainedModel, name: str, tor
 
 
 def _without_harmless(ignored: list[str], model: PreTrainedModel) -> list[str]:
-    patterns = [*HARMLESS, *(model._keys_to_ignore_on_load_unexpected or [])]
-    if model.config.model_type in OTHER_PARTS:
-        patterns.append(OTHER_PARTS[model.config.model_type])
+    patterns = [*HARMLESS, *(model._keys_to_ignore_on_load_unexpected or []), other_parts(model.config)]
     harmless = re.compile("|".join(f"({pattern})" for pattern in patterns))
     return [key for key in ignored if not harmless.search(key)]

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from outliers.errors import BadWeights, UserError, unknown_name
-from outliers.models.anatomy import ANATOMIES, anatomy_of, family_of, part_config
+from outliers.models.anatomy import anatomy_of, family_of, part_config
 from outliers.models.anatomy.experts import holds_experts, set_weights
 from outliers.models.anatomy.weights import named_weights
 from outliers.models.checkpoint import Checkpoint, read_checkpoint
@@ -48,7 +48,6 @@ OURS = {
     "output_hidden_states": False,
     "return_dict": True,
 }
-IN_GGUF = (*ANATOMIES, "mixtral", "qwen3_moe", "gpt_oss")  # model types that a header describes fully
 logger = logging.getLogger(__name__)
 
 
@@ -62,7 +61,7 @@ def find_config(name: str) -> PretrainedConfig:
     """Return the configuration of a known model without network access, else of a hub id, a local folder or a pocket
     model.
 
-    The architecture may be unknown here; for a model that also takes pictures it is that of the text part.
+    For a model that also takes pictures it is that of the text part.
     """
     if name not in known_configs():
         return config_of(find_model(name), name, any_kind=True)
@@ -77,10 +76,11 @@ def config_of(source: Source, name: str, any_kind: bool = False) -> PretrainedCo
     """
     if source.format:
         config = copy.deepcopy(source.format.read_config(*source.files))
-        if not any_kind and config.model_type not in IN_GGUF:
+        if not any_kind and config.model_type not in source.format.MODEL_TYPES:
             raise UserError(
                 f"unknown architecture '{config.model_type}' of '{name}', whose header may leave out what its model "
-                f"needs; expected one of {', '.join(IN_GGUF)}, or a folder with config.json and safetensors"
+                f"needs; expected one of {', '.join(source.format.MODEL_TYPES)}, or a folder with config.json and "
+                "safetensors"
             )
         check_fields(config.to_dict(), *source.files)
     else:

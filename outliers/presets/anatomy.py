@@ -9,16 +9,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTraine
 
 from outliers.criterion import QUANTIZED, ROUTER
 from outliers.errors import UserError
-from outliers.models.anatomy import (
-    Layer,
-    check_known,
-    family_of,
-    in_layer,
-    layers_of,
-    part_config,
-    stacks_of,
-    width_of,
-)
+from outliers.models.anatomy import Layer, check_known, family_of, in_layer, layers_of, part_config, width_of
 from outliers.models.anatomy.experts import ExpertProjection, number_of
 from outliers.models.anatomy.weights import own_parameters
 from outliers.models.load import find_config
@@ -40,7 +31,7 @@ class ModelAnatomy:
     kind: the type of the model. family: causal, masked, seq2seq or vision. layers: their number. features: of the
     residual stream. parameters: of the whole model. table: a row for each module of each kind of layer, with the layers
     of this kind, the norm in front, the role of what the module reads, its shape, its parameters, whether schemes
-    quantize it, and what else is to be said. found: whether a pass found it, and no table says it.
+    quantize it, and what else is to be said.
     """
 
     kind: str
@@ -49,7 +40,6 @@ class ModelAnatomy:
     features: int
     parameters: int
     table: pd.DataFrame
-    found: bool
 
     @property
     def quantized(self) -> float:
@@ -100,7 +90,6 @@ def anatomy(model: str | PretrainedConfig | PreTrainedModel) -> ModelAnatomy:
         width_of(model.config),
         sum(parameter.numel() for parameter in own_parameters(model).values()),
         pd.DataFrame(rows, columns=["kind", *COLUMNS]),
-        stacks_of(model.config)[0].found,
     )
 
 

@@ -19,7 +19,8 @@ from transformers import PretrainedConfig
 
 from outliers.errors import UserError
 from outliers.metrics.measurement import FLOAT, Keeps
-from outliers.models.anatomy import anatomy_of, config_of_stack, decoder_layers, family_of, projections, width_of
+from outliers.models.anatomy import anatomy_of, decoder_layers, family_of, projections, width_of
+from outliers.models.anatomy.row import config_of_stack
 from outliers.models.load import DTYPES, find_device
 from outliers.models.skeleton import skeleton
 from outliers.models.source import missing_download

@@ -109,7 +109,8 @@ class Place(NamedTuple):
 
     def check(self, model: "PreTrainedModel") -> None:
         """Raise UserError if a model has too few layers or heads."""
-        from outliers.models.anatomy import config_of_stack, heads_of, layers_of
+        from outliers.models.anatomy import heads_of, layers_of
+        from outliers.models.anatomy.row import config_of_stack
 
         layers = layers_of(model)
         if self.layers and self.layers[1] > len(layers):

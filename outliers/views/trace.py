@@ -86,8 +86,8 @@ def heat_map(trace: "Trace", *, role: str | None = None, ax: Axes | None = None)
 
     Args:
         trace: as `outliers.trace` returns it.
-        role: the one panel to draw, such as "attn_in", "attn_out", "ffn_in" or "ffn_out"; by default one for each
-            that was traced.
+        role: the one panel to draw, "attn_in", "attn_out", "ffn_in" or "ffn_out"; by default one for each that was
+            traced.
     """
     roles = chosen("role", role, trace.roles, ax)
     panels = panels_of(ax, len(roles), 1, (7.2, max(2, 0.6 + (1.15 + 0.01 * trace.layers) * len(roles))))

@@ -1,4 +1,4 @@
-"""The names of the parts of each architecture; the only place that knows architectures by name."""
+"""The parts of each architecture, and the family of models that it is of."""
 
 import difflib
 import operator
@@ -18,36 +18,24 @@ from outliers.criterion import QUANTIZED, ROLES, ROUTER
 from outliers.errors import UserError
 from outliers.models.anatomy.causal import CAUSAL
 from outliers.models.anatomy.examples import Block
-from outliers.models.anatomy.experts import ExpertProjection, is_batched, unfold
+from outliers.models.anatomy.experts import ExpertProjection, unfold
 from outliers.models.anatomy.family import Family
 from outliers.models.anatomy.found import anatomy_found
 from outliers.models.anatomy.masked import MASKED
-from outliers.models.anatomy.row import Anatomy, config_of_stack
+from outliers.models.anatomy.row import Anatomy
 from outliers.models.anatomy.seq2seq import SEQ2SEQ
-from outliers.models.anatomy.vision import VISION, vision_config
-from outliers.models.internals import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-)
+from outliers.models.anatomy.vision import KINDS, VISION, vision_config
+from outliers.models.internals import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 from outliers.models.plugins import plugins
 
 FAMILIES = {family.name: family for family in (CAUSAL, MASKED, SEQ2SEQ, VISION)}
-ANATOMIES = {kind: row for family in FAMILIES.values() for kind, row in family.rows.items()}  # by the type of model
-# Models that take pictures too, whose text part is an architecture of its own; and what its tensors are called in their
-# checkpoints: patterns, and what stands for them in the text part.
-TEXT_PARTS = ("gemma3",)
-TEXT_KEYS = {r"^language_model\.": "", r"^model\.language_model\.": "model."}
-# Of such a part: the tensors of a checkpoint that it has no place for because they are of the other part.
-_TEXTS = r"^(text_model\.|text_projection\.|visual_projection\.|logit_scale$|logit_bias$)"
-OTHER_PARTS = {"gemma3_text": r"^(model\.)?(vision_tower|multi_modal_projector)\.", "clip": _TEXTS, "siglip": _TEXTS}
+COMPOSITE = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES  # types of models that have a text part
+# The names of a text part's tensors in the checkpoints of models that take pictures too: patterns, and what stands for
+# them. And the tensors of a checkpoint for which a part has no place, because they are of the other parts.
+TEXT_KEYS = {r"^(language_model|text_model)\.": "", r"^model\.(language_model|text_model)\.": "model."}
+OTHER_PARTS = r"^(model\.)?\w*(vision|visual|image|audio|video|projector|connector|aligner|qformer)\w*\."
+OTHER_TOWERS = r"^(text_model\.|text_projection\.|visual_projection\.|logit_scale$|logit_bias$)"
 TOWER_KEYS = {r"^(embeddings|encoder|pre_layrnorm|post_layernorm|head)\.": r"vision_model.\1."}  # of a tower alone
-# What makes models that are in no row, by family: type of model, and the name of its class.
-MADE_BY = {
-    "seq2seq": MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-    "masked": MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-    "causal": MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-}
 CONTEXTS = ("max_position_embeddings", "max_seq_len")  # fields of a configuration that bound the length of a block
 STRETCHED = ("linear", "yarn")  # types of rotary scaling by whose factor a model takes longer blocks
 # Classes of layers that multiply with their weight, add their bias, and do nothing else; and dtypes of weights that are
@@ -69,16 +57,16 @@ def add_family(family: Family) -> None:
     Raises:
         UserError: its name, or an architecture of it, is that of another family.
     """
-    taken = [name for name in (family.name, *family.rows) if name in FAMILIES or name in ANATOMIES]
+    kinds = {kind for other in FAMILIES.values() for kind in other.kinds}
+    taken = [name for name in (family.name, *family.kinds) if name in FAMILIES or name in kinds]
     if taken:
         raise UserError(f"family '{family.name}': '{taken[0]}' is taken; expected new names")
     FAMILIES[family.name] = family
-    ANATOMIES.update(family.rows)
 
 
 def _take_plugins(kind: str) -> None:
     """Add the families of other packages, once a type of model is asked for that this project does not have."""
-    for _, origin, family in plugins("outliers.families") if kind not in ANATOMIES else ():
+    for _, origin, family in () if _families(kind) else plugins("outliers.families"):
         if not isinstance(family, Family):
             raise UserError(f"{origin} is {type(family).__name__}; expected a Family: remove it")
         if FAMILIES.get(family.name) is not family:
@@ -115,41 +103,31 @@ class Projection(NamedTuple):
         return self.place if self.expert is None else (self.layer, f"{self.role} of expert {self.expert}")
 
 
+def _families(kind: str) -> list[Family]:
+    return [family for family in FAMILIES.values() if kind in family.kinds]
+
+
 def anatomy_of(config: PretrainedConfig) -> Anatomy:
-    """The anatomy of a model by its configuration: the row of its architecture, else what a pass finds.
+    """The anatomy of a model by its configuration.
 
     Raises:
         UserError: transformers has no such type of model, or cannot build or run it; or no layers are found in it.
     """
     check_known(config.model_type)
-    return _row(config) or anatomy_found(config, family_of(config))
-
-
-def _row(config: PretrainedConfig) -> Anatomy | None:
-    """The row of an architecture; None where there is none, or it is of another family than the model, such as of a
-    decoder that was made of an encoder, or stands alone."""
-    row = ANATOMIES.get(config.model_type)
-    alone = row and ((row.decoder and not config.is_encoder_decoder) or (row.bidirectional and _decodes(config)))
-    return None if alone else row
-
-
-def _decodes(config: PretrainedConfig) -> bool:
-    """Whether a configuration says that its model is a causal one, of a type that may be another."""
-    return getattr(config, "is_decoder", False) and config.model_type in MADE_BY["causal"]
+    return anatomy_found(config, family_of(config))
 
 
 def check_known(kind: str) -> None:
-    """Raise UserError unless an architecture, by its type of model, has a row, or transformers makes language models of
-    it."""
+    """Raise UserError unless an architecture, by its type of model, is of a family."""
     _take_plugins(kind)
-    if kind in ANATOMIES or any(kind in names for names in MADE_BY.values()):
+    if _families(kind):
         return
     if kind in CONFIG_MAPPING:
         raise UserError(
             f"unknown architecture '{kind}': transformers makes no language model of it, neither causal nor masked nor "
-            f"of an encoder and a decoder; expected one that predicts tokens, or of pictures {', '.join(VISION.rows)}"
+            f"of an encoder and a decoder; expected one that predicts tokens, or of pictures {', '.join(KINDS)}"
         )
-    near = difflib.get_close_matches(kind, [*ANATOMIES, *CONFIG_MAPPING], n=3, cutoff=0.5)
+    near = difflib.get_close_matches(kind, CONFIG_MAPPING, n=3, cutoff=0.5)
     similar = f" (known and similar: {', '.join(near)})" if near else ""
     raise UserError(
         f"unknown architecture '{kind}'{similar}; transformers {transformers_version} has no such type: expected one "
@@ -158,37 +136,37 @@ def check_known(kind: str) -> None:
 
 
 def family_of(config: PretrainedConfig) -> Family:
-    """The family of a model by its configuration: that of its row, else of the auto classes of transformers that make
-    such models; one that several make is of the first of these, unless the configuration says what it was made by."""
+    """The family of a model by its configuration; of those that its type may be of what the configuration says."""
     kind = config.model_type
     _take_plugins(kind)
-    for family in FAMILIES.values():
-        if kind in family.rows and _row(config):
-            return family
     if config.is_encoder_decoder:
         return SEQ2SEQ
-    if _decodes(config):
-        return CAUSAL
-    made_by = (config.architectures or [""])[0]
-    makes = [family for family in ("masked", "causal") if kind in MADE_BY[family]]
-    said = [family for family in makes if MADE_BY[family][kind] == made_by]
-    return FAMILIES[[*said, *makes, CAUSAL.name][0]]
+    families = [family for family in _families(kind) if family is not SEQ2SEQ]
+    if len(families) > 1 and hasattr(config, "is_decoder"):
+        families = [CAUSAL if config.is_decoder else MASKED]
+    return next(iter(families), CAUSAL)
 
 
 def part_config(config: PretrainedConfig) -> PretrainedConfig:
-    """The configuration of the part of a model that is measured: of one that takes pictures too its text part, of a
-    vision tower this one; of others their own."""
-    if config.model_type not in TEXT_PARTS:
+    """The configuration of the part of a model that is measured: of one that takes pictures or sounds too its text
+    part, of a vision tower this one; of others their own."""
+    part = config.get_text_config(decoder=True)
+    if part is config or config.is_encoder_decoder or part.model_type not in CAUSAL.kinds:
         return vision_config(config)
-    part = config.get_text_config()
     part._commit_hash = getattr(config, "_commit_hash", None)
     return part
 
 
 def renamed_keys(config: PretrainedConfig) -> dict[str, str]:
     """The names of a part's tensors in checkpoints: patterns, and what stands for them."""
-    row = ANATOMIES.get(config.model_type)
-    return TEXT_KEYS | (TOWER_KEYS if row and row.config == "vision_config" else {})
+    if family_of(config) is VISION:
+        return TOWER_KEYS if hasattr(config, "vision_config") else {}
+    return TEXT_KEYS
+
+
+def other_parts(config: PretrainedConfig) -> str:
+    """A pattern of the names of tensors in checkpoints that are of other parts of a model than the one measured."""
+    return OTHER_TOWERS if family_of(config) is VISION else OTHER_PARTS
 
 
 def stacks_of(config: PretrainedConfig) -> list[Anatomy]:
@@ -255,16 +233,12 @@ def run_stack(
 
 def width_of(config: PretrainedConfig) -> int:
     """The features of the residual stream, which all stacks of a model have in common."""
-    stack = anatomy_of(config)
-    return stack.width or config_of_stack(config, stack).hidden_size
+    return anatomy_of(config).width
 
 
 def count_layers(config: PretrainedConfig) -> int:
     """The number of layers of all stacks together, by the configuration."""
-    stacks = stacks_of(config)
-    return sum(kind is not None for stack in stacks for kind in stack.kinds) or sum(
-        _layers_in(config, stack) for stack in stacks
-    )
+    return sum(kind is not None for stack in stacks_of(config) for kind in stack.kinds)
 
 
 def count_experts(config: PretrainedConfig) -> int:
@@ -275,12 +249,6 @@ def count_experts(config: PretrainedConfig) -> int:
         for kind in (kinds[place] for place in stack.kinds if place is not None):
             count += sum(name.startswith(f"{kind.experts}.") for name in kind.ffn_out)
     return count
-
-
-def _layers_in(config: PretrainedConfig, stack: Anatomy) -> int:
-    part, names = config_of_stack(config, stack), ("num_{}_layers", "{}_layers")
-    counts = (getattr(part, name.format(stack.stack), None) for name in names)
-    return next(filter(None, counts), None) or part.num_hidden_layers
 
 
 class Layer(NamedTuple):
@@ -314,7 +282,7 @@ def layers_of(model: PreTrainedModel) -> list[Layer]:
         Layer(0, path, module, _of_kind(stack, place, path, module), number)
         for number, stack in enumerate(stacks)
         for place, (path, module) in enumerate(_children(model, stack))
-        if not stack.kinds or stack.kinds[place : place + 1] != (None,)
+        if stack.kinds[place] is not None
     ]
     return [layer._replace(number=number) for number, layer in enumerate(of_stacks)]
 
@@ -323,7 +291,7 @@ def _children(model: PreTrainedModel, stack: Anatomy) -> list[tuple[str, nn.Modu
     """The layers of a stack by their paths, a module in two places twice; raise UserError if it is not certain that all
     of them run."""
     children = model.get_submodule(stack.layers)._modules
-    count = len(stack.kinds) or _layers_in(model.config, stack)
+    count = len(stack.kinds)
     if len(children) > count:  # some architectures run as many as the configuration says, the others all
         raise UserError(
             f"'{stack.layers}' has {len(children)} layers, and the configuration says {count}; expected no more than "
@@ -333,15 +301,14 @@ def _children(model: PreTrainedModel, stack: Anatomy) -> list[tuple[str, nn.Modu
 
 
 def _of_kind(stack: Anatomy, place: int, path: str, layer: nn.Module) -> Anatomy:
-    """The kind of the layer at a place, as it was found, or by a table the first one of which it has all parts; without
-    those parts in whose place something passes its input on.
+    """The kind of the layer at a place, as it was found, else another one of which it has all parts; without those
+    parts in whose place something passes its input on.
 
     Raises:
         UserError: parts are missing where something has weights, which may do anything.
     """
     kinds = (stack, *stack.others)
-    if place < len(stack.kinds):
-        kinds = (kinds[stack.kinds[place] or 0],)
+    kinds = (kinds[stack.kinds[place] or 0], *kinds)
     for experts in filter(None, (kind.experts for kind in kinds)):
         with suppress(AttributeError):  # of a layer in whose place is something else
             unfold(layer.get_submodule(experts))
@@ -426,11 +393,8 @@ def check_not_compiled(model: PreTrainedModel) -> None:
 
 
 def features_of(model: PreTrainedModel) -> int:
-    """The features of the residual stream, by the projections that read it, of pruned models too; of an architecture
-    that was found as the pass says."""
-    if anatomy_of(model.config).found:
-        return width_of(model.config)
-    return next(shape_of(part.module)[1] for part in projections(model) if part.role == "attn_in")
+    """The features of the residual stream."""
+    return width_of(model.config)
 
 
 def shape_of(module: nn.Module) -> tuple[int, int]:
@@ -527,9 +491,9 @@ def readers(model: PreTrainedModel, only: int | None = None) -> Iterator[Project
         yield from (in_layer(layer, "ffn_in", name) for name in shared)
         own = (name for name in anatomy.router if name not in shared)
         yield from (in_layer(layer, ROUTER, name)._replace(state=number) for number, name in enumerate(own))
-        if anatomy.experts and not is_batched(experts := layer.module.get_submodule(anatomy.experts)):
-            names, path = (name for name in anatomy.ffn_in if name.startswith(anatomy.experts)), layer.path
-            path += f".{anatomy.experts}"
+        if anatomy.experts:
+            names = (name for name in anatomy.ffn_in if name.startswith(anatomy.experts))
+            experts, path = layer.module.get_submodule(anatomy.experts), f"{layer.path}.{anatomy.experts}"
             yield in_layer(layer, "ffn_in", next(names))._replace(path=path, module=experts, expert=None)
 
 
@@ -541,13 +505,12 @@ def experts_of(model: PreTrainedModel) -> dict[int, nn.Module]:
 
 def context_length(config: PretrainedConfig) -> int | None:
     """The longest block that the model takes, in tokens; None where positions are unbounded (ALiBi)."""
-    row = ANATOMIES.get(config.model_type)
     limit = next((getattr(config, field) for field in CONTEXTS if getattr(config, field, None)), None)
     rotary = getattr(config, "rope_parameters", None) or {}
     if limit and rotary.get("rope_type") in STRETCHED and rotary.get("factor"):
         # a configuration may have the length before scaling or the one after it as its limit
         limit = max(limit, int(rotary["factor"] * (rotary.get("original_max_position_embeddings") or limit)))
-    return limit - config.pad_token_id - 1 if limit and row and row.padded_positions else limit
+    return limit - config.pad_token_id - 1 if limit and anatomy_of(config).padded_positions else limit
 
 
 def check_block(config, block: int, largest_id: int = 0) -> None:

@@ -20,8 +20,10 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError
-from outliers.models.anatomy.experts import Expert, call_by_projection, holds_experts, unfold
+from outliers.models.anatomy.experts import call_by_projection, holds_experts, unfold
 
+# Outputs of a projection: in how many equal groups of all they are, the first one of a group, and how many of each.
+Outputs = tuple[int, int, int]
 History = frozenset[str]  # paths of projections, and the marks below, each with a path
 NOTHING: History = frozenset()
 STREAM = "stream of "  # the residual stream as it enters a layer
@@ -29,6 +31,7 @@ MEMORY = "memory"  # what another stack has put out
 NORM = "norm "  # a norm since the last projection
 SUM = "sum "  # a projection whose output was only added, moved and scaled since
 MIXED = "mixed"  # positions were mixed since the last projection
+ADDED = "added "  # an embedding, or a norm outside of the layers, whose output was only added and moved since
 
 LENGTHS = (13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61)  # of what is read; those that no weight has a size of
 # Operations whose outputs are sums, parts or copies of what they read.
@@ -78,7 +81,8 @@ class Flow(TorchDispatchMode):
 
     of: the history of each storage. modules: the paths of the modules that are running, from the outermost on. mixed:
     of each operation that mixes positions the innermost module, whether it is a softmax, and the history. loose: the
-    weights that are multiplied with without a call of their module.
+    weights that are multiplied with without a call of their module. whole: the projection whose outputs a storage
+    holds, and their number. split: of such the parts that are taken of the outputs.
     """
 
     def __init__(self, lengths: tuple[int, ...], weights: Mapping[int, str], projections: Collection[str]):
@@ -90,6 +94,8 @@ class Flow(TorchDispatchMode):
         self.normalizes: set[str] = set()
         self.mixed: list[tuple[str, bool, History]] = []
         self.loose: dict[str, Call] = {}
+        self.whole: dict[int, tuple[str, int]] = {}
+        self.split: dict[str, list[Outputs | None]] = {}
 
     def history(self, tensor: torch.Tensor) -> History:
         return self.of.get(tensor.untyped_storage()._cdata, NOTHING)
@@ -111,13 +117,15 @@ class Flow(TorchDispatchMode):
         if base in COPIES and (weight := self.weights.get(inputs[0].untyped_storage()._cdata)):
             self.weights[outputs[0].untyped_storage()._cdata] = weight  # such as of a router, in float32
             self.kept.append(outputs[0].untyped_storage())
+        self._follow_outputs(inputs, outputs)
         histories = [self.history(one) for one in inputs]
         history = NOTHING.union(*histories)
         if (base in NORMALIZES or (base == "pow" and isinstance(args[1], float) and args[1] == -0.5)) and self.modules:
             self.normalizes.add(self.modules[-1])
         if history:
-            if base not in MOVES and not (base in SCALES and sum(map(bool, histories)) == 1):
-                history = frozenset(label for label in history if not label.startswith(SUM))
+            if base not in MOVES:
+                lost = (ADDED,) if base in SCALES and sum(map(bool, histories)) == 1 else (ADDED, SUM)
+                history = frozenset(label for label in history if not label.startswith(lost))
             if how := self._mixes(base, inputs, outputs, args):
                 self.mixed.append((self.modules[-1] if self.modules else "", how == "softmax", history))
                 if how in ("softmax", "product"):  # what attention puts out was not normed
@@ -130,6 +138,22 @@ class Flow(TorchDispatchMode):
         for one in outputs:
             self.put(one, history | self.history(one) if name.endswith("_") else history)
         return output
+
+    def _follow_outputs(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+        """Note the parts of a projection's outputs that an operation takes, or that it makes others of all of them."""
+        source = inputs[0] if inputs else outputs[0]
+        storage = source.untyped_storage()
+        path, count = self.whole.get(storage._cdata, ("", 0))
+        if not path or source.numel() * source.element_size() != storage.nbytes():
+            return
+        for one in outputs:
+            if one.untyped_storage()._cdata != storage._cdata:
+                if (
+                    len(inputs) == 1 and one.shape[-1:] == (count,) and one.is_contiguous()
+                ):  # such as a limit of the outputs
+                    self.whole[one.untyped_storage()._cdata] = path, count
+            elif one.numel() < source.numel() and (taken := _taken(one, count)) != (1, 0, count):
+                self.split.setdefault(path, []).append(taken)
 
     def _weight(self, inputs: list[torch.Tensor]) -> str | None:
         """The weight that is multiplied with outside of a projection, which its own hooks see."""
@@ -158,6 +182,17 @@ class Flow(TorchDispatchMode):
             whole = first.shape[axis] in self.lengths
             return "part" if whole and (base == "select" or 1 <= out.shape[axis] < first.shape[axis]) else None
         return None
+
+
+def _taken(part: torch.Tensor, count: int) -> Outputs | None:
+    """Which of so many outputs of a projection are in a view of them; None where that is no regular pattern."""
+    sizes = [1 if stride % count == 0 else size for size, stride in zip(part.shape, part.stride(), strict=True)]
+    columns = torch.arange(count).as_strided(sizes, part.stride(), part.storage_offset() % count).flatten().sort()[0]
+    starts = [0, *(1 + (columns.diff() != 1).nonzero()[:, 0]).tolist()]
+    groups, first = len(starts), int(columns[0])
+    length = len(columns) // groups
+    regular = torch.arange(groups)[:, None] * (count // groups) + first + torch.arange(length)
+    return (groups, first, length) if torch.equal(columns, regular.flatten()) else None
 
 
 def _scalar(tensor: torch.Tensor) -> bool | float | int:
@@ -193,9 +228,10 @@ class Kind:
     with the projection whose output they read alone. norms_between: all others, with what reads them. routers: what
     reads the residual stream, and only chooses or weighs what others put out. experts: modules that hold the weights of
     experts. chosen: the routers that choose among them. inputs: the number of the tensor that each projection reads.
-    attention, cross_attention: the modules in which the softmax over positions runs. apart: other modules with weights,
-    and why they have no role. layers: the places of other layers whose states it reads beside the stream. uses: how
-    often it runs.
+    attention, cross_attention: the modules in which the softmax over positions runs. split: of fused projections, which
+    read for a branch alone, the parts that their outputs are taken apart in, None for an irregular one. apart: other
+    modules with weights, and why they have no role. layers: the places of other layers whose states it reads beside the
+    stream. uses: how often it runs.
     """
 
     branches: tuple[Branch, ...] = ()
@@ -209,6 +245,7 @@ class Kind:
     inputs: tuple[tuple[str, int], ...] = ()
     attention: tuple[str, ...] = ()
     cross_attention: tuple[str, ...] = ()
+    split: tuple[tuple[str, tuple[Outputs | None, ...]], ...] = ()
     apart: tuple[tuple[str, str], ...] = ()
     layers: tuple[int, ...] = ()
     uses: int = 1
@@ -219,13 +256,18 @@ class Stack:
     """Layers that run one after the other.
 
     layers: the path of their list. kinds: of each layer, None where it never runs. width: the features of the residual
-    stream. module: the path of the innermost model that reads what the whole model reads, and runs them.
+    stream. module: the path of the innermost model that reads what the whole model reads, and runs them. added: modules
+    outside of the layers whose outputs are added up to what enters the first one; norms: those among them. readers: the
+    modules that read what the whole model reads.
     """
 
     layers: str
     kinds: tuple[Kind | None, ...]
     width: int
     module: str
+    added: tuple[str, ...] = ()
+    norms: tuple[str, ...] = ()
+    readers: tuple[str, ...] = ()
 
 
 class _Pass:
@@ -248,6 +290,8 @@ class _Pass:
         self.left: dict[str, History] = {}
         self.chosen: dict[str, History] = {}  # of experts: the history of what chooses among them
         self.order: list[str] = []
+        self.before: dict[str, History] = {}  # what enters the first layer, by the list of layers
+        self.readers: list[str] = []  # modules without others that read what the whole model reads
         self.models: list[str] = []  # those that were called with what the whole model reads
 
     def _weights(self) -> dict[int, str]:
@@ -286,6 +330,8 @@ class _Pass:
         tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
         if isinstance(module, PreTrainedModel) and any(one.untyped_storage()._cdata in self.inputs for one in tensors):
             self.models.append(path)
+        if not module._modules and any(one.untyped_storage()._cdata in self.inputs for one in tensors):
+            self.readers.append(path)
         if path in self.layers:
             self._enter_layer(path, tensors)
         elif is_projection(module):
@@ -308,6 +354,7 @@ class _Pass:
         self.widths[self.layers[path][0]] = first.shape[-1]
         length = first.shape[-2]
         self.flow.lengths.add(length)
+        self.before.setdefault(self.layers[path][0], self.flow.history(first))
         self.flow.put(first, frozenset((STREAM + path,)))
         for other in others:
             if other.shape[-2] != length and other.shape[-2] in self.lengths and other.ndim == 3:
@@ -324,12 +371,22 @@ class _Pass:
         elif is_projection(module):
             for tensor in tensors:
                 flow.put(tensor, frozenset((path, SUM + path)))
+            flow.whole[tensors[0].untyped_storage()._cdata] = path, tensors[0].shape[-1]
         elif path in flow.normalizes and path in self.norms:
             read = next(one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor))
-            history = flow.history(read) | {NORM + path}
+            history = frozenset(label for label in flow.history(read) if not label.startswith(ADDED))
+            history |= {NORM + path} | (NOTHING if self._inside(path) else {ADDED + path})
             if tensors[0].shape == read.shape:
                 self.norms[path] = self.norms[path][0], history
                 flow.put(tensors[0], history)
+        elif not (module._modules or self._inside(path) or flow.history(tensors[0])):
+            given = {one.untyped_storage()._cdata for one in args if isinstance(one, torch.Tensor)}
+            if tensors[0].untyped_storage()._cdata not in given:
+                flow.put(tensors[0], frozenset((ADDED + path,)))  # of an embedding
+
+    def _inside(self, path: str) -> bool:
+        """Whether a module is in a layer."""
+        return any(one in self.layers for one in _ancestors(path))
 
     def _see_experts(self, path: str, *args, **kwargs) -> torch.Tensor:
         """Stand for experts, which tokens that have no values cannot choose."""
@@ -397,7 +454,9 @@ def _stack(seen: _Pass, top: str) -> Stack:
         kind = _Layer(seen, path).kind() if path in seen.left else None
         found.append(kinds.setdefault(kind, kind) if kind else None)
     module = next((one for one in _ancestors(top) if one in seen.models), "")
-    return Stack(top, tuple(found), seen.widths[top], module)
+    added = sorted(label.removeprefix(ADDED) for label in seen.before[top] if label.startswith(ADDED))
+    norms = tuple(path for path in added if path in seen.flow.normalizes)
+    return Stack(top, tuple(found), seen.widths[top], module, tuple(added), norms, tuple(seen.readers))
 
 
 class _Layer:
@@ -409,12 +468,8 @@ class _Layer:
         self.left = seen.left[path]
         self.experts = tuple(one for one in self._of_layer(seen.chosen))
         written, chosen = self.own(self.left), self.own(NOTHING.union(*self._of_layer(seen.chosen).values()))
-        # what experts read may be weighted already
-        first = {one for one, call in self.calls.items() if self.stream in call.history}
-        owners = {one: seen.model.get_submodule((self.prefix + one).rpartition(".")[0]) for one in first}
-        weighted = {*self.experts, *(one for one, owner in owners.items() if isinstance(owner, Expert))}
-        chosen |= set().union(*(self.own(self.calls[one].history) for one in weighted))
-        others = (call.history for one, call in self.calls.items() if one not in weighted)
+        chosen |= set().union(*(self.own(self.calls[one].history) for one in self.experts))
+        others = (call.history for one, call in self.calls.items() if one not in self.experts)
         read = self.own(NOTHING.union(*others))
         into = [one for one, call in self.calls.items() if self.stream in call.history]
         self.routers = tuple(
@@ -484,6 +539,8 @@ class _Layer:
             for path, softmax, history in self.seen.flow.mixed
             if softmax and path.startswith(self.prefix)
         }
+        split = self._of_layer(self.seen.flow.split)
+        alone = [branch.reads[0] for branch in branches if len(branch.reads) == 1]
         tensors = list(dict.fromkeys(call.input for call in self.calls.values()))
         return Kind(
             branches,
@@ -497,6 +554,7 @@ class _Layer:
             tuple((one, tensors.index(call.input)) for one, call in self.calls.items()),
             tuple(path for path, cross in softmaxes.items() if not cross),
             tuple(path for path, cross in softmaxes.items() if cross),
+            tuple((one, tuple(dict.fromkeys(split[one]))) for one in alone if one in split),
             tuple(self._apart(branches)),
             self._other_layers(),
             self.seen.entered[self.prefix[:-1]],

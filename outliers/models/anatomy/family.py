@@ -1,13 +1,12 @@
 """A family of models: what its architectures have in common."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from transformers import Cache, PretrainedConfig, PreTrainedModel
 
 from outliers.models.anatomy.examples import Block, Example, read_ids
-from outliers.models.anatomy.row import Anatomy
 
 
 def two_tokens(_config: PretrainedConfig) -> Example:
@@ -21,8 +20,8 @@ class Family:
     """The traits that the models of a family share.
 
     name: to call it. subject: what makes its blocks, with a function `read`, the options that it refuses, `REFUSED`,
-    and whether it reads text, `READS_TEXT`; by default the file of its name in `outliers.subjects`. rows: the anatomy
-    of each architecture, by the type of model in a configuration. made_by: the class of transformers that makes them,
+    and whether it reads text, `READS_TEXT`; by default the file of its name in `outliers.subjects`. kinds: the
+    types of model in configurations that may be of it. made_by: the class of transformers that makes them,
     with a head. inputs: what each stack reads of a block. predicted: of a block and the last hidden states (T,
     features) those that predict something, and what: int64 (predicted,). keywords: what the last stack is called with
     beside what it reads; of a model that generates `use_cache` is False among them. cache: that of a pass which nothing
@@ -36,7 +35,7 @@ class Family:
     """
 
     name: str
-    rows: Mapping[str, Anatomy]
+    kinds: Collection[str]
     made_by: type
     predicted: Callable[[Block, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
     inputs: Callable[[PreTrainedModel, Block], tuple[torch.Tensor, ...]] = lambda _model, block: (read_ids(block),)

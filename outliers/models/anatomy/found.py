@@ -1,4 +1,4 @@
-"""The anatomy of a model that no row of a table has, as `outliers.models.anatomy.discover` finds it."""
+"""The anatomy of a model by its configuration, as `outliers.models.anatomy.discover` finds it."""
 
 import copy
 import functools
@@ -7,9 +7,8 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 from weakref import ref
 
 import torch
@@ -18,14 +17,11 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers import __version__ as transformers_version
 
 from outliers.errors import UserError, reason_of
-from outliers.models.anatomy.discover import Branch, Kind, Stack, find_stacks, lengths_of
+from outliers.models.anatomy.discover import Branch, Kind, Outputs, Stack, find_stacks, lengths_of
 from outliers.models.anatomy.experts import holds_experts
 from outliers.models.anatomy.family import Family
 from outliers.models.anatomy.row import Anatomy
 from outliers.models.names import CACHE
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
 
 ROLES_OF = {  # of a branch: mixes positions, and reads another stack's output
     (True, False): {"reads": "attn_in", "between": "attn_mid", "writes": "attn_out"},
@@ -36,7 +32,17 @@ ROLES_OF = {  # of a branch: mixes positions, and reads another stack's output
 
 # Fields of a configuration on which no anatomy depends.
 UNIMPORTANT = ("_name_or_path", "transformers_version", "dtype", "architectures", "quantization_config")
-_known: dict[int, tuple[ref, Anatomy]] = {}  # by the identity of a configuration that is there
+# What no pass finds, by the type of model.
+EXCEPTIONS: dict[str, dict[str, object]] = {
+    "codegen": {"by_head": None},  # queries, values, keys: a pass sees three parts, and not which is which
+    "falcon": {"alibi": "alibi"},  # its attention adds biases of positions to the mask, which hides keys too
+    "gpt_neo": {"window": "bias"},  # a buffer of the attention, and not the mask, hides keys
+}
+KEY_HEADS = ("num_attention_heads", "num_key_value_heads", "num_kv_heads")  # fields of configurations
+RESIDUAL_SCALE = "residual_multiplier"  # the field of a configuration with which Granite's outputs are multiplied
+# By the identity of a configuration that is there: with its fields, which may change. And by its key.
+_known: dict[int, tuple[ref, dict, Anatomy]] = {}
+_by_key: dict[str, Anatomy] = {}
 _FILES = [Path(__file__).with_name(name) for name in ("discover.py", "experts.py", "found.py", "row.py")]
 
 
@@ -46,17 +52,20 @@ def anatomy_found(config: PretrainedConfig, family: Family) -> Anatomy:
     Raises:
         UserError: as `find`.
     """
-    here, known = _known.get(id(config), (None, None))
-    if here is not None and here() is config:
+    here, fields, known = _known.get(id(config), (None, None, None))
+    if here is not None and here() is config and fields == vars(config):
         return known
-    file = CACHE / "anatomy" / f"{_key(config, family)}.json"
-    anatomy = _read(file)
-    if anatomy is None:
-        anatomy = find(config, family)
-        _write(file, anatomy)
+    key = _key(config, family)
+    if key not in _by_key:
+        file = CACHE / "anatomy" / f"{key}.json"
+        anatomy = _read(file)
+        if anatomy is None:
+            anatomy = find(config, family)
+            _write(file, anatomy)
+        _by_key[key] = replace(anatomy, **EXCEPTIONS.get(config.model_type, {}))
     place = id(config)
-    _known[place] = ref(config, lambda _gone: _known.pop(place, None)), anatomy
-    return anatomy
+    _known[place] = ref(config, lambda _gone: _known.pop(place, None)), dict(vars(config)), _by_key[key]
+    return _by_key[key]
 
 
 def _key(config: PretrainedConfig, family: Family) -> str:
@@ -77,25 +86,34 @@ def _code() -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in _FILES)).hexdigest()
 
 
-@functools.cache
-def _record() -> "TypeAdapter[Anatomy]":
-    from pydantic import TypeAdapter  # late, as a model of a known architecture needs none
-
-    return TypeAdapter(Anatomy)
-
-
 def _read(file: Path) -> Anatomy | None:
     try:
-        return _record().validate_json(file.read_bytes())
-    except (OSError, ValueError):  # which was never written, or not to its end
+        return _of_fields(json.loads(file.read_bytes()))
+    except (OSError, ValueError, KeyError, TypeError):  # which was never written, or not to its end
         return None
+
+
+def _of_fields(fields: dict) -> Anatomy:
+    """Return a record of what JSON makes of one."""
+    others, second = fields.pop("others"), fields.pop("decoder")
+    return Anatomy(
+        **_tuples(fields),
+        others=tuple(map(_of_fields, others)),
+        decoder=second and _of_fields(second),
+    )
+
+
+def _tuples(value: object) -> object:
+    if isinstance(value, list):
+        return tuple(map(_tuples, value))
+    return {name: _tuples(one) for name, one in value.items()} if isinstance(value, dict) else value
 
 
 def _write(file: Path, anatomy: Anatomy) -> None:
     with suppress(OSError):  # a cache that cannot be written costs time alone
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(f".{os.getpid()}")
-        part.write_bytes(_record().dump_json(anatomy))
+        part.write_text(json.dumps(asdict(anatomy)))
         part.replace(file)
 
 
@@ -150,12 +168,34 @@ def _anatomy(model: PreTrainedModel, found: Stack, **of_all: object) -> Anatomy:
     places = tuple(None if kind is None else kinds.index(kind) for kind in found.kinds)
     module = None if model.get_submodule(found.module) in (model, model.base_model) else found.module
     part = None if module is None else _config(model, module)
-    of_all |= {"layers": found.layers, "module": module, "config": part, "width": found.width}
+    reader = next(iter(found.readers), None)
+    others = [path for path in found.added if path not in (*found.norms, *found.readers)]
+    of_all |= {
+        "layers": found.layers,
+        "module": module,
+        "config": part,
+        "width": found.width,
+        "embedding": reader if reader and not isinstance(model.get_submodule(reader), nn.Embedding) else None,
+        "embedding_norm": next(iter(found.norms), None),
+        "positions": others[0] if len(others) == 1 else None,
+        "residual_scale": RESIDUAL_SCALE if hasattr(model.config, RESIDUAL_SCALE) else None,
+        "padded_positions": _has_padded_positions(model, found.readers),
+    }
     first, *others = (
         replace(_of_kind(model, kind, f"{found.layers}.{found.kinds.index(kind)}", found.layers), **of_all)
         for kind in kinds
     )
     return replace(first, others=tuple(others), kinds=places)
+
+
+def _has_padded_positions(model: PreTrainedModel, readers: tuple[str, ...]) -> bool:
+    """Whether the embedding of positions has a place for those that are padding."""
+    context = getattr(model.config, "max_position_embeddings", None)
+    return any(
+        isinstance(module, nn.Embedding) and module.num_embeddings == context and module.padding_idx is not None
+        for path, module in model.named_modules()
+        if path not in readers
+    )
 
 
 def _config(model: PreTrainedModel, path: str) -> str | None:
@@ -168,7 +208,7 @@ def _config(model: PreTrainedModel, path: str) -> str | None:
 def _of_kind(model: PreTrainedModel, kind: Kind, path: str, layers: str) -> Anatomy:
     layer = model.get_submodule(path)
     roles: dict[str, list[str]] = {}
-    apart = dict(kind.apart) | dict.fromkeys(kind.experts, "it holds experts in a way of its own")
+    apart = dict(kind.apart)
     of: dict[str, str] = {}  # projection: its role
     for branch in kind.branches:
         for part, role in _roles(branch).items():
@@ -178,8 +218,11 @@ def _of_kind(model: PreTrainedModel, kind: Kind, path: str, layers: str) -> Anat
     of |= dict.fromkeys(kind.experts, "ffn_in")
     norms = {norm: tuple(dict.fromkeys(of[one] for one in readers if one in of)) for norm, readers in kind.norms}
     behind = {norm: "ffn_out" if one in kind.experts else of[one] for norm, one in kind.norms_behind}
+    attn_in, ffn_in, split = roles.get("attn_in", ()), roles.get("ffn_in", ()), dict(kind.split)
     return Anatomy(
         layers=layers,
+        by_head=_is_by_head(split.get(attn_in[0], ()), model.config) if len(attn_in) == 1 else False,
+        fused_gate=_is_gate(split.get(ffn_in[0], ())) if len(ffn_in) == 1 else False,
         attention=next(iter(kind.attention), None),
         cross_attention=next(iter(kind.cross_attention), None),
         norms={norm: read for norm, read in norms.items() if read},
@@ -191,12 +234,27 @@ def _of_kind(model: PreTrainedModel, kind: Kind, path: str, layers: str) -> Anat
         experts=next((name for name, one in layer.named_modules() if holds_experts(one)), None),
         **{"attn_in": (), "attn_out": ()} | {role: tuple(names) for role, names in roles.items()},
         router=kind.routers,
-        found=True,
         states=_states(dict(kind.inputs), of, kind.routers),
         apart=apart,
         shares=kind.layers,
         uses=kind.uses,
     )
+
+
+def _is_by_head(parts: tuple[Outputs | None, ...], config: PretrainedConfig) -> bool | None:
+    """Whether a fused projection has the outputs of each head of keys together; None where this is not known."""
+    groups = {part and part[0] for part in parts}
+    if len(groups) != 1 or None in groups or parts[0][1]:
+        return None
+    return groups != {1} if groups <= {1, *(getattr(config, name, 1) for name in KEY_HEADS)} else None
+
+
+def _is_gate(parts: tuple[Outputs | None, ...]) -> bool | None:
+    """Whether a projection is the gate too, whose outputs come first; None where this is not known."""
+    if not parts:
+        return False
+    halves = len(parts) == 2 and None not in parts and all(part[0] == 1 for part in parts)
+    return True if halves and parts[1][1] == parts[0][2] == parts[1][2] and not parts[0][1] else None
 
 
 def _offset(model: PreTrainedModel, norms: list[str]) -> float:

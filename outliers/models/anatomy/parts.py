@@ -6,10 +6,10 @@ from typing import NamedTuple
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from outliers.errors import UserError
 from outliers.models.anatomy import (
     Layer,
     Projection,
-    config_of_stack,
     head_size,
     heads_of,
     in_layer,
@@ -17,6 +17,7 @@ from outliers.models.anatomy import (
     norms_are_in_the_residual_stream,
     shape_of,
 )
+from outliers.models.anatomy.row import config_of_stack
 
 QKV = ("q", "k", "v")
 MIXER = "mixer"
@@ -53,7 +54,12 @@ def parts(model: PreTrainedModel, layer: int) -> Iterator[Part]:
         yield from (Part("router", in_layer(owner, "ffn_in", name)) for name in anatomy.router)
         yield Part("experts", in_layer(owner, "ffn_in", anatomy.experts))
     ffn_in = [reader for name in anatomy.ffn_in if (reader := in_layer(owner, "ffn_in", name)).expert is None]
-    units = [numbers[None] for reader in ffn_in for numbers in _numbers(reader).chunk(1 + anatomy.fused_gate)]
+    if anatomy.fused_gate is None and ffn_in:
+        raise UserError(
+            f"which outputs of '{ffn_in[0].path}' are a gate is not known of this architecture; expected a projection "
+            "for the gate, or the gate as the first half of one"
+        )
+    units = [numbers[None] for reader in ffn_in for numbers in _numbers(reader).chunk(1 + bool(anatomy.fused_gate))]
     for number, outputs in enumerate(units):
         yield Part(GATE_UP[number - len(units)], ffn_in[number % len(ffn_in)], outputs)
     if not norms_are_in_the_residual_stream(model.config):
@@ -73,6 +79,11 @@ def _by_heads(attn_in: list[Projection], layer: Layer, config: PretrainedConfig)
     fused = outputs[0].view(-1, size)
     key_heads = (len(fused) - heads) // 2
     groups = key_heads if layer.anatomy.by_head else 1
+    if layer.anatomy.by_head is None:
+        raise UserError(
+            f"which outputs of '{attn_in[0].path}' are queries, keys and values of a head is not known of this "
+            "architecture; expected one with a projection for each, or with all queries first, or head by head"
+        )
     sizes = [heads // groups, key_heads // groups, key_heads // groups]
     return [numbers.flatten(0, 1) for numbers in fused.view(groups, -1, fused.shape[1]).split(sizes, 1)]
 

@@ -1,4 +1,4 @@
-"""A row of the table of architectures: where the layers of a stack are, and the parts of one layer."""
+"""The record of an architecture: where the layers of a stack are, and the parts of one layer."""
 
 from dataclasses import dataclass, field
 
@@ -14,40 +14,36 @@ class Anatomy:
     """The place of a stack's layers, and the parts of one layer; projections by the role of their input.
 
     attention: the module that returns the attention probabilities. bidirectional: whether positions attend to later
-    ones too. norms: those that come before projections. attn_in:
-    the q/k/v projection, fused or not. attn_out: the attention output projection. ffn_in: the first feed-forward
-    projection, gate included. ffn_out: the second feed-forward projection. Of a decoder that reads an encoder, the
-    same of its cross-attention: cross_attention; cross_in, the projection of queries; cross_kv, those of keys and
-    values, whose input is what the encoder puts out; cross_out.
+    ones too. norms: those that come before projections. attn_in: the q/k/v projection, fused or not. attn_out: the
+    attention output projection. ffn_in: the first feed-forward projection, gate included. ffn_out: the second
+    feed-forward projection. Of a decoder that reads an encoder, the same of its cross-attention: cross_attention;
+    cross_in, the projection of queries; cross_kv, those of keys and values, whose input is what the encoder puts out;
+    cross_out.
 
     stack: what this stack is called where a model has several. module: the module that runs it, if that is not the base
     model. decoder: the stack that reads what this one puts out. config: the field of the configuration that holds that
     of this stack, if it has one of its own.
 
-    by_head: whether a fused q/k/v projection has the outputs of each head of keys together, and not all queries first.
-    fused_gate: whether the first feed-forward projection is the gate too, whose outputs come first.
+    by_head: whether a fused q/k/v projection has the outputs of each head of keys together, and not all queries first;
+    None if that is not known. fused_gate: whether the first feed-forward projection is the gate too, whose outputs come
+    first; None if that is not known.
 
-    others: other kinds of layers that there may be; a layer is of the first kind of which it has all parts. experts:
-    the module that holds the weights of experts, whose projections are named as if each had modules of its own.
-    norm_offset: what norms add to their weight before they multiply with it.
-    alibi: the argument of the attention in which its position biases are, if the attention mask may hold them too.
-    window: the buffer of the attention that says beside the mask which keys each query sees, bool (1, 1, context,
-    context). padded_positions: whether the first position has the number after that of padding. norms_of_sums: the
-    norms of the residual stream with what a sub-layer adds, one behind each sub-layer, where the projections read the
-    residual stream itself.
+    others: other kinds of layers that there are. experts: the module that holds the weights of experts, whose
+    projections are named as if each had modules of its own. norm_offset: what norms add to their weight before they
+    multiply with it. alibi: the argument of the attention in which its position biases are, if the attention mask may
+    hold them too. window: the buffer of the attention that says beside the mask which keys each query sees, bool (1, 1,
+    context, context). padded_positions: whether the first position has the number after that of padding. norms_of_sums:
+    the norms of the residual stream with what a sub-layer adds, one behind each sub-layer, where the projections read
+    the residual stream itself.
 
-    Of pictures: embedding: the convolution that makes patches of pixels. special: what stands before the patches, and
-    of what kind it is. any_size: whether pictures may be smaller than the configuration says.
-
-    Of an architecture that was found by a pass, `found`: attn_mid, ffn_mid: projections between those of a branch that
-    read the residual stream and those that write to it. router: projections that only choose or weigh what others put
-    out. kinds: of each layer of the stack the place of its kind among this one and `others`; None of one that is never
-    called. states: of projections that read another hidden state than the first of their role, and of routers that
-    read one of ffn_in, which. apart: weights without a role, and why. shares: the places of other layers of which it
-    reads something beside the residual stream. uses: how often a layer runs in a pass. width: the features of the
-    residual stream.
-    recurrent: whether positions are mixed otherwise than by a softmax too. read_by: of each norm all that reads its
-    output, routers and experts too.
+    embedding: of pictures, the convolution that makes patches of pixels. attn_mid, ffn_mid: projections between those
+    of a branch that read the residual stream and those that write to it. router: projections that only choose or weigh
+    what others put out. kinds: of each layer of the stack the place of its kind among this one and `others`; None of
+    one that is never called. states: of projections that read another hidden state than the first of their role, and of
+    routers that read one of ffn_in, which. apart: weights without a role, and why. shares: the places of other layers
+    of which it reads something beside the residual stream. uses: how often a layer runs in a pass. width: the features
+    of the residual stream. recurrent: whether positions are mixed otherwise than by a softmax too. read_by: of each
+    norm all that reads its output, routers and experts too.
 
     What is added to the residual stream: positions, embedding_norm: in the model, the module whose output is added to
     the embedding, and the norm of embeddings. norms_behind: each norm behind a projection, and the role of the
@@ -69,8 +65,8 @@ class Anatomy:
     module: str | None = None
     decoder: "Anatomy | None" = None
     config: str | None = None
-    by_head: bool = False
-    fused_gate: bool = False
+    by_head: bool | None = False
+    fused_gate: bool | None = False
     others: tuple["Anatomy", ...] = ()
     experts: str | None = None
     norm_offset: float = 0.0
@@ -80,8 +76,6 @@ class Anatomy:
     padded_positions: bool = False
     norms_of_sums: tuple[str, ...] = ()
     embedding: str | None = None
-    special: tuple[tuple[str, str], ...] = ()
-    any_size: bool = False
     positions: str | None = None
     embedding_norm: str | None = None
     norms_behind: dict[str, str] = field(default_factory=dict)
@@ -89,13 +83,12 @@ class Anatomy:
     attn_mid: tuple[str, ...] = ()
     ffn_mid: tuple[str, ...] = ()
     router: tuple[str, ...] = ()
-    found: bool = False
     kinds: tuple[int | None, ...] = ()
     states: dict[str, int] = field(default_factory=dict)
     apart: dict[str, str] = field(default_factory=dict)
     shares: tuple[int, ...] = ()
     uses: int = 1
-    width: int | None = None
+    width: int = 0
     recurrent: bool = False
     read_by: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -108,11 +101,3 @@ class Anatomy:
 def config_of_stack(config: PretrainedConfig, stack: Anatomy) -> PretrainedConfig:
     """The configuration of a stack, which may be a part of the model's."""
     return getattr(config, stack.config) if stack.config else config
-
-
-def two_norms(attention: str, feed_forward: str) -> Norms:
-    return {attention: ("attn_in",), feed_forward: ("ffn_in",)}
-
-
-def one_norm(norm: str) -> Norms:
-    return {norm: ("attn_in", "ffn_in")}

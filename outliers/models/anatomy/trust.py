@@ -14,7 +14,16 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.models.anatomy import Layer, family_of, inputs_of, layers_of, projections, run_stack, stacks_of
+from outliers.models.anatomy import (
+    Layer,
+    context_length,
+    family_of,
+    inputs_of,
+    layers_of,
+    projections,
+    run_stack,
+    stacks_of,
+)
 from outliers.models.anatomy.examples import Example
 from outliers.models.head import Head
 from outliers.models.hooks import attached
@@ -36,7 +45,7 @@ def check_found(model: PreTrainedModel) -> None:
         UserError: a projection is not called once in a pass, so that what is seen of it would be of several layers or
             of none; or the model's logits, or its loss, are others than those of its layers and its head.
     """
-    if model in _checked or not stacks_of(model.config)[0].found or any(one.is_meta for one in model.parameters()):
+    if model in _checked or family_of(model.config).name_of or any(one.is_meta for one in model.parameters()):
         return
     with _without_hooks(model):
         _checked[model] = _check(model)
@@ -56,19 +65,21 @@ def check_sums(model: PreTrainedModel) -> None:
 
 
 def check_planted(model: PreTrainedModel, planted: PreTrainedModel) -> None:
-    """Raise UserError unless a model of a found anatomy, and the same with planted features, have the same logits."""
-    if stacks_of(model.config)[0].found:
-        with _without_hooks(model), _without_hooks(planted):
-            before, after = (_logits(one, _few_tokens(one)) for one in (model, planted))
-        if not _difference(after, before) <= 10 * _limit(model):
-            raise UserError(
-                f"a planted feature changes what '{model.config.model_type}' computes, for more reads the norms' "
-                "outputs than a pass has found; plant in another model"
-            )
+    """Raise UserError unless a language model, and the same with planted features, have the same logits."""
+    if family_of(model.config).name_of:
+        return
+    with _without_hooks(model), _without_hooks(planted):
+        before, after = (_logits(one, _few_tokens(one)) for one in (model, planted))
+    if not _difference(after, before) <= 10 * _limit(model):
+        raise UserError(
+            f"a planted feature changes what '{model.config.model_type}' computes, for more reads the norms' "
+            "outputs than a pass has found; plant in another model"
+        )
 
 
 def _few_tokens(model: PreTrainedModel) -> Example | torch.Tensor:
-    ids = torch.arange(1, TOKENS + 1, device=model.device) % model.config.vocab_size
+    tokens = min(TOKENS, context_length(model.config) or TOKENS)
+    ids = torch.arange(1, tokens + 1, device=model.device) % model.config.vocab_size
     return Example(ids, ids) if model.config.is_encoder_decoder or stacks_of(model.config)[0].bidirectional else ids
 
 
@@ -88,25 +99,24 @@ def _limit(model: PreTrainedModel) -> float:
 
 def _check(model: PreTrainedModel) -> tuple[str, float] | None:
     """Check calls, logits and loss; return the layer whose branches do not add all that it changes, if there is one."""
-    block, calls, sums = _few_tokens(model), Counter(), _Sums()
+    block, calls, sums = _few_tokens(model), Counter(), _Sums(model)
     there, layers = list(projections(model)), layers_of(model)
 
-    def count(path: str) -> None:
-        calls[path] += 1
+    def count(module: nn.Module, _inputs: tuple) -> None:
+        calls[module] += 1
 
-    counting = (
-        one.module.register_forward_pre_hook(lambda _module, _inputs, path=one.path: count(path)) for one in there
-    )
+    counting = (module.register_forward_pre_hook(count) for module in {one.module for one in there})
     state = None
     with attached(chain(counting, *map(sums.hooks, layers))):
         for stack, read in zip(stacks_of(model.config), inputs_of(model, block), strict=True):
             state = run_stack(model, stack, read, None if state is None else state[None])
     kind = model.config.model_type
+    places = Counter(one.module for one in there)  # one module may stand in several
     for one in there:
-        if calls[one.path] != 1 and (one.expert is None or calls[one.path]):
+        if calls[one.module] != places[one.module] and (one.expert is None or calls[one.module]):
             raise UserError(
-                f"'{one.path}' of '{kind}' runs {calls[one.path]} times in a pass; expected once, for what is measured "
-                f"of layer {one.layer} of {len(layers)} would be of several uses"
+                f"'{one.path}' of '{kind}' runs {calls[one.module]} times in a pass; expected once, for what is "
+                f"measured of layer {one.layer} of {len(layers)} would be of several uses"
             )
     expected, head = _logits(model, block), Head(model, state)
     if not expected.isfinite().all():  # of which what is measured says where
@@ -136,7 +146,8 @@ class _Sums:
     and of norms through which the stream itself goes, nothing is compared.
     """
 
-    def __init__(self):
+    def __init__(self, model: PreTrainedModel):
+        self.config = model.config
         self.differences: dict[str, float] = {}
 
     def hooks(self, layer: Layer) -> Iterator[RemovableHandle]:
@@ -150,16 +161,19 @@ class _Sums:
             for name in (behind[role],) if role in behind else getattr(anatomy, role):
                 see = partial(self._add, added, name)
                 yield layer.module.get_submodule(name).register_forward_hook(see)
-        leave = partial(self._leave, layer.path, added)
+        scale = getattr(self.config, anatomy.residual_scale) if anatomy.residual_scale else 1.0
+        leave = partial(self._leave, layer.path, added, scale)
         yield layer.module.register_forward_hook(leave, with_kwargs=True)
 
     def _add(self, added: dict, name: str, _module: nn.Module, _inputs: tuple, output: torch.Tensor) -> None:
-        added[name] = output
+        added[name] = output.clone()  # to which Falcon adds in place
 
-    def _leave(self, path: str, added: dict, _module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
+    def _leave(
+        self, path: str, added: dict, scale: float, _module: nn.Module, args: tuple, kwargs: dict, output: object
+    ) -> None:
         before = next(one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor) and one.ndim >= 3)
         behind = parts_of(output)[0].double()
-        changed = sum((one.double().view(before.shape) for one in added.values()), before.double())
+        changed = sum((scale * one.double().view(before.shape) for one in added.values()), before.double())
         self.differences[path] = float((behind - changed).abs().max() / behind.abs().max())
 
 

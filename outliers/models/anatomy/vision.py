@@ -1,7 +1,7 @@
 """Vision transformers: encoders of pictures, and the vision tower of models that read texts too."""
 
 import functools
-from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -10,72 +10,29 @@ from transformers import AutoModelForImageClassification, CLIPConfig, Pretrained
 from outliers.errors import UserError
 from outliers.models.anatomy.examples import Example
 from outliers.models.anatomy.family import Family
-from outliers.models.anatomy.row import Anatomy, config_of_stack, two_norms
 
 CLASS, REGISTER, PATCH = "class token", "register", "patch"  # what stands at a position
 
 
-_SELF_ATTENTION = ("q_proj", "k_proj", "v_proj")
+class Kind(NamedTuple):
+    """A type of vision model.
+
+    special: what stands before the patches, and of what kind it is. any_size: whether pictures may be smaller than the
+    configuration says.
+    """
+
+    special: tuple[tuple[str, str], ...] = (("[CLS]", CLASS),)
+    any_size: bool = False
 
 
-def _row(layers: str, attention: str, norms: tuple[str, str], embedding: str, **changes) -> Anatomy:
-    usual = {"special": (("[CLS]", CLASS),), "attn_out": (f"{attention}.o_proj",)}
-    return Anatomy(
-        bidirectional=True,
-        layers=layers,
-        attention=attention,
-        norms=two_norms(*norms),
-        attn_in=tuple(f"{attention}.{name}" for name in _SELF_ATTENTION),
-        ffn_in=("mlp.fc1",),
-        ffn_out=("mlp.fc2",),
-        embedding=embedding,
-        **usual | changes,
-    )
-
-
-def _dino(name: str) -> Anatomy:
-    embedding = f"{name}.embeddings.patch_embeddings.projection"
-    plain = _row(f"{name}.encoder.layer", "attention", ("norm1", "norm2"), embedding)
-    gated = replace(plain, ffn_in=("mlp.gate_proj", "mlp.up_proj"), ffn_out=("mlp.down_proj",))
-    return replace(plain, others=(gated,), any_size=True)
-
-
-def _tower(**changes) -> Anatomy:
-    """The vision part of a model that reads texts too."""
-    return _row(
-        layers="vision_model.encoder.layers",
-        attention="self_attn",
-        norms=("layer_norm1", "layer_norm2"),
-        embedding="vision_model.embeddings.patch_embedding",
-        module="vision_model",
-        config="vision_config",
-        attn_out=("self_attn.out_proj",),
-        **changes,
-    )
-
-
-_VIT = _row(
-    layers="vit.layers",
-    attention="attention",
-    norms=("layernorm_before", "layernorm_after"),
-    embedding="vit.embeddings.patch_embeddings.projection",
-)
-
-_ROWS = {
-    "vit": _VIT,
-    "deit": replace(
-        _VIT,
-        layers="deit.layers",
-        embedding="deit.embeddings.patch_embeddings.projection",
-        special=(("[CLS]", CLASS), ("[DIST]", CLASS)),
-    ),
-    "dinov2": _dino("dinov2"),
-    "dinov2_with_registers": _dino("dinov2_with_registers"),
-    "clip": _tower(),
-    "siglip": _tower(special=()),
+KINDS = {
+    "vit": Kind(),
+    "deit": Kind((("[CLS]", CLASS), ("[DIST]", CLASS))),
+    "dinov2": Kind(any_size=True),
+    "dinov2_with_registers": Kind(any_size=True),
+    "clip": Kind(),
+    "siglip": Kind(()),
 }
-
-
 TOWERS = {"clip_vision_model": CLIPConfig, "siglip_vision_model": SiglipConfig}  # alone, and what they are parts of
 WITH_CLASSES = "ForImageClassification"  # of the name of a class of transformers
 
@@ -86,7 +43,7 @@ def vision_config(config: PretrainedConfig) -> PretrainedConfig:
     made_by, commit = config.architectures or (), getattr(config, "_commit_hash", None)
     if config.model_type in TOWERS:
         config = TOWERS[config.model_type](vision_config=config.to_dict())
-    if config.model_type in _ROWS:
+    if config.model_type in KINDS:
         if made_by and not any(name.endswith(WITH_CLASSES) for name in made_by):
             config.num_labels = 0
         config.architectures, config._commit_hash = [type(config).__name__.replace("Config", WITH_CLASSES)], commit
@@ -121,11 +78,11 @@ def _siglip_tower() -> type:
 def _before_patches(config: PretrainedConfig) -> list[tuple[str, str]]:
     """The names of the positions before the patches, and what stands there."""
     registers = range(getattr(config, "num_register_tokens", 0))
-    return [*_ROWS[config.model_type].special, *((f"register {number}", REGISTER) for number in registers)]
+    return [*KINDS[config.model_type].special, *((f"register {number}", REGISTER) for number in registers)]
 
 
 def _of_tower(config: PretrainedConfig) -> PretrainedConfig:
-    return config_of_stack(config, _ROWS[config.model_type])
+    return getattr(config, "vision_config", config)
 
 
 def _side(config: PretrainedConfig) -> int:
@@ -165,7 +122,7 @@ def _check(config: PretrainedConfig, block: Example) -> None:
             "outliers.subjects.vision.pictures makes them"
         )
     sizes = tuple(pixels.shape[1:])
-    if _ROWS[config.model_type].any_size:
+    if KINDS[config.model_type].any_size:
         if any(size % patch or not patch <= size <= side for size in sizes):
             raise UserError(
                 f"a picture of {sizes[0]} x {sizes[1]} pixels; expected multiples of {patch}, at most {side}"
@@ -183,7 +140,7 @@ def _smallest(config: PretrainedConfig) -> Example:
 
 VISION = Family(
     "vision",
-    _ROWS,
+    KINDS,
     _Making,
     # states (1, T, features), which the head pools, and the one label (1,) that they predict together
     lambda block, states: (states[None], block.labels),

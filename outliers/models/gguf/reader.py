@@ -30,6 +30,10 @@ from outliers.models.skeleton import skeleton
 from outliers.models.stored.tensors import Lazy
 
 PROJECTIONS = ("attn_output", "ffn_gate", "ffn_down")  # whose biases may be missing while others, see BIASES, exist
+MODEL_TYPES = (  # of configurations whose models are read, which tests compare with transformers' own
+    *("gpt2", "bloom", "llama", "mistral", "qwen2", "qwen3", "phi3", "stablelm", "starcoder2", "gemma2"),
+    *("gemma3_text", "falcon", "qwen3_moe", "gpt_oss", "t5", "umt5"),
+)
 ALIGNED = 64  # bytes at whose multiples tensors of torch begin
 KINDS = {  # types of fields by their Python types
     bool: gguf.GGUFValueType.BOOL,

@@ -10,7 +10,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.models.anatomy import config_of_stack, family_of, head_size, layers_of, projections
+from outliers.models.anatomy import family_of, head_size, layers_of, projections
+from outliers.models.anatomy.row import config_of_stack
 from outliers.models.stream import is_streamed
 from outliers.quantization.convert import quantize
 from outliers.quantization.linear import QuantizedLinear, around, in_float32, prepared
