@@ -1,4 +1,4 @@
-"""Hooks that read or change what flows through a model, and come off on every exit, also on an error."""
+"""Hooks that read or change hidden states of a model, and are removed on every exit, also on errors."""
 
 import copy
 import inspect
@@ -33,9 +33,9 @@ from outliers.models.attention import eager
 Visit = Callable[[int, str, torch.Tensor], torch.Tensor | None]
 Hook = TypeVar("Hook", bound=Callable)
 STATES = (*ROLES, RESIDUAL)
-MASKS = ("attention_mask", "mask")  # the names of the argument of an attention that is its mask
+MASKS = ("attention_mask", "mask")  # names of the mask among the arguments of attention modules
 
-# Where torch keeps the hooks of a module: those that another layer in its place can call as well, with their options,
+# The attributes of a module in which torch keeps its hooks: those that a replacement layer can call as well,
 FORWARD_HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
@@ -55,19 +55,18 @@ OTHER_HOOKS = (
 
 
 def independent(hook: Hook) -> Hook:
-    """Mark a hook, or what one calls, that keeps nothing of one block for another; returned as it is."""
+    """Mark a hook, or a function that it calls, as keeping no state between blocks, and return it."""
     hook.independent = True
     return hook
 
 
 def is_independent(hook: Callable) -> bool:
-    """Whether a hook is marked so."""
     return getattr(hook, "independent", False)
 
 
 @contextmanager
 def attached(handles: Iterable[RemovableHandle]) -> Iterator[None]:
-    """Hooks that come off when the context ends: what registered them, one after the other."""
+    """Remove hooks when the context ends; handles: from an iterator that registers them."""
     with ExitStack() as stack:
         for handle in handles:
             stack.callback(handle.remove)
@@ -82,17 +81,17 @@ def hooks(
     layers: Iterable[int] | None = None,
     names: str | None = None,
 ) -> Iterator[None]:
-    """Return a context in which a function of yours is called with every hidden state.
+    """Return a context in which a given function is called with every hidden state.
 
-    That may be `model(ids)`, `model.generate(…)`, a training step, or a function of this package such as
-    `outliers.perplexity`. The hooks come off when the context ends, also by an error. A streamed model takes all blocks
-    through a layer before the next one, so that the function sees layer 0 of every block first.
+    The model may be run by `model(ids)`, `model.generate(…)`, a training step, or a function of this package such as
+    `outliers.perplexity`. The hooks are removed when the context ends, also by an error. A streamed model passes all
+    blocks through a layer before the next one, so that the function sees layer 0 of every block first.
 
     Args:
         model: a causal language model, resident or streamed, quantized or not.
-        visit: called as `visit(layer, role, x)`: the number of a decoder layer, the role, and the hidden state
-            (tokens, features), sequences of a batch one after the other. What it returns, if anything, goes on in the
-            place of x; the residual stream it can only look at.
+        visit: called as `visit(layer, role, x)`: the number of a decoder layer, the role, and the hidden state (tokens,
+            features), sequences of a batch one after the other. A tensor that it returns replaces x; the residual
+            stream cannot be replaced.
         roles: "attn_in", "attn_out", "ffn_in", "ffn_out", the inputs of the q/k/v, the attention output, the first and
             the second feed-forward projections; "residual", the output of a decoder layer; or one of these in one layer
             by its name in TransformerLens, such as "blocks.3.mlp.hook_post".
@@ -142,7 +141,7 @@ def hooks(
 
 
 def _states(roles: Iterable[str], layers: Iterable[int]) -> list[State]:
-    """The hidden states of roles in layers, each once; of a name of TransformerLens the one that it says."""
+    """Return the hidden states of roles in layers without duplicates; a TransformerLens name stands for one of them."""
     layers, states = list(layers), {}
     for role in roles:
         state = of_transformerlens(role)
@@ -155,8 +154,8 @@ def _states(roles: Iterable[str], layers: Iterable[int]) -> list[State]:
 def input_hooks(projections: Iterable[Projection], visit: Visit) -> AbstractContextManager[None]:
     """Call `visit(layer, role, x)` with the input x (tokens, features) of projections.
 
-    What it returns goes on in the place of x; None leaves x as it is. Projections that read one hidden state, such as
-    q, k and v, share one call and its result.
+    A tensor that it returns replaces x; None leaves x unchanged. Projections that read one hidden state, such as q, k
+    and v, share one call and its result.
     """
     seen = _Shared(visit)
 
@@ -172,7 +171,7 @@ def input_hooks(projections: Iterable[Projection], visit: Visit) -> AbstractCont
 
 
 def _is_same(x: torch.Tensor, other: torch.Tensor | None) -> bool:
-    """Whether two tensors are one, or views of the same entries in the same order."""
+    """Return whether two tensors are the same, or views of the same entries in the same order."""
     return x is other or (other is not None and _entries(x) == _entries(other))
 
 
@@ -181,19 +180,19 @@ def _entries(x: torch.Tensor) -> tuple:
 
 
 class _Shared:
-    """Calls a visit with the input of projections, once for those that read one hidden state, in whatever shape."""
+    """A visit of the inputs of projections that is called once for those that read one hidden state, in any shape."""
 
     def __init__(self, visit: Visit):
         self.visit = visit
-        self.seen: dict[tuple[int, str], tuple] = {}  # of the places of a layer the last input, and what goes on
+        self.seen: dict[tuple[int, str], tuple] = {}  # by place in the layer: the last input, and its replacement
 
     def __call__(self, projection: Projection, x: torch.Tensor) -> torch.Tensor | None:
         place = projection.place
-        before, changed = self.seen.get(place, (None, None))  # another block may exchange them meanwhile
-        if _is_same(x, changed):  # as within a block whose own input was changed
+        before, changed = self.seen.get(place, (None, None))  # another thread's block may replace them meanwhile
+        if _is_same(x, changed):  # as in a module whose own input was replaced
             return changed
         if not _is_same(x, before):
-            # OPT joins sequences and positions by itself
+            # OPT flattens sequences and positions itself
             changed = self.visit(*place, x.flatten(0, -2))
             here = {other: states for other, states in self.seen.items() if other[0] == place[0]}
             self.seen = here | {place: (x, changed)}
@@ -202,14 +201,16 @@ class _Shared:
 
 @contextmanager
 def output_hooks(readers: Iterable[tuple[Projection, torch.Tensor]], visit: Visit) -> Iterator[None]:
-    """Make some outputs of projections of what `visit(layer, role, x)` returns for their input x (tokens, features).
+    """Compute some outputs of projections from what `visit(layer, role, x)` returns for their input x (tokens,
+    features).
 
-    A projection multiplies twice, and each output is of one of both products: what its input is to others, hooks on
-    it among them, stays x. Projections that read one hidden state share a call, as those of `input_hooks`. Several
-    changes of one output act one after the other.
+    The projection multiplies twice, and each output is taken from one of the products; other hooks still see the input
+    x. Projections that read one hidden state share a call, as in `input_hooks`. Several changes of one output are
+    applied one after the other.
 
     Args:
-        readers: projections, each with its outputs that are changed, bool (outputs,).
+        readers: projections, each with the mask of its changed outputs, bool (outputs,).
+        visit: returns the changed input.
     """
     seen = _Shared(visit)
 
@@ -226,14 +227,14 @@ def output_hooks(readers: Iterable[tuple[Projection, torch.Tensor]], visit: Visi
 
 
 class _Outputs:
-    """A hook that makes each output of a projection of its own input: what is changed for some is x for the others."""
+    """A hook that computes each output of a projection from its own input: the changed one for some, x for the
+    others."""
 
     def __init__(self):
         self.changes: list[tuple[torch.Tensor, Callable]] = []
 
     @property
     def independent(self) -> bool:
-        """Whether all changes are."""
         return all(is_independent(change) for _, change in self.changes)
 
     def __call__(self, module: nn.Module, inputs: tuple, output: torch.Tensor) -> torch.Tensor:
@@ -243,7 +244,7 @@ class _Outputs:
             for number, (_, change) in enumerate(self.changes):
                 x = change(x) if kind >> number & 1 else x
             if x is not inputs[0]:
-                # not through __call__, so that this hook is not called for it
+                # not through __call__, so that this hook is not called again
                 output = torch.where((kinds == kind).to(output.device), module.forward(x), output)
         return output
 
@@ -265,7 +266,7 @@ def residual_hooks(
 ) -> AbstractContextManager[None]:
     """Call `visit(layer, x)` with the output x (tokens, features) of each layer, or of only one.
 
-    What it returns goes on in the place of x; None leaves x as it is.
+    A tensor that it returns replaces x; None leaves x unchanged.
     """
 
     def hook_of(layer: int):
@@ -290,10 +291,10 @@ def expert_hooks(
     see_output: Callable[[int, int, torch.Tensor, torch.Tensor], None] = lambda *_seen: None,
     only: int | None = None,
 ) -> AbstractContextManager[None]:
-    """Call functions with what flows through each expert of all layers, or of one.
+    """Call functions with the inputs and outputs of each expert of all layers, or of one.
 
-    see_units, see_output: called as `see(layer, expert, tokens, x)` with the places of its tokens, int64 (n,), and what
-    its last projection reads (n, units), or what it adds to the residual stream (n, features).
+    see_units, see_output: called as `see(layer, expert, tokens, x)` with the positions of its tokens, int64 (n,), and
+    the input of its last projection (n, units), or its output to the residual stream (n, features).
     """
 
     def on(layer: int, number: int, expert: nn.Module) -> Iterator[RemovableHandle]:
@@ -320,19 +321,19 @@ def attention_hooks(
     """Call `visit(layer, probabilities, recompute, visible)` after the attention of each layer, or of only one.
 
     probabilities: (sequences, heads, queries, keys), after the softmax. recompute: a function without arguments that
-    runs this attention once more and returns its probabilities; what goes on through the model is not touched. visible:
-    which keys each query can see by the masks of the model, whatever a variant hides beside, bool (queries, keys). The
-    model attends eagerly meanwhile, because the fused kernels never make the probabilities; see `eager`.
+    runs this attention once more and returns its probabilities, without effect on the model's pass. visible: which keys
+    each query can see by the masks of the model, without those of a variant, bool (queries, keys). The model uses eager
+    attention within the context, because fused kernels never compute the probabilities; see `eager`.
 
     summed: whether the probabilities may come summed over the queries, (sequences, heads, 1, keys), which costs less.
-    cross: whether it is the cross-attention of a decoder to an encoder.
+    cross: whether to visit the cross-attention of a decoder to an encoder.
 
     Raises:
-        UserError: the model's attention gives no probabilities.
+        UserError: the model's attention returns no probabilities.
     """
 
     def only_in_the_mask(alibi, _module, args, kwargs):
-        # Falcon's eager attention adds its biases to the scores also where they are in the mask, of each head, already
+        # Falcon's eager attention adds its biases to the scores even if the mask, one per head, contains them already
         if kwargs.get(alibi) is not None and kwargs["attention_mask"].shape[1] > 1:
             kwargs = {**kwargs, alibi: torch.zeros_like(kwargs[alibi])}
         return args, kwargs
@@ -342,7 +343,7 @@ def attention_hooks(
     def hook_of(layer: Layer):
         def hook(module, args, kwargs, output):
             found = probabilities(output)
-            # not through __call__, so that this hook is not called for it
+            # not through __call__, so that this hook is not called again
             again = lambda: probabilities(module.forward(*args, **kwargs))  # noqa: E731
             visit(layer.number, found, again, masks.visible(layer, module, *found.shape[-2:]))
 
@@ -365,7 +366,7 @@ def attention_hooks(
             if layer.anatomy.alibi:
                 hook = partial(only_in_the_mask, layer.anatomy.alibi)
                 yield attention.register_forward_pre_hook(hook, with_kwargs=True)
-            # first of all, before a variant hides something
+            # before the hooks of a variant that hides something
             yield attention.register_forward_pre_hook(masks.note, with_kwargs=True, prepend=True)
             yield attention.register_forward_hook(hook_of(layer), with_kwargs=True)
 
@@ -374,11 +375,11 @@ def attention_hooks(
 
 
 class _Masks:
-    """The masks with which attention is called, and what they let queries see."""
+    """The masks with which attention is called, and which keys they let queries see."""
 
     def __init__(self, cross: bool):
         self.cross, self.mask = cross, None
-        self.known: tuple = (None, None)  # the last mask, which layers share, and what it lets queries see
+        self.known: tuple = (None, None)  # the last mask, which layers share, and the keys that it shows
 
     def note(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         """Keep the mask of a call."""
@@ -386,17 +387,17 @@ class _Masks:
         self.mask = next((given[name] for name in MASKS if given.get(name) is not None), None)
 
     def visible(self, layer: Layer, module: nn.Module, queries: int, keys: int) -> torch.Tensor:
-        """The keys that each query of a layer can see, bool (queries, keys)."""
+        """Return the keys that each query of a layer can see, bool (queries, keys)."""
         mask, anatomy = self.mask, layer.anatomy
         if mask is None:
             everything = torch.ones(queries, keys, dtype=torch.bool)
-            # the mask of an attention function of somebody's own, which makes it by itself
+            # a custom attention function makes its mask itself
             window, first = getattr(module, "sliding_window", None), keys - queries
             seen = everything.triu(first + 1 - window) if window else everything
             return everything if self.cross or anatomy.bidirectional else seen.tril(first)
         if mask is not self.known[0]:
             of_all = mask[0, 0, :, :keys]
-            # Of bool the first position, which sees itself, tells what is visible: in masks of MPT it is False.
+            # The first position sees itself, which shows how boolean masks code visibility: as False in MPT.
             by_kind = of_all == of_all[0, 0] if of_all.dtype == torch.bool else of_all > torch.finfo(mask.dtype).min / 2
             self.known = mask, by_kind.expand(max(queries, len(of_all)), keys)
         visible = self.known[1]
@@ -407,9 +408,9 @@ class _Masks:
 
 
 def check_hooks(path: str, module: nn.Module, exact: bool = False) -> None:
-    """Raise UserError if something hangs on a module that cannot be handed over to another one in its place.
+    """Raise UserError if a module has hooks that cannot be handed over to a replacement.
 
-    exact: whether the other one has the same weights, which may then be offloaded.
+    exact: whether the replacement has the same weights, which may then be offloaded.
     """
     accelerated = vars(module).get("_hf_hook")
     forward = vars(module).get("_old_forward" if accelerated else "forward")
@@ -431,7 +432,7 @@ def check_hooks(path: str, module: nn.Module, exact: bool = False) -> None:
 
 
 def hand_over_hooks(module: nn.Module, other: nn.Module) -> None:
-    """Let another module call the forward hooks of one in whose place it is, and follow it from device to device."""
+    """Let a replacement call the forward hooks of a module, and follow it between devices."""
     for name in FORWARD_HOOKS:
         getattr(other, name).update(getattr(module, name))
     if "_hf_hook" in vars(module):
