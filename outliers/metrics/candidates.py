@@ -80,8 +80,11 @@ class Peaks(NamedTuple):
 
 
 class _Observer:
-    """An observer of the spikes at each second feed-forward projection, which inspects its weight while that is in
-    memory. By paths of projections: inputs, outputs, and layers, their numbers."""
+    """An observer of the spikes at each second feed-forward projection, which inspects its weight while it is in
+    memory.
+
+    inputs, outputs, layers_of: by path of the projection. peaks: by layer.
+    """
 
     def __init__(self, metric: Candidates):
         self.metric = metric
@@ -141,7 +144,7 @@ class _Observer:
             }
 
     def layers(self) -> list[dict]:
-        """Return the spikes of each layer, of one with experts those of the expert with the largest output."""
+        """Return the spikes of each layer; for a layer of experts, those of the expert with the largest output."""
         paths = sorted(self.layers_of, key=lambda path: abs(self.outputs[path].value))
         of_layers = {self.layers_of[path]: path for path in paths}
         return [self._layer(layer, of_layers[layer]) for layer in sorted(of_layers)]

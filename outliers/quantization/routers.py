@@ -1,4 +1,4 @@
-"""Routers under a scheme, which otherwise stay exact."""
+"""Routers of mixtures under a scheme; without the remedy `router` they stay exact."""
 
 from collections.abc import Collection, Iterator
 
@@ -16,13 +16,12 @@ from outliers.quantization.schemes import Scheme
 
 
 def routers(model: PreTrainedModel) -> Iterator[Projection]:
-    """The routers of all layers."""
     for layer in layers_of(model):
         yield from (in_layer(layer, ROUTER, name) for name in layer.anatomy.router)
 
 
 class _Routed:
-    """The forward of a router that multiplies under a scheme, and does all else as before."""
+    """A replacement for a router's forward that multiplies under a scheme and computes everything else as before."""
 
     def __init__(self, router: Projection, product: QuantizedLinear):
         self.path, self.module, self.product = router.path, router.module, product
@@ -40,7 +39,8 @@ class _Routed:
 
 
 class _Exchanged(TorchFunctionMode):
-    """Exchanges products with a weight; count: of these."""
+    """A mode in which products with a router's weight are computed by a quantized layer; count: number of these
+    products."""
 
     def __init__(self, product: QuantizedLinear):
         super().__init__()
@@ -54,17 +54,19 @@ class _Exchanged(TorchFunctionMode):
 
 
 def take_routers_back(model: PreTrainedModel) -> None:
-    """Make the routers of a model exact again."""
+    """Undo `put_routers`."""
     for router in routers(model):
         if isinstance(vars(router.module).get("forward"), _Routed):
             del router.module.forward
 
 
 def put_routers(model: PreTrainedModel, scheme: Scheme, left: Collection[str], calibration: Calibration | None) -> None:
-    """Put the routers of a model, but for those that are left exact, under a scheme.
+    """Put the routers of a model under a scheme, except those that are left exact.
+
+    left: paths that stay exact. calibration: required if the scheme needs statistics of the routers' inputs.
 
     Raises:
-        UserError: one has no matrix, or the scheme needs to know inputs that no projection reads.
+        UserError: a router has no weight matrix, or the scheme needs statistics that the calibration lacks.
     """
     read = {reader.path: reader for reader in readers(model)}
     for router in routers(model):

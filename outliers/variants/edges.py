@@ -67,8 +67,8 @@ class AtPlaces(Variant):
 class Place(NamedTuple):
     """A selection of parts of decoder layers.
 
-    layers: the first one, and the exclusive end; None for all. head: None for all. expert: the one that the part is of;
-    None for none.
+    layers: the first one, and the exclusive end; None for all. head: None for all. expert: the expert that the parts
+    belong to; None if they belong to no expert.
     """
 
     written: str
