@@ -219,6 +219,9 @@ def _of_kind(model: PreTrainedModel, kind: Kind, path: str, layers: str) -> Anat
     norms = {norm: tuple(dict.fromkeys(of[one] for one in readers if one in of)) for norm, readers in kind.norms}
     behind = {norm: "ffn_out" if one in kind.experts else of[one] for norm, one in kind.norms_behind}
     attn_in, ffn_in, split = roles.get("attn_in", ()), roles.get("ffn_in", ()), dict(kind.split)
+    experts = next((name for name, one in layer.named_modules() if holds_experts(one)), None)
+    # what only one expert reads is no state of the layer
+    of_layer = {one: of[one] for one in of if of[one] == "ffn_in" or not one.startswith(f"{experts}.")}
     return Anatomy(
         layers=layers,
         by_head=_is_by_head(split.get(attn_in[0], ()), model.config) if len(attn_in) == 1 else False,
@@ -231,10 +234,10 @@ def _of_kind(model: PreTrainedModel, kind: Kind, path: str, layers: str) -> Anat
         recurrent=sum(branch.mixes for branch in kind.branches) > len({*kind.attention, *kind.cross_attention}),
         norms_of_sums=kind.norms_of_sums,
         norms_behind=behind,
-        experts=next((name for name, one in layer.named_modules() if holds_experts(one)), None),
+        experts=experts,
         **{"attn_in": (), "attn_out": ()} | {role: tuple(names) for role, names in roles.items()},
         router=kind.routers,
-        states=_states(dict(kind.inputs), of, kind.routers),
+        states=_states(dict(kind.inputs), of_layer, kind.routers),
         apart=apart,
         shares=kind.layers,
         uses=kind.uses,
