@@ -22,7 +22,6 @@ FEW = ("mamba", "nemotron_h")
 # What a type refuses, and why; all else works.
 REFUSED = {
     "olmo3": {"plant": "its norms are of what sub-layers add"},
-    "llama4_text": {"plant": "is no projection, so that a planted feature"},
     "gemma3n_text": {"loss": "modality_router' of 'gemma3n_text' runs 2 times"},  # all else is not tried then
 }
 

@@ -116,9 +116,10 @@ def observed(model: PreTrainedModel, blocks: Iterable[Block], needed: Collection
         """Show experts with few tokens all those of their layer, which otherwise pass them by."""
 
         def hook(layer: int, few: list[int], experts: nn.Module, inputs: tuple) -> None:
+            x = inputs[0][inputs[0].any(1)] if few else inputs[0]  # without zeros of what no expert got
             for number in few:
-                see(layer, f"ffn_in of expert {number}", inputs[0])
-                units = experts.get_submodule(str(number)).units(inputs[0], experts)
+                see(layer, f"ffn_in of expert {number}", x)
+                units = experts.get_submodule(str(number)).units(x, experts)
                 see(layer, f"ffn_out of expert {number}", units)
 
         with attached(

@@ -21,7 +21,6 @@ from outliers.models.anatomy import (
     Projection,
     anatomy_of,
     check_plain,
-    experts_of,
     family_of,
     inputs_of,
     layers_of,
@@ -29,7 +28,7 @@ from outliers.models.anatomy import (
     shared_parts,
     stack_module,
 )
-from outliers.models.anatomy.experts import ExpertProjection, adopt, call_by_projection, release
+from outliers.models.anatomy.experts import ExpertProjection, settle
 from outliers.models.anatomy.weights import device_of, shared_in_copies
 from outliers.models.attention import attentions, eager
 from outliers.models.hooks import check_hooks, hand_over_hooks
@@ -116,10 +115,7 @@ def quantize(
         for part in projections(model)
     }
     copied = copy.deepcopy(model, memo)
-    for experts in experts_of(copied).values():
-        adopt(experts)
-        release(experts)
-    call_by_projection(copied)
+    settle(copied)
     if draw := getattr(model, "draw", 0):
         for layer in quantized_layers(copied):
             layer.draw = draw

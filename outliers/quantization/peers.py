@@ -16,6 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.models.anatomy import check_plain, projections
+from outliers.models.anatomy.experts import settle
 from outliers.models.anatomy.weights import device_of, shared_in_copies
 from outliers.models.decoder import in_eval_mode
 from outliers.models.hooks import check_hooks, hand_over_hooks
@@ -82,7 +83,9 @@ def with_layers(model: PreTrainedModel, make: Callable[[nn.Module], nn.Module]) 
         check_hooks(projection.path, projection.module)
         memo[id(projection.module)] = layer = make(projection.module)
         hand_over_hooks(projection.module, layer)
-    return copy.deepcopy(model, memo)
+    copied = copy.deepcopy(model, memo)
+    settle(copied)
+    return copied
 
 
 def _int8_file(name: str) -> Path | None:

@@ -5,6 +5,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from outliers.errors import UserError
 from outliers.models.anatomy import check_not_compiled, check_plain, projections
 from outliers.models.anatomy.weights import check_in_memory
 from outliers.models.attention import check_attention
@@ -83,6 +84,11 @@ def train_int8(
     check_not_compiled(model)
     for projection in all_projections:
         check_plain(projection)
+        if projection.expert is not None:
+            raise UserError(
+                f"'{projection.path}' is of an expert, whose weights are stored with those of the others; expected a "
+                "model without experts for training in int8"
+            )
     for projection in all_projections:
         if projection.role in roles:
             projection.module.__class__, projection.module.products = KINDS[type(projection.module)], products

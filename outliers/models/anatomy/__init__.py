@@ -18,7 +18,7 @@ from outliers.criterion import QUANTIZED, ROLES, ROUTER
 from outliers.errors import UserError
 from outliers.models.anatomy.causal import CAUSAL
 from outliers.models.anatomy.examples import Block
-from outliers.models.anatomy.experts import ExpertProjection, unfold
+from outliers.models.anatomy.experts import ExpertProjection, is_batched, unfold
 from outliers.models.anatomy.family import Family
 from outliers.models.anatomy.found import anatomy_found
 from outliers.models.anatomy.masked import MASKED
@@ -491,9 +491,9 @@ def readers(model: PreTrainedModel, only: int | None = None) -> Iterator[Project
         yield from (in_layer(layer, "ffn_in", name) for name in shared)
         own = (name for name in anatomy.router if name not in shared)
         yield from (in_layer(layer, ROUTER, name)._replace(state=number) for number, name in enumerate(own))
-        if anatomy.experts:
-            names = (name for name in anatomy.ffn_in if name.startswith(anatomy.experts))
-            experts, path = layer.module.get_submodule(anatomy.experts), f"{layer.path}.{anatomy.experts}"
+        if anatomy.experts and not is_batched(experts := layer.module.get_submodule(anatomy.experts)):
+            names, path = (name for name in anatomy.ffn_in if name.startswith(anatomy.experts)), layer.path
+            path += f".{anatomy.experts}"
             yield in_layer(layer, "ffn_in", next(names))._replace(path=path, module=experts, expert=None)
 
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from outliers.errors import UserError
-from outliers.models.anatomy.experts import call_by_projection, holds_experts, unfold
+from outliers.models.anatomy.experts import Expert, call_by_projection, holds_experts, unfold
 
 # Outputs of a projection: in how many equal groups of all they are, the first one of a group, and how many of each.
 Outputs = tuple[int, int, int]
@@ -152,7 +152,11 @@ class Flow(TorchDispatchMode):
                     len(inputs) == 1 and one.shape[-1:] == (count,) and one.is_contiguous()
                 ):  # such as a limit of the outputs
                     self.whole[one.untyped_storage()._cdata] = path, count
-            elif one.numel() < source.numel() and (taken := _taken(one, count)) != (1, 0, count):
+            elif (
+                one.dtype == source.dtype
+                and one.numel() < source.numel()
+                and (taken := _taken(one, count)) != (1, 0, count)
+            ):
                 self.split.setdefault(path, []).append(taken)
 
     def _weight(self, inputs: list[torch.Tensor]) -> str | None:
@@ -468,8 +472,12 @@ class _Layer:
         self.left = seen.left[path]
         self.experts = tuple(one for one in self._of_layer(seen.chosen))
         written, chosen = self.own(self.left), self.own(NOTHING.union(*self._of_layer(seen.chosen).values()))
-        chosen |= set().union(*(self.own(self.calls[one].history) for one in self.experts))
-        others = (call.history for one, call in self.calls.items() if one not in self.experts)
+        # what experts read may be weighted already
+        first = {one for one, call in self.calls.items() if self.stream in call.history}
+        owners = {one: seen.model.get_submodule((self.prefix + one).rpartition(".")[0]) for one in first}
+        weighted = {*self.experts, *(one for one, owner in owners.items() if isinstance(owner, Expert))}
+        chosen |= set().union(*(self.own(self.calls[one].history) for one in weighted))
+        others = (call.history for one, call in self.calls.items() if one not in weighted)
         read = self.own(NOTHING.union(*others))
         into = [one for one, call in self.calls.items() if self.stream in call.history]
         self.routers = tuple(

@@ -5,10 +5,10 @@ that hooks, schemes and ablations meet them as any other projection; its outputs
 """
 
 from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig
 
 from outliers.models.anatomy.weights import is_offloaded, parameter_of
 from outliers.models.internals import ALL_EXPERTS_FUNCTIONS
@@ -112,9 +112,59 @@ def _chosen(experts: nn.Module, chosen: torch.Tensor) -> Iterator[tuple[int, tor
 ALL_EXPERTS_FUNCTIONS.register(BY_PROJECTION, by_projection)
 
 
+def _batched_by_projection(experts: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
+    """Return the outputs of experts for what each reads of all tokens (experts · T, features), as Llama 4 has it.
+
+    The states are weighted already, and zeros where a token did not choose an expert.
+    """
+    unfold(experts)
+    output = torch.zeros(hidden_states.shape, dtype=hidden_states.dtype, device=hidden_states.device)
+    parts = (states.chunk(number_of(experts)) for states in (hidden_states, output))
+    for number, (x, added) in enumerate(zip(*parts, strict=True)):
+        tokens = torch.arange(len(x), device=x.device)
+        tokens = tokens if x.is_meta else tokens[x.any(1)]
+        if len(tokens):
+            expert = experts._modules[str(number)]
+            added.index_add_(0, tokens, expert(x if x.is_meta else x[tokens], tokens, 1, experts))
+    return output
+
+
+def _adapt(kind: type[nn.Module]) -> None:
+    """Give a class of experts that is called outside of the registry what the registry says of others, and let it be
+    called by projections too."""
+    forward = kind.forward
+
+    def called(self: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
+        config = getattr(self, "config", None)  # which only a model has that was looked at
+        ours = config is not None and config._experts_implementation_internal == BY_PROJECTION
+        return (_batched_by_projection if ours else forward)(self, hidden_states)
+
+    def gated(self: nn.Module, units: torch.Tensor) -> torch.Tensor:
+        gate, up = units.chunk(2, dim=-1)
+        return up * self.act_fn(gate)
+
+    kind.forward, kind._apply_gate = called, gated
+    kind.is_transposed = kind.has_gate = kind.is_batched = True
+    kind.has_bias = kind.has_post_expert_norm = False
+
+
+BATCHED = ("Llama4TextExperts",)  # classes whose experts read a state each, of all tokens
+
+
 def holds_experts(module: nn.Module) -> bool:
-    """Whether a module holds the weights of experts, and is called by transformers' registry."""
+    """Whether a module holds the weights of experts, and can be called by projections."""
+    kind = type(module)
+    if kind.__name__ in BATCHED:
+        if not hasattr(kind, "is_batched"):
+            _adapt(kind)
+        if "config" not in vars(module):
+            module.config = SimpleNamespace(_experts_implementation_internal=None)
     return hasattr(module, "is_transposed") and hasattr(module, "has_gate")
+
+
+def is_batched(experts: nn.Module) -> bool:
+    """Whether each expert reads a state of its own, of all tokens."""
+    return getattr(experts, "is_batched", False)
 
 
 def number_of(experts: nn.Module) -> int:
@@ -130,19 +180,19 @@ def unfold(experts: nn.Module) -> None:
             experts.add_module(str(number), Expert(experts, number).train(experts.training))
 
 
-def adopt(experts: nn.Module) -> None:
-    """Let the projections of experts in a copied module view the weights of the copy."""
-    for module in experts.modules():
-        if isinstance(module, ExpertProjection):
+def settle(model: nn.Module) -> None:
+    """Let a copied model call its experts by their projections, which view its own weights; weights of which no
+    projection is left are released."""
+    for experts in model.modules():
+        if not holds_experts(experts) or "0" not in experts._modules:
+            continue
+        views = [module for module in experts.modules() if isinstance(module, ExpertProjection)]
+        for module in views:
             module.owner = (experts,)
-
-
-def release(experts: nn.Module) -> None:
-    """Take the weights and biases of experts from a module where no projection of any of them views these."""
-    viewed = {module.name for module in experts.modules() if isinstance(module, ExpertProjection)}
-    for name in {*experts._modules["0"]._modules} - viewed:
-        for parameter in (name, f"{name}_bias"):
-            experts._parameters.pop(parameter, None)
+        for name in {*experts._modules["0"]._modules} - {module.name for module in views}:
+            for parameter in (name, f"{name}_bias"):
+                experts._parameters.pop(parameter, None)
+    call_by_projection(model)
 
 
 def set_weights(experts: nn.Module, name: str, stacked: torch.Tensor) -> None:
@@ -158,16 +208,16 @@ def set_weights(experts: nn.Module, name: str, stacked: torch.Tensor) -> None:
             module.set_weight(of_expert.T if experts.is_transposed else of_expert)
 
 
-def call_by_projection(model: nn.Module) -> list[tuple[PretrainedConfig, str | None]]:
+def call_by_projection(model: nn.Module) -> list[tuple[object, str | None]]:
     """Let transformers call all experts of a model by their projections; return what `restore` takes."""
     configs = {id(module.config): module.config for module in model.modules() if holds_experts(module)}
-    before = [(config, config._experts_implementation) for config in configs.values()]
+    before = [(config, config._experts_implementation_internal) for config in configs.values()]
     for config, _ in before:
         config._experts_implementation_internal = BY_PROJECTION
     return before
 
 
-def restore(before: Iterable[tuple[PretrainedConfig, str | None]]) -> None:
+def restore(before: Iterable[tuple[object, str | None]]) -> None:
     """Let transformers call experts as it did before `call_by_projection`."""
     for config, name in before:
         config._experts_implementation_internal = name

@@ -208,7 +208,7 @@ def _config(model: PreTrainedModel, path: str) -> str | None:
 def _of_kind(model: PreTrainedModel, kind: Kind, path: str, layers: str) -> Anatomy:
     layer = model.get_submodule(path)
     roles: dict[str, list[str]] = {}
-    apart = dict(kind.apart)
+    apart = dict(kind.apart) | dict.fromkeys(kind.experts, "it holds experts in a way of its own")
     of: dict[str, str] = {}  # projection: its role
     for branch in kind.branches:
         for part, role in _roles(branch).items():

@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.models.anatomy import Projection
+from outliers.models.anatomy.experts import ExpertProjection
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,9 @@ class Assigned:
         No scheme of ours quantizes them, but a library that selects layers by kind would.
         """
         inside = set(self.paths)
-        return [path for path, module in self.model.named_modules() if isinstance(module, kinds) and path not in inside]
+        modules = ((path, module) for path, module in self.model.named_modules() if path not in inside)
+        there = {path: module for path, module in modules if not isinstance(module, ExpertProjection)}
+        return [path for path, module in there.items() if isinstance(module, kinds)]
 
 
 def patterns(paths: Iterable[str]) -> list[str]:

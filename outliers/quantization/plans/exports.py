@@ -102,8 +102,8 @@ def export(plan: Plan, format: str, model: PreTrainedModel) -> Any:
 
     Raises:
         UserError: the format is unknown; the plan is of another model, or leaves all of it exact; the format cannot
-            express a scheme, or several at once; its library does not quantize the layers of this architecture, or is
-            needed and not installed.
+            express a scheme, several at once, or single experts; its library does not quantize the layers of this
+            architecture, or is needed and not installed.
     """
     if format not in EXPORTS:
         raise unknown_name("format of an export", format, EXPORTS)
@@ -111,8 +111,14 @@ def export(plan: Plan, format: str, model: PreTrainedModel) -> Any:
     plan.check(part.path for part in parts)
     if way.package and importlib.util.find_spec(way.package) is None:
         raise UserError(f"format '{format}' needs the library {way.package}; expected it installed: pip install it")
+    parts = [part for part in parts if part.expert is None or part.path not in plan.exact]
     for part in parts:
         check_plain(part)
+        if part.expert is not None:
+            raise UserError(
+                f"'{part.path}' is of an expert, and '{format}' has no name for it, as all experts of a layer are one "
+                "tensor; expected a plan that leaves experts exact"
+            )
         if not isinstance(part.module, way.takes):
             raise UserError(
                 f"'{part.path}' is a {type(part.module).__name__}, and '{format}' quantizes "
