@@ -1,4 +1,4 @@
-"""Models larger than memory: a decoder layer is read when its turn comes, applied to all blocks, and dropped."""
+"""Models larger than memory: each decoder layer is read when it is needed, applied to all blocks, and dropped."""
 
 import copy
 import ctypes
@@ -43,14 +43,14 @@ from outliers.models.variant import AS_IT_IS, Variant
 from outliers.terminal.progress import over
 
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # of glibc
-STATES_ON_GPU = 0.5  # of what is free there, at most; a layer, its codes and what it computes need the rest
+STATES_ON_GPU = 0.5  # largest share of free memory; a layer, its codes and activations need the rest
 
 
 @dataclass(frozen=True)
 class Watched(Variant):
-    """A variant with hooks on what it makes, which see what flows through the model under it.
+    """A variant with hooks that observe the changed model.
 
-    hooks: a context with hooks on a model, those of all layers or of one.
+    hooks: makes a context with hooks on all layers of a model, or on one.
     """
 
     variant: Variant
@@ -59,13 +59,12 @@ class Watched(Variant):
 
     @contextmanager
     def on(self, model: PreTrainedModel, layer: int | None = None) -> Iterator[PreTrainedModel]:
-        """The model under the variant."""
         with self.variant.on(model, layer) as changed, self.hooks(changed, layer):
             yield changed
 
 
 def is_streamed(model: PreTrainedModel) -> bool:
-    """Whether a model's decoder layers are read when their turn comes."""
+    """Return whether a model's decoder layers are read when they are needed."""
     return getattr(model, "stream", None) is not None
 
 
@@ -76,16 +75,16 @@ def stream_model(
     revision: str | None = None,
     memory: int | None = None,
 ) -> PreTrainedModel:
-    """Load all of a causal language model but its decoder layers, which are read each time that blocks pass.
+    """Load a causal language model without its decoder layers, which are read each time that blocks pass.
 
-    The model has its layers on the meta device and a `stream`, through which `outliers.models.decoder.run_decoder`,
-    and so `trace`, `perplexity` and `top1_softmax`, pass blocks.
+    The model has its layers on the meta device and a `stream`, through which `outliers.models.decoder.run_decoder`, and
+    so `trace`, `perplexity` and `top1_softmax`, pass blocks.
 
     Args:
-        name, dtype, device, revision: as `load_model`.
-        memory: bytes of hidden states between layers, and of what a trace keeps of each block beside, that are held in
-            the host's memory; more are in a file that is mapped into it. None for no limit. Up to half of what is free
-            on a GPU they are there instead.
+        name, dtype, device, revision: as for `load_model`.
+        memory: bytes of hidden states between layers, and of what a trace keeps of each block, that are held in the
+            host's memory; more go to a memory-mapped file. None for no limit. On a GPU they use up to half of its free
+            memory instead.
 
     Raises:
         UserError: as `load_model`.
@@ -98,13 +97,12 @@ def stream_model(
 
 
 def check_one_device(device: str | torch.device) -> None:
-    """Raise UserError if a streamed model cannot be on a device."""
     if device == "auto":
         raise UserError("device 'auto' with --stream: a streamed model computes on one device; expected cpu or cuda")
 
 
 class Stream:
-    """Reads the decoder layers of a model from its files, one at a time and the next one ahead.
+    """A reader of the decoder layers of a model from its files, one at a time with the next one prefetched.
 
     The bytes of each layer are hashed while it computes for the first time, for the hash of all weights.
     """
@@ -130,17 +128,17 @@ class Stream:
             if self._number(name) is not None and name in self.absent and first in self.stored
         }
         self.dtypes = {name: dtype_of(model, name) for name in self.stored}
-        # Of states between layers: T5's are float32 behind the first layer of a float16 model, because its wo is.
+        # Dtype of states between layers: T5's are float32 after the first layer of a float16 model, because its wo is.
         self.widest = functools.reduce(torch.promote_types, self.dtypes.values(), self.dtype)
-        self.last = AS_IT_IS  # the variant whose last hidden states were put out last
-        self.taken: Counter = Counter()  # bytes by device, of what is kept of blocks while they pass
-        self.lines: list[str] = []  # of what was hashed, see `outliers.models.load.line_of`
+        self.last = AS_IT_IS  # the variant of the last hidden states that were returned
+        self.taken: Counter = Counter()  # bytes by device that are kept of blocks during a pass
+        self.lines: list[str] = []  # of hashed weights, see `outliers.models.load.line_of`
 
     def __deepcopy__(self, _memo) -> "Stream":
         return self  # a copy of the model, such as one under a scheme, reads the same files
 
     def load_what_is_not_in_layers(self, model: PreTrainedModel) -> None:
-        """Embeddings, final norm and head; they stay."""
+        """Load embeddings, final norm and head, which stay in memory."""
         outside = {name: lazy for name, lazy in self.stored.items() if self._number(name) is None}
         fill(model, outside, self.absent, self.name, self.device)
         with self._hashing([pair for pair in model.named_parameters() if self._number(pair[0]) is None]):
@@ -148,7 +146,7 @@ class Stream:
 
     @contextmanager
     def layer(self, model: PreTrainedModel, number: int) -> Iterator[nn.Module]:
-        """A decoder layer of the model, which has its weights within this context."""
+        """Provide a decoder layer of the model with its weights within this context."""
         layer, names = decoder_layers(model)[number], self._names(number)
         try:
             for name in names:
@@ -174,14 +172,14 @@ class Stream:
 
     @contextmanager
     def _hashing(self, tensors: list[tuple[str, torch.Tensor]]) -> Iterator[None]:
-        """Hash tensors beside what is done within this context; they must not change there."""
+        """Hash tensors in threads during this context, in which they must not change."""
         with ThreadPoolExecutor(HASHING) as pool:
             lines = pool.map(lambda named_tensor: line_of(*named_tensor), tensors)
             yield
             self.lines += lines
 
     def weights_hash(self) -> str:
-        """The hash of the weights, the same as that of the resident model; what was not read yet is read for it."""
+        """Return the hash of the weights, equal to that of the resident model; weights not read yet are read for it."""
         for _, names in groupby(sorted(self.to_hash), key=self._number):
             names = list(names)
             with self._hashing([(name, self.stored[name].read().to(self.dtypes[name])) for name in names]):
@@ -190,7 +188,7 @@ class Stream:
         return hash_of(self.lines)
 
     def _number(self, name: str) -> int | None:
-        """The number of the layer of a tensor; None for one that is in no layer."""
+        """Return the number of the layer of a tensor; None if it is in no layer."""
         paths = accumulate(name.split("."), "{}.{}".format)
         return next((self.numbers[path] for path in paths if path in self.numbers), None)
 
@@ -201,11 +199,13 @@ class Stream:
         variants: Sequence[Variant],
         begin: Callable[[int, int, tuple[torch.Tensor, ...]], None],
     ) -> Iterator[tuple[int, Block, torch.Tensor]]:
-        """Pass blocks through the model under some variants: the number of each variant, the block and its last hidden
-        states (T, features), variant by variant and block by block, when all layers are done.
+        """Pass blocks through the model under some variants; yield the last hidden states (T, features) after the last
+        layer.
+
+        Yields the number of the variant, the block and its states, variant by variant and block by block.
 
         begin: called with the numbers of variant and block, and the ids at the positions of the block, see `ids_of`,
-            before a layer is applied.
+        before a layer is applied.
         """
         examples = [block.to(self.device) for block in blocks]
         if not examples:
@@ -222,7 +222,7 @@ class Stream:
         yield from ((variant_number, examples[block_number], next(ends)) for variant_number, block_number in turns)
 
     def _kept(self, state: torch.Tensor) -> torch.Tensor:
-        """Keep the output (T, features) of a stack for the one that reads it: (1, T, features)."""
+        """Keep the output (T, features) of a stack for the one that reads it, as (1, T, features)."""
         return self.storage((1, *state.shape), state.dtype, state.device).copy_(state)
 
     def _through(
@@ -235,18 +235,18 @@ class Stream:
         memory: dict[tuple[int, int], torch.Tensor | None],
         begin: Callable[[int, int, tuple[torch.Tensor, ...]], None],
     ) -> Iterator[torch.Tensor]:
-        """Pass blocks through a stack, the one at a place among all: the last hidden states (T, features), variant by
-        variant and block by block.
+        """Pass blocks through one stack; yield the last hidden states (T, features), variant by variant and block by
+        block.
 
-        inputs, ids: what each stack reads of each block, and what stands at the positions of it. memory: of each
-            variant and block what the stack before puts out.
+        place: the number of the stack. inputs, ids: what each stack reads of each block, and the ids at its positions.
+        memory: by variant and block, the output of the stack before.
         """
         stack, layers = stacks_of(model.config)[place], [layer for layer in layers_of(model) if layer.stack == place]
         paths = [layer.path for layer in layers]
-        keys = [tuple(map(len, of_block)) for of_block in ids]  # on which alone depends what is beside the states
+        keys = [tuple(map(len, of_block)) for of_block in ids]  # which determine the outputs beside the states
         shape = len(variants), len(keys), max(key[place] for key in keys), width_of(model.config)
         states = self.storage(shape, self.widest, self.device)
-        outputs: dict[tuple[int, ...], object] = {}  # of the layer before, the last one of each key
+        outputs: dict[tuple[int, ...], object] = {}  # of the layer before: the last output of each key
 
         def run(turn: tuple[int, int], modules: dict[str, nn.Module]) -> torch.Tensor:
             there = None if memory[turn] is None else memory[turn].to(self.device)
@@ -279,8 +279,11 @@ class Stream:
             yield run(turn, dict.fromkeys(paths, Once(layers[0].module, known(*turn))))
 
     def storage(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Zeros, for what is kept of all blocks while they pass: on the GPU, which computes with them, if they leave
-        enough of it, else in the host's memory within the limit, else in a file that is gone when nobody uses it."""
+        """Return zeros for what is kept of all blocks during a pass.
+
+        They are on the GPU that computes, if enough of its memory stays free, else in the host's memory within the
+        limit, else in a file that is deleted when it is no longer used.
+        """
         count = torch.Size(shape).numel()
         size = count * dtype.itemsize
         limits = {torch.device("cpu"): math.inf if self.memory is None else self.memory}
@@ -299,9 +302,9 @@ def parts_of(output: torch.Tensor | tuple) -> tuple:
 
 
 class Once(nn.Module):
-    """Stands for a layer, in its place or several: computes it once, and puts out the same whenever it is called.
+    """A stand-in for a layer, in one or several places, that runs it once and returns the cached output on later calls.
 
-    output: what it puts out, if that is known and nothing is computed.
+    output: the output, if it is known already and nothing is to be computed.
     """
 
     def __init__(self, layer: nn.Module, output: object = None):
@@ -321,17 +324,18 @@ class Once(nn.Module):
 
 
 def exchanged(module: nn.Module, others: Mapping[str, nn.Module]) -> nn.Module:
-    """A copy of a module with other modules in some paths of it; it shares all else, and the module stays as it is."""
+    """Return a copy of a module with other modules at some paths; it shares everything else, and the module is not
+    changed."""
     if "" in others:
         return others[""]
     copied = copy.copy(module)
     copied._modules = dict(module._modules)
-    if "_hf_hook" in vars(module):  # of accelerate, which runs the module that it hangs on
+    if "_hf_hook" in vars(module):  # accelerate's hook runs the module that it belongs to
         for name in ACCELERATED:
             vars(copied).pop(name)
         hand_over_hooks(module, copied)
     elif isinstance(forward := vars(module).get("forward"), MethodType) and forward.__self__ is module:
-        copied.forward = MethodType(forward.__func__, copied)  # such as accelerate's, which runs it in mixed precision
+        copied.forward = MethodType(forward.__func__, copied)  # such as accelerate's forward in mixed precision
     for head, paths in groupby(sorted(others), lambda path: path.partition(".")[0]):
         inner = {path.partition(".")[2]: others[path] for path in paths}
         copied._modules[head] = exchanged(module._modules[head], inner)
@@ -339,8 +343,10 @@ def exchanged(module: nn.Module, others: Mapping[str, nn.Module]) -> nn.Module:
 
 
 def apart(model: PreTrainedModel) -> PreTrainedModel:
-    """A model in which each layer, and each part of one, is a module of its own that is not compiled, so that hooks on
-    it see one place; all share their weights, and a model of which that is so already is returned itself.
+    """Return a model in which each layer, and each part of one, is a separate, uncompiled module, so that hooks see one
+    place.
+
+    Weights are shared. A model that is so already is returned itself.
 
     Raises:
         UserError: as `layers_of`; or something is wrapped by `torch.compile`.
@@ -355,7 +361,7 @@ def apart(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _twin(module: nn.Module) -> nn.Module:
-    """A copy of a module and those inside, with the same weights and hooks."""
+    """Return a copy of a module and its children, with the same weights and hooks."""
     copied = exchanged(module, {name: _twin(child) for name, child in module._modules.items() if child is not None})
     for name in FORWARD_HOOKS:
         setattr(copied, name, copy.copy(getattr(module, name)))
@@ -363,11 +369,11 @@ def _twin(module: nn.Module) -> nn.Module:
 
 
 def _mapped_file(size: int) -> mmap.mmap:
-    """A file without a name, of so many bytes that are its own on the disk, mapped into memory.
+    """Return an unnamed file of `size` bytes, mapped into memory, with its disk space reserved.
 
-    Where a page of a mapped file finds the disk full when it is written, the system kills the process.
+    Without the reservation, a full disk would let the system kill the process when a page is written.
     """
-    folder = os.environ.get("TMPDIR") or tempfile.gettempdir()  # which takes another one where TMPDIR cannot be used
+    folder = os.environ.get("TMPDIR") or tempfile.gettempdir()  # gettempdir ignores an unusable TMPDIR
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             _reserve(file.fileno(), size)
@@ -381,7 +387,7 @@ def _mapped_file(size: int) -> mmap.mmap:
 
 
 def _reserve(descriptor: int, size: int) -> None:
-    """Give an empty file so many bytes, and all the blocks on its disk that they need; OSError if there are too few."""
+    """Give an empty file `size` bytes with their disk blocks; raise OSError if the disk is too full."""
     if hasattr(os, "posix_fallocate"):  # not on macOS
         try:
             os.posix_fallocate(descriptor, 0, size)
@@ -389,16 +395,16 @@ def _reserve(descriptor: int, size: int) -> None:
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                 raise
-    zeros = bytes(1 << 20)  # where the system cannot reserve, what is written is there
+    zeros = bytes(1 << 20)  # without support for reservations, write the bytes
     while size > 0:
         size -= os.write(descriptor, zeros[:size])
 
 
 def give_memory_back() -> None:
-    """Let the C library return what is free to the system.
+    """Let the C library return free memory to the system.
 
-    What hooks keep of a layer is small, but lies between tensors that are not, and glibc gives back only the end of its
-    heap by itself: 65 MB more stayed with each layer and block of an OPT-6.7B.
+    What hooks keep of a layer is small, but lies between large tensors, and glibc only returns the end of its heap by
+    itself: 65 MB more stayed with each layer and block of an OPT-6.7B.
     """
     if _TRIM:
         _TRIM(0)
