@@ -1,17 +1,18 @@
 """Types of models that no table has, as scripts/every_type.py tries them; what is refused if a pass was wrong."""
 
 import itertools
+import math
 
 import pytest
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from outliers import perplexity, trace
+from outliers import load_model, perplexity, trace
 from outliers.errors import UserError
 from outliers.models.anatomy import layers_of
-from scripts.every_type import tiny, tried
+from scripts.every_type import made_small, tiny, tried
 from tests import conftest
 
 NAMED = [
@@ -79,3 +80,22 @@ def test_a_trace_has_roles_of_some_layers_alone():
         squares = found.statistics[f"{role}.squares"].sum(1) > 0
         assert squares.tolist() == [of[role] for of in roles]
     assert not found.heads, "sinks are of models in which every layer attends"
+
+
+@pytest.mark.parametrize("kind", ["llava", "aya_vision", "deepseek_vl"])
+def test_the_text_part_of_a_model_that_takes_pictures(kind, tmp_path):
+    """Its loss is that of the whole model: Aya's head scales no logits, and DeepSeek's is its embedding."""
+    config = AutoConfig.for_model(kind)
+    for part in (config, *(part for part in vars(config).values() if isinstance(part, PretrainedConfig))):
+        made_small(part)
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(config).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(tmp_path)
+    blocks = torch.randint(5, 512, (2, 24))
+    with torch.no_grad():
+        logits = [model(input_ids=block[None], use_cache=False).logits[0, :-1].double() for block in blocks]
+    losses = [nn.functional.cross_entropy(one, block[1:]) for one, block in zip(logits, blocks, strict=True)]
+    found = math.log(perplexity(load_model(str(tmp_path)), blocks))
+    assert found == pytest.approx(float(sum(losses) / 2), rel=1e-6)

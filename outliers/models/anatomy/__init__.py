@@ -1,6 +1,7 @@
 """The parts of each architecture, and the family of models that it is of."""
 
 import difflib
+import inspect
 import operator
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -10,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, PretrainedConfig, PreTrainedModel
 from transformers import __version__ as transformers_version
 from transformers.pytorch_utils import Conv1D
 
@@ -35,6 +36,9 @@ COMPOSITE = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES  # types of models that h
 TEXT_KEYS = {r"^(language_model|text_model)\.": "", r"^model\.(language_model|text_model)\.": "model."}
 OTHER_PARTS = r"^(model\.)?\w*(vision|visual|image|audio|video|projector|connector|aligner|qformer)\w*\."
 OTHER_TOWERS = r"^(text_model\.|text_projection\.|visual_projection\.|logit_scale$|logit_bias$)"
+# Fields of a text part's configuration that change its logits, and the values at which they do not: the head of a whole
+# model may leave them out, such as that of Aya Vision.
+OF_HEADS = {"logit_scale": 1.0, "logits_scaling": 1.0, "final_logit_softcapping": None}
 TOWER_KEYS = {r"^(embeddings|encoder|pre_layrnorm|post_layernorm|head)\.": r"vision_model.\1."}  # of a tower alone
 CONTEXTS = ("max_position_embeddings", "max_seq_len")  # fields of a configuration that bound the length of a block
 STRETCHED = ("linear", "yarn")  # types of rotary scaling by whose factor a model takes longer blocks
@@ -154,6 +158,13 @@ def part_config(config: PretrainedConfig) -> PretrainedConfig:
     if part is config or config.is_encoder_decoder or part.model_type not in CAUSAL.kinds:
         return vision_config(config)
     part._commit_hash = getattr(config, "_commit_hash", None)
+    whole = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
+    if whole and whole._tied_weights_keys:  # whose head is its own, and not the text part's
+        part.tie_word_embeddings = getattr(config, "tie_word_embeddings", False)
+        used = inspect.unwrap(whole.forward).__code__.co_names
+        for field, neutral in OF_HEADS.items():
+            if hasattr(part, field) and field not in used:
+                setattr(part, field, neutral)
     return part
 
 

@@ -191,7 +191,10 @@ class Flow(TorchDispatchMode):
 def _taken(part: torch.Tensor, count: int) -> Outputs | None:
     """Which of so many outputs of a projection are in a view of them; None where that is no regular pattern."""
     sizes = [1 if stride % count == 0 else size for size, stride in zip(part.shape, part.stride(), strict=True)]
-    columns = torch.arange(count).as_strided(sizes, part.stride(), part.storage_offset() % count).flatten().sort()[0]
+    first = part.storage_offset() % count
+    if first + sum((size - 1) * stride for size, stride in zip(sizes, part.stride(), strict=True)) >= count:
+        return None  # such as of complex numbers
+    columns = torch.arange(count).as_strided(sizes, part.stride(), first).flatten().sort()[0]
     starts = [0, *(1 + (columns.diff() != 1).nonzero()[:, 0]).tolist()]
     groups, first = len(starts), int(columns[0])
     length = len(columns) // groups

@@ -165,8 +165,8 @@ class _Sums:
         leave = partial(self._leave, layer.path, added, scale)
         yield layer.module.register_forward_hook(leave, with_kwargs=True)
 
-    def _add(self, added: dict, name: str, _module: nn.Module, _inputs: tuple, output: torch.Tensor) -> None:
-        added[name] = output.clone()  # to which Falcon adds in place
+    def _add(self, added: dict, name: str, _module: nn.Module, _inputs: tuple, output: object) -> None:
+        added[name] = parts_of(output)[0].clone()  # to which Falcon adds in place
 
     def _leave(
         self, path: str, added: dict, scale: float, _module: nn.Module, args: tuple, kwargs: dict, output: object
