@@ -161,7 +161,23 @@ def rise(ratios: np.ndarray) -> np.ndarray:
     return 100 * (ratios - 1)
 
 
-VALUES = {"kept": kept, "same": same, "found": found, "rise": rise, "code": resolve_name, "np": np, "ROOT": ROOT}
+def bar(run: str, variant: str) -> float:
+    """Return the bar of the increase of perplexity under a variant in a kept run, in per cent."""
+    costs = costs_of_schemes([row | {"scheme": row["variant"]} for row in read_rows(ROOT / "results/kept" / run)])
+    (cost,) = (row["cost"] for row in costs if row["scheme"] == variant)
+    return 100 * cost.shown[1]
+
+
+VALUES = {
+    "kept": kept,
+    "bar": bar,
+    "same": same,
+    "found": found,
+    "rise": rise,
+    "code": resolve_name,
+    "np": np,
+    "ROOT": ROOT,
+}
 
 
 # Tables

@@ -71,6 +71,7 @@ def checkpoints_section(rows: list[dict]) -> Section:
 SECTIONS = {
     "pocket/table1": sweep_section,
     "smollm2-135m/sweep": sweep_section,
+    "smollm2-135m/variants": _of_variants,
     **{f"ablation/{model}": ablation_section for model in ("gpt2-1.7m", "gpt2-5.9m", "opt-1.7m")},
     "smollm2-135m/ablation": ablation_section,
     **{run: partial(_damage_section, run) for run in (DAMAGED, COMPARED)},
