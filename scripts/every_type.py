@@ -6,11 +6,12 @@ With types, their results are printed and nothing is written.
 """
 
 import math
-import signal
+import multiprocessing
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
@@ -27,7 +28,9 @@ from outliers.models.stream import stream_model
 from outliers.quantization.linear import QuantizedLinear
 
 PAGE = Path(__file__).parent.parent / "docs" / "types.md"
-SECONDS = 60  # of one check at most
+SECONDS = 300  # of one check at most
+PROCESSES = multiprocessing.get_context("fork")
+RUN, FIRST = "run", ("found", "loss")  # without which nothing else is tried
 LAYERS, WIDTH, VOCABULARY = 4, 64, 512
 # Fields of configurations by what they become; a type has some of them.
 FIELDS = (
@@ -86,6 +89,7 @@ def tiny(kind: str) -> PreTrainedModel:
         made_small(part)
     if hasattr(config, "is_decoder"):
         config.is_decoder = True
+    config = type(config).from_dict(config.to_dict())  # as it is of a model that was stored
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval().float().requires_grad_(False)
     for name, parameter in model.named_parameters():
@@ -113,11 +117,17 @@ def checks(model: PreTrainedModel, ids: torch.Tensor, expected: float) -> Iterat
         return every and abs(loss(other) - expected) > 1e-9
 
     def ablated(method: str) -> bool:
-        return math.isfinite(outliers.perplexities(model, ids, [outliers.variant(f"{method}(3,5)")])[0])
+        ablation = outliers.variant(f"{method}(3,5)")
+        ablation = ablation.knowing(outliers.trace(model, ids)) if method == "mean" else ablation
+        (ablated,) = outliers.perplexities(model, ids, [ablation])
+        return math.isfinite(ablated) and abs(math.log(ablated) - expected) > 1e-9
 
-    def by_layer() -> bool:
-        alone = [outliers.quantize(model, "absmax", only=[f"layers.{number}"]) for number in (0, 1)]
-        return len({loss(model), *map(loss, alone)}) == 3
+    def damaged() -> bool:
+        damages = outliers.damage(model, ids, "absmax", by=("error", "role", "layer"), progress=False)
+        places = {(one.layer, one.role, one.path) for one in projections(model)}
+        rows = damages.errors[["layer", "role", "projection"]].itertuples(index=False, name=None)
+        alone = damages.layers["perplexity_only"]
+        return {*rows} == places and len({*alone}) == len(alone) == len({layer for layer, *_ in places})
 
     def streamed() -> bool:
         with tempfile.TemporaryDirectory() as folder:
@@ -130,14 +140,14 @@ def checks(model: PreTrainedModel, ids: torch.Tensor, expected: float) -> Iterat
     yield "plant", planted
     for scheme in ("absmax", "w4a4", "llm.int8"):
         yield scheme, lambda scheme=scheme: quantized(scheme)
-    for method in ("zero", "shuffle"):
+    for method in ("zero", "mean", "shuffle"):
         yield method, lambda method=method: ablated(method)
-    yield "layers", by_layer
+    yield "damage", damaged
     yield "stream", streamed
 
 
-def tried(kind: str) -> dict[str, str] | str:
-    """The result of each check, "" where it is as it should be; or why transformers runs no tiny model."""
+def tried(kind: str) -> Iterator[tuple[str, str]]:
+    """Each check with "" where it is as it should be, or why not; the first one is whether transformers runs a type."""
     try:
         model = tiny(kind)
         ids = torch.randint(3, VOCABULARY, (2, 48), generator=torch.Generator().manual_seed(1))
@@ -145,29 +155,53 @@ def tried(kind: str) -> dict[str, str] | str:
         losses = [nn.functional.cross_entropy(one[:-1], block[1:]) for one, block in zip(logits, ids, strict=True)]
         expected = float(sum(losses) / 2)
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    found = {}
+        yield RUN, f"{type(error).__name__}: {error}"
+        return
+    yield RUN, ""
     for name, check in checks(model, ids, expected):
-        signal.alarm(SECONDS)
         try:
-            found[name] = "" if check() else "differs"
+            why = "" if check() else "differs"
         except UserError as error:
-            found[name] = str(error)
+            why = str(error)
         except Exception as error:
-            found[name] = f"{type(error).__name__}: {error}"
-        finally:
-            signal.alarm(0)
-        if name in ("found", "loss") and found[name]:
-            break
+            why = f"{type(error).__name__}: {error}"
+        yield name, why
+        if name in FIRST and why:
+            return
+
+
+def tried_apart(kind: str) -> dict[str, str]:
+    """The results of `tried` in a process of its own, which is ended if it hangs."""
+    reader, writer = PROCESSES.Pipe(duplex=False)
+    process = PROCESSES.Process(target=_send, args=(kind, writer))
+    process.start()
+    writer.close()
+    found: dict[str, str] = {}
+    try:
+        while reader.poll(SECONDS):
+            name, why = reader.recv()
+            found[name] = why
+        found["time"] = f"a check takes longer than {SECONDS} s"
+    except EOFError:  # it has sent all, or was ended by the system
+        process.join()
+        if process.exitcode:
+            found["memory"] = f"the process ends with {process.exitcode}"
+    process.kill()
+    process.join()
     return found
 
 
-def cell(kind: str, result: dict[str, str] | str) -> tuple[str, str, str]:
+def _send(kind: str, writer: Connection) -> None:
+    for result in tried(kind):
+        writer.send(result)
+
+
+def cell(kind: str, result: dict[str, str]) -> tuple[str, str, str]:
     """A row of the page: the type, what it does, and what not and why."""
-    if isinstance(result, str):
-        return kind, "not tried", "transformers runs no tiny default model"
     wrong = {name: why for name, why in result.items() if why}
-    if "found" in wrong or "loss" in wrong:
+    if result.get(RUN, "no") != "":
+        return kind, "not tried", "transformers runs no tiny default model"
+    if wrong.keys() & {*FIRST}:
         return kind, "refused", short(next(iter(wrong.values())))
     without = ", ".join(wrong)
     return kind, f"works without {without}" if wrong else "works", "; ".join(dict.fromkeys(map(short, wrong.values())))
@@ -178,16 +212,11 @@ def short(why: str) -> str:
     return " ".join(why.split())[:110].replace("|", "/")
 
 
-def stop(*_signal) -> None:
-    raise TimeoutError(f"longer than {SECONDS} s")
-
-
 def main(kinds: list[str]) -> None:
-    signal.signal(signal.SIGALRM, stop)
     logging.set_verbosity_error()
     rows = []
     for kind in kinds or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        rows.append(cell(kind, tried(kind)))
+        rows.append(cell(kind, tried_apart(kind)))
         print(" | ".join(rows[-1]), flush=True)
     if kinds:
         return
