@@ -20,6 +20,10 @@ class NothingBefore(Cache):
         """The states themselves."""
         return key_states, value_states
 
+    def update_indexer(self, indexer_key_states: torch.Tensor, _layer: int) -> torch.Tensor:
+        """The same of the keys by which positions are chosen."""
+        return indexer_key_states
+
 
 def _predicted(block: Block, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Every position predicts the next one; of an example those that have a label."""
