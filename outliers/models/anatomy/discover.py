@@ -69,10 +69,11 @@ def is_projection(module: nn.Module) -> bool:
 
 @dataclass
 class Call:
-    """The first product with a matrix: what is in the history of its input, and which tensor that is."""
+    """The first product with a matrix: what is in the history of its input, which tensor that is, and its outputs."""
 
     history: History
     input: int
+    outputs: int = 0
     uses: int = 1
 
 
@@ -80,9 +81,9 @@ class Flow(TorchDispatchMode):
     """Follows tensors.
 
     of: the history of each storage. modules: the paths of the modules that are running, from the outermost on. mixed:
-    of each operation that mixes positions the innermost module, whether it is a softmax, and the history. loose: the
-    weights that are multiplied with without a call of their module. whole: the projection whose outputs a storage
-    holds, and their number. split: of such the parts that are taken of the outputs.
+    of each operation that mixes positions the innermost module, how it does, and the history. loose: the weights that
+    are multiplied with without a call of their module. whole: the projection whose outputs a storage holds, and their
+    number. split: of such the parts that are taken of the outputs.
     """
 
     def __init__(self, lengths: tuple[int, ...], weights: Mapping[int, str], projections: Collection[str]):
@@ -92,7 +93,7 @@ class Flow(TorchDispatchMode):
         self.kept: list = []  # storages, or others would be made in their place
         self.modules: list[str] = []
         self.normalizes: set[str] = set()
-        self.mixed: list[tuple[str, bool, History]] = []
+        self.mixed: list[tuple[str, str, History]] = []
         self.loose: dict[str, Call] = {}
         self.whole: dict[int, tuple[str, int]] = {}
         self.split: dict[str, list[Outputs | None]] = {}
@@ -127,13 +128,14 @@ class Flow(TorchDispatchMode):
                 lost = (ADDED,) if base in SCALES and sum(map(bool, histories)) == 1 else (ADDED, SUM)
                 history = frozenset(label for label in history if not label.startswith(lost))
             if how := self._mixes(base, inputs, outputs, args):
-                self.mixed.append((self.modules[-1] if self.modules else "", how == "softmax", history))
+                self.mixed.append((self.modules[-1] if self.modules else "", how, history))
                 if how in ("softmax", "product"):  # what attention puts out was not normed
                     history = frozenset(label for label in history if not label.startswith(NORM))
                 history |= {MIXED}
             if base in PRODUCTS and (weight := self._weight(inputs)):
                 read = next((one for one in inputs if self.history(one)), inputs[0])  # and not the bias before it
-                self.loose.setdefault(weight, Call(history, read.untyped_storage()._cdata))
+                call = Call(history, read.untyped_storage()._cdata, outputs[0].shape[-1])
+                self.loose.setdefault(weight, call)
                 history = frozenset((weight, SUM + weight))
         for one in outputs:
             self.put(one, history | self.history(one) if name.endswith("_") else history)
@@ -236,9 +238,9 @@ class Kind:
     reads the residual stream, and only chooses or weighs what others put out. experts: modules that hold the weights of
     experts. chosen: the routers that choose among them. inputs: the number of the tensor that each projection reads.
     attention, cross_attention: the modules in which the softmax over positions runs. split: of fused projections, which
-    read for a branch alone, the parts that their outputs are taken apart in, None for an irregular one. apart: other
-    modules with weights, and why they have no role. layers: the places of other layers whose states it reads beside the
-    stream. uses: how often it runs.
+    read for a branch alone, the parts that their outputs are taken apart in, None for an irregular one. recurrent:
+    whether positions are mixed otherwise than by a softmax too. apart: other modules with weights, and why they have no
+    role. layers: the places of other layers whose states it reads beside the stream. uses: how often it runs.
     """
 
     branches: tuple[Branch, ...] = ()
@@ -253,6 +255,7 @@ class Kind:
     attention: tuple[str, ...] = ()
     cross_attention: tuple[str, ...] = ()
     split: tuple[tuple[str, tuple[Outputs | None, ...]], ...] = ()
+    recurrent: bool = False
     apart: tuple[tuple[str, str], ...] = ()
     layers: tuple[int, ...] = ()
     uses: int = 1
@@ -376,6 +379,7 @@ class _Pass:
         if path in self.layers:
             self.left.setdefault(path, flow.history(tensors[0]))
         elif is_projection(module):
+            self.calls[path].outputs = tensors[0].shape[-1]
             for tensor in tensors:
                 flow.put(tensor, frozenset((path, SUM + path)))
             flow.whole[tensors[0].untyped_storage()._cdata] = path, tensors[0].shape[-1]
@@ -399,7 +403,7 @@ class _Pass:
         """Stand for experts, which tokens that have no values cannot choose."""
         flow = self.flow
         x, *others = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
-        self.calls.setdefault(path, Call(flow.history(x), x.untyped_storage()._cdata))
+        self.calls.setdefault(path, Call(flow.history(x), x.untyped_storage()._cdata, x.shape[-1]))
         self.chosen[path] = NOTHING.union(*map(flow.history, others))
         output = torch.empty_like(x)
         flow.put(output, frozenset((path, SUM + path)))
@@ -475,21 +479,25 @@ class _Layer:
         self.left = seen.left[path]
         self.experts = tuple(one for one in self._of_layer(seen.chosen))
         written, chosen = self.own(self.left), self.own(NOTHING.union(*self._of_layer(seen.chosen).values()))
-        # what experts read may be weighted already
-        first = {one for one, call in self.calls.items() if self.stream in call.history}
-        owners = {one: seen.model.get_submodule((self.prefix + one).rpartition(".")[0]) for one in first}
-        weighted = {*self.experts, *(one for one, owner in owners.items() if isinstance(owner, Expert))}
-        chosen |= set().union(*(self.own(self.calls[one].history) for one in weighted))
-        others = (call.history for one, call in self.calls.items() if one not in weighted)
-        read = self.own(NOTHING.union(*others))
         into = [one for one, call in self.calls.items() if self.stream in call.history]
-        self.routers = tuple(
+        owners = {one: seen.model.get_submodule((self.prefix + one).rpartition(".")[0]) for one in into}
+        # what experts read may be weighted already
+        self.weighted = {*self.experts, *(one for one, owner in owners.items() if isinstance(owner, Expert))}
+        for one in self.weighted:
+            of = self.calls[one].history
+            chosen |= {other for other in into if self.prefix + other in of and SUM + self.prefix + other not in of}
+        width = seen.widths[seen.layers[path][0]]
+        weighs = {
             one
-            for one in into
-            if one not in read
-            and one not in self.experts
-            and (one in chosen or (one in written and SUM + self.prefix + one not in self.left))
-        )
+            for one, call in self.calls.items()
+            if one in written and SUM + self.prefix + one not in self.left and (one in into or call.outputs != width)
+        }
+        routers: set[str] = set()
+        for one in reversed(self.calls):  # behind its readers
+            others = self._readers(one)
+            if one not in self.weighted and others <= routers and (others or one in chosen | weighs):
+                routers.add(one)
+        self.routers = tuple(one for one in self.calls if one in routers)
         self.chosen = tuple(one for one in self.routers if one in chosen)
         self.reads = [one for one in into if one not in self.routers]
         self.memory = [one for one, call in self.calls.items() if MEMORY in call.history and one not in into]
@@ -502,6 +510,11 @@ class _Layer:
     def own(self, history: History) -> set[str]:
         """The projections of the layer in a history."""
         return {label[len(self.prefix) :] for label in history if label.startswith(self.prefix)}
+
+    def _readers(self, projection: str) -> set[str]:
+        """The other projections that read what a projection puts out, and neither the stream to which it is added."""
+        behind = {one for one, call in self.calls.items() if self.stream not in call.history and one != projection}
+        return {one for one in behind - self.weighted if projection in self.own(self.calls[one].history)}
 
     def branches(self) -> Iterator[Branch]:
         """The projections that are connected, in the order of their first call."""
@@ -537,21 +550,23 @@ class _Layer:
     def kind(self) -> Kind:
         norms, branches = self.norms(), tuple(self.branches())
         in_front = {norm: self._reading(norm) for norm, before in norms.items() if self.stream in before}
-        rescaling = [norm for norm in in_front if NORM + self.prefix + norm in self.left and self.own(norms[norm])]
+        kept = [norm for norm in in_front if NORM + self.prefix + norm in self.left]
+        rescaling = [norm for norm in kept if self.own(norms[norm]) - {*self.routers}]
         behind = {
             norm: (*sorted(own),)
             for norm, before in norms.items()
             if self.stream not in before and (own := self.own(before)) and own <= {*self.writes, *self.experts}
         }
-        front = {norm: of for norm, of in in_front.items() if norm not in rescaling and of}
+        front = {norm: of for norm, of in in_front.items() if norm not in kept and of}
         crossed = {one for branch in branches if branch.memory for one in (*branch.reads, *branch.memory)}
         softmaxes = {
             self._holder(path): bool(self.own(history) & crossed)
-            for path, softmax, history in self.seen.flow.mixed
-            if softmax and path.startswith(self.prefix)
+            for path, how, history in self.seen.flow.mixed
+            if how == "softmax" and path.startswith(self.prefix)
         }
         split = self._of_layer(self.seen.flow.split)
         alone = [branch.reads[0] for branch in branches if len(branch.reads) == 1]
+        convolved = any(how == "convolution" and path.startswith(self.prefix) for path, how, _ in self.seen.flow.mixed)
         tensors = list(dict.fromkeys(call.input for call in self.calls.values()))
         return Kind(
             branches,
@@ -566,6 +581,7 @@ class _Layer:
             tuple(path for path, cross in softmaxes.items() if not cross),
             tuple(path for path, cross in softmaxes.items() if cross),
             tuple((one, tuple(dict.fromkeys(split[one]))) for one in alone if one in split),
+            convolved or sum(branch.mixes for branch in branches) > len(softmaxes),
             tuple(self._apart(branches)),
             self._other_layers(),
             self.seen.entered[self.prefix[:-1]],

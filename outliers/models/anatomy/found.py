@@ -231,7 +231,7 @@ def _of_kind(model: PreTrainedModel, kind: Kind, path: str, layers: str) -> Anat
         norms={norm: read for norm, read in norms.items() if read},
         norm_offset=_offset(model, [f"{path}.{norm}" for norm in norms]),
         read_by=dict((*kind.norms_between, *kind.norms)),
-        recurrent=sum(branch.mixes for branch in kind.branches) > len({*kind.attention, *kind.cross_attention}),
+        recurrent=kind.recurrent,
         norms_of_sums=kind.norms_of_sums,
         norms_behind=behind,
         experts=experts,
