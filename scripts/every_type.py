@@ -10,13 +10,12 @@ import multiprocessing
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers import __version__ as transformers_version
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
@@ -35,61 +34,87 @@ LAYERS, WIDTH, VOCABULARY = 4, 64, 512
 # Fields of configurations by what they become; a type has some of them.
 FIELDS = (
     (VOCABULARY, "vocab_size vocab_size_per_layer_input"),
-    (WIDTH, "hidden_size n_embd d_model n_embed dim word_embed_proj_dim embedding_size lru_width conv_dim"),
-    (LAYERS, "num_hidden_layers n_layer n_layers num_layers decoder_layers"),
+    (
+        WIDTH,
+        "hidden_size n_embd d_model n_embed dim word_embed_proj_dim embedding_size embedding_dim lru_width conv_dim",
+    ),
+    (LAYERS, "num_hidden_layers n_layer n_layers num_layers num_blocks decoder_layers"),
     (
         4,
         "num_attention_heads n_head n_heads num_heads decoder_attention_heads encoder_attention_heads "
-        "linear_num_value_heads",
+        "linear_num_value_heads index_n_heads",
     ),
-    (2, "num_key_value_heads encoder_layers num_experts_per_tok moe_k moe_topk mamba_expand linear_num_key_heads"),
+    (
+        2,
+        "num_key_value_heads encoder_layers num_experts_per_tok num_experts_per_token moe_k moe_topk mamba_expand linear_num_key_heads",
+    ),
     (
         16,
         "head_dim sliding_window qk_rope_head_dim qk_nope_head_dim v_head_dim mamba_d_head mamba_d_state state_size "
-        "linear_key_head_dim linear_value_head_dim hidden_size_per_layer_input",
+        "linear_key_head_dim linear_value_head_dim hidden_size_per_layer_input d_head mamba_headdim "
+        "index_head_dim index_topk",
     ),
     (96, "intermediate_size n_inner ffn_dim decoder_ffn_dim encoder_ffn_dim ffn_hidden_size block_ff_dim"),
-    (48, "moe_intermediate_size shared_expert_intermediate_size shared_intermediate_size"),
+    (
+        48,
+        "moe_intermediate_size shared_expert_intermediate_size shared_intermediate_size "
+        "shared_experts_intermediate_size",
+    ),
     (8, "num_experts num_local_experts n_routed_experts moe_num_experts rotary_dim mamba_n_heads"),
-    (1, "n_group topk_group first_k_dense_replace mamba_n_groups n_groups bos_token_id num_kv_shared_layers"),
-    (32, "q_lora_rank kv_lora_rank qk_head_dim"),
-    (128, "mamba_d_ssm"),
+    (
+        1,
+        "n_group num_expert_group topk_group first_k_dense_replace mamba_n_groups n_groups bos_token_id num_kv_shared_layers",
+    ),
+    (32, "q_lora_rank kv_lora_rank qk_head_dim attention_head_dim"),
+    (128, "mamba_d_ssm attention_hidden_size"),
     (256, "max_position_embeddings n_positions"),
 )
-KINDS = ("layer_types", "layers_block_type", "mlp_layer_types", "attention_layers")  # lists with an entry a layer
+SMALL = {name: size for size, names in FIELDS for name in names.split()} | {"pad_token_id": 0, "eos_token_id": 2}
+OWN = {  # of a type: what its default configuration lacks, or asks for
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+    "dots1": {"n_shared_experts": 1},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 4,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 16,
+        "indexer_compress_ratio": 4,
+    },
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {"layers_block_type": ["mamba", "hybrid"] * 2},
+    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "hybrid_layer_ids": [1, 3]},
+    "zaya": {"num_experts_per_tok": 1},
+}
 
 
-def made_small(config: PretrainedConfig) -> PretrainedConfig:
-    """Give the fields of a configuration small values, where it takes them."""
-    changes = {name: size for size, names in FIELDS for name in names.split()}
-    changes |= {"pad_token_id": 0, "eos_token_id": 2}
-    if getattr(config, "kv_lora_rank", None):
-        changes["num_key_value_heads"] = 4  # all heads have keys of one latent state
-    if hasattr(config, "num_heads") and hasattr(config, "expand"):
-        changes["num_heads"] = config.expand * WIDTH // changes["head_dim"]
-    for name in (*KINDS, "activation_sparsity_pattern"):
-        listed = getattr(config, name, None)
-        if isinstance(listed, list) and listed:
-            kinds = list(dict.fromkeys(listed))
-            changes[name] = (kinds + listed)[:LAYERS]
-    for name, value in list(changes.items()):
-        if name == "intermediate_size" and isinstance(getattr(config, name, None), list):
-            changes[name] = [value] * LAYERS
-    for name, value in changes.items():
-        with suppress(Exception):  # such as a property, or a check of the type's own
-            if hasattr(config, name):
-                setattr(config, name, value)
-    return config
+def made_small(fields: dict) -> dict:
+    """The fields of a configuration with small values."""
+    own = OWN.get(fields["model_type"], {})
+    depth = next((fields[name] for name in fields if SMALL.get(name) == LAYERS and "layer" in name), None)
+    fields = {name: value for name, value in fields.items() if name != "per_layer_config"}
+    small = dict(fields)
+    for name, value in fields.items():
+        size = SMALL.get(name.removesuffix("_per_layer"))
+        if isinstance(value, dict):
+            small[name] = made_small(value) if "model_type" in value else value
+        elif isinstance(value, list) and value and len(value) == depth:
+            small[name] = [size] * LAYERS if size else [*dict.fromkeys(value), *value][:LAYERS]
+        elif name in SMALL:
+            small[name] = size
+    if fields.get("kv_lora_rank"):
+        small["num_key_value_heads"] = 4  # all heads have keys of one latent state
+    if {"num_heads", "expand", "head_dim"} <= fields.keys():
+        small["num_heads"] = fields["expand"] * WIDTH // small["head_dim"]
+    return small | own
 
 
 def tiny(kind: str) -> PreTrainedModel:
     """A tiny random model of a type, float32; raises whatever transformers raises."""
-    config = AutoConfig.for_model(kind)
-    for part in {id(one): one for one in (config, config.get_text_config(decoder=True))}.values():
-        made_small(part)
+    default = AutoConfig.for_model(kind)
+    config = type(default).from_dict(made_small(default.to_dict()))
     if hasattr(config, "is_decoder"):
         config.is_decoder = True
-    config = type(config).from_dict(config.to_dict())  # as it is of a model that was stored
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval().float().requires_grad_(False)
     for name, parameter in model.named_parameters():

@@ -574,7 +574,7 @@ class _Layer:
             tuple(rescaling),
             tuple((norm, one) for norm, of in behind.items() for one in of),
             tuple((norm, self._reading(norm)) for norm in norms if norm not in {*front, *rescaling, *behind}),
-            self.routers,
+            tuple(one for one in self.routers if self._is_module(one)),
             self.experts,
             self.chosen,
             tuple((one, tensors.index(call.input)) for one, call in self.calls.items()),
@@ -590,6 +590,9 @@ class _Layer:
     def _reading(self, norm: str) -> tuple[str, ...]:
         """The readers of the output of a norm."""
         return tuple(one for one, call in self.calls.items() if NORM + self.prefix + norm in call.history)
+
+    def _is_module(self, path: str) -> bool:
+        return self.prefix + path in self.seen.paths.values()
 
     def _holder(self, path: str) -> str:
         """The innermost module with modules of its own that a module is, or is in."""
@@ -607,7 +610,7 @@ class _Layer:
         modules = self._of_layer({path: module for module, path in self.seen.paths.items()})
         for path in self.calls:
             if self.prefix + path in self.seen.flow.loose:
-                if path not in self.routers:
+                if path not in self.routers or not self._is_module(path):
                     yield path, "its weight is multiplied with, and no module is called for that"
             elif path not in roles:
                 yield path, "it reads no hidden state of this layer"
