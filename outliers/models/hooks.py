@@ -271,13 +271,15 @@ def residual_hooks(
 
     def hook_of(layer: int):
         def hook(_module, _inputs, output):
-            # some architectures return tuples, the others a tensor
-            state, *others = output if isinstance(output, tuple) else (output,)
-            changed = visit(layer, state.flatten(0, -2))
+            parted = isinstance(output, (tuple, list))  # some architectures return one, the others a tensor
+            state, *others = output if parted else (output,)
+            stream = state[0] if state.ndim == 4 else state  # the one of Gemma 3n's that branches read
+            changed = visit(layer, stream.flatten(0, -2))
             if changed is None:
                 return None
-            changed = changed.view(state.shape)
-            return (changed, *others) if isinstance(output, tuple) else changed
+            changed = changed.view(stream.shape)
+            changed = changed if stream is state else torch.cat((changed[None], state[1:]))
+            return type(output)((changed, *others)) if parted else changed
 
         return independent(hook) if is_independent(visit) else hook
 

@@ -257,7 +257,7 @@ class Stream:
             key = keys[block_number]
             state, *beside = parts_of(outputs[key])
             state = states[variant_number, block_number, None, : key[place]].to(self.device, state.dtype)
-            return (state, *beside) if isinstance(outputs[key], tuple) else state
+            return state if isinstance(outputs[key], torch.Tensor) else (state, *beside)
 
         for number, layer in enumerate(over(layers, f"{self.name}, layers")):
             with self.layer(model, layer.number):
@@ -296,9 +296,9 @@ class Stream:
         return torch.frombuffer(_mapped_file(size), dtype=dtype, count=count).view(shape)
 
 
-def parts_of(output: torch.Tensor | tuple) -> tuple:
+def parts_of(output: torch.Tensor | tuple | list) -> tuple | list:
     """The hidden states (1, T, features) that a layer puts out, and what is beside them in some architectures."""
-    return output if isinstance(output, tuple) else (output,)
+    return output if isinstance(output, (tuple, list)) else (output,)
 
 
 class Once(nn.Module):
