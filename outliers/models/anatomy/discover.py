@@ -427,7 +427,8 @@ def _experts_of(paths: Mapping[nn.Module, str], layers: Collection[str]) -> list
         matrices = [shape for shape in shapes if len(shape) == 3 and shape[0] > 1]
         lists = [name for name, child in module.named_children() if isinstance(child, nn.ModuleList) and len(child)]
         of_list = isinstance(module, nn.ModuleList) and "Experts" in type(module).__name__
-        holds = len(matrices) >= 2 or of_list or any("experts" in name for name in lists)
+        called_so = "expert" in f"{path} {type(module).__name__}".lower()  # and no recurrence with a matrix a head
+        holds = (called_so and len(matrices) >= 2) or of_list or any("experts" in name for name in lists)
         if holds and not any(path.startswith(f"{other}.") for other in found):
             found.append(path)
     return found
