@@ -529,9 +529,10 @@ def check_block(config, block: int, largest_id: int = 0) -> None:
     limit = context_length(config)
     if limit is not None and block > limit:
         raise UserError(f"blocks of {block} tokens are longer than the model's context of {limit}; use --block {limit}")
-    if largest_id >= config.vocab_size:
+    vocabulary = config.get_text_config().vocab_size
+    if largest_id >= vocabulary:
         raise UserError(
-            f"token id {largest_id} is outside the model's vocabulary of {config.vocab_size}; the text was "
+            f"token id {largest_id} is outside the model's vocabulary of {vocabulary}; the text was "
             "tokenised by another model's tokenizer"
         )
 

@@ -46,5 +46,5 @@ class Family:
     smallest: Callable[[PretrainedConfig], Block] = two_tokens
     check: Callable[[PretrainedConfig, Block], None] | None = None
     ids: Callable[[PretrainedConfig, torch.Tensor], torch.Tensor] = lambda _config, read: read
-    vocabulary: Callable[[PretrainedConfig], int] = lambda config: config.vocab_size
+    vocabulary: Callable[[PretrainedConfig], int] = lambda config: config.get_text_config().vocab_size
     name_of: Callable[[PretrainedConfig, int], tuple[str, str]] | None = None

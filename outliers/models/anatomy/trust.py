@@ -79,7 +79,7 @@ def check_planted(model: PreTrainedModel, planted: PreTrainedModel) -> None:
 
 def _few_tokens(model: PreTrainedModel) -> Example | torch.Tensor:
     tokens = min(TOKENS, context_length(model.config) or TOKENS)
-    ids = torch.arange(1, tokens + 1, device=model.device) % model.config.vocab_size
+    ids = torch.arange(1, tokens + 1, device=model.device) % family_of(model.config).vocabulary(model.config)
     return Example(ids, ids) if model.config.is_encoder_decoder or stacks_of(model.config)[0].bidirectional else ids
 
 
