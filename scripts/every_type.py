@@ -46,7 +46,8 @@ FIELDS = (
     ),
     (
         2,
-        "num_key_value_heads encoder_layers num_experts_per_tok num_experts_per_token moe_k moe_topk mamba_expand linear_num_key_heads",
+        "num_key_value_heads encoder_layers num_experts_per_tok num_experts_per_token moe_k moe_topk "
+        "mamba_expand linear_num_key_heads",
     ),
     (
         16,
@@ -63,7 +64,8 @@ FIELDS = (
     (8, "num_experts num_local_experts n_routed_experts moe_num_experts rotary_dim mamba_n_heads"),
     (
         1,
-        "n_group num_expert_group topk_group first_k_dense_replace mamba_n_groups n_groups bos_token_id num_kv_shared_layers",
+        "n_group num_expert_group topk_group first_k_dense_replace mamba_n_groups n_groups bos_token_id "
+        "num_kv_shared_layers",
     ),
     (32, "q_lora_rank kv_lora_rank qk_head_dim attention_head_dim"),
     (128, "mamba_d_ssm attention_hidden_size"),
@@ -133,8 +135,10 @@ def checks(model: PreTrainedModel, ids: torch.Tensor, expected: float) -> Iterat
 
     def planted() -> bool:
         other = outliers.plant(model, [3], 64.0)
-        found = outliers.trace(other, ids, attention=False).outlier_features()
-        return abs(loss(other) - expected) < 1e-4 and 3 in list(found["feature"])
+        trace = outliers.trace(other, ids, attention=False)
+        roles = [role for role in trace.roles if role.startswith(("attn_in", "ffn_in")) and "+" not in role]
+        found = any(3 in list(trace.outlier_features(roles=[role])["feature"]) for role in roles)
+        return abs(loss(other) - expected) < 1e-4 and found
 
     def quantized(scheme: str) -> bool:
         other = outliers.quantize(model, scheme)
@@ -143,7 +147,7 @@ def checks(model: PreTrainedModel, ids: torch.Tensor, expected: float) -> Iterat
 
     def ablated(method: str) -> bool:
         ablation = outliers.variant(f"{method}(3,5)")
-        ablation = ablation.knowing(outliers.trace(model, ids)) if method == "mean" else ablation
+        ablation = ablation.knowing(outliers.trace(model, ids, attention=False)) if method == "mean" else ablation
         (ablated,) = outliers.perplexities(model, ids, [ablation])
         return math.isfinite(ablated) and abs(math.log(ablated) - expected) > 1e-9
 
@@ -161,7 +165,8 @@ def checks(model: PreTrainedModel, ids: torch.Tensor, expected: float) -> Iterat
 
     yield "found", lambda: bool(anatomy_of(model.config))
     yield "loss", lambda: abs(loss(model) - expected) < 1e-6
-    yield "trace", lambda: bool(outliers.trace(model, ids).roles)
+    yield "trace", lambda: bool(outliers.trace(model, ids, attention=False).roles)
+    yield "attention", lambda: bool(outliers.trace(model, ids).roles)
     yield "plant", planted
     for scheme in ("absmax", "w4a4", "llm.int8"):
         yield scheme, lambda scheme=scheme: quantized(scheme)
