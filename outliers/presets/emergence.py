@@ -1,4 +1,4 @@
-"""Where outlier features are, how large they are, and the row of Table 4: of one model, or along a family."""
+"""Places and sizes of outlier features, and the row of Table 4, of one model or along a family."""
 
 from collections.abc import Sequence
 

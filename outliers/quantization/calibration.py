@@ -1,4 +1,4 @@
-"""Magnitudes of the inputs of projections on a text, for remedies that have to know them."""
+"""The calibration of projections: statistics of their inputs on a text, for remedies that require them."""
 
 import logging
 from collections import Counter, defaultdict
@@ -25,9 +25,9 @@ from outliers.quantization.remedies.learning import learn
 from outliers.quantization.schemes import Scheme, get_scheme
 from outliers.terminal.progress import with_bar
 
-FEW = 32  # tokens of a calibration text, with fewer of which an expert is calibrated on all tokens of its layer
+FEW = 32  # an expert with fewer calibration tokens is calibrated on all tokens of its layer
 logger = logging.getLogger(__name__)
-OUTLIER_ROLE, OUTLIER_TOKEN = "ffn_out", 64  # a token whose largest |x| there exceeds so many medians of all tokens'
+OUTLIER_ROLE, OUTLIER_TOKEN = "ffn_out", 64  # an outlier token: its largest |x| exceeds so many medians over tokens
 
 
 @with_bar
@@ -41,22 +41,22 @@ def calibrate(
 ) -> Calibration:
     """Return the largest |x| of every feature that a model's projections read on some blocks.
 
-    Blocks that are measured afterwards would make the result better than it is: take others. Two calibrations of parts
-    of a text can be merged.
+    Use other blocks than those to measure afterwards, which would make results look better than they are. Calibrations
+    of parts of a text can be merged.
 
     Args:
-        model: a causal language model with exact weights, resident or streamed; it is left as it was.
+        model: a causal language model with exact weights, resident or streamed; it is not changed.
         blocks: token ids, int64 (blocks, T), or any iterable of (T,); or examples of another family.
-        schemes: those that it is for; some have to know more of the inputs, see `Magnitudes`, and `rotation` learns on
-            these blocks what it is.
-        keys: whether to keep how large keys are too, for caches that smooth or reorder them. Their attention is
-            exchanged for that, whose sums may differ by rounding.
+        schemes: schemes to calibrate for; some require further statistics, see `Magnitudes`, and `rotation` is learned
+            on these blocks.
+        keys: whether to record the magnitudes of keys too, for caches that smooth or reorder them. The attention is
+            replaced for that, whose sums may differ by rounding.
         progress: whether to show a bar after two seconds; by default on a terminal and in a notebook.
 
     Raises:
         UserError: there is no block, one is longer than the model's context, of another length than the first, or holds
-            ids outside its vocabulary; an input holds NaN or inf; only codes are left of the model's weights; a scheme
-            learns, and the model is not a causal one whose weights are all there, or its loss is not finite.
+            ids outside its vocabulary; an input has NaN or inf; the model has only codes of its weights; a scheme
+            learns, and the model is not a causal one with all weights in memory, or its loss is not finite.
 
     Example:
         >>> calibration = outliers.calibrate(model, blocks, ["absmax+smoothing"])
@@ -71,7 +71,7 @@ def calibrate(
 
 @inference
 def observed(model: PreTrainedModel, blocks: Iterable[Block], needed: Collection[str], keys: bool) -> Calibration:
-    """The same without what schemes learn; needed: the `COSTLY` statistics."""
+    """Return the calibration without what schemes learn; needed: the required `COSTLY` statistics."""
     blocks = list(blocks)
     ids = list(map(read_ids, blocks))
     if not blocks:
@@ -81,11 +81,11 @@ def observed(model: PreTrainedModel, blocks: Iterable[Block], needed: Collection
     weights: dict[tuple[int, str], torch.Tensor] = {}
     magnitudes: dict[tuple[int, str], Magnitudes] = {}
     statistics = {name: statistic for name, statistic in STATISTICS.items() if name in needed or name not in COSTLY}
-    outlier_tokens = defaultdict(list)  # by layer, of each block
+    outlier_tokens = defaultdict(list)  # by layer: a mask for each block
     largest_keys: dict[int, torch.Tensor] = {}
     causal = family_of(model.config).name == "causal"
 
-    tokens: Counter = Counter()  # by the place of what an expert reads
+    tokens: Counter = Counter()  # by place of an expert's input
 
     @contextmanager
     def hooks(model: PreTrainedModel, layer: int | None) -> Iterator[None]:
@@ -113,7 +113,7 @@ def observed(model: PreTrainedModel, blocks: Iterable[Block], needed: Collection
 
     @contextmanager
     def all_tokens(model: PreTrainedModel, layer: int | None) -> Iterator[None]:
-        """Show experts with few tokens all those of their layer, which otherwise pass them by."""
+        """Show experts with few tokens all tokens of their layer."""
 
         def hook(layer: int, few: list[int], experts: nn.Module, inputs: tuple) -> None:
             x = inputs[0][inputs[0].any(1)] if few else inputs[0]  # without zeros of what no expert got
@@ -163,7 +163,7 @@ def observed(model: PreTrainedModel, blocks: Iterable[Block], needed: Collection
         )
         watched_pass(model, blocks, all_tokens)
     read = torch.stack(ids).cpu()
-    by_layer = [torch.zeros(0, *read.shape, dtype=torch.bool)]  # none where experts alone have the role
+    by_layer = [torch.zeros(0, *read.shape, dtype=torch.bool)]  # none if only experts have the role
     by_layer += [torch.stack(tokens)[None] for tokens in outlier_tokens.values()]
     return Calibration(read, magnitudes, torch.cat(by_layer), largest_keys)
 
@@ -175,7 +175,8 @@ def _largest_weights(projection: Projection) -> torch.Tensor:
 
 
 def neutral(model: PreTrainedModel, scheme: Scheme) -> Calibration:
-    """As if all magnitudes of a model, whose values are not known, were 1; of no text, on which a scheme learns."""
+    """Return a calibration in which all magnitudes are 1, for a model whose values are unknown; schemes learn
+    nothing on it."""
     magnitudes = {}
     for projection in projections(model):
         ones = torch.ones(stored_weight(projection.module).shape[1])

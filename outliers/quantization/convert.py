@@ -1,4 +1,4 @@
-"""A whole model in, a whole model out."""
+"""The quantization of whole models."""
 
 import copy
 import fnmatch
@@ -40,7 +40,7 @@ from outliers.quantization.routers import put_routers, routers, take_routers_bac
 from outliers.quantization.schemes import BASELINE, SCHEMES, Scheme, get_scheme
 
 KINDS = {"exact": QuantizedLinear, "int8": Int8Linear}
-# As a place: a layer, or some in a row; of these an expert.
+# As a place: a layer, or several in a row, or an expert of these.
 _LAYERS = re.compile(r"layers\.(?P<first>[0-9]{1,9})(:(?P<end>[0-9]{1,9}))?(\.experts\.(?P<expert>[0-9]{1,9}))?")
 
 
@@ -55,36 +55,36 @@ def quantize(
 ) -> PreTrainedModel:
     """Return `model` with every linear projection of its decoder layers under a scheme, and its attention.
 
-    The given model is not changed; the new one shares all that is not quantized. Embeddings, norms and the head stay as
-    they are, and unless the scheme names them, routers and attention too; so do forward hooks. `fp32` quantizes
+    The given model is not changed; the new one shares everything that is not quantized. Embeddings, norms and the head
+    stay as they are, and unless the scheme names them, routers and attention too; so do forward hooks. `fp32` quantizes
     nothing.
 
     Args:
         model: a causal language model, on any device, also "meta", or spread over several.
-        scheme: name, or a scheme of one's own.
-        keep: "exact" shares the exact weights and adds codes: the paper's equation, in which outlier features meet
-            exact weights; such a model can be put under another scheme, and codes that both have in common are shared.
-            "int8" keeps nothing but the codes, a byte a weight; outlier features meet weights rebuilt from them.
+        scheme: a name, or a custom scheme.
+        keep: "exact" shares the exact weights and adds codes, as in the paper's equation, where outlier features are
+            multiplied with exact weights; such a model can be put under another scheme, and codes that both have in
+            common are shared. "int8" keeps only the codes, one byte per weight; outlier features are multiplied with
+            dequantized weights.
         skip: places that stay exact. A place is a role ("attn_in", "attn_out", "ffn_in", "ffn_out", or "attention" for
-            what attention multiplies), layers ("layers.3", or "layers.9:12" for 9 to 11), an
-            expert of these ("layers.3.experts.7"), or a pattern, as in names of
-            files, of paths of modules, such as "*.down_proj" or "model.layers.0"; the head, which always stays exact,
-            may be among them. What the attention "…self_attn" multiplies is at a place with it, or alone as
-            "…self_attn.products".
-        calibration: how large the inputs of this model are, which some remedies have to know; see `calibrate`.
-        only: places outside of which all stays exact; none for no such limit.
-        instead: schemes of projections at some places in the place of `scheme`, such as {"llm.int8": ["ffn_out"]};
-            what is skipped stays exact all the same, and of attention `scheme` alone counts.
+            what attention multiplies), layers ("layers.3", or "layers.9:12" for 9 to 11), an expert of these
+            ("layers.3.experts.7"), or a pattern, as in names of files, of paths of modules, such as "*.down_proj" or
+            "model.layers.0"; the head, which always stays exact, may be among them. What the attention "…self_attn"
+            multiplies is at a place with it, or alone as "…self_attn.products".
+        calibration: statistics of this model's inputs, which some remedies require; see `calibrate`.
+        only: places to which quantization is limited; empty for no limit.
+        instead: schemes that replace `scheme` for projections at some places, such as {"llm.int8": ["ffn_out"]};
+            skipped places stay exact, and attention always follows `scheme`.
 
     Raises:
         UserError: no scheme has this name, the architecture is unknown, or something is wrapped around the model; a
             projection is more than a floating-point weight and a bias, such as one with an adapter, or has hooks on
             gradients or its state; only codes are left of the weights; a place is not in the model, or nothing is left
-            to quantize; groups of features that share a scale do not divide those of a projection; codes of
-            weights that the scheme does not quantize, or that are no int8, are to be kept, or the exact weights are not
-            that it multiplies some tokens with; the scheme needs a calibration, and there is none, or one of another
-            model; the scheme has attention in int8, and that of the model cannot be replaced, or trains in int8; a
-            projection has two schemes instead, or one that quantizes none or needs a calibration.
+            to quantize; groups of features that share a scale do not divide those of a projection; codes of weights
+            that the scheme does not quantize, or that are no int8, are to be kept, or the exact weights are not that it
+            multiplies some tokens with; the scheme needs a calibration, and there is none, or one of another model; the
+            scheme has attention in int8, and that of the model cannot be replaced, or trains in int8; a projection has
+            two schemes instead, or one that quantizes none or needs a calibration.
 
     Example:
         >>> quantized = outliers.quantize(model, "llm.int8", skip=["ffn_out"])
@@ -119,13 +119,13 @@ def quantize(
     if draw := getattr(model, "draw", 0):
         for layer in quantized_layers(copied):
             layer.draw = draw
-    for name in ("to", "cuda"):  # where accelerate spread the model, they are functions that move the original
+    for name in ("to", "cuda"):  # on a model that accelerate spread, these functions move the original
         vars(copied).pop(name, None)
     take_routers_back(copied)
     if scheme.routers:
         put_routers(copied, scheme, left, calibration)
     if vars(copied).pop("attention_scheme", None):  # in the place of which it is put
-        from outliers.quantization.attention import take_attention_back  # late, for what few schemes change
+        from outliers.quantization.attention import take_attention_back  # a late import: few schemes change attention
 
         take_attention_back(copied)
     if scheme.attention is not None:
@@ -137,9 +137,9 @@ def quantize(
 
 
 def _uses_differ(model: PreTrainedModel, left: Collection[str], others: Mapping[str, Scheme]) -> bool:
-    """Whether a module that stands in several places of a model is to be quantized in another way in one of them.
+    """Return whether a module that is used in several places of a model would be quantized differently in them.
 
-    left, others: the paths of what stays exact, and the schemes of those that have one of their own.
+    left, others: the paths that stay exact, and the schemes that replace the common one, by path.
     """
 
     def treatment(path: str) -> tuple:
@@ -149,19 +149,20 @@ def _uses_differ(model: PreTrainedModel, left: Collection[str], others: Mapping[
 
 
 def quantized_layers(model: PreTrainedModel) -> list[QuantizedLinear]:
-    """The projections of a model that are under a scheme, with their unquantized weights."""
+    """Return the projections of a model that are under a scheme and keep exact weights."""
     return [part.module for part in projections(model) if isinstance(part.module, QuantizedLinear)]
 
 
 def coded(model: PreTrainedModel) -> PreTrainedModel:
-    """A model under a scheme, its weights quantized now, so that what is made of it shares the codes."""
+    """Quantize the weights of a model under a scheme now, so that models made from it share the codes, and return
+    it."""
     for projection in projections(model):
         getattr(projection.module, "quantized_weight", None)
     return model
 
 
 def check_kept(scheme: Scheme) -> None:
-    """Raise UserError if a scheme quantizes projections, but has no int8 codes of weights that could be kept."""
+    """Raise UserError if a scheme quantizes projections but has no int8 codes of weights to keep."""
     if not scheme.quantizes_projections:
         return
     if scheme.weights is None:
@@ -198,9 +199,9 @@ def check_groups(model: PreTrainedModel, scheme: Scheme, left: Collection[str] =
 def check_instead(
     model: PreTrainedModel, scheme: Scheme, left: Collection[str], instead: Mapping[str | Scheme, Collection[str]]
 ) -> dict[str, Scheme]:
-    """The schemes of projections that have another one than `scheme`, by path; left: the paths of what stays exact.
+    """Return the schemes of projections that replace the common one, by path; left: the paths that stay exact.
 
-    Raises UserError where a scheme does not fit a projection, its own or another's.
+    Raises UserError if a scheme does not fit a projection.
     """
     others, parts = {}, list(projections(model))
     for other, places in instead.items():
@@ -221,21 +222,23 @@ def check_instead(
 
 
 def check_attends(model: PreTrainedModel, scheme: Scheme) -> None:
-    """Raise UserError if a scheme has attention in int8 and a model, which may be on the meta device, more than the
-    softmax that this replaces."""
+    """Raise UserError if a scheme has attention in int8 and a model's attention is more than a plain softmax.
+
+    model: possibly on the meta device.
+    """
     if scheme.attention is None:
         return
     alone = replace(SCHEMES[BASELINE], remedies=(scheme.attention,))
     with torch.inference_mode(), eager(model):
         changed, stack, family = quantize(model, alone), anatomy_of(model.config), family_of(model.config)
         (read,) = inputs_of(model, family.smallest(model.config).to(device_of(model)))
-        # without a mask of causal attention transformers looks at positions for where several sequences begin
+        # without a mask, transformers searches the positions of causal models for starts of sequences
         mask = {} if stack.bidirectional else {"attention_mask": torch.ones_like(read)[None]}
         stack_module(changed, stack)(read[None], **mask, **family.keywords)
 
 
 def check_calibrated(scheme: Scheme, calibration: Calibration | None) -> None:
-    """Raise UserError if a scheme needs a calibration and there is none."""
+    """Raise UserError if a scheme needs a calibration, or statistics, that are missing."""
     if calibration is None and scheme.needs_calibration:
         raise UserError(
             f"scheme '{scheme.name}' needs the magnitudes of the inputs; expected a calibration: "
@@ -250,8 +253,10 @@ def check_calibrated(scheme: Scheme, calibration: Calibration | None) -> None:
 
 
 def skipped(model: PreTrainedModel, skip: Collection[str], scheme: Scheme, only: Collection[str] = ()) -> set[str]:
-    """The paths of what stays exact, projections and what attention multiplies: all at places of `skip`, and all at no
-    place of `only`, if it has any."""
+    """Return the paths that stay exact: all at places of `skip`, and all outside the places of `only`, if it has any.
+
+    Paths are of projections and of attention products. Raises UserError if nothing is left to quantize.
+    """
     parts = [*projections(model), *attentions(model), *(routers(model) if scheme.routers else ())]
     left = _at_places(model, parts, "skip", skip)
     if only:
@@ -263,7 +268,7 @@ def skipped(model: PreTrainedModel, skip: Collection[str], scheme: Scheme, only:
 
 
 def _at_places(model: PreTrainedModel, parts: list[Projection], option: str, places: Collection[str]) -> set[str]:
-    """The paths of the parts of a model that are at places; raise UserError if one is not in the model."""
+    """Return the paths of the parts of a model at some places; raise UserError if a place is not in the model."""
     listed = isinstance(places, Collection) and not isinstance(places, str)
     if not listed or not all(isinstance(place, str) for place in places):
         raise UserError(f"{option} is {shown(places)}; expected a list of places, such as ['ffn_out', '*.down_proj']")
@@ -272,7 +277,7 @@ def _at_places(model: PreTrainedModel, parts: list[Projection], option: str, pla
 
 
 def _at(place: str, parts: list[Projection], modules: list[str], option: str) -> list[Projection]:
-    """The parts of a model at a place: of a role, of layers, or in the modules that a pattern matches."""
+    """Return the parts of a model at a place: a role, layers, an expert, or a pattern of modules."""
     if layers := _LAYERS.fullmatch(place):
         first, count = int(layers["first"]), parts[-1].layer + 1
         end = int(layers["end"] or first + 1)
@@ -297,23 +302,23 @@ def _at(place: str, parts: list[Projection], modules: list[str], option: str) ->
 
 
 def quantized_parts(model: PreTrainedModel, scheme: Scheme) -> list[Projection]:
-    """The parts of a model that a scheme quantizes, where nothing is skipped: its projections, routers, and what
-    attention multiplies.
-    """
+    """Return the parts of a model that a scheme quantizes if nothing is skipped: projections, and attention
+    products."""
     parts = list(projections(model)) if scheme.quantizes_projections else []
     parts += routers(model) if scheme.routers else ()
     return parts + (list(attentions(model)) if scheme.attention is not None else [])
 
 
 def _matches(path: str, pattern: str) -> bool:
-    """Whether a pattern is of a module or of one that it is in."""
+    """Return whether a pattern matches a path or one of its parents."""
     return any(fnmatch.fnmatchcase(part, pattern) for part in accumulate(path.split("."), "{}.{}".format))
 
 
 def _under(
     scheme: Scheme, projection: Projection, memo: dict, kind: type | None, calibration: Calibration | None
 ) -> nn.Module:
-    """A projection, quantized or not, under a scheme in a kind of layer; None for one that stays exact."""
+    """Return the layer that replaces a projection, quantized or not, under a scheme; kind: the class of layer, None
+    for exact."""
     module = projection.module
     if isinstance(module, Int8Linear):
         raise UserError("this model keeps only int8 codes of its weights; quantize the original model")
@@ -333,15 +338,17 @@ def _under(
 
 
 def _on_the_same_storage(parameter: nn.Parameter) -> nn.Parameter:
-    """Another parameter of the same values; of one that accelerate has emptied in inference mode an ordinary one."""
+    """Return a new parameter on the same storage; a normal one if accelerate emptied the parameter in inference
+    mode."""
     emptied = parameter.is_meta and parameter.is_inference()
     return nn.Parameter(torch.empty_like(parameter) if emptied else parameter.detach(), parameter.requires_grad)
 
 
 def _bare(module: nn.Module, memo: dict) -> nn.Module:
-    """A plain projection on the parameters of the memo, without hooks.
+    """Return a copy of a plain projection on the parameters of the memo, without hooks.
 
-    Not a deep copy: hooks may refer to the whole model, which would then be copied before its projections are known.
+    It is not a deep copy, because hooks may refer to the whole model, which would be copied before its projections are
+    known.
     """
     bare = type(module).__new__(type(module))
     nn.Module.__init__(bare)

@@ -54,6 +54,7 @@ def _is_number(text: str) -> bool:
 
 def _changed(frame: pd.DataFrame, change: Callable[[str], str]) -> pd.DataFrame:
     """Apply a change to the headers, texts, lists and dictionaries of a frame."""
+
     def cell(value: object) -> object:
         return change(str(value)) if isinstance(value, (str, list, tuple, dict)) else value
 

@@ -1,4 +1,4 @@
-"""What a process keeps between two cells, above all the loaded model, and checks before a model is loaded."""
+"""The state that a process keeps between two cells, above all the loaded model, and checks before a model is loaded."""
 
 import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
@@ -57,7 +57,7 @@ def check_machine(machine: Machine) -> None:
 
 
 class Bench:
-    """What a process keeps between cells: the last model that it loaded, and values cached of it.
+    """The state that a process keeps between cells: the last model that it loaded, and values cached of it.
 
     bar: the progress bar to move; may be set later.
     """
