@@ -404,8 +404,9 @@ def check_not_compiled(model: PreTrainedModel) -> None:
 
 
 def features_of(model: PreTrainedModel) -> int:
-    """The features of the residual stream."""
-    return width_of(model.config)
+    """The features of the residual stream, by the first projection that writes to it, of pruned models too."""
+    writers = (part for part in projections(model) if part.role in ("attn_out", "ffn_out"))
+    return next((shape_of(part.module)[0] for part in writers), width_of(model.config))
 
 
 def shape_of(module: nn.Module) -> tuple[int, int]:
