@@ -156,7 +156,7 @@ class Flow(TorchDispatchMode):
                     self.whole[one.untyped_storage()._cdata] = path, count
             elif (
                 one.dtype == source.dtype
-                and one.numel() < source.numel()
+                and 0 < one.numel() < source.numel()
                 and (taken := _taken(one, count)) != (1, 0, count)
             ):
                 self.split.setdefault(path, []).append(taken)
