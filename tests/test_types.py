@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from outliers import load_model, perplexity, trace
+from outliers import damage, load_model, perplexity, plant, trace
 from outliers.errors import UserError
 from outliers.models.anatomy import layers_of
 from scripts.every_type import made_small, tiny, tried
@@ -34,6 +34,26 @@ def test_a_type_without_a_row_does_everything(kind):
     assert {name: why for name, why in found.items() if why and name not in refused} == {}
     for name, why in refused.items():
         assert why in found[name]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [("nanochat", "norms have no weights"), ("minimax", "norms of 1 of their sums")]
+)
+def test_a_plant_that_nothing_undoes_is_refused(kind, said):
+    with pytest.raises(UserError, match=said):
+        plant(tiny(kind), [3], 64.0)
+
+
+def test_positions_that_are_no_tokens_are_refused():
+    """CPM-Ant has a prompt of 32 positions before each text, over which kernels wrote beyond the end of counts."""
+    with pytest.raises(UserError, match="states of 56 positions for 24 tokens"):
+        trace(tiny("cpmant"), torch.randint(100, (1, 24)))
+
+
+def test_layers_that_share_keys_are_damaged_one_by_one():
+    """Gemma 4, of which an earlier layer that is passed over makes no keys for later ones."""
+    found = damage(tiny("gemma4_text"), torch.randint(100, (1, 24)), "absmax", by=["layer"])
+    assert found.layers["perplexity_only"].notna().all()
 
 
 def small(kind: str = "phi") -> nn.Module:

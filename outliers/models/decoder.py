@@ -229,6 +229,8 @@ def _run_from(
     `run_from`. others: replacements of layers, by number.
     """
     layers, modules = layers_of(model), dict(others)
+    if any(layer.anatomy.shares for layer in layers):
+        known = {}  # later layers read more of earlier ones than their outputs, such as keys
     last = {number: modules.setdefault(number, Once(layers[number].module)) for number in further}
     for _, of_stack in groupby(layers[:first], lambda layer: layer.stack):
         numbers = [layer.number for layer in of_stack]

@@ -452,6 +452,11 @@ class _Observer:
 
     def _state(self, layer: int, name: str, table: dict, x: torch.Tensor, kept: torch.Tensor | None) -> states.State:
         """Return a state of the sequence with the statistics of its layer, zeros at first."""
+        if len(x) != len(self.ids):
+            raise UserError(
+                f"layer {layer} has states of {len(x)} positions for {len(self.ids)} tokens; expected one for each: "
+                "this model adds positions of its own, or joins some, and cannot be traced by token"
+            )
         layers = self.by_layer[name]
         if layer not in layers:
             layers[layer] = states.empty(table, x.shape[1], x.device)

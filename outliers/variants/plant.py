@@ -91,6 +91,12 @@ def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> Pre
         for junction in _sums(planted):
             _shift(junction, features, factor)
     elif anatomy_of(model.config).norms:
+        norms = [layer.module.get_submodule(path) for layer in layers_of(planted) for path in layer.anatomy.norms]
+        if all(next(norm.parameters(), None) is None for norm in norms):
+            raise UserError(
+                "this model's norms have no weights, which could make a feature larger; plant in a model whose norms "
+                "have weights"
+            )
         for layer in layers_of(planted):
             _scale(layer, features, factor)
     else:
@@ -134,15 +140,19 @@ def _sums(model: PreTrainedModel) -> Iterator[Sum]:
     """Yield the norms of the residual stream, except the last one of each stack."""
     before = getattr(model.config, "apply_residual_connection_post_layernorm", False)  # sums start at norms' outputs
     for _, layers in groupby(layers_of(model), lambda layer: layer.stack):
-        steps = [
-            (layer, norm, getattr(layer.anatomy, reads), getattr(layer.anatomy, adds)[0])
-            for layer in layers
-            for norm, (reads, adds) in zip(
-                layer.anatomy.norms_of_sums or layer.anatomy.norms,
-                [(reads, adds) for reads, adds in SUBLAYERS if getattr(layer.anatomy, reads)],
-                strict=True,
-            )
-        ]
+        steps = []
+        for layer in layers:
+            norms = layer.anatomy.norms_of_sums or layer.anatomy.norms
+            parts = [(reads, adds) for reads, adds in SUBLAYERS if getattr(layer.anatomy, reads)]
+            if len(norms) != len(parts):
+                raise UserError(
+                    f"layer {layer.number} has {len(parts)} sub-layers, and norms of {len(norms)} of their sums; "
+                    "nothing could undo a planted feature: plant in a model with a norm before or behind each sub-layer"
+                )
+            steps += [
+                (layer, norm, getattr(layer.anatomy, reads), getattr(layer.anatomy, adds)[0])
+                for norm, (reads, adds) in zip(norms, parts, strict=True)
+            ]
         for (layer, norm, *_), (other, _, readers, added) in zip(steps, steps if before else steps[1:], strict=False):
             modules = [other.module.get_submodule(name) for name in (*readers, added)]
             yield Sum(layer.module.get_submodule(norm), modules[:-1], modules[-1])

@@ -504,9 +504,11 @@ def readers(model: PreTrainedModel, only: int | None = None) -> Iterator[Project
         own = (name for name in anatomy.router if name not in shared)
         yield from (in_layer(layer, ROUTER, name)._replace(state=number) for number, name in enumerate(own))
         if anatomy.experts and not is_batched(experts := layer.module.get_submodule(anatomy.experts)):
-            names, path = (name for name in anatomy.ffn_in if name.startswith(anatomy.experts)), layer.path
-            path += f".{anatomy.experts}"
-            yield in_layer(layer, "ffn_in", next(names))._replace(path=path, module=experts, expert=None)
+            names = [name for name in anatomy.ffn_in if name.startswith(anatomy.experts)]
+            path = f"{layer.path}.{anatomy.experts}"
+            yield from (
+                in_layer(layer, "ffn_in", name)._replace(path=path, module=experts, expert=None) for name in names[:1]
+            )
 
 
 def experts_of(model: PreTrainedModel) -> dict[int, nn.Module]:
