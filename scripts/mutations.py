@@ -214,7 +214,7 @@ MUTATIONS = {
     "outliers/metrics/agreement.py": [("weighted * scale +", "weighted +")],
     "outliers/metrics/errors.py": [("there = energies > 0", "there = energies >= 0")],
     "outliers/metrics/places.py": [
-        ('if len(places) > 1 and field != "head":', 'if field != "head":'),
+        ("if len(places) > 1 and field not in ALONE:", "if field not in ALONE:"),
     ],
     "outliers/quantization/remedies/gptq.py": [
         ("left[:, end:] -= errors", "left[:, end:] += errors"),
@@ -232,7 +232,7 @@ MUTATIONS = {
     "outliers/variants/cached.py": [("range(layer + 1, count)", "range(layer, count)")],
     "kernels/outlier_kernels/reference_systems.py": [("round_().clamp_(max=STEPS)", "round_()")],
     "outliers/metrics/memory.py": [
-        ("tensor.numel() + 4 * tensor.shape[isinstance(module, Conv1D)]", "tensor.numel()"),
+        ("tensor.numel() + 4 * scales", "tensor.numel()"),
         ("share * (number >= without_cache)", "share"),
     ],
     "outliers/metrics/top1.py": [
@@ -342,7 +342,7 @@ MUTATIONS = {
         ("key=lambda group: len(group[1])", "key=lambda group: -len(group[1])"),
     ],
     "outliers/quantization/plans/assigned.py": [
-        ("if isinstance(module, kinds) and path not in inside", "if isinstance(module, kinds)"),
+        (" if path not in inside)", ")"),
     ],
     "outliers/show/tables.py": [("if counts[place(row)] == 1", "if counts[place(row)] >= 1")],
     "outliers/terminal/amounts.py": [("if seconds >= 1.5 * factor", "if seconds >= factor")],

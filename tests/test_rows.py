@@ -159,6 +159,7 @@ OTHERWISE = {
     "skip": ["lm_head"],
     "transform": "hadamard",
     "attention": ["int8"],
+    "router": True,
 }
 ELSEWHERE = {"name", "shows", "stream", "memory", "engine", "data", "features", "controls", "candidates"}
 ELSEWHERE |= {"calibration", "calibration_blocks", "by_token"}
