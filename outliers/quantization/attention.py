@@ -16,7 +16,8 @@ from outliers.quantization.products import Products, product
 from outliers.quantization.remedies import PRODUCTS
 from outliers.quantization.schemes import Scheme
 
-WITHOUT_EFFECT = {*MASK, "is_causal", "deterministic"}  # the last one is an argument of other implementations
+# Arguments of other implementations, or of what stands around attention.
+WITHOUT_EFFECT = {*MASK, "is_causal", "deterministic", "output_router_logits"}
 MASKS_OF = ("sdpa", "eager", OURS)  # implementations whose masks alone decide what queries attend to
 
 
