@@ -13,6 +13,7 @@ from outliers.metrics.records import Perplexity
 from outliers.metrics.top1 import top1_softmax
 from outliers.models import load
 from outliers.models.anatomy import anatomy_of, projections
+from outliers.models.anatomy.trust import check_found
 from outliers.models.decoder import run_exchanged
 from outliers.models.load import device_map, find_device, load_model, weights_hash
 from outliers.models.stream import stream_model
@@ -185,6 +186,7 @@ def test_a_perplexity_waits_for_its_device_once(devices, blocks, how, number, mo
     model, want = make_model("llama"), measure(make_model("llama"), blocks[:number])
     with devices:
         model.to("maia:0")
+        check_found(model)  # once for all
         monkeypatch.setattr(pretend_devices, "_run", noted)
         assert measure(model, blocks[:number]) == want
     assert waits == ["tolist"]

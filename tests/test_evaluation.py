@@ -21,6 +21,7 @@ from outliers.metrics.states import MEASUREMENT as STATES
 from outliers.metrics.top1 import top1_softmax
 from outliers.models import head
 from outliers.models.anatomy import decoder_layers, projections
+from outliers.models.anatomy.trust import check_found
 from outliers.models.decoder import map_blocks
 from outliers.models.hooks import independent
 from outliers.models.load import load_model, load_tokenizer
@@ -351,6 +352,7 @@ def test_exact_logits_are_made_twice_at_most(blocks, monkeypatch, most, made):
     """Once for one variant that is compared with them, and once for all that follow, where there is room."""
     monkeypatch.setattr(states, "MOST_KEPT", most)
     model, usual, heads = make_model("gpt2"), head.Head.logits, []
+    check_found(model)  # once for all, which makes a few logits
     monkeypatch.setattr(head.Head, "logits", lambda one, *given: heads.append(one) or usual(one, *given))
 
     def values(*names: str) -> list[float]:
