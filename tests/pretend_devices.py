@@ -35,6 +35,10 @@ class Pretend(torch.Tensor):
     def data_ptr(self) -> int:
         return self.values.data_ptr()
 
+    @property
+    def _version(self) -> int:
+        return self.values._version  # which views share, as those of a device do
+
     @classmethod
     def __torch_function__(cls, function, _types, args=(), kwargs=None):
         if function.__name__ not in OF_THE_TENSOR_ITSELF:

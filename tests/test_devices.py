@@ -58,7 +58,7 @@ def spread(model):
 
 def devices_of(model) -> dict[str, torch.device]:
     """Where each projection is."""
-    return {projection.path: next(projection.module.parameters()).device for projection in projections(model)}
+    return {projection.path: projection.module.weight.device for projection in projections(model)}
 
 
 def same_trace(one, other) -> bool:
@@ -147,7 +147,8 @@ def test_spread_models_under_schemes(model, case, blocks, devices, keep, schemes
             quantized = quantize(over_three, scheme, keep)
             found.append(perplexity(quantized, blocks))
             for projection in projections(quantized):
-                tensors = [*projection.module.parameters(), *projection.module.buffers()]
+                module = projection.module
+                tensors = [module.weight, *module.parameters(), *module.buffers()]
                 assert {tensor.device for tensor in tensors} == {places[projection.path]}
             quantized.to("maia:2")
         assert found == expected
