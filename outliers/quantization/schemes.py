@@ -37,7 +37,7 @@ class Scheme:
     activations, weights: the quantizer of each operand; None leaves it exact. outlier_threshold: features with an input
     of at least this magnitude are multiplied in 16 bits (section 3.2); None multiplies all features alike. arithmetic:
     "exact", or "bitsandbytes" to compute LLM.int8() as bitsandbytes does, which differs from the paper's equation.
-    remedies: names such as "hadamard@ffn_out" or "clip=0.999", or custom `Transform`s; they are stored in the order in
+    remedies: names such as "hadamard@ffn_out" or "clip=0.999", or `Transform` objects; they are stored in the order in
     which rows list them.
 
     Raises:
