@@ -140,6 +140,11 @@ def reason_of(error: BaseException, most: int) -> str:
     return " ".join(str(error).split())[:most] or type(error).__name__
 
 
+def reason_of_transformers(error: BaseException, most: int) -> str:
+    """The same of an error of transformers, whose KeyErrors hold the unknown name alone."""
+    return "transformers knows no " * isinstance(error, KeyError) + reason_of(error, most)
+
+
 def shown(value: object, write: Callable[[object], str] = repr) -> str:
     """A value as Python, or another notation, writes it, for a message; cut where it is long."""
     try:

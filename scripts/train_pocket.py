@@ -27,7 +27,6 @@ from transformers import (
     ViTImageProcessorPil,
 )
 
-from outliers.models.anatomy import anatomy_of
 from outliers.models.anatomy.examples import IGNORED, Examples
 from outliers.models.pocket.ladder import CHECKPOINTS, CONTEXT, LADDER, Rung
 from outliers.specification.recipe import Recipe
@@ -165,7 +164,7 @@ def begin(recipe: Recipe, seed: int) -> PreTrainedModel:
     if rung.architecture == "t5":
         model.get_input_embeddings().weight.mul_(EMBEDDING)
     if rung.architecture == "bert":  # Vaswani et al., 2017, section 3.5
-        weight = model.get_submodule(anatomy_of(model.config).positions).weight
+        weight = model.base_model.embeddings.position_embeddings.weight
         count, features = weight.shape
         angles = torch.arange(count)[:, None] * 10_000.0 ** (-torch.arange(0, features, 2) / features)
         weight.copy_(SINUSOIDS * torch.stack([angles.sin(), angles.cos()], -1).flatten(1))

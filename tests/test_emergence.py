@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from transformers import MambaConfig, MambaForCausalLM
 
 from outliers import SCHEMES, Cells, Intervention, Quantized, Trace, UserError, ablate, perplexity
 from outliers.criterion import OF_EVERY_STACK, PAPER
@@ -206,6 +207,21 @@ def test_ablation_finds_its_features_and_is_drawn_again_without_the_model(tmp_pa
     assert records(rows_of(spec, read(tmp_path))) == rows
     assert rows_of(spec.model_copy(update={"seed": 1}), read(tmp_path)) == [], "a trace alone is no ablation"
     assert rows_of(Ablation(**{**TRACED, "alpha": 6}), read(tmp_path / "none")) == []
+
+
+def test_a_model_without_attention_is_drawn_again_without_it(tmp_path, monkeypatch):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 4096}
+    MambaForCausalLM(MambaConfig(**sizes)).save_pretrained(tmp_path / "mamba")
+    load_tokenizer(TRACED["model"]).save_pretrained(tmp_path / "mamba")
+    fields = TRACED | {"model": str(tmp_path / "mamba"), "blocks": 1}
+    kept = []
+    for spec in (OneModel(**fields), Ablation(**fields, features=[3])):
+        rows = run(spec, tmp_path / spec.name)
+        kept.append((spec, rows))
+        assert "perplexity" in {row["metric"] for row in rows} and "top1_softmax" not in {row["metric"] for row in rows}
+    monkeypatch.setattr(Causal, "config", property(lambda _subject: pytest.fail("nothing is loaded")))
+    for spec, rows in kept:
+        assert records(rows_of(spec, read(tmp_path / spec.name))) == rows
 
 
 def test_a_trace_under_a_scheme(tmp_path):

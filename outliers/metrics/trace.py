@@ -18,6 +18,7 @@ from outliers.files import EARLIER, check_replaceable, move
 from outliers.metrics.attention import PROBABILITIES
 from outliers.metrics.measurement import Keeps, OnePass
 from outliers.metrics.records import KeptTrace
+from outliers.models.anatomy import attends
 from outliers.models.anatomy.names import names_of
 from outliers.models.anatomy.views import of_stack, view_names
 from outliers.models.hooks import RESIDUAL
@@ -231,7 +232,7 @@ class OfText(OnePass):
         return traced(cell, facts, planner) if isinstance(cell.metric, KeptTrace) else None
 
     def facts(self, cell: Cell, _bench: Bench) -> dict:
-        return {"alpha": cell.metric.alpha}
+        return {"alpha": cell.metric.alpha} | ({} if attends(cell.subject.config) else {"attends": False})
 
     def keeps(self, cells: Sequence[Cell]) -> Keeps:
         attention = any(cell.metric.attention for cell in cells)

@@ -10,7 +10,7 @@ from accelerate import init_empty_weights
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from outliers.errors import UserError, reason_of
+from outliers.errors import UserError, reason_of_transformers
 from outliers.models.anatomy import family_of
 from outliers.models.internals import compute_buffers
 from outliers.models.source import Source, out_of_reach
@@ -48,9 +48,7 @@ def refusals(name: str, source: Source | None = None, part: str = "") -> Iterato
     except BaseException as error:  # invalid files raise anything; a Rust library has its own class
         if source and source.local_files_only and not Path(source.path).is_dir():
             raise out_of_reach(name) from None
-        reason = reason_of(error, 300)
-        if isinstance(error, KeyError):
-            reason = f"transformers knows no {reason}"
+        reason = reason_of_transformers(error, 300)
         if "safetensors" in reason:
             reason = PICKLED
         raise UserError(f"cannot load {part}'{name}': {reason}") from None

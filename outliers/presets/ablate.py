@@ -12,7 +12,7 @@ from outliers.errors import NoOutlier
 from outliers.metrics.records import Perplexity, Top1, Trace
 from outliers.models.names import short_name
 from outliers.models.variant import Variant
-from outliers.presets.emergence import CROSS, ablated_in, counted, where
+from outliers.presets.emergence import CROSS, ablated_in, attends, counted, where
 from outliers.quantization.schemes import BASELINE, get_scheme, scheme_fields
 from outliers.runs.rows import Row
 from outliers.specification.fields import Features, Name, Names, OneScheme, Skip
@@ -93,19 +93,19 @@ def _stages(subject: ToAblate) -> Stages:
     under = Quantized(scheme, tuple(spec.skip)) if scheme.quantizes else EXACT
     about = {"where": spec.where, "seed": spec.seed, "alpha": spec.alpha}
     about |= {OF_SCHEME.get(name, name): value for name, value in scheme_fields(scheme, spec.skip).items()}
-    yield [cell for view in views for cell in _of_view(subject, view, under, about, view is views[0])]
+    metrics = (Top1, Perplexity) if attends(traced) else (Perplexity,)
+    yield [cell for view in views for cell in _of_view(subject, view, under, about, metrics, view is views[0])]
 
 
-def _of_view(subject: ToAblate, view: dict, under: Quantized, about: dict, first: bool) -> list[Cell]:
+def _of_view(
+    subject: ToAblate, view: dict, under: Quantized, about: dict, metrics: Sequence[type], first: bool
+) -> list[Cell]:
     """Return the cells for the features of a view, ablated in its layers; for the first view also those without."""
-    from outliers.models.anatomy import attends  # late, for it imports torch
-
     spec = subject.settings
     treatments = planned(spec, view["hidden_size"], spec.features or view["features"], view["features"])
     treatments = [treatment for treatment in treatments if treatment.features or first]
     # top-1 attention is measured with one layer ablated at a time, in the inputs of queries and keys
-    roles = {Top1: WHERE if "stack" in view else spec.where} if attends(subject.config) else {}
-    roles[Perplexity] = spec.where
+    roles = {Top1: WHERE if "stack" in view else spec.where, Perplexity: spec.where}
     return [
         Cell(
             subject,
@@ -113,7 +113,7 @@ def _of_view(subject: ToAblate, view: dict, under: Quantized, about: dict, first
             metric(),
             about | (ablated_in(view) if treatment.features else {}) | treatment.fields,
         )
-        for metric, treatment in product(roles, treatments)
+        for metric, treatment in product(metrics, treatments)
     ]
 
 

@@ -70,14 +70,17 @@ class OneModel(OfOneModel):
 
 def _stages(subject: Causal, metric: Trace) -> Stages:
     """Yield perplexity and trace; then top-1 attention, also without the outlier features if there are any."""
-    from outliers.models.anatomy import attends  # late, for it imports torch
-
     _, traced = yield [Cell(subject, EXACT, Perplexity()), Cell(subject, EXACT, metric)]
-    if not attends(subject.config):
+    if not attends(traced):
         return
     without = [view for view in counted(traced) if view["features"] and view.get("stack") != CROSS]
     ablated = [(Ablated(Intervention(tuple(view["features"])), where(view)), ablated_in(view)) for view in without]
     yield [Cell(subject, variant, Top1(), about) for variant, about in ((EXACT, {}), *ablated)]
+
+
+def attends(traced: Row) -> bool:
+    """Return whether the model of a trace's row has attention, without its configuration."""
+    return traced.facts.get("attends", True)
 
 
 def counted(traced: Row) -> list[dict]:

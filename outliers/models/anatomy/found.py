@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers import __version__ as transformers_version
 
-from outliers.errors import UserError, reason_of
+from outliers.errors import UserError, reason_of, reason_of_transformers
 from outliers.models.anatomy.discover import Branch, Kind, Outputs, Stack, find_stacks, lengths_of
 from outliers.models.anatomy.experts import holds_experts
 from outliers.models.anatomy.family import Family
@@ -129,7 +129,7 @@ def find(config: PretrainedConfig, family: Family) -> Anatomy:
         with torch.device("meta"):
             model = family.made_by.from_config(copy.deepcopy(config), attn_implementation="eager").eval()
     except Exception as error:  # of any kind, for the model's code is not ours
-        raise UserError(f"transformers cannot build a model of type '{kind}': {reason_of(error, 200)}") from None
+        raise UserError(f"cannot build a model of type '{kind}': {reason_of_transformers(error, 200)}") from None
     try:
         stacks = find_stacks(model, _inputs(model, family))
     except UserError:
