@@ -19,6 +19,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from outliers.errors import UserError, mistake_in, shown
 from outliers.models.anatomy import projections, stacks_of
+from outliers.models.anatomy.experts import holds_experts, number_of, set_weights, settle
 from outliers.quantization.attention import AttentionProducts, put_attention
 from outliers.quantization.convert import check_calibrated, check_kept, quantize, skipped
 from outliers.quantization.int8 import Int8Linear
@@ -162,11 +163,12 @@ class OutliersQuantizer(HfQuantizer):
         self.layers = _layers(quantized, Int8Linear)
         if self.pre_quantized:
             _replace(model, self.layers)
+            settle(model)
 
-    def param_needs_quantization(self, _model: PreTrainedModel, param_name: str, **_) -> bool:
-        """Whether a tensor of a checkpoint becomes codes."""
+    def param_needs_quantization(self, model: PreTrainedModel, param_name: str, **_) -> bool:
+        """Whether a tensor of a checkpoint becomes codes, or biases of experts that have codes."""
         path, _, name = param_name.rpartition(".")
-        return name == "weight" and path in self.layers
+        return (name == "weight" and path in self.layers) or bool(_of_experts(model, param_name, self.layers))
 
     def get_quantize_ops(self) -> ConversionOps:
         """The operation that makes codes of a weight."""
@@ -181,6 +183,7 @@ class OutliersQuantizer(HfQuantizer):
         with _value_errors():
             if self.quantization_config.keep == "exact":
                 _replace(model, _layers(quantize(model, **arguments), QuantizedLinear))
+            settle(model)
             if arguments["scheme"].attention is not None:
                 left = skipped(model, arguments["skip"], arguments["scheme"])
                 put_attention(model, AttentionProducts.of(arguments["scheme"]), left)
@@ -213,13 +216,23 @@ class _Codes(ConversionOps):
     def convert(self, input_dict: dict, model: PreTrainedModel, missing_keys: set[str], **_) -> dict[str, torch.Tensor]:
         made = {}
         for name, weight in input_dict.items():
-            path = name.removesuffix(".weight")
-            layer = self.layers[path]
-            layer.bias = model.get_submodule(path).bias
-            layer.set_weight(weight[0] if isinstance(weight, list) else weight)
-            _replace(model, {path: layer})
+            weight = weight[0] if isinstance(weight, list) else weight
             missing_keys.discard(name)
-            made |= {f"{path}.{buffer}": value for buffer, value in layer.named_buffers()}
+            path, _, part = name.rpartition(".")
+            module = model.get_submodule(path)
+            if layers := _of_experts(model, name, self.layers):
+                _replace(model, layers)
+                set_weights(module, part, weight)
+                if len(layers) < number_of(module):  # some experts stay exact
+                    made[name] = weight
+            else:
+                layers = {path: self.layers[path]}
+                self.layers[path].bias = module.bias
+                self.layers[path].set_weight(weight)
+                _replace(model, layers)
+            for path, layer in layers.items():
+                tensors = (*layer.named_parameters(), *layer.named_buffers())
+                made |= {f"{path}.{field}": value for field, value in tensors if not value.is_meta}
         return made
 
 
@@ -227,6 +240,15 @@ def _layers(model: PreTrainedModel, kind: type) -> dict[str, Any]:
     """The projections of a model that are layers of a kind, by their paths."""
     modules = {projection.path: projection.module for projection in projections(model)}
     return {path: module for path, module in modules.items() if isinstance(module, kind)}
+
+
+def _of_experts(model: PreTrainedModel, name: str, layers: dict[str, Int8Linear]) -> dict[str, Int8Linear]:
+    """The layers among these whose weights, or biases, stand in one tensor for all experts, by their paths."""
+    path, _, part = name.rpartition(".")
+    if not holds_experts(model.get_submodule(path)):
+        return {}
+    ending = f".{part.removesuffix('_bias')}"
+    return {one: layer for one, layer in layers.items() if one.startswith(f"{path}.") and one.endswith(ending)}
 
 
 def _replace(model: PreTrainedModel, modules: dict[str, torch.nn.Module]) -> None:

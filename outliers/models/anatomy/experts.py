@@ -23,6 +23,8 @@ class ExpertProjection(nn.Linear):
     this one. name: of the parameter there. number: of the expert.
     """
 
+    _is_hf_initialized = True  # else transformers would draw the values of the views
+
     def __init__(self, owner: nn.Module, name: str, number: int):
         nn.Module.__init__(self)
         self.owner, self.name, self.number = (owner,), name, number
@@ -192,6 +194,7 @@ def settle(model: nn.Module) -> None:
         for name in {*experts._modules["0"]._modules} - {module.name for module in views}:
             for parameter in (name, f"{name}_bias"):
                 experts._parameters.pop(parameter, None)
+        experts._is_hf_initialized = True  # else transformers would draw the values of what was released
     call_by_projection(model)
 
 
@@ -203,7 +206,7 @@ def set_weights(experts: nn.Module, name: str, stacked: torch.Tensor) -> None:
         if module is None or isinstance(module, ExpertProjection):
             continue
         if name != projection:
-            module.bias = nn.Parameter(of_expert, requires_grad=False)
+            module.bias = nn.Parameter(of_expert.clone(), requires_grad=False)
         else:
             module.set_weight(of_expert.T if experts.is_transposed else of_expert)
 
