@@ -295,7 +295,7 @@ MUTATIONS = {
     "outliers/presets/plan.py": [
         ("while missing <= 0 and count - fails > 1", "while missing < 0 and count - fails > 1"),
     ],
-    "outliers/presets/ablate.py": [("about, view is views[0])", "about, True)")],
+    "outliers/presets/ablate.py": [("metrics, view is views[0])", "metrics, True)")],
     "outliers/quantization/fields.py": [("scheme.exact_outliers and not small", "scheme.exact_outliers")],
     "outliers/runs/cluster.py": [
         ("math.ceil(share * most)", "math.floor(share * most)"),
