@@ -26,6 +26,7 @@ from outliers.models.decoder import map_blocks
 from outliers.models.hooks import independent
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import AS_IT_IS, stream_model
+from outliers.quantization.convert import quantized_layers
 from outliers.subjects.cell import Cell
 from outliers.subjects.given import Given
 from outliers.variants import draw
@@ -339,6 +340,15 @@ def test_factors_of_large_embeddings_go_with_their_draw(blocks, monkeypatch, mos
     with draw.drawn(model := make_model("gpt2"), 1):
         perplexity(model, blocks)
     assert draw._kept_factors.cache_info().currsize == kept
+
+
+def test_operands_of_a_draw_go_with_it(blocks):
+    model = quantize(make_model("gpt2"), "llm.int8")
+    for _ in range(2):
+        with draw.drawn(model, 1):
+            perplexity(model, blocks)
+            assert all(layer.drawn for layer in quantized_layers(model))
+        assert not any(layer.drawn for layer in quantized_layers(model))
 
 
 def in_new_thread(function):

@@ -47,15 +47,19 @@ class Keeps(NamedTuple):
     options: frozenset[str] = ALL_OPTIONS
 
 
-def held(schemes: Iterable[Scheme]) -> tuple[int, int]:
-    """Return the bytes that some schemes together store beside a weight, and the number of transformed copies of the
+def held(schemes: Iterable[Scheme], drawn: bool = False) -> tuple[int, int]:
+    """Return the bytes that some schemes together store beside a weight, and the number of changed copies of the
     weight.
 
-    Copies are in the model's dtype.
+    Copies are in the model's dtype. drawn: whether there are draws above 0, which have codes of their own, and weights
+    to multiply with outlier features.
     """
+    schemes = list(schemes)
     kinds = dict.fromkeys(scheme.weight_operand for scheme in schemes if scheme.weights or scheme.transforms)
     codes = sum(1 if weights and FORMATS[weights.format].integers else FLOAT for weights, *_ in kinds)
-    return codes, sum(bool(transforms) for _, _, transforms, *_ in kinds)
+    copies = sum(bool(transforms) for _, _, transforms, *_ in kinds)
+    exact = any(scheme.weights and scheme.outlier_threshold is not None for scheme in schemes)
+    return (2 * codes, copies + exact) if drawn else (codes, copies)
 
 
 class Measurement(ABC):
@@ -98,7 +102,8 @@ class Measurement(ABC):
         Return None if there is no model.
         """
         variants = {cell.variant.name: cell.variant for cell in cells}.values()
-        beside = tuple(held(quantized.scheme for quantized in schemes_of(variant)) for variant in variants)
+        drawn = any(getattr(cell.metric, "draws", 1) > 1 for cell in cells)
+        beside = tuple(held((quantized.scheme for quantized in schemes_of(variant)), drawn) for variant in variants)
         return Keeps(beside, variants=len(variants), others=max(len(others_of(variant)) for variant in variants))
 
     @abstractmethod

@@ -49,14 +49,16 @@ def drawn(model: PreTrainedModel, draw: int) -> Iterator[None]:
 def untied(model: PreTrainedModel, draw: int) -> Iterator[None]:
     """Round ties of weights by the seed of a draw within this context, in a quantized model and in models made from
     it."""
-    changed = [model, *quantized_layers(model)]
-    for module in changed:
+    layers = quantized_layers(model)
+    for module in (model, *layers):
         module.draw = draw
     try:
         yield
     finally:
-        for module in changed:
+        for module in (model, *layers):
             del module.draw
+        for layer in layers:
+            layer.drawn = None  # copies of all weights, while the model may stay for the codes that it shares
 
 
 def _factors(draw: int, shape: torch.Size) -> torch.Tensor:
