@@ -7,8 +7,10 @@ With types, their results are printed and nothing is written.
 
 import math
 import multiprocessing
+import re
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -239,7 +241,33 @@ def cell(kind: str, result: dict[str, str]) -> tuple[str, str, str]:
 
 def short(why: str) -> str:
     """The first words of a reason, for a cell of a table."""
-    return " ".join(why.split())[:110].replace("|", "/")
+    why = re.sub(f"'{tempfile.gettempdir()}[^']*'", "the checkpoint", why)
+    return textwrap.shorten(why, 140, placeholder=" …").replace("|", "/")
+
+
+def page(rows: list[tuple[str, str, str]]) -> str:
+    """Return the page of all types."""
+    run = [row for row in rows if row[1] != "not tried"]
+    works = sum(row[1] == "works" for row in run)
+    measured = sum(row[1] != "refused" for row in run)
+    return "\n".join(
+        [
+            "# Types of models",
+            "",
+            "After this page you know which types of causal language models work, and why others do not. Of each type "
+            f"that transformers {transformers_version} has, a tiny random model was made and tried: its loss, a trace, "
+            "a planted feature, three schemes, three ablations, damage by layer and role, and streaming.",
+            "",
+            f"Of {len(run)} types that transformers runs, {measured} have its loss here, and {works} pass every check. "
+            f"The other {len(rows) - len(run)} have default configurations that transformers cannot build or run. "
+            "`python scripts/every_type.py` writes this page; `python -m outliers.anatomy TYPE` shows what was found.",
+            "",
+            "| type | result | why not |",
+            "|---|---|---|",
+            *(f"| `{kind}` | {result} | {why} |" for kind, result, why in rows),
+            "",
+        ]
+    )
 
 
 def main(kinds: list[str]) -> None:
@@ -248,24 +276,8 @@ def main(kinds: list[str]) -> None:
     for kind in kinds or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         rows.append(cell(kind, tried_apart(kind)))
         print(" | ".join(rows[-1]), flush=True)
-    if kinds:
-        return
-    run = [row for row in rows if row[1] != "not tried"]
-    works = sum(row[1] == "works" for row in run)
-    measured = sum(row[1] != "refused" for row in run)
-    lines = [
-        "# Types of models",
-        "",
-        f"A tiny random model of each causal type of transformers {transformers_version}: of {len(run)} that run, "
-        f"{measured} have the loss of transformers here, and {works} pass every check: a trace, a planted feature, "
-        "three schemes, two ablations, single layers, and streaming. Written by scripts/every_type.py.",
-        "",
-        "| type | result | why not |",
-        "|---|---|---|",
-        *(f"| `{kind}` | {result} | {why} |" for kind, result, why in rows),
-        "",
-    ]
-    PAGE.write_text("\n".join(lines), encoding="utf-8")
+    if not kinds:
+        PAGE.write_text(page(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -61,7 +61,8 @@ MAKES = {  # by the ending of what is kept; of reports, those of trainings alone
 def pages() -> list[Path]:
     """README, every page of docs, and the pages beside them that have numbers."""
     beside = ("README.md", "SECURITY.md", "kernels/README.md", "outliers/models/pocket/README.md")
-    return [*(ROOT / page for page in beside), *sorted((ROOT / "docs").glob("*.md"))]
+    made = ROOT / "docs/types.md"  # as a whole, by scripts/every_type.py
+    return [*(ROOT / page for page in beside), *sorted({*(ROOT / "docs").glob("*.md")} - {made})]
 
 
 def filled(text: str) -> tuple[str, list[str]]:

@@ -56,6 +56,11 @@ def test_layers_that_share_keys_are_damaged_one_by_one():
     assert found.layers["perplexity_only"].notna().all()
 
 
+def test_layers_in_pieces_are_refused():
+    with pytest.raises(UserError, match="parts of its layers are in two lists, 'transformer.attentions'"):
+        layers_of(tiny("xlm"))
+
+
 def small(kind: str = "phi") -> nn.Module:
     fields = {**conftest.LLAMA, "vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     torch.manual_seed(0)

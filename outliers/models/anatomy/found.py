@@ -17,7 +17,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers import __version__ as transformers_version
 
 from outliers.errors import UserError, reason_of, reason_of_transformers
-from outliers.models.anatomy.discover import Branch, Kind, Outputs, Stack, find_stacks, lengths_of
+from outliers.models.anatomy.discover import Branch, Kind, Outputs, Stack, find_stacks, is_projection, lengths_of
 from outliers.models.anatomy.experts import holds_experts
 from outliers.models.anatomy.family import Family
 from outliers.models.anatomy.row import Anatomy
@@ -163,7 +163,21 @@ def anatomy_of_stacks(model: PreTrainedModel, stacks: list[Stack], family: Famil
     return replace(_anatomy(model, encoder, stack="encoder", bidirectional=True), decoder=second)
 
 
+def _check_whole(model: PreTrainedModel, found: Stack) -> None:
+    """Raise UserError where layers are not modules of one list, as in XLM, whose feed-forward parts are in another."""
+    parent = found.layers.rpartition(".")[0]
+    for name, other in model.get_submodule(parent)._modules.items():
+        path = f"{parent}.{name}".lstrip(".")
+        beside = isinstance(other, nn.ModuleList) and len(other) == len(found.kinds) and path != found.layers
+        if beside and any(map(is_projection, other.modules())):
+            raise UserError(
+                f"unknown architecture '{model.config.model_type}': parts of its layers are in two lists, "
+                f"'{found.layers}' and '{path}'; expected all parts of a layer in one module"
+            )
+
+
 def _anatomy(model: PreTrainedModel, found: Stack, **of_all: object) -> Anatomy:
+    _check_whole(model, found)
     kinds = [kind for kind in dict.fromkeys(found.kinds) if kind is not None]
     places = tuple(None if kind is None else kinds.index(kind) for kind in found.kinds)
     module = None if model.get_submodule(found.module) in (model, model.base_model) else found.module
