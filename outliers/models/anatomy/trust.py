@@ -1,5 +1,6 @@
 """Checks of an anatomy that a pass has found, by the weights of a model."""
 
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -179,6 +180,9 @@ class _Sums:
     ) -> None:
         before = next(one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor) and one.ndim >= 3)
         behind = parts_of(output)[0].double()
+        if any(one.numel() != before.numel() for one in added.values()):
+            self.differences[path] = math.inf  # the layer has several streams, and mixes what is added into them
+            return
         changed = sum((scale * one.to(behind).view(before.shape) for one in added.values()), before.to(behind))
         self.differences[path] = float((behind - changed).abs().max() / behind.abs().max())
 
