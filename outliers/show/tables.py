@@ -157,7 +157,7 @@ class Column(NamedTuple):
 def _in_lines(text: str, width: int) -> str:
     """Break a text into lines of at most this width, after spaces and the separators of a path."""
     lines = [""]
-    for piece in re.findall(r"[^ ._/+]*[ ._/+]|[^ ._/+]+", text):
+    for piece in re.findall(r"[^ ._/+-]*[ ._/+-]|[^ ._/+-]+", text):
         if len(lines[-1] + piece.rstrip()) > width and lines[-1]:
             lines.append("")
         lines[-1] += piece
