@@ -271,7 +271,7 @@ def _redraw(name: str, kind: type[Named], folder: Path, out: Path | None, others
 
     if any(value not in (None, False) for value in others):
         raise UserError(f"--redraw '{folder}' with models or options of a measurement; expected --out alone beside it")
-    rows = records(row for row in read(folder) if row.made.get("experiment") == name)
+    rows = records(row for row in read(folder) if row.run.get("experiment") == name)
     if not rows:
         raise UserError(
             f"'{folder}' has no finished rows of {name}; expected a folder with `rows.jsonl`, such as the one in which "

@@ -248,8 +248,8 @@ MUTATIONS = {
         ('return not line.endswith(b"\\n")', "return True"),
     ],
     "outliers/runs/run.py": [
-        ('row.made.get("experiment") == experiment', 'row.made.get("experiment") != experiment'),
-        ("if cell.about.items() <= row.facts.items()", "if True"),
+        ('row.run.get("experiment") == experiment', 'row.run.get("experiment") != experiment'),
+        ("if cell.labels.items() <= row.provenance.items()", "if True"),
     ],
     "outliers/metrics/candidates.py": [
         ("min(abs(spikes", "max(abs(spikes"),

@@ -123,7 +123,7 @@ def try_out(command: list[str], folder: Path, steps: Iterable[tuple[str, ...]] =
             raise RuntimeError(f"outliers {' '.join(step)} left no results/{STEPS[step]}")
     for line in (folder / "results" / "sweep" / "rows.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        made = row["facts"]["code"], row["made"]["version"], row["made"]["commit"]
+        made = row["provenance"]["code"], row["run"]["version"], row["run"]["commit"]
         if made != (code_hash(), outliers.__version__, None):
             raise RuntimeError(
                 f"a row says code, version and commit {made}, not those of an installation of this clone"

@@ -281,9 +281,9 @@ TIMES = ("wall_seconds", "peak_memory_bytes")
 
 def a_row(model: str, experiment: str = "sweep", **subject) -> Row:
     """A row as nobody measured it."""
-    asked = {"subject": {"model": model, **subject}, "variant": "fp32", "metric": {"name": "perplexity"}}
+    request = {"subject": {"model": model, **subject}, "variant": "fp32", "metric": {"name": "perplexity"}}
     values = [{"metric": "perplexity", "value": 7.5}]
-    return Row(asked=asked, facts={}, values=values, made={"experiment": experiment})
+    return Row(request=request, provenance={}, values=values, run={"experiment": experiment})
 
 
 def names(folder: Path) -> set[str]:

@@ -62,7 +62,7 @@ def test_rows_say_the_minutes_and_a_second_run_takes_their_blocks(monkeypatch, t
     with caplog.at_level("INFO", "outliers"):
         rows = run(spec, tmp_path)
     (row,) = read(tmp_path)
-    assert (row.made["minutes"], row.asked["subject"]["blocks"]) == (0.2, rows[0]["blocks"])
+    assert (row.run["minutes"], row.request["subject"]["blocks"]) == (0.2, rows[0]["blocks"])
     assert f"{rows[0]['blocks']} blocks in 0.2 min" in caplog.messages
     monkeypatch.setattr(budget, "_that_fit", None)
     assert run(spec, tmp_path) == rows

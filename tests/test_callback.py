@@ -139,7 +139,7 @@ def test_it_goes_on_where_a_checkpoint_is(tmp_path):
     lines = (tmp_path / "whole" / "outliers" / "rows.jsonl").read_text().splitlines()
     assert len(lines) == 4
     left = (tmp_path / "whole" / "outliers" / "rows.jsonl.left").read_text().splitlines()
-    assert [json.loads(line)["asked"]["subject"]["checkpoint"] for line in left] == ["step-4", "step-6"]
+    assert [json.loads(line)["request"]["subject"]["checkpoint"] for line in left] == ["step-4", "step-6"]
     assert [(entry["step"]) for entry in going_on.state.log_history if "outliers/count" in entry] == [0, 2, 4, 6]
 
 
@@ -162,7 +162,7 @@ def test_what_somebody_else_wrote_meanwhile_stays(tmp_path):
         def on_step_begin(self, _args, state, _control, **_others):
             if state.global_step == 3:
                 row = read(path.parent)[0]
-                row.asked["subject"]["model"] = "somebody's"
+                row.request["subject"]["model"] = "somebody's"
                 path.write_bytes(path.read_bytes() + row.line + b"\n")
 
     trainer.add_callback(Writes())

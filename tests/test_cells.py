@@ -66,18 +66,19 @@ def swept(out: Path, **fields) -> list[dict]:
     return run(Experiment(**{"schemes": ["fp32", "llm.int8"], **SMALL} | fields), out)
 
 
-@given(subject=FIELDS, facts=FIELDS, made=FIELDS)
-def test_a_row_is_found_by_what_it_asks_and_by_its_facts_in_any_order(tmp_path_factory, subject, facts, made):
-    asked = {"subject": subject, "variant": "fp32", "metric": {"name": "m"}}
+@given(subject=FIELDS, provenance=FIELDS, run=FIELDS)
+def test_a_row_is_found_by_request_and_provenance_in_any_order(tmp_path_factory, subject, provenance, run):
+    request = {"subject": subject, "variant": "fp32", "metric": {"name": "m"}}
     known = {name for _, names in COLUMNS for name in names.split()}
-    subject, facts, made = ({k: v for k, v in part.items() if k not in known} for part in (subject, facts, made))
-    row = Row(asked=asked, facts=facts, values=[{"metric": "m", "value": 1}], made=made)
+    parts = subject, provenance, run
+    subject, provenance, run = ({k: v for k, v in part.items() if k not in known} for part in parts)
+    row = Row(request=request, provenance=provenance, values=[{"metric": "m", "value": 1}], run=run)
     other = {"metric": {"name": "m"}, "variant": "fp32", "subject": dict(reversed(subject.items()))}
     folder = tmp_path_factory.mktemp("rows")
     with Rows(folder) as rows:
         rows.add(row)
-        assert rows.find(other, dict(reversed(facts.items()))) == row
-        assert rows.find(other, facts | {"more": 1}) is None
+        assert rows.find(other, dict(reversed(provenance.items()))) == row
+        assert rows.find(other, provenance | {"more": 1}) is None
         assert rows.may_have(other)
         assert not rows.may_have(other | {"variant": "absmax"})
     assert read(folder) == [row]
@@ -86,15 +87,15 @@ def test_a_row_is_found_by_what_it_asks_and_by_its_facts_in_any_order(tmp_path_f
 
 def test_numbers_of_numpy_and_tuples_are_kept():
     value = {"metric": "m", "value": np.float64(0.5), "features": (3, 17), "interval": (np.float64(0.25), None)}
-    asked = {"subject": {"model": "m"}, "variant": "fp32", "metric": {"name": "m"}}
-    (again,) = Row.read(Row(asked=asked, facts={}, values=[value], made={}).line).values
+    request = {"subject": {"model": "m"}, "variant": "fp32", "metric": {"name": "m"}}
+    (again,) = Row.read(Row(request=request, provenance={}, values=[value], run={}).line).values
     assert again == {"metric": "m", "value": 0.5, "features": [3, 17], "interval": [0.25, None]}
 
 
 def test_the_fields_of_a_row_are_in_one_order(tmp_path):
     """Whether it was measured now or read: columns of tables follow them."""
-    asked = {"subject": {"text": "t", "model": "m", "block": 8}, "variant": "fp32", "metric": {"name": "m"}}
-    row = Row(asked=asked, facts={"zeta": 1, "beta": 2}, values=[{"metric": "m", "value": 1}], made={})
+    request = {"subject": {"text": "t", "model": "m", "block": 8}, "variant": "fp32", "metric": {"name": "m"}}
+    row = Row(request=request, provenance={"zeta": 1, "beta": 2}, values=[{"metric": "m", "value": 1}], run={})
     with Rows(tmp_path) as rows:
         rows.add(row)
     (again,) = read(tmp_path)
@@ -192,10 +193,10 @@ def test_a_sweep_takes_the_rows_of_cells_and_they_its(tmp_path, monkeypatch):
 def test_tasks_generation_and_memory_under_variants(tmp_path):
     """Each of its own subject: weights alone, a model that is served, a configuration."""
     pytest.importorskip("lm_eval", reason="needs lm-eval: pip install 'outliers[zeroshot]'")
-    asked = {"block": 64, "blocks": 1, "limit": 3, "prompt": 8, "tokens": 1, "repeats": 2, "context": 32}
+    request = {"block": 64, "blocks": 1, "limit": 3, "prompt": 8, "tokens": 1, "repeats": 2, "context": 32}
     written = ["absmax", "zero(3)+llm.int8"]
     metrics = "perplexity,zeroshot,latency,memory"
-    rows = run(Cells(models=[MODEL], metrics=metrics, variants=written, **asked), tmp_path)
+    rows = run(Cells(models=[MODEL], metrics=metrics, variants=written, **request), tmp_path)
     found, model = values(rows), load_model(MODEL)
     tokenizer = load_tokenizer(MODEL)
     for name in written:

@@ -315,7 +315,7 @@ def test_what_is_asked_travels():
     (plan,) = Damage(**SMALL).plans()
     cells = next(plan.stages)
     plan.subject.prepare()
-    assert [cell.asked for cell in pickle.loads(pickle.dumps(cells))] == [cell.asked for cell in cells]
+    assert [cell.request for cell in pickle.loads(pickle.dumps(cells))] == [cell.request for cell in cells]
     assert plan.subject.reader and "reader" not in vars(pickle.loads(pickle.dumps(plan.subject)))
 
 

@@ -365,19 +365,19 @@ TRACE = f"trace pocket/gpt2-0.1m {SMALL} --out out"
 REDRAW = "report pocket/table1 --redraw --out out"
 SUBJECT = {"model": "m", "text": "sample", "block": 32, "blocks": 1, "dtype": "float32"}
 ROW = {
-    "asked": {"metric": {"name": "perplexity"}, "subject": SUBJECT, "variant": "fp32"},
-    "facts": {"architecture": "gpt2", "parameters": 9, "scheme": "fp32"},
+    "request": {"metric": {"name": "perplexity"}, "subject": SUBJECT, "variant": "fp32"},
+    "provenance": {"architecture": "gpt2", "parameters": 9, "scheme": "fp32"},
     "values": [{"metric": "perplexity", "value": 7.5}],
-    "made": {"experiment": "sweep"},
+    "run": {"experiment": "sweep"},
 }
 
 
 def with_fields(part: str, **fields) -> dict:
     """That row with other fields in a part of it."""
-    before = ROW["values"][0] if part == "values" else ROW["asked"][part] if part in ROW["asked"] else ROW[part]
+    before = ROW["values"][0] if part == "values" else ROW["request"][part] if part in ROW["request"] else ROW[part]
     after = before | fields
-    if part in ROW["asked"]:
-        return {**ROW, "asked": {**ROW["asked"], part: after}}
+    if part in ROW["request"]:
+        return {**ROW, "request": {**ROW["request"], part: after}}
     return {**ROW, part: [after] if part == "values" else after}
 
 
@@ -413,26 +413,26 @@ def a_socket(path: Path) -> None:
 
 def traced(folder: Path) -> None:
     """A trace of another model in the folder `out`."""
-    rows(with_fields("subject", model="other/gpt2-0.1m") | {"made": {"experiment": "trace"}})(folder)
+    rows(with_fields("subject", model="other/gpt2-0.1m") | {"run": {"experiment": "trace"}})(folder)
 
 
 DAMAGED = "line 2 of 'out/rows.jsonl' is damaged"
 ZEROS = [b"\0" * 4096]  # as a system leaves where it lost power
 LINES = [  # that are no row, and why not
-    ('{"asked": {"metric', ""),
-    ("[]", r"the line: expected an object of asked, facts, values, made, got \[\]"),
+    ('{"request": {"metric', ""),
+    ("[]", r"the line: expected an object of request, provenance, values, run, got \[\]"),
     ("3", "the line: expected an object of"),
-    (b'{"asked": "\xff"}', ""),
+    (b'{"request": "\xff"}', ""),
     *((line, "") for line in ZEROS),
     ("[" * 100_000, ""),
-    ('{"asked": "\\ud800"}', ""),
+    ('{"request": "\\ud800"}', ""),
     (json.dumps(ROW).replace("7.5", "7" * 5000), "number out of range"),
     (json.dumps(ROW).replace('"m"', '"é"').encode("latin-1"), "invalid unicode code point"),
     ({"metric": "perplexity", "value": 7.5}, "the line: expected an object of"),  # of an older version
 ]
 ROWS = [  # that hold what no row may
-    ({**ROW, "values": []}, "expected values, or in 'made' why it 'failed'"),
-    ({**ROW, "more": {}}, "the line: expected an object of asked, facts, values, made, got {"),
+    ({**ROW, "values": []}, "expected values, or in 'run' why it 'failed'"),
+    ({**ROW, "more": {}}, "the line: expected an object of request, provenance, values, run, got {"),
     (with_fields("values", value=float("nan")), "values.0.value: expected a finite number"),
     (with_fields("values", value="7.5"), "values.0.value: .*got '7.5'"),
     (with_fields("values", value=True), "values.0.value: .*got True"),
@@ -440,16 +440,16 @@ ROWS = [  # that hold what no row may
     (with_fields("values", value=2**63), "values.0.value"),
     (with_fields("values", metric="damage.perplexity_only", value=-1.0), "values.0: 'value' of damage"),
     (with_fields("values", layer=-1), "values.0.layer: expected a whole number from 0 on, got -1"),
-    (with_fields("facts", parameters=2**63), "facts.parameters"),
-    (with_fields("facts", parameters=0), "facts.parameters: expected a whole number from 1 on, got 0"),
-    (with_fields("facts", parameters=0.5), "facts.parameters: expected a whole number from 1 on, got 0.5"),
-    (with_fields("subject", model=3), "asked.subject.model: expected text, got 3"),
-    (with_fields("subject", seed=float("inf")), "asked.subject.seed: expected text, a finite number, .* got inf"),
-    (with_fields("metric", alpha=float("nan")), "asked.metric.alpha: expected a positive number, got nan"),
-    (with_fields("facts", scheme={}), "facts.scheme"),
-    (with_fields("facts", new={"a": 1}), "facts.new: expected text, a finite number, "),
-    (with_fields("made", new=[[1]]), "made.new: expected text, "),
-    (with_fields("facts", features=["3"]), "facts.features: expected a list of whole numbers, got"),
+    (with_fields("provenance", parameters=2**63), "provenance.parameters"),
+    (with_fields("provenance", parameters=0), "provenance.parameters: expected a whole number from 1 on, got 0"),
+    (with_fields("provenance", parameters=0.5), "provenance.parameters: expected a whole number from 1 on, got 0.5"),
+    (with_fields("subject", model=3), "request.subject.model: expected text, got 3"),
+    (with_fields("subject", seed=float("inf")), "request.subject.seed: expected text, a finite number, .* got inf"),
+    (with_fields("metric", alpha=float("nan")), "request.metric.alpha: expected a positive number, got nan"),
+    (with_fields("provenance", scheme={}), "provenance.scheme"),
+    (with_fields("provenance", new={"a": 1}), "provenance.new: expected text, a finite number, "),
+    (with_fields("run", new=[[1]]), "run.new: expected text, "),
+    (with_fields("provenance", features=["3"]), "provenance.features: expected a list of whole numbers, got"),
 ]
 IN_THE_WAY = [  # of a file: what it is, how it is made
     ("a folder", Path.mkdir),

@@ -90,7 +90,7 @@ def test_a_cell_that_fails_costs_itself_alone(tmp_path, fields):
     again = outliers.run(spec, tmp_path / "out")
     assert lasting(again) == lasting(rows)
     measured = (tmp_path / "out" / "rows.jsonl").read_text().splitlines()[len(lines) :]
-    assert {json.loads(line)["asked"]["variant"] for line in measured} == {"failing"}, "only what failed"
+    assert {json.loads(line)["request"]["variant"] for line in measured} == {"failing"}, "only what failed"
     assert len(read(tmp_path / "out")) == len(lines), "the last one counts"
 
     mended = outliers.run(cells(Failing(mended=True), metrics=metrics, **fields), tmp_path / "out")
@@ -119,7 +119,7 @@ def test_errors_that_are_failures(tmp_path, error, reason, stream):
 def test_errors_of_a_program_end_the_run(tmp_path, error):
     with pytest.raises(type(error)):
         outliers.run(cells(Failing(error)), tmp_path)
-    assert [row.asked["variant"] for row in read(tmp_path)] == ["fp32"], "what was finished stays"
+    assert [row.request["variant"] for row in read(tmp_path)] == ["fp32"], "what was finished stays"
 
 
 @pytest.mark.parametrize(("change", "reason"), [(with_nan, "hold NaN or inf in "), (truncated, " are corrupt (")])
@@ -134,7 +134,8 @@ def test_a_damaged_model_among_others(monkeypatch, capsys, tmp_path, change, rea
     )
     assert sum(line.startswith("failed: ") for line in err.splitlines()) == 1, "each reason once"
     rows = read(tmp_path / "out")
-    assert [bool(row.values) for row in sorted(rows, key=lambda row: models.index(row.asked["subject"]["model"]))] == [
+    rows.sort(key=lambda row: models.index(row.request["subject"]["model"]))
+    assert [bool(row.values) for row in rows] == [
         *(True, True),
         *(False, False),
         *(True, True),

@@ -157,7 +157,7 @@ def verdicts(folder: Path, tmp_path: Path, *facts: list[dict], **fields) -> list
 def test_planted_facts(planted, tmp_path, model):
     found = verdicts(planted[model], tmp_path, *(lines for lines, _ in CASES[model]))
     assert [one.agreement for one in found] == ["agrees" if agrees else "differs" for _, agrees in CASES[model]], found
-    assert found[0].row.facts["weights_hash"]
+    assert found[0].row.provenance["weights_hash"]
 
 
 def test_what_is_largest_without_a_spike_is_no_super_weight(planted, tmp_path):

@@ -189,19 +189,22 @@ def test_a_whole_last_line_without_an_end_is_a_row(folder):
 @pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\r"])
 def test_a_line_ends_at_its_end_alone(folder, character):
     row, model = read(folder)[0], f"a{character}b"
-    asked = row.asked | {"subject": row.asked["subject"] | {"model": model}}
+    request = row.request | {"subject": row.request["subject"] | {"model": model}}
     with Rows(folder) as rows:
-        rows.add(replace(row, asked=asked))
+        rows.add(replace(row, request=request))
     assert [row["model"] for row in read_rows(folder)] == [MODEL] * 3 + [model]
 
 
 @pytest.mark.parametrize(
     ("part", "field"),
-    [("facts", "parameters"), ("facts", "architecture"), ("asked", "variant"), ("facts", "weights_hash")],
+    [
+        *(("provenance", field) for field in ("parameters", "architecture", "weights_hash")),
+        ("request", "variant"),
+    ],
 )
 def test_a_row_of_something_else_is_measured_again(folder, part, field):
     want = read_rows(folder)
-    change(folder, 1, part, **{field: "other" if part == "asked" else ...})
+    change(folder, 1, part, **{field: "other" if part == "request" else ...})
     shown = drawn_again(SWEPT, folder)
     assert len(shown) == (3 if field == "weights_hash" else 2), "tables and figures need the others"
     rows = sweep(SWEPT, folder)
@@ -216,32 +219,41 @@ def test_of_several_rows_of_one_measurement_the_last_one_counts(folder):
     later = replace(first, values=[first.values[0] | {"value": 1.25}])
     with Rows(folder) as rows:
         rows.add(later)
-        assert rows.find(first.asked, first.facts) == later
+        assert rows.find(first.request, first.provenance) == later
     assert len(lines(folder)) == 4, "rows are never rewritten"
     assert [row["value"] for row in read_rows(folder)].count(1.25) == 1
     assert len(read_rows(folder)) == 3
     assert sweep(SWEPT, folder)[0]["value"] == 1.25
-    other = replace(first, made=first.made | {"experiment": "ablate"})
+    other = replace(first, run=first.run | {"experiment": "ablate"})
     assert rows_of(SWEPT, [first, later, other]) == [later], "not one of another experiment"
 
 
+def test_rows_with_the_parts_of_earlier_versions_are_read_and_found(folder):
+    rows, names = read(folder), {"request": "asked", "provenance": "facts", "run": "made"}
+    earlier = [{names.get(name, name): part for name, part in json.loads(line).items()} for line in lines(folder)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in earlier))
+    assert read(folder) == rows
+    with Rows(folder) as found:
+        assert found.find(rows[0].request, rows[0].provenance) == rows[0]
+
+
 @pytest.mark.parametrize("fields", [{"alpha": 3, "weight_bits": 8}, {"alpha": 3.0, "group": 2}])
-def test_a_row_is_found_by_the_facts_it_was_written_with(folder, fields):
+def test_a_row_is_found_by_the_provenance_it_was_written_with(folder, fields):
     row = read(folder)[0]
-    facts = row.facts | fields
+    provenance = row.provenance | fields
     with Rows(folder) as rows:
-        rows.add(replace(row, facts=facts))
-        assert rows.find(row.asked, facts)
+        rows.add(replace(row, provenance=provenance))
+        assert rows.find(row.request, provenance)
     with Rows(folder) as rows:
-        assert rows.find(row.asked, facts)
+        assert rows.find(row.request, provenance)
 
 
 @pytest.mark.parametrize(
     ("part", "fields", "said"),
     [
         ("values", {"value": float("inf")}, "values.0.value: expected a finite number, got inf"),
-        ("asked", {"more": 1}, "asked: expected an object of metric, subject, variant, got {"),
-        ("made", {"model": "\udcff"}, "surrogates not allowed"),
+        ("request", {"more": 1}, "request: expected an object of metric, subject, variant, got {"),
+        ("run", {"model": "\udcff"}, "surrogates not allowed"),
     ],
 )
 def test_no_row_is_written_that_could_not_be_read(folder, part, fields, said):

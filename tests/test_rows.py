@@ -179,7 +179,8 @@ def test_rows_of_what_was_asked_otherwise_are_not_shown(name, field):
     others = {"candidates": None} if (name, field) == ("table3", "models") else {}
     asked = ASKED[name].model_copy(update={field: OTHERWISE[field], **others})
     rows = rows_of(type(asked)(**dict(asked)), kept(name))
-    assert [row for row in rows if row.asked["metric"]["name"] == OF_SOME.get(field, row.asked["metric"]["name"])] == []
+    metrics = [row.request["metric"]["name"] for row in rows]
+    assert [metric for metric in metrics if metric == OF_SOME.get(field, metric)] == []
 
 
 # What stands beside every number
@@ -296,7 +297,7 @@ def test_a_measurement_that_fails_is_over():
 
 
 def test_rows_say_all_machines_that_measured_their_parts():
-    part = kept("figure1")[0].made | {"wall_seconds": 1.5, "peak_memory_bytes": 7}
+    part = kept("figure1")[0].run | {"wall_seconds": 1.5, "peak_memory_bytes": 7}
     other = part | {"device_name": "AMD EPYC, 4 cores", "threads": 4, "wall_seconds": 2.0, "peak_memory_bytes": 5}
     row = provenance.joined([part, other, part])
     assert row == part | {

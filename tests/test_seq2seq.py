@@ -57,8 +57,8 @@ def test_wo_stays_in_float32(folder):
     kept = [name for name, one in loaded.named_parameters() if one.dtype == torch.float32]
     assert len(kept) == 5 and all(name.endswith("wo.weight") for name in kept)
     assert outliers.perplexity(loaded, examples("t5")) == outliers.perplexity(streamed, examples("t5"))
-    facts = describe(Causal(str(folder("t5")), None, Settings(name="x", dtype="float16")), loaded)
-    assert facts["float32_parameters"] == 5 * 32 * 64
+    provenance = describe(Causal(str(folder("t5")), None, Settings(name="x", dtype="float16")), loaded)
+    assert provenance["float32_parameters"] == 5 * 32 * 64
 
 
 def settings(folder, **fields) -> dict:
@@ -83,7 +83,7 @@ def test_what_is_predicted(folder, case, sentinels, fields, found):
     subject = Causal(str(place), None, Settings(name="x", **settings(place, **fields)))
     if found.startswith("first-blocks"):
         assert protocol_of(subject.settings, subject.blocks) == found
-        assert subject.asked.get("objective") == fields.get("objective")
+        assert subject.request.get("objective") == fields.get("objective")
     else:
         with pytest.raises(UserError, match=found):
             subject.prepare()
@@ -94,7 +94,7 @@ def test_seeds_of_spans(folder):
     subjects = [Causal(str(place), None, Settings(name="x", **settings(place, mask_seed=seed))) for seed in (0, 0, 1)]
     hashes = [tokens_hash(subject.blocks) for subject in subjects]
     assert hashes[0] == hashes[1] != hashes[2]
-    assert [subject.asked.get("mask_seed") for subject in subjects] == [None, None, 1]
+    assert [subject.request.get("mask_seed") for subject in subjects] == [None, None, 1]
 
 
 @pytest.fixture(scope="session")

@@ -64,9 +64,9 @@ COSTS = {
 def kept_runs(spec: Training, names: Iterable[str]) -> list[Row]:
     """A row of each run and seed of a specification, as nobody measured it."""
     value = {"metric": "perplexity", "value": 20.0, "checkpoint": "step-1", "architecture": "gpt2", "parameters": 1}
-    told = {"facts": {"trained_on": "0123456789ab"}, "values": [value], "made": {"experiment": "training"}}
+    told = {"provenance": {"trained_on": "0123456789ab"}, "values": [value], "run": {"experiment": "training"}}
     cells = [cell for plan in spec.plans() for cell in next(plan.stages)]
-    return [Row(asked=cell.asked, **told) for cell in cells if cell.subject.label in names]
+    return [Row(request=cell.request, **told) for cell in cells if cell.subject.label in names]
 
 
 def test_rows_of_training_runs_are_those_that_are_asked_for():
@@ -86,8 +86,8 @@ def test_rows_of_training_runs_are_those_that_are_asked_for():
     ids=str,
 )
 def test_rows_of_what_was_trained_otherwise_are_not_shown(fields):
-    asked = {"recipe": RECIPE, "runs": TABLE7, "seeds": SEEDS} | fields
-    assert rows_of(Training(**asked), kept_runs(SPEC, TABLE7)) == []
+    request = {"recipe": RECIPE, "runs": TABLE7, "seeds": SEEDS} | fields
+    assert rows_of(Training(**request), kept_runs(SPEC, TABLE7)) == []
 
 
 # Several seeds.

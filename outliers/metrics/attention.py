@@ -158,9 +158,9 @@ class OfAttention(Measurement):
         ablations = {_parted(cell.variant)[1].name for cell in cells}
         return len(cells[0].subject.blocks) * (1 + len(ablations) // 3)
 
-    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list:
+    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, provenance: dict) -> list:
         subject = cells[0].subject
-        model, variants = loaded(bench, subject, [cell.variant for cell in cells], facts)
+        model, variants = loaded(bench, subject, [cell.variant for cell in cells], provenance)
         parted = list(map(_parted, variants))
         variant = parted[0][0]
         questions: dict[str, tuple[Ablated, list[Look]]] = {}

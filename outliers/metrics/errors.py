@@ -184,11 +184,11 @@ class OfProjections(Measurement):
     def steps(self, cells: Sequence[Cell]) -> int:
         return len(cells) * len(cells[0].subject.blocks)
 
-    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[list[dict]]:
+    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, provenance: dict) -> list[list[dict]]:
         """Return, for each cell and block, the errors by projection, or the largest inputs by layer and role."""
         subject = cells[0].subject
         without, schemes = _parted(cells[0])[0], [scheme for cell in cells for scheme in _parted(cell)[1]]
-        model, schemes = loaded(bench, subject, schemes, facts)
+        model, schemes = loaded(bench, subject, schemes, provenance)
         blocks = bench.counted(subject.blocks[part], len(cells))
         with naming(subject.name, *(scheme.name for scheme in schemes)):
             errors = block_errors(model, blocks, schemes, without)

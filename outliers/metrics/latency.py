@@ -81,7 +81,7 @@ class OfServed(Measurement):
                 "blocks, and as long ones, or more (--blocks, --block)"
             )
 
-    def facts(self, cell: Cell, _bench: Bench) -> dict:
+    def provenance(self, cell: Cell, _bench: Bench) -> dict:
         """Return the hash of the prompts and all parameters, including defaults, because tables show them."""
         return {"tokens_hash": tokens_hash(_prompts(cell)), **cell.metric.model_dump()}
 
@@ -103,10 +103,10 @@ class OfServed(Measurement):
             options=frozenset(("dtype", "device")),
         )
 
-    def answer(self, bench: Bench, cells: Sequence[Cell], _part: slice, facts: dict) -> list[Timings]:
+    def answer(self, bench: Bench, cells: Sequence[Cell], _part: slice, provenance: dict) -> list[Timings]:
         (cell,) = cells
         prompts, metric = _prompts(cell), cell.metric
-        with cell.subject.under(bench, cell.variant, facts) as model:
+        with cell.subject.under(bench, cell.variant, provenance) as model:
             timings = encoding(model, prompts, metric.repeats, bench.bar.see) if encodes(model.config) else None
             if generates(model.config):
                 _, formats = apart_from_cache(cell.variant)

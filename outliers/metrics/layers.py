@@ -48,10 +48,10 @@ class OfLayers(Measurement):
     def steps(self, cells: Sequence[Cell]) -> int:
         return sum(count_layers(cell.subject.config) * len(cell.subject.blocks) * cell.metric.draws for cell in cells)
 
-    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[list[dict]]:
+    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, provenance: dict) -> list[list[dict]]:
         """Return the results of each block by draw and layer."""
         ((cell,), subject) = cells, cells[0].subject
-        model, (variant,) = loaded(bench, subject, [cell.variant], facts)
+        model, (variant,) = loaded(bench, subject, [cell.variant], provenance)
         blocks = bench.counted(subject.blocks[part], count_layers(model.config))
         with naming(subject.name, variant.name):
             return [[layer_by_layer(model, blocks, variant, draw) for draw in range(cell.metric.draws)]]

@@ -28,14 +28,16 @@ class OfLayers(Measurement):
     unit = "layer"
     splits = False
 
-    def facts(self, cell: Cell, _bench: Bench) -> dict:
+    def provenance(self, cell: Cell, _bench: Bench) -> dict:
         """Return all parameters, including defaults, because tables show them."""
         return cell.metric.model_dump()
 
     def keeps(self, _cells: Sequence[Cell]) -> None:
         """Return None: memory is not forecast."""
 
-    def answer(self, bench: Bench, cells: Sequence[Cell], _part: slice, _facts: dict) -> list[dict[str, list[float]]]:
+    def answer(
+        self, bench: Bench, cells: Sequence[Cell], _part: slice, _provenance: dict
+    ) -> list[dict[str, list[float]]]:
         """Return milliseconds by implementation and round."""
         (cell,), settings = cells, cells[0].subject.settings
         device, shape = find_device(settings.device), _shape(cell)
@@ -142,12 +144,12 @@ def rows_of(shape: tuple[int, int, int], times: dict[str, list[float]]) -> list[
     Medians are of `milliseconds` and of `times_16_bits`, the speedup over 16 bits in the same round. For machines that
     others use as well, there are also `milliseconds_smallest`, and `times_16_bits_smallest` computed from these.
     """
-    about, rows = dict(zip(("tokens", "features", "outputs"), shape, strict=True)), []
+    labels, rows = dict(zip(("tokens", "features", "outputs"), shape, strict=True)), []
     for way, values in times.items():
         ratios = [half / whole for half, whole in zip(times[BASELINE], values, strict=True)]
         smallest = {"milliseconds_smallest": min(values), "times_16_bits_smallest": min(times[BASELINE]) / min(values)}
         medians = _with_quartiles("milliseconds", values) | _with_quartiles("times_16_bits", ratios)
-        rows.append({**about, "way": way, **medians, **smallest})
+        rows.append({**labels, "way": way, **medians, **smallest})
     return rows
 
 

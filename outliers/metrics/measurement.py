@@ -76,11 +76,11 @@ class Measurement(ABC):
     def check(self, cell: Cell) -> None:  # noqa: B027 (most fit all subjects)
         """Raise UserError if the parameters of a metric do not fit its subject."""
 
-    def facts(self, cell: Cell, bench: Bench) -> dict:
-        """Return facts that a row depends on, beside its subject, its variant and the code."""
+    def provenance(self, cell: Cell, bench: Bench) -> dict:
+        """Return what a row depends on beside its subject, its variant and the code."""
         return {}
 
-    def beside_row(self, cell: Cell, facts: dict, planner: Any) -> list[tuple] | None:
+    def beside_row(self, cell: Cell, provenance: dict, planner: Any) -> list[tuple] | None:
         """Return the parts of a cell's answer if files are kept beside its row, measuring those that are missing; else
         None.
 
@@ -107,10 +107,10 @@ class Measurement(ABC):
         return Keeps(beside, variants=len(variants), others=max(len(others_of(variant)) for variant in variants))
 
     @abstractmethod
-    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[Any]:
+    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, provenance: dict) -> list[Any]:
         """Return the result of a part of the text for each cell; results are sent between machines.
 
-        facts: those of the subject; a model that is loaded must have the weights they name.
+        provenance: that of the subject; a model that is loaded must have the weights they name.
         """
 
     @abstractmethod
@@ -125,10 +125,10 @@ class OnePass(Measurement):
     def observed(self, bench: Bench, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Any) -> Any:
         """Return the result of some blocks; `variant` has all that it needs to know of the subject."""
 
-    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[Any]:
+    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, provenance: dict) -> list[Any]:
         (cell,) = cells
         subject = cell.subject
-        model, blocks = subject.load(bench, facts), bench.counted(subject.blocks[part])
+        model, blocks = subject.load(bench, provenance), bench.counted(subject.blocks[part])
         with naming(subject.name, cell.variant.name):
             (variant,) = bench.knowing([cell.variant], subject)
             return [self.observed(bench, cell, model, blocks, variant)]
@@ -185,10 +185,10 @@ def short(value: torch.Tensor | float, digits: str = DIGITS) -> float:
 
 
 def loaded(
-    bench: Bench, subject: Any, variants: Iterable[Variant], facts: dict
+    bench: Bench, subject: Any, variants: Iterable[Variant], provenance: dict
 ) -> tuple[PreTrainedModel, list[Variant]]:
     """Load the model of a subject, and complete variants with what they need to know of its text."""
-    model = subject.load(bench, facts)
+    model = subject.load(bench, provenance)
     with naming(subject.name):
         return model, bench.knowing(variants, subject)
 
@@ -240,7 +240,7 @@ def _records(stages: Stages, bar: Progress | None) -> list[dict]:
             if bar is not None and bar.n < end:  # progress that the measurement did not report itself
                 bar.update(end - bar.n)
             values |= {cell: measurement.values(cell, [answer]) for cell, answer in zip(bundle, answers, strict=True)}
-        records += [_about(cell) | value for cell in cells for value in values[cell]]
+        records += [_labels(cell) | value for cell in cells for value in values[cell]]
         cells = following(stages, [SimpleNamespace(values=values[cell]) for cell in cells])
     return with_paired_errors(records)
 
@@ -251,8 +251,8 @@ def _steps(bundle: list[Cell]) -> Steps:
     return Steps(measurement.steps(bundle), kind=kind, cost=measurement.cost)
 
 
-def _about(cell: Cell) -> dict:
-    return {"variant": cell.variant.name, **cell.variant.fields(), **cell.about}
+def _labels(cell: Cell) -> dict:
+    return {"variant": cell.variant.name, **cell.variant.fields(), **cell.labels}
 
 
 def _quiet(_steps: int = 1) -> None:

@@ -291,7 +291,7 @@ class OfConfigurations(Measurement):
     unit = "model"
     splits = False
 
-    def facts(self, cell: Cell, _bench: Bench) -> dict:
+    def provenance(self, cell: Cell, _bench: Bench) -> dict:
         """Return all parameters, including defaults, because tables show them."""
         return cell.metric.model_dump(exclude_none=True)
 
@@ -304,7 +304,7 @@ class OfConfigurations(Measurement):
     def keeps(self, _cells: Sequence[Cell]) -> None:
         """Return None: memory is not forecast."""
 
-    def answer(self, _bench: Bench, cells: Sequence[Cell], _part: slice, _facts: dict) -> list[Footprint]:
+    def answer(self, _bench: Bench, cells: Sequence[Cell], _part: slice, _provenance: dict) -> list[Footprint]:
         config = cells[0].subject.config
         sizes = {(cell.metric.context, cell.metric.batch) for cell in cells}
         footprints = {size: measure_footprint(config, *size) for size in sizes}
@@ -312,9 +312,9 @@ class OfConfigurations(Measurement):
 
     def values(self, cell: Cell, answers: list[Footprint]) -> list[dict]:
         (footprint,) = answers
-        about = {"parameters": footprint.parameters, "context_used": footprint.context}
+        labels = {"parameters": footprint.parameters, "context_used": footprint.context}
         values_of = _fitting if isinstance(cell.metric, Fits) else _needed
-        return [about | value for value in values_of(cell.metric, footprint)]
+        return [labels | value for value in values_of(cell.metric, footprint)]
 
 
 def _fitting(metric: Fits, footprint: Footprint) -> list[dict]:

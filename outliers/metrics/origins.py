@@ -621,7 +621,7 @@ class OfWriters(OnePass):
             if position >= block:
                 raise UserError(f"position {position} in blocks of {block} tokens; expected 0 to {block - 1}")
 
-    def facts(self, cell: Cell, _bench: Bench) -> dict:
+    def provenance(self, cell: Cell, _bench: Bench) -> dict:
         return {"controls": controls_of(cell.metric.features, cell.subject.width)}
 
     def observed(self, bench: Bench, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant) -> Account:

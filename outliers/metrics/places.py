@@ -116,12 +116,12 @@ class OfPlaces(Measurement):
         return super().keeps(cells)._replace(variants=max(_kinds(cell) * _count(cell) for cell in cells))
 
     def answer(
-        self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict
+        self, bench: Bench, cells: Sequence[Cell], part: slice, provenance: dict
     ) -> list[dict[tuple[str, str | int], list[list[Loss]]]]:
         """Return the loss of each block by kind of exchange, place and draw."""
         (cell,), passes = cells, _passes(cells[0])
         subject, metric = cell.subject, cell.metric
-        model, (variant,) = loaded(bench, subject, [cell.variant], facts)
+        model, (variant,) = loaded(bench, subject, [cell.variant], provenance)
         wanted = exchanges(model, variant, metric.by)
         is_scheme, streamed = isinstance(variant, Quantized), is_streamed(model)
         passes = _kinds(cell) * passes if streamed else passes if _is_by_layer(cell) else 1

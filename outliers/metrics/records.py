@@ -44,9 +44,9 @@ class Metric(Checked):
     name: the name in rows and on the command line. home: the file of this package with its `MEASUREMENT`, which is
     imported when something is measured; by default the file of its name. measured_by: the `Measurement` of a custom
     metric. subject: location of the class of its subject, which is made from model, revision and settings; None if the
-    subject is no model. timed: whether it measures time, so that rows depend on the machine. needs: facts, and fields
-    of each value, that its tables and figures use. view: a function of its flat rows that returns an
-    `outliers.show.section.Section`, or its location; the field `scheme` of these rows is their variant.
+    subject is no model. timed: whether it measures time, so that rows depend on the machine. needs: fields of
+    its rows' provenance and of each value that its tables and figures use. view: a function of its flat rows that
+    returns an `outliers.show.section.Section`, or its location; the field `scheme` of these rows is their variant.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -60,7 +60,7 @@ class Metric(Checked):
     view: ClassVar[str | Callable | None] = None
 
     @property
-    def asked(self) -> dict:
+    def request(self) -> dict:
         """The fields of the metric in rows: name and parameters, without defaults, so that new parameters keep old
         rows valid."""
         return {"name": self.name, **self.model_dump(mode="json", exclude_defaults=True)}

@@ -53,12 +53,12 @@ class OfStates(Measurement):
     def steps(self, cells: Sequence[Cell]) -> int:
         return len(_variants(cells)) * len(cells[0].subject.blocks) * cells[0].metric.draws
 
-    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[list[list]]:
+    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, provenance: dict) -> list[list[list]]:
         """Return, for each cell and draw, the results of each block of a part of the text."""
         subject = cells[0].subject
-        model, variants = loaded(bench, subject, _variants(cells).values(), facts)
+        model, variants = loaded(bench, subject, _variants(cells).values(), provenance)
         seen_by_draw, blocks = [], subject.blocks[part]
-        part_of_text = facts.get("tokens_hash", id(subject)), part.start, part.stop
+        part_of_text = provenance.get("tokens_hash", id(subject)), part.start, part.stop
         for draw in range(cells[0].metric.draws):
             with naming(subject.name, *(variant.name for variant in variants)):
                 passes = _streamed if is_streamed(model) else _resident

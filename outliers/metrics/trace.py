@@ -50,7 +50,7 @@ def of_view(file: str, stack: str) -> str:
     return f"{stem}.{stack}{dot}{ending}" if stack else file
 
 
-def traced(cell: Cell, facts: dict, planner: Any) -> list[tuple]:
+def traced(cell: Cell, provenance: dict, planner: Any) -> list[tuple]:
     """Return the trace of each view over all blocks, as the only part of an answer (see
     `outliers.runs.planner.answer`).
 
@@ -61,17 +61,17 @@ def traced(cell: Cell, facts: dict, planner: Any) -> list[tuple]:
     folder, metric = planner.rows.folder, cell.metric
     stacks = view_names(cell.subject.config)
     stems = [folder / of_view(STEM, stack) for stack in stacks]
-    about = cell.subject.asked | facts | {"roles": metric.roles}
+    about = cell.subject.request | provenance | {"roles": metric.roles}
     _turn_to(about, folder, stacks, planner.force)
     with measuring(cell.subject.settings.device) as reading:
         traces_so_far = [] if planner.force else saved_traces(stems, about, metric.tokens, len(cell.subject.blocks))
-    if traces_so_far and "weights_hash" not in facts:
+    if traces_so_far and "weights_hash" not in provenance:
         about |= planner.weights(cell.subject)
         traces_so_far = traces_so_far if all(trace.about == about for trace in traces_so_far) else []
     if traces_so_far and traces_so_far[0].names:  # a resumed trace keeps its tokens
         cell = replace(cell, metric=metric.model_copy(update={"tokens": True}))
     saved, costs = time.monotonic(), []
-    for longer, spent in _going_on(cell, facts, planner, about, traces_so_far):
+    for longer, spent in _going_on(cell, provenance, planner, about, traces_so_far):
         traces_so_far = longer
         costs.append(spent)
         if traces_so_far and (asked_to_stop() or time.monotonic() - saved > SECONDS_BETWEEN_SAVES):
@@ -83,11 +83,11 @@ def traced(cell: Cell, facts: dict, planner: Any) -> list[tuple]:
     for trace in traces_so_far if metric.imatrix else ():
         trace.save_imatrix(folder / of_view(IMATRIX, trace.stack))
     if metric.masks and not _is_newer(folder / MASKS, folder / f"{STEM}.safetensors"):
-        ((_, marked),) = planner.results([Task("masks", _masks, cell.subject, (facts, traces_so_far[0]))])
+        ((_, marked),) = planner.results([Task("masks", _masks, cell.subject, (provenance, traces_so_far[0]))])
         marked.save(folder / Path(MASKS).stem)
     if not cell.subject.settings.stream:  # a streamed model would read all layers once more
         for trace in traces_so_far:
-            _keep_excerpt(cell.subject, facts, planner, trace)
+            _keep_excerpt(cell.subject, provenance, planner, trace)
     return [([traces_so_far], {"weights_hash": about["weights_hash"]}, joined(costs or [reading.fields]))]
 
 
@@ -111,8 +111,8 @@ def _turn_to(about: dict, folder: Path, stacks: Sequence[str], force: bool) -> N
 
 def _request(about: dict) -> str:
     """Return a name of a trace's source, without weights and code, which change within a request."""
-    asked = {name: value for name, value in about.items() if name not in ("weights_hash", "code")}
-    return f"{STEM}-{hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]}"
+    request = {name: value for name, value in about.items() if name not in ("weights_hash", "code")}
+    return f"{STEM}-{hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:12]}"
 
 
 def _is_newer(file: Path, than: Path) -> bool:
@@ -125,13 +125,13 @@ def _save(traces_so_far: list[Trace], stems: list[Path]) -> None:
 
 
 def _going_on(
-    cell: Cell, facts: dict, planner: Any, about: dict, traces_so_far: list[Trace]
+    cell: Cell, provenance: dict, planner: Any, about: dict, traces_so_far: list[Trace]
 ) -> Iterator[tuple[list[Trace], dict]]:
     """Yield the traces of the first blocks as they grow from those so far, each time with the cost."""
     done = traces_so_far[0].sequences if traces_so_far else 0
     planner.bar.skip(planner.steps([cell])._replace(count=done))
     arrived = {}
-    tasks = planner.tasks([cell], _parts(cell.subject, planner.engine, done), facts)
+    tasks = planner.tasks([cell], _parts(cell.subject, planner.engine, done), provenance)
     for task, ((part,), weights, spent) in planner.results(tasks):
         check_same_weights(cell.subject.name, [about | weights, weights | about])
         about |= weights
@@ -185,20 +185,22 @@ def _saved_trace(stem: Path, about: dict, tokens: bool, most: int) -> Trace | No
     return trace if same and whole and trace.sequences <= most else None
 
 
-def _keep_excerpt(subject: Subject, facts: dict, planner: Any, trace: Trace) -> None:
+def _keep_excerpt(subject: Subject, provenance: dict, planner: Any, trace: Trace) -> None:
     path = planner.rows.folder / of_view(EXCERPT, trace.stack)
     if saved_excerpt(path, trace) is None:
-        task = Task("excerpt", _excerpt, subject, (facts, telling_features(trace), trace.stack or None))
+        task = Task("excerpt", _excerpt, subject, (provenance, telling_features(trace), trace.stack or None))
         ((_, excerpt),) = planner.results([task])
         replace(excerpt, about=trace.about).save(path)
 
 
-def _excerpt(bench: Bench, subject: Subject, facts: dict, features: dict[str, list[int]], stack: str | None) -> Excerpt:
-    return excerpt(subject.load(bench, facts), subject.blocks[0], features, stack)
+def _excerpt(
+    bench: Bench, subject: Subject, provenance: dict, features: dict[str, list[int]], stack: str | None
+) -> Excerpt:
+    return excerpt(subject.load(bench, provenance), subject.blocks[0], features, stack)
 
 
-def _masks(bench: Bench, subject: Subject, facts: dict, of: Trace) -> Masks:
-    return masks(subject.load(bench, facts), subject.blocks, of)
+def _masks(bench: Bench, subject: Subject, provenance: dict, of: Trace) -> Masks:
+    return masks(subject.load(bench, provenance), subject.blocks, of)
 
 
 def saved_excerpt(path: Path, trace: Trace) -> Excerpt | None:
@@ -228,10 +230,10 @@ class OfText(OnePass):
         if kept and cell.metric.masks:
             names_of(skeleton(config), "transformerlens")
 
-    def beside_row(self, cell: Cell, facts: dict, planner: Any) -> list[tuple] | None:
-        return traced(cell, facts, planner) if isinstance(cell.metric, KeptTrace) else None
+    def beside_row(self, cell: Cell, provenance: dict, planner: Any) -> list[tuple] | None:
+        return traced(cell, provenance, planner) if isinstance(cell.metric, KeptTrace) else None
 
-    def facts(self, cell: Cell, _bench: Bench) -> dict:
+    def provenance(self, cell: Cell, _bench: Bench) -> dict:
         return {"alpha": cell.metric.alpha} | ({} if attends(cell.subject.config) else {"attends": False})
 
     def keeps(self, cells: Sequence[Cell]) -> Keeps:
@@ -245,12 +247,12 @@ class OfText(OnePass):
         metric, tokens = cell.metric, bench.tokenizer(cell.subject) if _has_tokens(cell) else None
         return traces(model, blocks, metric.roles, metric.alpha, metric.attention, variant, tokens)
 
-    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[list[Trace]]:
-        ((cell,), (views,)) = cells, super().answer(bench, cells, part, facts)
+    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, provenance: dict) -> list[list[Trace]]:
+        ((cell,), (views,)) = cells, super().answer(bench, cells, part, provenance)
         whole = views[0].sequences == len(cell.subject.blocks)
         streams = all(set(STREAM) <= set(view.roles) or view.cross for view in views)
         if cell.variant.name == BASELINE and whole and streams:
-            bench.traces[facts.get("tokens_hash")] = views
+            bench.traces[provenance.get("tokens_hash")] = views
         return [views]
 
     def values(self, cell: Cell, answers: list[list[Trace]]) -> list[dict]:
@@ -278,10 +280,10 @@ def details(trace: Trace) -> list[dict]:
 def _table4(trace: Trace) -> list[dict]:
     """Return the trace's values of Table 4, with the numbers of the outlier features and the hidden size."""
     outliers = sorted(trace.outlier_features()["feature"].tolist())
-    about = {"features": outliers, "hidden_size": trace.statistics["residual.massive"].shape[1]}
+    labels = {"features": outliers, "hidden_size": trace.statistics["residual.massive"].shape[1]}
     if trace.stack:
-        about |= {"layers": [trace.first_layer, trace.first_layer + trace.layers]}
-    return [value | (about if value["metric"] == "count" else {}) for value in tidy([trace_row(trace)])]
+        labels |= {"layers": [trace.first_layer, trace.first_layer + trace.layers]}
+    return [value | (labels if value["metric"] == "count" else {}) for value in tidy([trace_row(trace)])]
 
 
 def tidy(table: pd.DataFrame | list[dict], prefix: str = "") -> list[dict]:

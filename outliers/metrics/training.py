@@ -129,9 +129,9 @@ ALONG = ("perplexity", "count", "layers", "positions", "attention_sink", "max") 
 
 
 class Answer(NamedTuple):
-    """The outcome of a run: facts of its model, its log, and the perplexity under each scheme."""
+    """The outcome of a run: fields of its model, its log, and the perplexity under each scheme."""
 
-    facts: dict
+    fields: dict
     logged: list[dict]
     perplexities: dict[str, dict]
 
@@ -142,7 +142,7 @@ class OfRuns(Measurement):
     unit = "step"
     splits = False
 
-    def facts(self, cell: Cell, _bench: Bench) -> dict:
+    def provenance(self, cell: Cell, _bench: Bench) -> dict:
         return {"alpha": cell.metric.alpha, "draws": cell.metric.draws}
 
     def steps(self, cells: Sequence[Cell]) -> int:
@@ -151,18 +151,18 @@ class OfRuns(Measurement):
     def keeps(self, _cells: Sequence[Cell]) -> None:
         """Return None: memory is not forecast."""
 
-    def answer(self, bench: Bench, cells: Sequence[Cell], _part: slice, _facts: dict) -> list[Answer]:
+    def answer(self, bench: Bench, cells: Sequence[Cell], _part: slice, _provenance: dict) -> list[Answer]:
         run, metric = cells[0].subject, cells[0].metric
         model = start(run.recipe, run.seed, find_device(run.settings.device))
-        facts = {"architecture": model.config.model_type, "parameters": model.num_parameters()}
+        fields = {"architecture": model.config.model_type, "parameters": model.num_parameters()}
         with naming(run.name):
             at = {*metric.watched, run.recipe.steps}
             seen = lambda model, _step: watch(model, run.blocks, metric.alpha)  # noqa: E731
             logged = train(model, run.recipe, run.training_blocks(), run.folder, seen, at, bench.bar.update)
-            return [Answer(facts, logged, _under_schemes(model, run.blocks, metric))]
+            return [Answer(fields, logged, _under_schemes(model, run.blocks, metric))]
 
     def values(self, cell: Cell, answers: list[Answer]) -> list[dict]:
-        facts, logged, perplexities = answers[0]
+        fields, logged, perplexities = answers[0]
         steps = cell.subject.recipe.steps
         along = [
             {"checkpoint": f"step-{entry['step']}", "metric": metric, "value": value}
@@ -177,7 +177,7 @@ class OfRuns(Measurement):
             {"checkpoint": f"step-{steps}", "metric": f"perplexity.{name}"} | perplexity
             for name, perplexity in perplexities.items()
         ]
-        return [facts | value | {"unit": "1"} for value in along + at_the_end]
+        return [fields | value | {"unit": "1"} for value in along + at_the_end]
 
 
 def _under_schemes(model: PreTrainedModel, blocks: torch.Tensor, metric: Training) -> dict[str, dict]:

@@ -53,8 +53,8 @@ class OfWeights(Measurement):
     def steps(self, cells: Sequence[Cell]) -> int:
         return len(cells)
 
-    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, facts: dict) -> list[list[dict]]:
-        model, variants = loaded(bench, cells[0].subject, [cell.variant for cell in cells], facts)
+    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, provenance: dict) -> list[list[dict]]:
+        model, variants = loaded(bench, cells[0].subject, [cell.variant for cell in cells], provenance)
         errors = [weight_errors(model, variant) for variant in variants]
         bench.bar.update(len(cells))
         return errors

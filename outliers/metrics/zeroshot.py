@@ -261,7 +261,7 @@ class OfTasks(Measurement):
             raise UserError("zero-shot tasks of a streamed model; expected one in memory: leave --stream out")
         _task(cell.metric)
 
-    def facts(self, cell: Cell, _bench: Bench) -> dict:
+    def provenance(self, cell: Cell, _bench: Bench) -> dict:
         task = _task(cell.metric)
         return {
             "task": cell.metric.task,
@@ -275,9 +275,9 @@ class OfTasks(Measurement):
         options = frozenset(("dtype", "device"))
         return super().keeps(cells)._replace(logits=LOGITS, block=EXAMPLE, options=options)
 
-    def answer(self, bench: Bench, cells: Sequence[Cell], _part: slice, facts: dict) -> list[list[dict]]:
+    def answer(self, bench: Bench, cells: Sequence[Cell], _part: slice, provenance: dict) -> list[list[dict]]:
         (cell,) = cells
-        cell.subject.load(bench, facts)
+        cell.subject.load(bench, provenance)
         tokenizer, tasks = bench.tokenizer(cell.subject), [_task(cell.metric)]
         with bench.under(cell.variant) as model:
             return [evaluate(model, tokenizer, tasks, cell.metric.limit, bench.bar.see)]

@@ -98,7 +98,7 @@ def verdicts_of(
     reasons = dict.fromkeys(protocols, NOT_HERE if bench else "--redraw measures nothing")
     if here and bench:
         reasons = {one: one[0] and _measured(here, alike, folder, device, bench) for one, alike in protocols.items()}
-    rows = [row for row in reversed(read(folder)) if key_of(row.asked["subject"].get("model", "")) == key_of(model)]
+    rows = [row for row in reversed(read(folder)) if key_of(row.request["subject"].get("model", "")) == key_of(model)]
     return [_verdict(fact, rows, reasons[fact.protocol]) for fact in facts]
 
 
@@ -125,10 +125,10 @@ def _verdict(fact: Fact, rows: Sequence[Row], reason: str | None) -> Verdict:
         return Verdict(fact, NOT_MEASURED)
     wanted = {"text": text_label(fact.text), "block": fact.block} if fact.block else {}
     for row in rows:
-        asked, subject = row.asked["metric"]["name"], row.asked["subject"]
+        asked, subject = row.request["metric"]["name"], row.request["subject"]
         if asked == fact.cell and wanted.items() <= subject.items() and subject.get("bos", False) == fact.bos:
             if not row.values:
-                return Verdict(fact, NOT_RUN, reason=row.made["failed"])
+                return Verdict(fact, NOT_RUN, reason=row.run["failed"])
             words, same = fact.compared(row.values)
             return Verdict(fact, AGREES if same else DIFFERS, words, row=row)
     return Verdict(fact, NOT_RUN, reason=reason)
@@ -168,15 +168,22 @@ def _blocks(fact: Fact) -> str:
 def _record(verdict: Verdict) -> dict:
     fact, row = verdict.fact, verdict.row
     words = {"published": fact.words, "measured": verdict.measured, "agreement": verdict.agreement}
-    return {"metric": fact.cell, **words, "source": fact.source.source, **row.asked["subject"], **row.facts, **row.made}
+    return {
+        "metric": fact.cell,
+        **words,
+        "source": fact.source.source,
+        **row.request["subject"],
+        **row.provenance,
+        **row.run,
+    }
 
 
 def _findings(verdicts: Sequence[Verdict]) -> list[Finding]:
     measured = sorted((verdict for verdict in verdicts if verdict.row), key=lambda verdict: verdict.agreement == AGREES)
     return [
         Finding(
-            f"{short_name(verdict.row.asked['subject']['model'])} {verdict.agreement}: {verdict.fact.words}; measured "
-            f"{verdict.measured} ({verdict.fact.source.short}).",
+            f"{short_name(verdict.row.request['subject']['model'])} {verdict.agreement}: {verdict.fact.words}; "
+            f"measured {verdict.measured} ({verdict.fact.source.short}).",
             PUBLISHED,
         )
         for verdict in measured

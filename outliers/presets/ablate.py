@@ -91,14 +91,14 @@ def _stages(subject: ToAblate) -> Stages:
         raise _no_outlier(traced, spec)
     scheme = get_scheme(spec.scheme, spec.alpha_of_schemes)
     under = Quantized(scheme, tuple(spec.skip)) if scheme.quantizes else EXACT
-    about = {"where": spec.where, "seed": spec.seed, "alpha": spec.alpha}
-    about |= {OF_SCHEME.get(name, name): value for name, value in scheme_fields(scheme, spec.skip).items()}
+    labels = {"where": spec.where, "seed": spec.seed, "alpha": spec.alpha}
+    labels |= {OF_SCHEME.get(name, name): value for name, value in scheme_fields(scheme, spec.skip).items()}
     metrics = (Top1, Perplexity) if attends(traced) else (Perplexity,)
-    yield [cell for view in views for cell in _of_view(subject, view, under, about, metrics, view is views[0])]
+    yield [cell for view in views for cell in _of_view(subject, view, under, labels, metrics, view is views[0])]
 
 
 def _of_view(
-    subject: ToAblate, view: dict, under: Quantized, about: dict, metrics: Sequence[type], first: bool
+    subject: ToAblate, view: dict, under: Quantized, labels: dict, metrics: Sequence[type], first: bool
 ) -> list[Cell]:
     """Return the cells for the features of a view, ablated in its layers; for the first view also those without."""
     spec = subject.settings
@@ -111,7 +111,7 @@ def _of_view(
             subject,
             _variant(treatment, spec, under, where(view, roles[metric])),
             metric(),
-            about | (ablated_in(view) if treatment.features else {}) | treatment.fields,
+            labels | (ablated_in(view) if treatment.features else {}) | treatment.fields,
         )
         for metric, treatment in product(metrics, treatments)
     ]

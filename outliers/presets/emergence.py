@@ -75,12 +75,12 @@ def _stages(subject: Causal, metric: Trace) -> Stages:
         return
     without = [view for view in counted(traced) if view["features"] and view.get("stack") != CROSS]
     ablated = [(Ablated(Intervention(tuple(view["features"])), where(view)), ablated_in(view)) for view in without]
-    yield [Cell(subject, variant, Top1(), about) for variant, about in ((EXACT, {}), *ablated)]
+    yield [Cell(subject, variant, Top1(), labels) for variant, labels in ((EXACT, {}), *ablated)]
 
 
 def attends(traced: Row) -> bool:
     """Return whether the model of a trace's row has attention, without its configuration."""
-    return traced.facts.get("attends", True)
+    return traced.provenance.get("attends", True)
 
 
 def counted(traced: Row) -> list[dict]:

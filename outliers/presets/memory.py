@@ -60,7 +60,7 @@ class Memory(Footprint, Named):
         places = [records.Fits(**size, headroom=self.headroom, **dict(hardware)) for hardware in self.hardware]
         candidates = self.candidates or self.models
         return [
-            Plan.of(subject, [Cell(subject, EXACT, metric, about) for metric in (records.Memory(**size), *places)])
+            Plan.of(subject, [Cell(subject, EXACT, metric, labels) for metric in (records.Memory(**size), *places)])
             for subject in map(Configured, self.models)
-            for about in [{"candidate": subject.name in candidates}]
+            for labels in [{"candidate": subject.name in candidates}]
         ]

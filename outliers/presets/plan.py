@@ -133,20 +133,21 @@ class Search:
     def cells_of(self, stage: str, *sets: Sequence[Choice]) -> list[Cell]:
         """Return the cells for the perplexity of sets of better projections on the blocks of a stage."""
         prices = [sum(choice.price for choice in choices) for choices in sets]
-        about = [{"chosen": len(choices), "price": price} for choices, price in zip(sets, prices, strict=True)]
-        return [self.cell_of(stage, self.set_of(choices), fields) for choices, fields in zip(sets, about, strict=True)]
+        labels = [{"chosen": len(choices), "price": price} for choices, price in zip(sets, prices, strict=True)]
+        return [self.cell_of(stage, self.set_of(choices), fields) for choices, fields in zip(sets, labels, strict=True)]
 
-    def cell_of(self, stage: str, variant: Quantized, about: dict) -> Cell:
+    def cell_of(self, stage: str, variant: Quantized, labels: dict) -> Cell:
         subject = self.searched if stage == SEARCH else self.confirmed
         draws = 1 if stage == SINGLE else self.draws
-        return Cell(subject, variant, Perplexity(draws=draws), {"stage": stage} | about)
+        return Cell(subject, variant, Perplexity(draws=draws), {"stage": stage} | labels)
 
     def cells_without(self, stage: str, chosen: list[Choice], left: Iterable[Choice]) -> list[Cell]:
         """Return the cells for the perplexity of a set without each of some of its projections."""
         left = list(left)
         cells = self.cells_of(stage, *(_without(chosen, choice) for choice in left))
         return [
-            replace(cell, about=cell.about | {"without": choice.path}) for cell, choice in zip(cells, left, strict=True)
+            replace(cell, labels=cell.labels | {"without": choice.path})
+            for cell, choice in zip(cells, left, strict=True)
         ]
 
 
@@ -161,8 +162,8 @@ class Blocks(Causal):
         self.first, self.count = first, count
 
     @property
-    def asked(self) -> dict:
-        return super().asked | {"blocks": self.count} | ({"first_block": self.first} if self.first else {})
+    def request(self) -> dict:
+        return super().request | {"blocks": self.count} | ({"first_block": self.first} if self.first else {})
 
     @property
     def span(self) -> tuple[int, int]:

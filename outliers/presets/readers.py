@@ -81,14 +81,14 @@ def _cells(subject: Subject, features: Sequence[int], places: Sequence[str], con
     taken_out = [(feature, {"subject": "feature"}) for feature in features]
     taken_out += [(feature, {"subject": "control", "draw": draw}) for draw, feature in enumerate(controls)]
     ablations = [
-        (Ablated(Intervention((feature,)), (place,)), about) for place in places for feature, about in taken_out
+        (Ablated(Intervention((feature,)), (place,)), labels) for place in places for feature, labels in taken_out
     ]
     seen = attends(subject.config)
-    in_attention = [(ablated, about) for ablated, about in ablations if seen and ablated.in_attention]
+    in_attention = [(ablated, labels) for ablated, labels in ablations if seen and ablated.in_attention]
     measurements = [((EXACT, {}), Perplexity()), *((pair, Perplexity()) for pair in ablations)]
     if in_attention:
         measurements += [(pair, metric) for metric in (Top1(), Sinks()) for pair in ((EXACT, {}), *in_attention)]
-    return [Cell(subject, variant, metric, about) for (variant, about), metric in measurements]
+    return [Cell(subject, variant, metric, labels) for (variant, labels), metric in measurements]
 
 
 @with_bar
@@ -161,10 +161,10 @@ def readings(records: Iterable[dict]) -> "pd.DataFrame":
     for record in records:
         if record["metric"] not in VALUES or not ("subject" in record or record.get("variant", BASELINE) == BASELINE):
             continue
-        about = {"subject": record.get("subject", "none"), "place": "", "feature": None, "draw": record.get("draw")}
+        labels = {"subject": record.get("subject", "none"), "place": "", "feature": None, "draw": record.get("draw")}
         if "where" in record:
-            about |= {"place": record["where"][0], "feature": record["features"][0]}
-        row = rows_by_place.setdefault(tuple(about.values()), about)
+            labels |= {"place": record["where"][0], "feature": record["features"][0]}
+        row = rows_by_place.setdefault(tuple(labels.values()), labels)
         row |= {column: record[field] for field, column in VALUES[record["metric"]].items()}
         if record["metric"] == "sinks.head":
             row.setdefault("heads", {})[record["layer"], record["head"]] = record["value"], record["margin"]

@@ -49,7 +49,7 @@ def _stages(subject: Subject, variants: list[Quantized], draws: int) -> Stages:
 
     rows = yield under_each(Perplexity(draws=draws))
     measured = next((row for row in rows if isinstance(row, Row)), None)  # a row that did not fail
-    if measured and measured.facts.get("protocol") == PICTURES:
+    if measured and measured.provenance.get("protocol") == PICTURES:
         by_class = measured.values[0]["metric"] in (Perplexity.name, LOG_PERPLEXITY)
         yield under_each((Accuracy if by_class else Agreement)(draws=draws))
 

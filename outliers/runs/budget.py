@@ -55,11 +55,11 @@ def fit(spec: Settings, folder: Path, force: bool, measure: Callable[[Settings],
 
 def _chosen(spec: Settings, folder: Path) -> int | None:
     """Return the number of blocks of an earlier run of the same request with the same minutes."""
-    rows = [row for row in read(folder) if row.made.get("minutes") == spec.minutes]
-    there = {key_of(row.asked) for row in rows}
-    for blocks in dict.fromkeys(row.asked["subject"].get("blocks", 0) for row in reversed(rows)):
+    rows = [row for row in read(folder) if row.run.get("minutes") == spec.minutes]
+    there = {key_of(row.request) for row in rows}
+    for blocks in dict.fromkeys(row.request["subject"].get("blocks", 0) for row in reversed(rows)):
         cells = chain.from_iterable(next(plan.stages) for plan in spec.of_blocks(blocks).plans())
-        if any(key_of(cell.asked) in there for cell in cells):
+        if any(key_of(cell.request) in there for cell in cells):
             return blocks
     return None
 
@@ -115,9 +115,9 @@ def preview(runs: Sequence[tuple[Sequence[Plan], Path]]) -> str:
     for plan, cells in zip(plans, stages, strict=True):
         plan.subject.check(cells)
     requests = planner.requests(plans, stages)
-    there = {key_of(row.asked) for _, folder in runs for row in read(folder) if row.values}
+    there = {key_of(row.request) for _, folder in runs for row in read(folder) if row.values}
     cells = list(chain.from_iterable(stages))
-    finished = sum(key_of(cell.asked) in there for cell in cells)
+    finished = sum(key_of(cell.request) in there for cell in cells)
     more = any(plan.usual() for plan in plans)
     lines = [
         "Nothing is measured. A run would measure",
@@ -143,8 +143,12 @@ def _said(cells: list[Cell]) -> Iterator[str]:
         names = list(dict.fromkeys(cell.variant.name for cell in alike))
         under = f" under {first_of(names, NAMED)}" if names != [BASELINE] else ""
         subject = alike[0].subject
-        asked = subject.asked
-        text = f" on {asked['text']}, {asked['blocks']} blocks of {asked['block']} tokens" if "blocks" in asked else ""
+        request = subject.request
+        text = (
+            f" on {request['text']}, {request['blocks']} blocks of {request['block']} tokens"
+            if "blocks" in request
+            else ""
+        )
         yield f"{subject.name}{text}: {metric}{under}"
 
 

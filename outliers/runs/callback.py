@@ -141,7 +141,7 @@ class OutlierCallback(TrainerCallback):
         dtype, here = str(model.dtype).removeprefix("torch."), environment(device_of(model))
         subject = {"model": self.name, "checkpoint": f"{STEP}{step}", **self.text, "dtype": dtype, **unusual(here)}
         predicted = getattr(self.blocks, "protocol", "")
-        facts = {
+        provenance = {
             "weights_hash": weights_hash(model),
             "architecture": model.config.model_type,
             "parameters": model.num_parameters(),
@@ -151,9 +151,9 @@ class OutlierCallback(TrainerCallback):
             "scheme": BASELINE,
             "alpha": self.alpha,
         }
-        asked = {"subject": subject, "variant": AS_IT_IS.name, "metric": self.metric.asked}
-        made = {"experiment": "emergence", **here, "wall_seconds": seconds}
-        return Row(asked=asked, facts=facts, values=values, made=made)
+        request = {"subject": subject, "variant": AS_IT_IS.name, "metric": self.metric.request}
+        run = {"experiment": "emergence", **here, "wall_seconds": seconds}
+        return Row(request=request, provenance=provenance, values=values, run=run)
 
     def _write(self, step: int, row: Row) -> None:
         """Append the row of a step, after moving aside rows of this step and later ones that another training left."""
@@ -175,7 +175,7 @@ class OutlierCallback(TrainerCallback):
 
     def _is_ahead(self, row: Row, step: int) -> bool:
         """Return whether a row is of this training's model and of a step that the training has not finished."""
-        subject = row.asked["subject"]
+        subject = row.request["subject"]
         match = re.fullmatch(rf"{STEP}(\d+)", subject.get("checkpoint", ""))
         return subject.get("model") == self.name and match is not None and int(match[1]) >= step
 

@@ -33,11 +33,11 @@ Failures = dict[Cell, MeasurementFailed]
 Outcomes = dict[Cell, Row | MeasurementFailed]
 logger = logging.getLogger(__name__)
 
-OF_TWINS = ("architecture", "parameters", "tokens_hash")  # facts that are equal for models of equal weights
+OF_TWINS = ("architecture", "parameters", "tokens_hash")  # provenance that models of equal weights share
 MOST_NAMED = 2  # failed cells that a warning lists if nothing of their model was measured; more are counted
 NAMED = 12  # cells that the name of a task lists; more are counted
 FINE = "the unquantized model is fine: the {} breaks it"
-# Of the fields of `environment`, the code is a fact of every row, and the machine one of timed rows.
+# Of the fields of `environment`, the code is provenance of every row, the machine that of timed rows.
 CODE, MACHINE = "code", ("device_name", "threads", "python", "torch", "triton", "bitsandbytes")
 
 
@@ -108,45 +108,45 @@ class Planner:
     def _measured(self, cells: list[Cell]) -> dict[Cell, Row]:
         """Return the row of each cell, found or measured; rows of failed cells are written after all others."""
         stop_if_asked()
-        facts, failures = self._facts(cells)
+        provenance, failures = self._provenance(cells)
         rows: dict[Cell, Row] = {}
         skipped = list(failures)
         missing: dict[str, list[Cell]] = defaultdict(list)  # by the key that they share under other names
-        for cell, cell_facts in facts.items():
+        for cell, cell_provenance in provenance.items():
             try:
-                kept = cell.metric.measurement.beside_row(cell, cell_facts, self)
+                kept = cell.metric.measurement.beside_row(cell, cell_provenance, self)
             except MeasurementFailed as error:
                 failures[cell] = error
                 continue
-            row = None if self.force else self.rows.find(cell.asked, cell_facts)
+            row = None if self.force else self.rows.find(cell.request, cell_provenance)
             if kept is None and row:
                 skipped.append(cell)
             elif kept is not None and not row:
-                row = self._rows([cell], kept, facts)[cell]
+                row = self._rows([cell], kept, provenance)[cell]
                 self._write({cell: row})
             if isinstance(row, MeasurementFailed):
                 failures[cell] = row
             elif row:
                 rows[cell] = row
-                self.known[_common(cell, cell_facts)] = row
+                self.known[_common(cell, cell_provenance)] = row
             else:
-                missing[_common(cell, cell_facts)].append(cell)
+                missing[_common(cell, cell_provenance)].append(cell)
         for bundle in bundles_of(skipped):
             self.bar.skip(self.steps(bundle))
         new = [alike[0] for key, alike in missing.items() if key not in self.known]
-        answered = self._answered(list(bundles_of(new)), facts)
+        answered = self._answered(list(bundles_of(new)), provenance)
         failures |= {cell: result for cell, result in answered.items() if isinstance(result, MeasurementFailed)}
         rows |= {cell: row for cell, row in answered.items() if cell not in failures}
-        self.known |= {_common(cell, facts[cell]): rows[cell] for cell in new if cell in rows}
+        self.known |= {_common(cell, provenance[cell]): rows[cell] for cell in new if cell in rows}
         for key, alike in missing.items():
             for cell in alike:
                 if cell not in rows and key in self.known:
                     rows[cell] = self._under_its_name(cell, self.known[key])
                 elif cell not in rows:
                     failures.setdefault(cell, failures[alike[0]])
-        return rows | self._failed(failures, facts, rows)
+        return rows | self._failed(failures, provenance, rows)
 
-    def _failed(self, failures: Failures, facts: dict[Cell, dict], rows: dict[Cell, Row]) -> dict[Cell, Row]:
+    def _failed(self, failures: Failures, provenance: dict[Cell, dict], rows: dict[Cell, Row]) -> dict[Cell, Row]:
         """Write and return the rows of cells that failed, with the reason of each.
 
         Each reason is logged once per model; if no cell of the model was measured, once for all its cells.
@@ -163,10 +163,15 @@ class Planner:
                 reason = f"{reason.partition('; expected')[0]}; {FINE.format(kind)}"
             if not isinstance(failure, EngineLost):
                 reasons[cell.subject.name, reason].append(cell.name)
-            known = facts.get(cell) or {"scheme": BASELINE, **cell.variant.fields(), **cell.about, CODE: code_hash()}
-            made = _made(cell, environment(cell.subject.settings.device))
-            made = {"experiment": self.experiment, **made, "failed": reason}
-            failed_rows[cell] = Row(asked=cell.asked, facts=known, values=[], made=made)
+            known = provenance.get(cell) or {
+                "scheme": BASELINE,
+                **cell.variant.fields(),
+                **cell.labels,
+                CODE: code_hash(),
+            }
+            run = _run_part(cell, environment(cell.subject.settings.device))
+            run = {"experiment": self.experiment, **run, "failed": reason}
+            failed_rows[cell] = Row(request=cell.request, provenance=known, values=[], run=run)
         measured = {cell.subject.name for cell in rows}
         for (name, reason), cells in reasons.items():
             alike = len(cells) > MOST_NAMED and name not in measured
@@ -174,7 +179,7 @@ class Planner:
         self._write(failed_rows)
         return failed_rows
 
-    def _facts(self, cells: list[Cell]) -> tuple[dict[Cell, dict], Failures]:
+    def _provenance(self, cells: list[Cell]) -> tuple[dict[Cell, dict], Failures]:
         subjects = {id(cell.subject): cell.subject for cell in cells}
         by_subject = [[cell for cell in cells if id(cell.subject) == key] for key in subjects]
         found: dict[Cell, dict | MeasurementFailed] = {}
@@ -182,7 +187,7 @@ class Planner:
             if reason := self.refused.get(group[0].subject.name):
                 found |= dict.fromkeys(group, MeasurementFailed(reason))
         tasks = [
-            Task("its facts", _look, group[0].subject, (group,), number=number)
+            Task("its provenance", _look, group[0].subject, (group,), number=number)
             for number, group in enumerate(by_subject)
             if group[0] not in found
         ]
@@ -194,31 +199,33 @@ class Planner:
         failures = {cell: found[cell] for cell in cells if isinstance(found[cell], MeasurementFailed)}
         return self._with_weights({cell: found[cell] for cell in cells if cell not in failures}, failures), failures
 
-    def _with_weights(self, facts: dict[Cell, dict], failures: Failures) -> dict[Cell, dict]:
-        """Add the weights hash of streamed models to the facts, if rows or another model might share the weights.
+    def _with_weights(self, provenance: dict[Cell, dict], failures: Failures) -> dict[Cell, dict]:
+        """Add the weights hash of streamed models to the provenance, if rows or another model might share the weights.
 
         Reading all weights takes long, so it is done only then. Cells of a model whose weights cannot be read are moved
         to the failures.
         """
-        for cell, cell_facts in list(facts.items()):
-            unknown = cell in facts and "weights_hash" not in cell_facts
+        for cell, cell_provenance in list(provenance.items()):
+            unknown = cell in provenance and "weights_hash" not in cell_provenance
             unknown = unknown and getattr(cell.subject.settings, "stream", False)
-            if unknown and (self._has_twin(cell, cell_facts) or (not self.force and self.rows.may_have(cell.asked))):
+            if unknown and (
+                self._has_twin(cell, cell_provenance) or (not self.force and self.rows.may_have(cell.request))
+            ):
                 ((_, weights),) = self.engine.run([Task("its weights", _weights, cell.subject, ())])
-                for other in [other for other in facts if other.subject is cell.subject]:
+                for other in [other for other in provenance if other.subject is cell.subject]:
                     if isinstance(weights, MeasurementFailed):
                         failures[other] = weights
-                        del facts[other]
+                        del provenance[other]
                     else:
-                        facts[other].update(weights)
-        return facts
+                        provenance[other].update(weights)
+        return provenance
 
-    def _has_twin(self, cell: Cell, facts: dict) -> bool:
-        """Return whether another subject might have the same weights, for all facts but their hash agree."""
-        kind = tuple(facts.get(name) for name in OF_TWINS)
+    def _has_twin(self, cell: Cell, provenance: dict) -> bool:
+        """Return whether another subject might have the same weights, for all provenance but their hash agrees."""
+        kind = tuple(provenance.get(name) for name in OF_TWINS)
         return self.subjects.setdefault(kind, cell.subject) is not cell.subject
 
-    def _answered(self, bundles: list[list[Cell]], facts: dict[Cell, dict]) -> Outcomes:
+    def _answered(self, bundles: list[list[Cell]], provenance: dict[Cell, dict]) -> Outcomes:
         """Measure bundles of cells, and return their rows or failures; a row is written when its last part has arrived.
 
         If a bundle fails, each half of it is tried by itself.
@@ -227,7 +234,7 @@ class Planner:
         tasks = [
             task
             for number, bundle in enumerate(bundles)
-            for task in self.tasks(bundle, parts[number], facts[bundle[0]], number)
+            for task in self.tasks(bundle, parts[number], provenance[bundle[0]], number)
         ]
         arrived: dict[int, dict] = defaultdict(dict)
         results: Outcomes = {}
@@ -242,15 +249,15 @@ class Planner:
                 again += [bundle[: len(bundle) // 2], bundle[len(bundle) // 2 :]]
                 continue
             ordered = [answers[part.start] for part in parts[task.number]]
-            new = dict.fromkeys(bundle, failure) if failure else self._rows(bundle, ordered, facts)
+            new = dict.fromkeys(bundle, failure) if failure else self._rows(bundle, ordered, provenance)
             self._write(new)
             results |= new
         if again:
             self._expect(list(chain.from_iterable(again)))
-            results |= self._answered(again, facts)
+            results |= self._answered(again, provenance)
         return results
 
-    def tasks(self, bundle: list[Cell], parts: list[slice], facts: dict, number: int = 0) -> list[Task]:
+    def tasks(self, bundle: list[Cell], parts: list[slice], provenance: dict, number: int = 0) -> list[Task]:
         """Return the tasks that measure a bundle of cells of one subject, one for each part of its text.
 
         Args:
@@ -260,7 +267,7 @@ class Planner:
         ends = [(round(steps.count * part.start / blocks), round(steps.count * part.stop / blocks)) for part in parts]
         shares = [steps._replace(count=end - start) for start, end in ends]
         return [
-            Task(_name(bundle, part), answer, bundle[0].subject, (bundle, part, facts), share, number)
+            Task(_name(bundle, part), answer, bundle[0].subject, (bundle, part, provenance), share, number)
             for part, share in zip(parts, shares, strict=True)
         ]
 
@@ -295,7 +302,7 @@ class Planner:
             yield task, result
 
     def weights(self, subject: Subject) -> dict:
-        """Read the weights of a subject and return facts about them; raise MeasurementFailed if that fails."""
+        """Read the weights of a subject and return their hash; raise MeasurementFailed if that fails."""
         ((_, weights),) = self.results([Task("its weights", _weights, subject, ())])
         return weights
 
@@ -303,28 +310,31 @@ class Planner:
         blocks = len(bundle[0].subject.blocks)
         return self.engine.parts(blocks, count) if bundle[0].metric.measurement.splits else [slice(0, blocks)]
 
-    def _rows(self, bundle: list[Cell], parts: list[tuple], facts: dict[Cell, dict]) -> Outcomes:
-        """Return the rows or failures of a bundle of cells, and add the weights of a streamed model to the facts."""
+    def _rows(self, bundle: list[Cell], parts: list[tuple], provenance: dict[Cell, dict]) -> Outcomes:
+        """Return the rows or failures of a bundle of cells, and add the weights hash of a streamed model to the
+        provenance."""
         weights = [part_weights for _, part_weights, _ in parts]
-        subject, known = bundle[0].subject, facts[bundle[0]]
+        subject, known = bundle[0].subject, provenance[bundle[0]]
         of_parts = [known | part_weights for part_weights in (weights[0] | known, *weights)]
         if failure := tried(check_same_weights, subject.name, of_parts):
             return dict.fromkeys(bundle, failure)
-        for cell in facts:
+        for cell in provenance:
             if cell.subject is subject:
-                facts[cell] = weights[0] | facts[cell]
+                provenance[cell] = weights[0] | provenance[cell]
         return {
-            cell: tried(self._row, cell, [([part_answers[number]], *others) for part_answers, *others in parts], facts)
+            cell: tried(
+                self._row, cell, [([part_answers[number]], *others) for part_answers, *others in parts], provenance
+            )
             for number, cell in enumerate(bundle)
         }
 
-    def _row(self, cell: Cell, parts: list[tuple], facts: dict[Cell, dict]) -> Row:
+    def _row(self, cell: Cell, parts: list[tuple], provenance: dict[Cell, dict]) -> Row:
         answers, _, spent = zip(*parts, strict=True)
         with naming(cell.subject.name, cell.variant.name):
             values = cell.metric.measurement.values(cell, [answer for (answer,) in answers])
             _check_finite(values)
-        made = {"experiment": self.experiment, **_made(cell, joined(list(spent)))}
-        return Row(asked=cell.asked, facts=facts[cell], values=values, made=made)
+        run = {"experiment": self.experiment, **_run_part(cell, joined(list(spent)))}
+        return Row(request=cell.request, provenance=provenance[cell], values=values, run=run)
 
     def _write(self, rows: Outcomes) -> None:
         if finished := [row for row in rows.values() if isinstance(row, Row)]:
@@ -333,10 +343,10 @@ class Planner:
     def _under_its_name(self, cell: Cell, twin: Row) -> Row:
         """Write and return the row of a cell that was measured with the same weights under another name."""
         self.bar.skip(self.steps([cell]))
-        if twin.asked == cell.asked:
+        if twin.request == cell.request:
             return twin
-        other = full_name(twin.asked["subject"]["model"], twin.asked["subject"].get("checkpoint"))
-        row = replace(twin, asked=cell.asked, made=twin.made | {"same_weights_as": other})
+        other = full_name(twin.request["subject"]["model"], twin.request["subject"].get("checkpoint"))
+        row = replace(twin, request=cell.request, run=twin.run | {"same_weights_as": other})
         self._write({cell: row})
         return row
 
@@ -391,41 +401,41 @@ def _name(bundle: list[Cell], part: slice) -> str:
     return f"{what}, blocks {part.start} to {part.stop - 1}" if bundle[0].metric.measurement.splits else what
 
 
-def _common(cell: Cell, facts: dict) -> str:
+def _common(cell: Cell, provenance: dict) -> str:
     """Return a key that cells have in common if their rows differ in the name of the model alone.
 
     Timed cells never share a row between models.
     """
-    asked = cell.asked
-    names = {"model", "checkpoint"} if facts.get("weights_hash") and not cell.metric.timed else set()
-    subject = {name: value for name, value in asked["subject"].items() if name not in names}
-    return repr((subject, asked["variant"], asked["metric"], sorted(facts.items())))
+    request = cell.request
+    names = {"model", "checkpoint"} if provenance.get("weights_hash") and not cell.metric.timed else set()
+    subject = {name: value for name, value in request["subject"].items() if name not in names}
+    return repr((subject, request["variant"], request["metric"], sorted(provenance.items())))
 
 
-def _made(cell: Cell, spent: dict) -> dict:
-    """Return where a cell was measured and at what cost, without what is among its facts."""
-    facts = (CODE, *MACHINE) if cell.metric.timed else (CODE,)
+def _run_part(cell: Cell, spent: dict) -> dict:
+    """Return where a cell was measured and at what cost, without what is in its provenance."""
+    provenance = (CODE, *MACHINE) if cell.metric.timed else (CODE,)
     settings = cell.subject.settings
     streamed = {"streamed": True} if getattr(settings, "stream", False) else {}
     fitted = {"minutes": settings.minutes} if getattr(settings, "minutes", None) else {}
-    return {name: value for name, value in spent.items() if name not in facts} | streamed | fitted
+    return {name: value for name, value in spent.items() if name not in provenance} | streamed | fitted
 
 
 def _look(bench: Bench, subject: Subject, cells: list[Cell]) -> list[dict | MeasurementFailed]:
-    """Return the facts of cells of a subject, or the failures; a model that cannot be loaded is tried once."""
+    """Return the provenance of cells of a subject, or the failures; a model that cannot be loaded is tried once."""
     looked: list[dict | MeasurementFailed] = []
     for cell in cells:
         lost = looked and isinstance(looked[-1], MeasurementFailed) and not bench.is_loaded
-        looked.append(looked[-1] if lost else tried(_facts, bench, subject, cell))
+        looked.append(looked[-1] if lost else tried(_provenance, bench, subject, cell))
     return looked
 
 
-def _facts(bench: Bench, subject: Subject, cell: Cell) -> dict:
+def _provenance(bench: Bench, subject: Subject, cell: Cell) -> dict:
     here = environment(subject.settings.device)
     return {
-        **subject.facts(bench, cell),
-        **cell.metric.measurement.facts(cell, bench),
-        **cell.about,
+        **subject.provenance(bench, cell),
+        **cell.metric.measurement.provenance(cell, bench),
+        **cell.labels,
         **{name: here[name] for name in (CODE, *(MACHINE if cell.metric.timed else ())) if name in here},
     }
 
@@ -435,9 +445,11 @@ def _weights(bench: Bench, subject: Subject) -> dict:
     return subject.weights(bench)
 
 
-def answer(bench: Bench, _subject: Subject, cells: list[Cell], part: slice, facts: dict) -> tuple[list, dict, dict]:
-    """Measure some cells, and return their answers, the facts about the weights, and machine and cost."""
+def answer(
+    bench: Bench, _subject: Subject, cells: list[Cell], part: slice, provenance: dict
+) -> tuple[list, dict, dict]:
+    """Measure some cells, and return their answers, the hash of the weights, and machine and cost."""
     with measuring(cells[0].subject.settings.device) as spent:
-        answers: list[Any] = cells[0].metric.measurement.answer(bench, cells, part, facts)
+        answers: list[Any] = cells[0].metric.measurement.answer(bench, cells, part, provenance)
         weights = cells[0].subject.weights(bench)
     return answers, weights, spent.fields

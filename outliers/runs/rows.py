@@ -27,7 +27,8 @@ FILE = "rows.jsonl"
 MOST_BYTES = 2**32  # of a file, whose rows have about a kilobyte each
 NAMED = 12  # damaged lines
 REFUSED = "a row cannot be kept: "
-PARTS = ("asked", "facts", "values", "made")
+PARTS = ("request", "provenance", "values", "run")
+EARLIER = {"asked": "request", "facts": "provenance", "values": "values", "made": "run"}  # of rows of version 0.2.0
 LISTS = (list, tuple)
 logger = logging.getLogger(__name__)
 
@@ -97,13 +98,13 @@ PLACES = {name: place for place, name in enumerate(KINDS)}
 KINDS |= dict.fromkeys(("name", "variant"), TEXT)  # of a metric, and beside it
 
 
-def _check(asked: object, facts: object, values: object, made: object) -> None:
-    _check_object("asked", asked, ("metric", "subject", "variant"), 3)
-    _check_fields("asked.metric", asked["metric"], ("name",))
-    _check_fields("asked.subject", asked["subject"])
-    _check_fields("asked", {"variant": asked["variant"]})
-    _check_fields("facts", facts)
-    _check_fields("made", made)
+def _check(request: object, provenance: object, values: object, run: object) -> None:
+    _check_object("request", request, ("metric", "subject", "variant"), 3)
+    _check_fields("request.metric", request["metric"], ("name",))
+    _check_fields("request.subject", request["subject"])
+    _check_fields("request", {"variant": request["variant"]})
+    _check_fields("provenance", provenance)
+    _check_fields("run", run)
     if type(values) is not list:
         raise ValueError(f"values: expected a list, got {shown(values)}")
     for number, value in enumerate(values):
@@ -111,8 +112,8 @@ def _check(asked: object, facts: object, values: object, made: object) -> None:
         _check_fields(place, value, ("metric", "value"))
         if value["metric"].startswith(POSITIVE) and value["value"] <= 0:
             raise ValueError(f"{place}: 'value' of {value['metric'][:40]} is not a positive number")
-    if bool(values) == ("failed" in made):
-        raise ValueError("expected values, or in 'made' why it 'failed'")
+    if bool(values) == ("failed" in run):
+        raise ValueError("expected values, or in 'run' why it 'failed'")
 
 
 def _check_object(place: str, part: object, needed: tuple[str, ...] = (), most: float = math.inf) -> None:
@@ -133,7 +134,7 @@ def _check_fields(place: str, part: object, needed: tuple[str, ...] = ()) -> Non
 
 
 def _sorted(part: dict) -> dict:
-    """Return a part that identifies a row, such as its facts, with sorted keys."""
+    """Return a part that identifies a row, such as its provenance, with sorted keys."""
     names = sorted(part)
     return part.copy() if names == list(part) else {name: part[name] for name in names}
 
@@ -147,41 +148,43 @@ def _in_columns(part: dict) -> dict:
 class Row:
     """The values of one metric of one subject under one variant.
 
-    asked: what identifies the row: subject, variant and metric, each with its parameters if they are not the default.
-    facts: what follows from that, and from the weights, tokens and code of the run. values: the numbers; further fields
-    say what each is of: layer, role, feature, position, token, projection, … made: machine, versions, time and memory
-    of the measurement. A row of a failed measurement has no values, and the reason as `failed` in `made`.
+    request: what identifies the row: subject, variant and metric, each with its parameters if they are not the default.
+    provenance: what follows from that, and from the weights, tokens and code of the run. values: the numbers; further
+    fields say what each is of: layer, role, feature, position, token, projection, … run: machine, versions, time and
+    memory of the measurement. A row of a failed measurement has no values, and the reason as `failed` in `run`.
 
     Raises:
         UserError: a part holds what no row may, such as an infinite value.
     """
 
-    asked: dict
-    facts: dict
+    request: dict
+    provenance: dict
     values: list[dict]
-    made: dict
+    run: dict
 
-    def __init__(self, asked: dict, facts: dict, values: list[dict], made: dict):
+    def __init__(self, request: dict, provenance: dict, values: list[dict], run: dict):
         try:
-            _check(asked, facts, values, made)
+            _check(request, provenance, values, run)
         except ValueError as error:
             raise UserError(f"{REFUSED}{error}") from None
-        self._take(asked, facts, list(map(_in_columns, values)), _in_columns(made))
+        self._take(request, provenance, list(map(_in_columns, values)), _in_columns(run))
 
     @classmethod
     def read(cls, line: bytes) -> "Row":
         """Return the row of a line; raise ValueError if the line holds none."""
         parts = from_json(line)
+        if isinstance(parts, dict) and parts.keys() == EARLIER.keys():
+            parts = {EARLIER[name]: part for name, part in parts.items()}
         _check_object("the line", parts, PARTS, len(PARTS))
         _check(**parts)
         row = cls.__new__(cls)
         row._take(**parts)
         return row
 
-    def _take(self, asked: dict, facts: dict, values: list[dict], made: dict) -> None:
-        metric, subject = _sorted(asked["metric"]), _sorted(asked["subject"])
-        self.asked = {"metric": metric, "subject": subject, "variant": asked["variant"]}
-        self.facts, self.values, self.made = _sorted(facts), values, made
+    def _take(self, request: dict, provenance: dict, values: list[dict], run: dict) -> None:
+        metric, subject = _sorted(request["metric"]), _sorted(request["subject"])
+        self.request = {"metric": metric, "subject": subject, "variant": request["variant"]}
+        self.provenance, self.values, self.run = _sorted(provenance), values, run
 
     @property
     def line(self) -> bytes:
@@ -197,11 +200,11 @@ class Row:
 
         A failed row gives one, with NaN as the value of its metric.
         """
-        asked = self.asked
-        parameters = {name: value for name, value in asked["metric"].items() if name != "name"}
-        common = {**asked["subject"], "variant": asked["variant"], **self.facts, **parameters}
-        values = self.values or [{"metric": asked["metric"]["name"], "value": math.nan}]
-        return [{**common, **value, **self.made} for value in values]
+        request = self.request
+        parameters = {name: value for name, value in request["metric"].items() if name != "name"}
+        common = {**request["subject"], "variant": request["variant"], **self.provenance, **parameters}
+        values = self.values or [{"metric": request["metric"]["name"], "value": math.nan}]
+        return [{**common, **value, **self.run} for value in values]
 
 
 class Rows:
@@ -220,7 +223,7 @@ class Rows:
     def __init__(self, folder: Path):
         self.folder, self.path = folder, folder / FILE
         self.subjects: dict[tuple, None] = {}  # (experiment, model, checkpoint) of all rows
-        self._lines: dict[bytes, bytes] = {}  # rows that did not fail, by request and facts
+        self._lines: dict[bytes, bytes] = {}  # rows that did not fail, by request and provenance
 
     def __enter__(self) -> "Rows":
         with contextlib.ExitStack() as stack:
@@ -247,17 +250,17 @@ class Rows:
             count = len(self._lines)
             raise Interrupted(f"{count} finished row{'' if count == 1 else 's'} in '{self.folder}'") from None
 
-    def find(self, asked: dict, facts: dict) -> Row | None:
-        """Return the row of a cell, which has the same request and facts and did not fail; None if there is none."""
-        line = self._lines.get(key_of(asked) + key_of(facts))
+    def find(self, request: dict, provenance: dict) -> Row | None:
+        """Return the row of the same request and provenance that did not fail, or None."""
+        line = self._lines.get(key_of(request) + key_of(provenance))
         return line and Row.read(line)
 
-    def may_have(self, asked: dict) -> bool:
-        """Return whether there are rows with this request, whatever their facts.
+    def may_have(self, request: dict) -> bool:
+        """Return whether there are rows with this request, whatever their provenance.
 
-        Not all facts of a streamed model are known before its weights are read.
+        Not all provenance of a streamed model is known before its weights are read.
         """
-        beginning = key_of(asked)
+        beginning = key_of(request)
         return any(key.startswith(beginning) for key in self._lines)
 
     def add(self, *rows: Row) -> None:
@@ -265,10 +268,10 @@ class Rows:
             self._keep(row, line)
 
     def _keep(self, row: Row, line: bytes) -> None:
-        """Register a row, in place of an earlier one with the same request and facts."""
-        subject = row.asked["subject"]
-        self.subjects[row.made.get("experiment"), subject.get("model"), subject.get("checkpoint")] = None
-        key = to_json(row.asked) + to_json(row.facts)
+        """Register a row, in place of an earlier one with the same request and provenance."""
+        subject = row.request["subject"]
+        self.subjects[row.run.get("experiment"), subject.get("model"), subject.get("checkpoint")] = None
+        key = to_json(row.request) + to_json(row.provenance)
         if row.values:
             self._lines[key] = line
         else:
@@ -300,33 +303,35 @@ def append(folder: Path, rows: Iterable[Row]) -> list[bytes]:
 def read(folder: Path) -> list[Row]:
     """Return the rows of a folder, an empty list if it has no file of rows. A run may be appending meanwhile.
 
-    If rows have the same request and facts, the last one counts. A failed row is superseded by a later success of the
-    same request whose facts include those known of the failed one.
+    If rows have the same request and provenance, the last one counts. A failed row is superseded by a later success of
+    the same request whose provenance includes what is known of the failed one.
 
     Raises:
         UserError: the file cannot be read, or a line holds something else, which the message names; only the last line
             may be torn, and is then left out.
     """
-    last: dict[bytes, Row] = {}  # by request and facts
+    last: dict[bytes, Row] = {}  # by request and provenance
     failed: dict[bytes, dict] = defaultdict(dict)  # failed rows among them, by request
     parts: dict[bytes, dict] = {}  # shared between rows: copies for a million rows take gigabytes
     for _, row in _read(folder / FILE):
         if not row:
             logger.info(f"the last line of '{folder / FILE}' is torn; its content is left out")
             continue
-        asked, facts = to_json(row.asked), to_json(row.facts)
+        request, provenance = to_json(row.request), to_json(row.provenance)
         for name in ("metric", "subject"):
-            row.asked[name] = parts.setdefault(to_json(row.asked[name]), row.asked[name])
-        row.facts = parts.setdefault(facts, row.facts)
-        asked = blake2b(asked, digest_size=16).digest()
-        key = asked + blake2b(facts, digest_size=16).digest()
+            row.request[name] = parts.setdefault(to_json(row.request[name]), row.request[name])
+        row.provenance = parts.setdefault(provenance, row.provenance)
+        request = blake2b(request, digest_size=16).digest()
+        key = request + blake2b(provenance, digest_size=16).digest()
         last[key] = row
         if not row.values:
-            failed[asked][key] = row
-        elif asked in failed:
-            known = [other for other, one in failed[asked].items() if one.facts.items() <= row.facts.items()]
+            failed[request][key] = row
+        elif request in failed:
+            known = [
+                other for other, one in failed[request].items() if one.provenance.items() <= row.provenance.items()
+            ]
             for other in known:
-                del failed[asked][other]
+                del failed[request][other]
                 if other != key:
                     del last[other]
     return list(last.values())

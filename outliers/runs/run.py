@@ -186,13 +186,13 @@ def rows_of(spec: Named, rows: Iterable[Row]) -> list[Row]:
     """
     by_cell: dict[bytes, list[Row]] = defaultdict(list)
     experiment = spec.experiment or spec.name
-    for row in sorted(rows, key=lambda row: row.made.get("experiment") == experiment):
-        by_cell[key_of(row.asked)].append(row)
+    for row in sorted(rows, key=lambda row: row.run.get("experiment") == experiment):
+        by_cell[key_of(row.request)].append(row)
     rows_in_order = []
     for plan in spec.plans():
         rows_of_plan, cells = [], next(plan.stages)
         while cells:
-            stage_rows = [_last_of(cell, by_cell[key_of(cell.asked)]) for cell in cells]
+            stage_rows = [_last_of(cell, by_cell[key_of(cell.request)]) for cell in cells]
             rows_of_plan = [*rows_of_plan, *filter(None, stage_rows)] if any(stage_rows) else []
             try:
                 cells = following(plan.stages, stage_rows) if all(stage_rows) else []
@@ -204,6 +204,6 @@ def rows_of(spec: Named, rows: Iterable[Row]) -> list[Row]:
 
 def _last_of(cell: Cell, rows: list[Row]) -> Row | None:
     """Return the last row that belongs to a cell, of rows of its request, if it has the fields that views need."""
-    last = next((row for row in reversed(rows) if cell.about.items() <= row.facts.items()), None)
+    last = next((row for row in reversed(rows) if cell.labels.items() <= row.provenance.items()), None)
     needs = {*cell.subject.needs, *cell.metric.needs}
-    return last if last and all(needs <= {*last.facts, *value} for value in last.values) else None
+    return last if last and all(needs <= {*last.provenance, *value} for value in last.values) else None

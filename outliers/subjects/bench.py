@@ -79,12 +79,12 @@ class Bench:
         self.traces: dict[str, list] = {}  # of whole texts by their hashes: one trace for each view of the model
 
     def load(self, subject: Any, like: dict | None = None) -> tuple[PreTrainedModel, dict]:
-        """Return the model of a subject, as the last variant left it, and the facts that all its rows share.
+        """Return the model of a subject, as the last variant left it, and the provenance that all its rows share.
 
-        For a streamed model these facts lack the hash of the weights, see `weights`.
+        For a streamed model this provenance lacks the hash of the weights, see `weights`.
 
         Args:
-            like: facts with the expected hash of the weights.
+            like: provenance with the expected hash of the weights.
 
         Raises:
             UserError: as `load_model` or `stream_model`; or the weights differ from those in `like`, because they
@@ -101,11 +101,11 @@ class Bench:
         return self.keep(subject, form, load, like)
 
     def keep(self, subject: Any, form: Hashable, load: Callable, like: dict | None) -> tuple[PreTrainedModel, dict]:
-        """Return what `load` returns, a subject's model and its facts, from the last call if the model is the same.
+        """Return a subject's model and its provenance from `load`, or from the last call if the model is the same.
 
         Args:
             form: what else determines the loaded model, such as its dtype.
-            like: facts with the expected hash of the weights.
+            like: provenance with the expected hash of the weights.
         """
         self._like = like
         key = subject.model, subject.revision, form
@@ -229,9 +229,9 @@ class Bench:
             check_unchanged(*self._key[:2])
 
 
-def check_same_weights(model: str, facts: Iterable[dict]) -> None:
-    """Raise BadWeights if measurements of a model, perhaps in several processes, have facts of different weights."""
-    if len({measured.get("weights_hash") for measured in facts}) > 1:
+def check_same_weights(model: str, provenance: Iterable[dict]) -> None:
+    """Raise BadWeights if measurements of a model, perhaps in several processes, were of different weights."""
+    if len({measured.get("weights_hash") for measured in provenance}) > 1:
         raise BadWeights(f"the weights of '{model}' changed while they were measured; run again once they are whole")
 
 
@@ -247,10 +247,10 @@ def naming(model: str, *variants: str) -> Iterator[None]:
 
 
 def describe(subject: Any, model: PreTrainedModel) -> dict:
-    """Return the facts that all rows of a subject's loaded model share."""
+    """Return the provenance that all rows of a subject's loaded model share."""
     # parameters that transformers keeps in float32 in a 16-bit model, such as T5's wo
     others = [tensor for name, tensor in model.named_parameters() if dtype_of(model, name) != model.dtype]
-    facts = {
+    provenance = {
         "revision": getattr(model.config, "_commit_hash", None),
         "weights_hash": None if is_streamed(model) else weights_hash(model),
         "ignored_tensors": first_names(model.ignored_tensors) or None,
@@ -261,7 +261,7 @@ def describe(subject: Any, model: PreTrainedModel) -> dict:
         "parameters": model.num_parameters(),
         "float32_parameters": sum(map(torch.numel, others)) or None,
     }
-    return {name: value for name, value in facts.items() if value is not None}
+    return {name: value for name, value in provenance.items() if value is not None}
 
 
 def protocol_of(settings: Machine, blocks: torch.Tensor | Examples | None = None) -> str:

@@ -62,7 +62,7 @@ class Pretrained(Subject):
         return self.model if self.revision is None else f"{self.model}@{self.revision}"
 
     @property
-    def asked(self) -> dict:
+    def request(self) -> dict:
         checkpoint = {} if self.revision is None else {"checkpoint": self.revision}
         return {"model": self.model, **checkpoint, "dtype": self.settings.dtype, **unusual(dict(self.settings))}
 
@@ -148,21 +148,21 @@ class Pretrained(Subject):
             "that need not know"
         )
 
-    def load(self, bench: "Bench", facts: dict | None = None) -> "PreTrainedModel":
-        return bench.load(self, facts)[0]
+    def load(self, bench: "Bench", provenance: dict | None = None) -> "PreTrainedModel":
+        return bench.load(self, provenance)[0]
 
     def weights(self, bench: "Bench") -> dict:
         return bench.weights()
 
-    def facts(self, bench: "Bench", cell: Cell) -> dict:
+    def provenance(self, bench: "Bench", cell: Cell) -> dict:
         """Return hashes, sizes and kernels; of a streamed model not the hash of its weights, see `Bench.weights`."""
         from outliers.variants.draw import DRAWN
 
         model, fields = bench.load(self)
-        facts = fields | {"scheme": BASELINE} | cell.variant.fields(model)
+        provenance = fields | {"scheme": BASELINE} | cell.variant.fields(model)
         if getattr(cell.metric, "draws", 1) > 1:
-            facts["drawn"] = DRAWN
-        return facts
+            provenance["drawn"] = DRAWN
+        return provenance
 
 
 class Causal(Pretrained):
@@ -177,9 +177,9 @@ class Causal(Pretrained):
     with_classes = True
 
     @property
-    def asked(self) -> dict:
+    def request(self) -> dict:
         settings = self.settings
-        return super().asked | {"text": text_label(settings.text), "block": settings.block, "blocks": settings.blocks}
+        return super().request | {"text": text_label(settings.text), "block": settings.block, "blocks": settings.blocks}
 
     @functools.cached_property
     def _text(self) -> "Cut | Examples | torch.Tensor":
@@ -333,27 +333,27 @@ class Causal(Pretrained):
     def check_calibration(self, variant: "Variant") -> None:
         _ = self.calibration
 
-    def facts(self, bench: "Bench", cell: Cell) -> dict:
-        """Return the facts of `Pretrained`, with those of the text, and the bits per value of a quantized cache.
+    def provenance(self, bench: "Bench", cell: Cell) -> dict:
+        """Return the provenance of `Pretrained`, with that of the text, and the bits per value of a quantized cache.
 
         The latter depend on the length of the text, because a cache is quantized in groups.
         """
         from outliers.subjects.bench import protocol_of
         from outliers.text.blocks import tokens_hash
 
-        facts = {"tokens_hash": tokens_hash(self.blocks), "protocol": protocol_of(self.settings, self.blocks)}
+        provenance = {"tokens_hash": tokens_hash(self.blocks), "protocol": protocol_of(self.settings, self.blocks)}
         if cell.variant.needs_calibration:
-            facts["calibration_hash"] = tokens_hash(self.calibration)
+            provenance["calibration_hash"] = tokens_hash(self.calibration)
         if self.bos_left_out:
-            facts["bos_left_out"] = self.bos_left_out
+            provenance["bos_left_out"] = self.bos_left_out
         if not self._by_document and (packed := getattr(self._text, "packed", 0)):
-            facts["packed_blocks"] = packed
+            provenance["packed_blocks"] = packed
         if formats := apart_from_cache(cell.variant)[1]:
             from outliers.quantization.caches import cache_bits
 
             lengths = map(len, self.blocks) if self._by_document else [self.settings.block]
-            facts["cache_bits"] = cache_bits(bench.load(self)[0], formats, *lengths)
-        return super().facts(bench, cell) | facts
+            provenance["cache_bits"] = cache_bits(bench.load(self)[0], formats, *lengths)
+        return super().provenance(bench, cell) | provenance
 
 
 class MaybeUnlabelled(Causal):

@@ -29,14 +29,14 @@ def unusual(settings: Mapping) -> dict:
 class Subject:
     """The subject of a measurement; this base class reads no weights and no text.
 
-    name: for messages. asked: fields that identify it in rows. settings: where and how it runs. needs: facts that its
-    tables and figures need. blocks: its inputs, which may be measured in parts. seeds: how many times the same text is
-    in the blocks, see `outliers.models.anatomy.examples.Examples`. of_variants: whether variants change it.
+    name: for messages. request: fields that identify it in rows. settings: where and how it runs. needs: provenance
+    that its tables and figures need. blocks: its inputs, which may be measured in parts. seeds: how many times the same
+    text is in the blocks, see `outliers.models.anatomy.examples.Examples`. of_variants: whether variants change it.
     of_one_variant: whether each variant makes a subject of its own.
     """
 
     name: str
-    asked: dict
+    request: dict
     settings: Any
     needs: tuple[str, ...] = ()
     blocks: "Sequence | torch.Tensor" = range(1)  # a single part
@@ -49,14 +49,14 @@ class Subject:
     def check(self, cells: Iterable["Cell"]) -> None:
         """Raise UserError if a variant or a metric of cells does not fit the subject."""
 
-    def load(self, bench: Bench, facts: dict | None = None) -> "PreTrainedModel":
-        """Return the model, after checking that it has the weights in the facts."""
+    def load(self, bench: Bench, provenance: dict | None = None) -> "PreTrainedModel":
+        """Return the model, after checking that it has the weights that the provenance names."""
 
     def weights(self, bench: Bench) -> dict:
         """Return the hash of the loaded weights as a field of rows."""
         return {}
 
-    def facts(self, bench: Bench, cell: "Cell") -> dict:
+    def provenance(self, bench: Bench, cell: "Cell") -> dict:
         """Return what a row needs beside the identity of its cell: hashes, sizes, kernels."""
 
 
@@ -64,18 +64,18 @@ class Subject:
 class Cell:
     """One metric of one subject under one variant.
 
-    about: further facts of its row, which tell it from others of the same request, such as the number of a draw.
+    labels: further provenance of its row, which tells it from others of the same request, such as the number of a draw.
     """
 
     subject: Subject
     variant: "Variant"
     metric: Metric
-    about: dict = field(default_factory=dict)
+    labels: dict = field(default_factory=dict)
 
     @property
-    def asked(self) -> dict:
-        """The part of the row that identifies the cell, without facts."""
-        return {"subject": self.subject.asked, "variant": self.variant.name, "metric": self.metric.asked}
+    def request(self) -> dict:
+        """The part of the row that identifies the cell, without provenance."""
+        return {"subject": self.subject.request, "variant": self.variant.name, "metric": self.metric.request}
 
     @property
     def name(self) -> str:
@@ -91,15 +91,15 @@ class Unknown:
     """A failed row as a plan gets it: the plan may ignore it, and ends if it reads the values."""
 
     def __init__(self, row: Row):
-        self.facts, self._row = row.facts, row
+        self.provenance, self._row = row.provenance, row
 
     @property
     def values(self) -> list[dict]:
         """Always raises NotMeasured."""
-        asked = self._row.asked
+        request = self._row.request
         raise NotMeasured(
-            f"'{asked['metric']['name']}' of '{asked['subject'].get('model')}' under {asked['variant']} failed, and "
-            "what follows from it cannot be measured"
+            f"'{request['metric']['name']}' of '{request['subject'].get('model')}' under {request['variant']} failed, "
+            "and what follows from it cannot be measured"
         )
 
 

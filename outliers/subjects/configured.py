@@ -23,7 +23,7 @@ class Configured(Subject):
         self.name = model
 
     @property
-    def asked(self) -> dict:
+    def request(self) -> dict:
         return {"model": self.name}
 
     @functools.cached_property
@@ -35,5 +35,5 @@ class Configured(Subject):
     def prepare(self) -> None:
         _ = self.config
 
-    def facts(self, _bench: "Bench", _cell: Cell) -> dict:
+    def provenance(self, _bench: "Bench", _cell: Cell) -> dict:
         return {"architecture": self.config.model_type}

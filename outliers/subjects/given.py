@@ -21,5 +21,5 @@ class Given:
         dtype = str(model.dtype).removeprefix("torch.")
         self.settings = SimpleNamespace(stream=is_streamed(model), dtype=dtype)
 
-    def load(self, bench: Bench, facts: dict | None = None) -> PreTrainedModel:
-        return bench.keep(self, "given", lambda: (self.loaded, {}), facts)[0]
+    def load(self, bench: Bench, provenance: dict | None = None) -> PreTrainedModel:
+        return bench.keep(self, "given", lambda: (self.loaded, {}), provenance)[0]

@@ -25,7 +25,7 @@ class Layer(Subject):
         self.name = f"dimension {dimension}"
 
     @property
-    def asked(self) -> dict:
+    def request(self) -> dict:
         return {"dimension": self.dimension, "dtype": self.settings.dtype, **unusual(dict(self.settings))}
 
     def prepare(self) -> None:
@@ -33,7 +33,7 @@ class Layer(Subject):
 
         check_machine(self.settings)
 
-    def facts(self, _bench: "Bench", _cell: Cell) -> dict:
+    def provenance(self, _bench: "Bench", _cell: Cell) -> dict:
         """Return the number of output features, and the kernels that compute the product."""
         from outlier_kernels import dispatch
 

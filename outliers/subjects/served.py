@@ -30,8 +30,8 @@ class Served(Causal):
         Pretrained.prepare(self)
 
     @property
-    def asked(self) -> dict:
-        return {name: value for name, value in super().asked.items() if name not in ("block", "blocks")}
+    def request(self) -> dict:
+        return {name: value for name, value in super().request.items() if name not in ("block", "blocks")}
 
     def check(self, cells: Iterable[Cell]) -> None:
         """Check cells as `Causal`, and that schemes work without exact weights, and caches without a prefix."""
@@ -51,9 +51,9 @@ class Served(Causal):
         Pretrained.check_calibration(self, variant)
 
     @contextmanager
-    def under(self, bench: "Bench", variant: "Variant", facts: dict) -> "Iterator[PreTrainedModel]":
-        """Provide the model under a variant without its cache, after checking that it has the weights in the facts."""
-        model, _ = self._loaded(bench, variant, facts)
+    def under(self, bench: "Bench", variant: "Variant", provenance: dict) -> "Iterator[PreTrainedModel]":
+        """Provide the model under a variant without its cache, after checking its weights."""
+        model, _ = self._loaded(bench, variant, provenance)
         variant, _formats = apart_from_cache(variant)
         if hasattr(variant, "served"):
             yield model
@@ -61,7 +61,7 @@ class Served(Causal):
             with variant.on(model) as changed:
                 yield changed
 
-    def facts(self, bench: "Bench", cell: Cell) -> dict:
+    def provenance(self, bench: "Bench", cell: Cell) -> dict:
         """Return hashes, sizes and kernels of the served model; those of its text come from metrics."""
         return self._loaded(bench, cell.variant)[1]
 

@@ -34,7 +34,7 @@ class TrainingRun(Subject):
         self.name = f"{label}, seed {seed}"
 
     @property
-    def asked(self) -> dict:
+    def request(self) -> dict:
         settings = self.settings
         measured_on = {"text": text_label(settings.text), **settings.model_dump(include={"block", "blocks", "dtype"})}
         return {"run": self.label, "seed": self.seed, **self.recipe.in_rows, **measured_on, **unusual(dict(settings))}
@@ -62,7 +62,7 @@ class TrainingRun(Subject):
         self.settings.check()
         _ = self._read
 
-    def facts(self, _bench: "Bench", _cell: Cell) -> dict:
+    def provenance(self, _bench: "Bench", _cell: Cell) -> dict:
         """Return the hashes of the training text and of the text that is measured on."""
         from outliers.subjects.bench import protocol_of
         from outliers.text.blocks import tokens_hash

@@ -26,7 +26,7 @@ def measured_section(spec: Named, folder: str | Path, rows: list[dict]) -> Secti
     """
     by_metric: dict[str, list[dict]] = defaultdict(list)
     measured = rows_of(spec, read(Path(folder)))
-    names = [row.asked["metric"]["name"] for row in measured for _ in row.values or [None]]
+    names = [row.request["metric"]["name"] for row in measured for _ in row.values or [None]]
     for name, record in zip(names, records(measured), strict=True):
         by_metric[name].append(record | {"scheme": record["variant"]})
     views = OF_METRICS | {metric.name: metric.view for metric in map(type, spec.parametrized_metrics) if metric.view}
