@@ -147,7 +147,7 @@ def test_planting_keeps_the_function(case, blocks):
     assert (sorted(found["feature"]) == [3, 17] and (found["layers"] == 1).all()) or case == "opt-350m"
     changed = {k for k, v in planted.state_dict().items() if not torch.equal(v, weights[k])}
     anatomy = anatomy_of(model.config)
-    kinds = (anatomy, *anatomy.others)
+    kinds = anatomy.layer_kinds
     parts = {part for kind in kinds for part in (*kind.norms, *kind.norms_of_sums, *kind.attn_in, *kind.ffn_in)}
     parts |= {f"{part}.bias" for part in (*anatomy.attn_out, *anatomy.ffn_out)} if case == "opt-350m" else set()
     parts |= {part for kind in kinds for part in kind.router}

@@ -259,7 +259,7 @@ def check_searched(config: PretrainedConfig) -> None:
     """Raise UserError unless the models of a configuration have one stack, with feed-forward projections."""
     check_one_stack(config)
     stack = anatomy_of(config)
-    if not any(getattr(kind, ROLE) for kind in (stack, *stack.others)):
+    if not any(getattr(kind, ROLE) for kind in stack.layer_kinds):
         raise UserError(
             f"'{config.model_type}' has no second feed-forward projection, in which super weights are looked for"
         )

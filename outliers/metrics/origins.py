@@ -373,7 +373,7 @@ def check_accountable(config, width: int, features: Iterable[int]) -> None:
 def check_writers(config) -> None:
     """Raise UserError unless each layer has one attention and one feed-forward part that write."""
     for stack in stacks_of(config):
-        for kind in (stack, *stack.others):
+        for kind in stack.layer_kinds:
             experts = (kind.experts,) if kind.experts else ()
             ffn_out = tuple(one for one in kind.ffn_out if not (experts and one.startswith(f"{kind.experts}.")))
             several = next((of for of in (kind.attn_out, ffn_out + experts) if len(of) > 1), None)

@@ -104,7 +104,7 @@ def map_blocks(
     blocks = iter(blocks)
     first = list(islice(blocks, AT_ONCE))
     short = any(len(ids) < SHORTEST for block in first for ids in ids_of(model, checked(model, block)))
-    mixture = any(kind.experts for stack in stacks_of(model.config) for kind in (stack, *stack.others))
+    mixture = any(kind.experts for stack in stacks_of(model.config) for kind in stack.layer_kinds)
     alone = len(first) < AT_ONCE or short or mixture or device_of(model).type != "cpu" or threads < AT_ONCE
     blocks = chain(first, blocks)
     if alone or not all(map(_is_independent, model.modules())):

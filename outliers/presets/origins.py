@@ -110,7 +110,7 @@ def _has_neurons(config: Any) -> bool:
     from outliers.models.anatomy import anatomy_of  # late, for it imports torch
 
     anatomy = anatomy_of(config)
-    kinds = (anatomy, *anatomy.others)
+    kinds = anatomy.layer_kinds
     return any(kind.ffn_out for kind in kinds)
 
 

@@ -188,7 +188,7 @@ def stacks_of(config: PretrainedConfig) -> list[Anatomy]:
 
 def attends(config: PretrainedConfig) -> bool:
     """Whether a layer of a model has attention, which models that are recurrent alone have not."""
-    return any(kind.attention for stack in stacks_of(config) for kind in (stack, *stack.others))
+    return any(kind.attention for stack in stacks_of(config) for kind in stack.layer_kinds)
 
 
 def check_one_stack(config: PretrainedConfig) -> None:
@@ -235,7 +235,7 @@ def run_stack(
     """
     family, keywords = family_of(model.config), {}
     if not stack.decoder:
-        recurrent = any(kind.recurrent for kind in (stack, *stack.others))
+        recurrent = any(kind.recurrent for kind in stack.layer_kinds)
         keywords = family.keywords | ({"past_key_values": family.cache} if family.cache and not recurrent else {})
     if memory is not None:
         keywords = keywords | {"encoder_hidden_states": memory}
@@ -256,7 +256,7 @@ def count_experts(config: PretrainedConfig) -> int:
     """The number of experts of all layers together, by the configuration."""
     count = 0
     for stack in stacks_of(config):
-        kinds = (stack, *stack.others)
+        kinds = stack.layer_kinds
         for kind in (kinds[place] for place in stack.kinds if place is not None):
             count += sum(name.startswith(f"{kind.experts}.") for name in kind.ffn_out)
     return count
@@ -318,8 +318,8 @@ def _of_kind(stack: Anatomy, place: int, path: str, layer: nn.Module) -> Anatomy
     Raises:
         UserError: parts are missing where something has weights, which may do anything.
     """
-    kinds = (stack, *stack.others)
-    kinds = (kinds[stack.kinds[place] or 0], *kinds)
+    kinds = stack.layer_kinds
+    kinds = (kinds[stack.kinds[place]], *kinds)
     for experts in filter(None, (kind.experts for kind in kinds)):
         with suppress(AttributeError):  # of a layer in whose place is something else
             unfold(layer.get_submodule(experts))

@@ -93,6 +93,11 @@ class Anatomy:
     read_by: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
+    def layer_kinds(self) -> tuple["Anatomy", ...]:
+        """All kinds of layers of the stack, this one first; `kinds` has their places."""
+        return (self, *self.others)
+
+    @property
     def parts(self) -> set[str]:
         """The norms and projections that a layer of this kind has."""
         return {*self.norms, *(name for role in QUANTIZED for name in getattr(self, role))}
