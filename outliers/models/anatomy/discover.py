@@ -287,7 +287,7 @@ class _Pass:
         self.model = model
         call_by_projection(model)
         for module in list(model.modules()):
-            unfold(module)
+            unfold(module, 1)  # all experts of a layer have the same anatomy, and some models have 29,000
         self.paths = {module: path for path, module in model.named_modules()}
         self.layers = _layers_of(self.paths)
         self.lengths = lengths_of(model)

@@ -98,11 +98,15 @@ def by_projection(
 
 
 def _chosen(experts: nn.Module, chosen: torch.Tensor) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """Each expert that is chosen, its tokens, and the places at which they chose it; on the meta device all for all."""
+    """Yield each chosen expert, its tokens, and the places at which they chose it.
+
+    On the meta device, where no choice has a value, all tokens choose each expert that has a module.
+    """
     count, length = number_of(experts), len(chosen)
     if chosen.is_meta:
         tokens = torch.arange(length, device=chosen.device)
-        yield from ((number, tokens, torch.zeros_like(tokens)) for number in range(count))
+        there = (number for number in range(count) if str(number) in experts._modules)
+        yield from ((number, tokens, torch.zeros_like(tokens)) for number in there)
         return
     order = chosen.T.flatten().argsort(stable=True)  # by the places of a token first, as transformers has its rows
     sizes = chosen.flatten().bincount(minlength=count + 1).tolist()  # last of what stands for none
@@ -125,8 +129,8 @@ def _batched_by_projection(experts: nn.Module, hidden_states: torch.Tensor) -> t
     for number, (x, added) in enumerate(zip(*parts, strict=True)):
         tokens = torch.arange(len(x), device=x.device)
         tokens = tokens if x.is_meta else tokens[x.any(1)]
-        if len(tokens):
-            expert = experts._modules[str(number)]
+        expert = experts._modules.get(str(number))  # a pass that follows tensors makes the first one alone
+        if len(tokens) and expert is not None:
             added.index_add_(0, tokens, expert(x if x.is_meta else x[tokens], tokens, 1, experts))
     return output
 
@@ -175,10 +179,11 @@ def number_of(experts: nn.Module) -> int:
     return sum(map(str.isdigit, experts._modules)) if down is None else len(down)
 
 
-def unfold(experts: nn.Module) -> None:
-    """Give a module that holds the weights of experts a module for each of them, named by its number."""
+def unfold(experts: nn.Module, first: int | None = None) -> None:
+    """Add to a module that holds the weights of experts a module for each of them, or for the first few, named by its
+    number; do nothing if it has some already, or holds no experts."""
     if holds_experts(experts) and "0" not in experts._modules:
-        for number in range(number_of(experts)):
+        for number in range(number_of(experts) if first is None else first):
             experts.add_module(str(number), Expert(experts, number).train(experts.training))
 
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from weakref import ref
 
@@ -16,9 +17,10 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers import __version__ as transformers_version
 
+from outliers.criterion import ROLES
 from outliers.errors import UserError, reason_of, reason_of_transformers
 from outliers.models.anatomy.discover import Branch, Kind, Outputs, Stack, find_stacks, is_projection, lengths_of
-from outliers.models.anatomy.experts import holds_experts
+from outliers.models.anatomy.experts import holds_experts, number_of
 from outliers.models.anatomy.family import Family
 from outliers.models.anatomy.row import Anatomy
 from outliers.models.names import CACHE
@@ -35,6 +37,7 @@ UNIMPORTANT = ("_name_or_path", "transformers_version", "dtype", "architectures"
 # What no pass finds, by the type of model.
 EXCEPTIONS: dict[str, dict[str, object]] = {
     "codegen": {"by_head": None},  # queries, values, keys: a pass sees three parts, and not which is which
+    "deepseek_v4": {"recurrent": True},  # a softmax of a shape of its own compresses keys and values of positions
     "falcon": {"alibi": "alibi"},  # its attention adds biases of positions to the mask, which hides keys too
     "gpt_neo": {"window": "bias"},  # a buffer of the attention, and not the mask, hides keys
 }
@@ -62,7 +65,8 @@ def anatomy_found(config: PretrainedConfig, family: Family) -> Anatomy:
         if anatomy is None:
             anatomy = find(config, family)
             _write(file, anatomy)
-        _by_key[key] = replace(anatomy, **EXCEPTIONS.get(config.model_type, {}))
+        fields = EXCEPTIONS.get(config.model_type, {})
+        _by_key[key] = replace(anatomy, **fields, others=tuple(replace(one, **fields) for one in anatomy.others))
     place = id(config)
     _known[place] = ref(config, lambda _gone: _known.pop(place, None)), dict(vars(config)), _by_key[key]
     return _by_key[key]
@@ -232,11 +236,12 @@ def _of_kind(model: PreTrainedModel, kind: Kind, path: str, layers: str) -> Anat
     of |= dict.fromkeys(kind.experts, "ffn_in")
     norms = {norm: tuple(dict.fromkeys(of[one] for one in readers if one in of)) for norm, readers in kind.norms}
     behind = {norm: "ffn_out" if one in kind.experts else of[one] for norm, one in kind.norms_behind}
-    attn_in, ffn_in, split = roles.get("attn_in", ()), roles.get("ffn_in", ()), dict(kind.split)
     experts = next((name for name, one in layer.named_modules() if holds_experts(one)), None)
+    attn_in, split = roles.get("attn_in", ()), dict(kind.split)
+    ffn_in = [name for name in roles.get("ffn_in", ()) if not name.startswith(f"{experts}.")]
     # what only one expert reads is no state of the layer
     of_layer = {one: of[one] for one in of if of[one] == "ffn_in" or not one.startswith(f"{experts}.")}
-    return Anatomy(
+    anatomy = Anatomy(
         layers=layers,
         by_head=_is_by_head(split.get(attn_in[0], ()), model.config) if len(attn_in) == 1 else False,
         fused_gate=_is_gate(split.get(ffn_in[0], ())) if len(ffn_in) == 1 else False,
@@ -255,6 +260,27 @@ def _of_kind(model: PreTrainedModel, kind: Kind, path: str, layers: str) -> Anat
         apart=apart,
         shares=kind.layers,
         uses=kind.uses,
+    )
+    return _for_all(anatomy, number_of(layer.get_submodule(experts))) if experts else anatomy
+
+
+def _for_all(anatomy: Anatomy, count: int) -> Anatomy:
+    """Repeat for all experts of a layer what a pass, which follows the first one alone, has found of it."""
+    first = f"{anatomy.experts}.0."
+
+    def named(name: str) -> list[str]:
+        if not name.startswith(first):
+            return [name]
+        return [f"{anatomy.experts}.{number}.{name.removeprefix(first)}" for number in range(count)]
+
+    def listed(names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(chain.from_iterable(map(named, names)))
+
+    return replace(
+        anatomy,
+        **{role: listed(getattr(anatomy, role)) for role in ROLES},
+        read_by={norm: listed(names) for norm, names in anatomy.read_by.items()},
+        states={name: state for one, state in anatomy.states.items() for name in named(one)},
     )
 
 
