@@ -29,13 +29,13 @@ docs: $(VENV)/installed-dev
 # Before each commit: most of the protection in four to eight minutes of two cores. What is slow is in test-all; kills,
 # clusters, notebooks, the site, releases, other programs, the commands of all pages and the longest tests are in
 # test-nightly, and also in test-all where a file that they test changed after a commit: `make test-all SINCE=origin/main`,
-# as in CI.
+# as in CI. ROOM=metrics runs the tests of one room, the folder of that name in tests.
 test: TIER = -m "not slow"
 test-all: TIER = $(if $(SINCE),--since $(SINCE),-m "not nightly")
 test-nightly: TIER = -m nightly
 test test-all test-nightly: $(VENV)/installed-dev
 	@$(MODEL)
-	$(RUN) -m pytest --numprocesses 2 --dist worksteal $(TIER)
+	$(RUN) -m pytest --numprocesses 2 --dist worksteal $(TIER) $(addprefix tests/,$(ROOM))
 
 # On a machine with an NVIDIA GPU: what has not run on one yet, and one file to send back.
 gpu: $(VENV)/installed-dev

@@ -41,7 +41,7 @@ FOLDER = ROOT / "results" / "kept" / "gpu"
 # Tests that skip, or run otherwise, where there is no GPU: all that compare a Triton kernel with the reference.
 TESTS = sorted(
     file.relative_to(ROOT).as_posix()
-    for file in (ROOT / "tests").glob("test_*.py")
+    for file in (ROOT / "tests").glob("*/test_*.py")
     if re.search(r"\bHAS_GPU\b", file.read_text(encoding="utf-8"))
 )
 WAYS = {"16 bits": "float16", "vector-wise": "vector-wise", "LLM.int8()": "LLM.int8()", "bitsandbytes": "bitsandbytes"}

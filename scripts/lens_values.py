@@ -1,4 +1,4 @@
-"""Write what TransformerLens and nnsight see in two small models to tests/lens_values.json, for a test of their names.
+"""Write what TransformerLens and nnsight see in two small models, for a test of their names.
 
     python scripts/lens_values.py
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-PATH = Path(__file__).parent.parent / "tests" / "lens_values.json"
+PATH = Path(__file__).parent.parent / "tests" / "models" / "lens_values.json"
 IDS = torch.tensor([[3, 17, 5, 30, 11, 0, 8]])
 FEATURES = [1, 6]  # those that are set to zero
 SIZES = {"vocab_size": 32, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}

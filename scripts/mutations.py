@@ -355,7 +355,7 @@ OUTPUT = "mutation.txt"  # of the tests of one mistake, in the clone
 def test_files(module: str) -> list[str]:
     """The tests of a module."""
     names = next(names for beginning, names in TESTS.items() if module.startswith(beginning))
-    return [f"tests/test_{name}.py" for name in names.split()]
+    return [str(path.relative_to(ROOT)) for name in names.split() for path in ROOT.glob(f"tests/*/test_{name}.py")]
 
 
 def caught_by(clone: Path, module: str, old: str, new: str, arguments: list[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""Write what torchao makes of small matrices to tests/torchao_values.json, with which a test compares number formats.
+"""Write what torchao makes of small matrices, with which a test compares number formats.
 
     python scripts/torchao_values.py
 
@@ -15,7 +15,7 @@ from torchao.prototype.mx_formats.mx_tensor import MXTensor
 from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, per_tensor_amax_to_scale
 from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
 
-PATH = Path(__file__).parent.parent / "tests" / "torchao_values.json"
+PATH = Path(__file__).parent.parent / "tests" / "kernels" / "torchao_values.json"
 MICROSCALING = {  # by the names of this project
     "mxfp8-e4m3": torch.float8_e4m3fn,
     "mxfp8-e5m2": torch.float8_e5m2,

@@ -1,4 +1,4 @@
-"""Everything used of transformers beyond its public interface; tests/test_internals.py names each of it."""
+"""Everything used of transformers beyond its public interface; tests/models/test_internals.py names each of it."""
 
 # ruff: noqa: F401
 

@@ -1,0 +1,461 @@
+"""Number formats: value by value against ml_dtypes and torchao, their products against float64, and schemes of them."""
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from outlier_kernels import dispatch, reference
+from outlier_kernels.formats import E2M1, E2M3, E3M2, E4M3, E5M2, FORMATS, Quantizer, granularities
+from outlier_kernels.reference import Exact, Quantized
+from outlier_kernels.reference_formats import rounded
+from torch import nn
+
+from outliers import Experiment, UserError, load_quantized, quantize, run, save_quantized
+from outliers.presets.latency import Latency
+from outliers.quantization.fields import row_fields
+from outliers.quantization.linear import QuantizedLinear
+from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, get_scheme, in_groups, is_own
+from tests.conftest import make_model
+from tests.kernels.test_kernels import of_finite_floats
+
+ELEMENTS = {
+    "float8_e4m3fn": E4M3,
+    "float8_e5m2": E5M2,
+    "float6_e2m3fn": E2M3,
+    "float6_e3m2fn": E3M2,
+    "float4_e2m1fn": E2M1,
+}
+BITS = {"float8_e4m3fn": 8, "float8_e5m2": 8, "float6_e2m3fn": 6, "float6_e3m2fn": 6, "float4_e2m1fn": 4}
+NAMES = {element: name for name, element in ELEMENTS.items()}
+QUANTIZERS = [
+    Quantizer(name, granularity, symmetric)
+    for name, format in FORMATS.items()
+    for granularity in dict.fromkeys(granularities(name, "activations") + granularities(name, "weights"))
+    for symmetric in format.symmetric
+]
+FEATURES = 64  # which every group divides
+matrices = arrays(np.float32, (3, FEATURES), elements=st.floats(-1e6, 1e6, width=32))
+every_format = pytest.mark.parametrize("quantizer", QUANTIZERS, ids=str)
+# Those whose codes follow from each group alone, and are of as many bits; test_systems.py has the others.
+IN_GROUPS = [one for one in QUANTIZERS if not FORMATS[one.format].in_rows]
+of_groups = pytest.mark.parametrize("quantizer", IN_GROUPS, ids=str)
+
+
+def values_of(name: str) -> np.ndarray:
+    """All finite values of a type of ml_dtypes, in order."""
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+    patterns = np.arange(2 ** BITS[name], dtype=np.uint8)
+    values = np.unique(patterns.view(getattr(ml_dtypes, name)).astype(np.float64))
+    return values[np.isfinite(values)]
+
+
+def random_matrix(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Values of many magnitudes."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = torch.randn(shape, generator=generator, dtype=dtype).mul_(3).exp_()
+    return torch.randn(shape, generator=generator, dtype=dtype).mul_(sizes)
+
+
+@pytest.mark.parametrize("name", ELEMENTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_element_is_rounded_as_ml_dtypes_rounds(name, dtype):
+    """All values, the ties between them, and the nearest numbers on either side of each; subnormal ones too."""
+    values, element = values_of(name), ELEMENTS[name]
+    import ml_dtypes
+
+    ties = (values[1:] + values[:-1]) / 2
+    single = np.concatenate([values, ties, np.linspace(-element.largest, element.largest, 9999)]).astype(np.float32)
+    near = [np.nextafter(single, np.float32(way)) for way in (-np.inf, np.inf)]
+    asked = np.concatenate([single, *near, [1e-30, -1e-40, 0.0]]).astype(np.float32)
+    asked = asked.clip(-element.largest, element.largest)
+    want = asked.astype(getattr(ml_dtypes, name)).astype(np.float32)
+    got = rounded(torch.from_numpy(asked).to(dtype), element)
+    np.testing.assert_array_equal(got, want)
+    assert len(np.unique(got)) == len(values), "every value comes up"
+    beyond = torch.tensor([1.1, 2.0, 1e30], dtype=dtype) * element.largest
+    assert torch.equal(rounded(beyond, element), torch.full_like(beyond, element.largest))
+    assert torch.equal(rounded(-beyond, element), torch.full_like(beyond, -element.largest))
+    assert element.largest_exponent == math.floor(math.log2(values.max()))
+
+
+def test_a_float64_is_rounded_once():
+    """Rounded to float32 first, it would be a tie."""
+    values = torch.tensor([1.0625 + 1e-12, 1.0625 - 1e-12, 1.0625], dtype=torch.float64)
+    assert rounded(values, E4M3).tolist() == [1.125, 1.0, 1.0]
+
+
+@of_groups
+@settings(deadline=None, max_examples=20)
+@given(matrix=matrices)
+def test_each_value_becomes_the_nearest_that_there_is(quantizer, matrix):
+    """By the scale of its group: an integer, or a value of the type of ml_dtypes; the outermost one beyond."""
+    # Of a range that is narrow, or far from 0, float32 has too few digits for a zero point.
+    x = torch.from_numpy(matrix).to(torch.float32 if quantizer.symmetric else torch.float64)
+    found, format = reference.quantize(x, quantizer), FORMATS[quantizer.format]
+    assert found.codes.shape == x.shape
+    values = found.dequantize().double()
+    width = FEATURES // found.scale.shape[1]
+    scale = found.scale.double().repeat_interleave(width, 1).expand(x.shape)
+    if format.element:
+        assert found.codes.abs().max() <= format.element.largest
+        known = torch.from_numpy(values_of(NAMES[format.element]))
+    else:
+        assert found.codes.dtype == torch.int8
+        most = 2 ** (format.bits - 1) - 1
+        least = -most - 1 if format.integers and format.scale_bits else -most
+        assert least <= found.codes.min()
+        assert found.codes.max() <= most
+        zero_point = 0 if quantizer.symmetric else found.zero_point.double().repeat_interleave(width, 1).expand(x.shape)
+        known = torch.arange(least, most + 1).double()
+        values = values + zero_point * scale  # which moves all that can be stood for
+        x = x + zero_point * scale
+    distance = (known - (x.double() / scale)[..., None]).abs().amin(-1) * scale
+    slack = 1e-5 * scale * (1 + (x.double() / scale).abs())  # float32, in which ties may fall another way
+    assert ((values - x.double()).abs() <= distance + slack).all()
+
+
+@every_format
+@settings(deadline=None, max_examples=10)
+@given(matrix=of_finite_floats(3, FEATURES))
+def test_finite_numbers_stay_finite(quantizer, matrix):
+    found = reference.quantize(matrix, quantizer)
+    assert found.scale.isfinite().all()
+    assert (found.scale > 0).all()
+    assert found.dequantize().isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "quantizer", [one for one in QUANTIZERS if one.granularity not in ("tensor", "column")], ids=str
+)
+def test_the_largest_numbers_of_float32(quantizer):
+    """Each of the largest, alone in its group or beside others, of either sign."""
+    top = torch.tensor([torch.finfo(torch.float32).max]).view(torch.int32) - torch.arange(1024)[:, None]
+    top = top.to(torch.int32).view(torch.float32) * torch.tensor([1.0] + 63 * [0.25])
+    for matrix in (top, -top, torch.cat([top, -top], 1)):
+        rows = matrix[:, None] if FORMATS[quantizer.format].tensor_bits else [matrix]
+        for one in rows:
+            values = reference.quantize(one, quantizer).dequantize()
+            assert values.isfinite().all()
+            assert (values[:, 0].abs() > 0.7 * one[:, 0].abs()).all()
+
+
+@of_groups
+def test_each_group_is_quantized_on_its_own(quantizer):
+    x = random_matrix(1, 5, FEATURES)
+    found = reference.quantize(x, quantizer)
+    size = quantizer.group or FEATURES
+    if quantizer.group is None:
+        assert found.scale.shape == ((5, 1) if quantizer.per_row else (1, 1))
+        return
+    assert found.scale.shape == (5, FEATURES // size)
+    if FORMATS[quantizer.format].tensor_bits:
+        return  # a scale of everything on top
+    alone = Quantizer(quantizer.format, "row", quantizer.symmetric)
+    make = reference.function_of(FORMATS[quantizer.format].quantizer)
+    for start in range(0, FEATURES, size):
+        part = make(x[:, start : start + size], alone)
+        assert torch.equal(part.codes, found.codes[:, start : start + size])
+        assert torch.equal(part.scale, found.scale[:, start // size, None])
+    assert torch.equal(found.dequantize()[:, -size:], part.dequantize())
+
+
+@every_format
+def test_groups_that_have_no_scale(quantizer):
+    """Of nothing but zeros, too small for a scale, or with what is no number: as int8 has it."""
+    x = random_matrix(2, 4, 2 * FEATURES)
+    x[1], x[2] = 0.0, 1e-45
+    found = reference.quantize(x, quantizer)
+    assert torch.isfinite(found.dequantize()).all()
+    if quantizer.symmetric and quantizer.per_row:
+        assert (found.scale[1] == 1).all()
+        assert not found.dequantize()[1].any()
+    smallest = reference.quantize(torch.full((2, FEATURES), 1e-45), quantizer)
+    assert (smallest.scale > 0).all()
+    assert torch.isfinite(smallest.dequantize()).all()
+    zeros = reference.quantize(torch.zeros(2, FEATURES), quantizer)
+    assert (zeros.scale == 1).all()
+    assert not zeros.dequantize().any()
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        x[3, 70] = bad
+        values = reference.quantize(x, quantizer).dequantize()
+        group = slice(70 - 70 % (quantizer.group or 128), 70 + 1)
+        assert not torch.isfinite(values[3, group]).any(), "nothing of the group is hidden"
+        product = reference.linear(x, reference.quantize(torch.ones(2, 128), quantizer), None, quantizer)
+        assert not torch.isfinite(product[3]).any()
+        assert torch.isfinite(product[:3]).all() == (quantizer.per_row and not FORMATS[quantizer.format].tensor_bits)
+    if quantizer.per_row and not FORMATS[quantizer.format].tensor_bits:
+        assert reference.quantize(x[:0], quantizer).dequantize().shape == (0, 2 * FEATURES)
+    assert dispatch.linear(x[:0], reference.quantize(x, quantizer), None, quantizer).shape == (0, 4)
+
+
+def test_scales_end_where_their_own_formats_end():
+    """A shared exponent at 2^-127, and a scale in e4m3 at its smallest positive number."""
+    found = reference.quantize(torch.full((1, 32), 2.0**-130), Quantizer("mxfp8-e4m3", "block"))
+    assert (found.scale.item(), found.codes[0, 0].item()) == (2.0**-127, 0.125)
+    x = torch.full((1, 32), 6.0 * 448.0)
+    x[:, 16:] = 0.9 * 6 * 2.0**-10  # for which the scale is nearer to 0
+    found = reference.quantize(x, Quantizer("nvfp4", "block"))
+    assert found.scale.tolist() == [[448.0, 2.0**-9]]
+    assert (found.codes[0, 0], found.codes[0, 16]) == (6.0, 3.0)
+
+
+def int64_product(a: Quantized, b: Quantized) -> torch.Tensor:
+    """Sums of integers of every two groups that meet, scaled in float64."""
+    features = a.codes.shape[1]
+    width = math.gcd(*(features // one.scale.shape[1] for one in (a, b)))
+    product = 0
+    for start in range(0, features, width):
+        parts = []
+        for one in (a, b):
+            group = start * one.scale.shape[1] // features
+            zero_point = 0 if one.zero_point is None else one.zero_point[:, group, None].long()
+            parts += [one.codes[:, start : start + width].long() - zero_point, one.scale[:, group, None]]
+        product = product + (parts[0] @ parts[2].T).double() * parts[1] * parts[3].T
+    return product
+
+
+INTEGERS = [one for one in QUANTIZERS if FORMATS[one.format].integers]
+
+
+@pytest.mark.parametrize("vnni", [True, False])
+def test_products_of_integers_are_exact_sums_of_groups(monkeypatch, vnni):
+    """With and without zero points, also where groups of both operands differ, and on any instructions."""
+    if not vnni:
+        monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    own = [*INTEGERS, Quantizer("int4", "group-24"), Quantizer("int8", "group-32", False)]
+    x, weight = random_matrix(3, 6, 192, dtype=torch.float64), random_matrix(4, 5, 192, dtype=torch.float64)
+    coded = ([reference.quantize(matrix, one) for one in own] for matrix in (x, weight))
+    coded = ([(matrix, matrix.dequantize()) for matrix in of_operand] for of_operand in coded)
+    for (a, left), (b, right) in itertools.product(*coded):
+        want = int64_product(a, b)
+        assert (reference.matmul(a, b) - want).abs().max() <= 1e-12 * want.abs().max()
+        assert (left @ right.T - want).abs().max() <= 1e-9 * want.abs().max(), "and what the codes stand for"
+
+
+def test_sums_of_groups_outgrow_float32():
+    """A sum of 2,048 products near 127², which float32 would round, stays exact."""
+    codes = torch.full((1, 4096), 127, dtype=torch.int8)
+    codes[0, ::2] = 126
+    one = Quantized(codes, torch.ones(1, 2, dtype=torch.float64))
+    assert reference.matmul(one, one).item() == 2048 * (127**2 + 126**2)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("name", ["w4a8-g32", "w4-g16", "mxfp4", "nvfp4", "bfp6", "w6a6", "fp8-e4m3", "qserve-g32"])
+def test_outlier_features_leave_groups_in_their_places(name, exact):
+    """They are zero in both operands where there are groups, else cut out, and multiplied exactly."""
+    scheme, x, weight = get_scheme(name), random_matrix(5, 7, 64).double(), torch.randn(9, 64, dtype=torch.float64)
+    outliers = (x.abs() >= 30).any(0)
+    assert 0 < outliers.sum() < 64
+    made = reference.quantize(weight, scheme.weights)
+    given_weight = Exact(weight, scheme.weights) if exact else None
+    got = reference.linear(x, made, None, scheme.activations, 30.0, given_weight)
+    kept = ~outliers if scheme.group is None else slice(None)
+    zero = outliers[kept]
+    rest = reference.quantize(x[:, kept].masked_fill(zero, 0), scheme.activations).dequantize()
+    alone = reference.quantize(weight[:, kept].masked_fill(zero, 0), scheme.weights).dequantize()
+    source, values = (weight, alone) if exact else (made.dequantize(), made.dequantize()[:, kept])
+    want = x[:, outliers] @ source[:, outliers].T + rest @ values.T
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-9)
+
+
+def test_bits_of_a_value_count_what_groups_share():
+    for written, bits in (
+        ("int4 group-64 absmax", 4.25),
+        ("int4 group-64 zeropoint", 4 + 20 / 64),
+        ("int8 group-128 absmax", 8.125),
+        ("int8 column absmax", 8 + 32 / 512),
+        ("int8 row zeropoint", 8 + 40 / 512),
+        ("int8 tensor absmax", 8 + 32 / (512 * 256)),
+        ("mxfp4 block absmax", 4.25),
+        ("mxfp6-e2m3 block absmax", 6.25),
+        ("mxint8 block absmax", 8.25),
+        ("nvfp4 block absmax", 4.5 + 32 / (512 * 256)),
+        ("bfp4 group-16 absmax", 4.5),
+        ("fp8-e4m3 tensor absmax", 8 + 32 / (512 * 256)),
+    ):
+        assert Quantizer.read(written).bits(512, 256) == bits, written
+        assert str(Quantizer.read(written)) == written
+    assert Quantizer.read("nvfp4 block absmax").bits(512) == 4.5
+
+
+# What torchao makes of small matrices, as `python scripts/torchao_values.py` writes it; the file names the versions.
+TORCHAO = json.loads((Path(__file__).parent / "torchao_values.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", [name for name in TORCHAO["microscaling"] if name != "x"])
+def test_microscaling_is_that_of_torchao(name):
+    """Bit for bit, but for the scale of zeros, here 1. It has no mxint8, and its scales end at 2^-126, not 2^-127."""
+    x, want = torch.tensor(TORCHAO["microscaling"]["x"]), TORCHAO["microscaling"][name]
+    found = reference.quantize(x, Quantizer(name, "block"))
+    assert torch.equal(found.dequantize(), torch.tensor(want["values"]))
+    zeros = (x.view(6, 2, 32) == 0).all(2)
+    assert zeros.sum() == 1
+    assert torch.equal(found.scale[~zeros], torch.tensor(want["scale"])[~zeros])
+
+
+def test_nvfp4_is_that_of_torchao():
+    """But for ties, because it multiplies by reciprocals, and for scales subnormal in e4m3, which it has not."""
+    x, scale, values = (torch.tensor(TORCHAO["nvfp4"][part]) for part in ("x", "scale", "values"))
+    found = reference.quantize(x, Quantizer("nvfp4", "block"))
+    normal = scale / scale.max() * 448 > 2.0**-6
+    assert normal.float().mean() > 0.8
+    torch.testing.assert_close(found.scale[normal], scale[normal], rtol=1e-6, atol=0)
+    got, want = (one.view(6, 4, 16)[normal] for one in (found.dequantize(), values))
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=0)
+
+
+def test_int8_layers_of_torchao_multiply_alike():
+    """Its product of its codes is ours. Its codes are not: it divides the largest value by 127.5, and we by 127."""
+    parts = ("x", "weight", "bias", "codes", "scale", "output")
+    x, weight, bias, codes, scale, output = (torch.tensor(TORCHAO["int8_layer"][part]) for part in parts)
+
+    def their_codes(matrix: torch.Tensor) -> Quantized:
+        scale = matrix.abs().amax(1, keepdim=True) / 127.5
+        return Quantized((matrix * (1 / scale)).round().clamp(-128, 127).to(torch.int8), scale)
+
+    made = their_codes(weight)
+    assert torch.equal(made.codes, codes)
+    assert torch.equal(made.scale, scale)
+    torch.testing.assert_close(reference.matmul(their_codes(x), made) + bias, output, rtol=1e-5, atol=1e-5)
+    ours = reference.linear(x, reference.quantize(weight, Quantizer("int8", "column")), bias)
+    exact = x @ weight.T + bias
+    assert (ours - output).norm() < 0.03 * exact.norm()
+    assert 0.5 < (ours - exact).norm() / (output - exact).norm() < 2
+
+
+# Schemes
+
+
+def test_names_of_schemes_with_groups():
+    assert [name for name in SCHEMES if name in TABLE1] == TABLE1
+    for name, parts in (
+        ("w4a4-g64", "int4 row absmax × int4 group-64 absmax, exact"),
+        ("w4a8-g128", "int8 row absmax × int4 group-128 absmax, exact"),
+        ("w4-g32", "exact × int4 group-32 absmax, exact"),
+        ("bfp4-g16", "bfp4 group-16 absmax × bfp4 group-16 absmax, exact"),
+        ("w8a8", "int8 row absmax × int8 column absmax, exact"),
+        ("nvfp4", "nvfp4 block absmax × nvfp4 block absmax, exact"),
+    ):
+        scheme = get_scheme(name)
+        assert scheme.parts == parts
+        assert is_own(scheme)
+        assert not is_own(Scheme(name, scheme.activations, Quantizer("int8", "tensor")))
+    for name in ("w4a4-g0", "w4a4-g064", "w4a4-g", "mxfp4-g64", "nvfp4-g8", "fp8-e4m3-g64", "llm.int8-g64", "fp32-g8"):
+        assert in_groups(name) is None
+        with pytest.raises(UserError, match=f"unknown scheme '{name}'; did you mean"):
+            get_scheme(name)
+
+
+@pytest.mark.parametrize(
+    ("quantizer", "message"),
+    [
+        (Quantizer("mxfp4", "group-64"), "granularity of the weights .* is 'group-64'; expected 'block'"),
+        (Quantizer("mxfp4", "column"), "is 'column'; expected 'block'"),
+        (Quantizer("int4", "block"), "is 'block'; expected 'tensor' or 'column' or 'group-64'"),
+        (Quantizer("int4", "group-0"), "is 'group-0'; expected"),
+        (Quantizer("mxfp4", "block", False), "symmetric of the weights .* is False; expected True"),
+    ],
+)
+def test_granularities_that_a_format_or_a_matrix_has_not(quantizer, message):
+    with pytest.raises(UserError, match=message):
+        Scheme("mine", None, quantizer)
+    assert Scheme("mine", Quantizer("int4", "group-48"), Quantizer("int8", "group-32")).group == 96
+    with pytest.raises(ValueError, match="groups of 64 features do not divide 100"):
+        reference.quantize(torch.ones(2, 100), Quantizer("int4", "group-64"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(name for name in SCHEMES if name not in (*TABLE1, "llm.int8-bnb", "qserve", "fireq", "comet", "flexq")),
+        *("w4a4-g16", "w4a8-g32", "bfp6-g16", "qserve-g32", "fireq-g16", "flexq-g64"),
+    ],
+)
+def test_a_layer_multiplies_what_its_codes_stand_for(name):
+    scheme = get_scheme(name)
+    torch.manual_seed(0)
+    projection, x = nn.Linear(64, 24).double(), torch.randn(2, 5, 64, dtype=torch.float64)
+    with torch.no_grad():
+        got = QuantizedLinear(projection, scheme)(x)
+        values = reference.quantize(projection.weight, scheme.weights).dequantize()
+        rows = reference.quantize(x.flatten(0, 1), scheme.activations).dequantize()
+        torch.testing.assert_close(got.flatten(0, 1), rows @ values.T + projection.bias, rtol=1e-12, atol=1e-12)
+        error = (got - projection(x)).norm() / projection(x).norm()
+    assert 1e-3 < error < 0.25
+
+
+def test_what_rows_say_of_formats():
+    model = make_model("gpt2")  # of 32 features, and 128 in the last projection
+    for name, arithmetic in (("w4a4", None), ("w4a8-g16", None), ("bfp8", None), ("mxint8", None), ("w4", "simulated")):
+        assert row_fields(get_scheme(name)) == ({"arithmetic": arithmetic} if arithmetic else {})
+    assert row_fields(get_scheme("mxfp4"))["arithmetic"] == "simulated"
+    found = row_fields(get_scheme("w4a8-g16"), model)
+    assert found["weight_bits"] == 5.0
+    assert found["activation_bits"] == round((3 * 32 * 9 + 128 * 8.25) / (3 * 32 + 128), 4)
+    assert found["kernels"] == "reference"
+    shared = row_fields(get_scheme("w4a8"), make_model("llama"))  # q, k, v, and gate and up, count what they share
+    assert shared["activation_bits"] == round(8 + 7 * 32 / (6 * 32 + 48), 4)
+    assert "activation_bits" not in row_fields(get_scheme("w4-g32"), model)
+    assert "weight_bits" in row_fields(get_scheme("w8a8"), model)
+    assert set(row_fields(get_scheme("absmax-vector"), model)) == {"kernels"}, "rows of the paper's are as they were"
+    skipped = row_fields(get_scheme("w4a8"), quantize(model, "w4a8", skip=["*.mlp.c_proj"]), ["*.mlp.c_proj"])
+    assert (skipped["weight_bits"], skipped["activation_bits"]) == (5.0, 9.0)
+    small = quantize(model, "w4a8", keep="int8")
+    before = row_fields(get_scheme("w4a8"), small)
+    small(torch.zeros(1, 4, dtype=torch.int64))
+    assert row_fields(get_scheme("w4a8"), small) == before
+
+
+def test_groups_that_do_not_divide_a_model(tmp_path, monkeypatch, caplog):
+    message = (
+        "groups of 20 features, as scheme 'w4-g20' has them, do not divide the 32 of 'transformer.h.0.attn.c_attn'; "
+        "expected groups such as 16, which divide all"
+    )
+    model = make_model("gpt2")
+    for keep in ("exact", "int8"):
+        with pytest.raises(UserError, match=message):
+            quantize(model, "w4-g20", keep)
+    with pytest.raises(UserError, match="do not divide the 32 of 'transformer"):
+        quantize(model, "w4-g128", skip=["transformer.h.0"])
+    quantize(model, "w4-g128", skip=["*.attn", "*.c_fc"])
+    for load in ("subjects.bench.load_model", "models.load.load_model", "quantization.store.load_int8"):
+        monkeypatch.setattr(f"outliers.{load}", lambda *_, **__: pytest.fail("loaded"))
+    small = {"models": ["pocket/gpt2-0.1m"], "schemes": ["fp32", "w4-g37"]}
+    for spec in (Experiment(**small, block=32, blocks=1), Latency(**small)):
+        with pytest.raises(UserError, match=r"groups of 37 .* do not divide the \d+ of 'transformer.h.0.attn.c_attn'"):
+            run(spec, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["w6a6", "w4-g32", "mxint8", "qserve-g16", "fireq-g16"],
+)
+def test_int8_models_of_integers(name, blocks, tmp_path):
+    """Outputs are those of layers with exact weights, but for codes of activations that flip; the same after saving."""
+    model = make_model("gpt2")
+    small = quantize(model, name, keep="int8")
+    expected = small(blocks).logits
+    exact = quantize(model, name)(blocks).logits
+    assert (expected - exact).norm() < 0.01 * exact.norm()
+    save_quantized(small, tmp_path)
+    assert torch.equal(load_quantized(tmp_path)(blocks).logits, expected)
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "fp8-e4m3", "mxfp6-e3m2"])
+def test_formats_that_an_int8_model_cannot_keep(name, tmp_path, monkeypatch):
+    message = f"scheme '{name}' has weights in {name}, whose codes are no int8; expected int8 or int6 .*keep='exact'"
+    with pytest.raises(UserError, match=message):
+        quantize(make_model("gpt2"), name, keep="int8")
+    monkeypatch.setattr("outliers.quantization.store.load_int8", lambda *_, **__: pytest.fail("loaded"))
+    with pytest.raises(UserError, match=message):
+        run(Latency(models=["pocket/gpt2-0.1m"], schemes=[name]), tmp_path / "out")

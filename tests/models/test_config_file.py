@@ -1,0 +1,215 @@
+"""What a configuration may ask for, and what is looked at before torch and transformers are imported."""
+
+import json
+import shutil
+import socket
+import threading
+import time
+
+import pytest
+import torch
+from huggingface_hub import HfApi
+from transformers import AutoConfig
+
+from outliers import UserError, load_int8, load_quantized, save_quantized
+from outliers.models import source
+from outliers.models.anatomy import part_config
+from outliers.models.config_file import check_fields, least_weights
+from outliers.models.load import find_config, load_config, load_model
+from outliers.models.names import POCKET, known_configs
+from outliers.models.skeleton import skeleton
+from outliers.models.source import ask_hub, find_model
+from tests.commands.test_commands import answers, call
+from tests.conftest import CONFIGS, VARIANTS, every_kind
+from tests.metrics.test_memory import ABOUT, PARAMETERS
+
+SMALL_FIELDS = CONFIGS | VARIANTS
+
+
+def change(folder, **fields):
+    """Other fields in the configuration of a folder."""
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of a pocket model to break."""
+    return shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "model")
+
+
+def passes(config) -> int:
+    """A configuration passes as it is, and as the file that is made of it; its weights, no more than counted."""
+    check_fields(config.to_dict(), "here")
+    fields = json.loads(config.to_json_string(use_diff=False))
+    check_fields(fields, "here")
+    count = skeleton(part_config(config), torch.bfloat16).num_parameters()
+    assert 1 / 3 < least_weights(part_config(config).to_dict()) / count <= 1
+    return count
+
+
+@every_kind
+def test_small_models_pass(case):
+    kind, fields = SMALL_FIELDS[case]
+    check_fields({"model_type": kind, **fields}, "here")
+    passes(AutoConfig.for_model(kind, vocab_size=100, pad_token_id=None, **fields))
+
+
+@pytest.mark.parametrize("name", known_configs())
+def test_published_models_pass(name):
+    count = passes(find_config(name))
+    assert count == PARAMETERS[name] if name in PARAMETERS else count == pytest.approx(ABOUT[name], rel=0.022)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_hidden_layers": 126, "hidden_size": 16384, "num_attention_heads": 128, "intermediate_size": 53248},
+        {"max_position_embeddings": 10_485_760, "vocab_size": 262_208},
+        {"pad_token_id": -1, "eos_token_id": [1, 2], "vocab_size": 32_000},
+        {"rope_scaling": {"type": "su", "long_factor": [1.0, 2.0], "short_factor": [1.0, 1.0]}},
+        {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}},
+        {"rope_parameters": {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_theta": 1e4}}},
+        {"auto_map": {"AutoConfig": "configuration_falcon.FalconConfig"}, "attn_implementation": "flash_attention_2"},
+        {"hidden_size": 2304, "num_attention_heads": 7, "head_dim": 256},
+        {"time_step_limit": [0.0, float("inf")]},
+    ],
+)
+def test_what_published_models_have_passes(fields):
+    check_fields({"model_type": "llama", **fields}, "here")
+
+
+def test_what_transformers_computed_is_not_blamed_on_the_file(folder):
+    for fields in ({"sliding_window": None}, {"sliding_window": 0, "use_sliding_window": False}, {}):
+        (folder / "config.json").write_text(json.dumps({"model_type": "qwen2_moe", **fields}))
+        assert find_config(str(folder)).sliding_window == 0
+
+
+def test_how_a_model_computes_is_not_the_files_to_say(folder):
+    """Attention and what a model puts out; the numbers are those without these fields."""
+    plain = load_model(str(folder))
+    change(folder, attn_implementation="kernels-community/flash-attn", return_dict=False, output_hidden_states=True)
+    change(folder, auto_map={"AutoModelForCausalLM": "evil.Model"}, experts_implementation="sonicmoe")
+    ours, ids = load_model(str(folder)), torch.arange(20)[None]
+    assert ours.config._attn_implementation == plain.config._attn_implementation == "sdpa"
+    assert torch.equal(ours(ids).logits, plain(ids).logits)
+    assert ours(ids).hidden_states is None
+
+
+def test_int8_models_on_disk_are_looked_at_too(tmp_path):
+    save_quantized(load_int8("pocket/gpt2-0.1m"), tmp_path)
+    before = load_quantized(tmp_path).config._attn_implementation
+    change(tmp_path, attn_implementation="eager")
+    assert load_quantized(tmp_path).config._attn_implementation == before
+    for fields, message in [
+        ({"n_layer": 10**9}, "n_layer"),
+        ({"n_inner": 8}, "with the shape"),
+        ({"n_layer": 3}, "lacks"),
+    ]:
+        shutil.copytree(tmp_path, tmp_path / "copy")
+        change(tmp_path / "copy", **fields)
+        with pytest.raises(UserError, match=message):
+            load_quantized(tmp_path / "copy")
+        shutil.rmtree(tmp_path / "copy")
+
+
+def test_mistakes_show_before_heavy_imports(folder, tmp_path):
+    change(folder, n_layer=0)
+    said = {
+        "trace /nowhere": "model folder '/nowhere' does not exist",
+        "trace no-such-user/no-such-model": "cannot reach the hub to load 'no-such-user/no-such-model'",
+        "trace pocket/gpt2-0.1m --text c4": "cannot load 'allenai/c4' from the hub",
+        f"trace {folder}": "asks for n_layer 0",
+        "training training/causes": "text file 'c4_en_1000.jsonl' does not exist",
+    }
+    typed = [f"outliers.{line}".split() for line in said]
+    found = answers(typed, HF_HOME=str(tmp_path / "hub"), HF_HUB_OFFLINE="1")
+    for (code, out, err, imported), (line, message) in zip(found, said.items(), strict=True):
+        assert (code, out) == (2, "")
+        assert err.startswith("error: ") and message in err and err.count("\n") == 1
+        quick = {"torch"} if line.startswith("training") else {"torch", "transformers", "datasets", "numpy", "pandas"}
+        assert not quick & {*imported}
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A cache of the hub's client that is empty, and a hub that nobody has asked yet."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(source, "_silent_since", -float("inf"))
+    source._see_on_hub.cache_clear()
+    yield tmp_path / "hub"
+    source._see_on_hub.cache_clear()
+
+
+def test_a_hub_that_does_not_answer(hub, monkeypatch):
+    """It takes the connection, and says nothing. It is asked once, and not for longer than it may take."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        accepted = []
+        threading.Thread(target=lambda: accepted.append(server.accept()), daemon=True).start()
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+
+        original = HfApi.model_info
+
+        def asked(_hub, name, **_options):
+            return original(HfApi(endpoint=address), name, timeout=60)
+
+        monkeypatch.setattr("huggingface_hub.HfApi.model_info", asked)
+        monkeypatch.setattr(source, "SECONDS_FOR_THE_HUB", 1)
+        start = time.monotonic()
+        for name in ("gpt2", "facebook/opt-125m"):
+            with pytest.raises(UserError, match=f"cannot reach the hub to load '{name}'"):
+                find_model(name)
+        assert 1 <= time.monotonic() - start < 30, "the client's own limit is 60"
+        assert len(accepted) == 1
+
+
+def test_the_hub_is_asked_once_for_a_model(hub, monkeypatch):
+    asked = []
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *arguments, **_: asked.append(arguments))
+    assert find_model("gpt2") == find_model("gpt2") == ("gpt2", None, False, None, False)
+    assert len(asked) == 1
+    assert find_model("gpt2", "step1000") == ("gpt2", "step1000", False, None, False), "by branch, see find_model"
+    with pytest.raises(ZeroDivisionError):
+        ask_hub(lambda _: 1 / 0)
+
+
+def no_network(*_arguments, **_options):
+    """What the hub's client does without network."""
+    raise ConnectionError("Name or service not known")
+
+
+def test_the_cache_is_looked_into_without_network(hub, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", no_network)
+    snapshot = hub / "models--some--model" / "snapshots" / "abc"
+    shutil.copytree(POCKET / "gpt2-0.1m", snapshot)
+    (hub / "models--some--model" / "refs").mkdir()
+    (hub / "models--some--model" / "refs" / "main").write_text("abc")
+    assert find_model("some/model").local_files_only
+    change(snapshot, n_layer=0)
+    with pytest.raises(UserError, match="asks for n_layer 0"):
+        load_config("some/model")
+    with pytest.raises(UserError, match=r"cannot reach the hub to load 'other/model'.*pocket/gpt2-0\.1m"):
+        find_model("other/model")
+
+
+@pytest.mark.parametrize("kind", ["a file", "a link to itself"])
+def test_a_cache_that_cannot_be_entered(hub, monkeypatch, capsys, tmp_path, kind):
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", no_network)
+    hub.write_text("") if kind == "a file" else hub.symlink_to(hub)
+    for arguments in (["gpt2"], ["pocket/gpt2-0.1m", "--text", "c4"]):
+        code, _, err = call(monkeypatch, capsys, *arguments, command="trace")
+        assert code == 2
+        assert err.startswith(f"error: the hub's cache '{hub}' cannot be entered (")
+        assert err.count("\n") == 1
+
+
+def test_debug_shows_what_a_library_said(folder, monkeypatch, capsys):
+    change(folder, model_type="gpt9")
+    arguments = [str(folder), "--block", 32, "--blocks", 1]
+    code, _, line = call(monkeypatch, capsys, *arguments, command="trace")
+    assert (code, line.count("\n")) == (2, 1)
+    code, _, shown = call(monkeypatch, capsys, *arguments, "--debug", command="trace")
+    assert code == 2
+    assert shown.startswith("Traceback")
+    assert "transformers/models/auto/configuration_auto.py" in shown
+    assert shown.endswith(line)

@@ -1,0 +1,190 @@
+"""The anatomy that a pass finds, beside what is known and beside transformers' own modules."""
+
+import copy
+import itertools
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from outliers import anatomy, perplexity, plant, quantize, trace
+from outliers.criterion import QUANTIZED
+from outliers.errors import UserError
+from outliers.models.anatomy import anatomy_of, found, layers_of, projections, readers
+from scripts.every_type import tiny
+from tests import conftest
+from tests.subjects import test_families
+
+CASES = [*conftest.CONFIGS, *conftest.VARIANTS, *test_families.CONFIGS]
+# What the layers of models are, as somebody read it off transformers' code: for each case how many follow each other.
+KNOWN = json.loads((Path(__file__).parent / "anatomies.json").read_text())
+FIELDS = (*QUANTIZED, "norms", "norms_of_sums", "norms_behind", "norm_offset", "attention", "cross_attention")
+FIELDS += ("experts", "bidirectional", "stack", "layers", "module", "config", "residual_scale")
+FIELDS += ("by_head", "fused_gate", "alibi", "window", "padded_positions")
+ADDED = ("positions", "embedding_norm")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_pass_finds_what_is_known(case):
+    model = test_families.made(case) if case in test_families.CONFIGS else conftest.make_model(case)
+    fields = FIELDS if case in test_families.CONFIGS else (*FIELDS, *ADDED)
+    found = []
+    for layer in layers_of(model):
+        parts = json.loads(json.dumps({name: value for name in fields if (value := getattr(layer.anatomy, name))}))
+        if "experts" in parts:  # test_experts.py compares what they consist of
+            parts = {name: of for name, of in parts.items() if name not in ("ffn_in", "ffn_out")}
+        found.append(parts)
+    assert [[len([*alike]), layer] for layer, alike in itertools.groupby(found)] == KNOWN[case]
+
+
+LLAMA = {**conftest.LLAMA, "vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+UNKNOWN = {  # types that are in no table, and their projections in a layer
+    "phi": (LLAMA, "q_proj k_proj v_proj dense fc1 fc2"),
+    "cohere2": (LLAMA, "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"),
+    "olmo3": (LLAMA, "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"),
+    "helium": ({**LLAMA, "head_dim": 8}, "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"),
+}
+
+
+@pytest.mark.parametrize("kind", UNKNOWN)
+def test_a_type_that_no_table_has(kind):
+    """Its loss is that of transformers, its projections are quantized, and a planted feature is found."""
+    fields, names = UNKNOWN[kind]
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **fields)).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    ids = torch.randint(3, 100, (2, 24))
+    with torch.no_grad():
+        losses = [nn.functional.cross_entropy(model(one[None]).logits[0, :-1].double(), one[1:]) for one in ids]
+    assert math.log(perplexity(model, ids)) == pytest.approx(float(sum(losses) / 2), abs=1e-6)
+    assert [one.path.rpartition(".")[2] for one in projections(model)] == names.split() * 2
+    quantized = {one.path for one in projections(quantize(model, "absmax")) if type(one.module) is not nn.Linear}
+    assert quantized == {one.path for one in projections(model)}
+    if not anatomy_of(model.config).norms:
+        return  # in front of projections is no norm in which a feature could be planted
+    found = trace(plant(model, [3], 64.0), ids, attention=False).outlier_features()
+    assert 3 in list(found["feature"])
+
+
+def test_what_was_found_is_kept(monkeypatch, tmp_path):
+    """In the user's cache, for the configuration, not for its name."""
+    monkeypatch.setattr(found, "CACHE", tmp_path)
+    monkeypatch.setattr(found, "_by_key", {})
+    config = AutoConfig.for_model("phi", **LLAMA)
+    first = anatomy_of(config)
+    monkeypatch.setattr(found, "find", None)  # would fail
+    again = AutoConfig.for_model("phi", **LLAMA, name_or_path="elsewhere")
+    assert anatomy_of(config) is first and anatomy_of(again) == first
+    (file,) = (tmp_path / "anatomy").iterdir()
+    found._by_key.clear()
+    assert anatomy_of(copy.deepcopy(config)) == first
+    found._by_key.clear()
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(TypeError):
+        anatomy_of(copy.deepcopy(config))
+
+
+def test_the_anatomy_command_shows_roles_shapes_and_what_stays_exact(capsys, monkeypatch):
+    """DeepSeek-V3 in its default size, of which no weights are there."""
+    monkeypatch.setenv("COLUMNS", "200")
+    from outliers.app import command_of
+
+    command_of("anatomy")(["deepseek_v3"])
+    text = capsys.readouterr().out
+    assert text.startswith("deepseek_v3: causal, 61 layers of 2 kinds, 7,168 features, 671B parameters.")
+    (mid,) = [line.split() for line in text.splitlines() if "q_b_proj" in line][:1]
+    assert mid[:3] == ["self_attn.q_a_layernorm", "attn_mid", "self_attn.q_b_proj"]
+    assert "Layers 0–2: " in text and "Layers 3–60: " in text
+    (router,) = [line.split()[1:3] for line in text.splitlines() if " router " in line]
+    assert router == ["router", "mlp.gate"]
+
+
+ATTENTION = "self_attn.q_proj self_attn.k_proj self_attn.v_proj", "self_attn.o_proj"
+FEED_FORWARD = "mlp.gate_proj mlp.up_proj", "mlp.down_proj"
+# Of a layer: what reads a hidden state by its name, norms in front of roles and behind them, and whether it recurs.
+LAYERS = {
+    "falcon_h1": (
+        {"attn_in": "mamba.in_proj", "attn_in 2": ATTENTION[0], "attn_out": "mamba.out_proj"}
+        | {"attn_out 2": ATTENTION[1], "ffn_in": "feed_forward.up_proj feed_forward.gate_proj"}
+        | {"ffn_out": "feed_forward.down_proj"},
+        {"input_layernorm": ("attn_in",), "pre_ff_layernorm": ("ffn_in",)},
+        {},
+        True,
+    ),
+    "deepseek_v3": (
+        {"attn_in": "self_attn.q_a_proj self_attn.kv_a_proj_with_mqa", "attn_mid": "self_attn.q_b_proj"}
+        | {"attn_mid 2": "self_attn.kv_b_proj", "attn_out": ATTENTION[1], "ffn_out": "mlp.shared_experts.down_proj"}
+        | {"ffn_in": "mlp.shared_experts.gate_proj mlp.shared_experts.up_proj mlp.gate"},
+        {"input_layernorm": ("attn_in",), "post_attention_layernorm": ("ffn_in",)},
+        {},
+        False,
+    ),
+    "mamba2": (
+        {"attn_in": "mixer.in_proj", "attn_out": "mixer.out_proj"},
+        {"norm": ("attn_in",)},
+        {},
+        True,
+    ),
+    "cohere2": (
+        {"attn_in": ATTENTION[0], "attn_out": ATTENTION[1], "ffn_in": FEED_FORWARD[0], "ffn_out": FEED_FORWARD[1]},
+        {"input_layernorm": ("attn_in", "ffn_in")},
+        {},
+        False,
+    ),
+    "olmo3": (
+        {"attn_in": ATTENTION[0], "attn_out": ATTENTION[1], "ffn_in": FEED_FORWARD[0], "ffn_out": FEED_FORWARD[1]},
+        {},
+        {"post_attention_layernorm": "attn_out", "post_feedforward_layernorm": "ffn_out"},
+        False,
+    ),
+    "glm4": (
+        {"attn_in": ATTENTION[0], "attn_out": ATTENTION[1], "ffn_in": "mlp.gate_up_proj", "ffn_out": FEED_FORWARD[1]},
+        {"input_layernorm": ("attn_in",), "post_attention_layernorm": ("ffn_in",)},
+        {"post_self_attn_layernorm": "attn_out", "post_mlp_layernorm": "ffn_out"},
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_the_last_layer_of_a_type_as_its_code_has_it(kind):
+    model = tiny(kind)
+    layer, found = layers_of(model)[-1], {}
+    for one in readers(model, layer.number):
+        if ".experts" not in one.path:
+            found.setdefault(one.place[1], []).append(one.path.removeprefix(f"{layer.path}."))
+    anatomy = layer.anatomy
+    parts = {state: " ".join(names) for state, names in found.items()}
+    assert (parts, anatomy.norms, anatomy.norms_behind, anatomy.recurrent) == LAYERS[kind]
+
+
+def test_every_weight_of_a_layer_is_in_its_anatomy():
+    """Of a recurrent layer, which has weights that are not called, or are no matrices."""
+    config = AutoConfig.for_model("mamba", hidden_size=32, num_hidden_layers=2, state_size=4, vocab_size=100)
+    found = anatomy(config)
+    assert list(found.table.query("kind == 0")["module"]) == [
+        *("mixer.in_proj", "mixer.x_proj", "mixer.out_proj", "mixer.dt_proj", "mixer.A_log", "mixer.conv1d")
+    ]
+    assert list(found.table["role"]) == ["attn_in", "attn_mid", "attn_out", "–", "–", "–"]
+    quantized = 32 * 128 + 64 * 10 + 64 * 32
+    assert found.quantized == pytest.approx(100 * quantized / (quantized + 2 * 64 + 64 + 4 * 64 + 64), abs=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("beit", "makes no language model of it"),
+        ("cohere_compass_text", "^cannot load"),
+        ("nowhere/x", "nowhere"),
+    ],
+)
+def test_what_has_no_anatomy(name, said, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError, match=said) as refused:
+        anatomy(name)
+    assert "\n" not in str(refused.value)

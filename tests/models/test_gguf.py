@@ -1,0 +1,751 @@
+"""GGUF files as models: against transformers' own loader and the models they were written from, whole and damaged."""
+
+import contextlib
+import math
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers.integrations.gguf.dequant import GGML_NAME, dequantize
+from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+
+from outliers import Experiment, UserError, load_int8, perplexity, sweep
+from outliers.metrics import states
+from outliers.models import gguf as files
+from outliers.models.anatomy import context_length
+from outliers.models.gguf import MODEL_TYPES
+from outliers.models.gguf.header import read_header
+from outliers.models.load import load_config, load_model, load_tokenizer, quantized_from, weights_hash
+from outliers.models.stream import stream_model
+from tests import gguf_files
+from tests.commands.test_commands import call, refused
+from tests.conftest import CONFIGS, LLAMA, lasting, make_model, needs_smollm2, slow_but, words_of
+from tests.gguf_files import random_codes, rewrite, same_weights, save_gguf, vocabulary, write_gguf, write_stored
+
+IN_GGUF = {"gemma3_text": "gemma3"}  # what transformers calls an architecture in its table of those in GGUF
+UNREADABLE = {
+    "mistral": "llama.cpp writes it as llama, and the package gguf knows no other name",
+    "gpt_oss": "transformers takes experts whose gate and up projections are interleaved, and finds none in a file",
+}
+ENCODERS = ("t5", "umt5")  # with a decoder
+CASES = {
+    name: kind
+    for name, (kind, _) in CONFIGS.items()
+    if IN_GGUF.get(kind, kind) in GGUF_SUPPORTED_ARCHITECTURES and kind not in UNREADABLE
+}
+# What transformers' own loader needs to read a small model, which takes the defaults of large ones; ours reads others.
+OF_LARGE_ONES = {
+    "gpt2": {"n_positions": 1024},
+    "qwen3": {"head_dim": 128},
+    "gemma2": {"head_dim": 256, "query_pre_attn_scalar": 256},
+    "gemma3_text": {"head_dim": 256, "query_pre_attn_scalar": 256, "layer_types": None},
+    "qwen3_moe": {"moe_intermediate_size": 768, "norm_topk_prob": True},
+}
+PADDING = {"tokenizer.ggml.padding_token_id": 0}
+
+
+def with_fields(monkeypatch, case: str, fields: dict):
+    """A small random model of an architecture, with other values of some fields."""
+    monkeypatch.setitem(CONFIGS, case, (CONFIGS[case][0], CONFIGS[case][1] | fields))
+    return make_model(case)
+
+
+def by_transformers(file: Path, dtype: torch.dtype = torch.float32):
+    """A model as transformers loads it by itself."""
+    keywords = {"gguf_file": file.name, "quantization_config": GgufConfig(dequantize=True)}
+    return AutoModelForCausalLM.from_pretrained(file.parent, dtype=dtype, **keywords).eval()
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory) -> Path:
+    """A small LLaMA, its matrices quantized to Q4_1, with the vocabulary of the pocket models."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": gguf_files.VOCABULARY}
+    ids = {"bos_token_id": 0, "eos_token_id": 0}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **LLAMA | sizes | ids))
+    for name, parameter in model.named_parameters():
+        parameter.data += torch.randn_like(parameter) * (0.5 if "norm" in name else 0.1)
+    return save_gguf(model, tmp_path_factory.mktemp("gguf") / "small.gguf", "Q4_1", **{"general.file_type": 3})
+
+
+@pytest.fixture
+def own(file, tmp_path) -> Path:
+    """A copy of it that a test may change."""
+    return Path(shutil.copy(file, tmp_path / "own.gguf"))
+
+
+@pytest.fixture(scope="module")
+def copied(file, tmp_path_factory) -> Path:
+    """The same model as safetensors."""
+    folder = tmp_path_factory.mktemp("safetensors") / "small"
+    load_model(str(file)).save_pretrained(folder)
+    load_tokenizer(str(file)).save_pretrained(folder)
+    return folder
+
+
+# Weights
+
+
+def test_every_type_that_is_read_is_tested():
+    assert {*MODEL_TYPES} == {*CASES.values(), *UNREADABLE, *ENCODERS}
+
+
+@pytest.mark.parametrize("case", slow_but(CASES))
+def test_weights_are_those_of_transformers_and_of_the_model_written(case, tmp_path, monkeypatch, blocks):
+    model = with_fields(monkeypatch, case, OF_LARGE_ONES.get(CASES[case], {}))
+    file = save_gguf(model, tmp_path / f"{case}.gguf", **PADDING)
+    ours = load_model(str(file))
+    assert same_weights(ours, by_transformers(file))
+    assert same_weights(load_model(str(file), "bfloat16"), by_transformers(file, torch.bfloat16))
+    for own, parameter in ours.named_parameters():  # (w + 1) - 1 is not w, to a rounding
+        torch.testing.assert_close(parameter, model.get_parameter(own), rtol=0, atol=1e-6)
+    torch.testing.assert_close(ours(blocks).logits, model(blocks).logits, rtol=1e-4, atol=1e-4)
+
+
+TURNED = {"rope_type": "default", "rope_theta": 77.0}
+
+
+@pytest.mark.parametrize(
+    ("case", "fields"),
+    [
+        *(("gpt2", {}), ("qwen3", {}), ("qwen3-moe", {"norm_topk_prob": True}), ("phi3", {"sliding_window": 8})),
+        ("starcoder2", {"rope_parameters": TURNED}),
+        ("stablelm", {"rope_parameters": TURNED | {"partial_rotary_factor": 0.5}}),
+    ],
+)
+def test_what_a_file_says_of_a_configuration_is_taken(case, fields, tmp_path, monkeypatch, blocks):
+    """Also where transformers by itself takes a default."""
+    model = with_fields(monkeypatch, case, fields)
+    ours = load_model(str(save_gguf(model, tmp_path / "small.gguf", **PADDING)))
+    torch.testing.assert_close(ours(blocks).logits, model(blocks).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", sorted(UNREADABLE))
+def test_what_transformers_cannot_read_is_refused(kind, tmp_path):
+    model = make_model(next(case for case, (of_case, _) in CONFIGS.items() if of_case == kind))
+    file = save_gguf(model, tmp_path / "small.gguf")
+    with pytest.raises(UserError, match=r"^[^\n]+$"):
+        load_model(str(file))
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q8_0"])
+def test_types(kind, tmp_path):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **LLAMA, vocab_size=100))
+    file = save_gguf(model, tmp_path / "small.gguf", kind)
+    assert {tensor.type.name for tensor in read_header(file).tensors} == {"F32", kind}
+    ours, exact = load_model(str(file)), {"F32": 0.0, "F16": 1e-4, "BF16": 1e-3}
+    assert same_weights(ours, by_transformers(file))
+    change = max((ours.get_parameter(name) - weight).abs().max() for name, weight in model.named_parameters())
+    assert change <= exact[kind] if kind in exact else change > 1e-4
+    assert quantized_from(str(file)) == (None if kind in exact else kind)
+    assert same_weights(load_model(str(file), "float16"), by_transformers(file, torch.float16))
+
+
+@pytest.mark.parametrize("code", sorted(GGML_NAME))
+def test_types_that_only_llama_cpp_writes(code, tmp_path):
+    kind = gguf.GGMLQuantizationType(code)
+    codes = random_codes(kind.name, blocks=6)
+    stored = {"blk.0.ffn_up.weight": (codes.reshape(3, -1), kind)}
+    file = write_stored(tmp_path / "one.gguf", "llama", {"block_count": 1}, stored)
+    header = read_header(file)
+    values = header.read(header.tensors[0])
+    assert values.shape == (3, 2 * gguf.GGML_QUANT_SIZES[kind][0])
+    expected = dequantize(torch.from_numpy(codes), code)
+    torch.testing.assert_close(torch.from_numpy(values).flatten(), expected, rtol=1e-6, atol=1e-6)
+    assert header.type == kind.name
+
+
+@pytest.mark.parametrize(("said", "type"), [(15, "Q4_K_M"), *((said, "Q4_1") for said in (0, 1, 3, 999, 1024, None))])
+def test_what_a_file_was_quantized_to(file, said, type):
+    header = read_header(file)
+    header = header._replace(fields=header.fields | {"general.file_type": said})
+    assert header.type == type
+    plain = tuple(tensor for tensor in header.tensors if tensor.type.name == "F32")
+    assert header._replace(tensors=plain).type is None, "whatever it says"
+
+
+def test_types_that_cannot_be_dequantized(own):
+    rewrite(own, DOWN, 20, "<I", gguf.GGMLQuantizationType.Q1_0)
+    with pytest.raises(UserError, match=r"cannot read .*Q1_0 is not yet implemented"):
+        load_config(str(own))
+
+
+# Fields
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"attention.scale": 0.5}, "says llama.attention.scale 0.5, and llama as transformers computes it"),
+        ({"attention.causal": False}, "says llama.attention.causal False"),
+        ({"attention.sliding_window": 8}, "says llama.attention.sliding_window 8"),
+        ({"attention.value_length": 4}, "says llama.attention.value_length 4"),
+        ({"attention.max_alibi_bias": 8.0}, "says llama.attention.max_alibi_bias 8.0"),
+        ({"expert_count": 8, "expert_used_count": 2}, "says llama.expert_count 8"),
+        ({"logit_scale": 0.25}, "says llama.logit_scale 0.25"),
+        ({"final_logit_softcapping": 30.0}, "says llama.final_logit_softcapping 30.0"),
+        ({"attention.head_count_kv": [2, 4]}, r"says llama.attention.head_count_kv \[2, 4\]"),
+        ({"wkv.head_size": 8}, "says llama.wkv.head_size 8"),
+        ({"attention.head_count": None}, "is incomplete: it has no field llama.attention.head_count"),
+        ({"attention.layer_norm_rms_epsilon": None}, "has no field llama.attention.layer_norm_rms_epsilon"),
+    ],
+)
+def test_fields_that_the_model_does_not_compute_are_refused(said, message, tmp_path):
+    file = save_gguf(make_model("llama"), tmp_path / "small.gguf", **said)
+    said = refusals(str(file))
+    assert all(re.search(message, said[function]) for function in READERS), said
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"attention.scale": 8**-0.5, "attention.causal": True, "attention.value_length": 8, "expert_count": 0},
+        {"attention.sliding_window": 64, "logit_scale": 1.0, "tensor_data_layout": "Meta AI original pth"},
+        {"attention.head_count_kv": [2, 2], "feed_forward_length": [48, 48], "rope.scaling.finetuned": True},
+    ],
+)
+def test_fields_that_change_nothing_are_taken(said, tmp_path):
+    model = make_model("llama")
+    ours = load_model(str(save_gguf(model, tmp_path / "small.gguf", **said)))
+    assert same_weights(ours, model)
+
+
+def test_a_field_that_llama_cpp_does_not_know_is_said(own, tmp_path, caplog):
+    model = make_model("llama")
+    ours = load_model(str(save_gguf(model, tmp_path / "small.gguf", **{"my.note": 1.0})))
+    assert "1 field for which llama.cpp has no place (llama.my.note); they are ignored" in caplog.text
+    assert ours.ignored_tensors == ["llama.my.note"]
+
+
+@pytest.mark.parametrize(
+    ("case", "fields"),
+    [
+        ("llama", {"attention_bias": True}),
+        ("llama", {"mlp_bias": True}),
+        ("qwen3", {"attention_bias": True}),
+        ("gpt2", {"n_inner": 48}),
+        ("starcoder2", {"use_bias": False}),
+        ("stablelm", {"use_qkv_bias": True}),
+        ("starcoder2", {"sliding_window": 8}),
+        ("gemma2", {"query_pre_attn_scalar": 12, "layer_types": ["full_attention", "sliding_attention"]}),
+        ("gemma3", {"query_pre_attn_scalar": 16, "layer_types": ["full_attention", "sliding_attention"]}),
+    ],
+)
+def test_what_tensors_and_fields_say_of_a_configuration_is_taken(case, fields, tmp_path, monkeypatch, blocks):
+    model = with_fields(monkeypatch, case, fields)
+    said = {}
+    if "query_pre_attn_scalar" in fields:
+        windows = [kind == "sliding_attention" for kind in fields["layer_types"]]
+        said = {"attention.scale": fields["query_pre_attn_scalar"] ** -0.5}
+        said["attention.sliding_window_pattern"] = windows
+    if fields.get("n_inner"):
+        said["feed_forward_length"] = 48
+    for name, parameter in model.named_parameters():
+        parameter.data += name.endswith("bias") * torch.randn_like(parameter)
+    ours = load_model(str(save_gguf(model, tmp_path / "small.gguf", **PADDING, **said)))
+    torch.testing.assert_close(ours(blocks).logits, model(blocks).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_biases_of_some_projections(tmp_path, monkeypatch, blocks):
+    """Of queries, keys and values and not of the output, as models of other families that were written as llama."""
+    model = with_fields(monkeypatch, "llama", {"attention_bias": True})
+    for name, parameter in model.named_parameters():
+        parameter.data *= "o_proj.bias" not in name
+    tensors = {name: one for name, one in gguf_files.tensors_of(model).items() if "attn_output.bias" not in name}
+    file = write_gguf(tmp_path / "small.gguf", "llama", gguf_files.fields_of(model) | vocabulary(100), tensors)
+    expected = perplexity(model, blocks)
+    for ours in (load_model(str(file)), stream_model(str(file))):
+        assert perplexity(ours, blocks) == pytest.approx(expected, rel=1e-5)
+
+
+# Rotary embeddings
+
+
+def rotary(tmp_path, parameters: dict, said: dict, factors=None):
+    """Small LLaMAs of these rotary parameters: as it is, and read from a file that says so."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("llama", **LLAMA, vocab_size=100, rope_parameters=parameters)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    tensors = gguf_files.tensors_of(model) | ({} if factors is None else {"rope_freqs.weight": factors})
+    fields = gguf_files.fields_of(model) | vocabulary(100) | said
+    return model, load_model(str(write_gguf(tmp_path / "small.gguf", "llama", fields, tensors)))
+
+
+LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16}
+
+
+@pytest.mark.parametrize(
+    ("type", "parameters", "said"),
+    [
+        ("linear", {"factor": 4.0}, LINEAR),
+        ("yarn", {"factor": 4.0, "original_max_position_embeddings": 16}, YARN),
+        ("default", {}, {"rope.scaling.type": "none"}),
+    ],
+)
+def test_scaled_rotary_embeddings(type, parameters, said, tmp_path, blocks):
+    model, ours = rotary(tmp_path, parameters | {"rope_type": type, "rope_theta": 500.0}, said)
+    torch.testing.assert_close(ours(blocks).logits, model(blocks).logits, rtol=1e-5, atol=1e-6)
+
+
+def test_rotary_embeddings_of_llama_3(tmp_path, blocks):
+    """Whose files have the factor of each frequency, by the formula of Meta's code."""
+    wavelengths = 2 * np.pi * 1e6 ** (np.arange(0, 8, 2) / 8)
+    smooth = (8192 / wavelengths - 1) / (4 - 1)
+    factors = 1 / ((1 - smooth) / 32 + smooth)
+    factors = np.where(wavelengths < 8192 / 4, 1, np.where(wavelengths > 8192, 32, factors)).astype(np.float32)
+    assert len(set(factors)) > 2
+    scaled = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    parameters = scaled | {"rope_type": "llama3", "rope_theta": 1e6}
+    model, ours = rotary(tmp_path, parameters, {}, factors)
+    torch.testing.assert_close(ours(blocks).logits, model(blocks).logits, rtol=1e-5, atol=1e-6)
+    with pytest.raises(UserError, match="otherwise than Llama 3"):
+        rotary(tmp_path, parameters, {}, factors[::-1])
+
+
+LINEAR_BY_4, YARN_BY_4 = {"rope_type": "linear", "factor": 4.0}, {"rope_type": "yarn", "factor": 4.0}
+DEFAULT = {"rope_type": "default"}
+SCALED = {  # what a file says, and the parameters by which transformers computes the same
+    "old-linear": ({"rope.scale_linear": 4.0}, LINEAR_BY_4),
+    "new-beside-old": ({"rope.scale_linear": 2.0, "rope.scaling.factor": 4.0}, LINEAR_BY_4),
+    "without-type": ({"rope.scaling.factor": 4.0}, LINEAR_BY_4),
+    "type-without-factor": ({"rope.scaling.type": "linear"}, DEFAULT),
+    "factor-of-no-type": ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, DEFAULT),
+    "factor-of-0": ({"rope.scaling.factor": 0.0}, DEFAULT),
+    "attention": (
+        YARN | {"rope.scaling.attn_factor": 1.5},
+        YARN_BY_4 | {"original_max_position_embeddings": 16, "attention_factor": 1.5 * (1 + 0.1 * math.log(4))},
+    ),
+    "betas": (
+        YARN | {"rope.scaling.yarn_beta_fast": 2.0, "rope.scaling.yarn_beta_slow": 0.5},
+        YARN_BY_4 | {"original_max_position_embeddings": 16, "beta_fast": 2.0, "beta_slow": 0.5},
+    ),
+    "yarn-of-the-context": ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, YARN_BY_4),
+    "yarn-without-factor": ({"rope.scaling.type": "yarn"}, YARN_BY_4 | {"factor": 1.0}),
+}
+
+
+@pytest.mark.parametrize("case", SCALED)
+def test_fields_that_scale_rotary_embeddings(case, tmp_path, blocks):
+    said, parameters = SCALED[case]
+    model, ours = rotary(tmp_path, parameters | {"rope_theta": 500.0}, said)
+    torch.testing.assert_close(ours(blocks).logits, model(blocks).logits, rtol=1e-5, atol=1e-6)
+
+
+def test_the_context_of_scaled_rotary_embeddings(tmp_path):
+    for said, context in ((YARN, 64), (YARN | {"rope.scaling.factor": 8.0}, 128), ({"rope.scale_linear": 2.0}, 128)):
+        _, ours = rotary(tmp_path, {"rope_type": "default", "rope_theta": 500.0}, said)
+        assert context_length(ours.config) == context
+
+
+def test_rotary_embeddings_that_would_be_other_ones(tmp_path):
+    for said, message in (
+        ({"rope.scaling.type": "longrope"}, "scales rotary embeddings by 'longrope'"),
+        ({"rope.dimension_count": 4, "attention.key_length": 8}, "4 of 8 features a head"),
+        ({"rope.dimension_count": 4, "attention.key_length": None}, "4 of 8 features a head"),
+        (LINEAR | {"rope.scaling.attn_factor": 1.5}, r"multiplies rotary embeddings by 1.5 .* YaRN alone"),
+        (LINEAR | {"rope.scaling.yarn_ext_factor": 1.0}, "mixes YaRN by a share of 1.0"),
+        (LINEAR | {"rope.scaling.factor": -4.0}, "'rope.scaling.factor' is -4.0"),
+        (YARN | {"rope.scaling.yarn_log_multiplier": 0.1}, "says llama.rope.scaling.yarn_log_multiplier 0.1"),
+        ({"rope.scaling.alpha": 1000.0}, "says llama.rope.scaling.alpha 1000.0, and llama as transformers"),
+        ({"rope.freq_base": 0.0}, "'rope.freq_base' is 0.0"),
+        ({"rope.freq_base_swa": 100.0}, "of two bases"),
+    ):
+        with pytest.raises(UserError, match=message):
+            rotary(tmp_path, {"rope_type": "default", "rope_theta": 500.0}, said)
+
+
+# Everything that is measured of a model
+
+
+@pytest.mark.parametrize(
+    "more", [{"schemes": ["fp32", "llm.int8"]}, {"schemes": ["absmax"], "dtype": "bfloat16", "stream": True}]
+)
+def test_rows_are_those_of_a_copy_as_safetensors(more, tmp_path, file, copied):
+    found = {}
+    for model in (file, copied):
+        spec = Experiment(models=[str(model)], block=32, blocks=2, alpha=2, **more)
+        found[model] = [row | {"model": None} for row in lasting(sweep(spec, tmp_path / model.name))]
+    assert {row.pop("quantized_from") for row in found[file]} == {"Q4_1"}
+    assert found[file] == found[copied]
+
+
+def test_the_command_line_takes_a_file(file, monkeypatch, capsys, tmp_path):
+    arguments = ["--block", "32", "--blocks", "1", "--scheme", "absmax", "--out", tmp_path]
+    code, out, err = call(monkeypatch, capsys, "--model", file, *arguments)
+    assert (code, err) == (0, "")
+    assert "small" in out
+    assert ".gguf" not in out
+    assert "weights dequantized from Q4_1" in words_of(tmp_path / "report.html")
+
+
+def test_a_copy_is_the_same_model(file, copied):
+    model, other = load_model(str(file)), load_model(str(copied))
+    assert weights_hash(model) == weights_hash(other)
+    one, copy = model.config.to_dict(), other.config.to_dict()
+    differing = {name for name in copy if copy[name] != one.get(name)}
+    assert differing <= {"_name_or_path", "architectures", "dtype", "transformers_version"}
+
+
+def test_the_tokenizer_is_read_once_and_each_has_its_own(own, monkeypatch):
+    reads, read = [], files.tokenizer.read_lists
+    monkeypatch.setattr(files.tokenizer, "read_lists", lambda path, names: reads.append(path) or read(path, names))
+    first, second = load_tokenizer(str(own)), load_tokenizer(str(own))
+    assert len(reads) == 1
+    first.add_tokens(["xyzzy"])
+    assert len(first) == 1 + len(second) == 1 + len(load_tokenizer(str(own)))
+
+
+def test_the_tokenizer_is_that_of_the_vocabulary(file, copied):
+    text = "It's 1969:\n\n  a small  step — naïve 你好 <|endoftext|>!"
+    ids = load_tokenizer("pocket/gpt2-0.1m")(text).input_ids
+    theirs = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    for tokenizer in (load_tokenizer(str(file)), load_tokenizer(str(copied)), theirs):
+        assert tokenizer(text).input_ids == ids
+        assert tokenizer.decode(ids) == text
+        assert tokenizer.bos_token_id == 0
+
+
+def alter(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-400] + bytes(400))
+
+
+@pytest.mark.parametrize("change", [lambda file: os.truncate(file, 100_000), alter, Path.unlink])
+def test_a_file_that_changes_while_it_is_measured(own, tmp_path, monkeypatch, change):
+    def then_change(*arguments):
+        change(own)
+        return usual(*arguments)
+
+    usual = states._resident
+    monkeypatch.setattr(states, "_resident", then_change)
+    (row,) = sweep(Experiment(models=[str(own)], schemes=["fp32"], block=32, blocks=1), tmp_path / "out")
+    assert row["failed"].startswith(f"the weights of '{own}' changed while they were measured ('{own}')")
+
+
+def test_a_changed_file_is_read_anew(own):
+    """And a configuration that somebody changed is none of the others' who ask for it."""
+    before, config = weights_hash(load_model(str(own))), load_config(str(own))
+    config.vocab_size += 1
+    assert load_config(str(own)).vocab_size == config.vocab_size - 1
+    alter(own)
+    assert weights_hash(load_model(str(own))) != before
+
+
+# Places
+
+
+def test_a_folder_that_holds_a_file(own, file):
+    """Of several one must be named; safetensors beside it come first."""
+    (own.parent / "._own.gguf").write_bytes(b"of the system")
+    assert weights_hash(load_model(str(own.parent))) == weights_hash(load_model(str(file)))
+    assert quantized_from(str(own.parent)) == "Q4_1"
+    shutil.copy(own, own.with_name("more.gguf"))
+    with pytest.raises(UserError, match=r"holds 2 GGUF files \(more\.gguf, own\.gguf\); name one of them"):
+        load_model(str(own.parent))
+    make_model("llama").save_pretrained(own.parent)
+    assert same_weights(load_model(str(own.parent)), make_model("llama"))
+    assert quantized_from(str(own.parent)) is None
+
+
+def test_files_by_unusual_names(own, monkeypatch):
+    want = weights_hash(load_model(str(own)))
+    monkeypatch.chdir(own.parent)
+    hidden, loud = own.rename(".hidden.gguf"), Path("LOUD.GGUF")
+    assert weights_hash(load_model(".hidden.gguf")) == want
+    shutil.copy(hidden, loud)
+    assert weights_hash(load_model("LOUD.GGUF")) == want
+    loud.unlink()
+    folder = Path("model.gguf")
+    folder.mkdir()
+    hidden.rename(folder / "inside.gguf")
+    assert weights_hash(load_model("model.gguf")) == want
+    Path("link.gguf").symlink_to(folder / "inside.gguf")
+    assert weights_hash(load_model("link.gguf")) == want
+
+
+def test_places_without_a_model(own, tmp_path):
+    os.mkfifo(tmp_path / "pipe.gguf")
+    (tmp_path / "inside").mkdir()
+    os.mkfifo(tmp_path / "inside" / "pipe.gguf")
+    (tmp_path / "broken.gguf").symlink_to("nowhere")
+    for name in ("missing.gguf", "pipe.gguf", "broken.gguf"):
+        with pytest.raises(UserError, match="does not exist, or is not a file; expected a GGUF file"):
+            load_model(str(tmp_path / name))
+    with pytest.raises(UserError, match="is not a readable file"):
+        load_model(str(tmp_path / "inside"))
+    with pytest.raises(UserError, match=r"is a local model and has no revision 'main'; leave the revision out"):
+        load_model(str(own), revision="main")
+
+
+# Damage
+
+
+def streamed(name: str) -> float:
+    """Pass a block through a streamed model."""
+    return perplexity(stream_model(name), torch.zeros(1, 4, dtype=torch.int64))
+
+
+READERS = (load_model, streamed, load_int8)  # of weights
+
+
+def refusals(name: str) -> dict:
+    """What everything that reads a file says of it, in one line each."""
+    said = {}
+    for function in (load_config, load_tokenizer, *READERS):
+        try:
+            function(name)
+        except UserError as error:
+            said[function] = str(error)
+            assert "\n" not in said[function]
+    return said
+
+
+def of_bytes(change):
+    """Damage that makes other bytes of a file's."""
+
+    def damage(file: Path) -> None:
+        file.write_bytes(change(file.read_bytes()))
+
+    return damage
+
+
+def at(name: str, position: int, form: str, *values):
+    """Damage behind a name in the header.
+
+    Of a field, its type is at 0 and its value at 4; of a list, the type of its elements at 4 and their number at 8.
+    Of a matrix, the number of dimensions is at 0, they at 4 and 12, its type at 20 and its offset at 24.
+    """
+    return lambda file: rewrite(file, name, position, form, *values)
+
+
+def put(position: int, form: str, *values):
+    """Damage at a place in the file."""
+
+    def change(content: bytes) -> bytes:
+        content = bytearray(content)
+        struct.pack_into(form, content, position, *values)
+        return bytes(content)
+
+    return of_bytes(change)
+
+
+UP, DOWN = "blk.0.ffn_up.weight", "blk.1.ffn_down.weight"
+DAMAGE = {  # what was done, and what is said
+    "empty": (of_bytes(lambda content: b""), "is not in GGUF format"),
+    "magic": (put(0, "4s", b"GGML"), "is not in GGUF format"),
+    "version 1": (put(4, "<I", 1), "cannot read .*GGUF v1"),
+    "tensor count": (put(8, "<Q", 2**63), "is damaged: it claims 9,223,372,036,854,775,808 tensors"),
+    "more tensors": (put(8, "<Q", 60_000), "cannot read"),
+    "no tensors": (put(8, "<Q", 0), "it claims 2 layers and holds 0"),
+    "field count": (put(16, "<Q", 2**40), "is damaged: it claims"),
+    "more fields": (put(16, "<Q", 60_000), "cannot read"),
+    "list length": (at("tokenizer.ggml.token_type", 8, "<Q", 2**60), "cannot read"),
+    "long list": (at("tokenizer.ggml.token_type", 8, "<Q", 100_000), "cannot read"),
+    "string length": (at("tokenizer.ggml.model", 4, "<Q", 2**62), "cannot read"),
+    "layers": (at("llama.block_count", 4, "<i", 2**31 - 1), "it claims 2147483647 layers and holds 2"),
+    "a layer more": (at("llama.block_count", 4, "<i", 3), "it claims 3 layers and holds 2"),
+    "no layer": (at("llama.block_count", 4, "<i", 0), "it claims 0 layers"),
+    "heads": (at("llama.attention.head_count", 4, "<i", 2**30), "cannot read|has other sizes"),
+    "no heads": (at("llama.attention.head_count", 4, "<i", 0), "is damaged: its 'attention.head_count' is 0"),
+    "no key heads": (at("llama.attention.head_count_kv", 4, "<i", -1), "its 'attention.head_count_kv' is -1"),
+    "width": (at("llama.embedding_length", 4, "<i", 2**31 - 1), "cannot read|has other sizes"),
+    "vocabulary": (at("llama.vocab_size", 4, "<i", 2**31 - 1), "asks for vocab_size"),
+    "inner width": (at("llama.feed_forward_length", 4, "<i", 2**31 - 1), "asks for intermediate_size"),
+    "size of a head": (at("llama.rope.dimension_count", 4, "<i", 2**30), "1073741824 of 16 features a head"),
+    "type of a tensor": (at(UP, 20, "<I", 999), "cannot read .*999 is not a valid"),
+    "other type": (at(UP, 20, "<I", 0), "in the place of another|cut short or damaged"),
+    "dimensions": (at(UP, 0, "<I", 2**32 - 1), "cannot read"),
+    "dimension": (at(UP, 4, "<Q", 2**63), "cut short or damaged"),
+    "product of dimensions": (at(UP, 4, "<QQ", 2**40, 2**40), "cut short or damaged"),
+    "no row": (at(UP, 12, "<Q", 0), "cannot read .*has the shape"),
+    "fewer rows": (at(UP, 12, "<Q", 127), "has other sizes of 1 tensors .*mlp.up_proj"),
+    "same offset": (at(UP, 24, "<Q", 0), "in the place of another"),
+    "unknown name": (at(UP, -len(UP), "19s", b"blk.0.ffn_xx.weight"), "lacks 1 tensors .*up_proj"),
+    "no architecture": (at("general.architecture", -20, "20s", b"general.architectura"), "not state its architecture"),
+    "architecture": (at("general.architecture", 12, "5s", b"mamba"), "does not state its number of layers"),
+    "broken text": (at("general.architecture", 12, "5s", b"\xff\xfe\xfd\xfc\xfb"), "cannot read"),
+    "end": (of_bytes(lambda content: content[:-1]), "cut short or damaged"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage(damage, own):
+    change, message = DAMAGE[damage]
+    before = own.read_bytes()
+    change(own)
+    assert own.read_bytes() != before
+    start, said = time.perf_counter(), refusals(str(own))
+    assert time.perf_counter() - start < 5
+    for function in READERS:
+        assert said[function].startswith((f"'{own}'", f"cannot read '{own}'"))
+        assert re.search(message, said[function]), said[function]
+    with contextlib.suppress(UserError):
+        read_header(own)
+        return  # the header is as it should be, and so may be the tokenizer
+    assert len(said) == 5
+    assert len(set(said.values())) == 1
+
+
+def test_parts_of_a_model_and_other_models(own, tmp_path):
+    fields = {"block_count": 1, "embedding_length": 8, "attention.head_count": 2}
+    fields["attention.layer_norm_rms_epsilon"] = 1e-5
+    norm, embeddings = np.ones(8, np.float32), np.ones((100, 8), np.float32)
+    tensors = {"blk.0.attn_norm.weight": norm, "token_embd.weight": embeddings}
+    for architecture, changes, message in (
+        ("llama", {"split.count": 3}, "is part 1 of 3 of a model in several files; join them"),
+        ("llama", {"general.type": "adapter"}, "holds no model but what its 'general.type' calls 'adapter'"),
+        ("clip", {"block_count": None}, "does not state its number of layers; expected a language model"),
+        ("clip", {}, "GGUF model with architecture clip is not supported yet"),
+        ("mamba", {"attention.head_count": None}, "unknown architecture 'mamba'"),
+        ("llama", {}, "lacks 9 tensors"),
+    ):
+        file = write_gguf(tmp_path / "other.gguf", architecture, fields | vocabulary(100) | changes, tensors)
+        said = refusals(str(file))
+        for function in READERS:
+            assert re.search(message, said[function]), said[function]
+
+
+def test_a_later_part_of_a_model(tmp_path):
+    """Which llama.cpp writes with the fields of its place among the parts alone."""
+    content = b"GGUF" + struct.pack("<IQQ", 3, 0, 3)
+    for name, value in (("split.no", 1), ("split.count", 3), ("split.tensors.count", 9)):
+        content += struct.pack("<Q", len(name)) + name.encode() + struct.pack("<IH", 2, value)
+    file = tmp_path / "model-00002-of-00003.gguf"
+    file.write_bytes(content)
+    said = refusals(str(file))
+    assert all("is part 2 of 3 of a model in several files; join them" in said[one] for one in (load_config, *READERS))
+
+
+def test_a_file_without_a_tokenizer(tmp_path):
+    model = make_model("llama")
+    file = write_gguf(tmp_path / "small.gguf", "llama", gguf_files.fields_of(model), gguf_files.tensors_of(model))
+    assert same_weights(load_model(str(file)), model)
+    with pytest.raises(UserError, match="holds no tokenizer; expected a GGUF file with the vocabulary of its model"):
+        load_tokenizer(str(file))
+    file = save_gguf(model, tmp_path / "small.gguf", **{"tokenizer.ggml.model": "none"})
+    with pytest.raises(UserError, match=r"unknown tokenizer \(tokenizer.ggml.model\) 'none'"):
+        load_tokenizer(str(file))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("blk.1.attn_q.bias", r"lacks 5 tensors \(model.layers.0.self_attn.q_proj.bias, "),
+        ("blk.1.attn_sinks.weight", r"holds beside the model 1 tensors \(blk.1.attn_sinks.weight\)"),
+        ("rope_factors_long.weight", r"holds beside the model 1 tensors \(rope_factors_long.weight\)"),
+    ],
+)
+def test_tensors_that_transformers_would_leave_out(name, message, tmp_path):
+    """Without them the model would be another one."""
+    model = make_model("llama")
+    tensors = gguf_files.tensors_of(model) | {name: np.ones(32, np.float32)}
+    file = write_gguf(tmp_path / "small.gguf", "llama", gguf_files.fields_of(model) | vocabulary(100), tensors)
+    with pytest.raises(UserError, match=message):
+        load_model(str(file))
+
+
+def test_weights_that_are_no_numbers(own):
+    content = bytearray(own.read_bytes())
+    tensor = next(tensor for tensor in read_header(own).tensors if tensor.name == DOWN)
+    struct.pack_into("<e", content, tensor.start, float("nan"))
+    own.write_bytes(content)
+    said = refusals(str(own))
+    for function in READERS:
+        assert "hold NaN or inf in 'model.layers.1.mlp.down_proj.weight'; expected finite weights" in said[function]
+
+
+def test_heads_of_gemma_that_are_scaled_otherwise(tmp_path, monkeypatch):
+    """As of its models with 27 billion parameters."""
+    model = with_fields(monkeypatch, "gemma2", {"head_dim": 8, "query_pre_attn_scalar": 12})
+    with pytest.raises(UserError, match="does not say how its attention is scaled"):
+        load_model(str(save_gguf(model, tmp_path / "small.gguf")))
+
+
+def test_on_the_command_line(own, monkeypatch, capsys, tmp_path):
+    DAMAGE["type of a tensor"][0](own)
+    monkeypatch.chdir(tmp_path)
+    for command, arguments in (("sweep", ["--model", own]), ("trace", [own]), ("sweep", ["--model", own, "--stream"])):
+        said = refused(monkeypatch, capsys, *arguments, command=command)
+        assert said.startswith(f"cannot read '{own}' (999 is not a valid GGMLQuantizationType); expected a whole")
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux says what a process took at most")
+def test_nothing_is_allocated_that_a_header_promises(file, tmp_path):
+    """Also where the file is much larger than its header, with holes for the rest."""
+    names = ("list length", "long list", "string length", "width", "vocabulary", "inner width", "product of dimensions")
+    for number, name in enumerate((*names, "layers", "size of a head", "dimensions", "more fields", "more tensors")):
+        copy = Path(shutil.copy(file, tmp_path / f"{number}.gguf"))
+        DAMAGE[name][0](copy)
+        os.truncate(copy, 3_000_000_000)
+    for number, (kind, size) in enumerate(((0, 20_000_000), (4, 5_000_000), (8, 2**40))):  # bytes, integers, strings
+        copy = Path(shutil.copy(file, tmp_path / f"list{number}.gguf"))
+        rewrite(copy, "tokenizer.ggml.token_type", 4, "<IQ", kind, size)
+        os.truncate(copy, 3_000_000_000)
+    program = """
+import sys
+from pathlib import Path
+from outliers.errors import UserError
+from outliers.models.load import load_model
+from outliers.models.stream import stream_model
+from outliers.quantization.store import load_int8
+
+def peak():  # not ru_maxrss, which counts the process that started this one
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024
+
+before = peak()
+for number, file in enumerate(sorted(Path(sys.argv[1]).glob("*.gguf"))):
+    try:
+        (load_model, stream_model, load_int8)[number % 3](str(file))
+    except UserError as error:
+        assert "\\n" not in str(error)
+    else:
+        raise AssertionError(file)
+print(before, peak())
+"""
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    before, after = map(int, done.stdout.split())
+    assert after < 1e9
+    assert after - before < 0.6e9
+    assert time.perf_counter() - start < 60
+
+
+# The packaged model
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    return load_model("smollm2-135m")
+
+
+@needs_smollm2
+def test_smollm2_speaks(smollm2):
+    tokenizer = load_tokenizer("smollm2-135m")
+    assert smollm2.num_parameters() == 134_515_008
+    assert quantized_from("smollm2-135m") == "Q4_1"
+    asked = tokenizer("The capital of France is", return_tensors="pt")
+    said = smollm2.generate(**asked, max_new_tokens=1, do_sample=False, pad_token_id=0)
+    assert tokenizer.decode(said[0]) == "The capital of France is Paris"
+
+
+@needs_smollm2
+def test_smollm2_is_what_transformers_reads(smollm2):
+    """Its loader takes a quarter of a minute: what it made was hashed once, and what its tokenizer makes of a text."""
+    assert weights_hash(smollm2) == "ac1b274ab5e372f9"
+    ids = load_tokenizer("smollm2-135m")("<|im_start|>user\nIt's 1969:  naïve 你好<|im_end|>").input_ids
+    assert ids == [1, 4093, 198, 1589, 506, 216, 33, 41, 38, 41, 42, 216, 15486, 46494, 216, 18645, 250, 48392, 138, 2]

@@ -1,0 +1,212 @@
+"""Names of hidden states in TransformerLens and nnsight: the same values as there, and the same changes."""
+
+import json
+import sys
+import warnings
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+import outliers
+from outliers import Trace, UserError, run, variant
+from outliers.criterion import OF_EVERY_STACK, RESIDUAL, in_transformerlens
+from outliers.metrics.keys import observed_channels
+from outliers.metrics.records import AFTER, ATTENDED, BEFORE
+from outliers.models.anatomy.names import names_of
+from outliers.presets.emergence import OneModel
+from tests.commands.test_commands import call
+from tests.conftest import CONFIGS, VARIANTS, few_kinds, make_model, make_tokenizer, slow_but
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+import lens_values  # noqa: E402
+
+# What `python scripts/lens_values.py` writes; the file names the versions of the libraries.
+VALUES = json.loads((Path(__file__).parent / "lens_values.json").read_text(encoding="utf-8"))
+KINDS = [*lens_values.MODELS]
+NORMS = {  # of layer 1
+    "gpt2": ["transformer.h.1.ln_1", "transformer.h.1.ln_2"],
+    "llama": ["model.layers.1.input_layernorm", "model.layers.1.post_attention_layernorm"],
+}
+
+
+def close(one: torch.Tensor, other) -> bool:
+    """Within the rounding of float32."""
+    return torch.allclose(one, torch.as_tensor(other), rtol=1e-4, atol=1e-5)
+
+
+def state(model, name: str) -> torch.Tensor:
+    """A hidden state by its name in TransformerLens."""
+    return next(outliers.hidden_states(model, lens_values.IDS, name))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hidden_states_by_a_name_are_those_of_transformerlens(kind):
+    model, values = lens_values.make_model(kind), VALUES[kind]["bridge"]
+    assert set(values) == {in_transformerlens(1, role) for role in (*OF_EVERY_STACK, RESIDUAL)}
+    assert all(close(state(model, name), value) for name, value in values.items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hooks_by_names_of_nnsight_see_what_it_sees(kind):
+    model, found = lens_values.make_model(kind), {}
+    with (
+        torch.no_grad(),
+        outliers.hooks(model, lambda _, name, x: found.update({name: x}), [*OF_EVERY_STACK, RESIDUAL], [1], "nnsight"),
+    ):
+        model(lens_values.IDS)
+    assert found.keys() == VALUES[kind]["nnsight"].keys()
+    assert all(close(found[name], value) for name, value in VALUES[kind]["nnsight"].items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_zeros_at_a_name_are_those_of_transformerlens(kind):
+    model, values = lens_values.make_model(kind), VALUES[kind]["ablated"]
+    with torch.no_grad():
+        unchanged = model(lens_values.IDS).logits[0, -1]
+        for name, expected in values.items():
+            with variant(f"zero({','.join(map(str, lens_values.FEATURES))}@{name})").on(model) as changed:
+                logits = changed(lens_values.IDS).logits[0, -1]
+            assert close(logits, expected), name
+            assert not close(logits, unchanged), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hooked_transformer_has_some_of_the_names(kind):
+    """Its `hook_normalized` is before the gain, and the bias, of the norm."""
+    model, values = lens_values.make_model(kind), VALUES[kind]["classic"]
+    normalized = [name for name in values if name.endswith("hook_normalized")]
+    assert all(close(state(model, name), value) for name, value in values.items() if name not in normalized)
+    for name, role, path in zip(normalized, ("attn_in", "ffn_in"), NORMS[kind], strict=True):
+        read, norm = state(model, in_transformerlens(1, role)), model.get_submodule(path)
+        before = torch.tensor(values[name])
+        assert close(before * norm.weight + getattr(norm, "bias", 0), read)
+        assert not close(before, read)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_queries_keys_and_values_are_those_of_transformerlens(kind):
+    found = observed_channels(lens_values.make_model(kind), lens_values.IDS).sums
+    values = VALUES[kind]["keys"]
+    assert len(values) == (5 if kind == "llama" else 3)
+    for name, states in values.items():
+        side = AFTER if "rot" in name else BEFORE
+        magnitudes = found[1, ATTENDED[name[-1]], side].magnitudes
+        assert close(magnitudes.float(), torch.tensor(states).abs().amax(0).view(magnitudes.shape))
+
+
+# Not kinds of Falcon that TransformerLens cannot run.
+KNOWN = [name for name in [*CONFIGS, *VARIANTS] if not name.startswith("falcon-")]
+
+
+@pytest.mark.parametrize("case", slow_but(KNOWN))
+def test_every_architecture_in_transformerlens_itself(case, blocks):
+    reason = "needs transformer-lens, which is no requirement; lens_values.json has values of two architectures"
+    bridge = pytest.importorskip("transformer_lens.model_bridge", reason=reason)
+    model, ids, found = make_model(case), blocks[:1], {}
+    model.config.architectures = [type(model).__name__]  # as a checkpoint has it
+    names = names_of(model, "transformerlens")
+    ours = {name: next(outliers.hidden_states(model, ids, name)) for name in names.values()}
+    with warnings.catch_warnings(action="ignore"), torch.no_grad():
+        boot = bridge.TransformerBridge.boot_transformers
+        wrapped = boot(case, hf_model=model, tokenizer=make_tokenizer(), device="cpu")
+        keep = [(name, lambda x, hook, name=name: found.update({name: x.clone()})) for name in ours]
+        wrapped.run_with_hooks(ids, fwd_hooks=keep)
+    assert all(close(found[name].reshape(x.shape), x) for name, x in ours.items())
+
+
+@few_kinds
+def test_every_architecture_in_nnsight_itself(case, blocks):
+    nnsight = pytest.importorskip("nnsight", reason="needs nnsight, which is no requirement; see lens_values.json")
+    model = make_model(case)
+    for (layer, role), name in names_of(model, "nnsight").items():
+        wrapped = nnsight.NNsight(model)
+        with wrapped.trace(blocks[:1]):
+            found = eval(f"wrapped.{name}").save()
+        found = found[0] if isinstance(found, tuple) else found
+        expected = next(outliers.hidden_states(model, blocks[:1], layer, role))
+        assert close(found.detach().reshape(expected.shape), expected), name
+
+
+def test_a_name_says_layer_and_role(blocks):
+    model, seen = make_model("llama"), []
+    with outliers.hooks(model, lambda *state: seen.append(state[:2]), ["blocks.1.mlp.hook_post", "attn_in"], [0]):
+        outliers.perplexity(model, blocks[:1])
+    assert seen == [(0, "attn_in"), (1, "ffn_out")]
+
+
+def test_hooks_by_names_of_transformerlens(blocks):
+    model, seen = make_model("gpt2"), []
+    with outliers.hooks(model, lambda _, name, x: seen.append(name), names="transformerlens"):
+        outliers.perplexity(model, blocks[:1])
+    roles = ("attn_in", "attn_out", "ffn_in", "ffn_out")
+    assert seen == [in_transformerlens(layer, role) for layer in (0, 1) for role in roles]
+
+
+def test_what_a_hook_returns_goes_on_under_any_name(blocks):
+    model = make_model("gpt2")
+    with outliers.hooks(model, lambda _layer, _name, x: x.clamp(-1, 1), "attn_in", names="nnsight"):
+        changed = outliers.perplexity(model, blocks)
+    with outliers.hooks(model, lambda _layer, _role, x: x.clamp(-1, 1), "attn_in"):
+        assert outliers.perplexity(model, blocks) == changed
+    assert outliers.perplexity(model, blocks) != changed
+
+
+def test_a_place_by_either_name_is_one_variant():
+    assert variant("zero(3@blocks.1.attn.hook_in)") == variant("zero(3@layers.1.attn_in)")
+    assert variant("shuffle(3@q/blocks.0.ln2.hook_in,seed=1)").name == "shuffle(3@q/layers.0.ffn_norm,seed=1)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"names": "baukit"}, "unknown names 'baukit'; known: transformerlens, nnsight"),
+        ({"roles": "blocks.1.attn.q.hook_in"}, "unknown role 'blocks.1.attn.q.hook_in'"),
+        ({"roles": "blocks.7.attn.hook_z"}, r"no hidden states of role blocks.7.attn.hook_z in layers .7.; .* 0 to 1"),
+    ],
+)
+def test_names_that_are_not_there(arguments, said):
+    with pytest.raises(UserError, match=said), outliers.hooks(make_model("llama"), print, **arguments):
+        pass
+
+
+def test_stacks_have_no_names_in_transformerlens():
+    model = outliers.load_model("pocket/t5-1.9m")
+    with pytest.raises(UserError, match="several stacks"), outliers.hooks(model, print, names="transformerlens"):
+        pass
+    assert "encoder.block[0].layer[0].SelfAttention.q.input" in names_of(model, "nnsight").values()
+
+
+def test_a_trace_knows_the_names(model, blocks, tmp_path):
+    outliers.trace(model, blocks).save(tmp_path / "trace")
+    found = Trace.load(tmp_path / "trace").hooks()
+    for tool in ("transformerlens", "nnsight"):
+        names = dict(zip(zip(found["layer"], found["role"], strict=True), found[tool], strict=True))
+        assert names == {state: name for state, name in names_of(model, tool).items() if state in names}
+    assert list(found.columns) == ["layer", "role", "transformerlens", "nnsight"]
+
+
+def test_traces_of_stacks_have_names_in_nnsight_alone(tmp_path):
+    run(OneModel(model="pocket/t5-1.9m", blocks=2, block=64), tmp_path)
+    for stack, first in (("encoder", "encoder.block["), ("decoder", "decoder.block["), ("cross", "decoder.block[")):
+        found = Trace.load(tmp_path / f"trace.{stack}").hooks()
+        assert found["transformerlens"].isna().all()
+        assert found["nnsight"].str.startswith(first).all()
+
+
+def test_a_trace_of_an_earlier_version_has_no_paths(blocks):
+    found = outliers.trace(make_model("llama"), blocks)
+    found.modules = {}
+    assert found.hooks()["nnsight"].isna().all()
+    assert found.hooks()["transformerlens"].notna().all()
+
+
+def test_tables_of_a_run_have_the_names(monkeypatch, capsys, tmp_path):
+    options = ("--blocks", 2, "--block", 64, "--out", tmp_path)
+    assert call(monkeypatch, capsys, "pocket/gpt2-0.1m", *options, command="trace")[0] == 0
+    for name in ("hidden_states", "largest_by_layer"):
+        table = pd.read_csv(tmp_path / f"{name}.csv")
+        assert table["transformerlens"].str.startswith("blocks.").all()
+        assert table["nnsight"].str.startswith("transformer.h[").all()

@@ -1,0 +1,284 @@
+"""Every block of code of README and docs: it runs here, on a small model, or says that it needs the hub or a GPU.
+
+Blocks of Python run in `test_docs.py`. A line of a shell that needs something has a comment behind it that says so, or
+one above it that holds for all lines up to the next such comment.
+"""
+
+import re
+import runpy
+import shlex
+import shutil
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import nbformat
+import pytest
+import torch
+import yaml
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import outliers
+from outliers.models import anatomy
+from outliers.models.names import POCKET
+from outliers.presets.sweep import Experiment
+from outliers.quantization.schemes import get_scheme
+from outliers.specification import files
+from outliers.specification.files import make_experiment, read_experiment
+from tests.conftest import LLAMA
+from tests.gguf_files import save_gguf
+from tests.pages import test_docs
+from tests.pages.test_docs import CARDS, PAGES, ROOT, read
+
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+# What a line may need that is not here: how one sees that it does, and how it is said.
+NEEDS = {
+    "the hub": r"(?<![\w/.-])(?:gpt2|gpt2-\w+|facebook/\S+|EleutherAI/\S+|paper/\S+|c4|wikitext2)(?![\w/.-])",
+    "a GPU": r"--device (?:cuda|auto)|device: cuda|make gpu",
+    "a cluster": r"^(?:sbatch|ray) ",
+    "downloads": r"outliers\.get ",
+    "texts and a night": r"outliers\.training training/",
+    "finished runs": r"outliers\.report training",
+}
+# Programs beside this project's own: that their files, targets and options are there is tested in test_docs.py.
+OTHERS = {"git", "make", ".", "sbatch", "ray", "llama-quantize"}
+
+
+class Line(NamedTuple):
+    """A line of a shell: what is typed, and what it is said to need."""
+
+    typed: str
+    said: str
+
+    @property
+    def needs(self) -> set[str]:
+        return {need for need, sign in NEEDS.items() if re.search(sign, self.typed)}
+
+    @property
+    def says(self) -> set[str]:
+        return {need for need in NEEDS if re.search(rf"\b{need}\b", self.said.replace("an NVIDIA", "a"))}
+
+
+def lines(block: str) -> Iterator[Line]:
+    """The lines of a block, each with the comments that hold for it."""
+    above = ""
+    for line in block.splitlines():
+        typed, _, behind = line.partition("#")
+        if typed.strip():
+            yield Line(typed.strip(), f"{above}\n{behind}")
+        else:
+            above = behind
+
+
+def blocks_of(*languages: str) -> list:
+    """The blocks of some languages, as parameters."""
+    return [
+        pytest.param(block, id=f"{page}, {language} {number}")
+        for page in [*PAGES, *CARDS]
+        for number, (language, block) in enumerate(BLOCK.findall(read(page)), 1)
+        if language in languages
+    ]
+
+
+def test_blocks_of_every_language_are_tested():
+    found = {language for page in [*PAGES, *CARDS] for language, _ in BLOCK.findall(read(page))}
+    assert found == {"python", "sh", "yaml", "toml", "text"}, "text is what is printed; anything else is tested below"
+    for page in [*PAGES, *CARDS]:
+        assert read(page).count("```") == 2 * len(BLOCK.findall(read(page))), f"{page}: a block that nobody finds"
+
+
+@pytest.mark.parametrize("block", blocks_of("sh"))
+def test_a_line_says_what_it_needs(block):
+    for line in lines(block):
+        assert line.says == line.needs, line.typed
+        assert line.typed.startswith("python -m outliers") or line.typed.split()[0] in OTHERS, line.typed
+
+
+@pytest.mark.parametrize(
+    ("block", "says"),
+    [
+        (
+            "# needs the hub and a GPU\na\nb  # as it is\n# these need neither\nc\n",
+            [{"the hub", "a GPU"}] * 2 + [set()],
+        ),
+        ("a  # needs the hub\nb\n", [{"the hub"}, set()]),
+        ("a  # on an NVIDIA GPU\n", [{"a GPU"}]),
+    ],
+)
+def test_what_is_said_of_a_line(block, says):
+    assert [line.says for line in lines(block)] == says
+
+
+# What is run in the place of what is typed
+
+DOCUMENTS = '{"text": "One of my documents, which is not long. It is repeated."}\n'
+# Fields of an experiment, where it has them, so that it takes seconds, offline and on a CPU.
+SMALLER = {
+    "text": "sample",
+    "device": "cpu",
+    "block": 32,
+    "blocks": 1,
+    "draws": 1,
+    "limit": 2,
+    "tasks": ["piqa-local"],
+    "dimensions": [64],
+    "seconds": 0.01,
+    "batches": [1],
+}
+SCHEMES = 5  # of an experiment, the first ones
+LAYERS = 2  # of the small model
+# Options of commands that read text.
+READING = ("trace", "ablate", "origins", "damage", "emergence", "sweep", "measure")
+SIZES = dict.fromkeys(READING, "--block 32 --blocks 1") | {"plan": "--block 32 --blocks 1 --confirm 1 --draws 2"}
+
+
+@pytest.fixture(scope="module")
+def small_model(tmp_path_factory) -> Path:
+    """A folder with a random model of SmolLM2's architecture that has two outlier features, and a tokenizer."""
+    fields = LLAMA | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": LAYERS}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("llama", vocab_size=4096, bos_token_id=0, eos_token_id=0, **fields)
+    folder = tmp_path_factory.mktemp("models") / "small"
+    outliers.plant(AutoModelForCausalLM.from_config(config).eval(), [3, 40], 16.0).save_pretrained(folder)
+    for file in (POCKET / "gpt2-0.1m").glob("tokenizer*"):
+        shutil.copy(file, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def place(small_model, tmp_path_factory) -> Path:
+    """A folder with what readers have, and small experiments. What one block has measured, the next ones use again."""
+    folder = tmp_path_factory.mktemp("place")
+    (folder / "my_documents.jsonl").write_text(DOCUMENTS * 50)
+    (folder / "my_experiment.yaml").write_text(_smaller(my_experiment(), small_model))
+    save_gguf(AutoModelForCausalLM.from_pretrained(small_model), folder / "model.gguf")
+    plan = folder / "results" / "plan" / "smollm2-135m" / "plan.yaml"  # of a command of the block before
+    plan.parent.mkdir(parents=True)
+    outliers.Plan(model="small", scheme="absmax", exact=["model.layers.1.mlp.down_proj"], projections=7 * LAYERS).write(
+        plan
+    )
+    watched = folder / "my-training" / "outliers"
+    watched.mkdir(parents=True)
+    shutil.copy(ROOT / "results" / "kept" / "growth" / "rows.jsonl", watched)
+    for name, path in files.experiment_files().items():
+        small = folder / "experiments" / f"{name}.yaml"
+        small.parent.mkdir(parents=True, exist_ok=True)
+        small.write_text(_smaller(path.read_text(encoding="utf-8"), small_model))
+    return folder
+
+
+def my_experiment() -> str:
+    """The experiment file that a page shows."""
+    (block,) = (block.values[0] for block in blocks_of("yaml"))
+    return block
+
+
+def _smaller(experiment: str, model: Path) -> str:
+    """An experiment with small fields, and these models in the place of its own."""
+    fields = yaml.safe_load(experiment)
+    of_one = len(fields.get("models", [])) == 1
+    several = [str(model)] if of_one else ["pocket/gpt2-0.1m", str(model)]
+    models = {"model": str(model), "models": several, "candidates": several}
+    small = SMALLER | models | {"schemes": fields.get("schemes", [])[:SCHEMES]}
+    return yaml.safe_dump(fields | {field: value for field, value in small.items() if field in fields})
+
+
+def run(typed: str, small_model: Path, monkeypatch) -> None:
+    """Run what is typed, on a small model and little text where it names others."""
+    module = shlex.split(typed)[2]
+    stands_for = {
+        "smollm2-135m": str(small_model),
+        "pocket/gpt2-5.9m": str(small_model),
+        "pocket/gpt2-1.7m": str(small_model),
+        "path/to/folder": str(small_model),
+        "path/to/model.gguf": "model.gguf",
+        "247,507": "3,17",  # features of a model of 576
+        "247": "3",
+    }
+    if "published" in typed.split():
+        stands_for["smollm2-135m"] = "--redraw"  # nobody published anything about the small one
+    last = re.sub(r"\b(layers|blocks)\.\d+(:\d+)?", rf"\1.{LAYERS - 1}", typed)  # in the place of one of many
+    arguments = [stands_for.get(argument, argument) for argument in shlex.split(last)[3:]]
+    sizes = "" if "--redraw" in arguments else SIZES.get(module.rpartition(".")[2], "")
+    monkeypatch.setattr(sys, "argv", [module, *arguments, *sizes.split()])
+    try:
+        runpy.run_module(module, run_name="__main__")
+    except SystemExit as stop:
+        assert not stop.code, typed
+
+
+@pytest.mark.nightly("README.md", "docs/", "experiments/", "outliers/app.py", "outliers/presets/", "outliers/terminal/")
+@pytest.mark.parametrize("block", blocks_of("sh"))
+def test_lines_that_need_nothing_run(block, place, small_model, monkeypatch, capsys):
+    ours = [line.typed for line in lines(block) if not line.needs and line.typed.startswith("python")]
+    if not ours:
+        pytest.skip("every line needs what is not here, and says so")
+    known = {name: place / "experiments" / f"{name}.yaml" for name in files.experiment_files()}
+    for module in ("outliers.specification.files", "outliers.app", "outliers.paper.report"):
+        monkeypatch.setattr(f"{module}.experiment_files", lambda: known)
+    monkeypatch.chdir(place)
+    for line in ours:
+        run(line, small_model, monkeypatch)
+        assert capsys.readouterr().out, line
+
+
+def test_the_experiment_file_is_one_and_says_what_it_needs(tmp_path):
+    block = my_experiment()
+    above, _, fields = block.partition("\n")
+    needed = {need for need, sign in NEEDS.items() if re.search(sign, re.sub(r"[\[\],]", " ", fields))}
+    assert Line("", above).says == needed
+    (tmp_path / "my_experiment.yaml").write_text(block)
+    spec = make_experiment(read_experiment(str(tmp_path / "my_experiment.yaml")), Experiment)
+    assert (spec.models, spec.blocks, spec.device) == (["gpt2", "gpt2-medium"], 64, "cuda")
+
+
+@pytest.mark.parametrize("block", blocks_of("toml"))
+def test_an_entry_point_installs_what_it_names(block, install, monkeypatch):
+    ((group, entries),) = tomllib.loads(block)["project"]["entry-points"].items()
+    ((entry, place),) = entries.items()
+    module, name = place.split(":")
+    code, named = {
+        "outliers.schemes": (
+            f"import outliers\n{name} = [outliers.Scheme('of-a-page', outliers.Quantizer('int8', 'row'), None)]\n",
+            lambda: get_scheme("of-a-page").name,
+        ),
+        "outliers.families": (
+            "from dataclasses import replace\nfrom outliers.models.anatomy.causal import CAUSAL\n"
+            f"{name} = replace(CAUSAL, name='of-a-page', kinds=['of-a-page'])\n",
+            lambda: anatomy.family_of(SimpleNamespace(model_type="of-a-page", is_encoder_decoder=False)).name,
+        ),
+    }[group]
+    monkeypatch.setitem(anatomy.FAMILIES, "of-a-page", None)  # what is added goes with the test
+    del anatomy.FAMILIES["of-a-page"]
+    install(module, code, f"{entry} = {place}", group)
+    assert named() == "of-a-page"
+
+
+# Commands elsewhere: in the help of a command, on the card of a model, in the words of a notebook
+
+
+def elsewhere() -> Iterator[tuple[str, str]]:
+    """Where commands are shown too, and the text that shows them."""
+    for path in sorted(ROOT.glob("outliers/*.py")):
+        yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8").replace("``", "")
+    for card in CARDS:
+        yield card, read(card)
+    for path in sorted(ROOT.glob("notebooks/*.ipynb")):
+        cells = nbformat.read(path, as_version=4).cells
+        yield path.name, "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(shlex.split(command), id=f"{place}: {command}")
+        for place, text in elsewhere()
+        for command in re.findall(r"`(python -m outliers\.[\w.]+[^`{]*)`", text)
+    ],
+)
+def test_commands_elsewhere_take_what_is_typed(arguments):
+    test_docs.test_commands_take_what_is_typed(arguments)

@@ -1,0 +1,59 @@
+"""The three tiers of the tests, what thins them, and the mistakes by which they are judged."""
+
+import ast
+import itertools
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import SLOW, changed_since, pairwise
+from tests.pages.test_docs import ROOT, read
+
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import mutations
+
+
+@pytest.mark.parametrize("sizes", [(3, 2), (7, 6, 4, 3), (1, 5, 2)], ids=str)
+def test_any_two_values_of_two_axes_meet(sizes):
+    chosen = pairwise("a b c d"[: 2 * len(sizes) - 1], *map(range, sizes)).args[1]
+    for (one, few), (other, many) in itertools.combinations(enumerate(sizes), 2):
+        assert {(values[one], values[other]) for values in chosen} == set(itertools.product(range(few), range(many)))
+    largest, second = sorted(sizes)[:-3:-1]
+    assert len(chosen) <= 1.2 * largest * second, "not many more than two axes alone need"
+
+
+def test_continuous_integration_runs_what_make_test_leaves():
+    # `make test-all SINCE=…` hands its settings down, SINCE too.
+    plain = {"PATH": os.environ["PATH"]}
+    asked = {
+        target: subprocess.check_output(["make", "-n", *target.split()], cwd=ROOT, env=plain, text=True)
+        for target in ("test", "test-all", "test-nightly", "test-all SINCE=HEAD~")
+    }
+    tiers = ('-m "not slow"', '-m "not nightly"', "-m nightly", "--since HEAD~")
+    assert all(tier in said for tier, said in zip(tiers, asked.values(), strict=True))
+    assert 'make test-all SINCE="$since"' in read(".ci/run").splitlines()
+
+
+def test_what_is_nightly_runs_where_its_files_changed():
+    marks = re.findall(r"mark\.nightly\((.+?)\)", "".join(read(path) for path in ROOT.glob("tests/*/test_*.py")))
+    paths = {path for mark in marks for path in ast.literal_eval(f"[{mark}]")}
+    assert len(paths) > 5 and all((ROOT / path).exists() for path in paths)
+    assert changed_since(None)(("nowhere",)) and changed_since("no-commit")(("nowhere",))
+    assert not changed_since("HEAD")(("nowhere",))
+
+
+def test_what_is_called_slow_is_there():
+    named = {one.partition("[")[0] for one in SLOW}
+    assert sorted(SLOW) == list(SLOW)
+    assert [one for one in named if f"def {one.partition('::')[2]}(" not in read(one.partition("::")[0])] == []
+
+
+def test_mistakes_can_be_made_and_have_tests():
+    found = [(module, *pair) for module, pairs in mutations.MUTATIONS.items() for pair in pairs]
+    assert len(found) >= 60
+    assert [one for one in found if read(one[0]).count(one[1]) != 1 or one[1] == one[2]] == []
+    assert all((ROOT / file).exists() for module, *_ in found for file in mutations.test_files(module))

@@ -1,0 +1,312 @@
+"""The paper's tables and figures: published numbers, experiments, and the report that puts them on one page."""
+
+import csv
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from outliers.errors import UserError
+from outliers.metrics.records import metrics
+from outliers.models.load import load_model
+from outliers.paper import report as module
+from outliers.paper.artefacts import ARTEFACTS, BEYOND
+from outliers.paper.facts import elsewhere
+from outliers.paper.published import Artefact, Published, comparison
+from outliers.paper.report import experiments, report
+from outliers.paper.shown import OF_KINDS, view_of
+from outliers.paper.table4 import table4_section
+from outliers.presets.sweep import Experiment
+from outliers.presets.training import Training
+from outliers.quantization.schemes import TABLE1
+from outliers.show.section import Section
+from outliers.specification.fields import resolved
+from outliers.specification.files import experiment_files
+from outliers.subjects import bench
+from outliers.views import OF_METRICS
+from outliers.views.published import published_models
+from tests.conftest import PAPER_TABLES, needs_paper
+from tests.kept import KEPT
+from tests.pages.test_docs import fill_docs
+
+
+def read(name: str) -> list[dict]:
+    """A published table."""
+    with (PAPER_TABLES / name).open() as file:
+        return list(csv.DictReader(file))
+
+
+def of_table1() -> dict:
+    rows, names = read("table1_perplexity.csv"), {label: name for name, label in fill_docs.IN_PAPER.items()}
+    assert [names[row["method"]] for row in rows] == TABLE1
+    sizes = ("125M", "1.3B", "2.7B", "6.7B", "13B")
+    return {(f"fairseq-dense-{n.lower()}", names[row["method"]]): float(row[n]) for row in rows for n in sizes}
+
+
+def of_table3() -> dict:
+    return {
+        (f"{row['hardware']} {row['gpu_memory_gb']} GB", bits): row[f"largest_{bits}bit"]
+        for row in read("table3_largest_model.csv")
+        for bits in ("8", "16")
+    }
+
+
+def of_table5() -> dict:
+    columns = {
+        "int8 alone": "int8_without_overhead",
+        "absmax, plain torch": "absmax_pytorch_nvidia",
+        "vector-wise, plain torch": "vectorwise_pytorch_nvidia",
+        "vector-wise": "vectorwise",
+        "LLM.int8()": "llm_int8",
+    }
+    rows = read("table5_matmul_speed.csv")
+    return {(way, row["model_dim"]): float(row[name]) for way, name in columns.items() for row in rows}
+
+
+def of_figure1() -> dict:
+    models, published = {"OPT-175B": "opt-175b", "BLOOM-176B": "bloom"}, {}
+    for row in read("blog_zeroshot.csv"):
+        task = {"lambada": "lambada_openai"}.get(row["task"], row["task"])
+        metric = {"ppl": "perplexity"}.get(row["metric"], row["metric"])
+        for scheme, column in (("llm.int8", "int8"), ("fp32", "native")):
+            published[models[row["model"]], task, metric, scheme] = float(row[column])
+    return published
+
+
+@needs_paper
+@pytest.mark.parametrize("values", [of_table1, of_table3, of_table5, of_figure1])
+def test_numbers_are_as_published(values):
+    assert ARTEFACTS[values.__name__.removeprefix("of_")].published.values == values()
+
+
+@needs_paper
+def test_table4_is_as_published():
+    units = {"M": 1e6, "B": 1e9}
+    found = published_models()
+    for row in read("table4_outlier_features.csv"):
+        (model,) = found.index[
+            (found["perplexity"] == float(row["ppl"])) & (found["count"] == float(row["count"]))
+        ].tolist()
+        ours = found.loc[model]
+        assert model.startswith({"GPT2": "gpt2", "FSEQ": "fairseq", "GPT-J": "gpt-j"}[row["model"]])
+        assert ours["parameters"] == pytest.approx(float(row["params"][:-1]) * units[row["params"][-1]])
+        for name in ("one_sided", "q1", "median", "q3"):
+            assert ours[name] == float(row[name])
+        shares = {"layers": "layers_pct", "positions": "sdims_pct", "top1_softmax": "top1_with_outlier_pct"}
+        for name, column in (shares | {"top1_softmax_without": "top1_no_outlier_pct"}).items():
+            assert 100 * ours[name] == pytest.approx(float(row[column]))
+    assert len(found) == 10
+
+
+@needs_paper
+def test_table6_is_as_published():
+    ours = ARTEFACTS["table6"].published.values
+    rows = read("table6_latency_ms_per_token.csv")
+    assert len(ours) == 3 * len(rows)
+    for number, row in enumerate(rows):
+        values = list(ours.values())[3 * number : 3 * number + 3]
+        published = [row[f"batch_{batch}"] for batch in (1, 8, 32)]
+        assert [str(value).replace("out of memory", "oom") for value in values] == [
+            text if text == "oom" else str(type(value)(text)) for text, value in zip(published, values, strict=True)
+        ]
+        model, scheme, hardware, _ = list(ours)[3 * number]
+        assert row["model"].lower().startswith(model)
+        assert ("int8" in row["precision"].lower()) == (scheme == "llm.int8")
+        assert hardware.replace(" ", "").lower().startswith(row["hardware"].split()[0].lower())
+        assert ("blog" in hardware) == (row["source"] == "blog")
+
+
+def test_measured_beside_published():
+    def beside(name: str, measured: dict):
+        return comparison(name, ARTEFACTS[name].published, measured)
+
+    table = beside("table1", {("fairseq-dense-125m", "fp32"): 25.75, ("gpt2-1m", "fp32"): 163.6})
+    assert table.headers == ["model", "scheme", "measured", "published", "difference"]
+    assert table.cells[0] == ["fairseq-dense-125m", "fp32", "25.75", "25.65", "+0.10"]
+    assert table.cells[1] == ["fairseq-dense-125m", "absmax", "not run", "87.76", "–"]
+    assert len(table.cells) == 45, "another model has nothing to stand beside"
+    assert not table.folded
+    assert table.data["measured"].notna().sum() == 1
+    assert beside("table1", {}).folded
+    texts = beside("table3", {("8x A100 80 GB", "8"): "OPT-175B / BLOOM", ("8x A100 80 GB", "16"): "OPT-66B"})
+    assert [row[-1] for row in texts.cells[:2]] == ["same", "other"]
+    own = beside("table5", {("LLM.int8()", "512"): 0.5})
+    assert own.cells[-1] == ["LLM.int8()", "512", "0.50", "–", "–"]
+    assert "out of memory" in {row[-2] for row in beside("table6", {}).cells}
+
+
+def test_published_elsewhere():
+    assert elsewhere(["pocket/gpt2-1m"]) is None
+    assert {row[0] for row in elsewhere(["openai-community/gpt2", "facebook/opt-13b"]).cells} == {"gpt2", "opt-13b"}
+
+
+def test_values_published_elsewhere_stand_beside_table4():
+    values = {"perplexity": 30.0, "count": 1, "layers": 0.5, "positions": 0.5, "top1_softmax": 0.4}
+    rows = [
+        {"model": model, "architecture": "gpt2", "parameters": 10**8, "metric": metric, "value": value}
+        for model in ("openai-community/gpt2", "made/up")
+        for metric, value in values.items()
+    ]
+    section = table4_section(rows)
+    assert [table.name for table in section.tables] == ["table4", "elsewhere"]
+    assert "Attention-Sink" not in section.printed
+    assert any("138, 378 and 447" in cell for row in section.tables[1].cells for cell in row)
+    assert [table.name for table in table4_section(rows[-len(values) :]).tables] == ["table4"]
+
+
+def _own(rows: list[dict]) -> list[dict]:
+    return [row | {"model": "gpt2-0.1m"} for row in rows]
+
+
+def test_a_new_table_is_one_row_its_experiments_and_its_values(tmp_path, monkeypatch):
+    published = Published("LLM.int8(), Table 2", ("model", "scheme"), {("gpt2-0.1m", "fp32"): 1.0})
+    table2 = Artefact("Table 2", Experiment, published, _own, lambda rows: Section("One more", rows, "nothing new"))
+    monkeypatch.setitem(ARTEFACTS, "table2", table2)
+    (tmp_path / "table2.yaml").write_text(SMALL.replace("table1", "table2"))
+    said = report(str(tmp_path / "table2.yaml"), tmp_path / "out")[0]
+    assert "Table 2: one more" in said
+    assert re.search(r"gpt2-0.1m +fp32 +\d+\.?\d* +1 ", said)
+
+
+def test_another_scheme_of_the_table_breaks_no_published_table():
+    program = (
+        "from dataclasses import replace\n"
+        "from outliers.quantization import schemes\n"
+        "schemes.SCHEMES['mine'] = replace(schemes.SCHEMES['absmax'], name='mine')\n"
+        "schemes.TABLE1.append('mine')\n"
+        "from outliers.paper.report import ARTEFACTS\n"
+        "assert len(ARTEFACTS['table1'].published.values) == 45\n"
+        "from outliers.views.perplexity import perplexity_table\n"
+        "row = {'model': 'a', 'scheme': 'mine', 'metric': 'perplexity', 'value': 1.0, 'dtype': 'float32'}\n"
+        "assert perplexity_table([row]).cells == [['mine', '1.00']]"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_every_table_and_figure_has_an_experiment_of_each_set():
+    of_trainings = [spec.shows for spec in experiments("training")]  # which take a night, and so are a set of their own
+    of_paper = [name for name in ARTEFACTS if name not in (*BEYOND, *of_trainings)]
+    others = ["families_table1", "pictures_table1", "families_table4"]  # of embedded models alone
+    for name, shown in (("paper", of_paper), ("pocket", [*of_paper, *others])):
+        assert [spec.shows for spec in experiments(name)] == shown
+        assert {known for known in experiment_files() if known.startswith(f"{name}/")} == {
+            f"{name}/{one}" for one in shown
+        }
+    alone = [spec for name in ("look", "remedies", "attention", "training/causes") for spec in experiments(name)]
+    assert [*(spec.shows for spec in alone), *others] == list(BEYOND)
+
+
+def test_a_view_is_named_in_one_place():
+    of_metrics = [*OF_METRICS.values(), *(one.view for one in metrics().values() if one.view)]
+    of_kinds = [place for place in OF_KINDS.values() if place not in of_metrics]  # not by that of a metric
+    named = [resolved(place) for place in of_metrics + of_kinds]
+    named += [artefact.section for artefact in ARTEFACTS.values() if artefact.section]
+    assert len(named) == len(set(named)) > 20
+    assert OF_METRICS.keys() <= metrics().keys()
+
+
+def test_a_kind_without_a_view_is_a_mistake():
+    with pytest.raises(UserError, match=r"Training has no view: .* its field 'shows' names"):
+        view_of(Training)
+
+
+def test_a_device_replaces_that_of_the_files():
+    assert {spec.device for spec in experiments("paper", "cpu") if hasattr(spec, "device")} == {"cpu"}
+
+
+def test_the_papers_models_are_named_by_hub_id():
+    models = {spec.shows: getattr(spec, "models", []) for spec in experiments("paper")}
+    assert [model.lower().rpartition("/")[2] for model in models["table1"]] == list(
+        dict.fromkeys(key[0] for key in ARTEFACTS["table1"].published.values)
+    )
+    assert {model.lower().rpartition("/")[2] for model in models["table4"]} == set(published_models().index)
+    assert all(model.count("/") == 1 for of_one in models.values() for model in of_one)
+
+
+SMALL = "shows: table1\nmodels: [pocket/gpt2-0.1m]\nschemes: [fp32, absmax]\nblock: 32\nblocks: 2\n"
+
+
+@pytest.fixture
+def small_set(tmp_path, monkeypatch):
+    """A set of three experiments, one of which cannot run."""
+    files = {
+        "small/table1": SMALL,
+        "small/table4": SMALL.replace("table1", "table4").replace("schemes: [fp32, absmax]\n", ""),
+        "small/figure4b": "extends: table4.yaml\nshows: figure4b\n",
+        "small/figure1": "shows: figure1\nmodels: [pocket/gpt2-0.1m]\ntasks: [piqa-local]\ndata: nowhere\n",
+    }
+    for name, content in files.items():
+        path = tmp_path / f"{name}.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content)
+    known = {name: tmp_path / f"{name}.yaml" for name in files}
+    monkeypatch.setattr("outliers.specification.files.experiment_files", lambda: known)
+    monkeypatch.setattr(module, "experiment_files", lambda: known)
+    return tmp_path / "results"
+
+
+def test_a_set_goes_on_past_what_cannot_run(small_set, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(bench, "load_model", lambda *place: loaded.append(place) or load_model(*place))
+    said = report("small", small_set)[0]
+    assert len(loaded) == 1, "the measurements of a page share a model"
+    assert "Not run: file 'nowhere/piqa_valid.jsonl' does not exist" in said
+    page = (small_set / "report.html").read_text()
+    for title in ("Table 1: perplexity", "Figure 1", "Table 4: emergence", "Figure 4b: number", "Not run: "):
+        assert title in page
+    assert "python -m outliers.report small" in page
+    assert (small_set / "table1" / "table1.md").exists()
+    assert (small_set / "table4" / "figure4b.svg").exists()
+    assert not (small_set / "figure1").exists()
+    again = report("small", small_set, redraw=True)[0]
+    assert "has no finished rows" in again
+    assert again.partition("Table 4")[2] == said.partition("Table 4")[2], "drawn again, it is the same"
+
+
+def test_models_that_cannot_be_reached_are_named_and_the_others_measured(tmp_path):
+    models = "models: [pocket/gpt2-0.1m, pocket/nothing, pocket/gpt2-0.5m]"
+    (tmp_path / "mine.yaml").write_text(SMALL.replace("models: [pocket/gpt2-0.1m]", models))
+    said = report(str(tmp_path / "mine.yaml"), tmp_path / "out")[0]
+    assert "Not run: pocket/nothing: unknown model 'pocket/nothing'" in said
+    assert "Not run: pocket/nothing" in (tmp_path / "out" / "report.html").read_text()
+    lines = (tmp_path / "out" / "table1.md").read_text().splitlines()
+    assert [cell.strip() for cell in lines[0].split("|")] == ["", "Perplexity", "gpt2-0.1m", "gpt2-0.5m", ""]
+
+
+def _taken_apart(text: str) -> tuple[str, list[float]]:
+    """A text without its long fractions, and these."""
+    long = re.compile(r"-?\d+\.\d{9,}(?:e-?\d+)?")
+    return long.sub("", text), [float(number) for number in long.findall(text)]
+
+
+@pytest.mark.slow
+def test_redrawing_needs_no_model_and_gives_the_same_tables(tmp_path):
+    folder = shutil.copytree(KEPT / "pocket", tmp_path / "pocket")
+    kept = {path: path.read_text() for path in folder.rglob("*") if path.suffix in (".md", ".csv")}
+    assert len(kept) > 30
+    for path in kept:
+        path.unlink()
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from outliers.paper.report import report\n"
+        f"report('pocket', Path({str(folder)!r}), force=False, redraw=True)\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+    # Fits end at other last digits on other processors; all else is the same to the byte.
+    for path, text in kept.items():
+        words, numbers = zip(*map(_taken_apart, (path.read_text(), text)), strict=True)
+        assert words[0] == words[1] and numbers[0] == pytest.approx(numbers[1], rel=1e-6), path
+    assert (folder / "report.html").exists()
+
+
+def test_blocks_end_with_the_context_of_a_model_that_the_file_does_not_know(caplog):
+    """With room for the prefix of some variants."""
+    caplog.set_level("INFO")
+    (spec,) = experiments("remedies", models=["pocket/gpt2-0.1m"])
+    assert spec.block == 255
+    assert "blocks of 255 tokens, not 512: the context of pocket/gpt2-0.1m ends there" in caplog.text
+    assert experiments("remedies")[0].block == 512

@@ -1,0 +1,301 @@
+"""A model of somebody else against its original: the same, with one damaged weight, and as other libraries store it."""
+
+import copy
+import json
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+import outliers
+from outliers import UserError, quantize, run, variant
+from outliers.metrics.agreement import AgreementReader
+from outliers.metrics.layers import layer_by_layer
+from outliers.metrics.measurement import Keeps
+from outliers.metrics.perplexity import read_logits
+from outliers.models.anatomy import decoder_layers, projections
+from outliers.models.decoder import run_decoder
+from outliers.presets.damage import Damage, damage
+from outliers.quantization.peers import weight_of
+from outliers.quantization.schemes import get_scheme
+from outliers.runs.forecast import Room, need_of, request_of
+from outliers.runs.frame import records_in
+from outliers.subjects.causal import Causal
+from outliers.variants.peer import Against
+from tests.commands.test_commands import call, refused
+from tests.conftest import inputs_of, sample_blocks
+from tests.gguf_files import save_gguf
+from tests.models.test_stored import BY_TOKEN, W8, llama, of_bitsandbytes, of_compressed_tensors
+
+MODEL = "pocket/gpt2-0.1m"
+SMALL = {"model": MODEL, "block": 32, "blocks": 2}
+DAMAGED = "transformer.h.1.mlp.c_fc"
+
+
+@pytest.fixture(scope="module")
+def model():
+    return outliers.load_model(MODEL)
+
+
+@pytest.fixture(scope="module")
+def blocks():
+    return sample_blocks(MODEL, 32, 2)
+
+
+@pytest.fixture(scope="module")
+def broken(model, tmp_path_factory):
+    """The folder of the model with one weight that is far too large."""
+    other, folder = copy.deepcopy(model), tmp_path_factory.mktemp("broken")
+    other.get_submodule(DAMAGED).weight.data[3, 5] += 2  # of GPT-2: input, output
+    other.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def own(model, tmp_path_factory):
+    """The folder of an int8 model of ours."""
+    folder = tmp_path_factory.mktemp("own")
+    outliers.save_quantized(quantize(model, "llm.int8", keep="int8"), folder)
+    return str(folder)
+
+
+def test_against_itself_there_is_nothing(model, blocks):
+    found = damage(model, blocks, against=model)
+    assert (found.errors[["error", "by_token", "weight_error", "largest_change"]] == 0).all(axis=None)
+    assert len(found.errors) == len(list(projections(model)))
+    assert (found.roles[["damage_only", "damage_without"]] == 0).all(axis=None)
+    assert (found.layers["damage_only"] == 0).all()
+    assert found.layers["kl_only"].abs().max() < 1e-12 and abs(found.model["kl"]) < 1e-12
+    assert (found.model["damage"], found.model["top1_agreement"]) == (0, 1)
+
+
+def by_hand(module, x: torch.Tensor, alpha: float) -> torch.Tensor:
+    """LLM.int8() of a layer that has codes alone, float64: outlier features meet weights that are rebuilt of them."""
+    weight, x = weight_of(module).double(), x.double()
+    scale = weight.abs().amax(1, keepdim=True) / 127
+    weight = (weight / scale).round() * scale
+    outliers = (x.abs() >= alpha).any(0)
+    others = x * ~outliers
+    row = others.abs().amax(1, keepdim=True) / 127
+    return ((others / row).round() * row + x * outliers) @ weight.T + module.bias.double()
+
+
+def test_of_our_llm_int8_outlier_features_meet_weights_of_codes(model, blocks, tmp_path):
+    alpha = 2.0
+    outliers.save_quantized(quantize(model, get_scheme("llm.int8", alpha), keep="int8"), tmp_path)
+    found = damage(model, blocks, against=str(tmp_path), by="error").errors.set_index("projection")
+    with torch.no_grad(), inputs_of({one.path: one.module for one in projections(model)}) as seen:
+        for block in blocks:
+            model(block[None])
+    shares = []
+    for one in projections(model):
+        rows = [x[0] for x in seen[one.path]]
+        exact = torch.cat([one.module(x) for x in rows]).double()
+        theirs = torch.cat([by_hand(one.module, x, alpha) for x in rows])
+        error = ((theirs - exact).square().sum() / exact.square().sum()).item()
+        assert found.loc[one.path, "error"] == pytest.approx(error, rel=1e-2)
+        shares += [(x.abs() >= alpha).any(0).double().mean().item() for x in rows]
+    assert max(shares) > 0.05 and min(shares) < 0.5
+
+
+@pytest.mark.parametrize("scheme", ["llm.int8", "absmax-vector", "zeropoint-vector"])
+def test_of_our_int8_models_the_damage_is_that_of_their_scheme(scheme, model, blocks, tmp_path):
+    """Also of LLM.int8(), for no input of this model reaches its threshold."""
+    outliers.save_quantized(quantize(model, scheme, keep="int8"), tmp_path)
+    found, expected = damage(model, blocks, against=str(tmp_path)), damage(model, blocks, scheme)
+    assert found.errors["projection"].tolist() == expected.errors["projection"].tolist()
+    for table in ("errors", "roles", "layers"):
+        of_both = (getattr(one, table).filter(regex="^(error|by_token|perplexity_only$)") for one in (found, expected))
+        values = [columns.to_numpy() for columns in of_both]
+        assert values[0] == pytest.approx(values[1], rel=1e-4), table
+    assert found.model == pytest.approx(expected.model, rel=1e-2)
+
+
+def test_a_damaged_projection_is_named_first_with_its_reason(broken, monkeypatch, capsys, tmp_path):
+    arguments = [MODEL, "--against", broken, "--block", 32, "--blocks", 2, "--out", tmp_path]
+    code, out, _ = call(monkeypatch, capsys, *arguments, command="damage")
+    assert code == 0
+    errors = damage(outliers.load_model(MODEL), [torch.arange(30)], against=broken, by="error").errors
+    assert [row["projection"] for row in errors.to_dict("records") if row["error"]] == [DAMAGED]
+    (row,) = (row for row in errors.to_dict("records") if row["projection"] == DAMAGED)
+    assert (row["changed_at"], row["largest_change"]) == ("[5, 3]", pytest.approx(2))
+    said = " ".join(out.split())
+    assert f"is {DAMAGED} (" in said and "weight [5, 3] changes most, by 2" in said
+    first, second = out.partition("|input|")[2].partition("-\n")[2].splitlines()[:2]  # in both of which is the name
+    assert first.split()[1] + second.strip() == DAMAGED
+
+
+def test_rows_are_found_again_for_the_same_weights_alone(broken, own, tmp_path):
+    (tmp_path / "out").mkdir()
+    spec = {**SMALL, "by": "error"}
+    first = run(Damage(**spec, against=[broken]), tmp_path / "out")
+    again = run(Damage(**spec, against=[broken]), tmp_path / "out")
+    assert [row["wall_seconds"] for row in first] == [row["wall_seconds"] for row in again]
+    hashes = {row["other_weights_hash"] for row in first if "other_weights_hash" in row}
+    assert len(hashes) == 1
+    other = outliers.load_model(broken)
+    other.get_submodule(DAMAGED).weight.data[3, 5] += 1
+    other.save_pretrained(broken)
+    changed = run(Damage(**spec, against=[broken]), tmp_path / "out")
+    assert {row["other_weights_hash"] for row in changed if "other_weights_hash" in row}.isdisjoint(hashes)
+    rows = run(Damage(**spec, against=[own]), tmp_path / "out")
+    assert {row["other_quantized_from"] for row in rows if "other_quantized_from" in row} == {"llm.int8"}
+    assert len(records_in(tmp_path / "out")) > len(changed)
+
+
+def test_roles_and_layers_are_exchanged_by_themselves(model, broken):
+    ids = torch.arange(30)
+    found = damage(model, [ids], against=broken, by=["role", "layer"])
+    roles, layers = found.roles.set_index("role"), found.layers.set_index("layer")
+    assert (roles["damage_only"] != 0).to_dict() == {role: role == "ffn_in" for role in roles.index}
+    assert (layers["damage_only"] != 0).to_dict() == {0: False, 1: True}
+    other = outliers.load_model(broken)
+    assert roles.loc["ffn_in", "perplexity_only"] == outliers.perplexity(other, [ids])
+    assert layers.loc[1, "perplexity_only"] == outliers.perplexity(other, [ids])
+    assert layers.loc[1, "kl_only"] == pytest.approx(found.model["kl"], rel=1e-9)
+
+
+def test_a_layer_is_taken_whole(model):
+    """With its norms, which a fine-tuned model has of its own."""
+    ids, other, changed = torch.arange(30), copy.deepcopy(model), copy.deepcopy(model)
+    for module in (*decoder_layers(other), decoder_layers(changed)[1]):
+        module.ln_1.weight.data *= 1.1
+    ((_, agreement),) = layer_by_layer(model, [ids], Against(other))[1]
+    with torch.no_grad():
+        before, after = (functional.log_softmax(one(ids[None]).logits[0, :-1].double(), -1) for one in (model, changed))
+    assert agreement.kl == pytest.approx((before.exp() * (before - after)).sum().item(), rel=1e-4)
+
+
+def test_of_a_model_with_another_head_the_divergence_is_of_both_heads(model):
+    other, ids = copy.deepcopy(model), torch.arange(30)
+    other.lm_head.weight = torch.nn.Parameter(other.lm_head.weight.detach() * 1.5)
+    ((_, _, states),) = run_decoder(model, [ids])
+    with torch.no_grad():
+        before, after = (functional.log_softmax(one(ids[None]).logits[0, :-1].double(), -1) for one in (model, other))
+        ((found,),) = read_logits(ids, [(other, states)], [AgreementReader], (model, states))
+    assert found.kl == pytest.approx((before.exp() * (before - after)).sum().item(), rel=1e-4)
+    assert damage(model, [ids], against=other, by="model").model["kl"] == pytest.approx(found.kl / 29, rel=1e-9)
+
+
+# As other libraries have it
+
+
+def test_a_model_of_bitsandbytes_in_memory_computes_as_it_does(model, blocks, tmp_path):
+    other = of_bitsandbytes(model, tmp_path, load_in_8bit=True)
+    computed = damage(model, blocks, against=other, by="error").errors
+    stored = damage(model, blocks, against=str(tmp_path / "theirs"), by="error").errors
+    scheme = damage(model, blocks, "llm.int8-bnb", by="error").errors
+    assert computed["error"].to_numpy() == pytest.approx(scheme["error"].to_numpy(), rel=0.01)
+    assert (stored["error"] < computed["error"]).all()  # of a file the weights alone are quantized
+    assert computed["weight_error"].to_numpy() == pytest.approx(stored["weight_error"].to_numpy(), rel=1e-4)
+
+
+def test_a_model_of_torchao_in_memory(blocks):
+    pytest.importorskip("torchao", reason="torchao is not installed")
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    model = llama(4096)
+    other = copy.deepcopy(model)
+    of_layers = lambda module, path: "layers" in path and isinstance(module, torch.nn.Linear)  # noqa: E731
+    quantize_(other, Int8WeightOnlyConfig(), filter_fn=of_layers)
+    found = damage(model, blocks, against=other)
+    for one, theirs in zip(projections(model), projections(other), strict=True):
+        weight = theirs.module.weight.dequantize()
+        error = ((weight - one.module.weight).square().sum() / one.module.weight.square().sum()).item()
+        row = found.errors.set_index("projection").loc[one.path]
+        assert 0 < row["weight_error"] == pytest.approx(error, rel=1e-5)
+        assert row["error"] == pytest.approx(error, rel=0.5)
+    assert 0 < found.model["kl"] < 1e-3
+
+
+def test_a_checkpoint_of_compressed_tensors(tmp_path):
+    folder = of_compressed_tensors(tmp_path, "int-quantized", W8, BY_TOKEN)
+    model, ids = llama(), torch.arange(40)
+    found = damage(model, [ids], against=str(folder))
+    small = quantize(model, "absmax-vector", keep="int8")
+    weights = [weight_of(small.get_submodule(path)) for path in found.errors["projection"]]
+    exact = [one.module.weight for one in projections(model)]
+    assert found.errors["largest_weight"].abs().tolist() == [weight.abs().max().item() for weight in exact]
+    errors = [((a - b).square().sum() / b.square().sum()).item() for a, b in zip(weights, exact, strict=True)]
+    assert found.errors["weight_error"].to_numpy() == pytest.approx(errors, rel=0.1)  # 127.5 steps there, 127 here
+    assert 0 < found.model["kl"] < 1e-3
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("Q8_0", 8), ("Q4_0", 4)])
+def test_another_type_of_gguf(kind, bits, monkeypatch, capsys, tmp_path):
+    model = llama(4096)
+    exact, other = (save_gguf(model, tmp_path / f"{name}.gguf", name) for name in ("F16", kind))
+    sizes = ["--by", "error,model", "--block", 32, "--blocks", 2, "--out", tmp_path / "out"]
+    code, _, err = call(monkeypatch, capsys, exact, "--against", other, *sizes, command="damage")
+    assert code == 0, err
+    rows = records_in(tmp_path / "out")
+    errors = [10 * math.log10(row["value"]) for row in rows if row["metric"] == "damage.error"]
+    weights = [10 * math.log10(row["value"]) for row in rows if row["metric"] == "damage.weight_error"]
+    assert len(errors) == len(weights) == len(list(projections(model)))
+    # six decibels a bit; a weight that is rounded makes as large an error in outputs of random inputs
+    assert max(abs(error - -6.02 * bits) for error in weights) < 6
+    assert max(abs(one - other) for one, other in zip(errors, weights, strict=True)) < 3
+    assert {row["other_quantized_from"] for row in rows if row["metric"] == "damage.kl"} == {kind}
+
+
+# In a sweep, and by its writing
+
+
+def test_a_sweep_says_what_a_folder_of_codes_is_for(own, monkeypatch, capsys, tmp_path):
+    assert "holds an int8 model of outliers.save_quantized" in refused(monkeypatch, capsys, own, "--out", tmp_path)
+
+
+def test_another_model_under_a_scheme(broken, model, blocks):
+    with variant(f"against({broken})+absmax").on(model) as changed:
+        found = outliers.perplexity(changed, blocks)
+    assert found == outliers.perplexity(quantize(outliers.load_model(broken), "absmax"), blocks)
+
+
+# At the door
+
+
+def test_models_that_are_not_alike_are_refused(monkeypatch, capsys, model, tmp_path):
+    def answer(other: str) -> str:
+        capsys.readouterr()  # of transformers, which draws bars
+        return refused(monkeypatch, capsys, MODEL, "--against", other, "--out", tmp_path / "out", command="damage")
+
+    llama().save_pretrained(tmp_path / "llama")
+    assert "is a model of the architecture 'llama'; expected one of 'gpt2'" in answer(str(tmp_path / "llama"))
+    assert "of the shape (4096, " in answer("pocket/gpt2-0.5m")
+    tokenizer = outliers.load_tokenizer(MODEL)
+    model.save_pretrained(tmp_path / "other")
+    tokenizer.save_pretrained(tmp_path / "other")
+    content = json.loads((tmp_path / "other" / "tokenizer.json").read_text())
+    ids = content["model"]["vocab"]
+    ids["the"], ids["and"] = ids["and"], ids["the"]
+    (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(content))
+    assert "the tokenizer of" in answer(str(tmp_path / "other"))
+    assert "does not exist" in answer(str(tmp_path / "nowhere"))
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "int8.safetensors").write_bytes(b"no")
+    model.config.save_pretrained(tmp_path / "damaged")
+    assert not list((tmp_path / "out").glob("rows.jsonl"))
+    typed = ("--against", tmp_path / "damaged", "--out", tmp_path / "out")
+    code, _, said = call(monkeypatch, capsys, MODEL, *typed, command="damage")
+    assert code == 1 and "cannot read an int8 model" in said
+
+
+def test_what_cannot_be_asked_for(model, blocks):
+    with pytest.raises(UserError, match="expected one of the two"):
+        damage(model, blocks)
+    with pytest.raises(UserError, match="expected one of the two"):
+        damage(model, blocks, "absmax", against=model)
+    with pytest.raises(UserError, match=r"in torch\.bfloat16, and the other one in torch\.float32"):
+        damage(model, blocks, against=copy.deepcopy(model).bfloat16())
+    with pytest.raises(UserError, match="architecture"):
+        damage(model, blocks, against=llama())
+    with pytest.raises(UserError, match="leave --stream out"):
+        run(Damage(**SMALL, against=[MODEL], stream=True))
+
+
+def test_the_forecast_counts_the_other_model(model):
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    request = request_of(Causal(MODEL, None, Damage(**SMALL)), Keeps())
+    alone, beside = (need_of(request._replace(keeps=Keeps(others=count)), Room(2**40)).memory for count in (0, 2))
+    assert beside - alone == pytest.approx(3 * weights, rel=0.01)  # two models, and what reading leaves of the heap

@@ -1,0 +1,321 @@
+"""Attention in int8 as a part of schemes: by its definition, in every measurement, and where it cannot be."""
+
+import copy
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import outliers
+from outliers import Experiment, UserError, load_int8, load_quantized, run, save_quantized, sweep
+from outliers.metrics.damages import damages_of
+from outliers.metrics.top1 import top1_softmax
+from outliers.models.anatomy import anatomy_of, decoder_layers, family_of
+from outliers.models.attention import attends
+from outliers.models.skeleton import skeleton
+from outliers.presets.damage import Damage
+from outliers.presets.latency import Latency
+from outliers.quantization.attention import AttentionProducts, int8_attention
+from outliers.quantization.convert import check_attends
+from outliers.quantization.products import Products
+from outliers.quantization.schemes import get_scheme
+from outliers.specification.fields import FieldError
+from tests.commands.test_commands import call
+from tests.conftest import make_model, make_tokenizer, slow_but
+from tests.subjects.test_families import MASKED, SEQ2SEQ, VISION
+from tests.trainer.test_training import by_definition, largest
+
+POCKET = {"models": ["pocket/gpt2-0.5m"], "block": 64, "blocks": 2}
+BY_HAND = {"fp32+attention": Products(), "fp32+attention=0.1": Products(0.1)}
+CASES = ["gpt2", "opt", "gpt_neox", "llama", "mistral", "qwen3", "phi3", "gemma3", "mixtral"]
+
+
+def attend(states: list[np.ndarray], mask: torch.Tensor | None, share: float, scaling: float) -> torch.Tensor:
+    """What `int8_attention` makes of queries, keys and values (1, heads, T, features), in float64."""
+    module, products = nn.Module().eval(), AttentionProducts(Products(share), Products(share))
+    outputs, _ = int8_attention(products, module, *(torch.tensor(one) for one in states), mask, scaling)
+    return outputs[0].transpose(0, 1)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 16), st.integers(1, 3), st.sampled_from([0.0, 0.02, 0.1]), st.integers())
+def test_is_its_definition(tokens, features, groups, share, seed):
+    """Two products of codes around an exact softmax, of each head for itself, keys and values shared by groups."""
+    random = np.random.default_rng(abs(seed))
+    query = random.standard_normal((1, 2 * groups, tokens, features)) * 3
+    key, value = random.standard_normal((2, 1, 2, tokens, features))
+    scaling = features**-0.5
+    allowed = np.tril(np.ones((tokens, tokens), bool))
+    found = attend([query, key, value], None, share, scaling)
+    for head in range(2 * groups):
+        q, k, v = query[0, head], key[0, head // groups], value[0, head // groups]
+        scores = np.where(allowed, by_definition(q, k, largest(q, share)) * scaling, -np.inf)
+        probabilities = torch.tensor(scores).softmax(-1, dtype=torch.float32).double().numpy()
+        expected = by_definition(probabilities, v.T, largest(probabilities, share))
+        np.testing.assert_allclose(found[head], expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_masks_of_other_implementations(kind):
+    random = np.random.default_rng(1)
+    states = list(random.standard_normal((3, 1, 2, 7, 4)))
+    allowed = torch.ones(1, 1, 7, 7, dtype=torch.bool).tril()
+    added = torch.zeros(allowed.shape, dtype=torch.float64).masked_fill(~allowed, torch.finfo(torch.float64).min)
+    mask = {"bool": allowed, "float": added}[kind]
+    assert torch.equal(attend(states, mask, 0.0, 0.5), attend(states, None, 0.0, 0.5))
+
+
+@pytest.mark.parametrize("case", slow_but(CASES, ["gpt2", "llama", "gemma3"]))
+def test_a_model_under_it_is_near_itself_and_stays_as_it_was(case, blocks):
+    model = make_model(case)
+    before = outliers.perplexity(model, blocks)
+    found = {name: outliers.perplexity(outliers.quantize(model, name), blocks) for name in BY_HAND}
+    assert all(0 < abs(value / before - 1) < 0.02 for value in found.values())
+    assert len(set(found.values())) == len(found)
+    assert outliers.perplexity(model, blocks) == before
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_a_row_is_the_perplexity_of_a_model_put_under_it_by_hand(tmp_path, name):
+    (row,) = sweep(Experiment(**POCKET, schemes=[name]), tmp_path)
+    model = outliers.load_model("pocket/gpt2-0.5m")
+    blocks = outliers.load_text("sample", outliers.load_tokenizer("pocket/gpt2-0.5m"), block=64, blocks=2)
+    before = outliers.perplexity(model, blocks)
+    for layer in decoder_layers(model):
+        attention = layer.get_submodule(anatomy_of(model.config).attention)
+        attends(attention, function=partial(int8_attention, AttentionProducts(BY_HAND[name], BY_HAND[name])))
+    assert row["value"] == outliers.perplexity(model, blocks) != before
+
+
+@pytest.mark.parametrize(
+    ("config", "read"),
+    [
+        (MASKED["bert"], torch.arange(3, 13)),
+        (MASKED["modernbert"], torch.arange(3, 13)),
+        (VISION["registers"], torch.randn(3, 16, 16, generator=torch.Generator().manual_seed(0))),
+    ],
+    ids=lambda value: getattr(value, "model_type", ""),
+)
+def test_of_other_families(config, read):
+    """Attention to all keys: near itself, and checked before weights are there."""
+    check_attends(skeleton(config, torch.bfloat16), get_scheme("fp32+attention"))
+    torch.manual_seed(0)
+    model = family_of(config).made_by.from_config(copy.deepcopy(config)).eval()
+    with torch.no_grad():
+        logits = [outliers.quantize(model, name)(read[None]).logits for name in ("fp32", "fp32+attention")]
+    assert 0 < (logits[0] - logits[1]).norm() / logits[0].norm() < 0.02
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart", "t5gemma"])
+def test_encoder_decoders_are_refused(kind):
+    with pytest.raises(UserError, match=f"the attention of '{kind}' cannot be replaced"):
+        check_attends(skeleton(SEQ2SEQ[kind], torch.bfloat16), get_scheme("fp32+attention"))
+
+
+def test_where_it_cannot_be():
+    model, ids = make_model("llama"), torch.zeros(1, 4, dtype=torch.int64)
+    trained = outliers.train_int8(make_model("llama"), ffn=False, linear=False, attention=True)
+    for message, attempt in {
+        "in int8 already": lambda: outliers.quantize(trained, "fp32+attention"),
+        "leaves nothing": lambda: outliers.quantize(model, "fp32+attention", skip=["*.self_attn.products"]),
+        "leaves nothing.*": lambda: outliers.quantize(model, "fp32+attention", skip=["model.layers.*"]),
+        "quantizes no projections; use load_model": lambda: load_int8("pocket/gpt2-0.1m", "fp32+attention"),
+        "and only projections have errors": lambda: outliers.damage(model, ids, "fp32+attention", by=["error"]),
+    }.items():
+        with pytest.raises(UserError, match=message):
+            attempt()
+
+
+def test_beside_the_scheme_of_the_projections(blocks):
+    """And taken back by the next one, with the codes of projections shared."""
+    model = make_model("llama")
+    plain = outliers.quantize(model, "absmax-vector")
+    both = outliers.quantize(plain, "absmax-vector+attention")
+    alone = outliers.quantize(both, "fp32+attention")
+    found = [outliers.perplexity(one, blocks) for one in (model, plain, both, alone)]
+    again = outliers.quantize(both, "absmax-vector")
+    assert len(set(found)) == 4
+    assert outliers.perplexity(again, blocks) == found[1]
+    assert outliers.perplexity(outliers.quantize(alone, "fp32"), blocks) == found[0]
+    codes = [one.model.layers[0].mlp.up_proj.operand.codes.codes for one in (both, again)]
+    assert codes[0] is codes[1]
+
+
+def test_one_product_alone(blocks):
+    model = make_model("llama")
+    names = ["fp32", "fp32+attention", "fp32+attention@scores", "fp32+attention@values"]
+    found = {name: outliers.perplexity(outliers.quantize(model, name), blocks) for name in names}
+    assert len(set(found.values())) == 4
+    both = outliers.quantize(model, "fp32+attention@values/scores")
+    assert outliers.perplexity(both, blocks) == found["fp32+attention"]
+
+
+def test_a_cache_before_it_is_met_too(blocks):
+    names = ("kv=int2", "fp32+attention")
+    orders = [outliers.Together(tuple(map(outliers.variant, order))) for order in (names, names[::-1])]
+    first, second = outliers.perplexities(make_model("llama"), blocks, orders)
+    assert first == second
+
+
+def test_attention_that_is_skipped(blocks):
+    model = make_model("llama")
+    first = outliers.quantize(model, "fp32+attention", skip=["model.layers.1"])
+    second = outliers.quantize(model, "fp32+attention", skip=["model.layers.0.self_attn.products"])
+    every = {outliers.perplexity(one, blocks) for one in (model, first, second)}
+    assert len(every) == 3
+
+
+def test_its_probabilities_are_those_that_are_looked_at(blocks):
+    model = make_model("llama")
+    exact, rounded = (top1_softmax(outliers.quantize(model, name), blocks) for name in ("fp32", "fp32+attention"))
+    assert exact != rounded
+    assert exact == pytest.approx(rounded, rel=0.02)
+
+
+def test_with_a_cache_as_without():
+    """The last of some tokens that come one at a time meets all keys before it."""
+    model = outliers.quantize(make_model("llama"), "fp32+attention")
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        whole = model(ids).logits[0, -1]
+        cache = model(ids[:, :-1], use_cache=True).past_key_values
+        stepped = model(ids[:, -1:], past_key_values=cache, use_cache=True).logits[0, -1]
+    torch.testing.assert_close(stepped, whole, rtol=0, atol=0.05)
+    assert not torch.equal(stepped, make_model("llama")(ids).logits[0, -1])
+
+
+def test_int8_models_on_disk_keep_it(blocks, tmp_path):
+    model = make_model("llama")
+    skip = ["model.layers.0.self_attn.products"]
+    made = outliers.quantize(model, "absmax-vector+attention", keep="int8", skip=skip)
+    save_quantized(made, tmp_path)
+    expected = outliers.perplexity(made, blocks)
+    assert outliers.perplexity(load_quantized(tmp_path), blocks) == expected
+    assert outliers.perplexity(outliers.quantize(model, "absmax-vector", keep="int8"), blocks) != expected
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("fp32+attention=1", "is 1; expected the share of its products that stays in 16 bits"),
+        ("fp32+attention=-0.1", "is -0.1"),
+        ("fp32+attention+attention=0.1", "has 'attention' twice"),
+        ("fp32+attention@ffn_in", "unknown role 'ffn_in'; known: scores, values"),
+        ("absmax+tokens=6@scores", "unknown role 'scores'"),
+        ("fp32+attention+hadamard", "'fp32[+]attention[+]hadamard' has 'hadamard' where no operand"),
+    ],
+)
+def test_mistakes_in_names(name, said):
+    with pytest.raises(UserError, match=said):
+        get_scheme(name)
+
+
+def test_the_option_puts_all_schemes_under_several():
+    asked = Experiment(models=["gpt2"], schemes="fp32,llm.int8", attention="16-bit,int8,int8+2.5%")
+    assert asked.schemes == [
+        *("fp32", "fp32+attention", "fp32+attention=0.025"),
+        *("llm.int8", "llm.int8+attention", "llm.int8+attention=0.025"),
+    ]
+    asked = Latency(models=["gpt2"], schemes=["bitsandbytes", "absmax"], attention="int8", transform="hadamard")
+    assert asked.schemes == ["bitsandbytes", "absmax+hadamard+attention"]
+    assert Experiment(models=["gpt2"], schemes="fp32", attention="16-bit").schemes == ["fp32"]
+    with pytest.raises(FieldError, match=r"expected 16-bit, int8, or int8\+2% for a share .* got 'int4'"):
+        Experiment(models=["gpt2"], attention="16-bit,int4")
+
+
+# Measurements
+
+
+def test_rows_of_attention_in_16_bits_are_used_again(tmp_path):
+    before = sweep(Experiment(**POCKET, schemes=["fp32", "absmax"]), tmp_path)
+    assert all("attention" not in row and "attention" not in row["scheme"] for row in before)
+    found = sweep(Experiment(**POCKET, schemes=["fp32", "absmax"], attention="16-bit,int8"), tmp_path)
+    assert [row for row in found if row in before] == before
+    assert {row["scheme"] for row in found if row not in before} == {"fp32+attention", "absmax+attention"}
+    (alone,) = [row for row in found if row["scheme"] == "fp32+attention"]
+    assert alone["scheme_parts"] == "exact × exact, exact, attention=0"
+    assert "kernels" not in alone
+    assert "arithmetic" not in alone
+
+
+def test_damage_by_role_and_layer(tmp_path):
+    """A role of its own; of each layer what the model has with only that layer's attention in int8."""
+    spec = {"model": "pocket/gpt2-0.5m", "block": 64, "blocks": 1, "attention": ["int8"]}
+    rows = run(Damage(**spec, schemes=["fp32", "absmax-vector"]), tmp_path)
+    found = damages_of(rows)
+    roles = ["attn_in", "attn_out", "ffn_in", "ffn_out", "attention"]
+    assert list(found["absmax-vector+attention"].roles["role"]) == roles
+    assert found["fp32+attention"].errors.empty
+    alone = found["fp32+attention"]
+    (of_role,) = alone.roles["perplexity_only"]
+    assert of_role == alone.model["perplexity"] != alone.model["unquantized"]
+    assert found["absmax-vector+attention"].roles["perplexity_only"].iloc[-1] == of_role
+    model = outliers.load_model("pocket/gpt2-0.5m")
+    blocks = outliers.load_text("sample", outliers.load_tokenizer("pocket/gpt2-0.5m"), block=64, blocks=1)
+    layers = len(decoder_layers(model))
+    for layer in range(layers):
+        skip = [f"transformer.h.{other}" for other in range(layers) if other != layer]
+        expected = outliers.perplexity(outliers.quantize(model, "fp32+attention", skip=skip), blocks)
+        assert alone.layers["perplexity_only"][layer] == expected, "bit by bit"
+
+
+def test_panels_of_damage_that_share_an_axis_have_the_same_places():
+    rows = [
+        {"scheme": "fp32", "metric": "perplexity", "value": 10.0},
+        *({"scheme": name, "metric": "perplexity", "value": 11.0} for name in ("absmax", "fp32+attention")),
+        *(
+            {"scheme": name, "metric": "damage.perplexity_only", "role": role, "value": value}
+            for name, role, value in (("absmax", "ffn_in", 10.5), ("fp32+attention", "attention", 12.0))
+        ),
+    ]
+    panels = outliers.plot.damage_bars(damages_of(rows))
+    heights = [[bar.get_height() for bar in axes.patches] for axes in panels[:, 0]]
+    assert [label.get_text() for label in panels[1, 0].get_xticklabels()] == ["ffn_in", "attention"]
+    assert heights[0][0] == pytest.approx(math.log(1.05))
+    assert heights[1][1] == pytest.approx(math.log(1.2))
+    assert math.isnan(heights[1][0])
+    assert math.isnan(heights[0][1])
+
+
+def test_the_time_of_a_token(tmp_path):
+    asked = {"models": ["pocket/gpt2-0.1m"], "batches": [1], "prompt": 8, "tokens": 2, "repeats": 2}
+    rows = run(Latency(**asked, dtype="float32", schemes=["fp32", "absmax"], attention="16-bit,int8"), tmp_path)
+    weights = {row["scheme"]: row["weights_hash"] for row in rows}
+    assert weights["fp32"] == weights["fp32+attention"]
+    assert weights["absmax"] == weights["absmax+attention"]
+    assert len(set(weights.values())) == 2
+
+
+# Where it cannot be
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("gptj", "the attention of 'gptj' cannot be replaced in transformers"),
+        ("gemma2", "attention in int8 with 'softcap'; expected a masked softmax"),
+        ("gpt-oss", "attention in int8 with 's_aux'"),
+    ],
+)
+@pytest.mark.parametrize("further", [[], ["--stream"]])
+def test_refused_at_the_door(monkeypatch, capsys, tmp_path, case, said, further):
+    make_model(case).save_pretrained(tmp_path / "model")
+    make_tokenizer().save_pretrained(tmp_path / "model")
+    monkeypatch.setattr(outliers.models.load, "load_model", lambda *_: pytest.fail("loaded before it was refused"))
+    text = tmp_path / "text.jsonl"
+    text.write_text('{"text": "The"}\n' * 20, encoding="utf-8")  # of a token and an end each
+    arguments = ["--attention", "int8", "--text", text, "--block", "16", "--blocks", "1", "--out", tmp_path / "out"]
+    capsys.readouterr()
+    code, out, err = call(monkeypatch, capsys, "--model", tmp_path / "model", *arguments, *further)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {said}")
+    assert err.count("\n") == 1
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,715 @@
+"""Schemes, the quantized layer against equation 8 in float64, whole models."""
+
+import copy
+import itertools
+import json
+import pickle
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+import torch
+from accelerate.hooks import CpuOffload, add_hook_to_module
+from outlier_kernels import dispatch, reference
+from outlier_kernels.cpu.packed import Packed
+from outlier_kernels.formats import Quantizer
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+from torch.testing._internal.two_tensor import TwoTensor
+from transformers import AutoConfig, AutoModelForCausalLM, StaticCache
+from transformers.pytorch_utils import Conv1D
+
+from outliers import Experiment, UserError, load_text, perplexity, plant, quantize, sweep, trace
+from outliers.models.anatomy import projections
+from outliers.models.load import load_model, load_tokenizer
+from outliers.paper.report import drawn_again
+from outliers.quantization.int8 import Int8Linear
+from outliers.quantization.linear import QuantizedLinear, stored_weight
+from outliers.quantization.peers import bitsandbytes_layer, with_bitsandbytes
+from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, get_scheme, write_scheme
+from outliers.quantization.store import load_int8, load_quantized, save_quantized
+from tests.conftest import FIVE, in_turn, make_model, pairwise
+from tests.kernels.test_kernels import numpy_quantize_matrix
+
+EIGHT_BIT = TABLE1[1:]
+
+# Outlier columns of 20 features.
+OUTLIERS = {"none": [], "some": [3, 11], "all": list(range(20))}
+
+
+def equation(x: torch.Tensor, weight: torch.Tensor, name: str) -> torch.Tensor:
+    """A scheme in float64, by its name alone: x (tokens, features), weight (outputs, features)."""
+    by_row, symmetric = name not in ("absmax", "zeropoint"), "zeropoint" not in name
+    activations = Quantizer("int8", "row" if by_row else "tensor", symmetric)
+    weights = Quantizer("int8", "column" if by_row and "row" not in name else "tensor", symmetric)
+    threshold = 6.0 if "decomp" in name or "llm" in name else torch.inf
+    return product_under(x, weight, activations, weights, threshold)
+
+
+def product_under(
+    x, weight, activations: Quantizer | None, weights: Quantizer | None, threshold: float
+) -> torch.Tensor:
+    """The same by the parts of a scheme."""
+    outliers = (x.abs() >= threshold).any(0)
+    product = x[:, outliers] @ weight[:, outliers].T
+    if outliers.all():
+        return product
+    x8, w8 = (
+        torch.from_numpy(numpy_quantize_matrix(matrix.numpy(), part.symmetric, part.granularity != "tensor")[1])
+        if part
+        else matrix
+        for matrix, part in ((x[:, ~outliers], activations), (weight[:, ~outliers], weights))
+    )
+    return product + x8 @ w8.T
+
+
+def test_thresholds_that_are_none():
+    for alpha in (float("inf"), float("nan")):
+        with pytest.raises(UserError, match=f"alpha is {alpha}; expected a positive number"):
+            get_scheme("absmax", alpha)
+
+
+OURS = {
+    "name": "ours",
+    "activations": Quantizer("int8", "row"),
+    "weights": Quantizer("int8", "column"),
+    "outlier_threshold": 4.0,
+}
+
+
+def test_every_scheme_that_can_be_made_is_computed_and_is_another():
+    torch.manual_seed(0)
+    projection = nn.Linear(20, 30).double()
+    x = torch.randn(8, 20, dtype=torch.float64)
+    x[5, [3, 11]] = -9.0
+    weight, found = projection.weight.detach(), []
+    operands = (
+        [None, *(Quantizer("int8", groups, symmetric) for groups in ("tensor", own) for symmetric in (True, False))]
+        for own in ("row", "column")
+    )
+    for activations, weights, threshold in itertools.product(*operands, (None, 4.0)):
+        if activations is None and weights is None:
+            continue
+        fields = {"activations": activations, "weights": weights, "outlier_threshold": threshold}
+        scheme = Scheme(**OURS | fields)
+        parts = activations, weights, threshold or torch.inf
+        with torch.no_grad():
+            found.append(QuantizedLinear(projection, scheme)(x))
+        torch.testing.assert_close(found[-1], product_under(x, weight, *parts) + projection.bias.detach())
+    for threshold in (None, 4.0):
+        scheme = Scheme(**OURS | {"arithmetic": "bitsandbytes", "outlier_threshold": threshold})
+        codes = reference.quantize_bitsandbytes(weight)[0]
+        with torch.no_grad():
+            found.append(QuantizedLinear(projection, scheme)(x))
+        want = reference.linear_bitsandbytes(x, codes, threshold=threshold)
+        torch.testing.assert_close(found[-1], want + projection.bias.detach())
+    assert len({tuple(one.flatten().tolist()) for one in found}) == len(found) == 50
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"weights": Quantizer("int5", "column")}, "format of the weights of scheme 'ours' is 'int5'; expected 'int8'"),
+        ({"activations": None, "weights": None}, "threshold of .* is 4.0 where no operand is quantized; expected None"),
+        ({"activations": Quantizer("int8", "row", 1)}, "symmetric of the activations .* is 1; expected True or False"),
+        ({"activations": Quantizer("int8", "group128")}, "is 'group128'; expected 'tensor' or 'row'"),
+        ({"outlier_threshold": 0.0}, "outlier_threshold of scheme 'ours' is 0.0; expected a positive number"),
+        *(
+            ({"outlier_threshold": value}, f"is {value!r}; expected a positive number")
+            for value in (float("nan"), float("inf"), -6.0, "6", True)
+        ),
+        (
+            {"arithmetic": "bitsandbytes", "activations": Quantizer("int8", "row", False)},
+            "activations of .* is 'int8 row zeropoint' with arithmetic 'bitsandbytes'; expected 'int8 row absmax'",
+        ),
+        (
+            {"arithmetic": "bitsandbytes", "weights": Quantizer("int8", "tensor")},
+            "weights of .* with arithmetic 'bitsandbytes'; expected 'int8 column absmax'",
+        ),
+        ({"arithmetic": "yes"}, "arithmetic of scheme 'ours' is 'yes'; expected 'exact' or 'bitsandbytes'"),
+        ({"name": ""}, "name of scheme '' is ''; expected text"),
+    ],
+)
+def test_a_scheme_that_no_kernel_serves(fields, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        Scheme(**OURS | fields)
+    save_file({}, tmp_path / "int8.safetensors", {"scheme": json.dumps(OURS | fields, default=vars), "skip": "[]"})
+    with pytest.raises(UserError, match=f"cannot read an int8 model from .*(its scheme: .*{message})"):
+        load_quantized(tmp_path)
+
+
+EARLIER = '{"name": "absmax", "bits": 8, "symmetric": true, "label": "Int8 absmax"}'
+SOUND = write_scheme(Scheme(**OURS))
+REMEDIES = "5", "[5]", '["hadamard"]', *(f"[[{one}]]" for one in ('"hadmard", 1, []', '"clip", [], []', "[], 1, []"))
+REMEDIES += *(f'[["tokens", {number}, []]]' for number in ("NaN", "1" + "0" * 400, '"x"')), '[["clip", 0.9, [5]]]'
+
+
+@pytest.mark.parametrize(
+    ("scheme", "skip"),
+    [
+        *((scheme, "[]") for scheme in ("[" * 100_000, "[]", "5", '{"name": "x"}', '{"command": "x"}', "", "null")),
+        (EARLIER, "[]"),
+        *((f"{SOUND[:-3]}{written}}}", "[]") for written in REMEDIES),
+        *((SOUND, skip) for skip in ('"all"', "[5]", "5", "null", "[" * 100_000, '["transformer.h.7"]', "nonsense")),
+    ],
+)
+def test_what_a_file_says_that_is_no_scheme_or_no_places(scheme, skip, tmp_path):
+    save_quantized(quantize(make_model("gpt2"), "absmax", "int8"), tmp_path)
+    save_file({}, tmp_path / "int8.safetensors", {"scheme": scheme, "skip": skip})
+    said = "unknown part 'bits'; quantize the exact model again" if scheme == EARLIER else "cannot read an int8 model"
+    said = said if scheme != SOUND or skip in ("[" * 100_000, "nonsense") else "skip"
+    with pytest.raises(UserError, match=said):
+        load_quantized(tmp_path)
+
+
+def test_a_scheme_keeps_its_threshold_unless_another_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setitem(SCHEMES, "ours", Scheme(**OURS))
+    fields = {"models": ["pocket/gpt2-0.1m"], "schemes": ["ours", "llm.int8", "fp32"], "block": 32, "blocks": 1}
+    schemes = [variant.scheme for variant in Experiment(**fields).quantized]
+    found = {scheme.name: scheme.outlier_threshold for scheme in schemes}
+    assert found == {"fp32": None, "ours": 4.0, "llm.int8": 6.0}
+    for more in ({}, {"alpha": 6.0}, {"alpha": 5.0}):
+        experiment = Experiment(**fields, **more)
+        rows = sweep(experiment, tmp_path)
+        alphas = {row["scheme"]: row.get("alpha") for row in rows}
+        asked = more.get("alpha")
+        assert alphas == {"fp32": None, "ours": asked or 4.0, "llm.int8": asked or 6.0}
+        again = drawn_again(experiment, tmp_path)
+        assert {(row["scheme"], row["value"]) for row in again} == {(row["scheme"], row["value"]) for row in rows}
+    model = load_model("pocket/gpt2-0.1m")
+    blocks = load_text("sample", load_tokenizer("pocket/gpt2-0.1m"), 32, 1)
+    own = next(row["value"] for row in sweep(Experiment(**fields), tmp_path) if row["scheme"] == "ours")
+    assert own == perplexity(quantize(model, Scheme(**OURS)), blocks) != perplexity(quantize(model, "llm.int8"), blocks)
+
+
+@pairwise("name outliers conv1d", EIGHT_BIT, OUTLIERS, [False, True])
+def test_layer_is_the_equation(name, outliers, conv1d):
+    torch.manual_seed(0)
+    projection = (Conv1D(30, 20) if conv1d else nn.Linear(20, 30)).double()
+    nn.init.normal_(projection.bias)
+    weight = projection.weight.T if conv1d else projection.weight
+    x = torch.randn(2, 8, 20, dtype=torch.float64)
+    x[0, 5, OUTLIERS[outliers]] = -9.0
+    want = equation(x.flatten(0, 1), weight.detach(), name) + projection.bias
+    with torch.no_grad():
+        got = QuantizedLinear(projection, get_scheme(name))(x)
+    torch.testing.assert_close(got, want.detach().view(2, 8, 30), rtol=1e-12, atol=1e-12)
+    assert QuantizedLinear(projection.bfloat16(), get_scheme(name))(x.bfloat16()).dtype == torch.bfloat16
+
+
+def test_model_is_quantized_and_the_original_is_not(model, blocks):
+    before = model(blocks).logits
+    quantized = quantize(model, "absmax")
+    assert {type(p.module) for p in projections(quantized)} == {QuantizedLinear}
+    assert not any(isinstance(module, QuantizedLinear) for module in model.modules())
+    after = quantized(blocks).logits
+    assert torch.equal(model(blocks).logits, before)
+    assert not torch.equal(after, before)
+    assert (after - before).norm() < 0.2 * before.norm()
+    assert quantized.num_parameters() == model.num_parameters()
+    stored = [one.get_input_embeddings().weight.data_ptr() for one in (model, quantized)]
+    assert stored[0] == stored[1], "what is not quantized is shared"
+    quantized.half()
+    assert model.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", EIGHT_BIT)
+def test_codes_made_in_inference_mode_serve_outside_of_it(name, blocks):
+    quantized = quantize(make_model("gpt2"), name)
+    with torch.inference_mode():
+        inside = quantized(blocks).logits
+    outside = quantized(blocks).logits
+    assert torch.equal(outside.detach(), inside)
+    assert not quantized.transformer.h[0].mlp.c_fc.quantized_weight.scale.requires_grad
+
+
+@pytest.mark.parametrize(("case", "keep"), [("llama", "exact"), ("gpt2", "int8"), ("llama", "int8"), ("bloom", "int8")])
+def test_generation_with_a_cache_equals_generation_without(case, keep):
+    quantized = quantize(make_model(case), "absmax-vector" if keep == "exact" else "llm.int8", keep)
+    how = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    cached, plain = (quantized.generate(torch.arange(5)[None], use_cache=cache, **how) for cache in (True, False))
+    assert torch.equal(cached, plain)
+
+
+RESCHEMED = ["fp32", "absmax", "zeropoint-vector", "llm.int8", "llm.int8-bnb", "w4-g16", "nvfp4"]
+
+
+@pytest.fixture(scope="module")
+def afresh() -> dict:
+    """A model under each of them, which has run, and its logits."""
+    model, ids = make_model("llama"), torch.arange(24)[None]
+    return {name: (one := quantize(model, name), ids, one(ids).logits) for name in RESCHEMED}
+
+
+@pytest.mark.parametrize("name", RESCHEMED)
+def test_rescheming_equals_quantizing_afresh(name, afresh):
+    for first, ids, _ in afresh.values():
+        assert torch.equal(quantize(first, name)(ids).logits, afresh[name][2])
+
+
+ACTIVATIONS_ALONE = Scheme("a8", Quantizer("int8", "row"), None)
+MIXED = [  # schemes whose operands differ
+    Scheme("mixed", Quantizer("int8", "row", False), Quantizer("int8", "column")),
+    Scheme("weights-alone", None, Quantizer("int8", "column")),
+    Scheme("w8-decomp", None, Quantizer("int8", "column"), 2.0),
+]
+
+
+@pytest.mark.parametrize("name", [*EIGHT_BIT, "llm.int8-bnb", *MIXED])
+def test_int8_layer_is_the_reference(name):
+    """A layer that has only codes, against the kernels' reference on the same weight."""
+    torch.manual_seed(0)
+    scheme = get_scheme(name)
+    for projection in (nn.Linear(16, 24), Conv1D(24, 16)):
+        nn.init.normal_(projection.bias)
+        x = torch.randn(2, 7, 16)
+        x[..., 2] *= 9
+        layer = Int8Linear(projection, scheme)
+        weight = dispatch.quantize(stored_weight(projection), scheme.weights, scheme.arithmetic)
+        if scheme.arithmetic == "bitsandbytes":
+            want = reference.linear_bitsandbytes(x.flatten(0, 1), weight, projection.bias, scheme.outlier_threshold)
+        else:
+            rest = scheme.activations, scheme.outlier_threshold
+            want = reference.linear(x.flatten(0, 1), weight, projection.bias, *rest)
+        assert torch.allclose(layer(x), want.view(2, 7, 24), atol=1e-5)
+
+
+@in_turn("case name", FIVE, ["absmax", "zeropoint-vector", "llm.int8", "llm.int8-bnb"])
+def test_int8_model(case, name, blocks, tmp_path):
+    """Close to the exact one, untouched original, and the same bits after copying, saving and reading."""
+    model = make_model(case)
+    before = model(blocks).logits
+    small = quantize(model, name, keep="int8")
+    assert {type(p.module) for p in projections(small)} == {Int8Linear}
+    got = small(blocks).logits
+    assert (got - before).norm() < 0.2 * before.norm()
+    assert torch.equal(model(blocks).logits, before)
+    assert torch.equal(copy.deepcopy(small)(blocks).logits, got)
+    save_quantized(small, tmp_path / "small")
+    assert torch.equal(small(blocks).logits, got), "saving brings the plain codes back and forward prepares them again"
+    loaded = load_quantized(tmp_path / "small")
+    assert torch.equal(loaded(blocks).logits, got)
+    model.save_pretrained(tmp_path / "exact")
+    assert torch.equal(load_int8(str(tmp_path / "exact"), name)(blocks).logits, got)
+
+
+def test_int8_model_holds_one_byte_a_weight(blocks):
+    config = AutoConfig.for_model("gpt2", vocab_size=100, n_embd=768, n_layer=1, n_head=4, n_positions=64)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    weights = sum(p.module.weight.numel() for p in projections(model))
+    for name in ("absmax", "llm.int8", "llm.int8-zeropoint"):
+        small = quantize(model, name, keep="int8")
+        for prepared in (False, True):
+            if prepared:
+                small(blocks)
+            held = sum(bytes_of(p.module) for p in projections(small))
+            assert weights <= held <= 1.05 * weights
+
+
+def bytes_of(layer: Int8Linear) -> int:
+    """Bytes of everything that a layer holds but its bias."""
+    tensors = list(layer.buffers())
+    if isinstance(layer.prepared, Packed):
+        assert layer.codes is None
+        tensors += [tensor for tensor in layer.prepared[:2] if all(tensor is not one for one in tensors)]
+    return sum(t.nbytes for t in {id(t): t for t in tensors}.values())
+
+
+def test_int8_model_in_16_bits_and_elsewhere(blocks):
+    small = quantize(make_model("llama"), "llm.int8", keep="int8")
+    small(blocks)
+    layer = small.model.layers[0].mlp.up_proj
+    scale = quantize(make_model("llama"), "llm.int8", keep="int8").model.layers[0].mlp.up_proj.scale
+    half = small.bfloat16()
+    assert torch.equal(layer.scale, scale), "scales stay as they are in another dtype"
+    assert half(blocks).logits.dtype == torch.bfloat16
+    on_meta = quantize(make_model("gpt2").to("meta"), "llm.int8", keep="int8")
+    assert all(p.module.codes.is_meta and p.module.codes.dtype == torch.int8 for p in projections(on_meta))
+
+
+def test_int8_mistakes(tmp_path, blocks):
+    model = make_model("gpt2")
+    small = quantize(model, "llm.int8", keep="int8")
+    for message, call in {
+        "keeps only int8 codes": lambda: quantize(small, "absmax"),
+        "'a8' quantizes no weights, whose codes could be kept": lambda: quantize(model, ACTIVATIONS_ALONE, "int8"),
+        "unknown way to keep weights 'int4'": lambda: quantize(model, "absmax", keep="int4"),
+        "does not keep int8 codes alone": lambda: save_quantized(quantize(model, "absmax"), tmp_path),
+        "cannot read an int8 model from": lambda: load_quantized(tmp_path / "nothing"),
+        "quantizes no projections; use load_model": lambda: load_int8("pocket/gpt2-0.1m", "fp32"),
+        "unknown dtype 'int4'": lambda: load_int8("pocket/gpt2-0.1m", dtype="int4"),
+    }.items():
+        with pytest.raises(UserError, match=message):
+            call()
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match="cannot write to"):
+        save_quantized(small, tmp_path / "file" / "folder")
+    save_quantized(small, tmp_path / "small")
+    file = tmp_path / "small" / "int8.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(UserError, match="cannot read an int8 model"):
+        load_quantized(tmp_path / "small")
+
+
+class LowRank(nn.Module):
+    """An adapter around a projection, with its weight."""
+
+    def __init__(self, projection: nn.Linear):
+        super().__init__()
+        self.projection, self.adapter = projection, nn.Linear(projection.in_features, projection.out_features)
+        self.weight, self.bias = projection.weight, projection.bias
+
+    def forward(self, x):
+        return self.projection(x) + self.adapter(x)
+
+
+class Doubled(nn.Linear):
+    """A linear layer that computes something else."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def by_bitsandbytes(projection: nn.Linear) -> nn.Module:
+    pytest.importorskip("bitsandbytes", reason="needs a layer of bitsandbytes, which is not installed")
+    return bitsandbytes_layer(projection)
+
+
+def with_weight(projection: nn.Linear, weight: torch.Tensor) -> nn.Linear:
+    projection.weight = nn.Parameter(weight, requires_grad=False)
+    return projection
+
+
+def with_forward(projection: nn.Linear) -> nn.Linear:
+    projection.forward = lambda x: 2 * nn.functional.linear(x, projection.weight, projection.bias)
+    return projection
+
+
+def hooked(projection: nn.Linear, register: str) -> nn.Linear:
+    getattr(projection, register)(lambda *_: None)
+    return projection
+
+
+# What a projection may be turned into that is more than its weight, or less, and what is said of it.
+MORE_THAN_WEIGHTS = {
+    "bitsandbytes": (by_bitsandbytes, "is of bitsandbytes.nn.modules.Linear8bitLt"),
+    "adapter": (LowRank, "is of tests.quantization.test_quantization.LowRank"),
+    "subclass": (lambda projection: Doubled(32, 32), "is of tests.quantization.test_quantization.Doubled"),
+    "compiled": (torch.compile, "OptimizedModule"),
+    "parametrized": (parametrizations.weight_norm, "ParametrizedLinear"),
+    "pruned": (lambda one: prune.random_unstructured(one, "weight", 0.5), "makes its weight of weight_orig"),
+    "codes": (lambda one: with_weight(one, one.weight.char()), "a weight of torch.int8"),
+    "narrow": (lambda one: with_weight(one, one.weight.to(torch.float8_e4m3fn)), "float8_e4m3fn"),
+    "two in one": (lambda one: with_weight(one, TwoTensor(*[one.weight.detach()] * 2)), "TwoTensor"),
+    "forward": (with_forward, "has a forward method in the place of its own"),
+    "offloaded": (lambda projection: add_hook_to_module(projection, CpuOffload("cpu")), "accelerate's CpuOffload"),
+    "gradients": (lambda projection: hooked(projection, "register_full_backward_hook"), "has backward_hooks"),
+    "state": (lambda projection: hooked(projection, "register_state_dict_post_hook"), "has state_dict_hooks"),
+}
+
+
+@pytest.mark.parametrize("kind", MORE_THAN_WEIGHTS)
+def test_what_is_more_than_its_weight_is_refused(kind):
+    change, message = MORE_THAN_WEIGHTS[kind]
+    model = make_model("llama")
+    attention = model.model.layers[1].self_attn
+    attention.o_proj = change(attention.o_proj)
+    changes = [partial(quantize, model, *how) for how in (["absmax"], ["fp32"], ["absmax", "int8"])]
+    for call in [*changes, partial(with_bitsandbytes, model)]:
+        with pytest.raises(UserError, match=rf"'model.layers.1.self_attn.o_proj' .*{message}.*"):
+            call()
+
+
+def test_what_is_wrapped_around_a_model_is_refused():
+    model = make_model("gpt2")
+    for wrapped in (torch.compile(model), nn.DataParallel(model), LowRank(nn.Linear(2, 2))):
+        with pytest.raises(UserError, match=f"{type(wrapped).__name__} is not a transformers model; expected a Pre"):
+            quantize(wrapped, "absmax")
+        with pytest.raises(UserError, match="expected a PreTrainedModel: give the one that it wraps"):
+            trace(wrapped, torch.zeros(1, 4, dtype=torch.int64))
+
+
+def test_nothing_is_planted_in_codes(blocks):
+    for keep in ("exact", "int8"):
+        with pytest.raises(UserError, match=r"'transformer.h.0.attn.c_attn' is of outliers.quantization.*; expected a"):
+            plant(quantize(make_model("gpt2"), "absmax", keep), [3], 2.0)
+
+
+class Watch:
+    """A hook that refers to the whole model."""
+
+    def __init__(self, model):
+        self.model, self.seen = model, []
+
+    def __call__(self, _module, _inputs, output):
+        self.seen.append(output)
+        return 2 * output
+
+
+@pytest.mark.parametrize("keep", ["exact", "int8"])
+def test_forward_hooks_are_kept(keep, blocks):
+    model = make_model("llama")
+    plain = quantize(model, "absmax", keep)
+    projection, watch = model.model.layers[0].self_attn.o_proj, Watch(model)
+    projection.register_forward_hook(watch)
+    projection.register_forward_pre_hook(lambda _module, inputs, _keywords: ((-inputs[0],), {}), with_kwargs=True)
+    hooked = quantize(model, "absmax", keep)
+    alike = plain.model.layers[0].self_attn.o_proj
+    alike.register_forward_hook(lambda _module, _inputs, output: 2 * output)
+    alike.register_forward_pre_hook(lambda _module, inputs: -inputs[0])
+    got = hooked(blocks).logits
+    assert torch.equal(got, plain(blocks).logits)
+    assert len(watch.seen) == 1
+    if keep == "exact":  # from one scheme to another, and back to none
+        again = quantize(quantize(hooked, "llm.int8"), "absmax")
+        assert torch.equal(again(blocks).logits, got)
+        assert torch.equal(quantize(hooked, "fp32")(blocks).logits, model(blocks).logits)
+        assert len(watch.seen) == 4
+
+
+def test_the_mode_of_a_projection_is_kept():
+    model = make_model("gpt2")
+    model.transformer.h[1].train()
+    for keep in ("exact", "int8"):
+        modes = [projection.module.training for projection in projections(quantize(model, "absmax", keep))]
+        assert modes == [False] * 4 + [True] * 4
+
+
+def test_a_projection_that_is_used_twice(blocks):
+    model = make_model("llama")
+    layers = model.model.layers
+    layers[1].mlp.up_proj = layers[0].mlp.up_proj
+    layers[1].mlp.down_proj.weight = layers[0].mlp.down_proj.weight
+    for keep in ("exact", "int8"):
+        quantized = quantize(model, "absmax", keep)
+        assert quantized.model.layers[0].mlp.up_proj is quantized.model.layers[1].mlp.up_proj
+        assert torch.equal(quantized(blocks).logits, quantize(copy.deepcopy(model), "absmax", keep)(blocks).logits)
+    exact = quantize(model, "absmax").model.layers
+    assert exact[0].mlp.down_proj.projection.weight is exact[1].mlp.down_proj.projection.weight
+
+
+def other_model(case: str) -> nn.Module:
+    """A model of other weights."""
+    model = make_model(case)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.5)
+    return model
+
+
+@torch.no_grad()
+def edit_in_place(model, other):
+    for parameter, value in zip(model.parameters(), other.parameters(), strict=True):
+        parameter.copy_(value)
+
+
+def replace_data(model, other):
+    for parameter, value in zip(model.parameters(), other.parameters(), strict=True):
+        parameter.data = value.detach().clone()
+
+
+def replace_parameters(model, other):
+    for module, value in zip(model.modules(), other.modules(), strict=True):
+        module._parameters.update(value._parameters)
+
+
+EDITS = {
+    "load_state_dict": lambda model, other: model.load_state_dict(other.state_dict()),
+    "assign": lambda model, other: model.load_state_dict(other.state_dict(), assign=True),
+    "in place": edit_in_place,
+    "inference mode": torch.inference_mode()(edit_in_place),
+    "data": replace_data,
+    "parameters": replace_parameters,
+}
+
+
+@in_turn("edit case", EDITS, ["gpt2", "llama"])
+def test_codes_are_those_of_the_weights_that_are_there(case, edit, blocks):
+    """The weights change after codes were made of them."""
+    quantized, other = (quantize(model, "absmax-vector") for model in (make_model(case), other_model(case)))
+    before, expected = quantized(blocks).logits, other(blocks).logits
+    EDITS[edit](quantized, other)
+    shared = quantize(quantized, "llm.int8")
+    assert torch.equal(quantized(blocks).logits, expected)
+    assert not torch.equal(before, expected)
+    assert torch.equal(shared(blocks).logits, quantize(other_model(case), "llm.int8")(blocks).logits)
+
+
+def test_codes_are_made_once(blocks):
+    """Until the original is edited whose weights they share."""
+    model = make_model("gpt2")
+    quantized = quantize(model, "absmax-vector")
+    quantized(blocks)
+    made = [projection.module.made for projection in projections(quantized)]
+    with torch.inference_mode():
+        quantized(blocks)
+    assert all(projection.module.made is one for projection, one in zip(projections(quantized), made, strict=True))
+    assert all(projection.module.made is None for projection in projections(copy.deepcopy(quantized)))
+    with torch.no_grad():
+        for parameter in model.transformer.h.parameters():
+            parameter.mul_(0.5)
+    assert torch.equal(quantized(blocks).logits, quantize(model, "absmax-vector")(blocks).logits)
+    layer = quantized.double().transformer.h[0].mlp.c_fc
+    assert layer.quantized_weight.scale.dtype == torch.float64, "they follow the weights to another dtype"
+
+
+@pairwise(
+    "case scheme assign ran",
+    ["gpt2", "llama"],
+    ["llm.int8", "zeropoint-vector"],
+    [False, True],
+    ["01", "10", "11"],
+)
+def test_state_of_an_int8_model(case, scheme, assign, ran, blocks):
+    """Into a model of other weights, from each state into each state: before a forward pass and after."""
+    expected = quantize(make_model(case), scheme, "int8")(blocks).logits
+    source, target = (quantize(model, scheme, "int8") for model in (make_model(case), other_model(case)))
+    for model, has_run in zip((source, target), ran, strict=True):
+        if has_run == "1":
+            model(blocks)
+    report = target.load_state_dict(source.state_dict(), assign=assign)
+    assert not report.missing_keys
+    assert not report.unexpected_keys
+    assert torch.equal(target(blocks).logits, expected)
+    assert torch.equal(source(blocks).logits, expected)
+
+
+@pytest.mark.parametrize("ran", [False, True])
+def test_codes_and_scales_are_not_mixed(ran, blocks):
+    small = quantize(make_model("gpt2"), "absmax", "int8")
+    expected = small(blocks).logits
+    if not ran:
+        small = quantize(make_model("gpt2"), "absmax", "int8")
+    zeropoint = quantize(other_model("gpt2"), "zeropoint", "int8").state_dict()
+    without_codes = {name: value for name, value in small.state_dict().items() if not name.endswith(".codes")}
+    for state in (other_model("gpt2").state_dict(), zeropoint, without_codes):
+        of_projections = {name: value for name, value in state.items() if ".h." in name and ".ln_" not in name}
+        with pytest.raises(RuntimeError, match=r"h.0.attn.c_attn' is under 'absmax' and takes codes, scale, got "):
+            small.load_state_dict(of_projections, strict=False)
+        assert torch.equal(small(blocks).logits, expected)
+
+
+def test_what_is_replaced_of_an_int8_layer_is_multiplied():
+    torch.manual_seed(0)
+    x, layer = torch.randn(3, 16), Int8Linear(nn.Linear(16, 8, bias=False), get_scheme("absmax-vector"))
+    before = layer(x)
+    layer.scale = 2 * layer.scale
+    assert torch.allclose(layer(x), 2 * before)
+    layer.scale /= 2
+    assert torch.allclose(layer(x), before)
+    layer._plain()
+    layer.codes = -layer.codes
+    assert torch.allclose(layer(x), -before)
+
+
+@pytest.mark.parametrize("keep", ["exact", "int8"])
+def test_copies_and_pickles(keep, blocks):
+    quantized = quantize(make_model("gpt2"), "llm.int8", keep)
+    for ran in (False, True):
+        copies = [copy.deepcopy(quantized), pickle.loads(pickle.dumps(quantized))]
+        expected = quantized(blocks).logits
+        for one in copies:
+            assert torch.equal(one(blocks).logits, expected), ran
+
+
+@in_turn(
+    "kind others",
+    [QuantizedLinear, Int8Linear],
+    [lambda layer: layer, copy.deepcopy, lambda layer: layer, lambda layer: layer.state_dict() and layer],
+    ids=None,
+)
+def test_threads_that_come_first(kind, others):
+    """Many threads call a layer for the first time at once; one of them copies it first, or asks for its state."""
+    projection, x, scheme = nn.Linear(16, 8), torch.randn(3, 16), get_scheme("absmax-vector")
+    expected = kind(projection, scheme)(x)
+    start, interval = threading.Barrier(8), sys.getswitchinterval()
+
+    def run(number, layer):
+        start.wait()
+        return torch.equal((layer if number else others(layer))(x), expected)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            for _ in range(40):
+                assert all(pool.map(run, range(8), [kind(projection, scheme)] * 8))
+    finally:
+        sys.setswitchinterval(interval)
+
+
+@in_turn("case keep", FIVE, ["exact", "int8"])
+def test_a_backward_pass_is_refused(case, keep, blocks):
+    """And only that: with gradients enabled the outputs are what they are without."""
+    quantized = quantize(make_model(case), "llm.int8", keep)
+    with torch.no_grad():
+        expected = quantized(blocks).logits
+    logits = quantized(blocks).logits
+    assert torch.equal(logits, expected)
+    with pytest.raises(UserError, match="a projection in 8 bits has no gradient"):
+        logits.sum().backward()
+    quantized.requires_grad_(False)
+    assert not quantized(blocks).logits.requires_grad
+    head = quantized.get_output_embeddings().requires_grad_()
+    if head.weight is not quantized.get_input_embeddings().weight:
+        quantized(blocks).logits.sum().backward()
+        assert head.weight.grad is not None, "what comes after the projections can be trained"
+
+
+@pytest.mark.parametrize("place", ["self_attention.query_key_value", "mlp.dense_h_to_4h"])
+def test_a_backward_pass_to_one_weight_is_refused(place, blocks):
+    """Also where no input has a gradient. Falcon adds what its attention makes to what its feed-forward makes, in
+    place."""
+    quantized = quantize(make_model("falcon").requires_grad_(False), "llm.int8")
+    quantized.get_submodule(f"transformer.h.0.{place}").projection.requires_grad_()
+    with pytest.raises(UserError, match="a projection in 8 bits has no gradient"):
+        quantized(blocks).logits.sum().backward()
+
+
+def compiled(model: nn.Module, backend: str) -> nn.Module:
+    """One graph of the whole model, or an error."""
+    torch._dynamo.reset()
+    return torch.compile(model, backend=backend, fullgraph=True)
+
+
+@pytest.mark.nightly("kernels/outlier_kernels/", "outliers/quantization/")
+def test_a_compiled_int8_model_is_one_graph(blocks):
+    """The same bits, where the arithmetic is left alone; also once its weights are others."""
+    small, other = (quantize(model, "llm.int8", "int8") for model in (make_model("gpt2"), other_model("gpt2")))
+    with torch.no_grad():
+        run = compiled(small, "eager")
+        assert torch.equal(run(blocks).logits, quantize(make_model("gpt2"), "llm.int8", "int8")(blocks).logits)
+        small.load_state_dict(other.state_dict())
+        assert torch.equal(run(blocks).logits, other(blocks).logits)
+    with pytest.raises(UserError, match="a projection in 8 bits has no gradient"):
+        compiled(small, "aot_eager")(blocks).logits.sum().backward()
+
+
+def test_a_compiled_decode_step_is_one_graph(blocks):
+    """With keys and values of earlier tokens, in the dtype in which models generate: the same bits."""
+    small = quantize(make_model("llama").bfloat16(), "llm.int8", "int8")
+
+    def logits(step: nn.Module) -> list[torch.Tensor]:
+        cache = StaticCache(config=small.config, max_cache_len=8)
+        small(blocks[:1, :4], past_key_values=cache, use_cache=True)
+        given = ({"position_ids": torch.tensor([[place]]), "past_key_values": cache} for place in range(4, 7))
+        return [step(blocks[:1, place : place + 1], **one).logits for place, one in enumerate(given, 4)]
+
+    with torch.inference_mode():
+        assert all(map(torch.equal, logits(compiled(small, "eager")), logits(small)))
+
+
+@pytest.mark.slow
+def test_a_compiled_layer_with_exact_weights():
+    """In several graphs, for whether weights were edited, and how many features are outliers, is known when it runs."""
+    model, other = (quantize(model, "absmax") for model in (make_model("gpt2"), other_model("gpt2")))
+    layer, other = (model.transformer.h[0].mlp.c_fc for model in (model, other))
+    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
+    torch._dynamo.reset()
+    with torch.no_grad():
+        run = torch.compile(layer, backend="eager")
+        assert torch.equal(run(x), layer(x))
+        layer.load_state_dict(other.state_dict())
+        assert torch.equal(run(x), other(x))

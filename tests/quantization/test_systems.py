@@ -1,0 +1,223 @@
+"""Schemes of serving systems: each layer against a script in float64, and QServe's codes within int8."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from outlier_kernels import dispatch, reference
+from outlier_kernels.formats import FORMATS, Quantizer, large_groups
+from torch import nn
+
+import outliers
+from outliers import UserError, calibrate, load_quantized, perplexities, quantize, save_quantized
+from outliers.models.stream import stream_model
+from outliers.quantization.fields import row_fields
+from outliers.quantization.linear import QuantizedLinear
+from outliers.quantization.magnitudes import Magnitudes
+from outliers.quantization.schemes import get_scheme, is_own
+from tests.conftest import make_model
+from tests.kernels.test_kernels import of_finite_floats
+
+GROUP = 16
+OUTPUTS, FEATURES = 24, 96
+
+
+def matrix(seed: int, rows: int) -> np.ndarray:
+    """Rows whose features have sizes of their own, float64."""
+    generator = np.random.default_rng(seed)
+    return generator.standard_normal((rows, FEATURES)) * np.exp(generator.standard_normal(FEATURES))
+
+
+def absmax(values: np.ndarray, most: float, size: int = FEATURES) -> np.ndarray:
+    """What integers up to a magnitude stand for, in groups of so many features."""
+    groups = values.reshape(len(values), -1, size)
+    scale = np.abs(groups).max(-1, keepdims=True) / most
+    return (np.round(groups / scale) * scale).reshape(values.shape)
+
+
+def of_qserve(weight: np.ndarray) -> np.ndarray:
+    """Section 4.1, as the paper has it: rows to [-119, 119], and their groups to [0, 15]."""
+    scale = np.abs(weight).max(1, keepdims=True) / 119
+    groups = np.round(weight / scale).reshape(len(weight), -1, GROUP)
+    least, largest = groups.min(-1, keepdims=True), groups.max(-1, keepdims=True)
+    step = np.round((largest - least) / 15)
+    zero_point = np.clip(-np.round(least / step), 0, 15)  # z_u4
+    codes = np.clip(np.round(groups / step) + zero_point, 0, 15)
+    return ((codes - zero_point) * step).reshape(weight.shape) * scale
+
+
+def of_fireq(weight: np.ndarray) -> np.ndarray:
+    """Symmetric groups whose scales are in e4m3, those of ml_dtypes, times a power of two of the weight."""
+    groups = weight.reshape(len(weight), -1, GROUP)
+    scale = np.abs(groups).max(-1, keepdims=True) / 7
+    power = 2.0 ** np.ceil(np.log2(scale.max() / 448))
+    scale = (scale / power).astype(ml_dtypes.float8_e4m3fn).astype(np.float64) * power
+    return (np.clip(np.round(groups / scale), -8, 7) * scale).reshape(weight.shape)
+
+
+def rows_in_e4m3(x: np.ndarray) -> np.ndarray:
+    scale = np.abs(x).max(1, keepdims=True) / 448
+    return (x / scale).astype(ml_dtypes.float8_e4m3fn).astype(np.float64) * scale
+
+
+def of_comet(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """The product, with features in the order of their largest magnitudes: one of six groups of x in 8 bits."""
+    order = np.argsort(-np.abs(x).max(0))
+    x, weight = x[:, order], weight[:, order]
+    sorted_x = np.concatenate([absmax(x[:, :GROUP], 127, GROUP), absmax(x[:, GROUP:], 7, GROUP)], 1)
+    return sorted_x @ absmax(weight, 7, GROUP).T
+
+
+@pytest.fixture(scope="module")
+def layer() -> tuple[np.ndarray, np.ndarray]:
+    return matrix(0, 30), matrix(1, OUTPUTS) / 10
+
+
+def output(name: str, x: np.ndarray, weight: np.ndarray, role: str) -> np.ndarray:
+    """A layer's under a scheme, calibrated on its inputs."""
+    projection = nn.Linear(FEATURES, OUTPUTS, bias=False).double()
+    projection.weight.data = torch.from_numpy(weight)
+    magnitudes = Magnitudes(*(torch.from_numpy(np.abs(one).max(0)) for one in (x, weight)))
+    with torch.no_grad():
+        return QuantizedLinear(projection, get_scheme(name), role, magnitudes)(torch.from_numpy(x)).numpy()
+
+
+def product_of(name: str, x: np.ndarray, weight: np.ndarray, role: str) -> np.ndarray:
+    """The same by the script."""
+    if name == "comet":
+        return of_comet(x, weight)
+    if name == "flexq":
+        return absmax(x, 127 if role == "ffn_out" else 31, GROUP) @ absmax(weight, 31, GROUP).T
+    if name == "fireq":
+        return rows_in_e4m3(x) @ of_fireq(weight).T
+    return absmax(x, 127) @ of_qserve(weight).T
+
+
+@pytest.mark.parametrize("role", ["attn_in", "ffn_out"])
+@pytest.mark.parametrize("name", ["qserve", "fireq", "comet", "flexq"])
+def test_a_layer_is_that_of_a_script(layer, name, role):
+    found, want = output(f"{name}-g{GROUP}", *layer, role), product_of(name, *layer, role)
+    np.testing.assert_allclose(found, want, rtol=0, atol=1e-9 * np.abs(want).max())
+    exact = layer[0] @ layer[1].T
+    assert 1e-3 < np.linalg.norm(want - exact) / np.linalg.norm(exact) < 0.2
+
+
+@given(of_finite_floats(3, FEATURES), st.sampled_from(["group-8", "group-32", "row", "tensor"]))
+def test_no_code_of_qserve_leaves_int8(values, granularity):
+    """Nor is one more than half a step, 8, beyond the code of its row; a rounded step may clip more."""
+    found = reference.quantize(values.double(), Quantizer("int4-in-int8", granularity))
+    largest = values.double().abs().amax() if granularity == "tensor" else values.double().abs().amax(1, keepdim=True)
+    exact = (values.double() / (largest / 119).clamp(min=1e-300)).round()
+    assert found.codes.dtype == torch.int8
+    assert found.codes.min() >= -127
+    assert (found.codes.double().abs() - exact.abs()).max() <= 8
+    assert (found.codes.double() - exact).abs().max() <= 16
+
+
+def test_rows_of_eight_bits_that_use_the_range_would_overflow():
+    """The paper's example: codes from -113 to 120 become 128 by themselves, which is no int8."""
+    row = torch.zeros(1, 32, dtype=torch.float64)
+    row[0, :2] = torch.tensor([-113.0, 120.0])
+    step = round((120 + 113) / 15)
+    assert (round(120 / step)) * step == 128
+    codes = reference.quantize(row, Quantizer("int4-in-int8", "group-32")).codes
+    assert codes.abs().max() <= 127
+    assert codes[0, 2:].abs().max() == 0, "0 stays 0"
+
+
+def test_the_kernels_of_int8_multiply_for_qserve():
+    weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+    scheme = get_scheme("qserve-g32")
+    made = dispatch.quantize(weight, scheme.weights)
+    assert made.has_exact_sums
+    assert dispatch.backend_of(made, scheme.activations).path == "cpu"
+    assert scheme.has_exact_sums
+
+
+def test_groups_of_fireq_reach_from_the_largest_to_the_least():
+    """Scales of e4m3 span 2^17: with a power of two of the whole weight, none of a trained one is lost."""
+    weight = torch.tensor([[1e-3] * 8 + [40.0] * 8])
+    found = reference.quantize(weight, Quantizer("int4-e4m3", "group-8"))
+    assert found.dequantize()[0].tolist() == pytest.approx([1e-3] * 8 + [40.0] * 8, rel=0.07)
+    tiny = reference.quantize(weight * 1e-30, Quantizer("int4-e4m3", "group-8"))
+    assert torch.equal(tiny.codes, found.codes)
+
+
+def test_how_many_groups_of_comet_have_eight_bits():
+    """Less than a fifth, but one; of 4,096 features in groups of 128 six of 32."""
+    assert [large_groups(groups) for groups in (1, 4, 9, 10, 24, 32)] == [1, 1, 1, 2, 4, 6]
+    x = torch.randn(5, 10 * GROUP, generator=torch.Generator().manual_seed(0))
+    codes = reference.quantize(x, Quantizer("int4-int8", f"group-{GROUP}")).codes.view(5, 10, GROUP).abs()
+    assert torch.equal(codes.amax(-1), torch.tensor([127] * 2 + [7] * 8).expand(5, 10).to(torch.int8))
+
+
+@pytest.mark.parametrize(
+    ("written", "features", "bits"),
+    [
+        ("int4-int8 group-128 absmax", 4096, 4 + 4 * 6 / 32 + 16 / 128),
+        ("int4-in-int8 group-128 absmax", 4096, 4 + 12 / 128 + 32 / 4096),
+        ("int4-e4m3 group-128 absmax", 4096, 4 + 8 / 128),
+        ("int6 group-128 absmax", 4096, 6.125),
+    ],
+)
+def test_bits_of_a_value(written, features, bits):
+    assert Quantizer.read(written).bits(features) == pytest.approx(bits, abs=1e-12)
+
+
+def test_names_of_the_systems():
+    for name, parts in (
+        ("qserve", "int8 row absmax × int4-in-int8 group-128 absmax, exact"),
+        ("fireq-g64", "fp8-e4m3 row absmax × int4-e4m3 group-64 absmax, exact"),
+        ("comet", "int4-int8 group-128 absmax × int4 group-128 absmax, exact, reorder"),
+        ("flexq-g64", "int6 group-64 absmax × int6 group-64 absmax, exact, activations=8@ffn_out"),
+    ):
+        scheme = get_scheme(name)
+        assert scheme.parts == parts
+        assert is_own(scheme)
+    assert get_scheme("comet").needs_calibration
+    assert {FORMATS[one].bits for one in ("int4-int8", "int4-in-int8", "int4-e4m3")} == {4}
+
+
+def test_activations_in_other_bits_at_a_role():
+    scheme = get_scheme("w4a4+activations=8@ffn_out")
+    assert str(scheme.at("ffn_out").activations) == "int8 row absmax"
+    assert str(scheme.at("attn_in").activations) == "int4 row absmax"
+    assert get_scheme("w4a4+activations=8").at("attn_in").parts == get_scheme("w4a8").parts
+    fields = row_fields(get_scheme("flexq-g16"), make_model("gpt2"))  # of 32 features, and 128 in the last projection
+    assert fields["activation_bits"] == round((3 * 32 * 7 + 128 * 9) / (3 * 32 + 128), 4)
+    assert fields["weight_bits"] == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    {
+        "w4+activations=8": "'w4.activations=8' has 'activations' where activations are no integers; leave it out",
+        "fireq+activations=8": "where activations are no integers",
+        "w4a4+activations=5": "the number of 'activations=5' is 5; expected 8 or 6 or 4 bits",
+        "w4a4+activations": "remedy 'activations' has no number; expected one, as in activations=8",
+        "flexq+activations=6": "has 'activations' twice; expected it once",
+        "qserve-g0": "unknown scheme 'qserve-g0'",
+    }.items(),
+)
+def test_what_goes_not_together_is_refused(name, message):
+    with pytest.raises(UserError, match=message):
+        get_scheme(name)
+
+
+def test_a_calibrated_system_on_disk_and_streamed(blocks, tmp_path):
+    """Groups in 8 bits are those of the calibration everywhere."""
+    model, name = make_model("llama"), "comet-g16"
+    found = calibrate(model, blocks)
+    variants = [outliers.variant(one) for one in ("qserve-g16", "fireq-g16", "flexq-g16", name)]
+    variants[-1] = variants[-1].calibrated(found)
+    model.save_pretrained(tmp_path / "exact")
+    resident = perplexities(model, blocks, variants)
+    assert perplexities(stream_model(str(tmp_path / "exact")), blocks, variants) == resident
+    assert len(set(resident)) == 4
+    small = quantize(model, name, keep="int8", calibration=found)
+    save_quantized(small, tmp_path / "small")
+    assert torch.equal(load_quantized(tmp_path / "small")(blocks).logits, small(blocks).logits)
+
+

@@ -1,0 +1,322 @@
+"""Cells to rows: what identifies a row, which rows are drawn again, and any metric under any variant."""
+
+import importlib
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from outlier_kernels.formats import Quantizer
+
+import outliers
+from outliers import __main__ as program
+from outliers.errors import UserError
+from outliers.metrics import records
+from outliers.metrics.measurement import Seen, bundles_of
+from outliers.metrics.records import Memory as Footprint
+from outliers.metrics.records import Perplexity, StatesMetric
+from outliers.metrics.zeroshot import zeroshot
+from outliers.models import plugins
+from outliers.models.load import load_model, load_tokenizer
+from outliers.models.names import POCKET
+from outliers.paper.report import drawn_again
+from outliers.presets.cells import METRICS, Cells
+from outliers.presets.latency import Latency
+from outliers.presets.memory import Memory
+from outliers.presets.sweep import Experiment
+from outliers.quantization.schemes import Scheme
+from outliers.runs.rows import COLUMNS, Row, Rows, read
+from outliers.runs.run import run
+from outliers.specification.kinds import Settings
+from outliers.subjects.bench import Bench
+from outliers.subjects.causal import Causal
+from outliers.subjects.cell import Cell
+from outliers.subjects.configured import Configured
+from outliers.terminal.progress import Progress
+from outliers.variants.quantized import EXACT
+from outliers.views.measured import measured_section
+from tests.commands.test_commands import call
+from tests.conftest import sample_blocks
+from tests.pages.test_docs import read as page
+
+MODEL = "pocket/gpt2-0.1m"
+SMALL = {"models": [MODEL], "block": 16, "blocks": 1}
+FIELDS = st.dictionaries(st.text(max_size=3), st.integers(0, 9) | st.text(max_size=3) | st.booleans(), max_size=3)
+
+
+def test_what_rides_on_one_pass_is_answered_at_once():
+    model = Causal(MODEL, None, Settings(name="text", block=16, blocks=1))
+    pairs = [
+        *((records.Top1, "zero(3)"), (records.Sinks, "zero(5)"), (records.Top1, "absmax+zero(5)")),
+        *((records.Errors, "absmax"), (records.Errors, "llm.int8"), (records.Places, "absmax")),
+        *((Perplexity, "absmax"), (records.Agreement, "absmax"), (Perplexity, "llm.int8")),
+    ]
+    cells = [Cell(model, outliers.variant(name), metric()) for metric, name in pairs]
+    assert [len(bundle) for bundle in bundles_of(cells)] == [2, 1, 2, 1, 2, 1]
+
+
+def swept(out: Path, **fields) -> list[dict]:
+    return run(Experiment(**{"schemes": ["fp32", "llm.int8"], **SMALL} | fields), out)
+
+
+@given(subject=FIELDS, provenance=FIELDS, run=FIELDS)
+def test_a_row_is_found_by_request_and_provenance_in_any_order(tmp_path_factory, subject, provenance, run):
+    request = {"subject": subject, "variant": "fp32", "metric": {"name": "m"}}
+    known = {name for _, names in COLUMNS for name in names.split()}
+    parts = subject, provenance, run
+    subject, provenance, run = ({k: v for k, v in part.items() if k not in known} for part in parts)
+    row = Row(request=request, provenance=provenance, values=[{"metric": "m", "value": 1}], run=run)
+    other = {"metric": {"name": "m"}, "variant": "fp32", "subject": dict(reversed(subject.items()))}
+    folder = tmp_path_factory.mktemp("rows")
+    with Rows(folder) as rows:
+        rows.add(row)
+        assert rows.find(other, dict(reversed(provenance.items()))) == row
+        assert rows.find(other, provenance | {"more": 1}) is None
+        assert rows.may_have(other)
+        assert not rows.may_have(other | {"variant": "absmax"})
+    assert read(folder) == [row]
+    assert Row.read(row.line) == row
+
+
+def test_numbers_of_numpy_and_tuples_are_kept():
+    value = {"metric": "m", "value": np.float64(0.5), "features": (3, 17), "interval": (np.float64(0.25), None)}
+    request = {"subject": {"model": "m"}, "variant": "fp32", "metric": {"name": "m"}}
+    (again,) = Row.read(Row(request=request, provenance={}, values=[value], run={}).line).values
+    assert again == {"metric": "m", "value": 0.5, "features": [3, 17], "interval": [0.25, None]}
+
+
+def test_the_fields_of_a_row_are_in_one_order(tmp_path):
+    """Whether it was measured now or read: columns of tables follow them."""
+    request = {"subject": {"text": "t", "model": "m", "block": 8}, "variant": "fp32", "metric": {"name": "m"}}
+    row = Row(request=request, provenance={"zeta": 1, "beta": 2}, values=[{"metric": "m", "value": 1}], run={})
+    with Rows(tmp_path) as rows:
+        rows.add(row)
+    (again,) = read(tmp_path)
+    assert list(again.records()[0]) == list(row.records()[0])
+
+
+def test_rows_of_other_candidates_are_not_shown(tmp_path):
+    models = [MODEL, "pocket/gpt2-0.5m"]
+    rows = run(Memory(models=models, candidates=models[:1]), tmp_path)
+    assert drawn_again(Memory(models=models, candidates=models[:1]), tmp_path) == rows
+    others = drawn_again(Memory(models=models), tmp_path)
+    assert {row["model"] for row in others} == {MODEL}, "the other one was no candidate"
+
+
+def test_equal_weights_under_two_names_are_timed_twice(tmp_path):
+    copy = shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "copy")
+    small = {"schemes": ["fp32"], "batches": [1], "prompt": 8, "tokens": 1, "repeats": 2}
+    rows = run(Latency(models=[MODEL, str(copy)], **small), tmp_path / "out")
+    assert {row["model"] for row in rows} == {MODEL, str(copy)}
+    assert not any("same_weights_as" in row for row in rows)
+
+
+def test_one_model_in_memory_serves_all_texts_and_knows_each():
+    texts = [Causal(MODEL, None, Settings(name="text", block=block, blocks=2)) for block in (16, 32)]
+    with Progress(0) as bar:
+        bench = Bench(bar)
+    one, other = (subject.load(bench) for subject in texts)
+    assert other is one
+    known = [bench.knowing([outliers.variant("mean(3)")], subject)[0].intervention.means for subject in texts]
+    assert not torch.equal(*(of_text[0, "attn_in"] for of_text in known))
+    half = Causal(MODEL, None, Settings(name="text", block=16, blocks=2, dtype="bfloat16"))
+    assert half.load(bench) is not one
+
+
+def test_a_cell_is_called_by_its_variant_where_one_is_meant():
+    assert Cell(Causal(MODEL, None, Settings(name="text")), EXACT, Perplexity()).name == "fp32, perplexity"
+    assert Cell(Configured(MODEL), EXACT, Footprint()).name == "memory"
+
+
+MINE = Scheme("mine", Quantizer("int8", "row"), Quantizer("int8", "column"), 3.0)
+SCHEMES = [
+    MINE,
+    replace(MINE, outlier_threshold=4.0),
+    replace(MINE, outlier_threshold=None),
+    replace(MINE, weights=None),
+]
+
+
+def test_schemes_of_one_name_and_other_parts_have_rows_of_their_own(tmp_path):
+    specs = [Experiment(**SMALL, schemes=[scheme]) for scheme in SCHEMES]
+    found = [run(spec, tmp_path) for spec in specs]
+    assert len(read(tmp_path)) == len(SCHEMES), "none is taken for another"
+    assert [run(spec, tmp_path) for spec in specs] == found
+
+
+# Any metric under any variant
+
+
+@pytest.fixture(scope="module")
+def model_and_blocks():
+    return load_model(MODEL), sample_blocks(MODEL, 16, 2)
+
+
+def values(rows: list[dict]) -> dict:
+    return {(row["variant"], row["metric"]): row["value"] for row in rows}
+
+
+def test_metrics_under_variants_are_what_the_api_measures(tmp_path, model_and_blocks):
+    model, blocks = model_and_blocks
+    written = ["fp32", "absmax", "zero(3)", "zero(3)+llm.int8", "absmax+hadamard+skip=layers.0"]
+    spec = Cells(models=[MODEL], variants=written, metrics="perplexity,agreement,top1", block=16, blocks=2)
+    found = values(run(spec, tmp_path))
+    want = outliers.perplexities(model, blocks, [outliers.variant(one) for one in written])
+    assert [found[one, "perplexity"] for one in written] == want
+    assert found["fp32", "damage.kl"] == 0
+    assert found["fp32", "damage.top1_agreement"] == 1
+    assert found["absmax", "damage.kl"] > 0
+    whole = outliers.damage(model, blocks, "absmax", by=["model"]).model
+    assert found["absmax", "damage.kl"] == whole["kl"]
+    assert found["absmax", "damage.top1_agreement"] == whole["top1_agreement"]
+    ablated = outliers.ablate(model, blocks, [3])
+    of_outliers = ablated[ablated["subject"] == "outliers"].iloc[0]
+    assert found["zero(3)", "top1_softmax"] == of_outliers["top1_softmax"]
+    assert len(read(tmp_path)) == 15
+    assert values(run(spec, tmp_path)) == found
+
+
+def test_a_sweep_takes_the_rows_of_cells_and_they_its(tmp_path, monkeypatch):
+    rows = swept(tmp_path)
+    monkeypatch.setattr("outliers.metrics.states._resident", lambda *_: pytest.fail("measured"))
+    cells = run(Cells(**SMALL, variants=["fp32", "llm.int8"]), tmp_path)
+    assert [row["value"] for row in cells] == [row["value"] for row in rows]
+
+
+def test_tasks_generation_and_memory_under_variants(tmp_path):
+    """Each of its own subject: weights alone, a model that is served, a configuration."""
+    pytest.importorskip("lm_eval", reason="needs lm-eval: pip install 'outliers[zeroshot]'")
+    request = {"block": 64, "blocks": 1, "limit": 3, "prompt": 8, "tokens": 1, "repeats": 2, "context": 32}
+    written = ["absmax", "zero(3)+llm.int8"]
+    metrics = "perplexity,zeroshot,latency,memory"
+    rows = run(Cells(models=[MODEL], metrics=metrics, variants=written, **request), tmp_path)
+    found, model = values(rows), load_model(MODEL)
+    tokenizer = load_tokenizer(MODEL)
+    for name in written:
+        with outliers.variant(name).on(model) as changed:
+            want = {
+                f"zeroshot.{one['metric']}": one["value"]
+                for one in zeroshot(changed, tokenizer, ["lambada-local"], limit=3)
+            }
+        assert {metric: found[name, metric] for metric in want} == want
+        assert found[name, "latency.decode"] > 0
+        assert found[name, "parameters"] == model.num_parameters()
+    of_text = {row["metric"] for row in rows if "block" in row}
+    assert of_text == {"perplexity"}, "what reads no text is found again whatever the text is"
+    hashes = {row["metric"]: row.get("weights_hash") for row in rows if row["variant"] == "zero(3)+llm.int8"}
+    assert hashes["perplexity"] == hashes["zeroshot.acc"] == hashes["latency.decode"] != hashes["cache"]
+
+
+class Accuracy(StatesMetric):
+    """How often the most probable token is the next one."""
+
+    name = "accuracy"
+    seen_by = Seen(
+        lambda model, ids, states, _exact: (model.get_output_embeddings()(states[:-1]).argmax(-1) == ids[1:]).tolist(),
+        lambda draws: [{"metric": "accuracy", "value": sum(map(sum, draws[0])) / sum(map(len, draws[0]))}],
+    )
+
+
+class Alone(StatesMetric):
+    """Whether it is given nothing of the unquantized model."""
+
+    name = "alone"
+    seen_by = Seen(
+        lambda _model, _ids, _states, exact: exact is None,
+        lambda draws: [{"metric": "alone", "value": float(all(draws[0]))}],
+    )
+
+
+def test_a_metric_that_compares_nothing_is_given_nothing_to_compare_with(tmp_path):
+    """Beside one that compares."""
+    spec = Cells(models=[MODEL], metrics=[Alone(), "agreement"], variants=["absmax"], block=16, blocks=1)
+    assert values(run(spec, tmp_path))["absmax", "alone"] == 1
+
+
+def test_a_metric_of_ones_own(tmp_path, model_and_blocks):
+    model, blocks = model_and_blocks
+    spec = Cells(models=[MODEL], metrics=[Accuracy(), "perplexity"], variants=["fp32", "absmax"], block=16, blocks=2)
+    found = values(run(spec, tmp_path))
+    with torch.inference_mode():
+        predicted = model(blocks).logits[:, :-1].argmax(-1)
+    assert found["fp32", "accuracy"] == (predicted == blocks[:, 1:]).double().mean().item()
+    assert values(run(spec, tmp_path)) == found
+    assert len(read(tmp_path)) == 4, "it is found again"
+
+
+def test_a_table_says_what_has_several_values_a_cell(tmp_path):
+    spec = Cells(metrics=["perplexity", "weights"], **SMALL)
+    table = measured_section(spec, tmp_path, run(spec, tmp_path)).tables[0]
+    assert [cells[2] for cells in table.cells] == ["perplexity"]
+    assert table.caption.endswith("Of weights each cell has several, which values.csv lists.")
+
+
+def test_the_command(monkeypatch, capsys, tmp_path):
+    arguments = [MODEL, "--metric", "perplexity,top1", "--variant", "zero(3,7)", "--variant", "llm.int8", "--draws", 2]
+    code, out, _ = call(
+        monkeypatch, capsys, *arguments, "--block", 16, "--blocks", 1, "--out", tmp_path, command="measure"
+    )
+    assert code == 0
+    assert "zero(3,7)  perplexity" in out
+    assert "±" in out
+    assert (tmp_path / "measured.md").exists()
+    table = (tmp_path / "table1.md").read_text()
+    assert "zero(3,7)" in table, "perplexity has a view, which shows variants as schemes"
+    assert 'src="data:' in (page := (tmp_path / "report.html").read_text()) or "<svg" in page, "with its figure"
+
+
+def example(of: str) -> str:
+    """The lines of a page that have a class."""
+    return next(one for one in re.findall(r"```python\n(.*?)```", page("docs/metrics.md"), re.DOTALL) if of in one)
+
+
+def test_a_metric_is_a_record(monkeypatch, tmp_path):
+    module = tmp_path / "foreseen.py"
+    module.write_text(example("class Foreseen").partition("\n\nfields =")[0])
+    first = "import foreseen, outliers.presets.cells"
+    subprocess.run([sys.executable, "-c", first], check=True, cwd=tmp_path)  # nothing that it imports imports it
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(records, "Foreseen", importlib.import_module("foreseen").Foreseen, raising=False)
+    monkeypatch.setitem(METRICS, "foreseen", records.metrics()["foreseen"])
+    monkeypatch.delitem(sys.modules, "foreseen")
+    spec = Cells(metrics=["foreseen"], **SMALL)
+    section = measured_section(spec, tmp_path, run(spec, tmp_path))
+    assert [table.name for table in section.tables] == ["measured", "foreseen"]
+    assert [drawing.name for drawing in section.drawings] == ["foreseen_bars"]
+    assert [finding.text for finding in section.findings] == ["Most tokens are foreseen under fp32."]
+    (explorer,) = section.explorers
+    assert explorer.content["maps"][0]["values"].shape == (SMALL["block"] - 1, 1)
+
+
+def test_a_command_is_a_file(monkeypatch, capsys, tmp_path):
+    (tmp_path / "largest.py").write_text(example("class Largest"))
+    monkeypatch.setattr(program, "__file__", str(tmp_path / "__main__.py"))
+    assert program._commands() == {"largest": "the largest values that projections read"}
+    monkeypatch.setattr(outliers, "__path__", [*outliers.__path__, str(tmp_path)])
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = call(monkeypatch, capsys, MODEL, "--block", 16, "--blocks", 1, command="largest")
+    assert code == 0
+    assert "The largest inputs." in out
+    assert (tmp_path / "results/largest/gpt2-0.1m/largest.md").exists()
+
+
+def test_a_plugin_takes_no_name_that_is_taken(monkeypatch):
+    class Entry:
+        name, dist = "perplexity", type("Distribution", (), {"name": "theirs"})()
+
+        load = dict
+
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [Entry])
+    plugins.plugins.cache_clear()
+    try:
+        with pytest.raises(UserError, match=r"plugin 'perplexity' of the installed .* is a metric whose name is taken"):
+            records.metrics()
+    finally:
+        plugins.plugins.cache_clear()

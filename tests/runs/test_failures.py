@@ -1,0 +1,236 @@
+"""Cells that fail: each is a row that says why, and costs itself alone."""
+
+import json
+import shutil
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from matplotlib import pyplot
+
+import outliers
+from outliers import UserError, Variant
+from outliers.models.anatomy import decoder_layers
+from outliers.models.names import POCKET
+from outliers.runs import engine
+from outliers.runs.rows import read
+from outliers.show.section import section_of
+from tests.commands.test_commands import call
+from tests.conftest import alter_weights
+
+MODEL, TEXT = "pocket/gpt2-0.1m", {"block": 32, "blocks": 2}
+
+
+@dataclass(frozen=True)
+class Failing(Variant):
+    """A model whose second layer puts out NaN, or that raises an error, unless it is mended."""
+
+    error: Exception | None = None
+    mended: bool = False
+    name = "failing"
+
+    def fields(self, _model=None) -> dict:
+        return {"scheme": "failing"}
+
+    @contextmanager
+    def on(self, model, layer=None):
+        if self.error:
+            raise self.error
+        broken = decoder_layers(model)[1]
+        hook = lambda *_call: None if self.mended else torch.full_like(_call[-1], torch.nan)  # noqa: E731
+        handle = broken.register_forward_hook(hook)
+        try:
+            yield model
+        finally:
+            handle.remove()
+
+
+def cells(*variants, **fields) -> outliers.Cells:
+    return outliers.Cells(models=[MODEL], variants=["fp32", *variants, "absmax", "w4a4"], **TEXT | fields)
+
+
+def lasting(rows: list[dict]) -> list[tuple]:
+    return [(row["model"], row["variant"], row["metric"], row["value"]) for row in rows if "failed" not in row]
+
+
+def damaged(folder: Path, change) -> str:
+    """A pocket model with a change to its folder."""
+    change(shutil.copytree(POCKET / "gpt2-0.1m", folder))
+    return str(folder)
+
+
+def with_nan(folder: Path) -> Path:
+    return alter_weights(folder, lambda tensors: tensors["transformer.h.0.mlp.c_fc.weight"][0, 0].fill_(torch.nan))
+
+
+def truncated(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True}], ids=["resident", "streamed"])
+def test_a_cell_that_fails_costs_itself_alone(tmp_path, fields):
+    metrics = ["perplexity", "agreement"]
+    want = outliers.run(cells(metrics=metrics, **fields), tmp_path / "without")
+    spec = cells(Failing(), metrics=metrics, **fields)
+    rows = outliers.run(spec, tmp_path / "out")
+    assert lasting(rows) == lasting(want)
+    failed = [row for row in rows if "failed" in row]
+    assert [row["metric"] for row in failed] == metrics
+    for row in failed:
+        assert row["value"] != row["value"], "NaN"
+        assert "is nan" in row["failed"] or row["failed"].startswith("NaN or inf ")
+    assert "the unquantized model is fine: the variant breaks it" in failed[0]["failed"]
+    assert failed[0]["weights_hash"] == rows[0]["weights_hash"]
+
+    lines = (tmp_path / "out" / "rows.jsonl").read_text().splitlines()
+    assert len(lines) == len({(row["variant"], row["metric"].partition(".")[0]) for row in rows})
+    again = outliers.run(spec, tmp_path / "out")
+    assert lasting(again) == lasting(rows)
+    measured = (tmp_path / "out" / "rows.jsonl").read_text().splitlines()[len(lines) :]
+    assert {json.loads(line)["request"]["variant"] for line in measured} == {"failing"}, "only what failed"
+    assert len(read(tmp_path / "out")) == len(lines), "the last one counts"
+
+    mended = outliers.run(cells(Failing(mended=True), metrics=metrics, **fields), tmp_path / "out")
+    assert not any("failed" in row for row in mended)
+    assert all(row.values for row in read(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (MemoryError("of 9 GB"), "too little memory (of 9 GB); take "),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GB"), "too little memory (CUDA out of"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 GB"), "too little memory (Default"),
+        (UserError("refused late; expected another"), "refused late; expected another"),
+        (OSError(5, "Input/output error"), "the system refuses it ([Errno 5] Input/output error)"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_that_are_failures(tmp_path, error, reason, stream):
+    rows = outliers.run(cells(Failing(error), stream=stream), tmp_path)
+    assert [row["variant"] for row in rows] == ["fp32", "failing", "absmax", "w4a4"]
+    assert [row["failed"].startswith(reason) for row in rows if "failed" in row] == [True]
+
+
+@pytest.mark.parametrize("error", [TypeError("a mistake"), AssertionError(), RuntimeError("a"), KeyboardInterrupt()])
+def test_errors_of_a_program_end_the_run(tmp_path, error):
+    with pytest.raises(type(error)):
+        outliers.run(cells(Failing(error)), tmp_path)
+    assert [row.request["variant"] for row in read(tmp_path)] == ["fp32"], "what was finished stays"
+
+
+@pytest.mark.parametrize(("change", "reason"), [(with_nan, "hold NaN or inf in "), (truncated, " are corrupt (")])
+@pytest.mark.parametrize("stream", [[], ["--stream"]], ids=["resident", "streamed"])
+def test_a_damaged_model_among_others(monkeypatch, capsys, tmp_path, change, reason, stream):
+    models = [MODEL, damaged(tmp_path / "other", change), "pocket/gpt2-0.5m"]
+    options = ["--scheme", "fp32,absmax", "--block", 32, "--blocks", 2, "--out", tmp_path / "out", *stream]
+    code, out, err = call(monkeypatch, capsys, ",".join(models), *options)
+    assert code == 1
+    assert err.splitlines()[-1] == (
+        "error: 2 cells failed, all others are finished; run the same command again to measure them once more"
+    )
+    assert sum(line.startswith("failed: ") for line in err.splitlines()) == 1, "each reason once"
+    rows = read(tmp_path / "out")
+    rows.sort(key=lambda row: models.index(row.request["subject"]["model"]))
+    assert [bool(row.values) for row in rows] == [
+        *(True, True),
+        *(False, False),
+        *(True, True),
+    ]
+    table = [line.split() for line in out.splitlines() if line.startswith(("fp32 ", "absmax "))]
+    assert [line[2] for line in table if len(line) == 4][:2] == ["failed", "failed"]
+    footnote = f"failed: other, fp32, perplexity; other, absmax, perplexity: the weights of '{models[1]}'{reason}"
+    assert footnote[:60] in " ".join(out.split())
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "failed: other, fp32, perplexity" in page and reason.strip() in page
+    assert "failed" in (tmp_path / "out" / "table1.md").read_text()
+
+
+def test_a_model_that_does_not_fit_among_others(monkeypatch, tmp_path):
+    models, needs, usual, room = [MODEL, "pocket/gpt2-1.7m"], [], engine.forecast, engine.room_of
+
+    def kept(requests, room):
+        found = usual(requests, room)
+        needs.extend(need.memory for need in found[0])
+        return found
+
+    monkeypatch.setattr(engine, "forecast", kept)
+    (want, _) = outliers.sweep(models=models, schemes=["fp32"], **TEXT, out=tmp_path / "all")
+    memory = sum(needs) // 2
+    monkeypatch.setattr(engine, "room_of", lambda device: room(device)._replace(memory=memory))
+    fine, failed = outliers.sweep(models=models, schemes=["fp32"], **TEXT, out=tmp_path / "out")
+    assert fine["value"] == want["value"]
+    assert failed["failed"].startswith(f"'{models[1]}' needs ") and " of memory in float32 and " in failed["failed"]
+    with pytest.raises(UserError, match=f"'{models[1]}' needs"):
+        outliers.sweep(models=models[1:], schemes=["fp32"], **TEXT, out=tmp_path / "alone")
+
+
+def test_where_the_baseline_alone_is_left_nothing_is_compared():
+    finished = {"model": MODEL, "variant": "fp32", "metric": "perplexity", "value": 7.5}
+    rows = [finished, finished | {"variant": "absmax", "failed": "no"}]
+    errors = [finished | {"metric": "damage.error", "projection": path} for path in "ab"]
+    section = section_of(lambda _rows: pytest.fail("compared"), rows + errors)
+    assert [cells[1:3] for cells in section.tables[0].cells] == [["fp32", "perplexity"], ["absmax", "perplexity"]]
+
+
+def test_what_the_door_sees_refuses_all(monkeypatch, capsys, tmp_path):
+    code, _, err = call(monkeypatch, capsys, f"{MODEL},pocket/nothing", "--out", tmp_path / "out")
+    assert (code, err.count("\n")) == (2, 1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_in_data_frames_and_figures(tmp_path):
+    rows = outliers.run(cells(Failing()), tmp_path)
+    table = outliers.frame(tmp_path)
+    assert table["value"].isna().tolist() == [False, False, False, True], "failures are written last"
+    assert table["failed"].notna().tolist() == [False, False, False, True]
+    assert "failed" not in outliers.frame([row for row in rows if "failed" not in row])
+    for drawn in (rows, outliers.frame(rows)):
+        axes = outliers.plot.sweep_costs(drawn, paper=False)
+        labels = [text.get_text() for text in axes.figure.legends[0].get_texts()]
+        assert "absmax" in labels and "failing" not in labels
+        pyplot.close(axes.figure)
+
+
+def test_where_nothing_is_measured_the_reason_stands_once(monkeypatch, capsys, tmp_path):
+    model, out = damaged(tmp_path / "other", truncated), tmp_path / "out"
+    options = ["--scheme", "fp32,absmax,llm.int8", "--block", 32, "--blocks", 2, "--out", out]
+    code, said, err = call(monkeypatch, capsys, model, *options)
+    assert (code, said) == (1, "")
+    first, last = err.splitlines()
+    assert first.startswith(f"failed: {model}, all 3 cells: the weights of '{model}' are corrupt (")
+    assert last == "error: nothing was measured, all 3 cells failed; run the same command again when that is mended"
+    assert not [file.name for file in out.glob("*") if file.suffix in (".html", ".md", ".csv")]
+
+
+@pytest.mark.parametrize("command", ["ablate", "origins", "plan --scheme absmax --cost 5%"])
+def test_what_decides_as_it_goes_says_what_it_lacks(monkeypatch, capsys, tmp_path, command):
+    name, *options = command.split()
+    model = damaged(tmp_path / "other", with_nan)
+    where = ["--block", 32, "--blocks", 2, "--out", tmp_path / "out"]
+    code, _, err = call(monkeypatch, capsys, model, *options, *where, command=name)
+    assert code == 1
+    assert f"of '{model}' under " in err and "failed, and what follows from it cannot be measured" in err
+    assert "failed: " in err
+
+
+def test_a_trace_whose_head_overflows_shows_its_findings(monkeypatch, capsys, tmp_path):
+    def untied(folder: Path) -> None:
+        def change(tensors: dict) -> None:
+            tensors["lm_head.weight"] = tensors["transformer.wte.weight"].float()
+            tensors["lm_head.weight"][0, 0] = 3e38
+
+        alter_weights(folder, change)
+        config = folder / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": False}))
+
+    model = damaged(tmp_path / "other", untied)
+    options = ["--block", 32, "--blocks", 2, "--alpha", 1]
+    code, out, err = call(monkeypatch, capsys, model, *options, "--out", tmp_path / "out", command="trace")
+    assert code == 1
+    assert err.splitlines()[-1].startswith("error: 1 cell failed")
+    assert out.strip().startswith("• 24 of 24 features meet the criterion at |x| ≥ 1"), "the first finding"
+    assert "NaN or inf in the logits" in " ".join(out.split())

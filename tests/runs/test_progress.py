@@ -1,0 +1,476 @@
+"""How far a run is, where no terminal shows a bar; and what is left of it, with a clock of the tests."""
+
+import io
+import logging
+import math
+import os
+import re
+import sys
+import termios
+import time
+from collections.abc import Callable
+from random import Random
+
+import pytest
+import torch
+
+from outliers import (
+    Cells,
+    ablate,
+    calibrate,
+    damage,
+    masks,
+    origins,
+    perplexities,
+    perplexity,
+    readers,
+    run,
+    trace,
+    variant,
+)
+from outliers.metrics import states
+from outliers.metrics.latency import latency
+from outliers.metrics.records import Perplexity, ZeroShot
+from outliers.runs.planner import Planner
+from outliers.runs.run import DRAWN, drawing, foreseeing, of_all
+from outliers.subjects.causal import Causal
+from outliers.subjects.cell import Cell
+from outliers.terminal import progress as module
+from outliers.terminal.forecaster import Left, Steps
+from outliers.terminal.progress import Progress, over
+from outliers.variants.quantized import EXACT
+from tests.commands.test_commands import SMALL, call
+from tests.conftest import make_model
+
+MODEL = "pocket/gpt2-0.1m"
+COUNTS = [("one", 2), ("two", 3)]  # experiments, with their blocks
+TOTALS = [2, 5]  # of the first, of both
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+# Kinds of steps: how many, the cost that is expected, the seconds that each takes on an idle machine, and before them.
+CELLS = {
+    "trace fp32": (8, 3, 3.5, 6),
+    "states fp32": (8, 1, 1.0, 1),
+    "states absmax": (8, 1, 1.3, 2),
+    "attention fp32": (20, 1.5, 1.2, 0),
+    "places absmax": (24, 1, 0.6, 1),
+    "states llm.int8": (8, 1, 1.9, 2),
+}
+# Loads by the share of the work that is made, and the factor within which forecasts are right from a fifth of the time.
+LOADS = {
+    "none": (lambda share: 1, 1.5),
+    "doubles midway": (lambda share: 1 + (share > 0.5), 1.5),
+    "doubles early": (lambda share: 1 + (share > 0.1), 1.5),
+    "halves": (lambda share: 2 - (share > 0.2), 2),  # of which nobody knew before
+    "changes": (lambda share: 1 + int(10 * share) % 2, 1.7),
+}
+
+
+def simulated(load: Callable[[float], float], clock: Clock, bar: Progress) -> list[tuple[float, Left | None]]:
+    """The ages of a run whose steps take times as long as a load says, each with what was forecast then.
+
+    load: of the share of the work that is made.
+    """
+    random, made, forecasts = Random(0), 0.0, []
+    whole = sum(count * seconds + first for count, _, seconds, first in CELLS.values())
+    for kind, (count, cost, *_) in CELLS.items():
+        bar.expect(Steps(count, 10**8, kind, cost))
+    for kind, (count, cost, seconds, first) in CELLS.items():
+        bar.enter(kind, Steps(count, 10**8, kind, cost))
+        for number in range(count):
+            usual = seconds * random.uniform(0.8, 1.2) + (first if number == 0 else 0)
+            clock.now += usual * load(made / whole)
+            made += usual
+            bar.update()
+            forecasts.append((bar.age, bar.left()))
+    return forecasts[:-1]
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_forecasts_of_a_run_of_unequal_cells(load, clock, caplog, monkeypatch):
+    """Also where another program starts midway: the range then has room for it."""
+    monkeypatch.setattr(module, "SHORT", 2)
+    load, factor = LOADS[load]
+    with caplog.at_level(logging.INFO, "outliers"), Progress(clock=clock) as bar:
+        forecasts = simulated(load, clock, bar)
+        whole = bar.age
+    late = [(age, left) for age, left in forecasts if left and age > whole / 5]
+    assert len(late) > 50
+    assert max(abs(math.log((age + left.expected) / whole)) for age, left in late) < math.log(factor)
+    held = [age + left.least <= whole <= age + left.most for age, left in late]
+    assert sum(held) > 0.6 * len(held), "the range has it"
+    assert 1 <= len(caplog.messages) <= 4, caplog.messages
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_a_bar_is_of_the_time(load, clock, monkeypatch):
+    """Its share never falls, and is near to that of the time that has passed."""
+    shares = []
+    usual = Progress.left
+    monkeypatch.setattr(Progress, "left", lambda bar: (usual(bar), shares.append((bar.age, bar.shown)))[0])
+    with Progress(clock=clock) as bar:
+        see = bar.share
+        monkeypatch.setattr(bar, "_mark", lambda mark=bar._mark: (mark(), see()))
+        simulated(LOADS[load][0], clock, bar)
+        whole = bar.age
+    assert shares == sorted(shares)
+    assert max(abs(share - age / whole) for age, share in shares if age > whole / 5) < 0.3
+
+
+def test_a_range_is_as_wide_as_forecasts_moved(clock):
+    """Another program that starts midway moves them; what is said then has room for as much again."""
+    ranges = {}
+    for load in (1, 3):
+        with Progress(40, clock=clock) as bar:
+            work(bar, clock, *[1] * 20, *[load] * 8)
+            left = bar.left()
+            ranges[load] = left.most / left.least
+    assert ranges[1] == pytest.approx(1.1**2)
+    assert ranges[3] > 2
+
+
+def work(bar: Progress, clock: Clock, *seconds: float) -> None:
+    """Let steps be made, each in so many seconds."""
+    for passed in seconds:
+        clock.now += passed
+        bar.update()
+
+
+def test_what_is_left_follows_from_what_finished_steps_took(clock):
+    """But for the first one, before which a model was loaded."""
+    with Progress(10, clock=clock) as bar:
+        bar.set_description("m, fp32")
+        assert bar.left() is None
+        assert bar.line() == "m, fp32: since 1 s"
+        work(bar, clock, 60, 10, 10, 10)
+        assert bar.left().expected == pytest.approx(60)
+        clock.now += 4
+        assert bar.left().expected == pytest.approx(56)
+        assert bar.line() == "m, fp32: 63%, about 50 to 63 s left"
+
+
+def test_nothing_is_said_in_the_first_seconds(clock):
+    """And nothing of hours, by a first step that read a model."""
+    with Progress(1000, clock=clock) as bar:
+        work(bar, clock, 30, 0.5, 0.5, 0.5)
+        assert (bar.left(), bar.share(), bar.line()) == (None, None, "since 32 s")
+        work(bar, clock, 0.5)
+        assert bar.left().expected == pytest.approx(995 / 2)
+
+
+def test_a_step_that_takes_longer_than_others_moves_what_is_left(clock):
+    with Progress(10, clock=clock) as bar:
+        work(bar, clock, 10, 10, 10, 10)
+        clock.now += 10
+        before = bar.left().expected
+        clock.now += 30
+        assert bar.left().expected > 1.5 * before
+
+
+def test_a_long_step_of_a_new_kind_says_nothing_of_others(clock):
+    """Of its own kind it says how long one takes at least; the machine need not be busy."""
+    with Progress(clock=clock) as bar:
+        for kind, count in (("trace fp32", 4), ("attention fp32", 2), ("states fp32", 100)):
+            bar.expect(Steps(count, kind=kind))
+        bar.enter("trace", Steps(4, kind="trace fp32"))
+        work(bar, clock, 1, 1, 1, 1)
+        bar.enter("attention", Steps(2, kind="attention fp32"))
+        clock.now += 50
+        left = bar.left()
+        assert left.expected == pytest.approx(50 + 100)
+
+
+def test_workers_finish_several_steps_at_once(clock):
+    with Progress(12, clock=clock) as bar:
+        clock.now += 100
+        bar.spread(3)
+        for _ in range(2):
+            clock.now += 30
+            for _ in range(3):
+                bar.update()
+        assert bar.left().expected == pytest.approx(60, rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("total", "seconds", "said"),
+    [
+        (200, [1] * 8, ["about 3 to 4 min left"]),
+        (40, [*[10] * 4, *[30] * 36], ["about 6 to 7 min left", "about 8 to 38 min left"]),
+        (6, [0.45] * 6, []),  # where less than two seconds are left
+    ],
+)
+def test_what_a_run_says_as_its_steps_end(total, seconds, said, clock, caplog, monkeypatch):
+    """Once, and anew where it ends at another time than it said; nothing of bars within it."""
+    monkeypatch.setattr(module, "SHORT", 2)
+    with caplog.at_level(logging.INFO, "outliers"), Progress(total, description="m, fp32", clock=clock) as bar:
+        for passed in seconds:
+            work(bar, clock, passed)
+            with Progress(5, clock=clock) as inner:
+                inner.update()
+    assert caplog.messages[:2] == said, caplog.messages
+
+
+def test_steps_of_a_larger_model_take_longer(clock):
+    """As long as it has weights, and 1.5 million more."""
+    with Progress(clock=clock) as bar:
+        bar.expect(Steps(4, 10**6))
+        bar.expect(Steps(4, 10**8))
+        bar.enter("small", Steps(4, 10**6))
+        work(bar, clock, 1, 1, 1, 1)
+        assert bar.left().expected == pytest.approx(4 * 101.5 / 2.5)
+        bar.set_description("a" * 70)
+        assert bar.line() == f"{'a' * 57}…: 2%, about 2 to 3 min left"
+
+
+def test_steps_of_a_kind_that_was_not_seen_may_take_longer_or_shorter(clock):
+    """By their cost; those of a group of which several kinds were seen take as long as these."""
+    with Progress(clock=clock) as bar:
+        kinds = ["states fp32", "states a", "states b", "states c", "places fp32"]
+        for kind in kinds:
+            bar.expect(Steps(3, kind=kind, cost=2 if kind == "places fp32" else 1))
+        for kind in kinds[:3]:
+            bar.enter(kind, Steps(3, kind=kind))
+            work(bar, clock, 10, 10, 10)
+        left = bar.left()
+        assert left.expected == pytest.approx(3 * 10 + 3 * 20)
+        assert 1.3 < left.most / left.expected < 1.7
+
+
+def test_a_range_too_wide_to_be_of_use_is_not_said(clock):
+    """As of a kind that may take as long as the fastest or the slowest before it."""
+    with Progress(clock=clock) as bar:
+        for kind in ("fast", "slow", "new"):
+            bar.expect(Steps(100 if kind == "new" else 4, kind=kind))
+        for kind, seconds in (("fast", 1), ("slow", 30)):
+            bar.enter(kind, Steps(4, kind=kind))
+            work(bar, clock, *[seconds] * 4)
+        assert bar.left() is None
+        bar.enter("new", Steps(100, kind="new"))
+        work(bar, clock, 5, 5, 5, 5)
+        assert bar.left().expected == pytest.approx(96 * 5, rel=0.2)
+
+
+def test_what_takes_its_time_on_any_model(clock):
+    with Progress(clock=clock) as bar:
+        bar.expect(Steps(4, 10**6))
+        bar.expect(DRAWN)
+        bar.enter("m", Steps(4, 10**6))
+        work(bar, clock, 60, 60, 60, 60)
+        assert bar.left().expected == pytest.approx(DRAWN.seconds)
+        with drawing(bar, "trace"):
+            assert bar.line() == "trace, tables and figures: 99%, about 3 s left"
+        assert bar.n == bar.total
+
+
+def test_blocks_alone_take_as_long_as_a_model_is_large():
+    planner = Planner(None, None, None, "")
+    planner.sizes = {MODEL: 118_944}
+    subject = Causal(MODEL, None, Cells(models=[MODEL]))
+    assert planner.steps([Cell(subject, EXACT, Perplexity())]).size == 118_944
+    assert planner.steps([Cell(subject, EXACT, ZeroShot())]).size == 0
+
+
+def test_each_way_of_measuring_a_variant_is_a_kind(monkeypatch, tmp_path):
+    kinds, expect = [], Progress.expect
+    monkeypatch.setattr(Progress, "expect", lambda bar, steps: (kinds.append(steps.kind), expect(bar, steps)))
+    run(Cells(models=[MODEL], metrics=["perplexity", "top1", "range"], block=16, blocks=1), tmp_path)
+    assert len(set(kinds)) == len(kinds) == 3
+
+
+def test_stages_that_values_decide_are_foreseen(clock):
+    with Progress(clock=clock) as bar:
+        bar.expect(Steps(4))
+        bar.foresee(Steps(8, kind="later"))
+        work(bar, clock, 10, 10, 10, 10)
+        assert (bar.total, bar.left().expected) == (12, pytest.approx(80))
+        bar.expect(Steps(6))
+        bar.foresee(Steps(0, kind="later"))
+        assert (bar.total, bar.left().expected) == (10, pytest.approx(60))
+
+
+def test_steps_of_an_earlier_run_took_no_time(clock):
+    with Progress(10, clock=clock) as bar:
+        bar.skip(Steps(6))
+        assert bar.left() is None
+        work(bar, clock, 20, 10)
+        assert bar.left().expected == pytest.approx(20)
+
+
+def test_a_long_step_is_seen_from_inside(clock):
+    with Progress(2, clock=clock) as bar:
+        for share in (0.25, 0.5, 0.75):
+            clock.now += 15
+            bar.see(share)
+        assert bar.left().expected == pytest.approx(75)
+        clock.now += 15
+        bar.update()
+        assert bar.left().expected == pytest.approx(60)
+        assert bar.line().startswith("50%")
+
+
+def test_layers_move_steps_that_are_made_at_once(clock):
+    """Two passes of ten blocks each through a model that is streamed."""
+    with Progress(20, clock=clock) as bar:
+        for done in (0, 10):
+            bar.begin(10)
+            for layer in over(range(5), ""):
+                assert bar.n + bar.inside == done + 2 * layer
+                clock.now += 3
+        assert bar.left() is None
+        bar.update(10)
+        assert bar.n == 20
+
+
+def test_layers_within_a_measurement_of_no_steps_say_nothing_of_those_that_come(clock):
+    with Progress(clock=clock) as bar:
+        bar.expect(Steps(10, 10**8))
+        bar.enter("m, its weights", Steps())
+        for _ in over(range(5), ""):
+            clock.now += 2
+        assert bar.left() is None
+        bar.enter("m, fp32", Steps(10, 10**8))
+        work(bar, clock, 2, 2, 2)
+        assert bar.left().expected == pytest.approx(14)
+
+
+def test_a_total_that_grows_and_one_of_nothing(clock):
+    with Progress(clock=clock) as bar:
+        clock.now += 10
+        assert bar.line() == "since 10 s"
+        bar.expect(Steps(4))
+        work(bar, clock, 10, 10, 10)
+        assert bar.left().expected == pytest.approx(10)
+
+
+def test_lines_come_also_while_no_step_ends(monkeypatch, caplog):
+    monkeypatch.setattr(module, "SECONDS", 0.02)
+    with caplog.at_level(logging.INFO, "outliers"), Progress(3, description="m, fp32") as bar:
+        bar.update()
+        for _ in over(range(2), "m, layers"):
+            time.sleep(0.1)
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0] == "m, fp32: since 1 s; m, layers: since 1 s"
+    time.sleep(0.05)
+    assert len(caplog.records) == len(lines), "none after the end"
+    assert not module._open
+
+
+def test_a_terminal_has_a_bar_and_no_lines(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr(module, "SECONDS", 0.01)
+    clock = Clock()
+    with Progress(4, description="m", clock=clock) as bar:
+        bar.skip(Steps(1))
+        bar.refresh()
+        assert "m: 00:00" in sys.stderr.getvalue()
+        work(bar, clock, 20, 20)
+        bar.refresh()
+    assert re.search(r"m:  67%\|.*\| 00:40, about 18 to 22 s left", sys.stderr.getvalue())
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_a_long_label_is_cut_and_the_bar_is_not(monkeypatch, columns):
+    master, terminal = os.openpty()
+    termios.tcsetwinsize(terminal, (24, columns))
+    with open(master, "rb"), open(terminal, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        clock = Clock()
+        with Progress(4, description="pocket/gpt2-5.9m, llm.int8-zeropoint, perplexity, " * 2, clock=clock) as bar:
+            work(bar, clock, 30, 30)
+            line = str(bar)
+    assert len(line) < columns
+    assert re.fullmatch(r"pocket.*…:  50%\|█[^|]+\| 01:00, about 55 to 66 s left", line)
+
+
+def test_a_command_says_a_line(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(module, "SECONDS", 0.2)
+    usual = states._resident
+    monkeypatch.setattr(states, "_resident", lambda *given: time.sleep(0.3) or usual(*given))
+    code, _, err = call(monkeypatch, capsys, *SMALL, "--out", tmp_path)
+    lines = err.splitlines()
+    assert code == 0
+    first = "pocket/gpt2-0.1m, fp32, perplexity, blocks 0 to 1: since "
+    assert any(line.startswith(first) for line in lines)
+
+
+@pytest.mark.parametrize("several", [1, 2])
+def test_several_experiments_have_one_bar(monkeypatch, tmp_path, several):
+    """It expects the steps of all from the start, those of an experiment as they are once it runs."""
+    specs = [Cells(name=name, models=[MODEL], block=16, blocks=blocks) for name, blocks in COUNTS[:several]]
+    total = TOTALS[several - 1]
+    with foreseeing(specs) as bar:
+        assert bar.total == total
+        bar.foresee(bar.foreseen[of_all(specs[0])]._replace(count=9))
+        for number, spec in enumerate(specs):
+            assert len(run(spec, tmp_path / str(number), bar=bar)) == 1
+            assert (bar.total, bar.n) == (total, TOTALS[number])
+    assert not module._open
+
+
+def test_generations_say_how_far_they_are():
+    seen = []
+    latency(make_model("gpt2"), torch.zeros(1, 4, dtype=torch.int64), 3, 2, seen.append)
+    assert seen == [passes / 12 for passes in range(1, 13)]
+
+
+BLOCKS = torch.arange(60).view(6, 10)
+CALLS = {  # functions of Python, each with the passes that it makes of six blocks
+    "perplexity": (lambda model, **shown: perplexity(model, BLOCKS, **shown), 6),
+    "perplexities": (lambda model, **shown: perplexities(model, BLOCKS, [EXACT, variant("absmax")], **shown), 12),
+    "trace": (lambda model, **shown: trace(model, BLOCKS, alpha=0.1, **shown), 6),
+    "masks": (lambda model, **shown: masks(model, BLOCKS, **shown), 12),
+    "calibrate": (lambda model, **shown: calibrate(model, BLOCKS, **shown), 6),
+    "origins": (lambda model, **shown: origins(model, BLOCKS, [1], **shown), 6),
+    "ablate": (lambda model, **shown: ablate(model, BLOCKS, [1], **shown), 6 * (1 + 12 + 1)),
+    "damage": (lambda model, **shown: damage(model, BLOCKS, "absmax", by=["model"], **shown), 12),
+    "readers": (lambda model, **shown: readers(model, BLOCKS, [1], places=["q"], controls=2, **shown), 42),
+}
+
+
+@pytest.mark.parametrize("called", CALLS)
+def test_a_function_of_python_shows_a_bar(called, monkeypatch, capsys):
+    """One of all its passes, which are known before they are made; none where nobody would see it."""
+    function, passes = CALLS[called]
+    model, seen, leave = make_model("gpt2"), [], Progress.__exit__
+    monkeypatch.setattr(module, "DELAY", 0)
+
+    def left(bar: Progress, *error) -> None:
+        seen.append((bar.desc, bar.n, bar.total))
+        leave(bar, *error)
+
+    monkeypatch.setattr(Progress, "__exit__", left)
+    function(model)
+    assert (seen, capsys.readouterr().err) == ([], "")
+    function(model, progress=True)
+    assert {*seen} == {(f"{called}: ", passes, passes)}
+    assert f"{called}: " in capsys.readouterr().err
+    assert not module._open and module._passes is None
+
+
+@pytest.mark.parametrize(("ipykernel", "disabled", "shown"), [(True, "", True), (True, "1", False), (False, "", False)])
+def test_a_notebook_has_bars_unless_tqdm_is_disabled(ipykernel, disabled, shown, monkeypatch):
+    if ipykernel:
+        monkeypatch.setitem(sys.modules, "ipykernel", module)
+    monkeypatch.setenv("TQDM_DISABLE", disabled)
+    made, enter = [], Progress.__enter__
+    monkeypatch.setattr(Progress, "__enter__", lambda bar: made.append(bar) or enter(bar))
+    perplexity(make_model("gpt2"), BLOCKS)
+    assert bool(made) == shown

@@ -1,0 +1,568 @@
+"""Runs that are interrupted, killed, out of disk, doubled, or whose checkpoint changes: what is finished stays."""
+
+import errno
+import importlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from outliers import Experiment, Trace, UserError, run, sweep
+from outliers.files import LEFT, LOCK, OWNER, locked, write_whole
+from outliers.metrics import states
+from outliers.metrics import trace as traces
+from outliers.models import load
+from outliers.models.load import load_model, weights_hash
+from outliers.models.names import POCKET
+from outliers.presets.ablate import Ablation
+from outliers.presets.damage import Damage
+from outliers.presets.emergence import Emergence, OneModel
+from outliers.presets.latency import Latency
+from outliers.runs.frame import records_in as read_rows
+from outliers.runs.rows import Rows
+from outliers.subjects import bench
+from tests.commands.test_commands import call
+from tests.conftest import a_row, alter_weights, lasting, names, trace_model
+
+MODEL = "pocket/gpt2-0.1m"
+SCHEMES = ["fp32", "absmax", "absmax-vector", "llm.int8"]
+FIELDS = {"name": "small", "models": [MODEL, "pocket/gpt2-0.5m"], "schemes": SCHEMES, "block": 64, "blocks": 2}
+ARGUMENTS = ["--model", MODEL, "--block", "64", "--blocks", "2", *(f"--scheme={scheme}" for scheme in SCHEMES)]
+
+
+@pytest.fixture(autouse=True)
+def usual_interrupt():
+    """Ctrl-C as on a terminal, also where the tests run in the background, which ignores it, and SIGTERM as in a new
+    process, also where Ray began in this one; no run may change them."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    after = {number: signal.signal(number, handler) for number, handler in before.items()}
+    assert after == usual
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """As in the runs that are killed: a fork has no more than the thread that made it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def want(one_thread, tmp_path_factory) -> list[dict]:
+    """The rows of an undisturbed run."""
+    return lasting(sweep(Experiment(**FIELDS), tmp_path_factory.mktemp("undisturbed")))
+
+
+# Ctrl-C
+
+
+def before_call(monkeypatch, module, name: str, at: int, act: Callable[[], object]) -> list:
+    """Do something before the n-th call of a function; the list of its calls."""
+    usual, calls = getattr(module, name), []
+
+    def acting(*arguments, **keywords):
+        calls.append(arguments)
+        if len(calls) == at:
+            act()
+        return usual(*arguments, **keywords)
+
+    monkeypatch.setattr(module, name, acting)
+    return calls
+
+
+def press(number: int = signal.SIGINT, times: int = 1) -> None:
+    """Press Ctrl-C so many times, or send another signal."""
+    for _ in range(times):
+        signal.raise_signal(number)
+
+
+@pytest.mark.parametrize(
+    ("times", "number", "finished"), [(1, signal.SIGINT, 3), (2, signal.SIGINT, 2), (1, signal.SIGTERM, 3)]
+)
+def test_ctrl_c_finishes_the_row_and_says_how_to_go_on(monkeypatch, capsys, tmp_path, want, times, number, finished):
+    with monkeypatch.context() as patch:
+        before_call(patch, states, "_resident", 3, lambda: press(number, times))  # in the middle of a row
+        code, out, err = call(patch, capsys, *ARGUMENTS, "--out", tmp_path)
+    assert (code, out) == (130, "")
+    said = f"interrupted: {finished} finished rows in '{tmp_path}'; run the same command again to go on\n"
+    assert err == said
+    assert names(tmp_path) == {"rows.jsonl"}
+    kept = read_rows(tmp_path)
+    assert len(kept) == finished
+    code, _, err = call(monkeypatch, capsys, *ARGUMENTS, "--out", tmp_path)
+    assert (code, err) == (0, "")
+    rows = read_rows(tmp_path)
+    assert rows[:finished] == kept, "what was finished was not measured again"
+    assert [row["value"] for row in rows] == [row["value"] for row in want[:4]]
+
+
+def test_ctrl_c_where_nothing_is_missing_or_finished(monkeypatch, tmp_path):
+    with pytest.raises(KeyboardInterrupt, match=r"^0 finished rows in"), Rows(tmp_path / "none"):
+        signal.raise_signal(signal.SIGINT)
+    assert not any(tmp_path.iterdir())
+    rows = sweep(Experiment(**FIELDS), tmp_path)
+    before_call(monkeypatch, bench, "load_model", 1, press)
+    with pytest.raises(KeyboardInterrupt, match=r"^8 finished rows in"):
+        sweep(Experiment(**FIELDS), tmp_path)
+    assert read_rows(tmp_path) == rows
+
+
+def test_ctrl_c_with_force_and_before_a_run(monkeypatch, capsys, tmp_path):
+    with monkeypatch.context() as patch:
+        before_call(patch, states, "_resident", 1, press)
+        _, _, err = call(patch, capsys, *ARGUMENTS, "--out", tmp_path, "--force")
+    assert err == f"interrupted: 1 finished row in '{tmp_path}'; run the same command without --force to go on\n"
+    before_call(monkeypatch, load, "load_config", 1, press)
+    code, _, err = call(monkeypatch, capsys, *ARGUMENTS, "--out", tmp_path / "none")
+    assert (code, err) == (130, "interrupted; run the same command again to go on\n")
+    assert not (tmp_path / "none").exists()
+
+
+def test_other_uses_of_ctrl_c_are_left_alone(tmp_path):
+    ignored = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Rows(tmp_path):
+            signal.raise_signal(signal.SIGINT)
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, ignored)
+    done = []
+    thread = threading.Thread(target=lambda: done.append(Rows(tmp_path / "a").__enter__().__exit__(None, None, None)))
+    thread.start()
+    thread.join()
+    assert done == [None], "outside of the main thread, where no handler can be set"
+
+
+@pytest.mark.nightly("outliers/runs/", "outliers/terminal/")
+def test_a_real_signal_to_a_real_process(tmp_path):
+    program = (
+        "import runpy, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "sys.argv[0] = 'sweep'\n"
+        "runpy.run_module('outliers.sweep', run_name='__main__')"
+    )
+    arguments = [*ARGUMENTS, "--blocks", "600", "--text", str(tmp_path / "long.txt"), "--out", str(tmp_path / "out")]
+    (tmp_path / "long.txt").write_text("one two three four five six seven eight nine ten " * 6000)
+    process = subprocess.Popen([sys.executable, "-c", program, *arguments], stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "out" / "rows.jsonl").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    finished = len(read_rows(tmp_path / "out"))
+    assert process.returncode == 130
+    assert finished in (1, 2)
+    said = rf"interrupted: {finished} finished rows? in '.*'; run the same command again to go on"
+    assert re.fullmatch(said, err.splitlines()[-1])
+    assert names(tmp_path / "out") == {"rows.jsonl"}
+
+
+# SIGKILL
+
+# Forks a run for each folder and kills it at a moment: below a half, before its first row; beyond, between that and its
+# end, as long as an undisturbed run takes for either. Or at its n-th write: before it, in its middle, or after it.
+# Everything is imported once, before the forks.
+KILLER = """
+import json, os, signal, sys, time
+from pathlib import Path
+from outlier_kernels.cpu import all_passes, has_int8_units
+from outliers.runs.rows import Rows
+from outliers.presets.sweep import sweep
+from outliers.presets.sweep import Experiment
+
+for one in vars(all_passes()).values() if has_int8_units() else ():  # here, so that no child spends its life on it
+    getattr(one, "address", None)
+
+fields, out, moments, writes = json.loads(sys.argv[1]), Path(sys.argv[2]), *map(json.loads, sys.argv[3:5])
+experiment = Experiment(**fields)
+
+def fork(folder, write=None):
+    child = os.fork()
+    if child == 0:
+        if write is not None:
+            die_at(*write)
+        sweep(experiment, out / folder)
+        os._exit(0)
+    return child
+
+def die_at(number, part):
+    add, written = Rows.add, []
+    def counted(rows, *new):
+        written.append(new)
+        if len(written) < number:
+            return add(rows, *new)
+        content = b"".join(row.line + b"\\n" for row in new)
+        with open(rows.path, "ab") as file:
+            file.write(content[: len(content) * part // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+    Rows.add = counted
+
+def has_rows(folder):
+    return (out / folder / "rows.jsonl").exists()
+
+for folder in ("warm", "timed"):
+    start, child, first = time.monotonic(), fork(folder), None
+    while not os.waitpid(child, os.WNOHANG)[0]:
+        first = first or (time.monotonic() - start if has_rows(folder) else None)
+        time.sleep(0.001)
+    rest = time.monotonic() - start - first
+for folder, moment in moments.items():
+    child = fork(folder)
+    while moment >= 0.5 and not has_rows(folder):
+        time.sleep(0.001)
+    time.sleep(2 * moment * first if moment < 0.5 else (2 * moment - 1) * rest)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+for folder, write in writes.items():
+    os.waitpid(fork(folder, write), 0)
+"""
+KILLS = 12
+
+
+@pytest.mark.nightly("outliers/runs/", "outliers/files.py")
+def test_killed_at_any_moment(tmp_path, want):
+    chance = random.Random(0)
+    moments = {str(n): (n + chance.random()) / (KILLS - 1) for n in range(KILLS)}
+    writes = {f"write-{n}-{part}": (n, part) for n, part in [(1, 0), (1, 1), (1, 2), (5, 1), (8, 1), (8, 2)]}
+    arguments = [json.dumps(FIELDS), str(tmp_path), json.dumps(moments), json.dumps(writes)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", KILLER, *arguments], check=True, timeout=600, env=environment)
+    survived = {}
+    for name in (*moments, *writes):
+        folder = tmp_path / name
+        left = names(folder) if folder.exists() else set()
+        assert {name for name in left if not LEFT.fullmatch(name)} <= {"rows.jsonl", LOCK, OWNER}
+        finished = lasting(read_rows(folder))
+        assert finished == want[: len(finished)]
+        survived[name] = len(finished)
+        kept = read_rows(folder)
+        rows = sweep(Experiment(**FIELDS), folder)
+        assert rows[: len(kept)] == kept, "no finished row was measured again"
+        assert lasting(rows) == want
+        assert read_rows(folder) == rows
+        assert names(folder) - {"rows.jsonl.torn"} == {"rows.jsonl"}
+    assert {name: survived[name] for name in writes} == {
+        f"write-{n}-{part}": n if part == 2 else n - 1 for n, part in writes.values()
+    }
+    assert pd.Series([survived[name] for name in moments]).nunique() > 2, "the kills came at different moments"
+
+
+def test_what_a_kill_left_is_no_row(tmp_path, want):
+    sweep(Experiment(**FIELDS), tmp_path)
+    (tmp_path / ".rows.jsonl.0123abcd.part").write_text('{"model"')
+    (tmp_path / LOCK).write_text("process 1 on nowhere since long ago (none)\n")
+    assert lasting(sweep(Experiment(**FIELDS), tmp_path)) == want
+    assert names(tmp_path) == {"rows.jsonl"}
+
+
+# Two runs
+
+
+def test_two_runs_into_one_folder_do_not_mix(monkeypatch, capsys, tmp_path):
+    with Rows(tmp_path) as row_file:
+        code, out, err = call(monkeypatch, capsys, *ARGUMENTS, "--out", tmp_path)
+        assert (code, out) == (2, "")
+        owner = rf"process {os.getpid()} on \S+ since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d \(.*\)"
+        said = rf"error: '{tmp_path}' is in use by {owner}; wait until it ends, or choose another folder with --out\n"
+        assert re.fullmatch(said, err)
+        assert read_rows(tmp_path) == [], "reading needs no lock"
+        row_file.add(a_row("a"))
+    assert names(tmp_path) == {"rows.jsonl"}
+    assert [row["model"] for row in read_rows(tmp_path)] == ["a"]
+
+
+def test_rows_of_a_run_that_ended_before_this_one_began_are_kept(tmp_path):
+    first, second = Rows(tmp_path), Rows(tmp_path)
+    for row_file, model in ((first, "a"), (second, "b")):
+        with row_file:
+            row_file.add(a_row(model))
+    assert [row["model"] for row in read_rows(tmp_path)] == ["a", "b"]
+
+
+@pytest.mark.nightly("outliers/runs/", "outliers/files.py")
+def test_the_lock_ends_with_its_owner_however_that_ends(tmp_path):
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom outliers.files import locked\n"
+        "with locked(Path(sys.argv[1])):\n    print('locked', flush=True)\n    sys.stdin.read()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    owner = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "out")], **pipes)
+    assert owner.stdout.readline() == "locked\n"
+    with pytest.raises(UserError, match=rf"in use by process {owner.pid} on .*python.* -c "), Rows(tmp_path / "out"):
+        pass
+    owner.kill()
+    owner.communicate()
+    assert names(tmp_path / "out") == {LOCK, OWNER}
+    with locked(tmp_path / "out"):
+        assert f"process {os.getpid()} " in (tmp_path / "out" / OWNER).read_text()
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.nightly("outliers/runs/", "outliers/files.py")
+def test_many_that_want_the_same_folder_have_it_one_after_the_other(tmp_path):
+    inside, most = [], []
+
+    def want_it():
+        for _ in range(100):
+            try:
+                with locked(tmp_path / "out"):
+                    inside.append(1)
+                    most.append(len(inside))
+                    inside.pop()
+            except UserError:
+                pass
+
+    threads = [threading.Thread(target=want_it) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(most) == 1
+    assert not (tmp_path / "out").exists()
+
+
+# A full disk
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A function that gives a folder on a disk of so many bytes."""
+    mounted = []
+
+    def mount(size: str) -> Path:
+        folder = tmp_path / "disk"
+        folder.mkdir()
+        if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder]).returncode:
+            pytest.skip("needs to mount a small disk, as root")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def full(folder: Path) -> str:
+    """What is said of a full disk."""
+    return f"error: cannot write to '{folder}' (No space left on device); choose another folder with --out\n"
+
+
+@pytest.mark.nightly("outliers/runs/", "outliers/files.py")
+def test_rows_survive_a_full_disk(monkeypatch, capsys, small_disk):
+    disk = small_disk("8k")  # room for the lock and a page of rows
+    out = disk / "out"
+    every = [*ARGUMENTS, *(f"--scheme={name}" for name in ("zeropoint", "absmax-row", "zeropoint-vector"))]
+    code, _, err = call(monkeypatch, capsys, *every, "--out", out)
+    assert (code, err) == (2, full(out))
+    assert names(out) == {"rows.jsonl"}
+    finished = read_rows(out)
+    assert 0 < len(finished) < 7
+    subprocess.run(["mount", "-o", "remount,size=20m", disk], check=True)
+    code, _, err = call(monkeypatch, capsys, *every, "--out", out)
+    assert (code, err) == (0, "")
+    rows = read_rows(out)
+    assert rows[: len(finished)] == finished
+    assert len(rows) == 7
+
+
+@pytest.mark.nightly("outliers/runs/", "outliers/files.py")
+def test_rows_survive_where_tables_and_figures_do_not_fit(monkeypatch, capsys, small_disk):
+    disk = small_disk("64k")
+    code, out, err = call(monkeypatch, capsys, *ARGUMENTS, "--out", disk)
+    assert (code, out, err) == (2, "", full(disk))
+    assert len(read_rows(disk)) == 4
+    assert (disk / "table1.csv").exists()
+    assert not (disk / "report.html").exists()
+    assert not list(disk.glob(".*")), "no part of a file is left"
+
+
+@pytest.mark.nightly("outliers/runs/", "outliers/files.py")
+def test_a_trace_survives_a_full_disk(small_disk, tmp_path):
+    fields = {"model": MODEL, "block": 64, "blocks": 2}
+    found, rows = trace_model(OneModel(**fields, alpha=3), tmp_path / "whole")
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "whole").iterdir()}
+    disk = small_disk(str(sizes["trace.safetensors"]))  # the lock is there already
+    with pytest.raises(UserError, match="No space left on device"):
+        trace_model(OneModel(**fields, alpha=3), disk)
+    assert names(disk) == set(), "no part of it"
+    subprocess.run(["mount", "-o", f"remount,size={sum(sizes.values()) * 2}", disk], check=True)
+    assert lasting(trace_model(OneModel(**fields, alpha=3), disk)[1]) == lasting(rows)
+    assert Trace.load(disk / "trace").sketch == found.sketch
+    kept = read_rows(disk)
+    (disk / "filler").write_bytes(b"0" * (sum(sizes.values()) - 2**15))
+    with pytest.raises(UserError, match="No space left on device"):
+        trace_model(OneModel(**fields, alpha=2), disk)
+    assert read_rows(disk) == kept
+    assert names(disk) == {"rows.jsonl", "trace.safetensors", "excerpt.safetensors", "filler"}
+
+
+@pytest.mark.nightly("outliers/runs/", "outliers/files.py")
+def test_nothing_is_measured_where_not_even_the_lock_fits(monkeypatch, small_disk):
+    disk = small_disk("8k")
+    (disk / "filler").write_bytes(b"0" * 8192)
+    monkeypatch.setattr(states, "_resident", lambda *_: pytest.fail("measured"))
+    with pytest.raises(UserError, match="No space left on device"):
+        sweep(Experiment(**FIELDS), disk)
+    assert names(disk) == {"filler"}
+
+
+STREAMED = [*ARGUMENTS[:4], "--blocks=20", "--scheme=fp32", "--stream", "--memory", "1000"]
+
+
+def unsupported(*_):
+    raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reserve", [os.posix_fallocate, unsupported, None])
+def test_hidden_states_that_do_not_fit_on_their_disk(monkeypatch, capsys, small_disk, tmp_path, reserve):
+    """Without their space reserved, the first page that finds none kills this process by SIGBUS."""
+    if reserve:
+        monkeypatch.setattr(os, "posix_fallocate", reserve)
+    else:
+        monkeypatch.delattr(os, "posix_fallocate")  # macOS
+    disk = small_disk("64k")
+    monkeypatch.setenv("TMPDIR", str(disk))
+    code, _, err = call(monkeypatch, capsys, *STREAMED, "--out", tmp_path / "out")
+    assert code == 1
+    assert (
+        f"no room for 0.1 MB of hidden states in '{disk}' (No space left on device); set TMPDIR to a folder "
+        "on a disk with room, take fewer --blocks, or hold more of them in memory with a larger --memory\n"
+    ) in err
+    assert not any(disk.iterdir())
+    subprocess.run(["mount", "-o", "remount,size=1m", disk], check=True)
+    code, _, err = call(monkeypatch, capsys, *STREAMED, "--out", tmp_path / "out")
+    assert (code, err) == (0, "")
+    assert not any(disk.iterdir()), "the file has no name"
+    assert os.statvfs(disk).f_bfree == os.statvfs(disk).f_blocks, "and is gone"
+
+
+def test_a_folder_of_temporary_files_that_is_not_there(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    code, _, err = call(monkeypatch, capsys, *STREAMED, "--out", tmp_path / "out")
+    assert code == 1
+    assert re.search(r"^failed: .*: no room for .* in '.*/none' \(No such file or directory\); set TMPDIR ", err)
+
+
+@pytest.mark.parametrize("measuring", ["interrupt.finishing()", "contextlib.nullcontext()"])
+def test_sigterm_ends_a_process_before_a_scheduler_kills_it(measuring):
+    """While a cell is measured, and before, where a library may swallow what Ctrl-C raises."""
+    program = f"""
+import contextlib, os, signal, time
+from outliers.terminal import interrupt
+interrupt.SECONDS = 0.5
+with interrupt.ending_alike(), {measuring}:
+    with contextlib.suppress(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == (
+        "interrupted: what was being measured is lost, finished rows are kept; run the same command again to go on\n"
+    )
+
+
+# A checkpoint that changes
+
+
+def own(tmp_path: Path) -> Path:
+    """A checkpoint with weights as they are in memory, so that they are mapped and not converted."""
+    folder = shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "model")
+    return alter_weights(folder, lambda tensors: tensors.update({name: x.float() for name, x in tensors.items()}))
+
+
+def truncate(file: Path) -> None:
+    os.truncate(file, 1000)
+
+
+def alter(file: Path) -> None:
+    """Write into the file without changing its length."""
+    with open(file, "r+b") as opened:
+        opened.seek(-400, os.SEEK_END)
+        opened.write(b"\0" * 400)
+
+
+def replace(file: Path) -> None:
+    write_whole(file, file.read_bytes())
+
+
+@pytest.mark.parametrize("change", [truncate, alter, replace, Path.unlink])
+def test_a_checkpoint_that_changes_under_a_sweep_is_named(monkeypatch, capsys, tmp_path, change):
+    model, out = own(tmp_path), tmp_path / "out"
+    file = model / "model.safetensors"
+    before_call(monkeypatch, states, "_resident", 3, lambda: change(file))
+    code, _, err = call(monkeypatch, capsys, "--model", model, *ARGUMENTS[2:], "--out", out)
+    assert code == 1
+    assert f"the weights of '{model}' changed while they were measured ('{file}'); " in err
+    assert [row["scheme"] for row in read_rows(out) if "failed" not in row] == SCHEMES[:2]
+
+
+def test_ctrl_c_during_a_trace_keeps_the_blocks_it_has_read(monkeypatch, tmp_path):
+    spec = OneModel(model=MODEL, block=64, blocks=6, alpha=3)
+    want = lasting(trace_model(spec, tmp_path / "whole")[1])
+    read = before_call(monkeypatch, traces, "traces", 3, press)
+    with pytest.raises(KeyboardInterrupt, match=r"^0 finished rows"):
+        trace_model(spec, tmp_path / "cut")
+    assert Trace.load(tmp_path / "cut" / "trace").sequences == 3
+    assert lasting(trace_model(spec, tmp_path / "cut")[1]) == want
+    assert len(read) == 6
+
+
+TEXT = {"block": 64, "blocks": 2}
+TIMED = {"schemes": ["llm.int8"], "dtype": "float32", "batches": [1], "prompt": 8, "tokens": 2, "repeats": 2}
+
+
+@pytest.mark.parametrize(
+    ("spec", "module", "step"),
+    [
+        (lambda name: Emergence(models=[name], alpha=3, **TEXT), "metrics.trace", "traces"),
+        (lambda name: Ablation(model=name, features=[3], **TEXT), "metrics.attention", "attended"),
+        (lambda name: Damage(model=name, **TEXT), "metrics.errors", "block_errors"),
+        (lambda name: Latency(models=[name], **TIMED), "metrics.latency", "latency"),
+    ],
+)
+def test_other_measurements_of_a_checkpoint_that_changes(monkeypatch, tmp_path, spec, module, step):
+    folder, module = own(tmp_path), importlib.import_module(f"outliers.{module}")
+    before = weights_hash(load_model(str(folder)))
+    before_call(monkeypatch, module, step, 1, lambda: alter(folder / "model.safetensors"))
+    rows = run(spec(str(folder)), tmp_path / "out")
+    assert any("changed while they were measured" in row.get("failed", "") for row in rows)
+    finished = [row for row in rows if "failed" not in row]
+    assert {row["weights_hash"] for row in finished} <= {before}, "of what was finished by then"
+
+
+@pytest.mark.parametrize("change", [truncate, alter])
+def test_weights_in_memory_are_not_those_of_a_changed_file(tmp_path, change):
+    """Without a copy, a truncated file kills this process by SIGBUS, and an altered one changes the weights."""
+    folder = own(tmp_path)
+    model = load_model(str(folder))
+    before = weights_hash(model)
+    change(folder / "model.safetensors")
+    assert weights_hash(model) == before
+    assert model.lm_head.weight is model.transformer.wte.weight
+
+
+def test_a_changed_checkpoint_is_measured_anew(tmp_path):
+    folder = own(tmp_path)
+    experiment = Experiment(models=[str(folder)], schemes=["fp32"], block=64, blocks=2)
+    (old,) = sweep(experiment, tmp_path / "out")
+    alter(folder / "model.safetensors")
+    (new,) = sweep(experiment, tmp_path / "out")
+    assert new["value"] != old["value"]
+    assert read_rows(tmp_path / "out") == [old, new]
