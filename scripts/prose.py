@@ -11,16 +11,17 @@ import sys
 from pathlib import Path
 from statistics import mean
 
+from pages import without_tables
+
 ROOT = Path(__file__).parent.parent
 LONGEST, MEAN = 35, 18  # words of a sentence
 LINES = {"README.md": 130}
 LINES_OF_A_PAGE = 250
 CLAUSES = re.compile(r"^#+ (?:What|Which|Where|How far)\b.*", re.MULTILINE)  # headings that are no nouns
 NOT_PROSE = re.compile(
-    r"^```.*?^```$|<!-- table: .*?<!-- end of table -->|<!--.*?-->|^#+ .*?$|^[ ]*\|.*?$|!\[.*?\]\([^)]*\)",
+    r"^```.*?^```$|^#+ .*?$|^[ ]*\|.*?$|!\[.*?\]\([^)]*\)",
     re.MULTILINE | re.DOTALL,
 )
-MARKER = re.compile(r"\n *<!-- = .*?-->", re.DOTALL)  # where numbers come from, which a reader does not see
 RUN_IN = re.compile(r"^\*\*(?:\S+ ){0,3}\S+\.\*\*")  # a heading in front of a paragraph
 ITEM = re.compile(r"\n\s*\n|^\s*(?:[-*]|\d+\.) ", re.MULTILINE)
 END = re.compile(r"""(?<!\bal\.)(?<!\be\.g\.)(?<!\bi\.e\.)(?<=[.!?])[*"')]*\s+(?=[^a-z])""")
@@ -46,9 +47,9 @@ def words(sentence: str) -> int:
 
 def problems(name: str, text: str) -> list[str]:
     """The rules that a page breaks."""
-    found = sentences(text)
+    found = sentences(without_tables(name, text))
     average = mean(map(words, found)) if found else 0
-    lines, most = len(MARKER.sub("", text).splitlines()), LINES.get(name, LINES_OF_A_PAGE)
+    lines, most = len(text.splitlines()), LINES.get(name, LINES_OF_A_PAGE)
     return [
         *(f"{name}: {words(one)} words: {one}" for one in found if words(one) > LONGEST),
         *([f"{name}: {average:.1f} words a sentence"] if average >= MEAN else []),
@@ -60,9 +61,9 @@ def problems(name: str, text: str) -> list[str]:
 def main() -> None:
     texts = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in pages()}
     for name, text in texts.items():
-        counts = [*map(words, sentences(text))]
+        counts = [*map(words, sentences(without_tables(name, text)))]
         print(f"{name:24} {len(counts):4} sentences, longest {max(counts):3}, mean {mean(counts):4.1f}")
-    every = [words(one) for text in texts.values() for one in sentences(text)]
+    every = [words(one) for name, text in texts.items() for one in sentences(without_tables(name, text))]
     print(f"{'all':24} {len(every):4} sentences, longest {max(every):3}, mean {mean(every):4.1f}")
     broken = [problem for name, text in texts.items() for problem in problems(name, text)]
     print(*broken, sep="\n")

@@ -1,9 +1,8 @@
-"""README and docs: every number has a source, every table is as it was kept, and what a stranger types works."""
+"""README and docs: what their sentences say is so, and what a stranger types works."""
 
 import ast
 import importlib
 import importlib.util
-import json
 import re
 import shlex
 import sys
@@ -11,7 +10,9 @@ import tomllib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import typer
 
@@ -31,12 +32,12 @@ from tests.kept import KEPT, OTHERS, SECTIONS, kept, plan_at
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
-import fill_docs  # noqa: E402
-from fill_docs import kept as value  # noqa: E402
+import page_values  # noqa: E402
+import pages  # noqa: E402
 
 KERNELS, TRAINING = "kernels/README.md", "outliers/models/pocket/README.md"
 CAUSAL = pocket_models("next tokens")
-PAGES = [page.relative_to(ROOT).as_posix() for page in fill_docs.pages()]
+PAGES = [page.relative_to(ROOT).as_posix() for page in pages.pages()]
 
 
 def read(file: str) -> str:
@@ -44,52 +45,12 @@ def read(file: str) -> str:
     return (ROOT / file).read_text(encoding="utf-8")
 
 
-# Tables and numbers
+# What pages say
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_tables_and_numbers_are_filled_in(page):
-    assert fill_docs.filled(read(page)) == (read(page), []), "run: python scripts/fill_docs.py"
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("Two of 3.\n", "no marker: Two of 3."),
-        ("Two of 3.\n\nTwo of 4.\n<!-- = 4 -->\n", "no marker: Two of 3."),
-        ("Two of 3.\n<!-- = 3 -->\nand 5.\n", "no marker: Two of 3. <!-- = 3 --> and 5."),
-        ("3 of 4.\n<!-- = 3 -->\n", "3, 4 are not as many as [3]: <!-- = 3 -->"),
-        ("Table 4, `7`, 16 bits, w4a8, GPT-2, 2²⁶ and et al., 2022.\n", None),
-    ],
-)
-def test_a_number_without_a_source_is_named(text, said):
-    same, problems = fill_docs.with_numbers(text)
-    assert same == text
-    assert [problem.partition(" Two of 4")[0] for problem in problems] == ([said] if said else [])
-
-
-@pytest.mark.parametrize(
-    ("before", "marker", "after"),
-    [
-        ("1.5 % of 20", "2.25, 1200", "2.2 % of 1,200"),
-        ("+0.1 and −1", "[12.34, -3.6]", "+12.3 and −4"),
-        ("12,345 and 4096", "np.array([999, 1536])", "999 and 1536"),
-        ("2.12.0", "'2.13.0'", "2.13.0"),
-        ("[1, 2] or (+3 %)", "4, 5, -6", "[4, 5] or (−6 %)"),
-        ("0", 'rise(kept("caches/table1.csv", "smollm2-135m", scheme="kv=int8")) * 0', "0"),
-    ],
-)
-def test_a_number_keeps_its_form(before, marker, after):
-    page = "See {}.\n<!-- = {} -->\n"
-    assert fill_docs.with_numbers(page.format(before, marker)) == (page.format(after, marker), [])
-
-
-def test_values_are_those_of_one_row():
-    table = "caches/table1_increase.csv"
-    both = value(table, "smollm2-135m", scheme=["kv=int3", "kv=int4"])
-    assert both[0] == value(table, "smollm2-135m", scheme="kv=int3") > both[1], "in the order that was asked"
-    with pytest.raises(LookupError, match="no row"):
-        value(table, "smollm2-135m", scheme="kv=int5")
+def value(file: str, columns: str | list[str], **where: Any) -> np.ndarray:
+    """Columns of a kept table, of the rows that have these values."""
+    return page_values.kept(file, **where)[columns].to_numpy()
 
 
 def test_sentences_without_numbers():
@@ -120,7 +81,8 @@ def test_sentences_without_numbers():
     assert sorted(gains > 1) == list(gains > 1), "int8-models.md: from one dimension on"
     weights = partial(value, "weights/table1_increase.csv", "pocket/gpt2-5.9m")
     assert weights(scheme="w4-g64+awq") > weights(scheme="w4-g64"), "formats.md: AWQ shows no gain"
-    less, none = value("attention/attention_layers.json", ["cost", "standard_deviation"], exact=["layer 1", "no layer"])
+    layers = partial(value, "attention/attention_layers.json", ["cost", "standard_deviation"])
+    (less,), (none,) = layers(exact="layer 1"), layers(exact="no layer")
     assert less[0] < none[0], "attention.md: less, but not by two standard deviations"
     assert not Value(*less).is_apart(Value(*none))
     decay = partial(value, "training-runs/causes", ["learning_rate", "weight_decay"])
@@ -139,13 +101,6 @@ def test_sentences_without_numbers():
     *others, (*_, ours, theirs, _, _) = [[cell.strip() for cell in line.split("|")] for line in published]
     assert [row[-2] for row in others] == 11 * ["same"], "paper.md: all twelve cells"
     assert (ours, theirs) == ("GPT-2 XL 1.5B", "GPT-2 1.3B"), "paper.md: if GPT-2 XL is taken for it"
-
-
-PLACES = [
-    pytest.param(page, place["name"], id=f"{page}: {place['name']}")
-    for page in PAGES
-    for place in fill_docs.PLACE.finditer(read(page))
-]
 
 
 @pytest.mark.parametrize(("run", "section"), [*SECTIONS.items(), *OTHERS])
@@ -196,32 +151,6 @@ def test_kept_rows_are_of_the_models_that_this_repository_names(model):
     assert hashes == {(dtype, weights_hash(load_model(model, dtype))) for dtype, _ in hashes}
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_place_of_a_table_is_found(page):
-    assert read(page).count("<!-- table: ") == read(page).count("<!-- end of table -->")
-    assert read(page).count("<!-- table: ") == len(list(fill_docs.PLACE.finditer(read(page))))
-
-
-def test_every_kept_benchmark_is_on_a_page():
-    shown = {name for place in PLACES for name in place.values[1:]}
-    kept = [*(KEPT / "benchmarks").rglob("*.json"), *(ROOT / "results" / "kernels").iterdir()]
-    assert {file.relative_to(ROOT).as_posix() for file in kept} <= shown
-
-
-def test_a_table_of_a_benchmark():
-    rows = [{"what": "trace", "seconds": 1.234}, {"what": "sweep", "seconds": 56.7}]
-    about = {"command": "python benchmarks/x.py", "device_name": "a CPU", "threads": 1, "torch": "2"}
-    found = {**about, "transformers": "5", "columns": {"": "{what}", "seconds": "{seconds:.1f}"}, "rows": rows}
-    assert fill_docs.benchmark_table(json.loads(json.dumps(found))).splitlines() == [
-        "|       |   seconds |",
-        "|:------|----------:|",
-        "| trace |       1.2 |",
-        "| sweep |      56.7 |",
-        "",
-        "Measured by `python benchmarks/x.py` on a CPU, 1 thread; torch 2, transformers 5.",
-    ]
-
-
 def test_the_example_of_a_refusal():
     """The command sweep with OPT-6.7B where 23.5 GB are free."""
     spec = Experiment(models=["facebook/opt-6.7b"])
@@ -264,7 +193,7 @@ def test_links_and_paths_exist(page):
             target = folder / path if path else ROOT / page
             assert target.exists(), link
             assert not anchor or anchor in anchors(target), link
-    words = re.sub(r"\]\([^)]*\)|<!--.*?-->", "]", read(page), flags=re.DOTALL)
+    words = re.sub(r"\]\([^)]*\)", "]", read(page))
     for path in re.findall(rf"(?<![\w/.])(?:{ROOMS})/[\w./-]*\w", words):
         assert (ROOT / path).exists() or (folder / path).exists(), path
 

@@ -28,7 +28,6 @@ def test_a_page_reads_well(page):
         ),
         ("**A run-in heading.** A sentence.", ["A sentence."]),
         ("# Heading\n```sh\nno prose\n```\n| no | table |\n![no caption](x.png)\n", []),
-        ("<!-- table: x -->\n\nnothing\n\n<!-- end of table -->", []),
     ],
 )
 def test_sentences(text, found):

@@ -29,7 +29,7 @@ from outliers.views import OF_METRICS
 from outliers.views.published import published_models
 from tests.conftest import PAPER_TABLES, needs_paper
 from tests.kept import KEPT
-from tests.pages.test_docs import fill_docs
+from tests.pages.test_numbers import page_tables
 
 
 def read(name: str) -> list[dict]:
@@ -39,7 +39,7 @@ def read(name: str) -> list[dict]:
 
 
 def of_table1() -> dict:
-    rows, names = read("table1_perplexity.csv"), {label: name for name, label in fill_docs.IN_PAPER.items()}
+    rows, names = read("table1_perplexity.csv"), {label: name for name, label in page_tables.IN_PAPER.items()}
     assert [names[row["method"]] for row in rows] == TABLE1
     sizes = ("125M", "1.3B", "2.7B", "6.7B", "13B")
     return {(f"fairseq-dense-{n.lower()}", names[row["method"]]): float(row[n]) for row in rows for n in sizes}
