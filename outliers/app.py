@@ -229,14 +229,14 @@ def _measure(name: str, spec: Named, out: Path | None, force: bool, view: str) -
     check_room_for_imports()
     import_for_good("outliers.runs.engine")
     from outliers.runs.run import DRAWN, check_all_measured, check_any_measured, drawing, fitted, run
-    from outliers.subjects.bench import Bench
+    from outliers.subjects.model_cache import ModelCache
     from outliers.terminal.progress import Progress
 
-    asked, bench = [spec], Bench()
-    spec = fitted(spec, folder, force, bench)
+    asked, model_cache = [spec], ModelCache()
+    spec = fitted(spec, folder, force, model_cache)
     with Progress() as bar:
         bar.expect(DRAWN)
-        rows = run(spec, folder, force, bench, bar)
+        rows = run(spec, folder, force, model_cache, bar)
         check_any_measured(rows)
         from outliers.show.write import files_of, write  # after the measurement, like the view
 

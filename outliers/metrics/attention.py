@@ -16,8 +16,8 @@ from outliers.models.attention import eager
 from outliers.models.decoder import inference, watched_pass
 from outliers.models.hooks import attention_hooks
 from outliers.models.stream import AS_IT_IS, Variant
-from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell
+from outliers.subjects.model_cache import ModelCache, naming
 from outliers.variants.ablated import Ablated, Intervention
 from outliers.variants.edges import ROLES, Place
 from outliers.variants.together import Together, parts_of
@@ -158,16 +158,16 @@ class OfAttention(Measurement):
         ablations = {_parted(cell.variant)[1].name for cell in cells}
         return len(cells[0].subject.blocks) * (1 + len(ablations) // 3)
 
-    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, provenance: dict) -> list:
+    def answer(self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict) -> list:
         subject = cells[0].subject
-        model, variants = loaded(bench, subject, [cell.variant for cell in cells], provenance)
+        model, variants = loaded(model_cache, subject, [cell.variant for cell in cells], provenance)
         parted = list(map(_parted, variants))
         variant = parted[0][0]
         questions: dict[str, tuple[Ablated, list[Look]]] = {}
         for cell, (_, ablated) in zip(cells, parted, strict=True):
             questions.setdefault(ablated.name, (ablated, []))[1].append(cell.metric.seen)
         with naming(subject.name, variant.name):
-            counted = bench.counted(subject.blocks[part], self.steps(cells) // len(subject.blocks))
+            counted = model_cache.counted(subject.blocks[part], self.steps(cells) // len(subject.blocks))
             attended_views = attended(model, counted, list(questions.values()), variant)
         answers = {name: iter(views) for name, views in zip(questions, attended_views, strict=True)}
         return [next(answers[ablated.name]) for _, ablated in parted]

@@ -19,8 +19,8 @@ from outliers.models.decoder import inference, watched_pass
 from outliers.models.hooks import residual_hooks
 from outliers.models.stream import AS_IT_IS, Variant, is_streamed
 from outliers.quantization.linear import stored_weight
-from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell
+from outliers.subjects.model_cache import ModelCache
 from outliers.variants.term import Weight
 
 ROLE = "ffn_out"  # the input of the second feed-forward projection, which has the super weights
@@ -274,7 +274,7 @@ class OfWeights(OnePass):
         check_searched(cell.subject.config)
 
     def observed(
-        self, _bench: Bench, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
+        self, _model_cache: ModelCache, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
     ) -> list[dict]:
         return candidates(model, blocks, cell.metric, variant)
 

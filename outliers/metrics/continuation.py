@@ -13,8 +13,8 @@ from outliers.models.anatomy.causal import CAUSAL
 from outliers.models.anatomy.examples import read_ids
 from outliers.models.decoder import inference, under
 from outliers.models.stream import Variant
-from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell
+from outliers.subjects.model_cache import ModelCache
 
 
 class OfContinuation(OnePass):
@@ -35,7 +35,7 @@ class OfContinuation(OnePass):
             )
 
     def observed(
-        self, _bench: Bench, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
+        self, _model_cache: ModelCache, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
     ) -> list[int]:
         prompt = read_ids(next(iter(blocks)))[: _prompt_length(cell)]
         with under(model, variant) as (changed, _):

@@ -19,8 +19,8 @@ from outliers.models.decoder import inference, watched_pass
 from outliers.models.hooks import expert_hooks, input_hooks
 from outliers.models.stream import Variant
 from outliers.quantization.linear import QuantizedLinear
-from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell
+from outliers.subjects.model_cache import ModelCache, naming
 from outliers.variants.peer import Against
 from outliers.variants.quantized import EXACT, Quantized
 from outliers.variants.together import Together, others_of, parts_of, schemes_of
@@ -184,12 +184,12 @@ class OfProjections(Measurement):
     def steps(self, cells: Sequence[Cell]) -> int:
         return len(cells) * len(cells[0].subject.blocks)
 
-    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, provenance: dict) -> list[list[dict]]:
+    def answer(self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict) -> list[list[dict]]:
         """Return, for each cell and block, the errors by projection, or the largest inputs by layer and role."""
         subject = cells[0].subject
         without, schemes = _parted(cells[0])[0], [scheme for cell in cells for scheme in _parted(cell)[1]]
-        model, schemes = loaded(bench, subject, schemes, provenance)
-        blocks = bench.counted(subject.blocks[part], len(cells))
+        model, schemes = loaded(model_cache, subject, schemes, provenance)
+        blocks = model_cache.counted(subject.blocks[part], len(cells))
         with naming(subject.name, *(scheme.name for scheme in schemes)):
             errors = block_errors(model, blocks, schemes, without)
         places, numbers = list(projections(model)), iter(range(len(schemes)))

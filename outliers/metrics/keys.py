@@ -21,8 +21,8 @@ from outliers.models.decoder import inference, watched_pass
 from outliers.models.skeleton import skeleton
 from outliers.models.stream import AS_IT_IS, Variant
 from outliers.quantization.linear import stored_weight
-from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell
+from outliers.subjects.model_cache import ModelCache
 
 FEATURES = 3  # listed features that write a channel, at most
 SHORT = ".4g"  # format of numbers in long lists
@@ -311,7 +311,7 @@ class OfChannels(OnePass):
         check_shows(skeleton(cell.subject.config))
 
     def observed(
-        self, _bench: Bench, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
+        self, _model_cache: ModelCache, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
     ) -> Channels:
         return observed_channels(model, blocks, cell.metric.channels, variant)
 

@@ -17,8 +17,8 @@ from outliers.models.anatomy import check_block, context_length, stack_module, s
 from outliers.models.anatomy.examples import read_ids
 from outliers.models.decoder import inference
 from outliers.quantization.caches import QuantizedCache, cache
-from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell
+from outliers.subjects.model_cache import ModelCache
 from outliers.text.blocks import tokens_hash
 from outliers.variants.peer import Peer
 from outliers.variants.quantized import Quantized
@@ -81,7 +81,7 @@ class OfServed(Measurement):
                 "blocks, and as long ones, or more (--blocks, --block)"
             )
 
-    def provenance(self, cell: Cell, _bench: Bench) -> dict:
+    def provenance(self, cell: Cell, _model_cache: ModelCache) -> dict:
         """Return the hash of the prompts and all parameters, including defaults, because tables show them."""
         return {"tokens_hash": tokens_hash(_prompts(cell)), **cell.metric.model_dump()}
 
@@ -103,15 +103,15 @@ class OfServed(Measurement):
             options=frozenset(("dtype", "device")),
         )
 
-    def answer(self, bench: Bench, cells: Sequence[Cell], _part: slice, provenance: dict) -> list[Timings]:
+    def answer(self, model_cache: ModelCache, cells: Sequence[Cell], _part: slice, provenance: dict) -> list[Timings]:
         (cell,) = cells
         prompts, metric = _prompts(cell), cell.metric
-        with cell.subject.under(bench, cell.variant, provenance) as model:
-            timings = encoding(model, prompts, metric.repeats, bench.bar.see) if encodes(model.config) else None
+        with cell.subject.under(model_cache, cell.variant, provenance) as model:
+            timings = encoding(model, prompts, metric.repeats, model_cache.bar.see) if encodes(model.config) else None
             if generates(model.config):
                 _, formats = apart_from_cache(cell.variant)
                 empty = partial(cache, model, formats) if formats else None
-                generated = latency(model, prompts, metric.tokens, metric.repeats, bench.bar.see, empty)
+                generated = latency(model, prompts, metric.tokens, metric.repeats, model_cache.bar.see, empty)
                 timings = generated._replace(encodings=timings.encodings) if timings else generated
             return [timings]
 

@@ -12,8 +12,8 @@ from outliers.metrics.perplexity import Loss, LossReader, finite_losses, perplex
 from outliers.models.anatomy import count_layers
 from outliers.models.decoder import inference, map_blocks, run_decoder, run_exchanged
 from outliers.models.variant import Variant
-from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell
+from outliers.subjects.model_cache import ModelCache, naming
 from outliers.variants.draw import drawn, untied
 from outliers.variants.quantized import EXACT
 
@@ -48,11 +48,11 @@ class OfLayers(Measurement):
     def steps(self, cells: Sequence[Cell]) -> int:
         return sum(count_layers(cell.subject.config) * len(cell.subject.blocks) * cell.metric.draws for cell in cells)
 
-    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, provenance: dict) -> list[list[dict]]:
+    def answer(self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict) -> list[list[dict]]:
         """Return the results of each block by draw and layer."""
         ((cell,), subject) = cells, cells[0].subject
-        model, (variant,) = loaded(bench, subject, [cell.variant], provenance)
-        blocks = bench.counted(subject.blocks[part], count_layers(model.config))
+        model, (variant,) = loaded(model_cache, subject, [cell.variant], provenance)
+        blocks = model_cache.counted(subject.blocks[part], count_layers(model.config))
         with naming(subject.name, variant.name):
             return [[layer_by_layer(model, blocks, variant, draw) for draw in range(cell.metric.draws)]]
 

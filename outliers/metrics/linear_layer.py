@@ -12,9 +12,9 @@ from outliers.metrics.latency import quartiles, timed
 from outliers.metrics.measurement import Measurement
 from outliers.models.load import DTYPES, find_device
 from outliers.quantization.peers import bitsandbytes_layer, has_bitsandbytes
-from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell
 from outliers.subjects.layer import layer_shape
+from outliers.subjects.model_cache import ModelCache
 
 BASELINE = "16 bits"
 LEAST_ROUNDS = 5
@@ -28,7 +28,7 @@ class OfLayers(Measurement):
     unit = "layer"
     splits = False
 
-    def provenance(self, cell: Cell, _bench: Bench) -> dict:
+    def provenance(self, cell: Cell, _model_cache: ModelCache) -> dict:
         """Return all parameters, including defaults, because tables show them."""
         return cell.metric.model_dump()
 
@@ -36,12 +36,12 @@ class OfLayers(Measurement):
         """Return None: memory is not forecast."""
 
     def answer(
-        self, bench: Bench, cells: Sequence[Cell], _part: slice, _provenance: dict
+        self, model_cache: ModelCache, cells: Sequence[Cell], _part: slice, _provenance: dict
     ) -> list[dict[str, list[float]]]:
         """Return milliseconds by implementation and round."""
         (cell,), settings = cells, cells[0].subject.settings
         device, shape = find_device(settings.device), _shape(cell)
-        seconds, see = cell.metric.seconds, bench.bar.see
+        seconds, see = cell.metric.seconds, model_cache.bar.see
         return [milliseconds(ways(*shape, device, DTYPES[settings.dtype]), device, seconds, see)]
 
     def values(self, cell: Cell, answers: list[dict[str, list[float]]]) -> list[dict]:

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from outliers.models.variant import Variant
 from outliers.quantization.schemes import Scheme
 from outliers.show.value import grouped, with_paired_errors
-from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell, Stages, following
+from outliers.subjects.model_cache import ModelCache, naming
 from outliers.terminal.forecaster import Steps
 from outliers.terminal.progress import Progress, taken
 from outliers.variants.together import others_of, schemes_of
@@ -76,7 +76,7 @@ class Measurement(ABC):
     def check(self, cell: Cell) -> None:  # noqa: B027 (most fit all subjects)
         """Raise UserError if the parameters of a metric do not fit its subject."""
 
-    def provenance(self, cell: Cell, bench: Bench) -> dict:
+    def provenance(self, cell: Cell, model_cache: ModelCache) -> dict:
         """Return what a row depends on beside its subject, its variant and the code."""
         return {}
 
@@ -107,7 +107,7 @@ class Measurement(ABC):
         return Keeps(beside, variants=len(variants), others=max(len(others_of(variant)) for variant in variants))
 
     @abstractmethod
-    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, provenance: dict) -> list[Any]:
+    def answer(self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict) -> list[Any]:
         """Return the result of a part of the text for each cell; results are sent between machines.
 
         provenance: that of the subject; a model that is loaded must have the weights they name.
@@ -122,16 +122,18 @@ class OnePass(Measurement):
     """A measurement that answers each cell by a pass of its own through the model under the variant."""
 
     @abstractmethod
-    def observed(self, bench: Bench, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Any) -> Any:
+    def observed(
+        self, model_cache: ModelCache, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Any
+    ) -> Any:
         """Return the result of some blocks; `variant` has all that it needs to know of the subject."""
 
-    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, provenance: dict) -> list[Any]:
+    def answer(self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict) -> list[Any]:
         (cell,) = cells
         subject = cell.subject
-        model, blocks = subject.load(bench, provenance), bench.counted(subject.blocks[part])
+        model, blocks = subject.load(model_cache, provenance), model_cache.counted(subject.blocks[part])
         with naming(subject.name, cell.variant.name):
-            (variant,) = bench.knowing([cell.variant], subject)
-            return [self.observed(bench, cell, model, blocks, variant)]
+            (variant,) = model_cache.knowing([cell.variant], subject)
+            return [self.observed(model_cache, cell, model, blocks, variant)]
 
 
 class Reader(Protocol):
@@ -185,12 +187,12 @@ def short(value: torch.Tensor | float, digits: str = DIGITS) -> float:
 
 
 def loaded(
-    bench: Bench, subject: Any, variants: Iterable[Variant], provenance: dict
+    model_cache: ModelCache, subject: Any, variants: Iterable[Variant], provenance: dict
 ) -> tuple[PreTrainedModel, list[Variant]]:
     """Load the model of a subject, and complete variants with what they need to know of its text."""
-    model = subject.load(bench, provenance)
+    model = subject.load(model_cache, provenance)
     with naming(subject.name):
-        return model, bench.knowing(variants, subject)
+        return model, model_cache.knowing(variants, subject)
 
 
 def by_draw(answers: Iterable[Iterable[list]], seeds: int) -> list[list]:
@@ -224,7 +226,7 @@ def records_along(stages: Stages) -> list[dict]:
 
 
 def _records(stages: Stages, bar: Progress | None) -> list[dict]:
-    bench, records = Bench(bar if bar is not None else SimpleNamespace(update=_quiet, begin=_quiet)), []
+    model_cache, records = ModelCache(bar if bar is not None else SimpleNamespace(update=_quiet, begin=_quiet)), []
     cells = next(stages)
     while cells:
         values: dict[Cell, list[dict]] = {}
@@ -236,7 +238,7 @@ def _records(stages: Stages, bar: Progress | None) -> list[dict]:
             if bar is not None:
                 bar.enter(bar.desc.removesuffix(": "), steps)
             end = 0 if bar is None else bar.n + steps.count
-            answers = measurement.answer(bench, bundle, slice(0, len(bundle[0].subject.blocks)), {})
+            answers = measurement.answer(model_cache, bundle, slice(0, len(bundle[0].subject.blocks)), {})
             if bar is not None and bar.n < end:  # progress that the measurement did not report itself
                 bar.update(end - bar.n)
             values |= {cell: measurement.values(cell, [answer]) for cell, answer in zip(bundle, answers, strict=True)}

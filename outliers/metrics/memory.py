@@ -23,8 +23,8 @@ from outliers.models.anatomy.experts import holds_experts
 from outliers.models.anatomy.row import config_of_stack
 from outliers.models.anatomy.weights import device_of
 from outliers.models.skeleton import skeleton
-from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell
+from outliers.subjects.model_cache import ModelCache
 
 ATTENTION = (
     torch.ops.aten.scaled_dot_product_attention.default,
@@ -291,7 +291,7 @@ class OfConfigurations(Measurement):
     unit = "model"
     splits = False
 
-    def provenance(self, cell: Cell, _bench: Bench) -> dict:
+    def provenance(self, cell: Cell, _model_cache: ModelCache) -> dict:
         """Return all parameters, including defaults, because tables show them."""
         return cell.metric.model_dump(exclude_none=True)
 
@@ -304,7 +304,9 @@ class OfConfigurations(Measurement):
     def keeps(self, _cells: Sequence[Cell]) -> None:
         """Return None: memory is not forecast."""
 
-    def answer(self, _bench: Bench, cells: Sequence[Cell], _part: slice, _provenance: dict) -> list[Footprint]:
+    def answer(
+        self, _model_cache: ModelCache, cells: Sequence[Cell], _part: slice, _provenance: dict
+    ) -> list[Footprint]:
         config = cells[0].subject.config
         sizes = {(cell.metric.context, cell.metric.batch) for cell in cells}
         footprints = {size: measure_footprint(config, *size) for size in sizes}

@@ -40,8 +40,8 @@ from outliers.models.decoder import inference, watched_pass
 from outliers.models.hooks import residual_hooks
 from outliers.models.stream import AS_IT_IS, Variant, apart
 from outliers.quantization.linear import stored_weight
-from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell
+from outliers.subjects.model_cache import ModelCache
 from outliers.terminal.progress import with_bar
 from outliers.text.blocks import sequences
 from outliers.text.tokens import visible_token
@@ -621,12 +621,14 @@ class OfWriters(OnePass):
             if position >= block:
                 raise UserError(f"position {position} in blocks of {block} tokens; expected 0 to {block - 1}")
 
-    def provenance(self, cell: Cell, _bench: Bench) -> dict:
+    def provenance(self, cell: Cell, _model_cache: ModelCache) -> dict:
         return {"controls": controls_of(cell.metric.features, cell.subject.width)}
 
-    def observed(self, bench: Bench, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant) -> Account:
+    def observed(
+        self, model_cache: ModelCache, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
+    ) -> Account:
         metric = cell.metric
-        return origins(model, blocks, metric.features, metric.positions, variant, bench.tokenizer(cell.subject))
+        return origins(model, blocks, metric.features, metric.positions, variant, model_cache.tokenizer(cell.subject))
 
     def values(self, cell: Cell, answers: list[Account]) -> list[dict]:
         return [value | {"unit": "1"} for value in reduce(Account.merge, answers).records(cell.metric.neurons)]

@@ -15,8 +15,8 @@ from outliers.models.anatomy import count_experts, count_layers, stacks_of
 from outliers.models.decoder import inference, map_blocks, run_exchanged, run_from
 from outliers.models.stream import is_streamed
 from outliers.quantization.convert import coded
-from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell
+from outliers.subjects.model_cache import ModelCache, naming
 from outliers.variants.cached import Cached
 from outliers.variants.draw import drawn
 from outliers.variants.peer import Against
@@ -116,19 +116,19 @@ class OfPlaces(Measurement):
         return super().keeps(cells)._replace(variants=max(_kinds(cell) * _count(cell) for cell in cells))
 
     def answer(
-        self, bench: Bench, cells: Sequence[Cell], part: slice, provenance: dict
+        self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict
     ) -> list[dict[tuple[str, str | int], list[list[Loss]]]]:
         """Return the loss of each block by kind of exchange, place and draw."""
         (cell,), passes = cells, _passes(cells[0])
         subject, metric = cell.subject, cell.metric
-        model, (variant,) = loaded(bench, subject, [cell.variant], provenance)
+        model, (variant,) = loaded(model_cache, subject, [cell.variant], provenance)
         wanted = exchanges(model, variant, metric.by)
         is_scheme, streamed = isinstance(variant, Quantized), is_streamed(model)
         passes = _kinds(cell) * passes if streamed else passes if _is_by_layer(cell) else 1
-        blocks = bench.counted(subject.blocks[part], passes)
+        blocks = model_cache.counted(subject.blocks[part], passes)
         with (
             naming(subject.name, variant.name),
-            bench.under(variant) if is_scheme and not streamed else nullcontext(model) as changed,
+            model_cache.under(variant) if is_scheme and not streamed else nullcontext(model) as changed,
         ):
             draws = [_drawn_losses(coded(changed), blocks, variant, wanted, draw) for draw in range(metric.draws)]
         by_place = zip(wanted, zip(*draws, strict=True), strict=True)

@@ -18,8 +18,8 @@ from outliers.models.attention import Call, product_hooks
 from outliers.models.decoder import inference, watched_pass
 from outliers.models.hooks import input_hooks, residual_hooks
 from outliers.models.stream import Variant
-from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell
+from outliers.subjects.model_cache import ModelCache
 
 BLOCK = 32  # consecutive inputs whose sum is stored in float16 by formats such as Q8_1
 Place = tuple[str, int, str, str]  # metric, layer, role, and path of a projection where one output is meant
@@ -88,7 +88,7 @@ class OfRange(OnePass):
     """The measurement of the largest numbers, in one pass per cell."""
 
     def observed(
-        self, _bench: Bench, _cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
+        self, _model_cache: ModelCache, _cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
     ) -> dict[Place, float]:
         return largest_numbers(model, blocks, variant)
 

@@ -17,8 +17,8 @@ from outliers.models.head import output_embedding
 from outliers.models.load import find_device
 from outliers.models.stream import Variant, is_streamed
 from outliers.quantization.convert import coded
-from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell
+from outliers.subjects.model_cache import ModelCache, naming
 from outliers.variants.draw import drawn
 from outliers.variants.quantized import EXACT
 
@@ -53,16 +53,16 @@ class OfStates(Measurement):
     def steps(self, cells: Sequence[Cell]) -> int:
         return len(_variants(cells)) * len(cells[0].subject.blocks) * cells[0].metric.draws
 
-    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, provenance: dict) -> list[list[list]]:
+    def answer(self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict) -> list[list[list]]:
         """Return, for each cell and draw, the results of each block of a part of the text."""
         subject = cells[0].subject
-        model, variants = loaded(bench, subject, _variants(cells).values(), provenance)
+        model, variants = loaded(model_cache, subject, _variants(cells).values(), provenance)
         seen_by_draw, blocks = [], subject.blocks[part]
         part_of_text = provenance.get("tokens_hash", id(subject)), part.start, part.stop
         for draw in range(cells[0].metric.draws):
             with naming(subject.name, *(variant.name for variant in variants)):
                 passes = _streamed if is_streamed(model) else _resident
-                seen_by_draw.append(passes(model, bench, blocks, cells, variants, (draw, *part_of_text)))
+                seen_by_draw.append(passes(model, model_cache, blocks, cells, variants, (draw, *part_of_text)))
         return [list(seen) for seen in zip(*seen_by_draw, strict=True)]
 
     def values(self, cell: Cell, answers: list[list[list]]) -> list[dict]:
@@ -77,7 +77,7 @@ def _variants(cells: Iterable[Cell]) -> dict[str, Variant]:
 @inference
 def _resident(
     model: PreTrainedModel,
-    bench: Bench,
+    model_cache: ModelCache,
     blocks: torch.Tensor,
     cells: Sequence[Cell],
     variants: list[Variant],
@@ -88,15 +88,15 @@ def _resident(
     seers, (variant,) = [cell.metric.seen for cell in cells], variants
     exact: list = [None] * len(blocks)
     if any(seer.compares for seer in seers):
-        exact_states = _exact_states(bench, model, blocks, key)
+        exact_states = _exact_states(model_cache, model, blocks, key)
         reads = any(seer.compares for seer in seers if isinstance(seer, Read))
-        logits = _room_of_logits(bench, model, exact_states, key) if reads else exact
+        logits = _room_of_logits(model_cache, model, exact_states, key) if reads else exact
         exact = [(model, *pair) for pair in zip(exact_states, logits, strict=True)]
     last_key = _key(variant, model, key)
-    known = bench.states.get(last_key)
+    known = model_cache.states.get(last_key)
     last_states: dict[int, torch.Tensor] = {}
-    with bench.under(variant) as changed, drawn(changed, key[0]):
-        run = _pass(changed, bench, blocks, variant.first_layer(model), variant.layers(model), key)
+    with model_cache.under(variant) as changed, drawn(changed, key[0]):
+        run = _pass(changed, model_cache, blocks, variant.first_layer(model), variant.layers(model), key)
 
         def see(number: int, block: Block) -> list:
             if known:
@@ -107,15 +107,15 @@ def _resident(
                 last_states[number] = states
             return _see(seers, changed, ids, states, exact[number])
 
-        by_block = list(map_blocks(coded(changed), see, bench.counted(blocks)))
+        by_block = list(map_blocks(coded(changed), see, model_cache.counted(blocks)))
         by_cell = [finite_losses(seen) for seen in zip(*by_block, strict=True)]
     if len(last_states) == len(blocks):
-        _keep(bench, last_key, [last_states[number] for number in range(len(blocks))])
+        _keep(model_cache, last_key, [last_states[number] for number in range(len(blocks))])
     return by_cell
 
 
 def _pass(
-    model: PreTrainedModel, bench: Bench, blocks: torch.Tensor, first: int, layers: tuple, key: tuple
+    model: PreTrainedModel, model_cache: ModelCache, blocks: torch.Tensor, first: int, layers: tuple, key: tuple
 ) -> Callable:
     """Return a function that passes a numbered block through a model, reusing cached outputs of unchanged layers.
 
@@ -125,16 +125,16 @@ def _pass(
     """
     further: range | tuple = ()
     if 0 < first < len(decoder_layers(model)):
-        inputs = bench.inputs.setdefault(key, [{} for _ in blocks])
+        inputs = model_cache.inputs.setdefault(key, [{} for _ in blocks])
     elif not first and layers:
-        first, inputs = _common(bench, blocks, layers, key)
+        first, inputs = _common(model_cache, blocks, layers, key)
         further = range(first, len(layers) - 1, KEPT)
     else:
         return lambda _number, block: run_decoder(model, [block])
 
     def run(number: int, block: Block) -> Iterator[tuple[int, Block, torch.Tensor]]:
-        passed = (inputs_of_key for _, inputs_of_key in bench.passed.values())
-        outputs = (list(known.values()) for of_key in (*bench.inputs.values(), *passed) for known in of_key)
+        passed = (inputs_of_key for _, inputs_of_key in model_cache.passed.values())
+        outputs = (list(known.values()) for of_key in (*model_cache.inputs.values(), *passed) for known in of_key)
         if _nbytes(output[0] for output in chain.from_iterable(outputs)) > MOST_KEPT:  # a tensor, or a tuple's first
             return run_from(model, [block], first, [dict(inputs[number])])  # a copy: what is added is not cached
         return run_from(model, [block], first, [inputs[number]], further)
@@ -142,16 +142,16 @@ def _pass(
     return run
 
 
-def _common(bench: Bench, blocks: torch.Tensor, layers: tuple, key: tuple) -> tuple[int, list[dict]]:
+def _common(model_cache: ModelCache, blocks: torch.Tensor, layers: tuple, key: tuple) -> tuple[int, list[dict]]:
     """Return the number of leading layers with the same changes as for the previous variant, and their cached
     outputs."""
-    for other in [other for other in bench.passed if other[1:] != key[1:]]:
-        del bench.passed[other]  # those of another text
-    before, inputs = bench.passed.get(key, ((), [{} for _ in blocks]))
+    for other in [other for other in model_cache.passed if other[1:] != key[1:]]:
+        del model_cache.passed[other]  # those of another text
+    before, inputs = model_cache.passed.get(key, ((), [{} for _ in blocks]))
     same = takewhile(lambda pair: pair[0] == pair[1], zip(before, layers, strict=False))
     first = len(list(same))
     inputs = [{number: output for number, output in known.items() if number < first} for known in inputs]
-    bench.passed[key] = layers, inputs
+    model_cache.passed[key] = layers, inputs
     return first, inputs
 
 
@@ -179,54 +179,56 @@ def _nbytes(states: Iterable[torch.Tensor]) -> int:
     return sum(state.nbytes for state in states)
 
 
-def _exact_states(bench: Bench, model: PreTrainedModel, blocks: torch.Tensor, key: tuple) -> list[torch.Tensor]:
+def _exact_states(
+    model_cache: ModelCache, model: PreTrainedModel, blocks: torch.Tensor, key: tuple
+) -> list[torch.Tensor]:
     """Return the last hidden states (T, features) of the unquantized model, cached if there is room."""
     last_key = _key(EXACT, model, key)
-    if last_key in bench.states:
-        return bench.states[last_key]
-    with bench.under(EXACT) as exact, drawn(exact, key[0]):
+    if last_key in model_cache.states:
+        return model_cache.states[last_key]
+    with model_cache.under(EXACT) as exact, drawn(exact, key[0]):
         last_states = list(map_blocks(exact, lambda _, block: next(run_decoder(exact, [block]))[2], blocks))
-    _keep(bench, last_key, last_states)
+    _keep(model_cache, last_key, last_states)
     return last_states
 
 
 def _room_of_logits(
-    bench: Bench, model: PreTrainedModel, states: list[torch.Tensor], key: tuple
+    model_cache: ModelCache, model: PreTrainedModel, states: list[torch.Tensor], key: tuple
 ) -> list[dict[int, torch.Tensor] | None]:
     """Return a cache for the unquantized model's logits of each block, or None if they should not be cached.
 
     They are cached from the second compared variant on, if there is room for those of all blocks.
     """
-    if key not in bench.logits:
-        bench.logits.clear()
-        bench.logits[key] = []
-    elif not bench.logits[key]:
+    if key not in model_cache.logits:
+        model_cache.logits.clear()
+        model_cache.logits[key] = []
+    elif not model_cache.logits[key]:
         weight = parameter_of(output_embedding(model), "weight")
         if weight is None:  # the head reports what it lacks
             return [None] * len(states)
         size = torch.promote_types(weight.dtype, torch.float32).itemsize * len(weight) * sum(map(len, states))
         if size + _nbytes(states) <= MOST_KEPT:
-            bench.logits[key] = [{} for _ in states]
-    return bench.logits[key] or [None] * len(states)
+            model_cache.logits[key] = [{} for _ in states]
+    return model_cache.logits[key] or [None] * len(states)
 
 
 def _key(variant: Variant, model: PreTrainedModel, key: tuple) -> tuple:
     return variant.name, repr(variant.fields(model)), *key
 
 
-def _keep(bench: Bench, key: tuple, states: list[torch.Tensor]) -> None:
+def _keep(model_cache: ModelCache, key: tuple, states: list[torch.Tensor]) -> None:
     """Cache last hidden states as far as there is room: those of the unquantized model, and of the latest variants."""
-    bench.states.pop(key, None)
-    bench.states[key] = states
-    logits = [of_part for of_blocks in bench.logits.values() for kept in of_blocks for of_part in kept.values()]
-    while _nbytes(chain(logits, *bench.states.values())) > MOST_KEPT:
-        del bench.states[next((other for other in bench.states if other[0] != EXACT.name), key)]
+    model_cache.states.pop(key, None)
+    model_cache.states[key] = states
+    logits = [of_part for of_blocks in model_cache.logits.values() for kept in of_blocks for of_part in kept.values()]
+    while _nbytes(chain(logits, *model_cache.states.values())) > MOST_KEPT:
+        del model_cache.states[next((other for other in model_cache.states if other[0] != EXACT.name), key)]
 
 
 @inference
 def _streamed(
     model: PreTrainedModel,
-    bench: Bench,
+    model_cache: ModelCache,
     blocks: torch.Tensor,
     cells: Sequence[Cell],
     variants: list[Variant],
@@ -242,7 +244,7 @@ def _streamed(
     by_cell: dict[Cell, list] = {cell: [] for cell in cells}
     names = list(of_variants)
     with drawn(model, key[0]):
-        counted = bench.counted(blocks, len(variants))
+        counted = model_cache.counted(blocks, len(variants))
         for number, ids, states in model.stream.run(model, counted, [*first, *variants], lambda *_turn: None):
             if number < len(first):
                 exact.append(states.cpu())

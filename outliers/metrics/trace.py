@@ -26,8 +26,8 @@ from outliers.models.names import check_alone
 from outliers.models.skeleton import skeleton
 from outliers.models.stream import Variant
 from outliers.quantization.schemes import BASELINE
-from outliers.subjects.bench import Bench, check_same_weights
 from outliers.subjects.cell import Cell, Subject, Task
+from outliers.subjects.model_cache import ModelCache, check_same_weights
 from outliers.subjects.provenance import joined, measuring
 from outliers.terminal.interrupt import asked_to_stop, stop_if_asked
 from outliers.tracing.excerpt import Excerpt, excerpt, telling_features
@@ -194,13 +194,13 @@ def _keep_excerpt(subject: Subject, provenance: dict, planner: Any, trace: Trace
 
 
 def _excerpt(
-    bench: Bench, subject: Subject, provenance: dict, features: dict[str, list[int]], stack: str | None
+    model_cache: ModelCache, subject: Subject, provenance: dict, features: dict[str, list[int]], stack: str | None
 ) -> Excerpt:
-    return excerpt(subject.load(bench, provenance), subject.blocks[0], features, stack)
+    return excerpt(subject.load(model_cache, provenance), subject.blocks[0], features, stack)
 
 
-def _masks(bench: Bench, subject: Subject, provenance: dict, of: Trace) -> Masks:
-    return masks(subject.load(bench, provenance), subject.blocks, of)
+def _masks(model_cache: ModelCache, subject: Subject, provenance: dict, of: Trace) -> Masks:
+    return masks(subject.load(model_cache, provenance), subject.blocks, of)
 
 
 def saved_excerpt(path: Path, trace: Trace) -> Excerpt | None:
@@ -233,7 +233,7 @@ class OfText(OnePass):
     def beside_row(self, cell: Cell, provenance: dict, planner: Any) -> list[tuple] | None:
         return traced(cell, provenance, planner) if isinstance(cell.metric, KeptTrace) else None
 
-    def provenance(self, cell: Cell, _bench: Bench) -> dict:
+    def provenance(self, cell: Cell, _model_cache: ModelCache) -> dict:
         return {"alpha": cell.metric.alpha} | ({} if attends(cell.subject.config) else {"attends": False})
 
     def keeps(self, cells: Sequence[Cell]) -> Keeps:
@@ -242,17 +242,19 @@ class OfText(OnePass):
         return super().keeps(cells)._replace(attention=PROBABILITIES * attention, roles=len(roles))
 
     def observed(
-        self, bench: Bench, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
+        self, model_cache: ModelCache, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
     ) -> list[Trace]:
-        metric, tokens = cell.metric, bench.tokenizer(cell.subject) if _has_tokens(cell) else None
+        metric, tokens = cell.metric, model_cache.tokenizer(cell.subject) if _has_tokens(cell) else None
         return traces(model, blocks, metric.roles, metric.alpha, metric.attention, variant, tokens)
 
-    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, provenance: dict) -> list[list[Trace]]:
-        ((cell,), (views,)) = cells, super().answer(bench, cells, part, provenance)
+    def answer(
+        self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict
+    ) -> list[list[Trace]]:
+        ((cell,), (views,)) = cells, super().answer(model_cache, cells, part, provenance)
         whole = views[0].sequences == len(cell.subject.blocks)
         streams = all(set(STREAM) <= set(view.roles) or view.cross for view in views)
         if cell.variant.name == BASELINE and whole and streams:
-            bench.traces[provenance.get("tokens_hash")] = views
+            model_cache.traces[provenance.get("tokens_hash")] = views
         return [views]
 
     def values(self, cell: Cell, answers: list[list[Trace]]) -> list[dict]:

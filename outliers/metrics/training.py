@@ -20,8 +20,8 @@ from outliers.models.decoder import inference
 from outliers.models.load import find_device
 from outliers.quantization.convert import quantize
 from outliers.quantization.schemes import BASELINE, get_scheme
-from outliers.subjects.bench import Bench, naming
 from outliers.subjects.cell import Cell
+from outliers.subjects.model_cache import ModelCache, naming
 from outliers.text.blocks import sequences
 from outliers.tracing.result import Trace
 from outliers.tracing.table4 import trace_row
@@ -142,7 +142,7 @@ class OfRuns(Measurement):
     unit = "step"
     splits = False
 
-    def provenance(self, cell: Cell, _bench: Bench) -> dict:
+    def provenance(self, cell: Cell, _model_cache: ModelCache) -> dict:
         return {"alpha": cell.metric.alpha, "draws": cell.metric.draws}
 
     def steps(self, cells: Sequence[Cell]) -> int:
@@ -151,14 +151,14 @@ class OfRuns(Measurement):
     def keeps(self, _cells: Sequence[Cell]) -> None:
         """Return None: memory is not forecast."""
 
-    def answer(self, bench: Bench, cells: Sequence[Cell], _part: slice, _provenance: dict) -> list[Answer]:
+    def answer(self, model_cache: ModelCache, cells: Sequence[Cell], _part: slice, _provenance: dict) -> list[Answer]:
         run, metric = cells[0].subject, cells[0].metric
         model = start(run.recipe, run.seed, find_device(run.settings.device))
         fields = {"architecture": model.config.model_type, "parameters": model.num_parameters()}
         with naming(run.name):
             at = {*metric.watched, run.recipe.steps}
             seen = lambda model, _step: watch(model, run.blocks, metric.alpha)  # noqa: E731
-            logged = train(model, run.recipe, run.training_blocks(), run.folder, seen, at, bench.bar.update)
+            logged = train(model, run.recipe, run.training_blocks(), run.folder, seen, at, model_cache.bar.update)
             return [Answer(fields, logged, _under_schemes(model, run.blocks, metric))]
 
     def values(self, cell: Cell, answers: list[Answer]) -> list[dict]:

@@ -11,8 +11,8 @@ from outliers.models.anatomy import Projection, projections
 from outliers.models.decoder import inference
 from outliers.models.variant import Variant
 from outliers.quantization.peers import weight_of
-from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell
+from outliers.subjects.model_cache import ModelCache
 
 
 @inference
@@ -53,10 +53,10 @@ class OfWeights(Measurement):
     def steps(self, cells: Sequence[Cell]) -> int:
         return len(cells)
 
-    def answer(self, bench: Bench, cells: Sequence[Cell], part: slice, provenance: dict) -> list[list[dict]]:
-        model, variants = loaded(bench, cells[0].subject, [cell.variant for cell in cells], provenance)
+    def answer(self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict) -> list[list[dict]]:
+        model, variants = loaded(model_cache, cells[0].subject, [cell.variant for cell in cells], provenance)
         errors = [weight_errors(model, variant) for variant in variants]
-        bench.bar.update(len(cells))
+        model_cache.bar.update(len(cells))
         return errors
 
     def values(self, cell: Cell, answers: list[list[dict]]) -> list[dict]:

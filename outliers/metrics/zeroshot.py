@@ -25,8 +25,8 @@ from outliers.metrics.records import ZeroShot
 from outliers.models.decoder import inference
 from outliers.models.weight_files import state_of
 from outliers.show import units
-from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Cell
+from outliers.subjects.model_cache import ModelCache
 from outliers.text.documents import ask_hub
 from outliers.text.task_data import FIGURE1_TASKS, FOLDER, LOCAL_TASKS, no_data
 
@@ -261,7 +261,7 @@ class OfTasks(Measurement):
             raise UserError("zero-shot tasks of a streamed model; expected one in memory: leave --stream out")
         _task(cell.metric)
 
-    def provenance(self, cell: Cell, _bench: Bench) -> dict:
+    def provenance(self, cell: Cell, _model_cache: ModelCache) -> dict:
         task = _task(cell.metric)
         return {
             "task": cell.metric.task,
@@ -275,12 +275,14 @@ class OfTasks(Measurement):
         options = frozenset(("dtype", "device"))
         return super().keeps(cells)._replace(logits=LOGITS, block=EXAMPLE, options=options)
 
-    def answer(self, bench: Bench, cells: Sequence[Cell], _part: slice, provenance: dict) -> list[list[dict]]:
+    def answer(
+        self, model_cache: ModelCache, cells: Sequence[Cell], _part: slice, provenance: dict
+    ) -> list[list[dict]]:
         (cell,) = cells
-        cell.subject.load(bench, provenance)
-        tokenizer, tasks = bench.tokenizer(cell.subject), [_task(cell.metric)]
-        with bench.under(cell.variant) as model:
-            return [evaluate(model, tokenizer, tasks, cell.metric.limit, bench.bar.see)]
+        cell.subject.load(model_cache, provenance)
+        tokenizer, tasks = model_cache.tokenizer(cell.subject), [_task(cell.metric)]
+        with model_cache.under(cell.variant) as model:
+            return [evaluate(model, tokenizer, tasks, cell.metric.limit, model_cache.bar.see)]
 
     def values(self, _cell: Cell, answers: list[list[dict]]) -> list[dict]:
         return [

@@ -21,7 +21,7 @@ from outliers.show.tables import MISSING, Table
 from outliers.show.words import NAMED, listed
 from outliers.show.write import write
 from outliers.specification.fields import text_label
-from outliers.subjects.bench import Bench
+from outliers.subjects.model_cache import ModelCache
 from outliers.terminal.command import called
 from outliers.text.blocks import load_text
 
@@ -73,10 +73,10 @@ def report(names: Sequence[str], device: str = "cpu", out: Path | None = None, r
     folder = out or Path("results", PUBLISHED, *(map(short_name, models) if len(models) == 1 else ()))
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    bench, verdicts = None if redraw else Bench(), []
+    model_cache, verdicts = None if redraw else ModelCache(), []
     for model in models or known:
         here = model if models else _here(model)
-        verdicts += verdicts_of(model, here, facts_of(facts, [model]), folder, device, bench)
+        verdicts += verdicts_of(model, here, facts_of(facts, [model]), folder, device, model_cache)
     return write(section(verdicts), folder, shlex.join([*called("report"), PUBLISHED, *names]))
 
 
@@ -86,23 +86,30 @@ def _here(model: str) -> str | None:
 
 
 def verdicts_of(
-    model: str, here: str | None, facts: Sequence[Fact], folder: Path, device: str = "cpu", bench: Bench | None = None
+    model: str,
+    here: str | None,
+    facts: Sequence[Fact],
+    folder: Path,
+    device: str = "cpu",
+    model_cache: ModelCache | None = None,
 ) -> list[Verdict]:
-    """Return the verdicts on a model's facts from the rows in a folder; a bench first measures what is missing.
+    """Return the verdicts on a model's facts from the rows in a folder; with a cache, first measure what is missing.
 
     here: the model's name on this machine, or None if it is not here.
     """
     protocols: dict[tuple, list[Fact]] = defaultdict(list)
     for fact in facts:
         protocols[fact.protocol].append(fact)
-    reasons = dict.fromkeys(protocols, NOT_HERE if bench else "--redraw measures nothing")
-    if here and bench:
-        reasons = {one: one[0] and _measured(here, alike, folder, device, bench) for one, alike in protocols.items()}
+    reasons = dict.fromkeys(protocols, NOT_HERE if model_cache else "--redraw measures nothing")
+    if here and model_cache:
+        reasons = {
+            one: one[0] and _measured(here, alike, folder, device, model_cache) for one, alike in protocols.items()
+        }
     rows = [row for row in reversed(read(folder)) if key_of(row.request["subject"].get("model", "")) == key_of(model)]
     return [_verdict(fact, rows, reasons[fact.protocol]) for fact in facts]
 
 
-def _measured(model: str, facts: Sequence[Fact], folder: Path, device: str, bench: Bench) -> str | None:
+def _measured(model: str, facts: Sequence[Fact], folder: Path, device: str, model_cache: ModelCache) -> str | None:
     """Measure the cell that these facts share unless it is finished; return the reason if that is impossible."""
     fact = facts[0]
     fields = {"name": PUBLISHED, "models": [model], "metrics": [fact.cell], "device": device, "blocks": BLOCKS}
@@ -114,7 +121,7 @@ def _measured(model: str, facts: Sequence[Fact], folder: Path, device: str, benc
     try:
         if fact.cell == "perplexity":
             fields["blocks"] = len(load_text(fact.text, load_tokenizer(model), fact.block, None, fact.bos))
-        reason = tried(Cells(**fields), folder, False, bench)[1]
+        reason = tried(Cells(**fields), folder, False, model_cache)[1]
         return reason and str(reason)
     except UserError as error:
         return str(error)

@@ -25,7 +25,7 @@ from outliers.terminal.command import called, typed
 from outliers.terminal.progress import Progress
 
 if TYPE_CHECKING:
-    from outliers.subjects.bench import Bench
+    from outliers.subjects.model_cache import ModelCache
 
 logger = logging.getLogger(__name__)
 
@@ -149,10 +149,10 @@ def _is_final(measured: tuple[list[dict], list]) -> bool:
 def _all_measured(
     asked: dict[str, tuple[Named, Path]], force: bool, bar: "Progress"
 ) -> dict[str, tuple[list[dict], list]]:
-    from outliers.subjects.bench import Bench  # imported late, because redrawing needs no torch
+    from outliers.subjects.model_cache import ModelCache  # imported late, because redrawing needs no torch
 
-    bench = Bench(bar)
-    return {key: _measured(spec, place, force, bench, bar) for key, (spec, place) in asked.items()}
+    model_cache = ModelCache(bar)
+    return {key: _measured(spec, place, force, model_cache, bar) for key, (spec, place) in asked.items()}
 
 
 def _drawn(spec: Named, folder: Path) -> tuple[list[dict], list[str]]:
@@ -160,18 +160,20 @@ def _drawn(spec: Named, folder: Path) -> tuple[list[dict], list[str]]:
     return rows, [] if rows else [f"'{folder}' has no finished rows of this experiment"]
 
 
-def _measured(spec: Named, folder: Path, force: bool, bench: "Bench", bar: "Progress") -> tuple[list[dict], list]:
+def _measured(
+    spec: Named, folder: Path, force: bool, model_cache: "ModelCache", bar: "Progress"
+) -> tuple[list[dict], list]:
     """Measure an experiment; return its rows and the reasons for missing ones.
 
-    If an experiment of several models fails, each model is tried alone. bench: keeps the model of the previous
+    If an experiment of several models fails, each model is tried alone. model_cache: keeps the model of the previous
     experiment loaded, because most experiments of a page share it.
     """
-    rows, reason = tried(spec, folder, force, bench, bar)
+    rows, reason = tried(spec, folder, force, model_cache, bar)
     models = getattr(spec, "models", [])
     if reason is None or len(models) < 2:
         return rows, [reason] if reason else []
     copies = {model: spec.model_copy(update={"models": [model]}) for model in models}
-    tries = {model: tried(copied, folder, force, bench, bar) for model, copied in copies.items()}
+    tries = {model: tried(copied, folder, force, model_cache, bar) for model, copied in copies.items()}
     rows = [row for rows_of_model, _ in tries.values() for row in rows_of_model]
     return rows, [f"{model}: {why}" for model, (_, why) in tries.items() if why] if rows else [reason]
 
@@ -185,13 +187,13 @@ def drawn_again(spec: Named, folder: Path) -> list[dict]:
 
 
 def tried(
-    spec: Named, folder: Path, force: bool, bench: "Bench", bar: "Progress | None" = None
+    spec: Named, folder: Path, force: bool, model_cache: "ModelCache", bar: "Progress | None" = None
 ) -> tuple[list[dict], UserError | None]:
     """Run an experiment; return its rows, or no rows and the error."""
     from outliers.runs.run import run
 
     try:
-        return run(spec, folder, force, bench, bar), None
+        return run(spec, folder, force, model_cache, bar), None
     except UserError as error:
         return [], error
 

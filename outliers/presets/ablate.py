@@ -37,7 +37,7 @@ class ToAblate(Causal):
 
     def prepare(self) -> None:
         from outliers.quantization.convert import check_calibrated  # late, for it imports torch
-        from outliers.subjects.bench import check_scheme
+        from outliers.subjects.model_cache import check_scheme
 
         super().prepare()
         self.check_predicted()

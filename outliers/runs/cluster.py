@@ -20,8 +20,8 @@ from outliers.errors import EngineLost, MeasurementFailed, UserError, reason_of
 from outliers.runs.engine import result_of, tried
 from outliers.runs.forecast import PROCESS, Need, Request, Room, forecast, room_of
 from outliers.specification.kinds import Spread
-from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Task
+from outliers.subjects.model_cache import ModelCache
 from outliers.terminal.interrupt import asked_to_stop, stop_if_asked
 from outliers.terminal.progress import Progress
 
@@ -287,7 +287,7 @@ def _check_answers(address: str) -> None:
         socket.create_connection((host, int(port)), SECONDS_TO_ANSWER).close()
 
 
-_bench: tuple[str, Bench] | None = None  # of a worker: id of the run, and the bench that is kept between its tasks
+_model_cache: tuple[str, ModelCache] | None = None  # of a worker, kept between tasks, with the id of the run
 
 
 class _Warnings(logging.Handler):
@@ -312,22 +312,22 @@ def _measure(
         threads: cores that Ray reserved for the task.
         function, subject, arguments: of the `Task`.
     """
-    global _bench
+    global _model_cache
     if Path(folder).is_dir():
         os.chdir(folder)
     torch.set_num_threads(threads)
-    if _bench is None or _bench[0] != run:
-        _bench = None
-        _bench = run, Bench(Progress(0))
+    if _model_cache is None or _model_cache[0] != run:
+        _model_cache = None
+        _model_cache = run, ModelCache(Progress(0))
     heard, root = _Warnings(), logging.getLogger("outliers")
     root.addHandler(heard)
     try:
-        return tried(result_of, _bench[1], function, subject, arguments), heard.messages
+        return tried(result_of, _model_cache[1], function, subject, arguments), heard.messages
     finally:
         root.removeHandler(heard)
 
 
-def _room(_bench: Bench, request: Request) -> Room:
+def _room(_model_cache: ModelCache, request: Request) -> Room:
     return room_of(request.device)
 
 

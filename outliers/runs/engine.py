@@ -8,8 +8,8 @@ from typing import Any
 
 from outliers.errors import MeasurementFailed, UserError, reason_of
 from outliers.runs.forecast import Request, forecast, room_of
-from outliers.subjects.bench import Bench
 from outliers.subjects.cell import Task
+from outliers.subjects.model_cache import ModelCache
 from outliers.terminal.interrupt import stop_if_asked
 from outliers.terminal.progress import Progress
 
@@ -20,9 +20,9 @@ LESS = "take a smaller --block, fewer schemes at once, --stream, or a machine wi
 class Here:
     """An engine that runs tasks in this process, one after the other."""
 
-    def __init__(self, bar: Progress, bench: Bench):
-        self.bar, self.bench = bar, bench
-        bench.bar = bar
+    def __init__(self, bar: Progress, model_cache: ModelCache):
+        self.bar, self.model_cache = bar, model_cache
+        model_cache.bar = bar
 
     def forecast(self, requests: list[Request]) -> dict[str, str]:
         """Return the models that do not fit in memory, each with the reason; see `outliers.runs.forecast`."""
@@ -46,17 +46,17 @@ class Here:
             stop_if_asked()
             self.bar.enter(task.name, task.steps)
             end = self.bar.n + task.steps.count
-            result = tried(result_of, self.bench, task.function, task.subject, task.arguments)
+            result = tried(result_of, self.model_cache, task.function, task.subject, task.arguments)
             if end > self.bar.n:  # steps by which the task did not move the bar itself
                 self.bar.update(end - self.bar.n)
             yield task, result
 
 
-def result_of(bench: Bench, function: Callable, subject: Any, arguments: tuple) -> Any:
+def result_of(model_cache: ModelCache, function: Callable, subject: Any, arguments: tuple) -> Any:
     """Return the result of a task, after checking that weights and files of the model are those expected."""
-    result = function(bench, subject, *arguments)
-    bench.check_weights()
-    bench.check_unchanged()
+    result = function(model_cache, subject, *arguments)
+    model_cache.check_weights()
+    model_cache.check_unchanged()
     return result
 
 

@@ -18,8 +18,8 @@ from outliers.runs.engine import Here, tried
 from outliers.runs.forecast import Request, request_of
 from outliers.runs.rows import Row, Rows
 from outliers.specification.kinds import Named
-from outliers.subjects.bench import Bench, check_same_weights, naming
 from outliers.subjects.cell import Cell, NotMeasured, Plan, Subject, Task, following
+from outliers.subjects.model_cache import ModelCache, check_same_weights, naming
 from outliers.subjects.provenance import code_hash, environment, joined, measuring
 from outliers.terminal.forecaster import FIXED, Steps
 from outliers.terminal.interrupt import stop_if_asked
@@ -421,35 +421,35 @@ def _run_part(cell: Cell, spent: dict) -> dict:
     return {name: value for name, value in spent.items() if name not in provenance} | streamed | fitted
 
 
-def _look(bench: Bench, subject: Subject, cells: list[Cell]) -> list[dict | MeasurementFailed]:
+def _look(model_cache: ModelCache, subject: Subject, cells: list[Cell]) -> list[dict | MeasurementFailed]:
     """Return the provenance of cells of a subject, or the failures; a model that cannot be loaded is tried once."""
     looked: list[dict | MeasurementFailed] = []
     for cell in cells:
-        lost = looked and isinstance(looked[-1], MeasurementFailed) and not bench.is_loaded
-        looked.append(looked[-1] if lost else tried(_provenance, bench, subject, cell))
+        lost = looked and isinstance(looked[-1], MeasurementFailed) and not model_cache.is_loaded
+        looked.append(looked[-1] if lost else tried(_provenance, model_cache, subject, cell))
     return looked
 
 
-def _provenance(bench: Bench, subject: Subject, cell: Cell) -> dict:
+def _provenance(model_cache: ModelCache, subject: Subject, cell: Cell) -> dict:
     here = environment(subject.settings.device)
     return {
-        **subject.provenance(bench, cell),
-        **cell.metric.measurement.provenance(cell, bench),
+        **subject.provenance(model_cache, cell),
+        **cell.metric.measurement.provenance(cell, model_cache),
         **cell.labels,
         **{name: here[name] for name in (CODE, *(MACHINE if cell.metric.timed else ())) if name in here},
     }
 
 
-def _weights(bench: Bench, subject: Subject) -> dict:
-    subject.load(bench)
-    return subject.weights(bench)
+def _weights(model_cache: ModelCache, subject: Subject) -> dict:
+    subject.load(model_cache)
+    return subject.weights(model_cache)
 
 
 def answer(
-    bench: Bench, _subject: Subject, cells: list[Cell], part: slice, provenance: dict
+    model_cache: ModelCache, _subject: Subject, cells: list[Cell], part: slice, provenance: dict
 ) -> tuple[list, dict, dict]:
     """Measure some cells, and return their answers, the hash of the weights, and machine and cost."""
     with measuring(cells[0].subject.settings.device) as spent:
-        answers: list[Any] = cells[0].metric.measurement.answer(bench, cells, part, provenance)
-        weights = cells[0].subject.weights(bench)
+        answers: list[Any] = cells[0].metric.measurement.answer(model_cache, cells, part, provenance)
+        weights = cells[0].subject.weights(model_cache)
     return answers, weights, spent.fields

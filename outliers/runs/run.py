@@ -20,7 +20,7 @@ from outliers.terminal.forecaster import DRAWN, Steps
 if TYPE_CHECKING:
     from outliers.runs.cluster import Cluster
     from outliers.runs.engine import Here
-    from outliers.subjects.bench import Bench
+    from outliers.subjects.model_cache import ModelCache
     from outliers.terminal.progress import Progress
 
 OF_ONE_MODEL = ("trace", "ablate", "origins", "damage")  # experiments whose folder holds results of one model only
@@ -31,7 +31,7 @@ def run(
     spec: Named,
     out: str | Path | None = None,
     force: bool = False,
-    bench: "Bench | None" = None,
+    model_cache: "ModelCache | None" = None,
     bar: "Progress | None" = None,
 ) -> list[dict]:
     """Return the rows of a specification, measured or read from its folder.
@@ -44,7 +44,7 @@ def run(
         spec: what to run.
         out: folder for `rows.jsonl` and stored traces; by default that of the specification.
         force: measure again what is finished.
-        bench: what an earlier run in this process has loaded, such as its model, for reuse.
+        model_cache: what an earlier run in this process has loaded, such as its model, for reuse.
         bar: progress bar shared by several runs; see `foreseeing`.
 
     Returns:
@@ -60,18 +60,18 @@ def run(
     """
     check_room_for_imports()
     from outliers.runs.planner import Planner  # late, for it imports torch, which redrawing does not need
-    from outliers.subjects.bench import Bench
+    from outliers.subjects.model_cache import ModelCache
     from outliers.terminal.progress import Progress
 
-    bench = bench or Bench()
-    spec = fitted(spec, out, force, bench)
+    model_cache = model_cache or ModelCache()
+    spec = fitted(spec, out, force, model_cache)
     if bar is not None:  # a bar without steps is falsy
         bar.foresee(Steps(kind=of_all(spec)))  # a better estimate replaces the first one
     plans = prepared(spec)
     with (
         Rows(Path(out or spec.folder)) as rows,
         Progress(0) if bar is None else nullcontext(bar) as bar,
-        _engine(spec, bar, bench) as engine,
+        _engine(spec, bar, model_cache) as engine,
     ):
         if isinstance(spec, OfOneModel):
             _check_alone(spec, rows)
@@ -89,7 +89,7 @@ def prepared(spec: Named) -> list[Plan]:
     return plans
 
 
-def fitted(spec: Named, out: str | Path | None, force: bool, bench: "Bench") -> Named:
+def fitted(spec: Named, out: str | Path | None, force: bool, model_cache: "ModelCache") -> Named:
     """Return the specification with as many blocks as fit into its `minutes`, see `outliers.runs.budget`."""
     if getattr(spec, "minutes", None) is None or spec.is_fitted:
         return spec
@@ -97,19 +97,19 @@ def fitted(spec: Named, out: str | Path | None, force: bool, bench: "Bench") -> 
 
     def measure(short: Named) -> None:
         with TemporaryDirectory() as folder:
-            run(short, folder, bench=bench)
+            run(short, folder, model_cache=model_cache)
 
     return fit(spec, Path(out or spec.folder), force, measure)
 
 
-def _engine(spec: Named, bar: "Progress", bench: "Bench") -> "AbstractContextManager[Here | Cluster]":
+def _engine(spec: Named, bar: "Progress", model_cache: "ModelCache") -> "AbstractContextManager[Here | Cluster]":
     if getattr(spec, "engine", "local") == "ray":
         from outliers.runs.cluster import Cluster
 
         return Cluster(spec, bar)
     from outliers.runs.engine import Here
 
-    return nullcontext(Here(bar, bench))
+    return nullcontext(Here(bar, model_cache))
 
 
 @contextmanager

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from outliers.models.anatomy.examples import Examples
     from outliers.models.variant import Variant
-    from outliers.subjects.bench import Bench
+    from outliers.subjects.model_cache import ModelCache
     from outliers.text.blocks import Cut
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class Pretrained(Subject):
         from outliers.models.anatomy import family_of
         from outliers.models.source import local_files
         from outliers.models.stream import check_one_device
-        from outliers.subjects.bench import check_machine
+        from outliers.subjects.model_cache import check_machine
 
         check_machine(self.settings)
         if getattr(self.settings, "stream", False):
@@ -112,7 +112,7 @@ class Pretrained(Subject):
 
     def check(self, cells: Iterable[Cell]) -> None:
         from outliers.models.skeleton import skeleton
-        from outliers.subjects.bench import check_scheme
+        from outliers.subjects.model_cache import check_scheme
         from outliers.variants.draw import check_draws
 
         cells = list(cells)
@@ -148,17 +148,17 @@ class Pretrained(Subject):
             "that need not know"
         )
 
-    def load(self, bench: "Bench", provenance: dict | None = None) -> "PreTrainedModel":
-        return bench.load(self, provenance)[0]
+    def load(self, model_cache: "ModelCache", provenance: dict | None = None) -> "PreTrainedModel":
+        return model_cache.load(self, provenance)[0]
 
-    def weights(self, bench: "Bench") -> dict:
-        return bench.weights()
+    def weights(self, model_cache: "ModelCache") -> dict:
+        return model_cache.weights()
 
-    def provenance(self, bench: "Bench", cell: Cell) -> dict:
-        """Return hashes, sizes and kernels; of a streamed model not the hash of its weights, see `Bench.weights`."""
+    def provenance(self, model_cache: "ModelCache", cell: Cell) -> dict:
+        """Return hashes, sizes and kernels; a streamed model's weights have no hash yet, see `ModelCache.weights`."""
         from outliers.variants.draw import DRAWN
 
-        model, fields = bench.load(self)
+        model, fields = model_cache.load(self)
         provenance = fields | {"scheme": BASELINE} | cell.variant.fields(model)
         if getattr(cell.metric, "draws", 1) > 1:
             provenance["drawn"] = DRAWN
@@ -333,12 +333,12 @@ class Causal(Pretrained):
     def check_calibration(self, variant: "Variant") -> None:
         _ = self.calibration
 
-    def provenance(self, bench: "Bench", cell: Cell) -> dict:
+    def provenance(self, model_cache: "ModelCache", cell: Cell) -> dict:
         """Return the provenance of `Pretrained`, with that of the text, and the bits per value of a quantized cache.
 
         The latter depend on the length of the text, because a cache is quantized in groups.
         """
-        from outliers.subjects.bench import protocol_of
+        from outliers.subjects.model_cache import protocol_of
         from outliers.text.blocks import tokens_hash
 
         provenance = {"tokens_hash": tokens_hash(self.blocks), "protocol": protocol_of(self.settings, self.blocks)}
@@ -352,8 +352,8 @@ class Causal(Pretrained):
             from outliers.quantization.caches import cache_bits
 
             lengths = map(len, self.blocks) if self._by_document else [self.settings.block]
-            provenance["cache_bits"] = cache_bits(bench.load(self)[0], formats, *lengths)
-        return super().provenance(bench, cell) | provenance
+            provenance["cache_bits"] = cache_bits(model_cache.load(self)[0], formats, *lengths)
+        return super().provenance(model_cache, cell) | provenance
 
 
 class MaybeUnlabelled(Causal):

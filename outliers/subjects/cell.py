@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from outliers.models.variant import Variant
 
-# Types of packages that import this one: outliers.subjects.bench, outliers.metrics.records, outliers.runs.rows.
-Bench = Metric = Row = Any
+# Types of packages that import this one: outliers.subjects.model_cache, outliers.metrics.records, outliers.runs.rows.
+ModelCache = Metric = Row = Any
 
 
 USUAL = {"device": "cpu", "bos": False, "documents": False, "mask_seed": 0, "mask_seeds": 1, "objective": None}
@@ -49,14 +49,14 @@ class Subject:
     def check(self, cells: Iterable["Cell"]) -> None:
         """Raise UserError if a variant or a metric of cells does not fit the subject."""
 
-    def load(self, bench: Bench, provenance: dict | None = None) -> "PreTrainedModel":
+    def load(self, model_cache: ModelCache, provenance: dict | None = None) -> "PreTrainedModel":
         """Return the model, after checking that it has the weights that the provenance names."""
 
-    def weights(self, bench: Bench) -> dict:
+    def weights(self, model_cache: ModelCache) -> dict:
         """Return the hash of the loaded weights as a field of rows."""
         return {}
 
-    def provenance(self, bench: Bench, cell: "Cell") -> dict:
+    def provenance(self, model_cache: ModelCache, cell: "Cell") -> dict:
         """Return what a row needs beside the identity of its cell: hashes, sizes, kernels."""
 
 
@@ -140,9 +140,9 @@ def following(stages: Stages, rows: list[Row]) -> list[Cell]:
 class Task(NamedTuple):
     """A piece of work for an engine.
 
-    what: its name in messages, without the subject. function: called with a `Bench`, the subject and the arguments; all
-    of these and the result travel between machines, the `Bench` excepted. steps: by which it moves the bar. number:
-    identifies tasks that belong together, such as parts of a text.
+    what: its name in messages, without the subject. function: called with a `ModelCache`, which stays on its machine,
+    and with the subject and the arguments, which travel between machines as the result does. steps: by which it moves
+    the bar. number: identifies tasks that belong together, such as parts of a text.
     """
 
     what: str

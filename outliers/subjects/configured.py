@@ -10,7 +10,7 @@ from outliers.subjects.cell import Cell, Subject
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-    from outliers.subjects.bench import Bench
+    from outliers.subjects.model_cache import ModelCache
 
 
 class Configured(Subject):
@@ -35,5 +35,5 @@ class Configured(Subject):
     def prepare(self) -> None:
         _ = self.config
 
-    def provenance(self, _bench: "Bench", _cell: Cell) -> dict:
+    def provenance(self, _model_cache: "ModelCache", _cell: Cell) -> dict:
         return {"architecture": self.config.model_type}

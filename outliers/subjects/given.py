@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.models.stream import apart, is_streamed
-from outliers.subjects.bench import Bench
+from outliers.subjects.model_cache import ModelCache
 
 
 class Given:
@@ -21,5 +21,5 @@ class Given:
         dtype = str(model.dtype).removeprefix("torch.")
         self.settings = SimpleNamespace(stream=is_streamed(model), dtype=dtype)
 
-    def load(self, bench: Bench, provenance: dict | None = None) -> PreTrainedModel:
-        return bench.keep(self, "given", lambda: (self.loaded, {}), provenance)[0]
+    def load(self, model_cache: ModelCache, provenance: dict | None = None) -> PreTrainedModel:
+        return model_cache.keep(self, "given", lambda: (self.loaded, {}), provenance)[0]

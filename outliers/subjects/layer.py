@@ -6,7 +6,7 @@ from outliers.specification.kinds import Machine
 from outliers.subjects.cell import Cell, Subject, unusual
 
 if TYPE_CHECKING:
-    from outliers.subjects.bench import Bench
+    from outliers.subjects.model_cache import ModelCache
 
 
 def layer_shape(dimension: int | str) -> tuple[int, int]:
@@ -29,11 +29,11 @@ class Layer(Subject):
         return {"dimension": self.dimension, "dtype": self.settings.dtype, **unusual(dict(self.settings))}
 
     def prepare(self) -> None:
-        from outliers.subjects.bench import check_machine  # late, for it imports torch
+        from outliers.subjects.model_cache import check_machine  # late, for it imports torch
 
         check_machine(self.settings)
 
-    def provenance(self, _bench: "Bench", _cell: Cell) -> dict:
+    def provenance(self, _model_cache: "ModelCache", _cell: Cell) -> dict:
         """Return the number of output features, and the kernels that compute the product."""
         from outlier_kernels import dispatch
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from outliers.models.variant import Variant
-    from outliers.subjects.bench import Bench
+    from outliers.subjects.model_cache import ModelCache
 
 
 class Served(Causal):
@@ -51,9 +51,9 @@ class Served(Causal):
         Pretrained.check_calibration(self, variant)
 
     @contextmanager
-    def under(self, bench: "Bench", variant: "Variant", provenance: dict) -> "Iterator[PreTrainedModel]":
+    def under(self, model_cache: "ModelCache", variant: "Variant", provenance: dict) -> "Iterator[PreTrainedModel]":
         """Provide the model under a variant without its cache, after checking its weights."""
-        model, _ = self._loaded(bench, variant, provenance)
+        model, _ = self._loaded(model_cache, variant, provenance)
         variant, _formats = apart_from_cache(variant)
         if hasattr(variant, "served"):
             yield model
@@ -61,11 +61,13 @@ class Served(Causal):
             with variant.on(model) as changed:
                 yield changed
 
-    def provenance(self, bench: "Bench", cell: Cell) -> dict:
+    def provenance(self, model_cache: "ModelCache", cell: Cell) -> dict:
         """Return hashes, sizes and kernels of the served model; those of its text come from metrics."""
-        return self._loaded(bench, cell.variant)[1]
+        return self._loaded(model_cache, cell.variant)[1]
 
-    def _loaded(self, bench: "Bench", variant: "Variant", like: dict | None = None) -> tuple["PreTrainedModel", dict]:
+    def _loaded(
+        self, model_cache: "ModelCache", variant: "Variant", like: dict | None = None
+    ) -> tuple["PreTrainedModel", dict]:
         from outliers.models.load import load_model
 
         settings = self.settings
@@ -76,12 +78,12 @@ class Served(Causal):
             model = served.served(*place) if hasattr(served, "served") else load_model(*place)
             return model, self._fields(model, variant)
 
-        return bench.keep(self, (settings.dtype, settings.device, variant.name), load, like)
+        return model_cache.keep(self, (settings.dtype, settings.device, variant.name), load, like)
 
     def _fields(self, model: "PreTrainedModel", variant: "Variant") -> dict:
         from outliers.models.anatomy import projections
         from outliers.quantization.int8 import Int8Linear
-        from outliers.subjects.bench import describe, protocol_of
+        from outliers.subjects.model_cache import describe, protocol_of
 
         fields = describe(self, model)
         small = [projection.module for projection in projections(model) if isinstance(projection.module, Int8Linear)]

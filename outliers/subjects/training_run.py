@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
-    from outliers.subjects.bench import Bench
+    from outliers.subjects.model_cache import ModelCache
     from outliers.trainer.corpus import Corpus
 
 
@@ -56,15 +56,15 @@ class TrainingRun(Subject):
         return Path(self.settings.work) / hashlib.sha256(written.encode()).hexdigest()[:12]
 
     def prepare(self) -> None:
-        from outliers.subjects.bench import check_machine
+        from outliers.subjects.model_cache import check_machine
 
         check_machine(self.settings)
         self.settings.check()
         _ = self._read
 
-    def provenance(self, _bench: "Bench", _cell: Cell) -> dict:
+    def provenance(self, _model_cache: "ModelCache", _cell: Cell) -> dict:
         """Return the hashes of the training text and of the text that is measured on."""
-        from outliers.subjects.bench import protocol_of
+        from outliers.subjects.model_cache import protocol_of
         from outliers.text.blocks import tokens_hash
 
         protocol = protocol_of(self.settings)

@@ -426,7 +426,7 @@ def test_groups_that_do_not_divide_a_model(tmp_path, monkeypatch, caplog):
     with pytest.raises(UserError, match="do not divide the 32 of 'transformer"):
         quantize(model, "w4-g128", skip=["transformer.h.0"])
     quantize(model, "w4-g128", skip=["*.attn", "*.c_fc"])
-    for load in ("subjects.bench.load_model", "models.load.load_model", "quantization.store.load_int8"):
+    for load in ("subjects.model_cache.load_model", "models.load.load_model", "quantization.store.load_int8"):
         monkeypatch.setattr(f"outliers.{load}", lambda *_, **__: pytest.fail("loaded"))
     small = {"models": ["pocket/gpt2-0.1m"], "schemes": ["fp32", "w4-g37"]}
     for spec in (Experiment(**small, block=32, blocks=1), Latency(**small)):

@@ -22,8 +22,8 @@ from outliers.presets.ablate import Ablation
 from outliers.presets.damage import Damage
 from outliers.presets.emergence import Emergence, OneModel
 from outliers.quantization.schemes import TABLE1, get_scheme
-from outliers.subjects.bench import Bench
 from outliers.subjects.causal import Causal
+from outliers.subjects.model_cache import ModelCache
 from outliers.terminal.amounts import parse_bytes
 from outliers.terminal.progress import Progress
 from tests.conftest import few_kinds, lasting, make_model, make_tokenizer
@@ -286,13 +286,13 @@ def test_weights_that_are_not_those_of_another_process(tmp_path):
     spec = RUNS["trace"]("pocket/gpt2-0.1m")
     subject = Causal(spec.model, None, spec)
     with Progress(0) as bar:
-        bench = Bench(bar)
-    model, fields = bench.load(subject)
+        model_cache = ModelCache(bar)
+    model, fields = model_cache.load(subject)
     assert "weights_hash" not in fields
-    model, _ = bench.load(subject, fields | {"weights_hash": "0" * 16})
+    model, _ = model_cache.load(subject, fields | {"weights_hash": "0" * 16})
     perplexity(model, subject.blocks)
     with pytest.raises(UserError, match="changed while they were measured"):
-        bench.check_weights()
+        model_cache.check_weights()
 
 
 def test_sizes():

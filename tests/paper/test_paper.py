@@ -24,7 +24,7 @@ from outliers.quantization.schemes import TABLE1
 from outliers.show.section import Section
 from outliers.specification.fields import resolved
 from outliers.specification.files import experiment_files
-from outliers.subjects import bench
+from outliers.subjects import model_cache
 from outliers.views import OF_METRICS
 from outliers.views.published import published_models
 from tests.conftest import PAPER_TABLES, needs_paper
@@ -249,7 +249,7 @@ def small_set(tmp_path, monkeypatch):
 
 def test_a_set_goes_on_past_what_cannot_run(small_set, monkeypatch):
     loaded = []
-    monkeypatch.setattr(bench, "load_model", lambda *place: loaded.append(place) or load_model(*place))
+    monkeypatch.setattr(model_cache, "load_model", lambda *place: loaded.append(place) or load_model(*place))
     said = report("small", small_set)[0]
     assert len(loaded) == 1, "the measurements of a page share a model"
     assert "Not run: file 'nowhere/piqa_valid.jsonl' does not exist" in said

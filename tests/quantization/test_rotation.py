@@ -199,7 +199,7 @@ def test_where_nothing_can_be_learned(blocks):
 
 
 def test_refused_at_the_door(tmp_path, monkeypatch):
-    monkeypatch.setattr("outliers.subjects.bench.load_model", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr("outliers.subjects.model_cache.load_model", lambda *_, **__: pytest.fail("loaded"))
     fields = {"block": 32, "blocks": 2, "schemes": ["w4a4+rotation"]}
     with pytest.raises(UserError, match=r"w4a4.rotation in a streamed model; expected one in memory"):
         sweep(Experiment(models=[MODEL], stream=True, **fields), tmp_path)

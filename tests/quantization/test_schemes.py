@@ -262,7 +262,7 @@ NOWHERE, SMOOTH = {"skip": ["*.nothing"]}, {"schemes": ["absmax+smoothing"]}
 def test_places_that_there_are_not_and_missing_calibrations_are_refused_before_anything_is_loaded(
     spec, tmp_path, monkeypatch, caplog
 ):
-    for load in ("subjects.bench.load_model", "models.load.load_model", "quantization.store.load_int8"):
+    for load in ("subjects.model_cache.load_model", "models.load.load_model", "quantization.store.load_int8"):
         monkeypatch.setattr(f"outliers.{load}", lambda *_, **__: pytest.fail("loaded"))
     message = r"unknown place in skip '\*.nothing'" if spec.skip else r"'absmax\+smoothing' needs the magnitudes of"
     with pytest.raises(UserError, match=message):

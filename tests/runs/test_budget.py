@@ -71,7 +71,7 @@ def test_rows_say_the_minutes_and_a_second_run_takes_their_blocks(monkeypatch, t
 
 def test_a_dry_run_says_what_would_be_measured(monkeypatch, capsys, tmp_path):
     out = tmp_path / "out"
-    monkeypatch.setattr("outliers.subjects.bench.load_model", None)
+    monkeypatch.setattr("outliers.subjects.model_cache.load_model", None)
     said = call(monkeypatch, capsys, *SMALL, "--dry-run", "--out", out)
     assert (said[0], said[2]) == (0, "") and not out.exists()
     *what, there, time, memory = said[1].splitlines()

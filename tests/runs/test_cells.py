@@ -35,10 +35,10 @@ from outliers.quantization.schemes import Scheme
 from outliers.runs.rows import COLUMNS, Row, Rows, read
 from outliers.runs.run import run
 from outliers.specification.kinds import Settings
-from outliers.subjects.bench import Bench
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell
 from outliers.subjects.configured import Configured
+from outliers.subjects.model_cache import ModelCache
 from outliers.terminal.progress import Progress
 from outliers.variants.quantized import EXACT
 from outliers.views.measured import measured_section
@@ -121,13 +121,13 @@ def test_equal_weights_under_two_names_are_timed_twice(tmp_path):
 def test_one_model_in_memory_serves_all_texts_and_knows_each():
     texts = [Causal(MODEL, None, Settings(name="text", block=block, blocks=2)) for block in (16, 32)]
     with Progress(0) as bar:
-        bench = Bench(bar)
-    one, other = (subject.load(bench) for subject in texts)
+        model_cache = ModelCache(bar)
+    one, other = (subject.load(model_cache) for subject in texts)
     assert other is one
-    known = [bench.knowing([outliers.variant("mean(3)")], subject)[0].intervention.means for subject in texts]
+    known = [model_cache.knowing([outliers.variant("mean(3)")], subject)[0].intervention.means for subject in texts]
     assert not torch.equal(*(of_text[0, "attn_in"] for of_text in known))
     half = Causal(MODEL, None, Settings(name="text", block=16, blocks=2, dtype="bfloat16"))
-    assert half.load(bench) is not one
+    assert half.load(model_cache) is not one
 
 
 def test_a_cell_is_called_by_its_variant_where_one_is_meant():

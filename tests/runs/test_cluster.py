@@ -35,7 +35,7 @@ from tests.subjects.test_families import made
 from tests.subjects.test_seq2seq import save
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'outliers[cluster]'")
-pytestmark = pytest.mark.nightly("outliers/runs/", "outliers/subjects/bench.py")
+pytestmark = pytest.mark.nightly("outliers/runs/", "outliers/subjects/model_cache.py")
 MODELS = ["pocket/gpt2-0.1m", "pocket/gpt2-0.5m"]
 SWEEP = {"models": MODELS, "schemes": ["fp32", "absmax", "llm.int8"], "block": 64, "blocks": 6}
 
@@ -155,11 +155,11 @@ def test_a_ray_that_ends_costs_what_is_not_finished(tmp_path, name):
     assert finished[0] in rows
 
 
-def always_dies(_bench, _job) -> None:
+def always_dies(_model_cache, _job) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def number(_bench, _job, value: int) -> int:
+def number(_model_cache, _job, value: int) -> int:
     if value == 3:
         raise ValueError("three")
     return value
@@ -239,7 +239,7 @@ def test_a_checkpoint_that_changes_between_workers_is_named(monkeypatch, tmp_pat
 
     # Each pass is seen to use another file: first the one that describes the model, then the one that traces it.
     monkeypatch.setattr(Cluster, "run", then_change)
-    monkeypatch.setattr("outliers.runs.cluster._bench", None)
+    monkeypatch.setattr("outliers.runs.cluster._model_cache", None)
     spec = OneModel(model=str(model), block=64, blocks=6, engine="ray")
     rows = run(spec, tmp_path / "out")
     assert any(f"the weights of '{model}' changed while they were measured" in row.get("failed", "") for row in rows)
@@ -286,7 +286,7 @@ def test_what_no_machine_has_is_refused(monkeypatch, capsys, tmp_path):
     assert " MB of memory in float32 and 1 MB are free; " in err
 
 
-def little(_bench, _request) -> Room:
+def little(_model_cache, _request) -> Room:
     """As much as no worker has."""
     return Room(10**6, 10**6, 10**15, 10**15)
 

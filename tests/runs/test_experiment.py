@@ -18,7 +18,7 @@ from outliers.quantization.schemes import TABLE1
 from outliers.runs.engine import Here
 from outliers.runs.frame import records_in as read_rows
 from outliers.specification.files import make_experiment, read_experiment
-from outliers.subjects.bench import Bench
+from outliers.subjects.model_cache import ModelCache
 from outliers.variants.draw import drawn
 from tests.conftest import TIMES, alter_weights, make_model, sample_blocks, trace_model
 
@@ -216,7 +216,7 @@ def test_all_rows_of_a_model_are_of_the_same_weights(changed, tmp_path, monkeypa
     """As where a file changes between two workers, which know a streamed model's weights once they have read them."""
     seen = []
 
-    def weights(_bench):
+    def weights(_model_cache):
         seen.append(len(seen))
         return {"weights_hash": "one" if len(seen) == 1 else "other"}
 
@@ -224,8 +224,8 @@ def test_all_rows_of_a_model_are_of_the_same_weights(changed, tmp_path, monkeypa
         monkeypatch.setattr(Here, "parts", lambda _engine, _blocks, _cells: [slice(0, 1), slice(1, 4)])
     else:
         monkeypatch.setattr(states.OfStates, "shared", lambda _measurement, cell: id(cell))
-    monkeypatch.setattr(Bench, "weights", weights)
-    monkeypatch.setattr(Bench, "check_weights", lambda _bench: None)
+    monkeypatch.setattr(ModelCache, "weights", weights)
+    monkeypatch.setattr(ModelCache, "check_weights", lambda _model_cache: None)
     asked = Experiment(**SMALL | {"models": ["pocket/gpt2-0.1m"]}, schemes=["fp32", "absmax"], stream=True)
     *finished, failed = sweep(asked, tmp_path)
     assert "the weights of 'pocket/gpt2-0.1m' changed while they were measured" in failed["failed"]

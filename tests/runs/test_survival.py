@@ -32,7 +32,7 @@ from outliers.presets.emergence import Emergence, OneModel
 from outliers.presets.latency import Latency
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.rows import Rows
-from outliers.subjects import bench
+from outliers.subjects import model_cache
 from tests.commands.test_commands import call
 from tests.conftest import a_row, alter_weights, lasting, names, trace_model
 
@@ -116,7 +116,7 @@ def test_ctrl_c_where_nothing_is_missing_or_finished(monkeypatch, tmp_path):
         signal.raise_signal(signal.SIGINT)
     assert not any(tmp_path.iterdir())
     rows = sweep(Experiment(**FIELDS), tmp_path)
-    before_call(monkeypatch, bench, "load_model", 1, press)
+    before_call(monkeypatch, model_cache, "load_model", 1, press)
     with pytest.raises(KeyboardInterrupt, match=r"^8 finished rows in"):
         sweep(Experiment(**FIELDS), tmp_path)
     assert read_rows(tmp_path) == rows

@@ -25,8 +25,8 @@ from outliers.presets.latency import Latency
 from outliers.presets.origins import Account
 from outliers.runs.frame import records_in
 from outliers.specification.kinds import Settings
-from outliers.subjects.bench import describe, protocol_of
 from outliers.subjects.causal import Causal
+from outliers.subjects.model_cache import describe, protocol_of
 from outliers.text.blocks import tokens_hash
 from outliers.views.growth import watched
 from outliers.views.latency import latency_section

@@ -6,8 +6,8 @@ from torch.nn import functional
 
 import outliers
 from outliers import Calibration, UserError, calibrate, perplexity
-from outliers.subjects.bench import Bench
 from outliers.subjects.given import Given
+from outliers.subjects.model_cache import ModelCache
 from tests.conftest import C4, make_model, needs_shared, needs_smollm2
 
 TOKENS = (3, 41)
@@ -123,9 +123,9 @@ def test_others_are_calibrated_behind_the_prefix(blocks):
     model, subject = make_model("llama"), Given(make_model("llama"), blocks)
     variant = outliers.variant("prefix(3,41)+w8a8+smoothing")
     subject.calibration = blocks
-    bench = Bench(bar=None)
-    bench._loaded = model, {}
-    (known,) = bench.knowing([variant], subject)
+    model_cache = ModelCache(bar=None)
+    model_cache._loaded = model, {}
+    (known,) = model_cache.knowing([variant], subject)
     with BEHIND.on(model) as behind:
         expected = calibrate(behind, blocks)
     for place, magnitudes in known.variants[1].calibration.magnitudes.items():

@@ -150,7 +150,7 @@ def verdicts(folder: Path, tmp_path: Path, *facts: list[dict], **fields) -> list
     """What becomes of facts about a model."""
     lines = [line | {"fact": f"fact {at}"} | fields for at, fact in enumerate(facts) for line in fact]
     read = read_facts(write_facts(tmp_path, folder.name, *lines))
-    return agreement.verdicts_of(folder.name, str(folder), read, tmp_path, bench=agreement.Bench())
+    return agreement.verdicts_of(folder.name, str(folder), read, tmp_path, model_cache=agreement.ModelCache())
 
 
 @pytest.mark.parametrize("model", CASES)
@@ -293,5 +293,6 @@ def test_what_stands_in_the_files():
 @pytest.mark.nightly("outliers/metrics/", "outliers/paper/", "outliers/views/published.py")
 def test_a_published_row_of_smollm2(tmp_path):
     facts = facts_of(read_facts(), ["smollm2-135m"])
-    (found,) = agreement.verdicts_of("smollm2-135m", "smollm2-135m", facts, tmp_path, bench=agreement.Bench())
+    cache = agreement.ModelCache()
+    (found,) = agreement.verdicts_of("smollm2-135m", "smollm2-135m", facts, tmp_path, model_cache=cache)
     assert (found.agreement, found.measured) == ("agrees", "output 507 at layer 11")

@@ -56,7 +56,7 @@ def check_machine(machine: Machine) -> None:
         raise UserError(str(error)) from None
 
 
-class Bench:
+class ModelCache:
     """The state that a process keeps between cells: the last model that it loaded, and values cached of it.
 
     bar: the progress bar to move; may be set later.
