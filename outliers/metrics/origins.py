@@ -1,9 +1,10 @@
 """The contributions to a feature of the residual stream, layer by layer, and the gains of norms at it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial, reduce
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -32,8 +33,8 @@ from outliers.models.anatomy import (
     width_of,
 )
 from outliers.models.anatomy.examples import Block
-from outliers.models.anatomy.experts import number_of
-from outliers.models.anatomy.row import config_of_stack
+from outliers.models.anatomy.experts import ExpertProjection, number_of
+from outliers.models.anatomy.row import Anatomy, config_of_stack
 from outliers.models.anatomy.trust import check_sums
 from outliers.models.anatomy.weights import parameter_of
 from outliers.models.decoder import inference, watched_pass
@@ -49,6 +50,7 @@ from outliers.text.tokens import visible_token
 PLACES = 3  # listed positions with a writer's largest terms, at most
 
 Key = tuple[int | None, str]  # layer, or None before all layers; and what is summed
+NEURONS = ("neuron", "shared neuron", "expert neuron")  # writers whose sums are of the neurons, which weights multiply
 Parts = dict[Key, np.ndarray]
 
 
@@ -66,13 +68,32 @@ class Sums(NamedTuple):
     at: torch.Tensor
 
     @classmethod
-    def of(cls, x: torch.Tensor, masks: torch.Tensor, ids: torch.Tensor) -> "Sums":
-        """Return the sums of a sequence: x (T, n) float32, masks (2 + chosen, T) float32, ids (T,)."""
-        columns = x[1:].T.contiguous()
+    def of(cls, x: torch.Tensor, masks: torch.Tensor, ids: torch.Tensor, positions: torch.Tensor) -> "Sums":
+        """Return the sums of a sequence: x (t, n) float32 at some positions (t,), masks (2 + chosen, t) float32 and ids
+        (t,) of these."""
+        later = positions > 0
+        columns, positions_of_columns = x[later].T.contiguous(), positions[later]
         magnitudes = columns.abs()
-        best = magnitudes.topk(min(PLACES, len(x) - 1), 1).indices
-        at = torch.stack([best + 1, ids[1:][best]], 2).int()
+        best = magnitudes.topk(min(PLACES, columns.shape[1]), 1).indices
+        at = torch.stack([positions_of_columns[best], ids[later][best]], 2).int()
         return cls((masks @ x).double(), magnitudes.sum(1).double(), columns.gather(1, best), at)
+
+    @classmethod
+    def beside(cls, parts: "Sequence[Sums | None]", columns: int, rows: int) -> "Sums":
+        """Put the sums of equally many columns each side by side; None stands for one without positions.
+
+        Fewer than `PLACES` listed entries are filled up with zeros at position -1.
+        """
+        none = cls(
+            torch.zeros(rows, columns, dtype=torch.float64),
+            torch.zeros(columns, dtype=torch.float64),
+            torch.zeros(columns, 0),
+            torch.zeros(columns, 0, 2, dtype=torch.int32),
+        )
+        total, magnitude, largest, at = zip(*(part or none for part in parts), strict=True)
+        largest = [nn.functional.pad(one, (0, PLACES - one.shape[1])) for one in largest]
+        at = [nn.functional.pad(one, (0, 0, 0, PLACES - one.shape[1]), value=-1) for one in at]
+        return cls(torch.cat(total, 1), torch.cat(magnitude), torch.cat(largest), torch.cat(at))
 
     def joined(self, other: "Sums") -> "Sums":
         """Return the sums of both texts; among equal entries those of the earlier text come first."""
@@ -118,9 +139,9 @@ class Account:
     features: the requested features; controls: random other features, for comparison. positions: the chosen positions.
     counts: (2 + chosen,) float64, the numbers of positions after the first, at the first, and at the chosen ones. sums:
     by layer (None before all) and what is summed; columns are features, the requested ones before the controls, or
-    (writers, features): "state", before the layer; the writers of `WRITERS_OF`; "before NORM" and "behind NORM". Those
-    of "neuron" are of the neurons themselves, which `weights` by layer, (features, neurons), multiply. gains: by layer
-    and norm. names: texts of token ids, if known.
+    (writers, features): "state", before the layer; the writers of `WRITERS_OF`; "experts", each as a whole; "before
+    NORM" and "behind NORM". Those of `NEURONS` are of the neurons themselves, which `weights`, (features, neurons),
+    multiply; of experts one after the other. gains: by layer and norm. names: texts of token ids, if known.
     """
 
     features: list[int]
@@ -128,7 +149,7 @@ class Account:
     positions: list[int]
     counts: torch.Tensor
     sums: dict[Key, Sums]
-    weights: dict[int, torch.Tensor]
+    weights: dict[Key, torch.Tensor]
     gains: dict[tuple[int, str], Gains]
     names: dict[int, str] = field(default_factory=dict)
 
@@ -151,14 +172,23 @@ class Account:
     def writers(self, neurons: int = 3) -> pd.DataFrame:
         """Return one row per writer: its mean terms and magnitudes.
 
-        Columns are `feature`, `layer`, `writer` (its kind) and `index`; `value`, `first` and `magnitude`, its mean term
-        after the first position, at the first, and its mean magnitude; `at`, its terms at the chosen positions.
+        Columns are `feature`, `layer`, `writer` (its kind), `index` and, of neurons of experts, `expert`; `value`,
+        `first` and `magnitude`, its mean term after the first position, at the first, and its mean magnitude; `at`, its
+        terms at the chosen positions.
 
         neurons: number of neurons of a layer that are listed, those with the largest means at some place; the others
         are one writer.
         """
-        table = pd.DataFrame(record for record in self.records(neurons) if record["metric"] == "origins.writer")
-        return table.astype({name: "Int64" for name in ("layer", "index", "count") if name in table})
+        return self._table("origins.writer", neurons)
+
+    def experts(self) -> pd.DataFrame:
+        """Return one row per expert of a mixture, with the columns of `writers`: the sum of its neurons and its
+        bias."""
+        return self._table("origins.expert")
+
+    def _table(self, metric: str, neurons: int = 3) -> pd.DataFrame:
+        table = pd.DataFrame(record for record in self.records(neurons) if record["metric"] == metric)
+        return table.astype({name: "Int64" for name in ("layer", "index", "expert", "count") if name in table})
 
     def states(self) -> pd.DataFrame:
         """Return one row per feature and layer: its state before the layer, and after the last layer, numbered as
@@ -186,10 +216,12 @@ class Account:
         """Return a flat dictionary for each state, writer and gate of each feature, for the controls, and for the
         rest."""
         by_feature = [[*self._states(number), *self._gates(number)] for number in range(len(self.features))]
-        for key in self._written():
-            terms = self._terms(key)
-            for number, records in enumerate(by_feature):
-                records += self._writers(key, terms, number, neurons)
+        for layer, kind in self._written():
+            wholes = [(layer, "experts")] if kind == "expert neuron" else []
+            for key in (*wholes, (layer, kind)):
+                terms = self._terms(key)
+                for number, records in enumerate(by_feature):
+                    records += self._writers(key, terms, number, neurons)
         parts = self._parts()
         for records, rest in zip(by_feature, self._rest(parts), strict=True):
             records.append({"metric": "origins.rest", "value": short(rest)})
@@ -206,12 +238,12 @@ class Account:
         return (self.sums[key].total / self.counts[:, None]).numpy()
 
     def _terms(self, key: Key) -> Terms:
-        layer, kind = key
+        _, kind = key
         sums, count = self.sums[key], len(self.columns)
         means, magnitudes = self._means(key), sums.magnitude.numpy() / self.counts[0].item()
         largest, at = sums.largest.numpy(), sums.at.numpy()
-        if kind == "neuron":
-            weights = self.weights[layer].double().numpy().T
+        if kind in NEURONS:
+            weights = self.weights[key].double().numpy().T
             at = np.broadcast_to(at[:, None], (len(at), count, *at.shape[1:]))
             largest = largest[:, None] * weights[..., None]
             return Terms(means[..., None] * weights, magnitudes[:, None] * abs(weights), largest, at)
@@ -264,26 +296,36 @@ class Account:
 
     def _writers(self, key: Key, terms: Terms, number: int, neurons: int) -> Iterator[dict]:
         layer, kind = key
-        place = {"metric": "origins.writer", **({} if layer is None else {"layer": layer})}
+        whole = kind == "experts"  # no term of its own, but the sum of others
+        place = {"metric": f"origins.{'expert' if whole else 'writer'}", **({} if layer is None else {"layer": layer})}
         means = terms.means[..., number]
         indices = range(means.shape[1])
-        if kind == "neuron":
+        if kind in NEURONS:
             indices = sorted({index for row in abs(means) for index in np.argsort(-row, kind="stable")[:neurons]})
         for index in indices:
             at = terms.at[index, number]
+            there = at[:, 0] >= 0  # an expert may have few tokens
+            at = at[there]
             yield {
                 **place,
-                "writer": kind,
-                **({"index": int(index)} if kind in ("head", "neuron", "expert") else {}),
+                "writer": "expert" if whole else kind,
+                **self._index(key, int(index)),
                 **self._values(means[:, index]),
                 "magnitude": short(terms.magnitudes[index, number]),
-                "largest": [short(value) for value in terms.largest[index, number]],
+                "largest": [short(value) for value in terms.largest[index, number][there]],
                 "largest_positions": at[:, 0].tolist(),
                 "largest_tokens": [self.names.get(token, f"#{token}") for token in at[:, 1].tolist()],
             }
         if len(indices) < means.shape[1]:
             others = means.sum(1) - means[:, list(indices)].sum(1)
             yield {**place, "writer": "other neurons", "count": means.shape[1] - len(indices), **self._values(others)}
+
+    def _index(self, key: Key, index: int) -> dict:
+        layer, kind = key
+        if kind == "expert neuron":
+            each = len(self.sums[key].magnitude) // (len(self.sums[layer, "experts"].magnitude) // len(self.columns))
+            return {"expert": index // each, "index": index % each}
+        return {"index": index} if kind in ("head", "experts", *NEURONS) else {}
 
     def _values(self, means: np.ndarray) -> dict:
         chosen = {"at": [short(value) for value in means[2:]]} if self.positions else {}
@@ -351,7 +393,7 @@ def origins(
     account = observer.account()
     if tokens is not None:
         occurred = {token for sums in account.sums.values() for token in sums.at[..., 1].unique().tolist()}
-        account.names = {token: visible_token(tokens, token) for token in sorted(occurred)}
+        account.names = {token: visible_token(tokens, token) for token in sorted(occurred - {-1})}
     return account
 
 
@@ -374,15 +416,21 @@ def check_writers(config) -> None:
     """Raise UserError unless each layer has one attention and one feed-forward part that write."""
     for stack in stacks_of(config):
         for kind in stack.layer_kinds:
-            experts = (kind.experts,) if kind.experts else ()
-            ffn_out = tuple(one for one in kind.ffn_out if not (experts and one.startswith(f"{kind.experts}.")))
-            several = next((of for of in (kind.attn_out, ffn_out + experts) if len(of) > 1), None)
+            ffn_out, _ = _apart(kind)
+            behind = [path for path, of in kind.norms_behind.items() if of == "ffn_out"]
+            several = next((of for of in (kind.attn_out, ffn_out, behind) if len(of) > 1), None)
             if kind.recurrent or several:
                 what = "mixes positions by a recurrence" if kind.recurrent else f"writes by {' and '.join(several)}"
                 raise UserError(
                     f"a layer of '{config.model_type}' {what}; accounts are of layers with one attention, of heads, "
-                    "and one feed-forward part or experts: name other parts with --by, such as readers"
+                    "and one feed-forward part, experts, or both: name other parts with --by, such as readers"
                 )
+
+
+def _apart(kind: Anatomy) -> tuple[list[str], list[str]]:
+    """Tell the output projections of a feed-forward part from those of experts."""
+    of_experts = [one for one in kind.ffn_out if kind.experts and one.startswith(f"{kind.experts}.")]
+    return [one for one in kind.ffn_out if one not in of_experts], of_experts
 
 
 @inference
@@ -411,7 +459,8 @@ class _Observer:
         self.columns = [*features, *self.controls]
         self.sequences, self.counts = 0, torch.zeros(2 + len(chosen), dtype=torch.float64)
         self.sums: dict[tuple, Sums] = {}
-        self.weights: dict[int, torch.Tensor] = {}
+        self.weights: dict[Key, torch.Tensor] = {}
+        self.of_experts: dict[tuple[int, int], Sums] = {}  # of the neurons of each expert, by layer and number
         self.gains: dict[tuple[int, str], Gains] = {}
 
     def begin(self, number: int, inputs: tuple[torch.Tensor]) -> None:
@@ -437,8 +486,7 @@ class _Observer:
                         self._hook_embedding(stack, model, decoder_layer)
                     self._hook_norms(stack, decoder_layer)
                     for role in WRITTEN:
-                        anatomy = decoder_layer.anatomy  # a part may be absent
-                        if getattr(anatomy, role):
+                        if getattr(decoder_layer.anatomy, role):  # a part may be absent
                             stack.enter_context(_SubLayer(self, decoder_layer, role).hooks())
             stack.enter_context(residual_hooks(model, self.see_state, layer))
             yield
@@ -483,10 +531,15 @@ class _Observer:
         for side, state in (("before", inputs[0]), ("behind", output)):
             self.add((layer, f"{side} {path}"), state.flatten(0, -2)[:, self.columns].float())
 
-    def add(self, key: tuple, x: torch.Tensor) -> None:
+    def add(self, key: Key, x: torch.Tensor) -> None:
         """Add columns (T, n) of this sequence to the sums."""
-        sums = Sums.of(x, self.masks.to(x.device), self.ids.to(x.device))
-        self.sums[key] = self.sums[key].joined(sums) if key in self.sums else sums
+        masks, ids = self.masks.to(x.device), self.ids.to(x.device)
+        _join(self.sums, key, Sums.of(x, masks, ids, torch.arange(len(x), device=x.device)))
+
+    def add_expert(self, layer: int, number: int, x: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Add the neurons (t, n) of an expert at the positions (t,) that chose it to the sums."""
+        masks, ids = self.masks.to(x.device)[:, tokens], self.ids.to(x.device)[tokens]
+        _join(self.of_experts, (layer, number), Sums.of(x, masks, ids, tokens))
 
     def account(self) -> Account:
         if not self.sequences:
@@ -495,20 +548,45 @@ class _Observer:
             if not count:
                 raise UserError(f"position {position} is in none of the blocks; expected one that begins at 0")
         sums = {key: sums_of_key.cpu() for key, sums_of_key in self.sums.items()}
+        for layer, kind in self.weights:
+            if kind == "expert neuron":
+                experts = len(sums[layer, "experts"].magnitude) // len(self.columns)
+                parts = [self.of_experts.get((layer, number)) for number in range(experts)]
+                units = self.weights[layer, kind].shape[1] // experts
+                sums[layer, kind] = Sums.beside([part and part.cpu() for part in parts], units, len(self.counts))
         return Account(self.features, self.controls, self.chosen, self.counts, sums, self.weights, self.gains)
+
+
+def _join(sums: dict, key: tuple[int | None, str] | tuple[int, int], more: Sums) -> None:
+    sums[key] = sums[key].joined(more) if key in sums else more
+
+
+class _OfExpert(NamedTuple):
+    """Terms of an expert at the positions (t,) that chose it.
+
+    number: of the expert. units: (t, units), times the factor of the router. added: its terms, (t, columns); bias: what
+    its bias has of these, if it has one.
+    """
+
+    number: int
+    positions: torch.Tensor
+    units: torch.Tensor
+    added: torch.Tensor
+    bias: torch.Tensor | None
 
 
 class _SubLayer:
     """An observer of the terms of the attention or the feed-forward part of a layer.
 
-    A term is a row of the output projection times its input. It is multiplied by the scale of the residual stream, and,
-    if a norm follows the projection, by its gain and by a factor for each position, which is known once the norm has
-    seen the output.
+    A term is a row of the output projection times its input. It is multiplied by the scale of the residual stream, by
+    what a router or a gate multiplies the projection's outputs by, and, if a norm follows, by its gain and by a factor
+    for each position, which is known once the norm has seen the output.
     """
 
     def __init__(self, observer: _Observer, layer: Layer, role: str):
         self.observer, self.layer, self.part, self.written = observer, layer.number, WRITTEN[role], {}
-        self.of_experts: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # number, tokens, and what is added there
+        self.of_experts: list[_OfExpert] = []
+        self.outputs: dict[str, torch.Tensor] = {}  # of experts and of the projection beside them
         anatomy, config, block = layer.anatomy, observer.model.config, layer.module
         behind = [path for path, of in anatomy.norms_behind.items() if of == role]
         self.norm = block.get_submodule(behind[0]) if behind else None
@@ -516,23 +594,41 @@ class _SubLayer:
         self.scale = getattr(config, anatomy.residual_scale) if anatomy.residual_scale else 1.0
         self.gain = None if self.norm is None else gain_of(self.norm, anatomy.norm_offset, observer.width)
         self.heads = heads_of(layer, config_of_stack(config, anatomy))
-        if role == "ffn_out" and anatomy.experts:
-            self.module, self.see = block.get_submodule(anatomy.experts), self._see_experts
-        else:
-            (name,) = getattr(anatomy, role)
-            projection = in_layer(layer, role, name)
-            self.module, self.see = projection.module, self._see_projection
-            self._read(projection)
+        names, of_experts = _apart(anatomy) if role == "ffn_out" else (anatomy.attn_out, [])
+        self.experts = block.get_submodule(anatomy.experts) if of_experts else None
+        norm = self.experts.post_expert_norm if of_experts and self.experts.has_post_expert_norm else None
+        self.gain_of_experts = None if norm is None else gain_of(norm, anatomy.norm_offset, observer.width)[:, None]
+        self.kind = "head" if role == "attn_out" else "shared neuron" if of_experts else "neuron"
+        self.projection = self.sum = None
+        if names:
+            projection = in_layer(layer, role, names[0])
+            self.projection, (self.rows, self.bias) = projection.module, self._read(projection)
+            self._keep(self.kind, self.rows)
+        if of_experts:
+            each = [self._read(in_layer(layer, role, name)) for name in of_experts]
+            self.biases = [bias for _, bias in each]
+            self._keep("expert neuron", torch.cat([rows for rows, _ in each], 1))
+        if names and of_experts:
+            above = _common(names[0], anatomy.experts)
+            self.sum = block.get_submodule(above) if above else None  # the layer itself adds them as they are
 
-    def _read(self, projection: Projection) -> None:
-        """Keep the required rows of a weight, and the bias."""
+    def _read(self, projection: Projection) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the required rows of a weight, and the bias."""
         plain = getattr(projection.module, "projection", projection.module)  # under a scheme
         check_plain(projection._replace(module=plain))
-        self.rows = self.seen(stored_weight(plain))
-        bias = parameter_of(plain, "bias")
-        self.bias = None if bias is None else self.seen(bias[:, None])[:, 0]
-        if self.part == "feed-forward":
-            self.observer.weights.setdefault(self.layer, self.rows.cpu())
+        weight, bias = stored_weight(plain), parameter_of(plain, "bias")
+        if isinstance(plain, ExpertProjection):
+            bias = plain.bias
+            if self.gain_of_experts is not None:
+                weight, bias = (
+                    weight * self.gain_of_experts,
+                    None if bias is None else bias * self.gain_of_experts[:, 0],
+                )
+        return self.seen(weight), None if bias is None else self.seen(bias[:, None])[:, 0]
+
+    def _keep(self, kind: str, rows: torch.Tensor) -> None:
+        if kind in NEURONS:
+            self.observer.weights.setdefault((self.layer, kind), rows.cpu())
 
     def seen(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return the change of the residual stream at the columns, (columns, n), by outputs (features, n).
@@ -547,36 +643,70 @@ class _SubLayer:
     @contextmanager
     def hooks(self) -> Iterator[None]:
         with ExitStack() as stack:
-            for number in range(number_of(self.module) if self.see == self._see_experts else 0):
-                expert = self.module.get_submodule(str(number))
-                stack.callback(expert.register_forward_hook(partial(self._see_expert, number)).remove)
-            stack.callback(self.module.register_forward_hook(self.see).remove)
-            if self.norm is not None:
-                stack.callback(self.norm.register_forward_hook(self._see_norm).remove)
+            for number in range(0 if self.experts is None else number_of(self.experts)):
+                expert = self.experts.get_submodule(str(number))
+                *_, last = expert.children()
+                called: list[tuple[torch.Tensor, torch.Tensor]] = []
+                stack.callback(last.register_forward_hook(partial(_see_call, called)).remove)
+                see = partial(self._see_expert, number, called)
+                stack.callback(expert.register_forward_hook(see).remove)
+            for module, see in (
+                (self.experts, self._see_experts),
+                (self.projection, self._see_projection),
+                (self.sum, self._see_sum),
+                (self.norm, self._see_norm),
+            ):
+                if module is not None:
+                    stack.callback(module.register_forward_hook(see).remove)
             yield
 
-    def _see_projection(self, _module, inputs: tuple, _output) -> None:
+    def _see_projection(self, _module, inputs: tuple, output: torch.Tensor) -> None:
         x = inputs[0].flatten(0, -2).float()
-        if self.part == "feed-forward":
-            self.written = {"neuron": x}
-        else:
+        if self.kind == "head":
             by_head, rows = (tensor.unflatten(1, (self.heads, -1)) for tensor in (x, self.rows))
-            self.written = {"head": torch.einsum("thd,fhd->thf", by_head, rows).flatten(1)}
+            x = torch.einsum("thd,fhd->thf", by_head, rows).flatten(1)
+        self.written[self.kind] = x
         if self.bias is not None:
             self.written[f"{self.part} bias"] = self.bias.expand(len(x), -1)
-        self._end()
+        self._keep_output("projection", output)
+        self._end(self.sum is None and self.norm is None)
 
-    def _see_expert(self, number: int, _expert: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
-        self.of_experts.append((number, inputs[1], self.seen(output.T).T))
+    def _see_expert(self, number: int, called: list, _expert: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
+        """Keep the terms of an expert, with the factor at each position that leads from its last projection to what it
+        adds."""
+        x, y = called.pop()
+        factor = _factor(output.float(), y.float() * (1 if self.gain_of_experts is None else self.gain_of_experts.T))
+        bias = None if self.biases[number] is None else factor * self.biases[number]
+        self.of_experts.append(_OfExpert(number, inputs[1], factor * x.float(), self.seen(output.T).T, bias))
 
     def _see_experts(self, experts: nn.Module, _inputs: tuple, output: torch.Tensor) -> None:
-        sizes = len(self.observer.ids), number_of(experts), len(self.observer.columns)
-        terms = torch.zeros(sizes, device=output.device)
-        for number, tokens, added in self.of_experts:
-            terms[tokens, number] = added
-        self.of_experts.clear()
-        self.written = {"expert": terms.flatten(1)}
-        self._end()
+        tokens, columns = len(self.observer.ids), len(self.observer.columns)
+        terms = torch.zeros(tokens, number_of(experts), columns, device=output.device)
+        biases = None if self.biases[0] is None else torch.zeros(tokens, columns, device=output.device)
+        for one in self.of_experts:
+            terms[one.positions, one.number] = one.added
+            if biases is not None:
+                biases[one.positions] += one.bias
+        self.written["experts"] = terms.flatten(1)
+        if biases is not None:
+            self.written["expert bias"] = biases
+        self._keep_output("experts", output)
+        self._end(self.sum is None and self.norm is None)
+
+    def _keep_output(self, name: str, output: torch.Tensor) -> None:
+        """Keep what is added to another output, (T, features); that of batched experts is one for each of them."""
+        if self.sum is not None:  # a copy, because a model may add the other in place
+            self.outputs[name] = output.reshape(-1, len(self.observer.ids), output.shape[-1]).double().sum(0)
+
+    def _see_sum(self, _module, _inputs: tuple, output) -> None:
+        """Multiply the terms by the factors with which the experts and the projection beside them are added."""
+        total = (output[0] if isinstance(output, tuple) else output).flatten(0, -2).double()
+        both = torch.stack([self.outputs.pop(name) for name in ("experts", "projection")], 2)
+        solved = torch.linalg.pinv(both.mT @ both, hermitian=True) @ (both.mT @ total[..., None])
+        of_experts, of_projection = solved.float().unbind(1)
+        apart = {self.kind, f"{self.part} bias"}
+        self._scale({kind: of_projection if kind in apart else of_experts for kind in self.written}, of_experts)
+        self._end(self.norm is None)
 
     def _see_norm(self, _module, inputs: tuple, output: torch.Tensor) -> None:
         """Multiply the terms by the norm's factor at each position, found from its input and output."""
@@ -584,21 +714,41 @@ class _SubLayer:
         bias = parameter_of(self.norm, "bias")
         if bias is not None:
             normed = normed - bias.float()
-        seen = (y - y.mean(1, keepdim=True) if self.centred else y) * self.gain
-        factor = (normed * seen).sum(1, keepdim=True) / seen.square().sum(1, keepdim=True).clamp(min=1e-30)
-        self.written = {kind: factor * terms for kind, terms in self.written.items()}
+        factor = _factor(normed, (y - y.mean(1, keepdim=True) if self.centred else y) * self.gain)
+        self._scale(dict.fromkeys(self.written, factor), factor)
         if bias is not None:
             self.written[f"{self.part} norm"] = (self.scale * bias[self.observer.columns].float()).expand(len(y), -1)
-        self._add()
+        self._end(True)
 
-    def _end(self) -> None:
-        if self.norm is None:
-            self._add()
+    def _scale(self, factors: dict[str, torch.Tensor], of_experts: torch.Tensor) -> None:
+        """Multiply terms by factors for each position, (T, 1), by their kind, and neurons of experts by one more."""
+        self.written = {kind: factors[kind] * terms for kind, terms in self.written.items()}
+        self.of_experts = [one._replace(units=of_experts[one.positions] * one.units) for one in self.of_experts]
 
-    def _add(self) -> None:
+    def _end(self, last: bool) -> None:
+        """Add all terms to the sums if this was the last that is known of them."""
+        if not last:
+            return
         for kind, terms in self.written.items():
             self.observer.add((self.layer, kind), terms)
-        self.written = {}
+        for one in self.of_experts:
+            self.observer.add_expert(self.layer, one.number, one.units, one.positions)
+        self.written, self.of_experts = {}, []
+
+
+def _common(*paths: str) -> str:
+    """Return the path of the module that holds several."""
+    parts = takewhile(lambda names: len(set(names)) == 1, zip(*(path.split(".") for path in paths), strict=False))
+    return ".".join(names[0] for names in parts)
+
+
+def _see_call(called: list, _module: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
+    called.append((inputs[0], output))
+
+
+def _factor(outputs: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+    """Return the factors (t, 1) that lead from one tensor (t, features) to another that is proportional in each row."""
+    return (outputs * of).sum(1, keepdim=True) / of.square().sum(1, keepdim=True).clamp(min=1e-30)
 
 
 def gain_of(norm: nn.Module, offset: float, width: int) -> torch.Tensor:

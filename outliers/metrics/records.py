@@ -255,10 +255,14 @@ class Fits(Hardware, Memory):
 WRITERS_OF = {  # parts of a layer, and what comes before all layers: the writers of each
     "embedding": ("embedding", "positions", "embedding norm"),
     "attention": ("head", "attention bias", "attention norm"),
-    "feed-forward": ("neuron", "other neurons", "expert", "feed-forward bias", "feed-forward norm"),
+    "feed-forward": (
+        *("neuron", "shared neuron", "expert neuron", "other neurons", "expert"),
+        *("feed-forward bias", "expert bias", "feed-forward norm"),
+    ),
 }
 PART_OF = {writer: part for part, writers in WRITERS_OF.items() for writer in writers}
-SINGLE = ("embedding", "positions", "head", "neuron", "expert")  # individual writers, no remainders and no constants
+# Individual writers, no remainders and no constants; an expert is the sum of its neurons and its bias.
+SINGLE = ("embedding", "positions", "head", "neuron", "shared neuron", "expert neuron", "expert")
 
 
 class Origins(Metric):

@@ -189,22 +189,36 @@ def reads(cost: float, usual: Value) -> bool:
 
 def singles_of(rows: pd.DataFrame) -> Singles:
     """Return the single writers (heads, neurons, experts) by feature, layer and part, as in `parts_of`."""
-    singles = rows[(rows["metric"] == "origins.writer") & rows["writer"].isin(SINGLE)]
+    singles = rows[rows["metric"].isin(WRITERS_AND_EXPERTS) & rows["writer"].isin(SINGLE)]
     layer, part = singles["layer"].astype(float).fillna(BEFORE), singles["writer"].map(PART_OF)
     return dict(iter(singles.groupby([singles["feature"], layer, part], sort=False)))
 
 
 def largest_of(singles: Singles, part: Mapping, column: str) -> pd.Series | None:
-    """Return the single writer with the largest contribution of the part's sign; None if none is known."""
+    """Return the single writer with the largest contribution of the part's sign; None if none is known.
+
+    Of an expert, its neuron is returned if it makes `SHARE` of the expert's contribution.
+    """
     of_part = singles.get((part["feature"], part["layer"], part["part"]))
-    return None if of_part is None else of_part.loc[(of_part[column] * np.sign(part[column])).idxmax()]
+    if of_part is None:
+        return None
+    inside = of_part["writer"] == "expert neuron"
+    most = _most_of_sign(of_part[~inside], part, column)
+    neurons = of_part[inside & (of_part["expert"] == most["index"])] if most["writer"] == "expert" else ()
+    neuron = _most_of_sign(neurons, part, column) if len(neurons) else most
+    return neuron if neuron[column] / most[column] >= SHARE else most
+
+
+def _most_of_sign(singles: pd.DataFrame, part: Mapping, column: str) -> pd.Series:
+    return singles.loc[(singles[column] * np.sign(part[column])).idxmax()]
 
 
 def name_of(writer: Mapping | None) -> str | None:
-    """Name a writer: neuron 1229, head 6, positions."""
+    """Name a writer: neuron 1229, head 6, positions; expert 7, neuron 12."""
     if writer is None:
         return None
-    return writer["writer"] + ("" if pd.isna(writer.get("index")) else f" {writer['index']:.0f}")
+    name = writer["writer"] + ("" if pd.isna(writer.get("index")) else f" {writer['index']:.0f}")
+    return name if pd.isna(writer.get("expert")) else name.replace("expert", f"expert {writer['expert']:.0f},")
 
 
 def _band(axes: Axes, rows: pd.DataFrame, norm: LogNorm, readers: list[Place]) -> list[Axes]:
@@ -266,9 +280,10 @@ PLACES = {  # states of the residual stream, which no norm has scaled
     "value": "averages {} in the residual stream over positions after the first, {}",
     "first": "is {} in the residual stream at the first position {}",
 }
-METRICS = ("writer", "gate", "state", "rest")
+METRICS = ("gate", "state", "rest")
+WRITERS_AND_EXPERTS = ("origins.writer", "origins.expert")
 OWN = (
-    *("feature", "layer", "role", "norm", "writer", "index", "count", "value", "first", "magnitude", "at"),
+    *("feature", "layer", "role", "norm", "writer", "expert", "index", "count", "value", "first", "magnitude", "at"),
     *("largest", "largest_positions", "largest_tokens"),
     *("median", "rank", "before", "behind", "first_before", "first_behind"),
 )
@@ -283,6 +298,7 @@ WRITERS_CAPTION = (
     "contribution is largest. The contribution of a neuron is its activation times its weight to the feature. All "
     "contributions add up to the state, up to {rest:.0e} of it."
 )
+OF_WHOLE_EXPERTS = " An expert is the sum of its neurons and its bias, and not counted beside them."
 GATES_CAPTION = (
     "Norms before projections: gain at the feature, median |gain| and rank of the gain over all features, and the "
     "feature's mean before and after the norm."
@@ -393,9 +409,12 @@ def _summed_up(rows: list[dict]) -> Iterator[dict]:
 def _section(rows: list[dict], ending: str, every: list[dict]) -> Section:
     """Make the section of one model under one variant. every: rows, including those of other metrics."""
     frame = pd.DataFrame(rows)
-    writers, gates, states, rest = (frame[frame["metric"] == f"origins.{metric}"] for metric in METRICS)
+    gates, states, rest = (frame[frame["metric"] == f"origins.{metric}"] for metric in METRICS)
+    writers = frame[frame["metric"].isin(WRITERS_AND_EXPERTS)]
     parts = _with_most(parts_of(frame), writers)
     writers_caption = WRITERS_CAPTION.format(rest=rest["value"].max())
+    if (writers["writer"] == "expert").any():
+        writers_caption += OF_WHOLE_EXPERTS
     single = writers[writers["largest"].notna()]
     tables = [
         Table.of(f"parts{ending}", PARTS_CAPTION, PART_COLUMNS, parts, _largest(parts), names=WORDS),

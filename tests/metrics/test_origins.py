@@ -15,12 +15,14 @@ from outliers import UserError, load_model, run, variant
 from outliers.metrics.origins import Account
 from outliers.metrics.records import PART_OF
 from outliers.models.anatomy import anatomy_of, decoder_layers
+from outliers.models.anatomy.experts import call_by_projection
 from outliers.presets import origins as account
 from outliers.quantization.linear import stored_weight
 from outliers.views.origins import AT, origins_findings, origins_section, parts_of, readers_of
 from tests.conftest import C4, CONFIGS, VARIANTS, make_model, needs_shared, needs_smollm2, slow_but
 from tests.kept import kept
 from tests.metrics.test_readers import made_up
+from tests.models.test_experts import made
 
 FEATURES = [3, 17, 0]
 SUMS = [case for case in (*CONFIGS, *VARIANTS) if case != "opt-350m"]  # whose norms rescale the stream
@@ -50,6 +52,12 @@ def without(model, layer: int, writer: str, index: int) -> None:
             for parameter in (one for name, one in experts.named_parameters() if name.startswith("down_proj")):
                 parameter[index] = 0
             return
+        if writer == "expert neuron":
+            block.get_submodule(f"{anatomy.experts}.1.down_proj").weight[:, index] = 0
+            return
+        if writer == "shared neuron":
+            block.mlp.shared_expert.down_proj.weight[:, index] = 0
+            return
         (name,) = {"head": anatomy.attn_out, "neuron": anatomy.ffn_out}[writer]
         weight = stored_weight(block.get_submodule(name))
         size = weight.shape[1] // model.config.num_attention_heads if writer == "head" else 1
@@ -58,14 +66,20 @@ def without(model, layer: int, writer: str, index: int) -> None:
 
 @pytest.mark.parametrize(
     ("case", "writer"),
-    [("gpt2", "neuron"), ("llama", "neuron"), ("falcon", "head"), ("mixtral", "expert"), ("gpt-oss", "expert")],
+    [
+        *[("gpt2", "neuron"), ("llama", "neuron"), ("falcon", "head"), ("mixtral", "expert"), ("gpt-oss", "expert")],
+        *[("gpt-oss", "expert neuron"), ("qwen2-moe", "expert neuron"), ("qwen2-moe", "shared neuron")],
+    ],
 )
 def test_a_term_is_what_is_gone_without_its_writer(case, writer, blocks):
-    model = make_model(case)
+    model = made("qwen2_moe") if case == "qwen2-moe" else make_model(case)
     last = len(decoder_layers(model)) - 1
     found = outliers.origins(model, blocks, FEATURES)
-    terms = found.writers(neurons=100)
+    terms = found.experts() if writer == "expert" else found.writers(neurons=100)
     terms = terms[(terms["layer"] == last) & (terms["writer"] == writer)]
+    if writer == "expert neuron":
+        terms = terms[terms["expert"] == 1]
+    assert len(terms)
     without(model, last, writer, 2)
     after = outliers.origins(model, blocks, FEATURES).states().set_index(["feature", "layer"])
     before = found.states().set_index(["feature", "layer"])
@@ -76,8 +90,10 @@ def test_a_term_is_what_is_gone_without_its_writer(case, writer, blocks):
             assert gone == pytest.approx(term[column], rel=1e-3, abs=1e-5)
 
 
-def test_accounts_of_parts_add_up(blocks):
-    model = make_model("llama")
+@pytest.mark.parametrize("case", ["llama", "mixtral"])
+def test_accounts_of_parts_add_up(case, blocks):
+    """Though an expert may have no token of one part."""
+    model = make_model(case)
     whole = outliers.origins(model, blocks, FEATURES, positions=[4])
     parts = [outliers.origins(model, blocks[[number]], FEATURES, positions=[4]) for number in range(3)]
     merged = reduce(Account.merge, pickle.loads(pickle.dumps(parts)))  # as they travel between machines
@@ -160,6 +176,12 @@ def plant_writer(model, blocks, writer: str, feature: int) -> int:
             size = weight.shape[1] // model.config.num_attention_heads
             weight[feature, 2 * size : 3 * size] *= 200
             return 2
+        if writer == "expert neuron":  # of an expert that most tokens have
+            most = outliers.trace(model, blocks).expert_shares().query("layer == 0")["share"].idxmax()
+            found = outliers.origins(model, blocks, [feature]).sums[0, "expert neuron"]
+            number = most * 48 + int(found.magnitude[most * 48 : (most + 1) * 48].argmax())
+            block.mlp.experts.down_proj[most, feature, number % 48] = 4000.0
+            return number
         found = outliers.origins(model, blocks, [feature])
         means = found.sums[0, "neuron"].total / found.counts[:, None]
         number = int(means.abs().amin(0).argmax())  # which is active at the first position and behind it
@@ -172,7 +194,7 @@ def plant_writer(model, blocks, writer: str, feature: int) -> int:
 
 PLANTED = [
     *[("gpt2", "weight"), ("gpt2", "neuron"), ("gpt2", "head"), ("llama", "neuron"), ("llama", "head")],
-    *[("falcon", "head"), ("opt", "weight"), ("gpt-oss", "head"), ("gpt-oss", "expert")],
+    *[("falcon", "head"), ("opt", "weight"), ("gpt-oss", "head"), ("gpt-oss", "expert"), ("mixtral", "expert neuron")],
 ]
 
 
@@ -186,17 +208,61 @@ def sentences(account) -> list[str]:
 def test_a_planted_writer_is_named_first(case, writer, blocks):
     model = make_model(case)
     number = plant_writer(model, blocks, writer, 3)
-    kind = writer if writer in ("head", "expert") else "neuron"
+    kind = "neuron" if writer == "weight" else writer
     account = outliers.origins(model, blocks, [3])
-    writers, sentence = account.writers(), sentences(account)[0]
+    writers, sentence = account.experts() if writer == "expert" else account.writers(), sentences(account)[0]
     first = writers.loc[writers["value"].abs().idxmax()]
-    assert (first["writer"], first["layer"], first["index"]) == (kind, 0, number)
-    assert "of layer 0 (" in sentence and f"of which {kind} {number} " in sentence
+    assert (first["writer"], first["layer"]) == (kind, 0)
+    name = f"{kind} {number}"
+    if writer == "expert neuron":
+        name = f"expert {number // 48}, neuron {number % 48}"
+        number = number % 48
+        assert name.startswith(f"expert {first['expert']}, ")
+    assert first["index"] == number
+    assert "of layer 0 (" in sentence and f"of which {name} " in sentence
 
 
 @pytest.mark.parametrize("case", ["gpt2", "llama", "falcon", "opt", "gpt-oss", "gemma2"])
 def test_nothing_is_claimed_without_one(case, blocks):
     assert sentences(outliers.origins(make_model(case), blocks, [3])) == []
+
+
+OF_MIXTURES = ("mixtral", "gpt_oss", "qwen2_moe", "glm4_moe", "llama4_text", "granitemoeshared", "ernie4_5_moe")
+
+
+@pytest.mark.parametrize("kind", slow_but(OF_MIXTURES, ("gpt_oss", "qwen2_moe")))
+def test_neurons_of_experts_are_terms(kind, blocks):
+    """Beside sums of our own in float64, of the model's own functions, and of what stands beside the experts."""
+    model = made(kind)
+    found = outliers.origins(model, blocks, FEATURES, positions=range(24))
+    assert found.rest.max() < 1e-5
+    layer = decoder_layers(model)[1]
+    (path,) = [name for name, one in layer.named_modules() if hasattr(one, "is_transposed")]
+    experts, seen = layer.get_submodule(path), []
+    call_by_projection(model)
+    for number in range(4):
+        expert = experts.get_submodule(str(number))
+        expert.register_forward_hook(lambda _, args, _out, number=number: seen.append((number, *args[:3])))
+    for block in blocks:
+        model(block[None])
+    weights = torch.zeros(4, experts.get_submodule("0.down_proj").in_features, len(FEATURES), dtype=torch.double)
+    for number, x, tokens, factor in seen:
+        later = tokens > 0
+        expert, chosen = experts.get_submodule(str(number)).double(), later.nonzero()[:, 0]
+        units = expert.units(x[chosen].double(), experts.double())
+        units = units * (factor[chosen] if isinstance(factor, torch.Tensor) else factor)
+        weights[number] += units.sum(0)[:, None] * expert.down_proj.weight[FEATURES].T
+    count = len(blocks) * (blocks.shape[1] - 1)
+    scale = getattr(model.config, "residual_multiplier", 1.0)
+    table = found.writers(neurons=100).query("layer == 1 and writer == 'expert neuron'")
+    for row in table.to_dict("records"):
+        expected = scale * weights[row["expert"], row["index"], FEATURES.index(row["feature"])] / count
+        assert row["value"] == pytest.approx(expected.item(), rel=1e-4, abs=1e-6)
+    wholes = found.experts().query("layer == 1").set_index(["feature", "index"])["value"]
+    sums = scale * weights.sum(1) / count
+    for (feature, number), value in wholes.items():
+        if kind != "gpt_oss":  # whose experts have biases
+            assert value == pytest.approx(sums[number, FEATURES.index(feature)].item(), rel=1e-4, abs=1e-6)
 
 
 # What is refused
