@@ -14,6 +14,7 @@ from outliers.metrics.perplexity import LossReader
 from outliers.models.anatomy import family_of
 from outliers.models.anatomy.examples import Block
 from outliers.models.load import load_reader
+from outliers.show import units
 from outliers.text.tokens import named_ids
 from outliers.tracing.tokens import BEFORE, Names, context_of, name_of, windows_of
 from outliers.variants.draw import scattered
@@ -51,9 +52,9 @@ def _values(draws: list[list[torch.Tensor]], subject: Any) -> list[dict]:
     names = named_ids(subject.config, load_reader(subject.model, subject.revision), [id for id in shown if id >= 0])
     table["type"] = table["token"].map({token: names[token][1] for token in tokens})
     table["first"] = table["position"].map(lambda position: 1 << position.bit_length() >> 1)
-    total = partial(_sum, len(draws))
+    total = partial(_sum, len(draws), len(by_sequence[0]))
     before = {"loss": float(table["before"].mean())}
-    values = [{"metric": "token_losses.total", **before, **total(table)}, *_carriers(table)]
+    values = [{"metric": "token_losses.total", **before, **total(table), **_units(draws)}, *_carriers(table)]
     values += [{"metric": "token_losses.type", "type": kind, **total(part)} for kind, part in table.groupby("type")]
     for first, part in table.groupby("first"):
         ends = {"first": int(first), "last": max(2 * int(first) - 1, 0)}
@@ -74,10 +75,22 @@ def _table(losses: list[torch.Tensor], places: list[tuple[torch.Tensor, torch.Te
     return pd.concat(parts, keys=range(len(parts)), names=["sequence"])
 
 
-def _sum(draws: int, part: pd.DataFrame) -> dict:
-    """Return the increase over the tokens of a part, over draws, and the rounded number of these tokens per draw."""
+def _sum(draws: int, sequences: int, part: pd.DataFrame) -> dict:
+    """Return the increase over the tokens of a part, over draws, with its standard error over the text if there are
+    several sequences, and the rounded number of these tokens per draw."""
     by_draw = part.groupby("draw")["increase"].agg(math.fsum).reindex(range(draws), fill_value=0.0)
-    return {**scattered(by_draw.tolist()), "tokens": -(-len(part) // draws)}
+    by_sequence = part.groupby("sequence")["increase"].agg([math.fsum, "size"]).reindex(range(sequences), fill_value=0)
+    sums, counts = (by_sequence / draws).to_numpy().T.tolist()
+    error = units.standard_error(units.residuals(sums, counts, sum(counts)))
+    of_text = {} if error is None else {"standard_error": error}
+    return {**scattered(by_draw.tolist()), **of_text, "tokens": -(-len(part) // draws)}
+
+
+def _units(draws: list[list[torch.Tensor]]) -> dict:
+    """Return the fields of a row for the increase over all tokens, whose units are the sequences."""
+    increases = [[(after - before).tolist() for before, after in losses] for losses in draws]
+    by_sequence = [[(math.fsum(increase), len(increase)) for increase in losses] for losses in increases]
+    return units.fields(by_sequence, sum(count for losses in by_sequence for _, count in losses) / len(draws))
 
 
 def _carriers(table: pd.DataFrame) -> list[dict]:

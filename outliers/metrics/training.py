@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from outliers.criterion import ALPHA
 from outliers.errors import UserError
 from outliers.metrics.measurement import Measurement
-from outliers.metrics.perplexity import Later, Loss, finite_losses, loss_of, perplexity, perplexity_of
+from outliers.metrics.perplexity import Later, Loss, finite_losses, loss_of, losses, perplexity_of, perplexity_value
 from outliers.metrics.records import Training
 from outliers.models.anatomy.examples import Block
 from outliers.models.anatomy.weights import device_of
@@ -29,7 +29,7 @@ from outliers.tracing.trace import traces
 from outliers.trainer.layers import train_int8
 from outliers.trainer.loop import train
 from outliers.trainer.start import start
-from outliers.variants.draw import drawn, scattered
+from outliers.variants.draw import drawn
 
 KURTOSES = ("kurtosis_tensor", "kurtosis_token", "kurtosis_feature")
 
@@ -85,10 +85,10 @@ def watch_views(
 def _watch(
     model: PreTrainedModel, blocks: Iterable[torch.Tensor], alpha: float, attention: bool
 ) -> dict[str, dict[str, float]]:
-    losses: list[Loss | Later] = []
-    see = lambda ids, states: losses.append(loss_of(model, ids, states))  # noqa: E731
+    of_blocks: list[Loss | Later] = []
+    see = lambda ids, states: of_blocks.append(loss_of(model, ids, states))  # noqa: E731
     found_traces = traces(model, sequences(blocks, None), alpha=alpha, attention=attention, see_last=see)
-    by_view: dict[str, dict[str, float]] = {"": {"perplexity": perplexity_of(finite_losses(losses))}}
+    by_view: dict[str, dict[str, float]] = {"": {"perplexity": perplexity_of(finite_losses(of_blocks))}}
     for view in found_traces:
         by_view.setdefault(view.stack, {}).update(trace_row(view) | _largest(view))
     return by_view
@@ -129,11 +129,11 @@ ALONG = ("perplexity", "count", "layers", "positions", "attention_sink", "max") 
 
 
 class Answer(NamedTuple):
-    """The outcome of a run: fields of its model, its log, and the perplexity under each scheme."""
+    """The outcome of a run: fields of its model, its log, and the values of the perplexity under each scheme."""
 
     fields: dict
     logged: list[dict]
-    perplexities: dict[str, dict]
+    perplexities: list[dict]
 
 
 class OfRuns(Measurement):
@@ -173,23 +173,20 @@ class OfRuns(Measurement):
             or metric.startswith("max.")
             or (entry["step"] == steps and metric not in ("step", "epoch"))
         ]
-        at_the_end = [
-            {"checkpoint": f"step-{steps}", "metric": f"perplexity.{name}"} | perplexity
-            for name, perplexity in perplexities.items()
-        ]
-        return [fields | value | {"unit": "1"} for value in along + at_the_end]
+        at_the_end = [{"checkpoint": f"step-{steps}", **perplexity} for perplexity in perplexities]
+        return [fields | {"unit": "1"} | value for value in along + at_the_end]
 
 
-def _under_schemes(model: PreTrainedModel, blocks: torch.Tensor, metric: Training) -> dict[str, dict]:
+def _under_schemes(model: PreTrainedModel, blocks: torch.Tensor, metric: Training) -> list[dict]:
     """Return the perplexity of a trained model under each scheme; BASELINE stands for its weights in float32."""
     train_int8(model, ffn=False, linear=False)
-    perplexities = {}
+    perplexities = []
     for scheme in dict.fromkeys(map(get_scheme, [BASELINE, *metric.schemes])):
         changed, draws = quantize(model, scheme), []
         for draw in range(metric.draws):
             with drawn(changed, draw):
-                draws.append(perplexity(changed, blocks))
-        perplexities[scheme.name] = scattered(draws)
+                draws.append(losses(changed, blocks))
+        perplexities.append(perplexity_value(f"perplexity.{scheme.name}", draws))
     return perplexities
 
 

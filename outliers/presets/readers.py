@@ -1,5 +1,6 @@
 """Readers of a feature: the loss of a model if some projections do not read it, compared with random features."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -123,11 +124,11 @@ def readers(
 
     Returns:
         One row of the unchanged model ("none"), and one of each feature ("feature") and random one ("control") at each
-        place. The columns are `subject`, `place`, `feature`, `draw`, `perplexity`, and `cost`, the relative increase of
-        perplexity. If the place is of the attention, there are `top1_softmax`; `share` and `margin`, the means over
-        heads of the attention to the first position and of the nats by which queries prefer it (docs/writers.md);
-        `sinks`, the share of heads that give it more than 30 %; `shares` and `margins`, both by head, float64 (layers,
-        heads).
+        place. The columns are `subject`, `place`, `feature`, `draw`, `perplexity`, `cost`, the relative increase of
+        perplexity, and `cost_error`, its paired standard error over the text. If the place is of the attention, there
+        are `top1_softmax`; `share` and `margin`, the means over heads of the attention to the first position and of the
+        nats by which queries prefer it (docs/writers.md); `sinks`, the share of heads that give it more than 30 %;
+        `shares` and `margins`, both by head, float64 (layers, heads).
 
     Raises:
         UserError: there are no features, one is out of range, or too few others are left to draw from; a place is
@@ -149,13 +150,16 @@ def readers(
     _drawn(features, width, controls, seed, ())  # errors show before the text is traced
     outliers = trace(model, blocks, STREAM, attention=False).outlier_features()["feature"]
     drawn = _drawn(features, width, controls, seed, outliers)
-    return readings(records_of(_cells(Given(model, blocks), features, places, drawn)))
+    return readings(records_of(_cells(Given(model, blocks), features, places, drawn))).drop(columns="increase")
 
 
 def readings(records: Iterable[dict]) -> "pd.DataFrame":
-    """Return the table of `readers` from flat rows, of which those of other cells are ignored."""
+    """Return the table of `readers` from flat rows, of which those of other cells are ignored, with the costs as values
+    with their scatter over the text in the column `increase`."""
     import numpy as np
     import pandas as pd
+
+    from outliers.show.value import Value, value_of  # late, for it imports pandas
 
     rows_by_place: dict[tuple, dict] = {}
     for record in records:
@@ -166,9 +170,11 @@ def readings(records: Iterable[dict]) -> "pd.DataFrame":
             labels |= {"place": record["where"][0], "feature": record["features"][0]}
         row = rows_by_place.setdefault(tuple(labels.values()), labels)
         row |= {column: record[field] for field, column in VALUES[record["metric"]].items()}
+        if record["metric"] == "perplexity":
+            row["increase"] = value_of(record)
         if record["metric"] == "sinks.head":
             row.setdefault("heads", {})[record["layer"], record["head"]] = record["value"], record["margin"]
-    rows = []
+    rows, unknown = [], Value(math.nan)
     for row in rows_by_place.values():
         heads = row.pop("heads", {})
         by_head = np.full((*(1 + np.array([*heads]).max(0)), 2), np.nan) if heads else None  # layers may lack some
@@ -178,5 +184,8 @@ def readings(records: Iterable[dict]) -> "pd.DataFrame":
     table = pd.DataFrame(rows).astype({"feature": "Int64", "draw": "Int64"})
     for column in {"perplexity", "top1_softmax", "share", "margin", "sinks", "shares", "margins"} - {*table}:
         table[column] = np.nan  # missing if perplexity overflows or no layer has attention
-    table.insert(5, "cost", table["perplexity"] / table.loc[table["subject"] == "none", "perplexity"].item() - 1)
-    return table
+    unchanged = next(row.get("increase", unknown) for row in rows if row["subject"] == "none")
+    increases = [row.get("increase", unknown).beside(unchanged)._replace(deviation=0.0) for row in rows]
+    table.insert(5, "cost", [increase.mean for increase in increases])
+    table.insert(6, "cost_error", np.array([increase.error for increase in increases], float))
+    return table.assign(increase=increases)

@@ -172,8 +172,8 @@ def super_weights(
         `candidate`, its `layer`, `output` and `input`, `found_by` ("activations" or "weights"), its `value`,
         `treatment` ("weight", "nearest", "largest", "neuron", "row", "massive", "scaled"), `variant`, `factor`,
         `perplexity`, `cost`, the relative increase of perplexity, `deviation`, the standard deviation of log-perplexity
-        over draws, `other`, the value of a nearest weight, and `kl`, the divergence of the predictions without the
-        weight from those of the model, nats per token.
+        over draws, `error`, the paired standard error over the text of its increase, `other`, the value of a nearest
+        weight, and `kl`, the divergence of the predictions without the weight from those of the model, nats per token.
 
     Raises:
         UserError: no layer has a second feed-forward projection; controls are out of range; as `outliers.perplexity`.
@@ -186,35 +186,42 @@ def super_weights(
     from outliers.text.blocks import sequences
 
     stages = search_stages(Given(model, list(sequences(blocks, attention_mask))), controls=controls)
-    return compared(records_along(stages))
+    return compared(records_along(stages)).drop(columns="increase")
 
 
 def compared(records: Iterable[Mapping]) -> "pd.DataFrame":
-    """Return the table of `super_weights` from flat records of one model; records of other cells are ignored."""
+    """Return the table of `super_weights` from flat records of one model, with the increase of log-perplexity as a
+    value with its scatter in the column `increase`; records of other cells are ignored."""
     import pandas as pd
+
+    from outliers.show.value import Value, value_of  # late, for it imports pandas
 
     records = list(records)
     drawn = {row["variant"]: row for row in records if row["metric"] == "perplexity" and "standard_deviation" in row}
-    values = {(row["metric"], row["variant"]): row["value"] for row in records if "standard_deviation" not in row}
+    values = {(row["metric"], row["variant"]): value_of(row) for row in records if "standard_deviation" not in row}
     candidates = {(row["path"], row["output"], row["input"]): row for row in records if row["metric"] == FOUND}
-    baseline = values.get(("perplexity", EXACT.name), math.nan)
+    baseline = values.get(("perplexity", EXACT.name), Value(math.nan))
     rows = []
     for candidate in candidates.values():
         treated = [*treatments(candidate), *(("scaled", variant) for variant in scalings(candidate))]
         name = treated[0][1].name.removeprefix("zero(").removesuffix(")")
         about = {"candidate": name, **{field: candidate[field] for field in ABOUT}}
-        about["kl"] = values["damage.kl", treated[0][1].name]
+        about["kl"] = values["damage.kl", treated[0][1].name].mean
         others = dict(zip(candidate.get("nearest", ()), candidate.get("nearest_values", ()), strict=True))
         for treatment, variant in treated:
             perplexity = values.get(("perplexity", variant.name))
             if perplexity is not None:
-                cost = perplexity / baseline - 1
-                row = {"treatment": treatment, "variant": variant.name, "perplexity": perplexity, "cost": cost}
+                cost = perplexity.beside(baseline)
+                increase = cost.logarithm()._replace(deviation=0.0)  # results in 16 bits have no draws
+                row = {"treatment": treatment, "variant": variant.name, "perplexity": perplexity.mean}
+                row |= {"cost": cost.mean, "error": increase.error}
                 row["factor"] = variant.factor if treatment == "scaled" else None
                 row["other"] = others.get(variant.name[len("zero(") : -1]) if treatment == "nearest" else None
                 if scatter := drawn.get(variant.name):
                     row["deviation"] = scatter["standard_deviation"] / scatter["value"]
-                rows.append(about | row)
-    columns = ["candidate", *ABOUT, "kl", "treatment", "variant", "perplexity", "cost", "deviation", "factor", "other"]
-    table = pd.DataFrame(rows, columns=columns).astype({"deviation": float, "other": float})
+                    increase = increase._replace(deviation=row["deviation"])
+                rows.append(about | row | {"increase": increase})
+    columns = ["candidate", *ABOUT, "kl", "treatment", "variant", "perplexity", "cost", "deviation", "error", "factor"]
+    table = pd.DataFrame(rows, columns=[*columns, "other", "increase"])
+    table = table.astype(dict.fromkeys(("deviation", "error", "other"), float))
     return table.sort_values("kl", ascending=False, kind="stable", ignore_index=True)

@@ -31,7 +31,8 @@ class Claim(NamedTuple):
 
 
 def say(claim: Claim, rows: Iterable[Mapping], holds: bool | None = None, **of_all: Any) -> list[Finding]:
-    """Evaluate a claim on rows and return its finding, or an empty list if there is none.
+    """Evaluate a claim on rows and return its finding, or an empty list if there is none, or if one of its numbers is
+    of too few units of a text.
 
     holds: whether the condition holds; by default it is evaluated from `Claim.against`. of_all: further fields that are
     the same for all rows.
@@ -40,6 +41,8 @@ def say(claim: Claim, rows: Iterable[Mapping], holds: bool | None = None, **of_a
     if not rows:
         return []
     fields = {**of_all, **rows[0], NEXT: rows[1] if len(rows) > 1 else {}}
+    if not all(number.bears_claims for number in fields.values() if isinstance(number, Value)):
+        return []
     text = _filled(claim.yes if (_holds(claim, fields) if holds is None else holds) else claim.no, fields)
     return [Finding(text, claim.at.format_map(fields), fields.get("feature"))] if text else []
 

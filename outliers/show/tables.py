@@ -29,6 +29,7 @@ MASKED = (
     "Mean ± standard deviation over {} choices of the masked tokens. All rows share these choices, so smaller "
     "differences can be real; --draws 4 without --mask-seeds measures the scatter by rounding."
 )
+OVER_TEXT = "±: standard error over the text of the difference from the unmodified model, paired"
 OF_TEXT = "± is the standard error over the text ({})"
 PAIRED = "± is the standard error over the text ({}) of the difference from the unquantized model, paired"
 WITH_DRAWS = ", combined with the standard deviation over {} draws of {}"

@@ -77,10 +77,15 @@ class Value(NamedTuple):
         return self.mean, self.bar
 
     @property
+    def bears_claims(self) -> bool:
+        """Whether enough units of a text are behind the number to claim anything."""
+        return self.pairs is None or len(self.pairs.residuals) >= FEWEST
+
+    @property
     def spread(self) -> float:
         """The scatter that a claim must exceed; infinite for a single draw or few units, so that nothing is claimed."""
-        few = self.pairs is not None and len(self.pairs.residuals) < FEWEST
-        return math.inf if self.deviation is None or few else math.hypot(self.deviation, self.error or 0)
+        known = self.deviation is not None and self.bears_claims
+        return math.hypot(self.deviation, self.error or 0) if known else math.inf
 
     def beside(self, baseline: "Value") -> "Value":
         """Return the relative increase over a baseline. The baseline's scatter over draws is not counted."""
@@ -163,9 +168,16 @@ def _pairs_of(row: Mapping, name: str) -> Pairs | None:
     counts = {"value": "unit_counts", BITS: "unit_bytes"}.get(name)
     if counts is None or not any(row.get(counts, ())):
         return None
-    slope = 1 / math.log(2) if name == BITS else row[name] if is_perplexity(row["metric"]) else 1
+    slope = 1 / math.log(2) if name == BITS else _slope(row)
     text = row.get("tokens_hash", row.get("documents_hash", ""))
     return Pairs(text, tuple(residuals(row["unit_sums"], row[counts], slope)))
+
+
+def _slope(row: Mapping) -> float:
+    """Return the derivative of a row's value by the mean over its units."""
+    if row["metric"].startswith(TOTALS):
+        return math.fsum(row["unit_counts"])
+    return row["value"] if is_perplexity(row["metric"]) else 1
 
 
 def is_perplexity(metric: str) -> bool:
@@ -175,8 +187,21 @@ def is_perplexity(metric: str) -> bool:
 
 # Metrics that are compared with another metric of the unquantized model.
 BASELINE_OF = {"damage.perplexity_only": "perplexity", "damage.perplexity_without": "perplexity"}
-COMPARED = ("damage.kl", "damage.top1_agreement")  # prefixes of metrics that are themselves comparisons
-MODEL = ("model", "checkpoint", "dtype", "weights_hash", "tokens_hash", "documents_hash", "task", "stack")
+UNDER = "perplexity."  # prefix of metrics of a trained model under a scheme
+TOTALS = "token_losses"  # prefix of metrics whose values are sums over a text, not means
+COMPARED = ("damage.kl", "damage.top1_agreement", TOTALS)  # prefixes of metrics that are themselves comparisons
+MODEL = (
+    "model",
+    "run",
+    "seed",
+    "checkpoint",
+    "dtype",
+    "weights_hash",
+    "tokens_hash",
+    "documents_hash",
+    "task",
+    "stack",
+)
 
 
 PAIRED = {"paired_error": "value", f"{BITS}_error": BITS}  # paired error to the field whose error it is
@@ -186,15 +211,20 @@ def with_paired_errors(rows: list[dict]) -> list[dict]:
     """Add `paired_error` to flat rows whose unquantized model was measured on the same text: the standard error over
     the text of the difference from it. `bits_per_byte_error` is the same for bits per byte."""
     measured = [row for row in rows if row.get("unit_sums") and not row["metric"].startswith(COMPARED)]
-    groups = grouped(measured, lambda row: (BASELINE_OF.get(row["metric"], row["metric"]), *map(row.get, MODEL)))
+    groups = grouped(measured, lambda row: (_baseline(row["metric"]), *map(row.get, MODEL)))
     errors: dict[int, dict[str, float]] = {}
-    for group in groups.values():
-        exact = [row for row in group if row["variant"] == BASELINE and row["metric"] not in BASELINE_OF]
+    for (metric, *_), group in groups.items():
+        exact = [row for row in group if row["variant"] == BASELINE and row["metric"] == metric]
         for row in group if exact and len(group) > 1 else ():
             known = {name: (value_of(row, of), value_of(exact[0], of)) for name, of in PAIRED.items() if of in row}
             of_row = {name: value.minus(baseline).error for name, (value, baseline) in known.items()}
             errors[id(row)] = {name: error for name, error in of_row.items() if error is not None}
     return [row | errors.get(id(row), {}) for row in rows]
+
+
+def _baseline(metric: str) -> str:
+    """Return the metric of the unquantized model that a metric is compared with."""
+    return f"{UNDER}{BASELINE}" if metric.startswith(UNDER) else BASELINE_OF.get(metric, metric)
 
 
 class Numbers(Formatter):

@@ -51,13 +51,13 @@ def precision(bar: float | None, usual: int) -> tuple[int, str]:
     return digits, f"{bar:,.{digits}f}"
 
 
-def percent(share: float, bar: float | None = None) -> str:
+def percent(share: float, bar: float | None = None, unit: str = " %") -> str:
     """Write a change in per cent with its sign and, if known, its error bar: +110.6 % ± 1.4."""
     usual = 0 if abs(share) >= 10 else 1 if abs(share) >= 0.002 else 2
     digits, ending = precision(None if bar is None else 100 * bar, usual)
     value = round(100 * share, digits) or 0.0  # −0 becomes 0
     form = f"{'+' if value else ''}{',' if abs(share) >= 10 else ''}.{digits}f"
-    return f"{value:{form}} %{ending and f' ± {ending}'}".replace("-", "−")
+    return f"{value:{form}}{unit}{ending and f' ± {ending}'}".replace("-", "−")
 
 
 def rise(share: float, bar: float | None = None) -> str:
@@ -65,11 +65,11 @@ def rise(share: float, bar: float | None = None) -> str:
     return percent(share, bar).removeprefix("+")
 
 
-def changed(share: float) -> str:
-    """Describe a relative change: rises by 3.4 %; falls by 1.5 %; is multiplied by 26,517."""
+def changed(share: float, bar: float | None = None) -> str:
+    """Describe a relative change: rises by 3.4 % ± 0.2; falls by 1.5 %; is multiplied by 26,517."""
     if share >= MANY:
         return f"is multiplied by {times(1 + share)}"
-    return f"{'falls' if share < 0 else 'rises'} by {rise(abs(share))}"
+    return f"{'falls' if share < 0 else 'rises'} by {rise(abs(share), bar)}"
 
 
 def part(share: float) -> str:

@@ -12,7 +12,7 @@ from outliers.show.claims import NEXT, Claim, say
 from outliers.show.legends import legend
 from outliers.show.section import Drawing, Failures, Finding, Section, by_stack, failures, subject_of
 from outliers.show.style import Panels, chosen, color_of, figure_function, panels_of
-from outliers.show.tables import MISSING, Table, cell, with_interval
+from outliers.show.tables import MISSING, OVER_TEXT, Table, cell, with_interval
 from outliers.show.value import DEVIATIONS, Value, averaged, value_of
 from outliers.show.words import count, features
 
@@ -87,7 +87,7 @@ CAPTION = (
     "Removal of features: mean top-1 softmax probability of the attention, perplexity, and its increase. Brackets: "
     "95 % interval of the mean over draws of random features{}."
 )
-OVER_TEXT = " and over the text; ±: standard error over the text of the difference from the unmodified model, paired"
+OF_INTERVALS = f" and over the text; {OVER_TEXT}"
 FIGURE = "Attention and perplexity of the model without its outlier features, and without random features."
 REMOVED = {  # subject of a row: what is removed
     "none": "nothing",
@@ -108,7 +108,7 @@ def _of_stack(_stack: str, rows: list[dict]) -> Section:
     summary = ablation_summary(rows)
     values = [f"{metric}_value" for metric in METRICS]
     data = summary.drop(columns=values, errors="ignore").dropna(axis="columns", how="all")
-    caption = CAPTION.format(OVER_TEXT if "damage_error" in data else "")
+    caption = CAPTION.format(OF_INTERVALS if "damage_error" in data else "")
     table = Table.of("ablation", caption, COLUMNS, data, names=2)
     drawings = [Drawing.of("ablation", FIGURE, ablation_bars(summary))]
     title = f"Ablation of {subject_of(rows[0] | {'variant': rows[0].get('scheme', BASELINE)})}"

@@ -2,6 +2,7 @@
 
 import math
 import textwrap
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from outliers.show.legends import entry, legend
 from outliers.show.section import Drawing, Finding, Section, printed
 from outliers.show.style import GREY, Panels, brief, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import Table, cell, seeds_note, with_interval
-from outliers.show.value import Rows, Value, mean, ratio, records, value_of
+from outliers.show.value import UNDER, Rows, Value, mean, ratio, records, value_of
 from outliers.show.words import NAMED, listed
 
 ABOUT = ("run", "seed", "steps", "model", "parameters", "int8", "decomposition")  # fields of rows
@@ -134,7 +135,6 @@ def _scale(panels: np.ndarray, points: pd.DataFrame) -> None:
         axes.xaxis.set_tick_params(labelbottom=True)
 
 
-UNDER = "perplexity."  # prefix of metrics of a trained model under a scheme
 COST = "cost."  # prefix of columns with a scheme's increase of perplexity, in per cent
 INPUTS = ["max.attn_in", "max.attn_out", "max.ffn_in", "max.ffn_out"]
 KURTOSES = ["kurtosis_feature.attn_in", "kurtosis_feature.ffn_in"]
@@ -163,7 +163,7 @@ CAPTION = (
     "share of (layer, head) pairs with an attention sink at position 0; increase of perplexity under each scheme over "
     "the same weights in float32, in per cent. {}"
 )
-BY_ROUNDING = "± after a scheme: one standard deviation by rounding."
+BY_SCATTER = "± after a scheme: one standard deviation by {}."
 BY_SEEDS = "±: half of a 95 % interval over seeds; runs without it have one seed."
 FIGURE = (
     "Largest |x| of the residual stream and of the inputs of all projections during the training of each model, with "
@@ -184,17 +184,26 @@ def causes_section(rows: list[dict]) -> Section:
 
 def ends(rows: list[dict]) -> pd.DataFrame:
     """Return `trained` with derived columns: `max.inputs` over all roles, `kurtosis`, and `COST` of each scheme with
-    its scatter by rounding."""
-    table = trained(rows)
+    its scatter by rounding and over the text."""
+    table, values = trained(rows), _under_schemes(rows)
     table["max.inputs"] = table[table.columns.intersection(INPUTS)].max(axis=1)
     table["kurtosis"] = table[KURTOSES].max(axis=1)
+    under = [values[of_run] for of_run in zip(table["run"], table["seed"], strict=True)]
     for scheme in _schemes(table):
-        exact, under = table[UNDER + BASELINE], UNDER + scheme
-        cost = Value(table[under], table.get(f"{under}_deviation")).beside(Value(exact))
-        table[COST + scheme] = 100 * cost.mean
-        if cost.deviation is not None:
-            table[f"{COST}{scheme}_deviation"] = 100 * cost.deviation
+        costs = [perplexity[scheme].beside(perplexity[BASELINE])[:3] for perplexity in under]
+        for ending, numbers in zip(("", "_deviation", "_error"), zip(*costs, strict=True), strict=True):
+            if any(number is not None for number in numbers):
+                table[f"{COST}{scheme}{ending}"] = 100 * np.array(numbers, float)
     return table
+
+
+def _under_schemes(rows: list[dict]) -> dict[tuple, dict[str, Value]]:
+    """Return the perplexity of each run and seed under each scheme; NaN under those without a number."""
+    values: dict[tuple, dict[str, Value]] = defaultdict(lambda: defaultdict(lambda: Value(math.nan)))
+    for row in records(rows):
+        if row["metric"].startswith(UNDER):
+            values[row["run"], row["seed"]][row["metric"].removeprefix(UNDER)] = value_of(row)
+    return values
 
 
 def _schemes(table: pd.DataFrame) -> list[str]:
@@ -204,7 +213,7 @@ def _schemes(table: pd.DataFrame) -> list[str]:
 
 def causes_table(models: pd.DataFrame) -> Table:
     """Make a table with one row per run: the mean over seeds with its interval, or, if all runs have one seed, values
-    with their scatter by rounding."""
+    with their scatter."""
     several = models["seed"].nunique() > 1
     columns = [*COLUMNS, *(Column(f"{scheme} (%)", COST + scheme, "+z.2f") for scheme in _schemes(models))]
     cells, data = [], []
@@ -214,11 +223,13 @@ def causes_table(models: pd.DataFrame) -> Table:
         data.append(
             {"run": run, "seeds": len(group), **{name: level.value for name, level in means.items()}, **reaches}
         )
-        rounding = {} if several else group.iloc[0]
-        behind = [reaches.get(f"{metric}_reach", rounding.get(f"{metric}_deviation")) for metric in means]
+        alone = {} if several else group.iloc[0]
+        behind = [reaches.get(f"{metric}_reach", value_of(alone, metric).bar) for metric in means]
         pairs = zip(columns, means.values(), behind, strict=True)
         cells.append([run, *(cell(column.form, level.value, scatter, column.unit) for column, level, scatter in pairs)])
-    caption = CAPTION.format(BY_SEEDS if several else BY_ROUNDING)
+    over_text = any(name.endswith("_error") for name in models)
+    scatter = BY_SCATTER.format("text and rounding" if over_text else "rounding")
+    caption = CAPTION.format(BY_SEEDS if several else scatter)
     return Table("causes", caption, ["run", *(column.header for column in columns)], cells, pd.DataFrame(data))
 
 
@@ -284,12 +295,12 @@ def _apart(values: dict[str, dict], first: str, others: list[str], what: str, at
 
 
 def _cost(ends: pd.DataFrame, at: str) -> list[Finding]:
-    """State the largest cost of absmax beyond the scatter of rounding, and name its run if it exceeds the next one."""
+    """State the largest cost of absmax beyond its scatter, and name its run if it exceeds the next one."""
     column = f"{COST}absmax"
     if f"{column}_deviation" not in ends:
         return []
     costs = [(value_of(row, column), row["run"]) for row in ends.to_dict("records")]
     (worst, run), *others = sorted(costs, key=lambda pair: -pair[0].mean)
     is_told = all(worst.is_above(other) for other, _ in others[:1])
-    share = Value(worst.mean / 100, worst.deviation / 100)
+    share = Value(*(part and part / 100 for part in worst[:3]))
     return say(COSTS, [{"cost": share, "told": _quoted(run) if is_told else None}], at=at)

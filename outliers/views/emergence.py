@@ -17,22 +17,22 @@ from outliers.show.claims import Claim, say, say_each
 from outliers.show.legends import entry, legend
 from outliers.show.section import Finding
 from outliers.show.style import COLORS, GREY, MARKERS, Panels, brief, chosen, color_of, figure_function, panels_of
-from outliers.show.tables import Table, with_interval
-from outliers.show.value import Rows, reach, records
+from outliers.show.tables import Table, scattered, with_interval
+from outliers.show.value import BITS, Rows, reach, records, value_of
 from outliers.show.words import amount, count
 from outliers.views.published import TABLE4_COLUMNS, published_models
 
 # Share affected by the most common outlier feature: label, colour, line, fill of markers.
 AFFECTED = {"layers": ("layers", "blue", "-", "full"), "positions": ("sequence positions", "vermilion", "--", "none")}
 ABOUT = ("parameters", "architecture", "checkpoint", "alpha", "same_weights_as", "tokens_hash")  # fields of rows
-BITS = "bits_per_byte"  # a column, if rows of perplexity have this field
+SCATTERED = {"perplexity": "value", BITS: BITS}  # column with an error over the text, if rows know it: its field
 WHOLE, CROSS = "whole_model", "cross"  # a column shared by a model's stacks; the view that is not a stack
 NONE = "hollow: no outlier feature,\nthe one that comes nearest"
 
 
 def by_model(rows: Rows) -> pd.DataFrame:
     """Return the metrics of `table4_row` and the fields `ABOUT` and `BITS` as columns, with one row per model and
-    checkpoint in the order of the rows.
+    checkpoint in the order of the rows, and the errors of `SCATTERED` as columns NAME_error.
 
     An encoder-decoder has one row per view; those of its stacks share the value of `WHOLE`. The index is the model's
     short name, or its full name where two models share the short one, followed by the view, if there is one.
@@ -49,8 +49,15 @@ def by_model(rows: Rows) -> pd.DataFrame:
                 about = {"model": name, WHOLE: None if view == CROSS else names[place], **dict.fromkeys(ABOUT)}
                 model = wide.setdefault((*place, view), about)
                 model |= {name: row[name] for name in (*ABOUT, BITS) if name in row} | {metric_of(row): row["value"]}
+                model |= _errors(row)
     table = pd.DataFrame(wide.values()).set_index("model")
     return table.reindex(columns=list(dict.fromkeys([*table, *TABLE4_COLUMNS])))  # always with the columns of Table 4
+
+
+def _errors(row: dict) -> dict:
+    """Return the standard errors over the text of a row's perplexity and bits per byte as columns, if it knows them."""
+    errors = {name: value_of(row, field).error for name, field in SCATTERED.items() if row["metric"] == "perplexity"}
+    return {f"{name}_error": error for name, error in errors.items() if error is not None}
 
 
 def metric_of(row: dict) -> str:
@@ -337,7 +344,7 @@ def along_training(
 OF_THE_MOST_COMMON = ["layers", "positions", "q1", "median", "q3"]
 COLUMNS = (
     ("Model", "{model}"),
-    ("PPL", "{perplexity:.1f}"),
+    ("PPL", scattered("perplexity", ".1f")),
     ("Params", lambda row: count_label(row["parameters"])),
     ("Count", "{count:.0f}"),
     ("1-sided", "{one_sided:.0f}"),
@@ -347,7 +354,7 @@ COLUMNS = (
     ("Top-1 p", "{top1_softmax:.1%}"),
     ("w/o outliers", "{top1_softmax_without:.1%}"),
 )
-OF_BITS = ("Bits/byte", f"{{{BITS}:.3f}}")  # follows perplexity, which is not comparable across vocabularies
+OF_BITS = ("Bits/byte", scattered(BITS, ".3f"))  # follows perplexity, which is not comparable across vocabularies
 
 
 def table4(rows: list[dict]) -> pd.DataFrame:
@@ -371,7 +378,11 @@ def emergence_table(rows: list[dict]) -> Table:
     data = by_model(rows).drop(columns=["alpha", WHOLE])
     bits = [BITS] if BITS in data else []
     columns = [*COLUMNS[:2], *((OF_BITS,) if bits else ()), *COLUMNS[2:]]
-    return Table.of("table4", caption, columns, data.reset_index(), table4(rows).join(data[bits]).reset_index())
+    errors = [f"{name}_error" for name in SCATTERED if f"{name}_error" in data]
+    caption += " ±: standard error over the text." if errors else ""
+    return Table.of(
+        "table4", caption, columns, data.reset_index(), table4(rows).join(data[[*bits, *errors]]).reset_index()
+    )
 
 
 def fit_line(name: str, fit: Fit | None) -> str:

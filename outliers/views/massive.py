@@ -8,14 +8,15 @@ from outliers.presets.super_weights import removals
 from outliers.quantization.schemes import BASELINE
 from outliers.show.claims import Claim, say, say_each
 from outliers.show.section import Finding, Section, printed
-from outliers.show.tables import MISSING, Table
+from outliers.show.tables import MISSING, OVER_TEXT, Table
+from outliers.show.value import value_of
 from outliers.show.words import percent
 
 HEADS = 8  # heads in the table, those with the most attention to the first position
 CAPTION = (
     "Largest entry of the residual stream (its infinity norm, with its place) and attention to the first position "
     "(mean share over heads; share of sink heads, which give it more than 30 %) after removals in all layers at once; "
-    "perplexity, and its increase (%)."
+    "perplexity, and its increase (%){}."
 )
 HEADS_CAPTION = (
     "Heads with the most attention to the first position: its mean share over later queries, and its margin in nats "
@@ -33,7 +34,7 @@ TOLD = ("weight", "activation", "position")  # removals that sentences report
 COLUMNS = (
     ("removed", "{without}"),
     ("perplexity", "{perplexity:,.2f}"),
-    ("increase (%)", lambda row: percent(row["cost"]).removesuffix(" %") if row["cost"] else MISSING),
+    ("increase (%)", lambda row: percent(*value_of(row, "cost").shown, "") if row["cost"] else MISSING),
     ("largest entry", "{entry:,.0f}"),
     ("feature", "{feature:.0f}"),
     ("layer", "{layer:.0f}"),
@@ -51,8 +52,9 @@ HEAD_COLUMNS = (
 
 def massive_section(rows: list[dict]) -> Section:
     becomes, heads = becomes_of(rows), _heads(rows)
+    caption = CAPTION.format(f"; {OVER_TEXT}" if "cost_error" in becomes else "")
     tables = [
-        Table.of("massive", CAPTION, COLUMNS, becomes, names=1),
+        Table.of("massive", caption, COLUMNS, becomes, names=1),
         Table.of("sinks", HEADS_CAPTION, HEAD_COLUMNS, heads, heads.head(HEADS), names=0, folded=True),
     ]
     title = f"Massive activations and attention sinks of {short_name(rows[0]['model'])}"
@@ -60,31 +62,34 @@ def massive_section(rows: list[dict]) -> Section:
 
 
 def becomes_of(rows: list[dict]) -> pd.DataFrame:
-    """Return one row per removal: `removed`, in words `without`, `perplexity`, `cost` (relative increase), the largest
-    `entry` of the residual stream with `feature`, `layer` and `position`, and `share` and `heads` of the attention to
-    the first position."""
+    """Return one row per removal: `removed`, in words `without`, `perplexity`, `cost` (relative increase) with its
+    `cost_error` over the text, the largest `entry` of the residual stream with `feature`, `layer` and `position`, and
+    `share` and `heads` of the attention to the first position."""
     plain = [row for row in rows if row["variant"] == BASELINE]
     rows_removed: list[dict] = []
     for removed, variant in removals(plain).items():
         name = variant.name
         measured = [row for row in rows if row["variant"] == name]
-        perplexity = next(row["value"] for row in measured if row["metric"] == "perplexity")
+        perplexity = next(value_of(row) for row in measured if row["metric"] == "perplexity")
         entry = max((row for row in measured if row["metric"] == "residual.value"), key=lambda row: abs(row["value"]))
         sinks = next(row for row in measured if row["metric"] == "sinks")
-        whole = rows_removed[0] if rows_removed else {"perplexity": perplexity, "feature": entry["feature"]}
+        if not rows_removed:
+            whole, feature = perplexity, entry["feature"]
+        cost = perplexity.beside(whole)
         rows_removed.append(
             {
                 "removed": removed,
-                "without": SAID[removed].format(**variant.fields(), feature=whole["feature"]),
-                "perplexity": perplexity,
-                "cost": perplexity / whole["perplexity"] - 1,
+                "without": SAID[removed].format(**variant.fields(), feature=feature),
+                "perplexity": perplexity.mean,
+                "cost": cost.mean,
+                "cost_error": cost.error,
                 "entry": entry["value"],
                 **{name: entry[name] for name in ("feature", "layer", "position")},
                 "share": sinks["value"],
                 "heads": sinks["heads"],
             }
         )
-    return pd.DataFrame(rows_removed)
+    return pd.DataFrame(rows_removed).dropna(axis="columns", how="all")
 
 
 def _heads(rows: list[dict]) -> pd.DataFrame:
@@ -101,7 +106,7 @@ LARGEST = Claim(
 WITHOUT = Claim(
     "massive",
     "Without {without} the largest entry is {entry:amount}, the first position receives {share:part} of the attention, "
-    "and the perplexity {cost:changed}.",
+    "and the perplexity {change:changed}.",
 )
 
 
@@ -110,5 +115,5 @@ def massive_findings(rows: list[dict]) -> list[Finding]:
     whole, *others = becomes_of(rows).to_dict("records")
     kind = "a massive activation" if abs(whole["entry"]) > MASSIVE else "not a massive activation"
     told = [row for row in others if row["removed"] in TOLD and whole["heads"]]
-    without = say_each(WITHOUT, (row | {"feature": whole["feature"]} for row in told))
+    without = say_each(WITHOUT, (row | {"feature": whole["feature"], "change": value_of(row, "cost")} for row in told))
     return [*say(LARGEST, [whole], kind=kind), *without]

@@ -25,7 +25,7 @@ from outliers.show.legends import legend
 from outliers.show.section import FINDINGS, Drawing, Finding, Section, of_subjects, printed, subject_of, together
 from outliers.show.style import COLORS, SEQUENTIAL, Panels, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import MISSING, Form, Table
-from outliers.show.value import Value, exact, grouped, records
+from outliers.show.value import Value, averaged, grouped, records
 from outliers.show.words import amount, signed
 from outliers.variants.edges import ROLES, Place
 
@@ -172,19 +172,25 @@ def readers_of(rows: list[dict]) -> dict[str, list[Place]]:
     if not any(row.get("subject") == "control" for row in rows):
         return {}
     table = readings(rows)
-    controls = table[table["subject"] == "control"].groupby("place")["cost"]
-    usual = {place: Value(costs.mean(), costs.std()) for place, costs in controls}
+    usual = usual_costs(table)
     reading: dict[str, list[Place]] = {}
     for row in table[table["subject"] == "feature"].to_dict("records"):
-        if reads(row["cost"], usual[row["place"]]):
+        if reads(row["increase"], usual[row["place"]]):
             reading.setdefault(str(row["feature"]), []).append(Place.read(row["place"]))
     return reading
 
 
-def reads(cost: float, usual: Value) -> bool:
-    """Return whether a place reads a feature: the loss without it there is at least `READ` and exceeds that without
-    random features."""
-    return cost >= READ and exact(cost).is_above(usual)
+def usual_costs(readings: pd.DataFrame) -> dict[str, Value]:
+    """Return the increase of perplexity without a random feature at each place: the mean, with the standard deviation
+    of single features and the error over the text."""
+    controls = readings[readings["subject"] == "control"].groupby("place")
+    return {place: averaged(group["increase"].tolist(), group["cost"].std()) for place, group in controls}
+
+
+def reads(cost: Value, usual: Value) -> bool:
+    """Return whether a place reads a feature: the increase of perplexity without it there is at least `READ` and
+    exceeds that without random features."""
+    return cost.mean >= READ and cost.is_above(usual)
 
 
 def singles_of(rows: pd.DataFrame) -> Singles:

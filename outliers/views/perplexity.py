@@ -66,7 +66,7 @@ def sweep_costs(rows: Rows, *, paper: bool = True, ax: Axes | None = None) -> Ax
     """Draw the increase of each model's perplexity under each scheme, in per cent; without an unquantized baseline,
     perplexity against parameters.
 
-    Error bars are one standard deviation by rounding, for rows of several draws.
+    Error bars are one standard deviation by the text and rounding, as far as rows know both.
 
     Example:
         >>> rows = outliers.sweep(models=["pocket/gpt2-0.1m"], schemes=["fp32", "absmax"], block=64, blocks=2)
@@ -278,12 +278,12 @@ BEYOND = Claim(
 
 def sweep_findings(rows: Sequence[dict], names: dict[str, str], whole: bool = True) -> list[Finding]:
     """State, for the model with the largest cost, that cost, the benefit of outlier features in 16 bits, and the
-    smallest cost; then how many models lose more than 1 %. A single draw gives no findings.
+    smallest cost; then how many models lose more than 1 %. A single draw or a few blocks give no findings.
 
     rows: of schemes, with their costs as `costs` adds them. names: names of models in sentences. whole: whether every
     row has a value; otherwise nothing is stated about all schemes.
     """
-    if not rows or any(row["cost"].deviation is None for row in rows):
+    if not rows or any(math.isinf(row["cost"].spread) for row in rows):
         return []
     rows = [row | {"name": names[row["model"]]} for row in sorted(rows, key=lambda row: -row["cost"].mean)]
     if not _costs(rows[0]):

@@ -17,7 +17,7 @@ from outliers.show.claims import Claim, say
 from outliers.show.section import Drawing, Failures, Finding, Section, failures, printed
 from outliers.show.style import color_of, figure_function, panels_of
 from outliers.show.tables import Table, scatter_note, scattered
-from outliers.show.value import Rows, Value, exact, records, value_of
+from outliers.show.value import Rows, exact, records, scattered_by, value_of
 from outliers.show.words import decibels
 
 STAGES = {  # stage of a plan: label in the legend, colour, marker, fill
@@ -80,7 +80,7 @@ def plan_curve(rows: Rows, *, tokens: int | None = None, allowed: float | None =
     """Draw the increase of perplexity under a scheme, in per cent, against the number of improved projections, for each
     set that the search of a plan measured and for the confirmed sets.
 
-    Error bars are one standard deviation by rounding.
+    Error bars are one standard deviation by the text and rounding.
 
     Example:
         >>> axes = outliers.plot.plan_curve(outliers.frame("results/kept/plans/absmax"))
@@ -96,7 +96,7 @@ def plan_curve(rows: Rows, *, tokens: int | None = None, allowed: float | None =
     for stage, (label, color, marker, fill) in STAGES.items():
         sets = points[points["stage"] == stage].sort_values("chosen")
         style = {"color": color_of(color), "marker": marker, "fillstyle": fill, "linestyle": "none", "label": label}
-        bars = 100 * sets["cost_deviation"].astype(float)
+        bars = [100 * (value_of(row, "cost").bar or 0) for row in sets.to_dict("records")]
         axes.errorbar(sets["chosen"], 100 * sets["cost"], yerr=bars, **style)
     costs_of_all = (100 * points["cost"]).tolist()
     if tokens is not None:
@@ -141,7 +141,7 @@ PRICES = {  # column of a set's price, by what a plan minimizes
 CURVE = (
     "Increase of perplexity under {scheme} against the number of improved projections (exact, or under a better "
     "scheme), for each set of the search and for the sets confirmed on other blocks. Bars: one standard deviation by "
-    "rounding."
+    "{scatter}."
 )
 
 
@@ -164,9 +164,10 @@ def plan_section(rows: list[dict], plan: Plan, files: dict[str, str], by: str = 
     notes = [scatter_note(measured)]
     tokens = next(row["blocks"] * row["block"] for row in measured)  # of the search, whose rows come first
     curve = plan_curve(rows, tokens=tokens, allowed=plan.measured["allowed"])
-    drawing = Drawing.of("plan", CURVE.format(scheme=plan.scheme), curve)
+    scatter = scattered_by(measured)
+    drawing = Drawing.of("plan", CURVE.format(scheme=plan.scheme, scatter=scatter), curve)
     title = f"A plan for {short_name(plan.model)} under {plan.scheme}"
-    findings = _findings(points, plan)
+    findings = _findings(points, plan, scatter)
     return Section(title, rows, printed(tables, notes), tables, [drawing], notes, findings=findings, files=files)
 
 
@@ -218,15 +219,15 @@ IMPROVED = Claim(
     yes="With {better:listed} of {projections} projections, {scheme} changes the perplexity by {cost:percent} on "
     "blocks outside the search; without the plan, by {whole:percent}[[. No set of the {tried} costliest projections "
     "meets the allowed {missed:percent}]][[. The distance to the allowed {near:percent} is within the scatter of "
-    "rounding]][[. None of these projections can be left out: without the one that can be spared best, the increase is "
-    "{without_one:percent}]].",
+    "{scatter}]][[. None of these projections can be left out: without the one that can be spared best, the increase "
+    "is {without_one:percent}]].",
     no="Nothing has to stay exact: with all {projections} projections under {scheme}, the perplexity changes by "
     "{cost:percent} on blocks outside the search[[. The distance to the allowed {near:percent} is within the scatter "
-    "of rounding]].",
+    "of {scatter}]].",
 )
 
 
-def _findings(points: pd.DataFrame, plan: Plan) -> list[Finding]:
+def _findings(points: pd.DataFrame, plan: Plan, scatter: str) -> list[Finding]:
     allowed, cost = plan.measured["allowed"], value_of(plan.measured, "cost")
     whole, *_ = points[points["stage"] == CONFIRM].to_dict("records")
     better = {"exact": plan.exact} | {f"in {name}": paths for name, paths in plan.instead.items()}
@@ -235,8 +236,9 @@ def _findings(points: pd.DataFrame, plan: Plan) -> list[Finding]:
         "cost": cost,
         "whole": value_of(whole, "cost"),
         "without_one": value_of(plan.measured, "without_one") if "without_one" in plan.measured else None,
+        "scatter": scatter,
         "tried": CANDIDATES,
         "missed": allowed if cost.mean > allowed else None,
-        "near": allowed if cost.mean <= allowed and not exact(allowed).is_above(Value(*cost[:2])) else None,
+        "near": allowed if cost.mean <= allowed and not exact(allowed).is_above(cost) else None,
     }
     return say(IMPROVED, [vars(plan) | plan.measured | about], bool(about["better"]))

@@ -11,10 +11,10 @@ from outliers.models.names import short_name
 from outliers.presets.readers import readings
 from outliers.show.claims import Claim, say
 from outliers.show.section import Finding, Section, printed
-from outliers.show.tables import MISSING, Table, cell, scattered
+from outliers.show.tables import MISSING, OVER_TEXT, Table, cell, scattered
 from outliers.show.value import exact, value_of
 from outliers.show.words import percent
-from outliers.views.origins import reads
+from outliers.views.origins import reads, usual_costs
 
 MEASURES = ("cost", "top1_softmax", "share", "margin")  # measures for which random features give a mean and a deviation
 NAMED = 4  # places named in a sentence
@@ -23,11 +23,11 @@ HEADS = 4  # heads of a feature and place in the table
 
 READERS_CAPTION = (
     "Features set to zero at the inputs of some projections (their readers): perplexity, with the change propagated "
-    "through all layers; its increase; the increase of {controls} random features at the same place (mean ± standard "
-    "deviation); and the difference in these deviations. For queries, keys and values, with the change made in one "
-    "layer at a time and not propagated: mean top-1 softmax probability of the attention; attention to the first "
-    "position (mean over heads); its margin in nats over the other visible positions; and the share of sink heads, "
-    "which give it more than 30 %."
+    "through all layers; its increase{over_text}; the increase of {controls} random features at the same place (mean "
+    "± standard deviation); and the difference in these deviations. For queries, keys and values, with the change made "
+    "in one layer at a time and not propagated: mean top-1 softmax probability of the attention; attention to the "
+    "first position (mean over heads); its margin in nats over the other visible positions; and the share of sink "
+    "heads, which give it more than 30 %."
 )
 HEADS_CAPTION = (
     "Heads whose margin of the first position changes most without a feature at a reader of the attention, beyond two "
@@ -45,7 +45,7 @@ COLUMNS = (
     ("feature", "{feature:.0f}"),
     ("reader", lambda row: row["place"] or "nothing removed"),
     ("perplexity", "{perplexity:.3f}"),
-    ("increase (%)", lambda row: cell("+.2f", row["cost"] if row["place"] else None, unit=100)),
+    ("increase (%)", lambda row: scattered("cost", "+.2f", 100)(row) if row["place"] else MISSING),
     ("random features (%)", scattered("cost_controls", "+.2f", 100)),
     ("deviations", _deviations),
     ("top-1 softmax (%)", lambda row: cell(".2f", row["top1_softmax"], unit=100)),
@@ -71,8 +71,10 @@ def readers_section(rows: list[dict]) -> Section:
     table = readings(rows)
     summary, heads = summary_of(table), heads_of(table)
     controls = int(table.loc[table["subject"] == "control", "draw"].max()) + 1
-    caption = READERS_CAPTION.format(controls=controls)
-    tables = [Table.of("readers", caption, COLUMNS, summary, names=2)]
+    known = summary["cost_error"].notna().any()
+    caption = READERS_CAPTION.format(controls=controls, over_text=f" ({OVER_TEXT})" if known else "")
+    numbers = summary.drop(columns=["increase"] if known else ["increase", "cost_error"])
+    tables = [Table.of("readers", caption, COLUMNS, numbers, names=2)]
     if len(heads):
         tables.append(Table.of("heads", HEADS_CAPTION, HEAD_COLUMNS, heads, names=2))
     title = f"Readers of features of {short_name(rows[0]['model'])}"
@@ -83,7 +85,7 @@ def summary_of(table: pd.DataFrame) -> pd.DataFrame:
     """Add to the data frame of `outliers.readers` the mean and standard deviation of random features at the same place:
     columns MEASURE_controls and MEASURE_controls_deviation. The unmodified model comes first."""
     table = table.drop(columns=["shares", "margins"], errors="ignore").reindex(
-        columns=["subject", "place", "feature", "perplexity", *MEASURES, "sinks"]
+        columns=["subject", "place", "feature", "perplexity", *MEASURES, "sinks", "cost_error", "increase"]
     )
     controls = table[table["subject"] == "control"].groupby("place")[[*MEASURES]]
     means, deviations = controls.mean().add_suffix("_controls"), controls.std().add_suffix("_controls_deviation")
@@ -129,8 +131,8 @@ READ = Claim(
     "readers",
     yes="Feature {feature} is read by {places:listed}; in brackets, the increase of perplexity with the feature set to "
     "zero at this reader alone. A random feature costs at most {usual:percent} there, on average.",
-    no="Feature {feature} has no reader at which it matters more than random features: without it at {place} the "
-    "perplexity changes by {cost:percent}, without random features by {usual:percent}.",
+    no="Feature {feature} has no reader at which it matters measurably more than random features: without it at "
+    "{place} the perplexity changes by {increase:percent}, without random features by {usual:percent}.",
 )
 PREFERRED = Claim(
     "readers",
@@ -144,13 +146,13 @@ PREFERRED = Claim(
 def readers_findings(table: pd.DataFrame) -> Iterator[Finding]:
     """State for each feature where it is read, beyond the scatter of random features, and the place where its removal
     changes the margin of the first position most."""
-    summary = summary_of(table)
+    summary, usual = summary_of(table), usual_costs(table)
     whole = summary.iloc[0].to_dict()
     for _, of_feature in summary.iloc[1:].groupby("feature", sort=False):
         rows = of_feature.sort_values("cost", ascending=False).to_dict("records")
-        rows = [row | {"usual": value_of(row, "cost_controls")} for row in rows]
-        reading = [row for row in rows if reads(row["cost"], row["usual"])][:NAMED]
-        places = [f"{row['place']} ({percent(row['cost'])})" for row in reading]
+        rows = [row | {"usual": usual[row["place"]]} for row in rows]
+        reading = [row for row in rows if reads(row["increase"], row["usual"])][:NAMED]
+        places = [f"{row['place']} ({percent(*row['increase'].shown)})" for row in reading]
         if reading:
             yield from say(READ, [max(reading, key=lambda row: row["usual"].mean)], places=places)
         else:

@@ -1,7 +1,6 @@
 """Super weights: single weights on which a model depends, beside their controls."""
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -13,7 +12,7 @@ from outliers.show.claims import Claim, say, say_each
 from outliers.show.legends import legend
 from outliers.show.section import Drawing, Finding, Section, printed
 from outliers.show.style import color_of, figure_function, panels_of
-from outliers.show.tables import MISSING, Table
+from outliers.show.tables import MISSING, OVER_TEXT, Table
 from outliers.show.value import Value
 from outliers.show.words import count, percent
 
@@ -72,7 +71,7 @@ CAPTION = (
     "Candidate super weights: increase of perplexity (%) with each set to zero, and with its controls: {others}, the "
     "largest weight of the same matrix, the neuron and the row of the weight, and the massive activation after the "
     "layer at its mean. KL: divergence of the predictions from those of the unmodified model, in nats per token. "
-    "Controls: of the candidates with the largest effect."
+    "Controls: of the candidates with the largest effect{}."
 )
 OTHERS = {  # by treatment; earlier results have the second one
     "nearest": "the {count} weights of all second feed-forward projections that are nearest in magnitude (least and "
@@ -83,7 +82,7 @@ COMPARED = {
     "nearest": "any of the {count} weights nearest in magnitude ({low:.2g} to {high:.2g})",
     "random": "any of {count} random weights of equal magnitude in this projection",
 }
-SCALED_CAPTION = "The weight with the largest effect, scaled by a factor: increase of perplexity (%)."
+SCALED_CAPTION = "The weight with the largest effect, scaled by a factor: increase of perplexity (%){}."
 DRAWING_CAPTION = "Increase of perplexity with each candidate set to zero, beside its controls."
 SINGLE = {
     "largest": "largest",
@@ -99,17 +98,24 @@ def super_weights_section(rows: list[dict]) -> Section:
     candidates = pd.DataFrame(map(_summed_up, _each(costs)))
     controlled = candidates.dropna(subset="neuron")
     kind, number = controlled["kind"].iloc[0], int(controlled["count"].max())
-    caption = CAPTION.format(others=OTHERS[kind].format(count=count(number)))
+    over_text = f". {OVER_TEXT}" if costs["error"].notna().any() else ""
+    caption = CAPTION.format(over_text, others=OTHERS[kind].format(count=count(number)))
     columns = [*COLUMNS, *BESIDE_COLUMNS[kind]]
     columns += [(header, _percent(name)) for name, header in SINGLE.items() if name in candidates]
-    tables = [Table.of("super_weights", caption, columns, candidates, names=2)]
+    tables = [Table.of("super_weights", caption, columns, _numbers(candidates), names=2)]
     scaled = costs[costs["treatment"] == "scaled"]
     if len(scaled):
-        tables.append(Table.of("scaled", SCALED_CAPTION, SCALED, scaled, names=1))
+        tables.append(Table.of("scaled", SCALED_CAPTION.format(over_text), SCALED, _numbers(scaled), names=1))
     drawings = [Drawing.of("super_weights", DRAWING_CAPTION, weight_costs(costs))]
     title = f"Super weights of {short_name(rows[0]['model'])}"
-    further = {"super_weights_costs": costs}
+    further = {"super_weights_costs": _numbers(costs)}
     return Section(title, rows, printed(tables), tables, drawings, further=further)
+
+
+def _numbers(costs: pd.DataFrame) -> pd.DataFrame:
+    """Return a table for its file, without errors that no row knows."""
+    numbers = costs.drop(columns=["increase", "most_increase"], errors="ignore")
+    return numbers if numbers["error"].notna().any() else numbers.drop(columns="error")
 
 
 def _each(costs: pd.DataFrame) -> Iterator[pd.DataFrame]:
@@ -132,25 +138,25 @@ def _summed_up(candidate_costs: pd.DataFrame) -> dict:
     about |= {name: by_treatment[name]["cost"].iloc[0] for name in SINGLE if name in by_treatment}
     about |= {"kind": kind, "count": len(costs), "others": costs.mean(), "others_deviation": costs.std()}
     about |= {"least": costs.min(), "greatest": costs.max(), "low": sizes.min(), "high": sizes.max()}
-    about |= {"most": most["cost"], "most_deviation": most["deviation"]}
+    about |= {"most": most["cost"], "most_deviation": most["deviation"], "most_increase": most["increase"]}
     return about | {"beside_size": beside["cost"].abs().max()}
 
 
 def _carries(candidate: dict) -> bool:
-    """Return whether the weight costs at least `WORTH`, and more log-perplexity than each control, beyond two standard
-    deviations of rounding."""
-    return candidate["cost"] >= WORTH and _logarithm(candidate, "cost", "deviation").is_above(
-        _logarithm(candidate, "most", "most_deviation")
-    )
+    """Return whether the weight costs at least `WORTH`, and more log-perplexity than each control, beyond the scatter
+    of the text and of rounding."""
+    return candidate["cost"] >= WORTH and candidate["increase"].is_above(candidate["most_increase"])
 
 
-def _logarithm(candidate: dict, cost: str, deviation: str) -> Value:
-    """Return an increase of log-perplexity; results in 16 bits, and earlier ones, have no draws and count as exact."""
-    return Value(math.log1p(candidate[cost]), 0.0 if pd.isna(candidate[deviation]) else candidate[deviation])
+def _cost(row: Mapping) -> Value:
+    """Return the increase of perplexity without a weight; small scatter of its logarithm is relative scatter."""
+    ratio = 1 + row["cost"]
+    deviation, error = (None if pd.isna(row.get(part)) else ratio * row[part] for part in ("deviation", "error"))
+    return Value(row["cost"], deviation, error)
 
 
 def _percent(field: str):
-    return lambda row: MISSING if pd.isna(row.get(field)) else percent(row[field]).removesuffix(" %")
+    return lambda row: MISSING if pd.isna(row.get(field)) else percent(row[field], unit="")
 
 
 def _range(low: str, high: str) -> str:
@@ -162,7 +168,7 @@ COLUMNS = (
     ("found by", "{found_by}"),
     ("value", "{value:.3f}"),
     ("KL", "{kl:.4f}"),
-    ("zero", _percent("cost")),
+    ("zero", lambda row: percent(*_cost(row).shown, "")),
 )
 BESIDE_COLUMNS = {
     "nearest": (
@@ -172,11 +178,7 @@ BESIDE_COLUMNS = {
     "random": (
         (
             "random",
-            lambda row: (
-                MISSING
-                if pd.isna(row["others"])
-                else percent(row["others"], row["others_deviation"]).replace(" % ±", " ±")
-            ),
+            lambda row: MISSING if pd.isna(row["others"]) else percent(row["others"], row["others_deviation"], ""),
         ),
     ),
 }
@@ -184,15 +186,15 @@ SCALED = (
     ("weight", lambda row: called(row["candidate"], row["layer"])),
     ("factor", "{factor:g}"),
     ("perplexity", "{perplexity:.2f}"),
-    ("increase (%)", _percent("cost")),
+    ("increase (%)", lambda row: percent(*_cost(row).shown, "")),
 )
 
 
 CARRIED = Claim(
     "super_weights",
     yes="Weight [{output}, {input}] of the second feed-forward projection of layer {layer} is {which} super weight: "
-    "without it the perplexity {cost:changed}; without {beside} it changes by at most {beside_size:rise}; without the "
-    "whole neuron {input} it {neuron:changed}{reason}.",
+    "without it the perplexity {change:changed}; without {beside} it changes by at most {beside_size:rise}; without "
+    "the whole neuron {input} it {neuron:changed}{reason}.",
     no="None of {number:count} candidates is a super weight: setting one to zero changes the perplexity by at most "
     "{size:rise} ({largest}). Without {beside} of {called} it changes by at most {beside_size:rise}; without its whole "
     "neuron it {neuron:changed}.",
@@ -234,6 +236,7 @@ def _told(candidate: dict) -> dict:
     others = COMPARED[candidate["kind"]].format(**candidate | {"count": count(candidate["count"])})
     return candidate | {
         "feature": candidate["output"],
+        "change": _cost(candidate),
         "called": called(candidate["candidate"], candidate["layer"]),
         "beside": others + largest,
         "reason": NOT_THE_NEURON if candidate["neuron"] < candidate["cost"] / 2 else "",

@@ -11,7 +11,7 @@ from outliers.show.legends import legend, scheme_styles
 from outliers.show.section import Drawing, Finding, Section, printed, together
 from outliers.show.style import figure_function, panels_of
 from outliers.show.tables import MISSING, Table, cell, scattered
-from outliers.show.value import Rows, exact, grouped, records, value_of
+from outliers.show.value import DEVIATIONS, Rows, exact, grouped, records, scattered_by, value_of
 from outliers.show.words import part
 
 
@@ -43,13 +43,13 @@ TITLE = "Loss by token"
 HALF = 0.5
 SUMMARY = (
     "Increase of the loss under each variant, over all predicted tokens and for each of them; the fewest tokens that "
-    "carry half of it, and their share."
+    "carry half of it, and their share. ±: the scatter of {}; of numbers of tokens, of rounding alone."
 )
 BY_POSITION = "Increase of the loss of a predicted token by its position, in groups that double; points are means."
 OF_VARIANTS = (
     ("variant", "{variant}"),
-    ("increase (nats)", lambda row: cell("+.2f", row["value"], row["value_deviation"])),
-    ("nats a token", lambda row: cell("+.4f", row["value_a_token"], row["value_deviation_a_token"])),
+    ("increase (nats)", lambda row: cell("+.2f", row["value"], row["value_bar"])),
+    ("nats a token", lambda row: cell("+.4f", row["value_a_token"], row["value_bar_a_token"])),
     ("tokens", "{tokens:,}"),
     ("carry half", scattered("half", ".0f")),
     ("of the tokens", lambda row: MISSING if pd.isna(row["half"]) else part(row["half_a_token"])),
@@ -58,7 +58,7 @@ OF_PART = (
     ("tokens", "{tokens:.0f}"),
     ("of the tokens", "{tokens_share:.1%}"),
     ("of the increase", "{increase_share:.1%}"),
-    ("nats a token", "{each:+.4f}"),
+    ("nats a token", scattered("each", "+.4f")),
 )
 TABLES = (  # metric without its prefix: title, columns of its own, whether a page folds it
     ("type", "by type of the predicted token", (("type", "{type}"), *OF_PART), False),
@@ -90,7 +90,8 @@ def _of_model(model: str, rows: list[dict]) -> Section:
     name, by_variant = short_name(model), grouped(rows, itemgetter("scheme"))
     ending = name.replace("/", "-")
     totals = {variant: _summary(variant, group) for variant, group in by_variant.items()}
-    tables = [_summary_table(f"token_losses_{ending}", f"{name}: {SUMMARY}", list(totals.values()))]
+    caption = f"{name}: {SUMMARY.format(scattered_by(rows))}"
+    tables = [_summary_table(f"token_losses_{ending}", caption, list(totals.values()))]
     findings = [
         Finding(text, tables[0].name) for total in totals.values() if total["rises"] for text in _said(name, total)
     ]
@@ -113,6 +114,8 @@ def _summary(variant: str, rows: list[dict]) -> dict:
         "variant": variant,
         "value": value.mean,
         "value_deviation": value.deviation,
+        "value_error": value.error,
+        "value_bar": value.bar,
         "tokens": total["tokens"],
         "half": half.get("value"),
         "half_deviation": half.get("standard_deviation"),
@@ -126,18 +129,19 @@ def _summary(variant: str, rows: list[dict]) -> dict:
 def _has_shares(total: Mapping) -> bool:
     """Return whether parts of an increase can be given as shares of it: not if it lies within its scatter."""
     value = value_of(total)
-    return value.mean > 0 if value.deviation is None else value.is_above(exact(0))
+    return value.mean > DEVIATIONS * (value.bar or 0)
 
 
 def _summary_table(name: str, caption: str, totals: list[dict]) -> Table:
     data = pd.DataFrame(totals)
-    of_a_token = data[["value", "value_deviation", "half"]].astype(float).div(data["tokens"], axis=0)
-    return Table.of(name, caption, OF_VARIANTS, data, data.join(of_a_token, rsuffix="_a_token"))
+    of_a_token = data[["value", "value_bar", "half"]].astype(float).div(data["tokens"], axis=0)
+    shown = data.join(of_a_token, rsuffix="_a_token")
+    return Table.of(name, caption, OF_VARIANTS, data.drop(columns="value_bar"), shown)
 
 
 def _said(name: str, total: Mapping) -> list[str]:
     each, share = total["value"] / total["tokens"], total["half"] / total["tokens"]
-    scatter = total["value_deviation"] / total["tokens"]
+    scatter = total["value_bar"] / total["tokens"]
     return [
         f"Under {total['variant']}, {total['half']:,.0f} of {total['tokens']:,} predicted tokens ({part(share)}) carry "
         f"half of the increase of the loss of {name}, {each:.4f} ± {scatter:.4f} nats a token.",
@@ -152,7 +156,8 @@ def _table(
     (total,) = (row for row in rows if row["metric"] == "token_losses.total")
     own = [_shares(row, total) for row in rows if row["metric"] == f"token_losses.{kind}"]
     fields = ["type", "first", "last", "token", "name", "others", "sequence", "position", "around", "loss", "value"]
-    data = pd.DataFrame(own, columns=[*fields, "tokens", "tokens_share", "increase_share", "each"])
+    each = ["each", "each_deviation", "each_error"]
+    data = pd.DataFrame(own, columns=[*fields, "tokens", "tokens_share", "increase_share", *each])
     caption = f"{name} under {variant}: increase of the loss {what}."
     return Table.of(
         f"losses_by_{kind}_{ending}", caption, columns, data.dropna(axis=1, how="all"), data, names=WORDS, folded=folded
@@ -163,11 +168,14 @@ def _shares(row: Mapping, total: Mapping) -> dict:
     """Add to a row its shares of all tokens and of the whole increase."""
     if "tokens" not in row:
         return dict(row)
+    value = value_of(row)
     return {
         "type": MISSING,
         **row,
         "name": row.get("token_text", f"{row.get('others', 0):,} others"),
         "tokens_share": row["tokens"] / total["tokens"],
         "increase_share": row["value"] / total["value"] if _has_shares(total) else None,
-        "each": row["value"] / row["tokens"],
+        "each": value.mean / row["tokens"],
+        "each_deviation": None if value.deviation is None else value.deviation / row["tokens"],
+        "each_error": None if value.error is None else value.error / row["tokens"],
     }

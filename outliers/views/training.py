@@ -179,7 +179,7 @@ def _told(runs: Sequence[Setting]) -> list[dict]:
 
 def _percent(increase: Mean) -> str:
     """Write the change that a ratio stands for, in per cent with its interval: +0.4 % [−0.2, +1.0]."""
-    ends = ", ".join(percent(end - 1).removesuffix(" %") for end in increase.interval or ())
+    ends = ", ".join(percent(end - 1, unit="") for end in increase.interval or ())
     return percent(increase.value - 1) + (f" [{ends}]" if ends else "")
 
 

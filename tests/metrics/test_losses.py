@@ -293,7 +293,7 @@ def test_losses_of_tokens_are_means_over_mask_seeds(tmp_path):
 def test_a_page_of_losses_of_tokens(tmp_path):
     """Findings come from draws, for a single one has no scatter."""
     single, drawn = (
-        Cells(models=[MODEL], block=64, blocks=2, variants=["fp32", "w4a4"], metrics="token_losses", draws=draws)
+        Cells(models=[MODEL], block=32, blocks=8, variants=["fp32", "w4a4"], metrics="token_losses", draws=draws)
         for draws in (1, 3)
     )
     sections = [show(spec, tmp_path, run(spec, tmp_path)) for spec in (single, drawn)]
@@ -301,7 +301,7 @@ def test_a_page_of_losses_of_tokens(tmp_path):
     rows = run(drawn, tmp_path)
     (half,) = (row["value"] for row in parts_of(rows, "carriers") if row["share"] == 0.5)
     text = sections[1].findings[0].text
-    assert text.startswith(f"Under w4a4, {half:.0f} of 126 predicted tokens (") and " half of the increase" in text
+    assert text.startswith(f"Under w4a4, {half:.0f} of 248 predicted tokens (") and " half of the increase" in text
     names = [table.name.rpartition("_gpt2")[0] for table in sections[1].tables]
     assert names == ["", "token_losses", *(f"losses_by_{kind}" for kind in ("type", "position", "token", "context"))]
     (drawing,) = sections[1].drawings

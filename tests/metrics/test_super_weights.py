@@ -1,5 +1,6 @@
 """Single weights that carry a model: planted ones are found, others are not claimed; their controls."""
 
+import math
 import re
 
 import pandas as pd
@@ -17,6 +18,7 @@ from outliers.models.anatomy import decoder_layers, projections
 from outliers.presets.origins import Account
 from outliers.presets.super_weights import CONTROLLED, compared, scalings, search_stages, treatments
 from outliers.quantization.linear import stored_weight
+from outliers.show.value import Value
 from outliers.subjects.given import Given
 from outliers.variants.massive import Massive
 from outliers.variants.term import Weight
@@ -32,8 +34,8 @@ PLANTED += [pytest.param(*one, marks=pytest.mark.slow) for one in (("opt", 0), (
 
 @torch.no_grad()
 def written_by(model, seed: int) -> torch.Tensor:
-    """Token blocks (3, 32) that a model writes itself, so that whatever changes it makes them less likely."""
-    generator, ids = torch.Generator().manual_seed(seed), torch.arange(3)[:, None]
+    """Token blocks (8, 32) that a model writes itself, so that whatever changes it makes them less likely."""
+    generator, ids = torch.Generator().manual_seed(seed), torch.arange(8)[:, None]
     for _ in range(31):
         probabilities = model(ids).logits[:, -1].softmax(-1)
         ids = torch.cat([ids, probabilities.multinomial(1, generator=generator)], 1)
@@ -83,9 +85,11 @@ def test_at_most_is_of_all_candidates_and_of_either_sign(monkeypatch):
     """The only candidate without controls is the one whose removal changes most, and it lowers the perplexity."""
     with_controls = {"weight": 0.001, "nearest": -0.02, "neuron": 0.003}
     costs = [("m.2.w[1,2]", 2, with_controls), ("m.1.w[3,4]", 1, {"weight": -0.03})]
+    increase = Value(0.0, 0.0)
     about = {"found_by": "weights", "value": 1.0, "kl": 0.1, "factor": None, "deviation": None, "other": 0.9}
     table = pd.DataFrame(
-        about | {"candidate": name, "layer": layer, "output": 1, "input": 2, "treatment": treatment, "cost": cost}
+        about | {"candidate": name, "layer": layer, "output": 1, "input": 2, "treatment": treatment}
+        | {"cost": cost, "increase": increase._replace(mean=math.log1p(cost))}
         for name, layer, treated in costs
         for treatment, cost in treated.items()
     )

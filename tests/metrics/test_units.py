@@ -5,14 +5,32 @@ import random
 import statistics
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
-from outliers import Cells, load_model, load_text, load_tokenizer, run
+from outliers import (
+    Cells,
+    Emergence,
+    load_model,
+    load_text,
+    load_tokenizer,
+    readers,
+    run,
+    super_weights,
+    variant,
+)
+from outliers.metrics.perplexity import losses as losses_of
+from outliers.metrics.perplexity import variant_losses
+from outliers.metrics.token_losses import _sum
 from outliers.show import units
+from outliers.show.claims import Claim, say
 from outliers.show.tables import cell, scatter_note
 from outliers.show.value import Value, exact, value_of, with_paired_errors
 from outliers.show.words import percent
+from outliers.views.causes import ends
+from outliers.views.emergence import by_model, emergence_table
+from outliers.views.perplexity import sweep_findings
 from tests.conftest import STORIES, needs_shared
 
 RESAMPLES = 2000
@@ -42,6 +60,87 @@ def test_closed_formulas_equal_a_bootstrap(model, tmp_path):
     increase = bootstrap(lambda one, other, count: math.exp((other - one) / count) - 1, *sums, counts)
     assert value_of(absmax).beside(value_of(exact)).error == pytest.approx(increase, rel=0.05)
     assert absmax["paired_error"] < absmax["standard_error"] / 3, "pairs share what is hard in the text"
+
+
+def test_errors_of_losses_by_token_equal_a_bootstrap(tmp_path):
+    exact, changed, *rows = measured("pocket/gpt2-0.1m", ["fp32", "w4a4"], tmp_path, ["perplexity", "token_losses"])
+    exact, changed = (row for row in (exact, changed, *rows) if row["metric"] == "perplexity")
+    (total,) = (row for row in rows if row["metric"] == "token_losses.total" and row["variant"] == "w4a4")
+    sums, counts = (exact["unit_sums"], changed["unit_sums"]), exact["unit_counts"]
+    assert total["unit_sums"] == pytest.approx(np.subtract(*reversed(sums)).tolist(), rel=1e-6)
+    tokens = sum(counts)
+    expected = bootstrap(lambda one, other, count: tokens * (other - one) / count, *sums, counts)
+    assert total["standard_error"] == pytest.approx(expected, rel=0.05)
+    assert value_of(total).minus(Value(0.0, 0.0)).error == pytest.approx(total["standard_error"]), (
+        "as its pairs have it"
+    )
+
+
+def test_errors_of_parts_of_the_tokens_equal_a_bootstrap():
+    generator = np.random.default_rng(1)
+    sequences = np.repeat(np.arange(300), generator.integers(0, 9, size=300))
+    part = pd.DataFrame({"draw": 0, "sequence": sequences, "increase": generator.gamma(1, 3, size=len(sequences))})
+    by_sequence = part.groupby("sequence")["increase"].agg(["sum", "size"]).reindex(range(300), fill_value=0)
+    expected = bootstrap(lambda total, count: len(part) * total / count, *by_sequence.to_numpy().T)
+    assert _sum(1, 300, part)["standard_error"] == pytest.approx(expected, rel=0.05)
+
+
+@pytest.fixture(scope="module")
+def texts() -> tuple:
+    """A model with blocks of a text, and their losses without a change."""
+    model, tokenizer = load_model("pocket/gpt2-0.1m"), load_tokenizer("pocket/gpt2-0.1m")
+    blocks = load_text("sample", tokenizer, 48, 48)
+    return model, blocks, losses_of(model, blocks)
+
+
+def increases(texts: tuple, name: str) -> list[list[float]]:
+    model, blocks, exact = texts
+    ((changed),) = variant_losses(model, blocks, [variant(name)])
+    return [[loss.total for loss in exact], [loss.total for loss in changed], [loss.tokens for loss in exact]]
+
+
+def test_errors_of_readers_equal_a_bootstrap(texts):
+    found = readers(*texts[:2], features=[3], places=["q"], controls=2)
+    (row,) = found[found["subject"] == "feature"].to_dict("records")
+    columns = increases(texts, "zero(3@q)")
+    expected = bootstrap(lambda one, other, count: math.exp((other - one) / count) - 1, *columns)
+    assert row["cost_error"] == pytest.approx(expected, rel=0.05)
+
+
+def test_errors_of_super_weights_equal_a_bootstrap(texts):
+    row = super_weights(*texts[:2], controls=1).iloc[0]
+    columns = increases(texts, row["variant"])
+    expected = bootstrap(lambda one, other, count: (other - one) / count, *columns)
+    assert row["error"] == pytest.approx(expected, rel=0.05)
+
+
+def test_a_trace_has_the_error_of_its_perplexity(tmp_path):
+    rows = run(Emergence(models=["pocket/gpt2-0.1m"], block=48, blocks=8), tmp_path)
+    (perplexity,) = (row for row in rows if row["metric"] == "perplexity")
+    (model,) = by_model(rows).to_dict("records")
+    assert model["perplexity_error"] == perplexity["standard_error"] > 0
+    assert f"{cell('.1f', perplexity['value'], perplexity['standard_error'])} " in emergence_table(rows).printed
+
+
+def test_costs_of_trained_models_are_paired():
+    about = {"run": "plain", "seed": 0, "model": "m", "variant": "fp32", "checkpoint": "step-9", "steps": 9}
+    generator = np.random.default_rng(0)
+    hard, more = generator.gamma(9, 4, size=(2, 60)) * [[1], [0.05]]
+    sums, counts = ([*hard], [*(hard + more)]), [10] * 60
+    rows = [
+        about
+        | {"metric": f"perplexity.{name}", "value": math.exp(sum(one) / 600), "standard_deviation": 0.0}
+        | {"unit_sums": one, "unit_counts": counts}
+        for name, one in zip(("fp32", "absmax"), sums, strict=True)
+    ]
+    others = {"perplexity": 9.0, "kurtosis_feature.attn_in": 3.0, "kurtosis_feature.ffn_in": 3.0}
+    (end,) = ends([*rows, *(about | {"metric": name, "value": one} for name, one in others.items())]).to_dict("records")
+    increase = bootstrap(lambda one, other, count: math.exp((other - one) / count) - 1, *sums, counts)
+    assert end["cost.absmax_error"] == pytest.approx(100 * increase, rel=0.05)
+    of_other_seed = [row | {"seed": 1, "unit_sums": counts} for row in rows]
+    _fp32, absmax, *_ = with_paired_errors([*rows, *of_other_seed])
+    expected = bootstrap(lambda one, other, count: math.exp(other / count) - math.exp(one / count), *sums, counts)
+    assert absmax["paired_error"] == pytest.approx(expected, rel=0.05)
 
 
 def test_units_of_a_row_are_the_losses_of_blocks(tmp_path):
@@ -144,7 +243,10 @@ def test_few_blocks_bear_no_claim():
     assert value_of(changed).beside(value_of(baseline)).is_above(exact(0))
     for of_row in (baseline, changed):
         of_row["unit_sums"], of_row["unit_counts"] = of_row["unit_sums"][:7], of_row["unit_counts"][:7]
-    assert not value_of(changed).beside(value_of(baseline)).is_above(exact(0)), "seven are fewer than eight"
+    cost = value_of(changed).beside(value_of(baseline))
+    assert not cost.is_above(exact(0)), "seven are fewer than eight"
+    assert say(Claim("table", by="cost", against=[0], yes="costs", no="costs nothing"), [{"cost": cost}]) == []
+    assert sweep_findings([changed | {"scheme": "absmax", "cost": cost}], {"m": "m"}) == []
 
 
 def test_rows_without_units_are_as_they_were():
