@@ -15,8 +15,10 @@ from typing import Annotated
 
 from typer import Argument
 
-from outliers.app import run
+from outliers.app import models_of, run
 from outliers.errors import UserError
+from outliers.models.names import may_be_type
+from outliers.specification.door import check_configs
 
 MODELS = (
     "A Hugging Face id, a folder, a GGUF file, a pocket model, or a type of model that transformers has, for its "
@@ -30,10 +32,12 @@ def anatomy(
     """Print the anatomy of models."""
     if not names:
         raise UserError("no model is named; expected some, such as `outliers anatomy smollm2-135m`")
-    from outliers.app import models_of
+    models = models_of(names)
+    check_configs(name for name in models if not may_be_type(name))
+
     from outliers.presets.anatomy import anatomy as anatomy_of  # late, as it imports torch
 
-    print("\n\n".join(str(anatomy_of(name)) for name in models_of(names)))
+    print("\n\n".join(str(anatomy_of(name)) for name in models))
 
 
 if __name__ == "__main__":

@@ -97,6 +97,10 @@ def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> 
     return UserError(f"unknown {kind} '{name}'; {expected}{' ' + hint if hint else ''}")
 
 
+def no_such_feature(feature: int, width: int) -> UserError:
+    return UserError(f"feature {feature} is out of range; the model's hidden states have features 0 to {width - 1}")
+
+
 def meant(name: str, known: Iterable[str], least: float = 0.5) -> str:
     """The question whether the known names that begin like this one, or else the nearest, were meant; empty where none
     is near.

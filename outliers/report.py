@@ -29,6 +29,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from outliers.app import Models, is_meant_as_experiment, models_of, run
+from outliers.specification.door import check_configs
 from outliers.terminal.command import DryRun, Force, Out, typed
 
 DEFAULT, PUBLISHED = "pocket", "published"
@@ -57,10 +58,12 @@ def report(
         print(compare([*places[1:], *models_of(models)], device or "cpu", out, redraw))
         return
     name, *others = places if places and is_meant_as_experiment(places[0]) else [DEFAULT, *places]
+    models = models_of([*others, *models])
+    check_configs(models)
     if dry_run:
         from outliers.paper.report import previewed
 
-        print(previewed(name, out, device, models_of([*others, *models])))
+        print(previewed(name, out, device, models))
         return
 
     from outliers.runs.again import key_of_report, printed  # which knows the hub
@@ -73,7 +76,7 @@ def report(
     from outliers.paper.report import report as make
     from outliers.runs.run import check_all_measured
 
-    text, rows = make(name, out, force, redraw, device, models_of([*others, *models]))
+    text, rows = make(name, out, force, redraw, device, models)
     print(text)
     check_all_measured([] if redraw else rows)
 

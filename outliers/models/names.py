@@ -101,6 +101,14 @@ def names_by_row(rows: Iterable[Mapping]) -> list[str]:
     return [names[place] for place in places]
 
 
+def may_be_type(name: str) -> bool:
+    """Return whether transformers may have a type of model of this name; its files are read, for an import of its table
+    takes seconds."""
+    package = importlib.util.find_spec("transformers")
+    tables = Path(package.origin).parent.glob("models/auto/*.py")
+    return any(f'"{name}"' in table.read_text("utf-8") for table in tables)
+
+
 def pocket_models(objective: str | None = None) -> list[str]:
     """Return the names of the embedded models, smallest first.
 

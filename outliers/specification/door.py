@@ -2,12 +2,12 @@
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from outliers.errors import UserError
-from outliers.models.config_file import check_weights, read_config_file
+from outliers.errors import UserError, no_such_feature
+from outliers.models.config_file import WIDTH, check_weights, read_config_file
 from outliers.models.names import known_configs
 from outliers.models.source import config_path, find_model
 from outliers.models.weight_files import INT8
@@ -71,7 +71,8 @@ def checked(spec: Kind) -> Kind:
         _check_no_scheme(name)
         if name not in known:
             for revision in revisions or [getattr(spec, "revision", None)]:
-                check_model(name, revision, spec.with_weights)
+                fields = check_model(name, revision, spec.with_weights)
+                _check_features(getattr(spec, "features", None) or (), fields)
     for name in getattr(spec, "against", []):
         if not (Path(name) / INT8).exists():  # an int8 model is checked as it is loaded
             check_model(name)
@@ -95,11 +96,30 @@ def _check_no_scheme(name: str) -> None:
         raise UserError(f"'{name}' stands where a model does; schemes are one option: --scheme fp32,{name}")
 
 
-def check_model(name: str, revision: str | None = None, with_weights: bool = True) -> None:
-    """Raise UserError if a model is unknown, or its configuration or the sizes of its weights are invalid."""
+def check_configs(names: Iterable[str]) -> None:
+    """Raise UserError if one of some models, whose weights may not be needed, is unknown or has an invalid
+    configuration."""
+    for name in names:
+        if name not in known_configs():
+            check_model(name, with_weights=False)
+
+
+def check_model(name: str, revision: str | None = None, with_weights: bool = True) -> dict:
+    """Return the fields of a model's configuration; none of a GGUF file, whose header is read with transformers.
+
+    Raises:
+        UserError: the model is unknown, or its configuration or the sizes of its weights are invalid.
+    """
     source = find_model(name, revision)
-    file = None if source.file else config_path(source)  # the header of a GGUF file is read with transformers
-    if file:
-        fields = read_config_file(file)
-        if with_weights:
-            check_weights(fields, name, source.files)
+    file = None if source.file else config_path(source)
+    fields = read_config_file(file) if file else {}
+    if fields and with_weights:
+        check_weights(fields, name, source.files)
+    return fields
+
+
+def _check_features(features: Sequence[int], fields: dict) -> None:
+    """Raise UserError if a feature is beyond the width of the hidden states, where a configuration states it once."""
+    widths = {fields[name] for name in WIDTH if isinstance(fields.get(name), int)}
+    if features and len(widths) == 1 and max(features) >= min(widths):
+        raise no_such_feature(max(features), *widths)

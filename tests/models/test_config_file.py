@@ -120,6 +120,9 @@ def test_mistakes_show_before_heavy_imports(folder, tmp_path):
         "trace no-such-user/no-such-model": "cannot reach the hub to load 'no-such-user/no-such-model'",
         "trace pocket/gpt2-0.1m --text c4": "cannot load 'allenai/c4' from the hub",
         f"trace {folder}": "asks for n_layer 0",
+        "report nope": "cannot reach the hub to load 'nope'",
+        "anatomy nope": "cannot reach the hub to load 'nope'",
+        "origins pocket/gpt2-0.1m --features 3,9999": "feature 9999 is out of range; the model's hidden states have",
         "training training/causes": "text file 'c4_en_1000.jsonl' does not exist",
     }
     typed = [f"outliers.{line}".split() for line in said]

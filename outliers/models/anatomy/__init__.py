@@ -16,7 +16,7 @@ from transformers import __version__ as transformers_version
 from transformers.pytorch_utils import Conv1D
 
 from outliers.criterion import QUANTIZED, ROLES, ROUTER
-from outliers.errors import UserError
+from outliers.errors import UserError, no_such_feature
 from outliers.models.anatomy.causal import CAUSAL
 from outliers.models.anatomy.examples import Block
 from outliers.models.anatomy.experts import ExpertProjection, is_batched, unfold
@@ -549,8 +549,7 @@ def check_features(features: Iterable[int], width: int) -> list[int]:
     if not features:
         raise UserError(f"the list of features is empty; expected some of 0 to {width - 1}")
     if features[0] < 0 or features[-1] >= width:
-        wrong = features[0] if features[0] < 0 else features[-1]
-        raise UserError(f"feature {wrong} is out of range; the model's hidden states have features 0 to {width - 1}")
+        raise no_such_feature(features[0] if features[0] < 0 else features[-1], width)
     return features
 
 
