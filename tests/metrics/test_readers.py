@@ -265,13 +265,13 @@ def test_tables_of_readers():
 def pocket(tmp_path_factory) -> tuple:
     folder = tmp_path_factory.mktemp("account")
     fields = {"features": [3, 5], "places": "q,up", "controls": 2, "neurons": 1}
-    spec = Account(model="pocket/gpt2-0.1m", by="writers,readers", block=32, blocks=2, **fields)
+    spec = Account(model="pocket/gpt2-0.1m", by="writers,readers", block=16, blocks=8, **fields)
     return spec, folder, run(spec, folder)
 
 
 def test_an_account_is_what_python_returns(pocket):
     _, _, rows = pocket
-    blocks = sample_blocks("pocket/gpt2-0.1m", 32, 2)
+    blocks = sample_blocks("pocket/gpt2-0.1m", 16, 8)
     want = outliers.readers(load_model("pocket/gpt2-0.1m"), blocks, [3, 5], ["q", "up"], controls=2)
     arrays = ["shares", "margins"]
     kept = preset.readings(rows).drop(columns=[*arrays, "increase"])
