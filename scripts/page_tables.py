@@ -11,7 +11,8 @@ from typing import NamedTuple
 import pandas as pd
 from tabulate import tabulate
 
-from outliers.paper.facts import read_facts
+from outliers.published.facts import read_facts
+from outliers.published.numbers import TABLE1, published_models
 from outliers.quantization.plans.plan import read_plan
 from outliers.quantization.schemes import BASELINE, SCHEMES
 from outliers.runs.frame import records_in as read_rows
@@ -21,10 +22,9 @@ from outliers.show.value import value_of
 from outliers.views.emergence import fits_of
 from outliers.views.perplexity import costs_of_schemes
 from outliers.views.plan import plan_points
-from outliers.views.published import TABLE1, published_models
 
 ROOT = Path(__file__).parent.parent
-sys.path += [str(ROOT / "benchmarks"), str(ROOT / "kernels" / "benchmarks")]
+sys.path.append(str(ROOT / "benchmarks"))
 from kept import table as benchmark_table  # noqa: E402, the scripts are no packages
 from linear_layer import table as layers_table  # noqa: E402
 

@@ -27,7 +27,7 @@ from outliers.models.pocket.ladder import CONTEXT, LADDER, STEPS, VOCABULARY
 from outliers.show.section import drawn
 from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Causal
-from outliers.text.digits import HELD_OUT
+from outliers.subjects.vision import HELD_OUT
 from outliers.tracing.result import STREAM
 from outliers.tracing.trace import trace
 from outliers.trainer.corpus import C4_TRAINING_ROWS, Corpus

@@ -30,8 +30,8 @@ from transformers import (
 from outliers.models.anatomy.examples import IGNORED, Examples
 from outliers.models.pocket.ladder import CHECKPOINTS, CONTEXT, LADDER, Rung
 from outliers.specification.recipe import Recipe
+from outliers.subjects.vision import CLASSES, SIDE, digits
 from outliers.text.corruption import Spans, chosen_positions, corrupted, sentinels_of
-from outliers.text.digits import CLASSES, SIDE, digits
 from outliers.trainer.corpus import Corpus, Vocabulary, blocks_in_order, prepare
 from outliers.trainer.loop import train
 from outliers.trainer.start import CONFIGS, TIED, shape_of, start

@@ -11,10 +11,10 @@ from outliers.files import writing
 from outliers.models.load import load_tokenizer
 from outliers.models.names import packaged_models, short_name
 from outliers.models.source import is_cached
-from outliers.paper.facts import FACTS, Fact, facts_of, read_facts
-from outliers.paper.published import key_of
 from outliers.paper.report import tried
 from outliers.presets.cells import Cells
+from outliers.published.facts import FACTS, Fact, facts_of, read_facts
+from outliers.published.numbers import key_of
 from outliers.runs.rows import Row, read
 from outliers.show.section import FINDINGS, Finding, Section
 from outliers.show.tables import MISSING, Table

@@ -6,7 +6,7 @@ imports torch, because redrawing works without it.
 
 from functools import partial
 
-from outliers.paper.published import BLOG, Artefact, Published, key_of
+from outliers.paper.published import BLOG, Artefact, Published
 from outliers.paper.table4 import PANELS, families_section, panel_section, table4_section
 from outliers.paper.table7 import table7_section, table9_section, table10_section
 from outliers.presets.ablate import Ablation
@@ -20,6 +20,7 @@ from outliers.presets.origins import Account
 from outliers.presets.sweep import Experiment
 from outliers.presets.training import Training
 from outliers.presets.zeroshot import ZeroShot
+from outliers.published.numbers import key_of, numbers_of
 from outliers.show.axes import count_label
 from outliers.specification.kinds import Named
 from outliers.views.attention import attention_section
@@ -27,7 +28,6 @@ from outliers.views.causes import causes_section
 from outliers.views.emergence import table4
 from outliers.views.linear_layer import times_of
 from outliers.views.memory import BITS, largest
-from outliers.views.published import numbers_of
 from outliers.views.remedies import remedies_section
 from outliers.views.training import settings
 from outliers.views.zeroshot import PREFIX

@@ -1,6 +1,6 @@
 """Artefacts of the paper, and the comparison of measured with published numbers.
 
-The paper is LLM.int8() (Dettmers et al., 2022, arXiv:2208.07339); its numbers stand in `outliers/views/printed`, those
+The paper is LLM.int8() (Dettmers et al., 2022, arXiv:2208.07339); its numbers stand in `outliers/published`, those
 of others in `facts.csv`, see `facts.py`. Models are keyed by their short names in lower case, so that a hub id and a
 local copy are the same model.
 """
@@ -10,11 +10,10 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from outliers.models.names import short_name
+from outliers.published.numbers import Key
 from outliers.show.section import Section
 from outliers.show.tables import MISSING, Table
 from outliers.specification.kinds import Named
-from outliers.views.published import Key
 
 BLOG = "bitsandbytes integration blog"  # huggingface.co/blog/hf-bitsandbytes-integration
 
@@ -47,11 +46,6 @@ class Artefact(NamedTuple):
         """Return our measured values by the keys of the published ones."""
         records = self.measured(rows) if rows and self.measured else ()
         return {tuple(str(record[key]) for key in self.published.keys): record["value"] for record in records}
-
-
-def key_of(model: str) -> str:
-    """Return the key of a model in the published numbers: its short name in lower case."""
-    return short_name(model).lower()
 
 
 def comparison(artefact: str, published: Published, measured: dict[Key, float | str]) -> Table:

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from outliers.models.names import short_name
-from outliers.paper.facts import elsewhere
+from outliers.published.facts import elsewhere
 from outliers.show.section import Drawing, Failures, Section, failures
 from outliers.views.emergence import (
     Fit,

@@ -3,10 +3,10 @@ bits."""
 
 import pandas as pd
 
+from outliers.published.numbers import TABLE7, Key, numbers_of
 from outliers.show.section import Section, printed
 from outliers.show.tables import MISSING, Table, seeds_note
 from outliers.views.causes import trained
-from outliers.views.published import TABLE7, Key, numbers_of
 from outliers.views.training import HEADERS, int8_findings, int8_table, perplexities, settings, signed, unrounded
 
 # Rows of Table 9 that our runs measure; the paper prints for vector-wise what Table 10 prints for FFN.

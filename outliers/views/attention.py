@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from outliers.models.names import distinct_names
+from outliers.published.numbers import TABLE7
 from outliers.quantization.remedies import Remedy
 from outliers.quantization.schemes import BASELINE
 from outliers.show.axes import cost_axis, name_places, plot_costs
@@ -21,7 +22,6 @@ from outliers.variants.term import PLUS
 from outliers.variants.together import schemes_of
 from outliers.variants.written import variant_of
 from outliers.views.perplexity import costs, unrounded
-from outliers.views.published import TABLE7
 
 NOT_QUANTIZED = "16-bit"
 PAPER = "the paper, 209M, in training"

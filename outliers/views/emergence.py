@@ -12,6 +12,7 @@ from scipy.optimize import curve_fit
 
 from outliers.criterion import ALPHA
 from outliers.models.names import distinct_names, short_name
+from outliers.published.numbers import TABLE4_COLUMNS, published_models
 from outliers.show.axes import count_label, parameters_axis, perplexity_axis, threshold
 from outliers.show.claims import Claim, say, say_each
 from outliers.show.legends import entry, legend
@@ -20,7 +21,6 @@ from outliers.show.style import COLORS, GREY, MARKERS, Panels, brief, chosen, co
 from outliers.show.tables import Table, scattered, with_interval
 from outliers.show.value import BITS, Rows, reach, records, value_of
 from outliers.show.words import amount, count
-from outliers.views.published import TABLE4_COLUMNS, published_models
 
 # Share affected by the most common outlier feature: label, colour, line, fill of markers.
 AFFECTED = {"layers": ("layers", "blue", "-", "full"), "positions": ("sequence positions", "vermilion", "--", "none")}

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from outliers.criterion import LOG_PERPLEXITY
 from outliers.models.names import distinct_names
 from outliers.models.variant import AS_IT_IS
+from outliers.published.numbers import FAIRSEQ, published_rows
 from outliers.quantization.schemes import BASELINE
 from outliers.show.axes import cost_axis, log_axis, name_places, parameters_axis, plot_costs
 from outliers.show.claims import NEXT, Claim, say, say_each
@@ -22,7 +23,6 @@ from outliers.show.value import BITS, Rows, exact, is_beyond, records, scattered
 from outliers.show.words import count
 from outliers.variants.quantized import Quantized
 from outliers.variants.written import variant_of
-from outliers.views.published import FAIRSEQ, published_rows
 
 
 def costs(rows: list[dict]) -> list[dict]:

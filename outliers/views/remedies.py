@@ -22,6 +22,7 @@ from outlier_kernels.formats import FORMATS, OPERANDS
 from outliers.errors import UserError
 from outliers.models.names import distinct_names
 from outliers.models.variant import AS_IT_IS, Variant
+from outliers.published.numbers import REMEDIES
 from outliers.quantization.cache_formats import Formats
 from outliers.quantization.schemes import Scheme, get_scheme
 from outliers.show.axes import beside, cost_axis, increase_axis, name_places, plot_costs
@@ -37,7 +38,6 @@ from outliers.variants.quantized import EXACT, Quantized
 from outliers.variants.together import apart_from_cache, parts_of, schemes_of
 from outliers.variants.written import variant_of
 from outliers.views.perplexity import costs, unrounded
-from outliers.views.published import REMEDIES
 
 NONE = "none"
 FEATURES = "features={:g}"  # the paper's decomposition, named as a remedy

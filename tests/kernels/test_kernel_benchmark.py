@@ -8,11 +8,11 @@ import torch
 from outlier_kernels.cpu import packed
 
 from outliers.metrics.linear_layer import ways
-from outliers.views.published import numbers_of
+from outliers.published.numbers import numbers_of
 from tests.conftest import needs_int8_units
 from tests.pages.test_docs import ROOT
 
-sys.path.insert(0, str(ROOT / "kernels" / "benchmarks"))
+sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import linear_layer
 

@@ -24,8 +24,7 @@ from outliers.models.names import POCKET, pocket_models
 from outliers.models.pocket.ladder import CONTEXT, LADDER, STEPS
 from outliers.subjects.masked import masked_text
 from outliers.subjects.seq2seq import span_corrupted
-from outliers.subjects.vision import pictures
-from outliers.text.digits import digits
+from outliers.subjects.vision import digits, pictures
 from outliers.trainer.corpus import blocks_in_order, wikitext_articles
 from outliers.trainer.loop import learning_rate
 from outliers.trainer.start import build_config

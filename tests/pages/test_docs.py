@@ -72,7 +72,7 @@ def test_sentences_without_numbers():
     assert len(right) == 1, "pocket.md: no scheme changes how many are right"
     columns = ["features", "outputs", "times_16_bits", "times_16_bits_smallest"]
     layers = [
-        value(f"results/kernels/layers-{one}.csv", columns, tokens=512, way="LLM.int8()")
+        value(f"benchmarks/layers-{one}.csv", columns, tokens=512, way="LLM.int8()")
         for one in ("amd-epyc-avx512-vnni", "intel-xeon-amx")
     ]
     (fast, _), (_, gains) = (one[one[:, 1] == 4 * one[:, 0]].T[2:] for one in layers)
@@ -175,7 +175,7 @@ OF_ONE_METRIC = {"same_weights_as"}
 # What a stranger clicks and types
 
 CARDS = [card.relative_to(ROOT).as_posix() for card in sorted(POCKET.glob("*/README.md"))]
-ROOMS = "benchmarks|docs|experiments|kernels|notebooks|outliers|results/kept|results/kernels|scripts|tests"
+ROOMS = "benchmarks|docs|experiments|kernels|notebooks|outliers|results/kept|scripts|tests"
 
 
 def anchors(page: Path) -> set[str]:

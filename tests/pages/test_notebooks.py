@@ -115,7 +115,7 @@ CLAIMS = {
         "SmolLM2 has one, which is at nearly every position":
             "table['count']['smollm2-135m'] == 1 and table['positions']['smollm2-135m'] > 0.95",
         "The one outlier feature of SmolLM2 is as large as those of small models in the paper; those of its large":
-            "(p := __import__('outliers.views.published', fromlist=['x']).published_models()"
+            "(p := __import__('outliers.published.numbers', fromlist=['x']).published_models()"
             "['median'].abs()).min() < abs(table['median']['smollm2-135m']) < p.median() < p.max() / 2",
     },
     "6_why_it_is_there": {

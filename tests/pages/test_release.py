@@ -81,8 +81,8 @@ def test_a_wheel_that_differs_is_noticed(distributions, monkeypatch):
         "outliers/__init__.pyi",
         "outliers/experiments/pocket/table1.yaml",
         "outliers/models/pocket/gpt2-5.9m/model.safetensors",
-        "outliers/paper/facts.csv",
-        "outliers/paper/sources.csv",
+        "outliers/published/facts.csv",
+        "outliers/published/sources.csv",
         "outliers/plot/__init__.pyi",
         "outliers/py.typed",
         "outliers/show/explorer.js",
@@ -90,7 +90,7 @@ def test_a_wheel_that_differs_is_noticed(distributions, monkeypatch):
         "outliers/show/page.html",
         "outliers/text/sample.jsonl",
         "outliers/text/tasks/data/piqa_valid.jsonl",
-        "outliers/views/printed/table1.csv",
+        "outliers/published/table1.csv",
     ],
 )
 def test_what_comes_along(distributions, path):

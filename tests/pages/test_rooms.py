@@ -13,7 +13,7 @@ PACKAGE = Path(outliers.__file__).parent
 ROOMS = (
     *("errors", "criterion", "terminal", "files", "outlier_kernels", "models", "text", "tracing"),
     *("quantization", "show", "variants", "specification", "trainer", "subjects", "metrics", "runs", "presets"),
-    *("views", "plot", "paper", "plugins"),
+    *("published", "views", "plot", "paper", "plugins"),
 )
 NAMED = re.compile(rf"(outliers\.({'|'.join(ROOMS)})\b[\w.]*)(:\w+)?")  # a module, or what is in one, by a string
 COMMANDS = "app"  # programs, which may use all, and the table of them

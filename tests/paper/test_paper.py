@@ -13,20 +13,20 @@ from outliers.metrics.records import metrics
 from outliers.models.load import load_model
 from outliers.paper import report as module
 from outliers.paper.artefacts import ARTEFACTS, BEYOND
-from outliers.paper.facts import elsewhere
 from outliers.paper.published import Artefact, Published, comparison
 from outliers.paper.report import experiments, report
 from outliers.paper.shown import OF_KINDS, view_of
 from outliers.paper.table4 import table4_section
 from outliers.presets.sweep import Experiment
 from outliers.presets.training import Training
+from outliers.published.facts import elsewhere
+from outliers.published.numbers import published_models
 from outliers.quantization.schemes import TABLE1
 from outliers.show.section import Section
 from outliers.specification.fields import resolved
 from outliers.specification.files import experiment_files
 from outliers.subjects import model_cache
 from outliers.views import OF_METRICS
-from outliers.views.published import published_models
 from tests.conftest import PAPER_TABLES, needs_paper
 from tests.kept import KEPT
 from tests.pages.test_numbers import page_tables

@@ -17,6 +17,7 @@ from outliers.models.stream import stream_model
 from outliers.presets.ablate import Ablation
 from outliers.presets.latency import Latency
 from outliers.presets.zeroshot import ZeroShot
+from outliers.published.numbers import TABLE1 as PRINTED
 from outliers.quantization import schemes
 from outliers.quantization.fields import row_fields
 from outliers.quantization.int8 import Int8Linear
@@ -24,7 +25,6 @@ from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, by_weights, get_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from outliers.specification.files import make_experiment, read_experiment
-from outliers.views.published import TABLE1 as PRINTED
 from tests.conftest import make_model
 
 ROW, COLUMN = Quantizer("int8", "row"), Quantizer("int8", "column")

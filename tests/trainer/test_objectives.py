@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerFast
 from outliers.models.anatomy.examples import IGNORED
 from outliers.models.pocket.ladder import CONTEXT, LADDER, VOCABULARY
 from outliers.specification.recipe import Recipe
+from outliers.subjects.vision import HELD_OUT, digits
 from outliers.text.corruption import sentinels_of
-from outliers.text.digits import HELD_OUT, digits
 from outliers.text.documents import sample
 from outliers.trainer.corpus import blocks_in_order
 from outliers.trainer.loop import learning_rate, train

@@ -19,6 +19,7 @@ from outliers.paper.artefacts import ARTEFACTS
 from outliers.paper.report import experiments, report
 from outliers.paper.table7 import table7_section, table9_section
 from outliers.presets.training import Training
+from outliers.published.numbers import TABLE7 as PRINTED
 from outliers.runs.rows import Row, read
 from outliers.runs.run import rows_of
 from outliers.show.page import page
@@ -28,7 +29,6 @@ from outliers.specification.recipe import Recipe
 from outliers.terminal import progress
 from outliers.text.documents import sample
 from outliers.views.causes import causes, causes_findings, causes_section, causes_table, checkpoints, ends, trained
-from outliers.views.published import TABLE7 as PRINTED
 from tests.commands.test_commands import call
 from tests.conftest import PAPER_TABLES, needs_paper
 from tests.kept import KEPT

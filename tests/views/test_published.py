@@ -12,7 +12,7 @@ import outliers
 from outliers.errors import UserError
 from outliers.models.names import POCKET, short_name
 from outliers.paper import agreement
-from outliers.paper.facts import COLUMNS, facts_of, read_facts
+from outliers.published.facts import COLUMNS, facts_of, read_facts
 from tests.commands.test_commands import call
 from tests.conftest import CONFIGS, needs_smollm2
 
@@ -290,7 +290,7 @@ def test_what_stands_in_the_files():
 
 
 @needs_smollm2
-@pytest.mark.nightly("outliers/metrics/", "outliers/paper/", "outliers/views/published.py")
+@pytest.mark.nightly("outliers/metrics/", "outliers/paper/", "outliers/published/")
 def test_a_published_row_of_smollm2(tmp_path):
     facts = facts_of(read_facts(), ["smollm2-135m"])
     cache = agreement.ModelCache()

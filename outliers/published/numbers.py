@@ -1,12 +1,19 @@
-"""Printed values of the paper and of others: one CSV file per table in the folder `printed`."""
+"""Printed values of the paper and of others: one CSV file per table, beside this file."""
 
 import csv
 from pathlib import Path
 
 import pandas as pd
 
-PRINTED = Path(__file__).with_name("printed")
+from outliers.models.names import short_name
+
+PRINTED = Path(__file__).parent
 Key = tuple[str, ...]
+
+
+def key_of(model: str) -> str:
+    """Return the key of a model in the published numbers: its short name in lower case."""
+    return short_name(model).lower()
 
 
 def numbers_of(name: str, keys: Key) -> dict[Key, float | str]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from outliers.errors import UserError, reason_of
 from outliers.files import start_of
-from outliers.paper.published import key_of
+from outliers.published.numbers import key_of
 from outliers.show.tables import Table
 from outliers.show.words import amount, listed
 

@@ -1,6 +1,6 @@
 """One linear layer with three outlier features, from decoding to prefill, and how near LLM.int8() comes to its limits.
 
-    python kernels/benchmarks/linear_layer.py
+    python benchmarks/linear_layer.py
 
 On a GPU (16 bits: float16) if there is one, otherwise on the CPU (bfloat16, for CPUs have no fast float16). The ways
 are `WAYS` of `outliers.metrics.linear_layer`, and each part of LLM.int8() alone: its product, or oneDNN's where
@@ -24,6 +24,7 @@ from unittest import mock
 
 import pandas as pd
 import torch
+from kept import FOLDER
 from outlier_kernels import reference
 from outlier_kernels.cpu import packed
 from outlier_kernels.cpu.compiled import Pass
@@ -31,8 +32,8 @@ from scipy.stats import gmean
 from tabulate import tabulate
 
 from outliers.metrics.linear_layer import BASELINE, milliseconds, rows_of, ways
+from outliers.published.numbers import numbers_of
 from outliers.subjects.provenance import environment
-from outliers.views.published import numbers_of
 
 # Tokens, features, outputs: the layers of the paper's Table 5, then others from prefill to decoding.
 SHAPES = (
@@ -205,7 +206,7 @@ def _caption(results: pd.DataFrame, spent: str) -> str:
 
 def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--out", type=Path, default=Path("results/kernels"))
+    options.add_argument("--out", type=Path, default=FOLDER)
     options.add_argument("--seconds", type=float, default=6.0, help="how long the ways of a shape are timed at least")
     return options
 
