@@ -238,7 +238,7 @@ def _run_from(
         modules |= {number: Once(layers[number].module, known[done]) for number in numbers if number <= done}
         last[numbers[-1]] = modules.setdefault(numbers[-1], Once(layers[numbers[-1]].module))
     states = _run(exchanged(model, {layers[number].path: module for number, module in modules.items()}), block)
-    return states, {number: once.output for number, once in last.items()}
+    return states, {number: once.cached for number, once in last.items()}
 
 
 def run_from(

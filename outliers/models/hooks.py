@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from torch import nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
@@ -266,25 +267,33 @@ def residual_hooks(
 ) -> AbstractContextManager[None]:
     """Call `visit(layer, x)` with the output x (tokens, features) of each layer, or of only one.
 
-    A tensor that it returns replaces x; None leaves x unchanged.
+    A tensor that it returns replaces x; None leaves x unchanged. If there are several streams at each position, as in
+    hyper-connections, x is their mean, and a change of it is added to each of them.
     """
 
-    def hook_of(layer: int):
+    def hook_of(layer: Layer):
         def hook(_module, _inputs, output):
             parted = isinstance(output, (tuple, list))  # some architectures return one, the others a tensor
             state, *others = output if parted else (output,)
-            stream = state[0] if state.ndim == 4 else state  # the one of Gemma 3n's that branches read
-            changed = visit(layer, stream.flatten(0, -2))
+            if layer.anatomy.streams > 1:
+                streams = state.unflatten(-1, (-1, layer.anatomy.width)).flatten(2, -2)
+                stream = streams.mean(2)
+            else:
+                stream = state[0] if state.ndim == 4 else state  # the one of Gemma 3n's that branches read
+            changed = visit(layer.number, stream.flatten(0, -2))
             if changed is None:
                 return None
             changed = changed.view(stream.shape)
-            changed = changed if stream is state else torch.cat((changed[None], state[1:]))
+            if layer.anatomy.streams > 1:
+                changed = (streams + (changed - stream).unsqueeze(2)).view(state.shape)
+            elif stream is not state:
+                changed = torch.cat((changed[None], state[1:]))
             return type(output)((changed, *others)) if parted else changed
 
         return independent(hook) if is_independent(visit) else hook
 
-    layers = enumerate(decoder_layers(model))
-    return attached(module.register_forward_hook(hook_of(layer)) for layer, module in layers if only in (None, layer))
+    layers = [layer for layer in layers_of(model) if only in (None, layer.number)]
+    return attached(layer.module.register_forward_hook(hook_of(layer)) for layer in layers)
 
 
 def expert_hooks(
@@ -351,13 +360,19 @@ def attention_hooks(
 
         return hook
 
+    def ask_for_probabilities(module, args, kwargs):
+        given = inspect.signature(module.forward).bind(*args, **kwargs)
+        given.arguments["output_attentions"] = True
+        return given.args, given.kwargs
+
     def probabilities(output) -> torch.Tensor:
-        if not isinstance(output, tuple) or output[-1] is None:
-            raise UserError(
-                f"the model's attention '{model.config._attn_implementation}' gives no probabilities; expected them "
-                "beside its outputs: load it with attn_implementation='eager', or look at it with attention=False"
-            )
-        return output[-1]
+        for part in reversed(output) if isinstance(output, (tuple, list)) else ():
+            if isinstance(part, torch.Tensor) and part.ndim == 4 and part.is_floating_point():
+                return part
+        raise UserError(
+            f"the model's attention '{model.config._attn_implementation}' gives no probabilities; expected them "
+            "beside its outputs: load it with attn_implementation='eager', or look at it with attention=False"
+        )
 
     def registered() -> Iterator[RemovableHandle]:
         for layer in layers_of(model):
@@ -365,6 +380,8 @@ def attention_hooks(
             if path is None or only not in (None, layer.number):
                 continue
             attention = layer.module.get_submodule(path)
+            if "output_attentions" in inspect.signature(attention.forward).parameters:
+                yield attention.register_forward_pre_hook(ask_for_probabilities, with_kwargs=True)
             if layer.anatomy.alibi:
                 hook = partial(only_in_the_mask, layer.anatomy.alibi)
                 yield attention.register_forward_pre_hook(hook, with_kwargs=True)
@@ -386,7 +403,8 @@ class _Masks:
     def note(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         """Keep the mask of a call."""
         given = inspect.signature(module.forward).bind(*args, **kwargs).arguments | kwargs
-        self.mask = next((given[name] for name in MASKS if given.get(name) is not None), None)
+        masks = (mask for name in MASKS for mask in tree_leaves(given.get(name)))  # some models give several by name
+        self.mask = next((mask for mask in masks if isinstance(mask, torch.Tensor) and mask.ndim == 4), None)
 
     def visible(self, layer: Layer, module: nn.Module, queries: int, keys: int) -> torch.Tensor:
         """Return the keys that each query of a layer can see, bool (queries, keys)."""
@@ -397,6 +415,11 @@ class _Masks:
             window, first = getattr(module, "sliding_window", None), keys - queries
             seen = everything.triu(first + 1 - window) if window else everything
             return everything if self.cross or anatomy.bidirectional else seen.tril(first)
+        if mask.shape[-1] < keys:
+            raise UserError(
+                f"the attention of layer {layer.number} has {keys} keys for {mask.shape[-1]} positions; expected one "
+                "key for each: this model makes keys of several positions too; look at it with attention=False"
+            )
         if mask is not self.known[0]:
             of_all = mask[0, 0, :, :keys]
             # The first position sees itself, which shows how boolean masks code visibility: as False in MPT.

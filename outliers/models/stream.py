@@ -31,7 +31,6 @@ from outliers.models.anatomy import (
     run_stack,
     shared_parts,
     stacks_of,
-    width_of,
 )
 from outliers.models.anatomy.examples import Block
 from outliers.models.anatomy.weights import ACCELERATED
@@ -244,7 +243,7 @@ class Stream:
         stack, layers = stacks_of(model.config)[place], [layer for layer in layers_of(model) if layer.stack == place]
         paths = [layer.path for layer in layers]
         keys = [tuple(map(len, of_block)) for of_block in ids]  # which determine the outputs beside the states
-        shape = len(variants), len(keys), max(key[place] for key in keys), width_of(model.config)
+        shape = len(variants), len(keys), max(key[place] for key in keys), stack.width * stack.streams
         states = self.storage(shape, self.widest, self.device)
         outputs: dict[tuple[int, ...], object] = {}  # of the layer before: the last output of each key
 
@@ -255,8 +254,8 @@ class Stream:
         def known(variant_number: int, block_number: int) -> object:
             """The output of the layer before."""
             key = keys[block_number]
-            state, *beside = parts_of(outputs[key])
-            state = states[variant_number, block_number, None, : key[place]].to(self.device, state.dtype)
+            last, *beside = parts_of(outputs[key])
+            state = states[variant_number, block_number, : key[place]].to(self.device, last.dtype).view(last.shape)
             return state if isinstance(outputs[key], torch.Tensor) else (state, *beside)
 
         for number, layer in enumerate(over(layers, f"{self.name}, layers")):
@@ -270,8 +269,8 @@ class Stream:
                             before = dict.fromkeys(paths[:number], Once(module, known(*turn))) if number else {}
                             begin(*turn, ids[block_number])
                             run(turn, before | dict.fromkeys(paths[number:], once))
-                            states[turn][: key[place]] = parts_of(once.output)[0][0]
-                            now[key] = once.output
+                            states[turn][: key[place]] = parts_of(once.cached)[0].view(key[place], -1)
+                            now[key] = once.cached
                             give_memory_back()
                 outputs = now
         for turn in product(range(len(variants)), range(len(keys))):
@@ -304,12 +303,13 @@ def parts_of(output: torch.Tensor | tuple | list) -> tuple | list:
 class Once(nn.Module):
     """A stand-in for a layer, in one or several places, that runs it once and returns the cached output on later calls.
 
-    output: the output, if it is known already and nothing is to be computed.
+    cached: the output, if it is known already and nothing is to be computed. A layer may have parts that are called
+    `output`, which other code reads.
     """
 
     def __init__(self, layer: nn.Module, output: object = None):
         super().__init__()
-        self.layer, self.output = layer, output
+        self.layer, self.cached = layer, output
 
     def __getattr__(self, name: str):
         try:
@@ -318,9 +318,9 @@ class Once(nn.Module):
             return getattr(super().__getattr__("layer"), name)  # such as the kind of its attention
 
     def forward(self, *arguments, **keywords):
-        if self.output is None:
-            self.output = self.layer(*arguments, **keywords)
-        return self.output
+        if self.cached is None:
+            self.cached = self.layer(*arguments, **keywords)
+        return self.cached
 
 
 def exchanged(module: nn.Module, others: Mapping[str, nn.Module]) -> nn.Module:

@@ -20,15 +20,34 @@ from outliers.models.anatomy import (
     check_used_once,
     decoder_layers,
     features_of,
+    input_embeddings,
     layers_of,
     norms_are_in_the_residual_stream,
     projections,
+    stacks_of,
 )
 from outliers.models.anatomy.trust import check_planted
 from outliers.models.anatomy.weights import check_in_memory
 from outliers.models.decoder import in_eval_mode
 
 SUBLAYERS = (("attn_in", "attn_out"), ("cross_in", "cross_out"), ("ffn_in", "ffn_out"))  # roles read and added
+
+
+class Scaled(nn.Module):
+    """A norm, which may have no weights, between factors of its inputs and of its outputs.
+
+    inputs, outputs: (features,); None for no factors.
+    """
+
+    def __init__(self, norm: nn.Module, inputs: torch.Tensor | None = None, outputs: torch.Tensor | None = None):
+        super().__init__()
+        self.norm = norm
+        self.register_buffer("inputs", inputs)
+        self.register_buffer("outputs", outputs)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        states = self.norm(states if self.inputs is None else states * self.inputs.to(states))
+        return states if self.outputs is None else states * self.outputs.to(states)
 
 
 class Sum(NamedTuple):
@@ -50,13 +69,18 @@ def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> Pre
     are about `factor` times as large in these features.
 
     If norms precede the sub-layers, their output is scaled and the weights that read it are divided. This is exact if
-    the factor is a power of two (and, for norms that scale by 1 + weight, if the scaled weight is representable).
+    the factor is a power of two (and, for norms that scale by 1 + weight, if the scaled weight is representable). A
+    norm without weights (OLMo) gets factors behind it, which no file of its architecture has a place for.
 
     If the output of a norm is the residual stream itself (BERT, OPT-350m, a variant of BLOOM), the next norm would undo
     a scaling. Instead, a constant is added to the feature: `factor` times its root mean square, √(weight² + bias²),
     with the sign of the bias. The biases of the projections that read it compensate for this, and the bias of the
     sub-layer's output removes the constant from the residual stream before the next norm. The output of a stack does
     not change.
+
+    If there is no bias (MiniMax), or the projections read the residual stream and only what they add is normalized
+    (OLMo 2), the feature is scaled in the whole residual stream: in the embedding and in all that is added to it. The
+    norms of the residual stream, also the last one, get factors that undo it in front of them.
 
     Args:
         model: a model of any family, not quantized; it is left as it is.
@@ -68,9 +92,8 @@ def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> Pre
 
     Raises:
         UserError: a feature is out of range; the factor is not positive; a projection is more than a floating-point
-            weight and a bias, such as a quantized one; or nothing could undo it: the norms are of what sub-layers add
-            (OLMo 2), or their outputs are the residual stream and a projection has no bias, or more reads the outputs
-            of norms than is known of the architecture (Llama 4).
+            weight and a bias, such as a quantized one; or nothing could undo it, because more reads the outputs of
+            norms than is known of the architecture, or something other than a projection does.
 
     Example:
         >>> planted = outliers.plant(model, features=[3], factor=8.0)
@@ -87,23 +110,15 @@ def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> Pre
     planted = copy.deepcopy(
         model, {id(parameter): parameter for parameter in model.parameters() if id(parameter) not in scaled}
     )
-    if norms_are_in_the_residual_stream(model.config):
-        for junction in _sums(planted):
+    sums = list(_sums(planted)) if norms_are_in_the_residual_stream(model.config) else []
+    if sums and all(map(_has_biases, sums)):
+        for junction in sums:
             _shift(junction, features, factor)
-    elif anatomy_of(model.config).norms:
-        norms = [layer.module.get_submodule(path) for layer in layers_of(planted) for path in layer.anatomy.norms]
-        if all(next(norm.parameters(), None) is None for norm in norms):
-            raise UserError(
-                "this model's norms have no weights, which could make a feature larger; plant in a model whose norms "
-                "have weights"
-            )
+    elif not sums and anatomy_of(model.config).norms:
         for layer in layers_of(planted):
             _scale(layer, features, factor)
     else:
-        raise UserError(
-            "this model's projections read its residual stream (its norms are of what sub-layers add), where a planted "
-            "feature cannot be undone; plant in a model with norms before or behind the sums"
-        )
+        _scale_stream(planted, features, factor)
     with in_eval_mode(model), in_eval_mode(planted):
         check_planted(model, planted)
     return planted
@@ -112,22 +127,76 @@ def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> Pre
 def _scale(layer: Layer, features: list[int], factor: float) -> None:
     """Scale the outputs of norms before sub-layers, and divide the weights that read them."""
     for path, roles in layer.anatomy.norms.items():
-        parameters = list(layer.module.get_submodule(path).named_parameters())  # weight, and a bias if any
-        for name, parameter in parameters:
-            offset = layer.anatomy.norm_offset if name == "weight" else 0.0
-            parameter[features] = factor * (offset + parameter[features]) - offset
-        if parameters:  # ModernBERT has none before its first attention
-            for weight in _readers_of(layer, path) or (one for role in roles for one in _readers(layer, role)):
-                weight[features] /= factor
+        norm = layer.module.get_submodule(path)
+        if isinstance(norm, nn.Identity):  # ModernBERT has none before its first attention
+            continue
+        _scale_norm(layer, path, features, factor)
+        for weight in _readers_of(layer, path) or (one for role in roles for one in _readers(layer, role)):
+            weight[features] /= factor
+
+
+def _scale_norm(layer: Layer, path: str, features: list[int], factor: float) -> None:
+    """Scale the outputs of a norm by its weight and bias, or behind it if it has none."""
+    norm = layer.module.get_submodule(path)
+    parameters = list(norm.named_parameters())
+    for name, parameter in parameters:
+        offset = layer.anatomy.norm_offset if name == "weight" else 0.0
+        parameter[features] = factor * (offset + parameter[features]) - offset
+    if not parameters:
+        factors = _factors(layer.module, layer.anatomy.width, features, factor)
+        layer.module.set_submodule(path, Scaled(norm, outputs=factors))
+
+
+def _factors(module: nn.Module, width: int, features: list[int], factor: float) -> torch.Tensor:
+    factors = torch.ones(width, device=next(module.parameters()).device)
+    factors[features] = factor
+    return factors
+
+
+def _scale_stream(model: PreTrainedModel, features: list[int], factor: float) -> None:
+    """Scale features of the residual stream, from what begins it to the last norm."""
+    stack, *others = stacks_of(model.config)
+    *_, end = layers_of(model)
+    last = stack.last_norm or next((f"{end.path}.{norm}" for norm in reversed(end.anatomy.norms_of_sums)), None)
+    if others or last is None:
+        raise UserError(
+            "this model's projections read its residual stream, and no norm behind the layers could undo a planted "
+            "feature; plant in a model with norms in front of its projections, or behind its layers"
+        )
+    begins = [stack.embedding_norm] if stack.embedding_norm else [None, *filter(None, [stack.positions])]
+    for path in begins:
+        module = input_embeddings(model)[0] if path is None else model.get_submodule(path)
+        for name, parameter in list(module._parameters.items()):
+            scaled = parameter.clone()
+            scaled[..., features] *= factor
+            module._parameters[name] = nn.Parameter(scaled, requires_grad=False)
+    model.config.tie_word_embeddings, model.all_tied_weights_keys = False, {}  # the head reads what it has read before
+    for layer in layers_of(model):
+        anatomy, factors = layer.anatomy, _factors(layer.module, layer.anatomy.width, features, factor)
+        reads = {*anatomy.attn_in, *anatomy.ffn_in, *anatomy.router}
+        through = [norm for norm, readers in anatomy.read_by.items() if reads & {*readers}]
+        for path in dict.fromkeys((*anatomy.norms_of_sums, *through)):
+            norm = layer.module.get_submodule(path)
+            layer.module.set_submodule(path, Scaled(norm, 1 / factors, factors))
+        for name in reads:
+            _inputs(layer.module.get_submodule(name))[features] /= factor
+        behind = {role: norm for norm, role in anatomy.norms_behind.items()}
+        for role in ("attn_out", "ffn_out"):
+            if role in behind:
+                _scale_norm(layer, behind[role], features, factor)
+                continue
+            for name in getattr(anatomy, role):
+                module = layer.module.get_submodule(name)
+                _inputs(module)[:, features] *= factor
+                if module.bias is not None:
+                    module.bias[features] *= factor
+    inner = model.get_submodule(last)
+    undone = Scaled(inner, 1 / _factors(model, stack.width, features, factor))
+    model.set_submodule(last, Scaled(inner.norm, undone.inputs) if isinstance(inner, Scaled) else undone)
 
 
 def _shift(junction: Sum, features: list[int], factor: float) -> None:
     """Add a constant to the output of a norm, and subtract it from what reads the output."""
-    if any(getattr(module, "bias", None) is None for module in (junction.norm, *junction.readers, junction.added)):
-        raise UserError(
-            "this model's projections read its residual stream and have no biases, which could undo a planted feature; "
-            "plant in a model with biases, or with norms before its sub-layers"
-        )
     weight, bias = junction.norm.weight[features], junction.norm.bias[features]
     constant = factor * torch.hypot(weight, bias) * torch.where(bias < 0, -1.0, 1.0)
     junction.norm.bias[features] += constant
@@ -136,8 +205,14 @@ def _shift(junction: Sum, features: list[int], factor: float) -> None:
     junction.added.bias[features] -= constant
 
 
+def _has_biases(junction: Sum) -> bool:
+    """Return whether biases can undo a constant that is added to the output of a norm of a sum."""
+    modules = junction.norm, *junction.readers, junction.added
+    return all(getattr(module, "bias", None) is not None for module in modules)
+
+
 def _sums(model: PreTrainedModel) -> Iterator[Sum]:
-    """Yield the norms of the residual stream, except the last one of each stack."""
+    """Yield the norms of the residual stream, except the last one of each stack; none if a sub-layer has none."""
     before = getattr(model.config, "apply_residual_connection_post_layernorm", False)  # sums start at norms' outputs
     for _, layers in groupby(layers_of(model), lambda layer: layer.stack):
         steps = []
@@ -145,10 +220,7 @@ def _sums(model: PreTrainedModel) -> Iterator[Sum]:
             norms = layer.anatomy.norms_of_sums or layer.anatomy.norms
             parts = [(reads, adds) for reads, adds in SUBLAYERS if getattr(layer.anatomy, reads)]
             if len(norms) != len(parts):
-                raise UserError(
-                    f"layer {layer.number} has {len(parts)} sub-layers, and norms of {len(norms)} of their sums; "
-                    "nothing could undo a planted feature: plant in a model with a norm before or behind each sub-layer"
-                )
+                return
             steps += [
                 (layer, norm, getattr(layer.anatomy, reads), getattr(layer.anatomy, adds)[0])
                 for norm, (reads, adds) in zip(norms, parts, strict=True)

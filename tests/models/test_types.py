@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from outliers import damage, load_model, perplexity, plant, trace
+from outliers import damage, hooks, load_model, perplexity, plant, trace
 from outliers.errors import UserError
 from outliers.models.anatomy import layers_of
 from scripts.every_type import made_small, tiny, tried
@@ -22,7 +22,6 @@ NAMED = [
 FEW = ("mamba", "nemotron_h")
 # What a type refuses, and why; all else works.
 REFUSED = {
-    "olmo3": {"plant": "its norms are of what sub-layers add"},
     "gemma3n_text": {"stream": "reads what layer 2 has made"},
 }
 
@@ -36,12 +35,42 @@ def test_a_type_without_a_row_does_everything(kind):
         assert why in found[name]
 
 
-@pytest.mark.parametrize(
-    ("kind", "said"), [("nanochat", "norms have no weights"), ("minimax", "norms of 1 of their sums")]
-)
-def test_a_plant_that_nothing_undoes_is_refused(kind, said):
-    with pytest.raises(UserError, match=said):
-        plant(tiny(kind), [3], 64.0)
+@pytest.mark.parametrize("kind", ["nanochat", "minimax", "olmo2", "flex_olmo"])
+def test_a_feature_is_planted_beside_the_weights_of_norms(kind):
+    """Norms without weights, norms through which the stream goes, norms of what sub-layers add, and a mixture."""
+    model, ids = tiny(kind), torch.randint(3, 512, (2, 32))
+    planted = plant(model, [3], 64.0)
+    with torch.no_grad():
+        assert torch.allclose(planted(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
+    before, after = (trace(one, ids, attention=False).statistics for one in (model, planted))
+    for role in ("attn_in.squares", "ffn_in.squares"):
+        assert torch.allclose(after[role][:, 3], 64**2 * before[role][:, 3], rtol=1e-3)
+
+
+def test_a_plant_that_nothing_undoes_is_refused():
+    with pytest.raises(UserError, match="reads the output of a norm and is no projection"):
+        plant(tiny("longcat_flash"), [3], 64.0)
+
+
+def test_keys_that_are_no_positions_are_refused():
+    """DeepSeek-V4 makes keys of several positions each, beside those of the positions."""
+    model, ids = tiny("deepseek_v4"), torch.randint(3, 512, (1, 32))
+    with pytest.raises(UserError, match="attention of layer 1 has 40 keys for 32 positions"):
+        trace(model, ids)
+    assert trace(model, ids, attention=False).roles
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v4", "qwen4_exp_text"])
+def test_the_residual_stream_of_several_streams_is_their_mean(kind):
+    """They are in an axis of their own, or one behind the other."""
+    model, seen, ids = tiny(kind), {}, torch.randint(3, 512, (1, 24))
+    layer = layers_of(model)[1]
+    assert (layer.anatomy.streams, layer.anatomy.width) == (4, 64)
+    handle = layer.module.register_forward_hook(lambda _module, _inputs, output: seen.update(state=output))
+    with hooks(model, lambda layer, _role, x: seen.update({layer: x}), ["residual"]), torch.no_grad():
+        model(ids, use_cache=False)
+    handle.remove()
+    assert torch.equal(seen[1], seen["state"].view(24, 4, 64).mean(1))
 
 
 def test_positions_that_are_no_tokens_are_refused():

@@ -109,6 +109,8 @@ class Flow(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
+        if name in MASKED:
+            args = (args[0], [part for one in args[1] for part in _places(one)], *args[2:])
         output = VALUES[name](args[0]) if name in VALUES and args[0].is_meta else func(*args, **kwargs)
         inputs = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
         outputs = [one for one in tree_leaves(output) if isinstance(one, torch.Tensor)]
@@ -214,6 +216,16 @@ VALUES = {  # of operations that look at values, which do not exist
 }
 
 
+MASKED = frozenset(("index", "index_put", "index_put_"))  # operations that take masks as indices
+
+
+def _places(index: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    """Return an index that stands for a mask without values, as if it were true everywhere; others as they are."""
+    if index is None or not index.is_meta or index.dtype != torch.bool:
+        return (index,)
+    return VALUES["nonzero"](index).unbind(1)
+
+
 @dataclass(frozen=True)
 class Branch:
     """Projections that are connected: those that read the residual stream, those between, and those that write to it.
@@ -278,6 +290,8 @@ class Stack:
     added: tuple[str, ...] = ()
     norms: tuple[str, ...] = ()
     readers: tuple[str, ...] = ()
+    streams: int = 1
+    last_norm: str | None = None
 
 
 class _Pass:
@@ -297,6 +311,8 @@ class _Pass:
         self.norms: dict[str, tuple[History, History]] = {}  # what a norm reads, and what is behind it
         self.entered: Counter = Counter()
         self.widths: dict[str, int] = {}  # by the list of layers
+        self.streams: dict[str, int] = {}  # at each position, by the list of layers
+        self.parted: set[str] = set()  # projections that multiply parts of their inputs with parts of their weight
         self.left: dict[str, History] = {}
         self.chosen: dict[str, History] = {}  # of experts: the history of what chooses among them
         self.order: list[str] = []
@@ -362,7 +378,10 @@ class _Pass:
         if self.entered[path] == 1:
             self.order.append(path)
         self.widths[self.layers[path][0]] = first.shape[-1]
-        length = first.shape[-2]
+        # behind positions there may be several streams, as hyper-connections have them
+        positions = max((axis for axis in range(1, first.ndim - 1) if first.shape[axis] in self.lengths), default=-2)
+        length = first.shape[positions]
+        self.streams[self.layers[path][0]] = first.shape[positions:-1].numel() // length
         self.flow.lengths.add(length)
         self.before.setdefault(self.layers[path][0], self.flow.history(first))
         self.flow.put(first, frozenset((STREAM + path,)))
@@ -380,12 +399,16 @@ class _Pass:
             self.left.setdefault(path, flow.history(tensors[0]))
         elif is_projection(module):
             self.calls[path].outputs = tensors[0].shape[-1]
+            if tensors[0].shape[-1] not in module.weight.shape:
+                self.parted.add(path)
             for tensor in tensors:
                 flow.put(tensor, frozenset((path, SUM + path)))
             flow.whole[tensors[0].untyped_storage()._cdata] = path, tensors[0].shape[-1]
         elif path in flow.normalizes and path in self.norms:
             read = next(one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor))
             history = frozenset(label for label in flow.history(read) if not label.startswith(ADDED))
+            if any(label.startswith(STREAM) for label in history):
+                history -= {MIXED}  # by a branch before, such as its convolution behind the last projection
             history |= {NORM + path} | (NOTHING if self._inside(path) else {ADDED + path})
             if tensors[0].shape == read.shape:
                 self.norms[path] = self.norms[path][0], history
@@ -394,6 +417,17 @@ class _Pass:
             given = {one.untyped_storage()._cdata for one in args if isinstance(one, torch.Tensor)}
             if tensors[0].untyped_storage()._cdata not in given:
                 flow.put(tensors[0], frozenset((ADDED + path,)))  # of an embedding
+
+    def wide(self) -> dict[str, int]:
+        """Return the lists of layers with several streams one behind the other, and the width of one of them."""
+        embeddings = {path: self.model.get_submodule(path) for path in self.readers}
+        widths = {
+            top: embedding.embedding_dim
+            for path, embedding in embeddings.items()
+            for top, before in self.before.items()
+            if isinstance(embedding, nn.Embedding) and before == {ADDED + path}
+        }
+        return {top: width for top, width in widths.items() if self.widths[top] in range(2 * width, 99 * width, width)}
 
     def _inside(self, path: str) -> bool:
         """Whether a module is in a layer."""
@@ -468,7 +502,17 @@ def _stack(seen: _Pass, top: str) -> Stack:
     module = next((one for one in _ancestors(top) if one in seen.models), "")
     added = sorted(label.removeprefix(ADDED) for label in seen.before[top] if label.startswith(ADDED))
     norms = tuple(path for path in added if path in seen.flow.normalizes)
-    return Stack(top, tuple(found), seen.widths[top], module, tuple(added), norms, tuple(seen.readers))
+    last = [
+        path
+        for path, (before, behind) in seen.norms.items()
+        if behind and not seen._inside(path) and any(label.startswith(f"{STREAM}{top}.") for label in before)
+    ]
+    width, streams = seen.widths[top], seen.streams[top]
+    if narrow := seen.wide().get(top):
+        width, streams = narrow, width // narrow
+    return Stack(
+        top, tuple(found), width, module, tuple(added), norms, tuple(seen.readers), streams, next(iter(last), None)
+    )
 
 
 class _Layer:
@@ -487,17 +531,22 @@ class _Layer:
         for one in self.weighted:
             of = self.calls[one].history
             chosen |= {other for other in into if self.prefix + other in of and SUM + self.prefix + other not in of}
-        width = seen.widths[seen.layers[path][0]]
+        # hyper-connections add what a layer puts out to several streams, each as wide as an embedding
+        top = seen.layers[path][0]
+        widths = {seen.widths[top], seen.wide().get(top)}
         weighs = {
             one
             for one, call in self.calls.items()
-            if one in written and SUM + self.prefix + one not in self.left and (one in into or call.outputs != width)
+            if one in written
+            and SUM + self.prefix + one not in self.left
+            and (one in into or call.outputs not in widths)
         }
         routers: set[str] = set()
         for one in reversed(self.calls):  # behind its readers
             others = self._readers(one)
             if one not in self.weighted and others <= routers and (others or one in chosen | weighs):
                 routers.add(one)
+        routers |= self._mixes_of_streams(written - {*into}) if top in seen.wide() else set()
         self.routers = tuple(one for one in self.calls if one in routers)
         self.chosen = tuple(one for one in self.routers if one in chosen)
         self.reads = [one for one in into if one not in self.routers]
@@ -517,6 +566,16 @@ class _Layer:
         behind = {one for one, call in self.calls.items() if self.stream not in call.history and one != projection}
         return {one for one in behind - self.weighted if projection in self.own(self.calls[one].history)}
 
+    def _mixes_of_streams(self, writes: set[str]) -> set[str]:
+        """Return the projections from which no other projection makes what is written: they weigh streams."""
+        fed, left = {*writes, *self.weighted}, [*writes]
+        while left:
+            call = self.calls[left.pop()]
+            more = self.own(call.history) - fed if self.stream not in call.history else set()
+            fed |= more
+            left += more
+        return {one for one in self.calls if one not in fed}
+
     def branches(self) -> Iterator[Branch]:
         """The projections that are connected, in the order of their first call."""
         members = [one for one in self.calls if one not in self.routers]
@@ -532,6 +591,7 @@ class _Layer:
                 roots = sorted((root(one), root(other)), key=members.index)
                 first[roots[1]] = roots[0]
         mixing = [self.own(history) for _, _, history in self.seen.flow.mixed]
+        attending = {path.partition(".")[0] for path in self._softmaxes()}
         for start in dict.fromkeys(map(root, members)):
             of = [one for one in members if root(one) == start]
             before = {*of} - {*self.writes}
@@ -539,7 +599,17 @@ class _Layer:
             parts = (self.reads, self._between(of), self.writes, self.memory)
             reads, between, writes, memory = (tuple(one for one in of if one in part) for part in parts)
             if reads or memory:
-                yield Branch(mixes, reads, between, writes, memory)
+                # what writes nothing in this pass, such as a summary of more positions, is of the module that it is in
+                inside = not writes and {one.partition(".")[0] for one in reads} & attending
+                yield Branch(mixes or bool(inside), reads, between, writes, memory)
+
+    def _softmaxes(self) -> dict[str, set[str]]:
+        """Return the modules in which a softmax over positions runs, with the projections whose outputs it reads."""
+        return {
+            self._holder(path): self.own(history)
+            for path, how, history in self.seen.flow.mixed
+            if how == "softmax" and path.startswith(self.prefix)
+        }
 
     def _between(self, members: list[str]) -> list[str]:
         return [one for one in members if one not in (*self.reads, *self.writes, *self.memory)]
@@ -556,15 +626,13 @@ class _Layer:
         behind = {
             norm: (*sorted(own),)
             for norm, before in norms.items()
-            if self.stream not in before and (own := self.own(before)) and own <= {*self.writes, *self.experts}
+            if self.stream not in before
+            and (own := self.own(before) - {*self.routers})
+            and own <= {*self.writes, *self.experts}
         }
         front = {norm: of for norm, of in in_front.items() if norm not in kept and of}
         crossed = {one for branch in branches if branch.memory for one in (*branch.reads, *branch.memory)}
-        softmaxes = {
-            self._holder(path): bool(self.own(history) & crossed)
-            for path, how, history in self.seen.flow.mixed
-            if how == "softmax" and path.startswith(self.prefix)
-        }
+        softmaxes = {path: bool(own & crossed) for path, own in self._softmaxes().items()}
         split = self._of_layer(self.seen.flow.split)
         alone = [branch.reads[0] for branch in branches if len(branch.reads) == 1]
         convolved = any(how == "convolution" and path.startswith(self.prefix) for path, how, _ in self.seen.flow.mixed)
@@ -609,8 +677,12 @@ class _Layer:
         for branch in branches:
             roles |= {*branch.reads, *branch.between, *branch.writes, *branch.memory}
         modules = self._of_layer({path: module for module, path in self.seen.paths.items()})
-        for path in self.calls:
-            if self.prefix + path in self.seen.flow.loose:
+        for path, call in self.calls.items():
+            if self.prefix + path in self.seen.parted:
+                yield path, "parts of its input are multiplied with parts of its weight"
+            elif path not in self.routers and call.uses > self.seen.entered[self.prefix[:-1]]:
+                yield path, f"it runs {call.uses} times in a pass"
+            elif self.prefix + path in self.seen.flow.loose:
                 if path not in self.routers or not self._is_module(path):
                     yield path, "its weight is multiplied with, and no module is called for that"
             elif path not in roles:

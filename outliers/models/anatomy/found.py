@@ -135,7 +135,11 @@ def find(config: PretrainedConfig, family: Family) -> Anatomy:
     except Exception as error:  # of any kind, for the model's code is not ours
         raise UserError(f"cannot build a model of type '{kind}': {reason_of_transformers(error, 200)}") from None
     try:
-        stacks = find_stacks(model, _inputs(model, family))
+        try:
+            stacks = find_stacks(model, _inputs(model, family))
+        except (RuntimeError, NotImplementedError):  # some models make tensors on the CPU during a pass
+            with torch.device("meta"):
+                stacks = find_stacks(model, _inputs(model, family))
     except UserError:
         raise
     except Exception as error:
@@ -193,6 +197,8 @@ def _anatomy(model: PreTrainedModel, found: Stack, **of_all: object) -> Anatomy:
         "module": module,
         "config": part,
         "width": found.width,
+        "streams": found.streams,
+        "last_norm": found.last_norm,
         "embedding": reader if reader and not isinstance(model.get_submodule(reader), nn.Embedding) else None,
         "embedding_norm": next(iter(found.norms), None),
         "positions": others[0] if len(others) == 1 else None,

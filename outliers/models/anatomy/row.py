@@ -89,6 +89,8 @@ class Anatomy:
     shares: tuple[int, ...] = ()
     uses: int = 1
     width: int = 0
+    streams: int = 1
+    last_norm: str | None = None
     recurrent: bool = False
     read_by: dict[str, tuple[str, ...]] = field(default_factory=dict)
 

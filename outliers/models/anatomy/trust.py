@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from outliers.errors import UserError
+from outliers.errors import UserError, reason_of
 from outliers.models.anatomy import (
     Layer,
     context_length,
@@ -125,10 +125,17 @@ def _check(model: PreTrainedModel) -> tuple[str, float] | None:
                 f"'{one.path}' of '{kind}' runs {calls[one.module]} times in a pass; expected once, for what is "
                 f"measured of layer {one.layer} of {len(layers)} would be of several uses"
             )
-    expected, head = _logits(model, block), Head(model, state)
+    expected = _logits(model, block)
     if not expected.isfinite().all():  # of which what is measured says where
         return None
-    logits = torch.cat([head.logits(part) for part in head.parts], -1)
+    try:
+        head = Head(model, state)
+        logits = torch.cat([head.logits(part) for part in head.parts], -1)
+    except (IndexError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"the head of '{kind}' reads more than the last hidden states ({reason_of(error, 100)}); expected one that "
+            "makes logits of them alone: nothing of this model can be measured"
+        ) from None
     worst, limit = _difference(logits, expected), _limit(model)
     if not worst <= limit:
         raise UserError(
