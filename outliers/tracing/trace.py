@@ -254,7 +254,8 @@ def _has_even_heads(model: PreTrainedModel, views: Iterable[View]) -> bool:
 def _in_one_width(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Pad the features of each tensor with zeros to the largest number."""
     width = max(tensor.shape[-1] if tensor.ndim else 0 for tensor in tensors)
-    return [functional.pad(one, (0, width - one.shape[-1])) if one.ndim else one for one in tensors]
+    lacks = [width - tensor.shape[-1] if tensor.ndim else 0 for tensor in tensors]
+    return [functional.pad(one, (0, lack)) if lack else one for one, lack in zip(tensors, lacks, strict=True)]
 
 
 @contextmanager
@@ -325,8 +326,10 @@ class _Observer:
             self.found.read()
         for view in self.united:
             of_layers = [[of[role].to(self.ids.device) for role in view if role in of] for of in self.in_turn]
-            if hits := [reduce(torch.maximum, of_layer) for of_layer in of_layers if of_layer]:
-                self._add(f"{'+'.join(view)}.layers_hit", torch.stack(hits).clamp_(max=1).sum(0))
+            # In a layer that lacks a role, another one counts twice, so that one operator has the largest of each.
+            if hits := [hit for of_layer in of_layers if of_layer for hit in (of_layer * len(view))[: len(view)]]:
+                largest = torch.stack(hits).unflatten(0, (-1, len(view))).amax(1)
+                self._add(f"{'+'.join(view)}.layers_hit", largest.clamp_(max=1).sum(0))
         self.in_turn.clear()
 
     def see_hidden_state(self, layer: int, role: str, x: torch.Tensor) -> None:

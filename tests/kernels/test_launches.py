@@ -19,6 +19,7 @@ from triton.runtime.interpreter import GridExecutor
 
 import outliers
 from outliers.metrics.graphs import Steps
+from outliers.models.anatomy.trust import check_found
 from outliers.models.decoder import run_decoder
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear
@@ -160,6 +161,7 @@ def test_a_decode_step_of_an_int8_model_reads_nothing(case):
 
 def beside(model: torch.nn.Module, observe: Callable[[torch.nn.Module, torch.Tensor], object]) -> Counts:
     """What a block costs beside its pass through the decoder."""
+    check_found(model)  # once for all, which passes a few tokens
     with torch.inference_mode():
         plain = of_a_block(lambda blocks: list(run_decoder(model, blocks)))
     return of_a_block(lambda blocks: observe(model, blocks)) - plain
@@ -170,7 +172,7 @@ def test_a_block_of_an_evaluation_and_a_trace(monkeypatch):
     """Of a model with two layers, which have four hidden states and the residual stream each, and what two more cost:
     less than four kernels and operators a state."""
     model, trace = make_model("gpt2"), partial(outliers.trace, alpha=3.0)
-    assert_at_most(beside(model, outliers.perplexity), 1, 5, 1)
+    assert_at_most(beside(model, outliers.perplexity), 1, 6, 1)  # its head has token ids, which the stack ignores
     two_layers = beside(model, trace)
     assert_at_most(two_layers, 18, 48, 2)
     monkeypatch.setitem(CONFIGS["gpt2"][1], "n_layer", 4)
