@@ -5,6 +5,7 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,24 +63,24 @@ def traced(cell: Cell, provenance: dict, planner: Any) -> list[tuple]:
     stacks = view_names(cell.subject.config)
     stems = [folder / of_view(STEM, stack) for stack in stacks]
     about = cell.subject.request | provenance | {"roles": metric.roles}
-    _turn_to(about, folder, stacks, planner.force)
-    with measuring(cell.subject.settings.device) as reading:
-        traces_so_far = [] if planner.force else saved_traces(stems, about, metric.tokens, len(cell.subject.blocks))
-    if traces_so_far and "weights_hash" not in provenance:
-        about |= planner.weights(cell.subject)
-        traces_so_far = traces_so_far if all(trace.about == about for trace in traces_so_far) else []
-    if traces_so_far and traces_so_far[0].names:  # a resumed trace keeps its tokens
-        cell = replace(cell, metric=metric.model_copy(update={"tokens": True}))
-    saved, costs = time.monotonic(), []
-    for longer, spent in _going_on(cell, provenance, planner, about, traces_so_far):
-        traces_so_far = longer
-        costs.append(spent)
-        if traces_so_far and (asked_to_stop() or time.monotonic() - saved > SECONDS_BETWEEN_SAVES):
+    with _turned_to(about, folder, stacks, planner.force):
+        with measuring(cell.subject.settings.device) as reading:
+            traces_so_far = [] if planner.force else saved_traces(stems, about, metric.tokens, len(cell.subject.blocks))
+        if traces_so_far and "weights_hash" not in provenance:
+            about |= planner.weights(cell.subject)
+            traces_so_far = traces_so_far if all(trace.about == about for trace in traces_so_far) else []
+        if traces_so_far and traces_so_far[0].names:  # a resumed trace keeps its tokens
+            cell = replace(cell, metric=metric.model_copy(update={"tokens": True}))
+        saved, costs = time.monotonic(), []
+        for longer, spent in _going_on(cell, provenance, planner, about, traces_so_far):
+            traces_so_far = longer
+            costs.append(spent)
+            if traces_so_far and (asked_to_stop() or time.monotonic() - saved > SECONDS_BETWEEN_SAVES):
+                _save(traces_so_far, stems)
+                saved = time.monotonic()
+                stop_if_asked()
+        if costs:
             _save(traces_so_far, stems)
-            saved = time.monotonic()
-            stop_if_asked()
-    if costs:
-        _save(traces_so_far, stems)
     for trace in traces_so_far if metric.imatrix else ():
         trace.save_imatrix(folder / of_view(IMATRIX, trace.stack))
     if metric.masks and not _is_newer(folder / MASKS, folder / f"{STEM}.safetensors"):
@@ -91,22 +92,31 @@ def traced(cell: Cell, provenance: dict, planner: Any) -> list[tuple]:
     return [([traces_so_far], {"weights_hash": about["weights_hash"]}, joined(costs or [reading.fields]))]
 
 
-def _turn_to(about: dict, folder: Path, stacks: Sequence[str], force: bool) -> None:
+@contextmanager
+def _turned_to(about: dict, folder: Path, stacks: Sequence[str], force: bool) -> Iterator[None]:
     """Move the traces of another request out of a folder, with the files derived from them, and those of this one back.
 
-    Raises UserError if they are of another model, unless forced.
+    If this one ends before anything of it is saved, the others return. Raises UserError if they are of another model,
+    unless forced.
     """
     files = [f"{STEM}.safetensors", EXCERPT, IMATRIX]
     names = [of_view(file, stack) for stack in stacks for file in files] + [MASKS, MASKS_LISTED]
-    check_replaceable(folder / names[0])
-    if shown := about_of(folder / names[0]):
-        theirs, ours = ((one.get("model", ""), one.get("checkpoint")) for one in (about | shown, about))
+    shown, ours = folder / names[0], folder / EARLIER / _request(about)
+    theirs = ours
+    check_replaceable(shown)
+    if before := about_of(shown):
+        theirs = folder / EARLIER / _request(before)
         if not force:
-            check_alone(folder, theirs, ours)
-        if _request(shown) != _request(about):
-            move(folder, folder / EARLIER / _request(shown), names)
-    if not (folder / names[0]).exists():
-        move(folder / EARLIER / _request(about), folder, names)
+            check_alone(folder, *((one.get("model", ""), one.get("checkpoint")) for one in (about | before, about)))
+        if theirs != ours:
+            move(folder, theirs, names)
+    if not shown.exists():
+        move(ours, folder, names)
+    try:
+        yield
+    finally:
+        if not shown.exists():
+            move(theirs, folder, names)
 
 
 def _request(about: dict) -> str:
