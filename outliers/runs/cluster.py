@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import socket
+import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +29,7 @@ from outliers.terminal.progress import Progress
 TASKS_A_WORKER = 2  # at least, if texts can be cut, so that the workers end at nearly the same time
 RETRIES = 3  # of a task after its worker or node is lost
 SECONDS_TO_ANSWER = 5
+SECONDS_A_LOOK = 10  # between looks at the machines of a cluster, which may grow
 OBJECT_STORE = 200_000_000  # bytes, for a Ray on this machine alone: it holds token blocks and results
 STDERR = 2
 GPU_SPARE = 1.2  # factor of a model's need on several GPUs: whole layers are placed, and each GPU needs activations
@@ -56,6 +58,8 @@ class Cluster:
         self.warned: set[str] = set()  # warnings of workers, each shown once
         self.name = uuid.uuid4().hex  # of this run: workers outlive it, but drop what they loaded for it
         self.needed: list[psutil.Process] = []  # processes of Ray on this machine that the run depends on
+        self.nodes: list[dict[str, float]] = []  # resources of each machine, and when they were asked for
+        self.asked = -math.inf
 
     def __enter__(self) -> "Cluster":
         try:
@@ -88,7 +92,10 @@ class Cluster:
                     yield process
 
     def _lost(self) -> EngineLost | None:
-        """Return an error if a process that Ray needs has ended, for Ray would end this process silently."""
+        """Return an error if a process that Ray needs has ended.
+
+        Ray would end this process silently as soon as it asks for machines, or stores or reads a large object.
+        """
         for process in self.needed:
             with contextlib.suppress(psutil.NoSuchProcess):
                 if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
@@ -157,10 +164,11 @@ class Cluster:
         self.bar.spread(min(len(waiting), self._slots(waiting[0])) if waiting else 1)
         try:
             while (waiting or running) and not asked_to_stop() and not self._lost():
-                while waiting and len(running) < self._room(waiting[0]):
+                if waiting and len(running) < self._room(waiting[0]):
                     task = waiting.popleft()
                     running[self._submit(task)] = task
-                yield from self._finished(running)
+                else:
+                    yield from self._finished(running)
             if not self._lost():
                 self._leave_out_queued(running)
             while running and not self._lost():  # after Ctrl-C
@@ -175,7 +183,7 @@ class Cluster:
     def _finished(self, running: dict) -> Iterator[tuple[Task, Any]]:
         """Yield the running tasks that finish within a second, with their results, and remove them from `running`."""
         done, _ = self.ray.wait(list(running), timeout=1)
-        for reference in done:
+        for reference in () if self._lost() else done:
             task = running.pop(reference)
             try:
                 result, warnings = self.ray.get(reference)
@@ -218,7 +226,10 @@ class Cluster:
 
     def _nodes(self) -> list[dict[str, float]]:
         names = ("CPU", "GPU", "memory")
-        return [{name: node["Resources"].get(name, 0) for name in names} for node in self.ray.nodes() if node["Alive"]]
+        if time.monotonic() > self.asked + SECONDS_A_LOOK and not self._lost():
+            alive = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+            self.asked, self.nodes = time.monotonic(), [{name: node.get(name, 0) for name in names} for node in alive]
+        return self.nodes
 
     def _slots(self, task: Task) -> int:
         """Return how many tasks like this one can run at once."""

@@ -138,13 +138,18 @@ def test_a_ray_that_ends_costs_what_is_not_finished(tmp_path, name):
         done = subprocess.run(command, env=alone, capture_output=True, text=True, timeout=300)
         return done.returncode, done.stdout, done.stderr
 
+    def finished() -> list[str]:
+        """The lines of finished rows: one at least, as processes do not end at the moment of a signal."""
+        return [line for line in (tmp_path / "out" / "rows.jsonl").read_text().splitlines() if '"failed"' not in line]
+
     code, out, err = sweep_in_a_process(name)
-    finished = [row for row in read_rows(tmp_path / "out") if "failed" not in row]
-    said = [line for line in err.splitlines() if not re.fullmatch("about .* left", line)]
-    assert (code, len(finished)) == (1, 1)
+    kept = finished()
+    said = [line for line in err.splitlines() if not re.fullmatch("about .* left|(.*: )?since .*", line)]
+    assert code == 1
+    assert 1 <= len(kept) < 8
     assert said == [
-        f"error: Ray has ended on this machine (its process '{name}' is gone): 8 cells are lost, all others are "
-        "finished; run the same command again to measure them once more"
+        f"error: Ray has ended on this machine (its process '{name}' is gone): {9 - len(kept)} cells are lost, all "
+        "others are finished; run the same command again to measure them once more"
     ]
     assert "Rows, tables, figures and page: " in out, out
     assert (tmp_path / "out" / "report.html").exists()
@@ -152,7 +157,7 @@ def test_a_ray_that_ends_costs_what_is_not_finished(tmp_path, name):
     assert (code, "failed" in err) == (0, False)
     rows = [row for row in read_rows(tmp_path / "out") if "failed" not in row]
     assert len({row["scheme"] for row in rows}) == 9
-    assert finished[0] in rows
+    assert set(kept) < set(finished())
 
 
 def always_dies(_model_cache, _job) -> None:
@@ -332,6 +337,8 @@ def test_a_cluster_that_is_there_is_used_and_else_one_is_made(monkeypatch):
 
     usual = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
+    monkeypatch.setattr(ray, "nodes", list)
     monkeypatch.setattr(cluster, "_check_answers", lambda address: None)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "shutdown", lambda: asked.append("shutdown"))
