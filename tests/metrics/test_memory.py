@@ -304,7 +304,8 @@ def test_table_3_comes_out_as_published(table3_rows):
 
 
 @of_table_3
-def test_largest_of_all_is_named_beside_the_papers(table3_rows):
+def test_largest_of_all_is_named_beside_the_papers(table3_rows, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     table = largest(table3_rows).set_index("gigabytes")
     assert table.loc[12, "16-bit, any"] == "BLOOM-3B"
     assert table[["16-bit, any", "8-bit, any"]].count().sum() == 1

@@ -139,10 +139,13 @@ SIZES = dict.fromkeys(READING, "--block 32 --blocks 1") | {"plan": "--block 32 -
 @pytest.fixture(scope="module")
 def small_model(tmp_path_factory) -> Path:
     """A folder with a random model of SmolLM2's architecture that has two outlier features, and a tokenizer."""
-    fields = LLAMA | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": LAYERS}
+    return _save_small("llama", tmp_path_factory.mktemp("models") / "small")
+
+
+def _save_small(kind: str, folder: Path, **more) -> Path:
+    fields = LLAMA | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": LAYERS} | more
     torch.manual_seed(0)
-    config = AutoConfig.for_model("llama", vocab_size=4096, bos_token_id=0, eos_token_id=0, **fields)
-    folder = tmp_path_factory.mktemp("models") / "small"
+    config = AutoConfig.for_model(kind, vocab_size=4096, bos_token_id=0, eos_token_id=0, **fields)
     outliers.plant(AutoModelForCausalLM.from_config(config).eval(), [3, 40], 16.0).save_pretrained(folder)
     for file in (POCKET / "gpt2-0.1m").glob("tokenizer*"):
         shutil.copy(file, folder)
@@ -156,6 +159,7 @@ def place(small_model, tmp_path_factory) -> Path:
     (folder / "my_documents.jsonl").write_text(DOCUMENTS * 50)
     (folder / "my_experiment.yaml").write_text(_smaller(my_experiment(), small_model))
     save_gguf(AutoModelForCausalLM.from_pretrained(small_model), folder / "model.gguf")
+    _save_small("mixtral", folder / "mixture", num_local_experts=8)
     plan = folder / "results" / "plan" / "smollm2-135m" / "plan.yaml"  # of a command of the block before
     plan.parent.mkdir(parents=True)
     outliers.Plan(model="small", scheme="absmax", exact=["model.layers.1.mlp.down_proj"], projections=7 * LAYERS).write(
@@ -196,6 +200,7 @@ def run(typed: str, small_model: Path, monkeypatch) -> None:
         "pocket/gpt2-1.7m": str(small_model),
         "path/to/folder": str(small_model),
         "path/to/model.gguf": "model.gguf",
+        "path/to/mixture": "mixture",
         "247,507": "3,17",  # features of a model of 576
         "247": "3",
     }
