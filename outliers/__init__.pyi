@@ -3,6 +3,12 @@
 from outlier_kernels.formats import Quantizer as Quantizer
 
 from outliers import plot as plot
+from outliers.commands.damage import damage as damage
+from outliers.commands.emergence import Emergence as Emergence
+from outliers.commands.measure import Cells as Cells
+from outliers.commands.plan import plan as plan
+from outliers.commands.sweep import Experiment as Experiment
+from outliers.commands.sweep import sweep as sweep
 from outliers.errors import UserError as UserError
 from outliers.metrics.ablations import ablate as ablate
 from outliers.metrics.origins import origins as origins
@@ -16,15 +22,6 @@ from outliers.models.load import load_tokenizer as load_tokenizer
 from outliers.models.names import pocket_models as pocket_models
 from outliers.models.variant import Variant as Variant
 from outliers.plugins.loader import OutliersConfig as OutliersConfig
-from outliers.presets.anatomy import anatomy as anatomy
-from outliers.presets.cells import Cells as Cells
-from outliers.presets.damage import damage as damage
-from outliers.presets.emergence import Emergence as Emergence
-from outliers.presets.plan import plan as plan
-from outliers.presets.readers import readers as readers
-from outliers.presets.super_weights import super_weights as super_weights
-from outliers.presets.sweep import Experiment as Experiment
-from outliers.presets.sweep import sweep as sweep
 from outliers.quantization.caches import cache as cache
 from outliers.quantization.calibration import calibrate as calibrate
 from outliers.quantization.convert import quantize as quantize
@@ -41,6 +38,8 @@ from outliers.quantization.store import save_quantized as save_quantized
 from outliers.runs.callback import OutlierCallback as OutlierCallback
 from outliers.runs.frame import frame as frame
 from outliers.runs.run import run as run
+from outliers.runs.stages.readers import readers as readers
+from outliers.runs.stages.super_weights import super_weights as super_weights
 from outliers.text.blocks import load_text as load_text
 from outliers.tracing.compare import compare as compare
 from outliers.tracing.masks import masks as masks
@@ -56,5 +55,6 @@ from outliers.variants.planted import Planted as Planted
 from outliers.variants.quantized import Quantized as Quantized
 from outliers.variants.together import Together as Together
 from outliers.variants.written import variant as variant
+from outliers.views.anatomy import anatomy as anatomy
 
 __version__: str

@@ -1,34 +1,21 @@
 """`python -m outliers`, or the script `outliers`: lists commands and models, or runs a command."""
 
-import re
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import outliers
+from outliers.app import commands, record_of, run
 from outliers.errors import UserError, unknown_name
 from outliers.models.names import PACKAGED, packaged_file, pocket_models
 from outliers.specification.files import experiment_files
 from outliers.terminal.command import answering, called
 
-PURPOSE = re.compile(r'"""`python -m outliers\.\w+`: (.*)\.')
-
-
-def _commands() -> dict[str, str]:
-    """The purpose of each command: the first line of its file, which is not run for it."""
-    files = sorted(Path(__file__).parent.glob("*.py"))
-    purposes = {file.stem: PURPOSE.match(file.read_text(encoding="utf-8")) for file in files}
-    return {name: purpose[1] for name, purpose in purposes.items() if purpose}
-
-
-COMMANDS = _commands()
-
 
 def overview() -> None:
     """Print the commands and the models."""
     print(f"outliers {outliers.__version__}: {outliers.__doc__.splitlines()[0]}\n\nCommands, each with --help:\n")
-    for name, description in COMMANDS.items():
-        print(f"  {' '.join(called(f'{name:<10}'))} {description}")
+    for name in commands():
+        print(f"  {' '.join(called(f'{name:<10}'))} {record_of(name).purpose}")
     print("\nModels by name; others are a hub id, a local folder, or a GGUF file:\n")
     of_pictures = [] if find_spec("sklearn") else pocket_models("pictures")
     for name in pocket_models():
@@ -43,10 +30,8 @@ def overview() -> None:
 def main() -> None:
     """Run the command that is named, with what follows its name; without one, print what there is."""
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
-    if name in COMMANDS:
+    if name in commands():
         del sys.argv[1]
-        from outliers.app import run  # late, as all that the list does not need
-
         run(name)
         return
     if name not in ("--version", "--help"):
@@ -63,7 +48,7 @@ def refuse(name: str) -> None:
     with answering():
         if name in {known.partition("/")[0] for known in experiment_files()}:
             raise UserError(f"'{name}' is no command but experiments; `{' '.join(called('report'))} {name}` runs them")
-        raise unknown_name("command", name, COMMANDS)
+        raise unknown_name("command", name, commands())
 
 
 if __name__ == "__main__":

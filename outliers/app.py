@@ -1,82 +1,50 @@
 """The table of the commands, and the way from a command line to rows and their page."""
 
-import difflib
+import importlib
 import os
+import pkgutil
 import re
-import runpy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+import outliers.commands as folder
+from outliers.commands import Command
 from outliers.errors import UserError, unknown_name
 from outliers.files import PAGE, writing
 from outliers.models.names import WITH_ADAPTER
 from outliers.specification.fields import MODEL, resolved
-from outliers.specification.files import experiment_files, is_experiment, specify
+from outliers.specification.files import experiment_files, is_experiment, is_meant_as_experiment, specify
 from outliers.specification.kinds import Named
 from outliers.terminal import command as terminal
-from outliers.terminal.command import DryRun, Force, Out, called, import_for_good, typed
+from outliers.terminal.command import DryRun, Force, Models, Out, called, import_for_good, models_of, typed
 from outliers.terminal.options import options
 
-
-class Command(NamedTuple):
-    """A command that measures; its help stands in the file of its name.
-
-    kind: the type of its specification, or `module:name` of the type, whose fields are the options. If it has `models`,
-    the command takes several models, and an experiment before them; without a model or models, an experiment alone.
-    default: the experiment that runs if neither one nor models are given. instead: function of the given fields that
-    returns fields of that experiment to override. redraws: whether it can draw the rows in a folder that something else
-    wrote. example: an argument for messages. view: `module:function` that makes a section from specification, folder
-    and rows.
-    """
-
-    kind: type[Named] | str
-    default: str | None = None
-    instead: Callable[[dict], dict] = lambda fields: {}
-    redraws: bool = False
-    example: str = "pocket/gpt2-1.7m"
-    view: str = "outliers.paper.shown:show"
-
-
-COMMANDS = {
-    "ablate": Command("outliers.presets.ablate:Ablation"),
-    "damage": Command("outliers.presets.damage:Damage"),
-    "emergence": Command(
-        "outliers.presets.emergence:Emergence",
-        "pocket/table4",
-        lambda fields: {"name": "emergence", "shows": None},
-        redraws=True,
-    ),
-    "latency": Command("outliers.presets.latency:Latency"),
-    "measure": Command("outliers.presets.cells:Cells"),
-    "memory": Command(
-        "outliers.presets.memory:Memory",
-        "paper/table3",
-        lambda fields: {"name": "memory", "candidates": None} if "hardware" in fields else {},
-    ),
-    "origins": Command("outliers.presets.origins:Account"),
-    "plan": Command("outliers.presets.plan:Planning"),
-    "sweep": Command("outliers.presets.sweep:Experiment", "pocket/table1"),
-    "trace": Command("outliers.presets.emergence:OneModel"),
-    "training": Command(
-        "outliers.presets.training:Training", example="training/causes", view="outliers.paper.report:shown_section"
-    ),
-    "zeroshot": Command("outliers.presets.zeroshot:ZeroShot", "pocket/figure1"),
-}  # other commands are functions in their files
+if TYPE_CHECKING:
+    from outliers.show.section import Section
 
 NO_OPTIONS = (*Named.model_fields, "model", "models", "recipe", "runs")  # arguments, or fields for files only
 OF_MODELS = ("models", "candidates")  # fields of an experiment that given models replace
 APART = ("variants",)  # their entries may contain commas, so each has an option of its own
-ALIKE = 0.8  # similarity of difflib from which a name is a mistyped experiment, not a model
 
 EXPERIMENT = "Before them, an experiment file or the name of an embedded one, whose models they replace."
 REDRAW = "Measure nothing: redraw the rows in this folder, such as those of a watched training."
 Redraw = Annotated[Path | None, Option("--redraw", help=REDRAW, metavar="FOLDER", show_default=False)]
 ADAPTER = "Merge the adapter of PEFT that lies beside the weights of each model."
 Adapter = Annotated[bool, Option("--adapter", help=ADAPTER)]
-Models = Annotated[list[str] | None, Option("--model", "--models", help="Models as an option.", metavar="A,B,…")]
+
+
+def commands() -> dict[str, str]:
+    """Return the module of each command by the command's name, without importing one."""
+    files = {found.name: f"{folder.__name__}.{found.name}" for found in pkgutil.iter_modules(folder.__path__)}
+    return dict(sorted((files | {"report": "outliers.paper.command"}).items()))
+
+
+def record_of(name: str) -> Command:
+    """Return the record of a command."""
+    return importlib.import_module(commands()[name]).COMMAND
 
 
 def run(name: str) -> None:
@@ -86,16 +54,14 @@ def run(name: str) -> None:
 
 def command_of(name: str) -> Callable:
     """Return a command as a function with its arguments and options as parameters, and its help as docstring."""
-    # not imported, for the module would replace the function `outliers.sweep`
-    found = runpy.run_module(f"outliers.{name}")
-    command = COMMANDS.get(name) or found[name]
-    function = _measuring(name, command) if isinstance(command, Command) else command
-    function.__name__, function.__doc__ = name, found["__doc__"].partition("\n\n")[2]
+    record = record_of(name)
+    function = _measuring(name, record) if isinstance(record.runs, type) else record.runs
+    function.__name__, function.__doc__ = name, record.help
     return function
 
 
 def _measuring(name: str, command: Command) -> Callable:
-    kind = resolved(command.kind)
+    kind = command.runs
 
     def measure(
         out: Path | None,
@@ -120,7 +86,7 @@ def _measuring(name: str, command: Command) -> Callable:
         if dry_run:
             _preview(spec, out)
         else:
-            _measure(name, spec, out, force, command.view)
+            _measure(name, spec, out, force)
 
     one, several = "model" in kind.model_fields, "models" in kind.model_fields
     if one or several:
@@ -162,7 +128,7 @@ def _specified(
             raise UserError(f"no experiment is named; expected one, such as `{example}`")
         spec = specify(places[0], fields, None, kind)
 
-        from outliers.paper.report import check_shown
+        from outliers.paper.artefacts import check_shown
 
         check_shown(spec)
         return spec
@@ -197,22 +163,7 @@ def _check_flags(kind: type[Named], fields: dict, places: list[str]) -> None:
             raise UserError(f"--{flags[-1]} takes no value, got '{place}'; --out names the folder of its file")
 
 
-def models_of(entries: list[str]) -> list[str]:
-    """Return models that are given one by one or separated by commas; an existing path may contain a comma."""
-    return [part for entry in entries for part in ([entry] if os.path.exists(entry) else entry.split(",")) if part]
-
-
-def is_meant_as_experiment(name: str) -> bool:
-    """Return whether a name is that of an experiment or of a set of them, or close to one and nothing that exists."""
-    names = [part for known in experiment_files() for part in (known, *known.split("/"))]
-    return (
-        name in names
-        or is_experiment(name)
-        or bool(difflib.get_close_matches(name, names, 1, ALIKE) and not os.path.exists(name))
-    )
-
-
-def _measure(name: str, spec: Named, out: Path | None, force: bool, view: str) -> None:
+def _measure(name: str, spec: Named, out: Path | None, force: bool) -> None:
     """Run a specification, and print and write the results; or reprint what the same run printed before.
 
     The models are checked before anything that needs torch is imported.
@@ -241,13 +192,21 @@ def _measure(name: str, spec: Named, out: Path | None, force: bool, view: str) -
         from outliers.show.write import files_of, write  # after the measurement, like the view
 
         with drawing(bar, spec.name):
-            section = resolved(view)(spec, folder, rows)
+            section = _section(spec, folder, rows)
             turn_to(folder, request_of(asked))
             text = write(section, folder, typed(name))
     print(text)
     failed = any("failed" in row for row in rows)
     keep(folder, asked, None if failed else key, typed(name), [*files_of(section), PAGE], text)
     check_all_measured(rows)
+
+
+def _section(spec: Named, folder: Path, rows: list[dict]) -> "Section":
+    """Show rows by the view of the experiment; if it has none, as its field `shows` says."""
+    from outliers.paper.report import shown_section
+    from outliers.runs.run import show
+
+    return (shown_section if spec.view is None else show)(spec, folder, rows)
 
 
 def _preview(spec: Named, out: Path | None) -> None:
@@ -263,10 +222,9 @@ def _preview(spec: Named, out: Path | None) -> None:
 
 def _redraw(name: str, kind: type[Named], folder: Path, out: Path | None, others: list) -> None:
     """Print the results in the finished rows of a folder, and write them, into the same folder by default."""
-    from outliers.paper.shown import view_of
     from outliers.runs.rows import read
     from outliers.runs.run import records
-    from outliers.show.section import section_of
+    from outliers.show.section import Context, section_of
     from outliers.show.write import write
 
     if any(value not in (None, False) for value in others):
@@ -280,4 +238,4 @@ def _redraw(name: str, kind: type[Named], folder: Path, out: Path | None, others
     place = out or folder
     with writing(place):
         place.mkdir(parents=True, exist_ok=True)
-    print(write(section_of(view_of(kind), rows), place, typed(name)))
+    print(write(section_of(resolved(kind.view), rows, Context(kind, folder)), place, typed(name)))

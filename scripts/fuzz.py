@@ -266,7 +266,8 @@ def show_rows(*names: str) -> Callable[[Path, random.Random], None]:
     def read(folder: Path, choose: random.Random) -> None:
         import matplotlib.pyplot as plt
 
-        from outliers.paper.report import drawn_again, experiments, shown_section
+        from outliers.paper.report import experiments, shown_section
+        from outliers.runs.run import drawn_again
 
         (spec,) = experiments(f"pocket/{choose.choice(names)}")
         if rows := drawn_again(spec, folder):
@@ -320,7 +321,7 @@ def experiment_file(folder: Path) -> Path:
 
 def read_experiment(folder: Path, _choose: random.Random) -> None:
     """What it specifies."""
-    from outliers.presets.sweep import Experiment
+    from outliers.commands.sweep import Experiment
     from outliers.specification.files import specify
 
     specify(str(folder / "mine.yaml"), {}, "pocket/table1", Experiment)

@@ -27,8 +27,8 @@ TESTS = {
     "outliers/models/stream": "streaming",
     "outliers/paper": "training_runs",
     "outliers/plugins": "loaders",
-    "outliers/presets/ablate": "seq2seq",
-    "outliers/presets/plan": "planning",
+    "outliers/commands/ablate": "seq2seq",
+    "outliers/runs/stages/plan": "planning",
     "outliers/quantization/plans": "exports",
     "outliers/runs/again": "commands",
     "outliers/runs/callback": "callback",
@@ -83,7 +83,7 @@ TESTS = {
     "outliers/metrics/keys": "keys",
     "outliers/metrics/origins": "every_command origins",
     "outliers/metrics/sinks": "readers",
-    "outliers/presets": "super_weights readers",
+    "outliers/runs/stages": "super_weights readers",
     "outliers/views": "super_weights readers",
     "outliers/variants/cached": "caches",
     "outliers/variants": "super_weights unattended variants",
@@ -265,7 +265,7 @@ MUTATIONS = {
         ("or key[:2] not in self.changed", "or key[:2] in self.changed"),
     ],
     "outliers/metrics/sinks.py": [("else seen[..., 1:, :]", "else seen")],
-    "outliers/presets/super_weights.py": [
+    "outliers/runs/stages/super_weights.py": [
         ("key=lambda pair: -pair[0]", "key=lambda pair: pair[0]"),
         ('row["metric"] == "perplexity" and "standard_deviation" in row}', 'row["metric"] == "perplexity"}'),
     ],
@@ -290,12 +290,12 @@ MUTATIONS = {
         ('if fields.get("sym") is True:', "if False:"),
     ],
     "outliers/models/stream.py": [("math.inf if self.memory is None else self.memory}", "math.inf}")],
-    "outliers/paper/table7.py": [("signed(ppl / plain[size])", "signed(plain[size] / ppl)")],
+    "outliers/views/table7.py": [("signed(ppl / plain[size])", "signed(plain[size] / ppl)")],
     "outliers/plugins/loader.py": [("if not exact:", "if exact:")],
-    "outliers/presets/plan.py": [
+    "outliers/runs/stages/plan.py": [
         ("while missing <= 0 and count - fails > 1", "while missing < 0 and count - fails > 1"),
     ],
-    "outliers/presets/ablate.py": [("metrics, view is views[0])", "metrics, True)")],
+    "outliers/commands/ablate.py": [("metrics, view is views[0])", "metrics, True)")],
     "outliers/quantization/fields.py": [("scheme.exact_outliers and not small", "scheme.exact_outliers")],
     "outliers/runs/cluster.py": [
         ("math.ceil(share * most)", "math.floor(share * most)"),

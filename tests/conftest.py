@@ -33,10 +33,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from outliers import SCHEMES, Scheme, Trace, load_text, load_tokenizer, run
+from outliers.commands.trace import OneModel
 from outliers.models import plugins
 from outliers.models.names import packaged_file
 from outliers.models.weight_files import WEIGHTS
-from outliers.presets.emergence import OneModel
 from outliers.runs.rows import Row
 
 # The same examples in every run, however long one takes beside other work.

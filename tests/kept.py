@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from outliers.paper.table4 import families_section, table4_section
-from outliers.paper.table7 import table7_section, table9_section, table10_section
-from outliers.presets.plan import plan_of
 from outliers.quantization.plans.plan import Plan
 from outliers.runs.frame import records_in
+from outliers.runs.stages.plan import plan_of
 from outliers.show.section import Section
 from outliers.views.ablation import ablation_section
 from outliers.views.account import account_section
@@ -18,12 +16,14 @@ from outliers.views.causes import causes_section
 from outliers.views.damage import damage_section
 from outliers.views.keys import keys_section
 from outliers.views.latency import latency_section
-from outliers.views.linear_layer import speed_section
+from outliers.views.linear_layer import linear_layer_section
 from outliers.views.memory import memory_section
 from outliers.views.origins import beside_each_other, origins_section
-from outliers.views.perplexity import sweep_section
+from outliers.views.perplexity import perplexity_section
 from outliers.views.plan import FILE, plan_section
 from outliers.views.remedies import remedies_section
+from outliers.views.table4 import families_section, table4_section
+from outliers.views.table7 import table7_section, table9_section, table10_section
 from outliers.views.zeroshot import zeroshot_section
 
 KEPT = Path(__file__).parent.parent / "results" / "kept"
@@ -60,7 +60,7 @@ def _plan_section(run: str, rows: list[dict]) -> Section:
 
 def _of_variants(rows: list[dict]) -> Section:
     """The table of perplexities, a row each variant."""
-    return sweep_section([row | {"scheme": row["variant"]} for row in rows])
+    return perplexity_section([row | {"scheme": row["variant"]} for row in rows])
 
 
 def checkpoints_section(rows: list[dict]) -> Section:
@@ -69,8 +69,8 @@ def checkpoints_section(rows: list[dict]) -> Section:
 
 
 SECTIONS = {
-    "pocket/table1": sweep_section,
-    "smollm2-135m/sweep": sweep_section,
+    "pocket/table1": perplexity_section,
+    "smollm2-135m/sweep": perplexity_section,
     "smollm2-135m/variants": _of_variants,
     **{f"ablation/{model}": ablation_section for model in ("gpt2-1.7m", "gpt2-5.9m", "opt-1.7m")},
     "smollm2-135m/ablation": ablation_section,
@@ -84,11 +84,11 @@ SECTIONS = {
     "pocket/table4": table4_section,
     "emergence": table4_section,
     "training": table4_section,
-    "pocket/table5": speed_section,
+    "pocket/table5": linear_layer_section,
     "pocket/table6": latency_section,
     "pocket/figure1": zeroshot_section,
-    "pocket/families_table1": sweep_section,
-    "pocket/pictures_table1": sweep_section,
+    "pocket/families_table1": perplexity_section,
+    "pocket/pictures_table1": perplexity_section,
     "pocket/families_table4": families_section,
     "remedies": remedies_section,
     "caches": _of_variants,

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
+from outliers.commands.training import Training
 from outliers.criterion import OF_EVERY_STACK
-from outliers.presets.training import Training
 
 TABLE7 = {
     "16 bits": {},

@@ -13,8 +13,8 @@ import outliers
 from outliers.metrics.damages import Damages
 from outliers.metrics.origins import Account
 from outliers.models.anatomy.examples import Examples
-from outliers.presets.anatomy import ModelAnatomy
 from outliers.quantization.caches import QuantizedCache
+from outliers.views.anatomy import ModelAnatomy
 
 model = outliers.load_model(outliers.pocket_models()[0], device=torch.device("cpu"))
 tokenizer = outliers.load_tokenizer("pocket/gpt2-0.1m")

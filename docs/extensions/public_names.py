@@ -18,14 +18,14 @@ from tabulate import tabulate
 from typer.cli import get_docs_for_click
 
 import outliers
-from outliers.__main__ import COMMANDS
+from outliers import app as table
 from outliers.app import command_of
 from outliers.specification.kinds import Named
 from outliers.terminal.command import app_of
 from outliers.terminal.options import options
 
 # Room of a public name to the page that it shares with others; a room that is not here has a page of its own.
-PAGES = {"outlier_kernels": "quantization", "presets": "experiment", "errors": "experiment"}
+PAGES = {"outlier_kernels": "quantization", "commands": "experiment", "views": "experiment", "errors": "experiment"}
 DIRECTIVES = {  # a public value has the first one whose kind it is of
     "autoexception": lambda value: inspect.isclass(value) and issubclass(value, BaseException),
     "autoclass": inspect.isclass,
@@ -74,7 +74,7 @@ def reference() -> Iterator[tuple[str, str]]:
 
 def commands() -> Iterator[tuple[str, str]]:
     """The page of each command, and its Markdown: what `--help` says."""
-    for name in COMMANDS:
+    for name in table.commands():
         command = typer.main.get_command(app_of(command_of(name)))
         called = f"python -m outliers.{name}"
         text = get_docs_for_click(obj=command, ctx=typer.Context(command), name=called)

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from outliers.commands.measure import Cells
 from outliers.errors import UserError, meant
 from outliers.files import writing
 from outliers.models.load import load_tokenizer
 from outliers.models.names import packaged_models, short_name
 from outliers.models.source import is_cached
-from outliers.paper.report import tried
-from outliers.presets.cells import Cells
 from outliers.published.facts import FACTS, Fact, facts_of, read_facts
 from outliers.published.numbers import key_of
 from outliers.runs.rows import Row, read
+from outliers.runs.run import tried
 from outliers.show.section import FINDINGS, Finding, Section
 from outliers.show.tables import MISSING, Table
 from outliers.show.words import NAMED, listed

@@ -6,20 +6,20 @@ imports torch, because redrawing works without it.
 
 from functools import partial
 
+from outliers.commands.ablate import Ablation
+from outliers.commands.damage import Damage
+from outliers.commands.emergence import Emergence
+from outliers.commands.latency import Latency
+from outliers.commands.measure import Cells
+from outliers.commands.memory import Memory
+from outliers.commands.origins import Account
+from outliers.commands.sweep import Experiment
+from outliers.commands.trace import OneModel
+from outliers.commands.training import Training
+from outliers.commands.zeroshot import ZeroShot
+from outliers.errors import unknown_name
+from outliers.paper.linear_layers import LinearLayers
 from outliers.paper.published import BLOG, Artefact, Published
-from outliers.paper.table4 import PANELS, families_section, panel_section, table4_section
-from outliers.paper.table7 import table7_section, table9_section, table10_section
-from outliers.presets.ablate import Ablation
-from outliers.presets.cells import Cells
-from outliers.presets.damage import Damage
-from outliers.presets.emergence import Emergence, OneModel
-from outliers.presets.latency import Latency
-from outliers.presets.linear_layers import LinearLayers
-from outliers.presets.memory import Memory
-from outliers.presets.origins import Account
-from outliers.presets.sweep import Experiment
-from outliers.presets.training import Training
-from outliers.presets.zeroshot import ZeroShot
 from outliers.published.numbers import key_of, numbers_of
 from outliers.show.axes import count_label
 from outliers.specification.kinds import Named
@@ -29,6 +29,8 @@ from outliers.views.emergence import table4
 from outliers.views.linear_layer import times_of
 from outliers.views.memory import BITS, largest
 from outliers.views.remedies import remedies_section
+from outliers.views.table4 import PANELS, families_section, panel_section, table4_section
+from outliers.views.table7 import table7_section, table9_section, table10_section
 from outliers.views.training import settings
 from outliers.views.zeroshot import PREFIX
 
@@ -84,16 +86,16 @@ ARTEFACTS = {
         measured=_named,
     ),
     "table3": _table(3, Memory, ("hardware", "bits"), "{}", measured=_largest),
-    "table4": _table(4, Emergence, ("model", "metric"), measured=_metrics, section=table4_section),
+    "table4": _table(4, Emergence, ("model", "metric"), measured=_metrics, view=table4_section),
     **{
-        panel: Artefact(panel.replace("figure", "Figure "), Emergence, section=partial(panel_section, panel))
+        panel: Artefact(panel.replace("figure", "Figure "), Emergence, view=partial(panel_section, panel))
         for panel in PANELS
     },
     "table5": _table(5, LinearLayers, ("way", "dimension"), "{:.2f}", measured=times_of),
     "table6": _table(6, Latency, ("model", "scheme", "hardware", "batch"), more=f"; {BLOG}", measured=_steps),
-    "table7": _table(7, Training, RECIPE, "{:.2f}", measured=_trained, section=table7_section),
-    "table10": _table(10, Training, (*RECIPE, "task"), more=SCORES, section=table10_section),
-    "table9": _table(9, Training, ("method", "task"), more=SCORES, section=table9_section),
+    "table7": _table(7, Training, RECIPE, "{:.2f}", measured=_trained, view=table7_section),
+    "table10": _table(10, Training, (*RECIPE, "task"), more=SCORES, view=table10_section),
+    "table9": _table(9, Training, ("method", "task"), more=SCORES, view=table9_section),
 }
 BEYOND = {
     "trace": Artefact("Outlier features", OneModel),
@@ -103,11 +105,18 @@ BEYOND = {
     "sweep": Artefact("Sweep", Experiment),
     "token_losses": Artefact("Loss by token", Cells),
     "continuation": Artefact("Continuations", Cells),
-    "remedies": Artefact("Remedies", Cells, section=remedies_section),
-    "attention": Artefact("Attention in int8", Experiment, section=attention_section),
-    "causes": Artefact("Causes", Training, section=causes_section),
+    "remedies": Artefact("Remedies", Cells, view=remedies_section),
+    "attention": Artefact("Attention in int8", Experiment, view=attention_section),
+    "causes": Artefact("Causes", Training, view=causes_section),
     "families_table1": Artefact("Other families", Experiment),
     "pictures_table1": Artefact("Other families, pictures", Experiment),
-    "families_table4": Artefact("Outlier features of other families", Emergence, section=families_section),
+    "families_table4": Artefact("Outlier features of other families", Emergence, view=families_section),
 }
 ARTEFACTS |= BEYOND
+
+
+def check_shown(config: Named) -> None:
+    """Raise UserError unless the experiment's field `shows` names a table or figure of its kind."""
+    names = [name for name, artefact in ARTEFACTS.items() if artefact.kind is type(config)]
+    if config.shows not in names:
+        raise unknown_name("table or figure", str(config.shows), names, "in field 'shows'")

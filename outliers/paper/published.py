@@ -1,8 +1,6 @@
 """Artefacts of the paper, and the comparison of measured with published numbers.
 
-The paper is LLM.int8() (Dettmers et al., 2022, arXiv:2208.07339); its numbers stand in `outliers/published`, those
-of others in `facts.csv`, see `facts.py`. Models are keyed by their short names in lower case, so that a hub id and a
-local copy are the same model.
+The paper is LLM.int8() (Dettmers et al., 2022, arXiv:2208.07339); its numbers stand in `outliers/published`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +9,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from outliers.published.numbers import Key
-from outliers.show.section import Section
+from outliers.show.section import View
 from outliers.show.tables import MISSING, Table
 from outliers.specification.kinds import Named
 
@@ -32,15 +30,15 @@ class Artefact(NamedTuple):
     """A table or figure of the paper, or of an experiment beyond it.
 
     kind: the class of its experiments. published: its printed numbers, if any. measured: a function from rows to
-    records with a `value` and the fields that form its key; None if we do not measure the same quantity. section: the
-    view of its rows; None for the view of `kind`.
+    records with a `value` and the fields that form its key; None if we do not measure the same quantity. view: the view
+    of its rows; None for that of `kind`.
     """
 
     label: str
     kind: type[Named]
     published: Published | None = None
     measured: Callable[[list[dict]], Iterable[Mapping]] | None = None
-    section: Callable[[list[dict]], Section] | None = None
+    view: View | None = None
 
     def ours(self, rows: list[dict]) -> dict[Key, float | str]:
         """Return our measured values by the keys of the published ones."""

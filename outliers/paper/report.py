@@ -6,17 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from outliers.commands.trace import OneModel
 from outliers.errors import NoOutlier, UserError, unknown_name
 from outliers.files import PAGE, write_whole
 from outliers.models.names import short_name
 from outliers.paper.artefacts import ARTEFACTS, BEYOND
 from outliers.paper.published import comparison
-from outliers.paper.shown import show
-from outliers.presets.emergence import OneModel
 from outliers.runs.again import keep, key_of_report, request_of, turn_to
-from outliers.runs.run import DRAWN, drawing, foreseeing
+from outliers.runs.run import DRAWN, drawing, drawn_again, foreseeing, show, tried
 from outliers.show.page import page
-from outliers.show.section import Section, section_of
+from outliers.show.section import Context, Section, section_of
 from outliers.show.value import records
 from outliers.show.write import files_of, write_files
 from outliers.specification.files import experiment_files, make_experiment, read_experiment
@@ -178,26 +177,6 @@ def _measured(
     return rows, [f"{model}: {why}" for model, (_, why) in tries.items() if why] if rows else [reason]
 
 
-def drawn_again(spec: Named, folder: Path) -> list[dict]:
-    """Return an experiment's rows from those in a folder, without loading a model."""
-    from outliers.runs.rows import read
-    from outliers.runs.run import records, rows_of
-
-    return records(rows_of(spec, read(folder)))
-
-
-def tried(
-    spec: Named, folder: Path, force: bool, model_cache: "ModelCache", bar: "Progress | None" = None
-) -> tuple[list[dict], UserError | None]:
-    """Run an experiment; return its rows, or no rows and the error."""
-    from outliers.runs.run import run
-
-    try:
-        return run(spec, folder, force, model_cache, bar), None
-    except UserError as error:
-        return [], error
-
-
 def _folder(name: str, specs: Sequence[Named]) -> Path:
     """Return the folder of a set's results; a set about a single model has one folder per model."""
     models = [spec.folder.name for spec in specs if isinstance(spec, OneModel)]
@@ -212,7 +191,8 @@ def shown_section(spec: Named, folder: Path, rows: list[dict], reasons: Sequence
     artefact = ARTEFACTS[spec.shows]
     section, beside = Section("", []), []
     if rows:
-        section = section_of(artefact.section, rows) if artefact.section else show(spec, folder, rows)
+        view = artefact.view
+        section = section_of(view, rows, Context(spec, folder)) if view else show(spec, folder, rows)
     if artefact.published:
         beside.append(comparison(spec.shows, artefact.published, artefact.ours(records(rows))))
     not_run = [str(reason) if isinstance(reason, NoOutlier) else f"Not run: {reason}" for reason in reasons]
@@ -226,13 +206,6 @@ def shown_section(spec: Named, folder: Path, rows: list[dict], reasons: Sequence
         notes=[*section.notes, *not_run],
         printed="\n\n".join(filter(None, printed)),
     )
-
-
-def check_shown(spec: Named) -> None:
-    """Raise UserError unless the experiment's field `shows` names a table or figure of its kind."""
-    names = [name for name, artefact in ARTEFACTS.items() if artefact.kind is type(spec)]
-    if spec.shows not in names:
-        raise unknown_name("table or figure", str(spec.shows), names, "in field 'shows'")
 
 
 def _without_repeats(section: Section, others: Sequence[Section]) -> Section:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from outliers.errors import CellsFailed, EngineLost, UserError
 from outliers.models.names import check_alone
 from outliers.runs.free import check_room_for_imports
-from outliers.runs.rows import Row, Rows, key_of
+from outliers.runs.rows import Row, Rows, key_of, read
+from outliers.specification.fields import resolved
 from outliers.specification.kinds import Named, OfOneModel
 from outliers.subjects.cell import Cell, Plan, following
 from outliers.terminal.forecaster import DRAWN, Steps
@@ -20,6 +21,7 @@ from outliers.terminal.forecaster import DRAWN, Steps
 if TYPE_CHECKING:
     from outliers.runs.cluster import Cluster
     from outliers.runs.engine import Here
+    from outliers.show.section import Section
     from outliers.subjects.model_cache import ModelCache
     from outliers.terminal.progress import Progress
 
@@ -76,6 +78,39 @@ def run(
         if isinstance(spec, OfOneModel):
             _check_alone(spec, rows)
         return records(Planner(rows, engine, bar, spec.experiment or spec.name, force).run(plans))
+
+
+def show(spec: Named, folder: str | Path, rows: list[dict]) -> "Section":
+    """Return the tables, figures and findings of flat rows by the view of their experiment.
+
+    Args:
+        spec: the experiment.
+        folder: where its rows are kept.
+        rows: as `run` returns them.
+
+    Raises:
+        UserError: what an experiment of this kind shows depends on its field `shows`.
+    """
+    from outliers.show.section import Context, section_of  # which imports pandas
+
+    if spec.view is None:
+        raise UserError(f"{type(spec).__name__} has no view: what an experiment of it shows, its field 'shows' names")
+    return section_of(resolved(type(spec).view), rows, Context(spec, Path(folder)))
+
+
+def tried(
+    spec: Named, folder: Path, force: bool, model_cache: "ModelCache", bar: "Progress | None" = None
+) -> tuple[list[dict], UserError | None]:
+    """Run an experiment; return its rows, or no rows and the error."""
+    try:
+        return run(spec, folder, force, model_cache, bar), None
+    except UserError as error:
+        return [], error
+
+
+def drawn_again(spec: Named, folder: Path) -> list[dict]:
+    """Return an experiment's rows from those in a folder, without loading a model."""
+    return records(rows_of(spec, read(folder)))
 
 
 def prepared(spec: Named) -> list[Plan]:

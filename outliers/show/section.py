@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -53,7 +54,15 @@ def drawn(figure: Figure, kind: str) -> bytes:
     return buffer.getvalue()
 
 
-View = Callable[..., "Section"]
+class Context(NamedTuple):
+    """What a view may need beside the rows. config: the experiment. folder: where its rows are kept, with what else it
+    stored."""
+
+    config: Any
+    folder: Path
+
+
+View = Callable[[list[dict], Context], "Section"]
 FINDINGS = 6  # at most, in a section and at the top of a page
 
 
@@ -113,24 +122,23 @@ def failures(become: Failures) -> Callable[[View], View]:
     return said
 
 
-def section_of(view: View, *arguments: Any) -> Section:
-    """Make a view's section from rows (the last argument), with footnotes that say why rows failed."""
-    section, notes = part_of(view, *arguments), failed_notes(arguments[-1])
+def section_of(view: View, rows: list[dict], context: Context) -> Section:
+    """Make a view's section from rows, with footnotes that say why rows failed."""
+    section, notes = part_of(view, rows, context), failed_notes(rows)
     below = "\n\n".join(filter(None, [section.printed, printed([], notes)]))
     return section._replace(printed=below, notes=[*section.notes, *notes])
 
 
-def part_of(view: View, *arguments: Any) -> Section:
-    """Make a view's section from rows (the last argument) without the footnotes on failures."""
-    *others, rows = arguments
+def part_of(view: View, rows: list[dict], context: Context) -> Section:
+    """Make a view's section from rows without the footnotes on failures."""
     become, finished = getattr(view, "failures", None), [row for row in rows if not is_beyond(row)]
     if become is Failures.SHOWN or len(finished) == len(rows):
-        return view(*others, rows)
+        return view(rows, context)
     variants, left = ({row.get("variant", BASELINE) for row in group} for group in (rows, finished))
     if become is Failures.LOST or not left or left <= {BASELINE} < variants:  # nothing is left to compare
         table = values_table(rows, ["stack"])
         return Section("Measurements", rows, table.printed, [table])
-    section, table = view(*others, finished), values_table(list(filter(is_beyond, rows)))
+    section, table = view(finished, context), values_table(list(filter(is_beyond, rows)))
     below = "\n\n".join(filter(None, [section.printed, table.printed]))
     findings = section.findings if become is Failures.APART else ()
     return section._replace(rows=rows, printed=below, tables=[*section.tables, table], findings=findings)

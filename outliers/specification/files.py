@@ -1,5 +1,6 @@
 """Read experiment files: YAML mappings that become specifications, with errors that name file, line and field."""
 
+import difflib
 import itertools
 import logging
 import posixpath
@@ -19,6 +20,7 @@ from outliers.terminal.amounts import size
 Kind = TypeVar("Kind", bound=Named)
 ENDINGS = (".yaml", ".yml")
 MOST_BYTES, MOST_VALUES = 1_000_000, 10_000  # of an experiment file
+ALIKE = 0.8  # similarity of difflib from which a name is a mistyped experiment, not a model
 MOST_FILES = 10  # that extend one another
 logger = logging.getLogger(__name__)
 
@@ -72,6 +74,16 @@ def _with_models_that_are_here(spec: Kind) -> Kind:
 def is_experiment(name: str) -> bool:
     """Return whether a name is that of an experiment or of its file, and not that of a model."""
     return name in experiment_files() or Path(name).suffix in ENDINGS
+
+
+def is_meant_as_experiment(name: str) -> bool:
+    """Return whether a name is that of an experiment or of a set of them, or close to one and nothing that exists."""
+    names = [part for known in experiment_files() for part in (known, *known.split("/"))]
+    return (
+        name in names
+        or is_experiment(name)
+        or bool(difflib.get_close_matches(name, names, 1, ALIKE) and not Path(name).exists())
+    )
 
 
 def experiment_files() -> dict[str, Path]:

@@ -74,10 +74,9 @@ class Named(Checked):
     """A specification: its name, which is also a folder in `results`, and the table or figure of the paper for it."""
 
     experiment: ClassVar[str | None] = None  # experiment of its rows, if that is not its name
-    # section: function that shows the rows, if `outliers.paper` has none. of_folder: whether it takes the specification
-    # and the folder before the rows, because the folder holds more, or the tokenizer is needed.
-    section: ClassVar[Callable | None] = None
-    of_folder: ClassVar[bool] = False
+    # A function of flat rows and `outliers.show.section.Context` that makes a section, or its location; None: what is
+    # shown depends on the field `shows`.
+    view: ClassVar[Callable | str | None] = None
     with_weights: ClassVar[bool] = True  # False: needs the configurations of models alone
 
     name: Name

@@ -5,11 +5,12 @@ import functools
 import gc
 import importlib
 import logging
+import os
 import shlex
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +27,7 @@ NOISY = ("torchao", "torch.utils._pytree")
 
 UsageError = BadParameter.__base__  # from the copy of Click inside Typer
 
+Models = Annotated[list[str] | None, Option("--model", "--models", help="Models as an option.", metavar="A,B,…")]
 Out = Annotated[Path | None, Option(help="Folder for the results; by default in results/.")]
 Force = Annotated[bool, Option("--force", help="Measure again even if finished.")]
 DryRun = Annotated[
@@ -143,6 +145,11 @@ class _BesideBars(logging.Handler):
 
         with contextlib.suppress(OSError, ValueError):  # ValueError: the stream is closed
             tqdm.write(record.getMessage(), file=self.stream)
+
+
+def models_of(entries: Iterable[str]) -> list[str]:
+    """Return models that are given one by one or separated by commas; an existing path may contain a comma."""
+    return [part for entry in entries for part in ([entry] if os.path.exists(entry) else entry.split(",")) if part]
 
 
 def called(command: str) -> list[str]:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from outliers.quantization.schemes import BASELINE
 from outliers.show.claims import NEXT, Claim, say
 from outliers.show.legends import legend
-from outliers.show.section import Drawing, Failures, Finding, Section, by_stack, failures, subject_of
+from outliers.show.section import Context, Drawing, Failures, Finding, Section, by_stack, failures, subject_of
 from outliers.show.style import Panels, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import MISSING, OVER_TEXT, Table, cell, with_interval
 from outliers.show.value import DEVIATIONS, Value, averaged, value_of
@@ -98,7 +98,7 @@ REMOVED = {  # subject of a row: what is removed
 
 
 @failures(Failures.LOST)
-def ablation_section(rows: list[dict]) -> Section:
+def ablation_section(rows: list[dict], _context: Context | None = None) -> Section:
     """Show the summary of an ablation as a table and bars, one section per stack, without the rows of the trace that
     found the features."""
     return by_stack([row for row in rows if "subject" in row], "ablated", _of_stack)

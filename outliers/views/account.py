@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 from operator import itemgetter
 from typing import NamedTuple
 
-from outliers.presets.readers import readings
-from outliers.show.section import FINDINGS, Failures, Finding, Section, failures, together
+from outliers.runs.stages.readers import readings
+from outliers.show.section import FINDINGS, Context, Failures, Finding, Section, failures, together
 from outliers.show.tables import values_table
 from outliers.show.value import is_beyond
 from outliers.views.keys import is_of_keys, keys_section, writing_findings
@@ -40,7 +40,7 @@ PARTS = (
 
 
 @failures(Failures.SHOWN)
-def account_section(rows: list[dict]) -> Section:
+def account_section(rows: list[dict], _context: Context | None = None) -> Section:
     """Show the parts of a model's account that were measured, with all findings on a feature together.
 
     If a cell has no number, parts that compare cells are replaced by a list of values.

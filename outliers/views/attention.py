@@ -14,7 +14,7 @@ from outliers.quantization.schemes import BASELINE
 from outliers.show.axes import cost_axis, name_places, plot_costs
 from outliers.show.claims import NEXT, Claim, say
 from outliers.show.legends import SCATTER, explained, in_order, labelled, scheme_legend, scheme_styles
-from outliers.show.section import Drawing, Finding, Section, printed
+from outliers.show.section import Context, Drawing, Finding, Section, printed
 from outliers.show.style import GREY, Panels, chosen, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, cell, scatter_note
 from outliers.show.value import Rows, Value, grouped, records, scattered_by, value_of
@@ -139,7 +139,7 @@ CAPTION = (
 DATA = ["model", "scheme", "attention", "perplexity", "deviation", "error", "ratio", "alpha", "increase"]
 
 
-def attention_section(rows: list[dict]) -> Section:
+def attention_section(rows: list[dict], _context: Context | None = None) -> Section:
     note, measured = scatter_note(rows), points(rows)
     tables = [attention_table(*pair) for pair in grouped(measured, attrgetter("model")).items()]
     drawings = [Drawing.of("attention", CAPTION.format(scattered_by(rows)), attention_costs(rows))]

@@ -14,7 +14,7 @@ from outliers.quantization.schemes import BASELINE
 from outliers.show.axes import count_label, log_axis
 from outliers.show.claims import Claim, say
 from outliers.show.legends import entry, legend
-from outliers.show.section import Drawing, Finding, Section, printed
+from outliers.show.section import Context, Drawing, Finding, Section, printed
 from outliers.show.style import GREY, Panels, brief, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import Table, cell, seeds_note, with_interval
 from outliers.show.value import UNDER, Rows, Value, mean, ratio, records, value_of
@@ -171,7 +171,7 @@ FIGURE = (
 )
 
 
-def causes_section(rows: list[dict]) -> Section:
+def causes_section(rows: list[dict], _context: Context | None = None) -> Section:
     """Show training runs that differ in one setting each: their final values, and their growth during training."""
     models, notes = ends(rows), [seeds_note(trained(rows))]
     tables = [causes_table(models)]

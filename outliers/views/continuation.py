@@ -6,7 +6,7 @@ import pandas as pd
 
 from outliers.models.names import short_name
 from outliers.quantization.schemes import BASELINE
-from outliers.show.section import Finding, Section, together
+from outliers.show.section import Context, Finding, Section, together
 from outliers.show.tables import Table
 from outliers.show.value import grouped
 
@@ -17,7 +17,7 @@ COLUMNS = (
 )
 
 
-def continuation_section(rows: list[dict]) -> Section:
+def continuation_section(rows: list[dict], _context: Context | None = None) -> Section:
     """Show the continuations of each model; rows of other metrics are left out."""
     of_models = grouped([row for row in rows if row["metric"] == "continuation"], lambda row: row["model"]).values()
     return together("Continuations", [_of_model(of_model, number) for number, of_model in enumerate(of_models, 1)])

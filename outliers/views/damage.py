@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -14,12 +13,11 @@ from matplotlib.ticker import MaxNLocator
 
 from outliers.metrics.damages import Damages, damages_of
 from outliers.models.names import short_name
-from outliers.presets.damage import Damage
 from outliers.show.claims import NEXT, Claim, say
 from outliers.show.explorer import Explorer, map_of, of_tables
 from outliers.show.legends import SCATTER, explained, legend
 from outliers.show.maps import Scale, map_on
-from outliers.show.section import FINDINGS, Drawing, Finding, Section, printed
+from outliers.show.section import FINDINGS, Context, Drawing, Finding, Section, printed
 from outliers.show.style import HEAT, Panels, brief, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import Table, scatter_note, scattered
 from outliers.show.value import exact, scattered_by, value_of
@@ -250,11 +248,11 @@ ERRORS = (
 )
 
 
-def kept_damage_section(spec: Damage, _folder: Path, rows: list[dict]) -> Section:
+def kept_damage_section(rows: list[dict], context: Context) -> Section:
     """Show the rows of an experiment, with the names of its model's tokens."""
     from outliers.text.tokens import namer_of  # imports torch
 
-    return damage_section(rows, namer_of(spec.model, spec.revision))
+    return damage_section(rows, namer_of(context.config.model, context.config.revision))
 
 
 def damage_section(rows: list[dict], names: Names) -> Section:

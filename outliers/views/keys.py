@@ -17,7 +17,7 @@ from outliers.show.axes import log_axis
 from outliers.show.claims import Claim, say
 from outliers.show.explorer import Explorer, map_of, of_tables
 from outliers.show.maps import MOST_COLUMNS, Scale, map_on, number_above, pooled
-from outliers.show.section import Drawing, Finding, Section, of_subjects, printed, subject_of, together
+from outliers.show.section import Context, Drawing, Finding, Section, of_subjects, printed, subject_of, together
 from outliers.show.style import HEAT, Panels, chosen, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, scattered
 from outliers.show.value import Rows, grouped, records
@@ -155,7 +155,7 @@ OWN = (
 )
 
 
-def keys_section(rows: list[dict]) -> Section:
+def keys_section(rows: list[dict], _context: Context | None = None) -> Section:
     """Show the channels of each model under each variant; rows of other metrics are left out."""
     sections = of_subjects(filter(is_of_keys, rows), _section)
     return sections[0] if len(sections) == 1 else together("Queries, keys and values", list(map(_labelled, sections)))

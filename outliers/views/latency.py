@@ -5,7 +5,7 @@ import pandas as pd
 from outliers.criterion import PICTURES
 from outliers.models.names import names_by_row
 from outliers.quantization.schemes import BASELINE
-from outliers.show.section import Finding, Section
+from outliers.show.section import Context, Finding, Section
 from outliers.show.tables import MISSING, Table, with_interval
 from outliers.show.words import amount, threads
 
@@ -24,7 +24,7 @@ SHOWN = {
 }
 
 
-def latency_section(rows: list[dict]) -> Section:
+def latency_section(rows: list[dict], _context: Context | None = None) -> Section:
     """Show the timings of generation, or of encoding."""
     table = latency_table(rows)
     findings = latency_findings(latencies(rows))

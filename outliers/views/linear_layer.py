@@ -5,14 +5,14 @@ from operator import itemgetter
 
 import pandas as pd
 
-from outliers.show.section import Finding, Section
+from outliers.show.section import Context, Finding, Section
 from outliers.show.tables import Table, cell
 from outliers.show.value import grouped
 from outliers.show.words import threads
 from outliers.subjects.layer import layer_shape
 
 
-def speed_section(rows: list[dict]) -> Section:
+def linear_layer_section(rows: list[dict], _context: Context | None = None) -> Section:
     table, findings = speed_table(rows), speed_findings(times_of(rows))
     return Section("Speed of the first feed-forward layer", rows, table.printed, [table], findings=findings)
 

@@ -4,8 +4,8 @@ import pandas as pd
 
 from outliers.criterion import MASSIVE
 from outliers.models.names import short_name
-from outliers.presets.super_weights import removals
 from outliers.quantization.schemes import BASELINE
+from outliers.runs.stages.super_weights import removals
 from outliers.show.claims import Claim, say, say_each
 from outliers.show.section import Finding, Section, printed
 from outliers.show.tables import MISSING, OVER_TEXT, Table

@@ -1,36 +1,41 @@
 """Any metrics of any models under any variants: a table of their values, then the view of each metric."""
 
+import importlib.util
 from collections import defaultdict
-from pathlib import Path
 
 import pandas as pd
 
+from outliers.metrics.records import Metric
 from outliers.runs.rows import read
 from outliers.runs.run import records, rows_of
-from outliers.show.section import Failures, Section, failures, part_of, together
+from outliers.show.section import Context, Failures, Section, View, failures, part_of, together
 from outliers.show.tables import values_table
 from outliers.show.words import listed
 from outliers.specification.fields import resolved
-from outliers.specification.kinds import Named
-from outliers.views import OF_METRICS
 
 SEVERAL = "Of {} each cell has several, which values.csv lists."
 
 
+def view_of(metric: type[Metric]) -> View | None:
+    """Return the view of a metric: its own, or the function `NAME_section` of the file of its name in this room."""
+    file = f"{__package__}.{metric.name}"
+    there = metric.view is None and importlib.util.find_spec(file)
+    return getattr(importlib.import_module(file), f"{metric.name}_section", None) if there else resolved(metric.view)
+
+
 @failures(Failures.SHOWN)
-def measured_section(spec: Named, folder: str | Path, rows: list[dict]) -> Section:
+def measured_section(rows: list[dict], context: Context) -> Section:
     """Show one row per value, with its standard deviation if there were draws, then the views of metrics that have one.
 
-    spec: an `outliers.presets.cells.Cells`. Each view takes the rows of its metric, with the variant in the field
-    `scheme` too.
+    context: of an `outliers.Cells`. Each view takes the rows of its metric, with the variant in the field `scheme` too.
     """
     by_metric: dict[str, list[dict]] = defaultdict(list)
-    measured = rows_of(spec, read(Path(folder)))
+    measured = rows_of(context.config, read(context.folder))
     names = [row.request["metric"]["name"] for row in measured for _ in row.values or [None]]
     for name, record in zip(names, records(measured), strict=True):
         by_metric[name].append(record | {"scheme": record["variant"]})
-    views = OF_METRICS | {metric.name: metric.view for metric in map(type, spec.parametrized_metrics) if metric.view}
-    sections = [part_of(resolved(views[name]), found) for name, found in by_metric.items() if name in views]
+    views = {metric.name: view_of(type(metric)) for metric in context.config.parametrized_metrics}
+    sections = [part_of(views[name], found, context) for name, found in by_metric.items() if views[name]]
     table = values_table(rows, parts=["stack"])
     shown = set(table.data["metric"])
     several = [name for name, found in by_metric.items() if not any(one["metric"] in shown for one in found)]

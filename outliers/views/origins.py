@@ -16,13 +16,23 @@ from matplotlib.text import Annotation
 
 from outliers.metrics.records import PART_OF, SINGLE, WRITERS_OF
 from outliers.models.names import short_name
-from outliers.presets.readers import readings
 from outliers.quantization.schemes import BASELINE
+from outliers.runs.stages.readers import readings
 from outliers.show.axes import log_axis
 from outliers.show.claims import Claim, say_each
 from outliers.show.explorer import Explorer
 from outliers.show.legends import legend
-from outliers.show.section import FINDINGS, Drawing, Finding, Section, of_subjects, printed, subject_of, together
+from outliers.show.section import (
+    FINDINGS,
+    Context,
+    Drawing,
+    Finding,
+    Section,
+    of_subjects,
+    printed,
+    subject_of,
+    together,
+)
 from outliers.show.style import COLORS, SEQUENTIAL, Panels, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import MISSING, Form, Table
 from outliers.show.value import Value, averaged, grouped, records
@@ -369,7 +379,7 @@ WORDS = (  # columns of text
 )
 
 
-def origins_section(rows: list[dict]) -> Section:
+def origins_section(rows: list[dict], _context: Context | None = None) -> Section:
     """Show the account of features of each model under each variant; rows of other metrics are left out, such as those
     of the trace that found the features."""
     sections = of_subjects(filter(is_of_writers, rows), partial(_section, every=rows))

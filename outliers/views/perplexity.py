@@ -16,7 +16,7 @@ from outliers.quantization.schemes import BASELINE
 from outliers.show.axes import cost_axis, log_axis, name_places, parameters_axis, plot_costs
 from outliers.show.claims import NEXT, Claim, say, say_each
 from outliers.show.legends import SCATTER, explained, in_order, labelled, legend_columns, scheme_legend, scheme_styles
-from outliers.show.section import FINDINGS, Drawing, Failures, Finding, Section, failures, printed, together
+from outliers.show.section import FINDINGS, Context, Drawing, Failures, Finding, Section, failures, printed, together
 from outliers.show.style import GREY, figure_function, panels_of
 from outliers.show.tables import FAILED, MISSING, Table, cell, measured_cell, scatter_note
 from outliers.show.value import BITS, Rows, exact, is_beyond, records, scattered_by, value_of
@@ -135,7 +135,7 @@ OF_PICTURES = {
 
 
 @failures(Failures.SHOWN)
-def sweep_section(rows: list[dict]) -> Section:
+def perplexity_section(rows: list[dict], _context: Context | None = None) -> Section:
     """Show a sweep; for pictures also their classification."""
     picture_rows = [row for row in rows if row["metric"] in OF_PICTURES]
     loss_rows = [row for row in rows if row["metric"] in PERPLEXITIES]

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,11 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from outliers.models.names import short_name
-from outliers.presets.plan import CANDIDATES, CONFIRM, Alone, Planning, exports_of, plan_of, singles_of
 from outliers.quantization.plans.plan import Plan
+from outliers.runs.stages.plan import CANDIDATES, CONFIRM, Alone, exports_of, plan_of, singles_of
 from outliers.show.axes import cost_axis
 from outliers.show.claims import Claim, say
-from outliers.show.section import Drawing, Failures, Finding, Section, failures, printed
+from outliers.show.section import Context, Drawing, Failures, Finding, Section, failures, printed
 from outliers.show.style import color_of, figure_function, panels_of
 from outliers.show.tables import Table, scatter_note, scattered
 from outliers.show.value import Rows, exact, records, scattered_by, value_of
@@ -146,10 +145,11 @@ CURVE = (
 
 
 @failures(Failures.LOST)
-def kept_plan_section(spec: Planning, folder: Path, rows: list[dict]) -> Section:
+def kept_plan_section(rows: list[dict], context: Context) -> Section:
     """Show the plan that an experiment's rows define; the plan and its exports become files."""
+    spec, folder = context
     plan = plan_of(rows, spec.model, spec.cost, spec.draws)
-    section = plan_section(rows, plan, {FILE: plan.text} | exports_of(spec, plan), spec.by)
+    section = plan_section(rows, plan, {FILE: plan.text} | exports_of(spec.export, plan, spec.revision), spec.by)
     note = f"The plan is {folder / FILE}: python -m outliers.measure {spec.model} --variant @{folder / FILE}"
     return section._replace(printed=f"{section.printed}\n\n{note}", notes=[*section.notes, f"{note}."])
 

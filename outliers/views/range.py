@@ -6,7 +6,7 @@ import pandas as pd
 
 from outliers.errors import first_of
 from outliers.metrics.records import LIMITS
-from outliers.show.section import Finding, Section, of_subjects, subject_of, together
+from outliers.show.section import Context, Finding, Section, of_subjects, subject_of, together
 from outliers.show.tables import MISSING, Table
 from outliers.show.words import amount
 
@@ -37,7 +37,7 @@ COLUMNS = (
 )
 
 
-def range_section(rows: list[dict]) -> Section:
+def range_section(rows: list[dict], _context: Context | None = None) -> Section:
     """Show the largest numbers of each model under each variant; rows of other metrics are left out."""
     return together("Ranges", of_subjects([row for row in rows if row["metric"].startswith("range.")], _section))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from outliers.models.names import short_name
-from outliers.presets.readers import readings
+from outliers.runs.stages.readers import readings
 from outliers.show.claims import Claim, say
 from outliers.show.section import Finding, Section, printed
 from outliers.show.tables import MISSING, OVER_TEXT, Table, cell, scattered

@@ -28,7 +28,7 @@ from outliers.quantization.schemes import Scheme, get_scheme
 from outliers.show.axes import beside, cost_axis, increase_axis, name_places, plot_costs
 from outliers.show.claims import NEXT, Claim, say
 from outliers.show.legends import SCATTER, entry, explained, labelled, legend
-from outliers.show.section import Drawing, Finding, Section, printed
+from outliers.show.section import Context, Drawing, Finding, Section, printed
 from outliers.show.style import COLORS, GREY, MARKERS, Panels, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, cell, scatter_note, values_table
 from outliers.show.value import Rows, Value, exact, grouped, records, scattered_by, value_of
@@ -410,7 +410,7 @@ ON_GRID = (
 )
 
 
-def remedies_section(rows: list[dict]) -> Section:
+def remedies_section(rows: list[dict], _context: Context | None = None) -> Section:
     """Show a measurement of formats and caches with remedies."""
     note, measured = scatter_note(rows), points(rows)
     by_model = grouped(measured, attrgetter("model"))

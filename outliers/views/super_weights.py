@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from outliers.models.names import short_name
-from outliers.presets.super_weights import BESIDE, compared
+from outliers.runs.stages.super_weights import BESIDE, compared
 from outliers.show.axes import cost_axis, name_places
 from outliers.show.claims import Claim, say, say_each
 from outliers.show.legends import legend

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from outliers.models.names import short_name
 from outliers.show.legends import legend, scheme_styles
-from outliers.show.section import Drawing, Finding, Section, printed, together
+from outliers.show.section import Context, Drawing, Finding, Section, printed, together
 from outliers.show.style import figure_function, panels_of
 from outliers.show.tables import MISSING, Table, cell, scattered
 from outliers.show.value import DEVIATIONS, Rows, exact, grouped, records, scattered_by, value_of
@@ -80,7 +80,7 @@ TABLES = (  # metric without its prefix: title, columns of its own, whether a pa
 WORDS = ("type", "positions", "token", "context")
 
 
-def token_losses_section(rows: list[dict]) -> Section:
+def token_losses_section(rows: list[dict], _context: Context | None = None) -> Section:
     """Show the increase of the loss of each model under each variant; the rows' field `scheme` is the variant."""
     sections = [_of_model(model, group) for model, group in grouped(rows, itemgetter("model")).items()]
     return together(TITLE, sections)._replace(rows=rows)

@@ -4,7 +4,6 @@ sentences."""
 import functools
 from collections.abc import Iterable, Mapping
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import matplotlib
@@ -31,13 +30,12 @@ from outliers.criterion import (
 from outliers.errors import first_of
 from outliers.metrics.records import LIMITS
 from outliers.models.names import short_name
-from outliers.presets.emergence import OneModel
 from outliers.show.axes import log_axis, threshold
 from outliers.show.claims import Claim, say
 from outliers.show.explorer import CELLS, Explorer, map_of, of_tables
 from outliers.show.legends import legend
 from outliers.show.maps import Scale, map_on, number_above
-from outliers.show.section import Drawing, Failures, Finding, Section, by_stack, failures
+from outliers.show.section import Context, Drawing, Failures, Finding, Section, by_stack, failures
 from outliers.show.style import GREY, HEAT, SEQUENTIAL, Panels, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, wrapped
 from outliers.show.words import Names, amount, ranges
@@ -280,24 +278,25 @@ STRONGEST, WEAKEST = 5, 3  # tokens or contexts of a feature
 
 
 @failures(Failures.APART)
-def kept_trace_section(spec: OneModel, folder: Path, rows: list[dict]) -> Section:
+def kept_trace_section(rows: list[dict], context: Context) -> Section:
     """Show the trace that an experiment keeps in a folder."""
     from outliers.metrics.trace import EXCERPT, STEM, of_view, saved_excerpt  # these import torch
     from outliers.text.tokens import namer_of
     from outliers.tracing.result import Trace
 
+    spec, folder = context
     if not any(row["metric"] == "count" for row in rows):  # the trace failed
         return Section(f"Outlier features of {short_name(spec.model)}", rows)
     names = namer_of(spec.model, spec.revision)
 
     def of_stack(stack: str, rows: list[dict]) -> Section:
         trace = Trace.load(folder / of_view(STEM, stack))
-        return trace_section(trace, rows, names, saved_excerpt(folder / of_view(EXCERPT, stack), trace))
+        return traced_section(trace, rows, names, saved_excerpt(folder / of_view(EXCERPT, stack), trace))
 
     return by_stack(rows, "stack", of_stack)
 
 
-def trace_section(trace: "Trace", rows: list[dict], names: Names, excerpt: "Excerpt | None" = None) -> Section:
+def traced_section(trace: "Trace", rows: list[dict], names: Names, excerpt: "Excerpt | None" = None) -> Section:
     """Show a trace: outlier features, the model's row of Table 4, the largest inputs, massive activations, attention
     sinks, figures.
 

@@ -12,7 +12,7 @@ from outliers.quantization.schemes import BASELINE
 from outliers.show.axes import beside, parameters_axis
 from outliers.show.claims import Claim, say, say_each
 from outliers.show.legends import explained, scheme_legend, scheme_styles
-from outliers.show.section import Drawing, Finding, Section
+from outliers.show.section import Context, Drawing, Finding, Section
 from outliers.show.style import GREY, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, cell
 from outliers.show.value import Rows, Value, averaged, exact, grouped, records, value_of
@@ -122,7 +122,7 @@ CAPTION = (
 )
 
 
-def zeroshot_section(rows: list[dict]) -> Section:
+def zeroshot_section(rows: list[dict], _context: Context | None = None) -> Section:
     table, drawing = accuracy_table(rows), Drawing.of("accuracy", CAPTION, accuracy_by_size(rows))
     findings = zeroshot_findings(mean_accuracy(rows), mean_chance(rows))
     return Section("Zero-shot accuracy", rows, table.printed, [table], [drawing], findings=findings)

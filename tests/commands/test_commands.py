@@ -20,23 +20,23 @@ import typer
 from pydantic import BaseModel, ConfigDict, Field
 
 import outliers
-from outliers.__main__ import COMMANDS
-from outliers.app import command_of
+from outliers.app import command_of, commands, record_of
+from outliers.commands.ablate import Ablation
+from outliers.commands.damage import Damage
+from outliers.commands.emergence import Emergence
+from outliers.commands.latency import Latency
+from outliers.commands.measure import Cells
+from outliers.commands.memory import Memory
+from outliers.commands.origins import Account
+from outliers.commands.plan import Planning
+from outliers.commands.sweep import Experiment
+from outliers.commands.trace import OneModel
+from outliers.commands.training import Training
+from outliers.commands.zeroshot import ZeroShot
 from outliers.errors import UserError
 from outliers.models.load import load_tokenizer
 from outliers.models.names import POCKET
 from outliers.paper import report as artefacts
-from outliers.presets.ablate import Ablation
-from outliers.presets.cells import Cells
-from outliers.presets.damage import Damage
-from outliers.presets.emergence import Emergence, OneModel
-from outliers.presets.latency import Latency
-from outliers.presets.memory import Memory
-from outliers.presets.origins import Account
-from outliers.presets.plan import Planning
-from outliers.presets.sweep import Experiment
-from outliers.presets.training import Training
-from outliers.presets.zeroshot import ZeroShot
 from outliers.runs import run as module
 from outliers.runs.again import key_of
 from outliers.specification.kinds import BLOCK, BLOCKS, Named
@@ -44,6 +44,7 @@ from outliers.terminal.command import app_of, run
 from outliers.terminal.options import options
 from tests.conftest import needs_harness
 
+COMMANDS = commands()
 SMALL = ["--model", "pocket/gpt2-0.1m", "--block", "64", "--blocks", "2", "--scheme", "fp32", "--scheme", "absmax"]
 
 
@@ -581,8 +582,8 @@ def test_the_script_does_what_the_modules_do(script, monkeypatch, capsys, tmp_pa
 def test_the_scripts_answers(script):
     assert script() == script("--help")
     out = script()[1]
-    for name, description in COMMANDS.items():
-        assert f"  outliers {name:<10} {description}\n" in out
+    for name in COMMANDS:
+        assert f"  outliers {name:<10} {record_of(name).purpose}\n" in out
         said = script(name, "--help")[1]
         assert f"Usage: outliers {name} " in said
         assert f"outliers {name}" in said.partition("Example")[2]

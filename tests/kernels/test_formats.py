@@ -18,7 +18,7 @@ from outlier_kernels.reference_formats import rounded
 from torch import nn
 
 from outliers import Experiment, UserError, load_quantized, quantize, run, save_quantized
-from outliers.presets.latency import Latency
+from outliers.commands.latency import Latency
 from outliers.quantization.fields import row_fields
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, get_scheme, in_groups, is_own

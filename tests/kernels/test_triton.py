@@ -424,7 +424,7 @@ def test_products_do_not_hide_nan_and_inf(poison):
 def whole_product(folder: str) -> dict:
     """What a sweep, an int8 model and a trace find, on whichever path OUTLIERS_KERNELS asks for."""
     import outliers
-    from outliers.presets.sweep import Experiment, sweep
+    from outliers.commands.sweep import Experiment, sweep
 
     name, ids = "pocket/gpt2-0.1m", torch.arange(2 * 16).view(2, 16) * 7
     asked = Experiment(

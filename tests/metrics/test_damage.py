@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import outliers
 from outliers import Ablated, Intervention, Quantized, Together, UserError, calibrate, plant, quantize, run
+from outliers.commands.damage import Damage, damage
 from outliers.criterion import OF_EVERY_STACK
 from outliers.metrics.agreement import AgreementReader
 from outliers.metrics.damages import damages_of
@@ -25,7 +26,6 @@ from outliers.models.anatomy import projections
 from outliers.models.anatomy.trust import check_found
 from outliers.models.decoder import run_decoder
 from outliers.models.load import load_model, load_tokenizer
-from outliers.presets.damage import Damage, damage
 from outliers.quantization.schemes import SCHEMES, TABLE1
 from outliers.runs.frame import records_in
 from outliers.subjects.cell import Cell
@@ -396,7 +396,7 @@ def test_parts_of_the_damage_are_shown_alone(found, by):
 
 @needs_smollm2
 @needs_shared
-@pytest.mark.nightly("outliers/metrics/damages.py", "outliers/presets/damage.py", "outliers/quantization/")
+@pytest.mark.nightly("outliers/metrics/damages.py", "outliers/commands/damage.py", "outliers/quantization/")
 def test_where_absmax_breaks_a_real_model():
     """Values of an independent computation: only ffn_in +10.6 %, ffn_out +74.9 %."""
     name = "smollm2-135m"

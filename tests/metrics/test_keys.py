@@ -14,16 +14,16 @@ from transformers.models.qwen2 import modeling_qwen2
 
 import outliers
 from outliers import perplexity, run
+from outliers.commands.origins import PARTS, Account, ToAccount
 from outliers.errors import BrokenModel
 from outliers.metrics.keys import Channels, Sums, observed_channels
 from outliers.metrics.records import AFTER, BEFORE
 from outliers.models.anatomy import decoder_layers
 from outliers.models.anatomy.examples import Examples
 from outliers.models.stream import stream_model
-from outliers.paper.shown import show
-from outliers.presets.origins import PARTS, Account, ToAccount
 from outliers.quantization.cache_formats import CacheFormat
 from outliers.quantization.caches import through
+from outliers.runs.run import show
 from outliers.views.account import account_section
 from outliers.views.keys import keys_explorer, keys_section, writing_findings
 from tests.conftest import make_model, make_tokenizer, slow_but

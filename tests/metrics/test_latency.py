@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outliers import UserError, load_int8, load_model, load_quantized, quantize, run, save_quantized
+from outliers.commands.latency import Latency
 from outliers.metrics.latency import Timings, latency, quartiles
 from outliers.metrics.linear_layer import LEAST_ROUNDS, OUTLIERS, milliseconds, rows_of, ways
 from outliers.models.anatomy import projections
-from outliers.presets.latency import Latency
-from outliers.presets.linear_layers import LinearLayers
+from outliers.paper.linear_layers import LinearLayers
 from outliers.quantization.linear import stored_weight
 from outliers.quantization.peers import has_bitsandbytes, with_bitsandbytes
 from outliers.runs.frame import records_in as read_rows
@@ -317,7 +317,7 @@ def test_layers_of_real_models_stand_beside_dimensions(tmp_path):
     }
     assert {(row["dimension"], row["outputs"]) for row in rows} == {(16, 64), ("24x8", 8)}
     assert table5.speed_table(rows).headers == ["way", "16", "24x8"]
-    write(table5.speed_section(rows), tmp_path, "python -m outliers.report")
+    write(table5.linear_layer_section(rows), tmp_path, "python -m outliers.report")
     assert set(pd.read_parquet(tmp_path / "rows.parquet")["dimension"]) == {"16", "24x8"}
     with pytest.raises(UserError, match="field 'dimensions"):
         LinearLayers(dimensions=["24by8"], name="x")

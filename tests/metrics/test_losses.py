@@ -11,12 +11,12 @@ from transformers import AutoModelForCausalLM
 
 import outliers
 from outliers import Cells, Experiment, UserError, run
-from outliers.paper.shown import show
+from outliers.runs.run import show
 from outliers.subjects.masked import each_masked, masked_text
 from outliers.subjects.seq2seq import prefixed, span_corrupted
 from outliers.text.blocks import cut_text
 from outliers.views.emergence import emergence_table
-from outliers.views.perplexity import bits_table, sweep_section
+from outliers.views.perplexity import bits_table, perplexity_section
 from outliers.views.token_losses import token_losses_section
 from tests.conftest import STORIES, needs_shared, needs_smollm2
 
@@ -108,13 +108,13 @@ def test_mask_seeds_have_bytes_of_their_own(tmp_path):
 
 def test_tables_show_bits_where_rows_have_them(tmp_path):
     rows = run(Experiment(**SMALL, schemes=["fp32", "absmax"]), tmp_path)
-    section = sweep_section(rows)
+    section = perplexity_section(rows)
     assert "bits per byte" in section.printed and "Bits per byte compare across models" in section.printed
     assert [table.name for table in section.tables] == ["table1", "table1_bits", "table1_increase"]
     assert bits_table(rows)[0].cells[0][1] == f"{rows[0]['bits_per_byte']:.4f}"
     before = [{name: value for name, value in row.items() if name not in ("bits_per_byte", "bytes")} for row in rows]
-    assert [table.name for table in sweep_section(before).tables] == ["table1", "table1_increase"]
-    assert "byte" not in sweep_section(before).printed
+    assert [table.name for table in perplexity_section(before).tables] == ["table1", "table1_increase"]
+    assert "byte" not in perplexity_section(before).printed
     assert bits_table([before[0], rows[1]])[0].cells[0][0] == "absmax", "rows without it are left out"
     traced = {"model": MODEL, "metric": "count", "value": 1.0, "parameters": 1}
     assert "Bits/byte" in emergence_table([traced, rows[0]]).headers

@@ -16,11 +16,11 @@ from transformers import (
 from transformers.quantizers.base import HfQuantizer
 
 from outliers import UserError, quantize, run
+from outliers.commands.memory import Memory
 from outliers.metrics.memory import GIB, Footprint, Storages, fits, measure_footprint, measure_pass, prompt
 from outliers.models.load import find_config, load_config
 from outliers.models.names import known_configs
 from outliers.paper.artefacts import ARTEFACTS
-from outliers.presets.memory import Memory
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.views.memory import footprints, largest, memory_section
 from tests.commands.test_commands import call

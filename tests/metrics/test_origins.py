@@ -12,11 +12,11 @@ from torch import nn
 
 import outliers
 from outliers import UserError, load_model, run, variant
+from outliers.commands import origins as account
 from outliers.metrics.origins import Account
 from outliers.metrics.records import PART_OF
 from outliers.models.anatomy import anatomy_of, decoder_layers
 from outliers.models.anatomy.experts import call_by_projection
-from outliers.presets import origins as account
 from outliers.quantization.linear import stored_weight
 from outliers.views.origins import AT, origins_findings, origins_section, parts_of, readers_of
 from tests.conftest import C4, CONFIGS, VARIANTS, make_model, needs_shared, needs_smollm2, slow_but

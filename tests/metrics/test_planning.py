@@ -10,15 +10,16 @@ import torch
 
 import outliers
 from outliers import SCHEMES, Quantized, load_model, perplexity, plan, run
+from outliers.commands.plan import Planning
 from outliers.metrics.measurement import records_of
 from outliers.metrics.records import Perplexity
 from outliers.models.anatomy import projections
-from outliers.presets.plan import (
+from outliers.quantization.linear import stored_weight
+from outliers.runs.stages.plan import (
     CONFIRM,
     SINGLE,
     Alone,
     Choice,
-    Planning,
     Search,
     _choice,
     _confirmed,
@@ -28,7 +29,7 @@ from outliers.presets.plan import (
     plan_of,
     usual_of,
 )
-from outliers.quantization.linear import stored_weight
+from outliers.show.section import Context
 from outliers.show.tables import measured_on
 from outliers.subjects.cell import Cell
 from outliers.subjects.given import Given
@@ -82,7 +83,7 @@ def test_nothing_stays_exact_where_nothing_has_to(blocks):
     assert found.exact == []
 
 
-@pytest.mark.nightly("outliers/presets/plan.py", "outliers/quantization/plans/")
+@pytest.mark.nightly("outliers/commands/plan.py", "outliers/quantization/plans/")
 def test_no_single_projection_can_be_left_out(blocks):
     model = load_model("pocket/opt-1.7m")
     text = sample_blocks("pocket/opt-1.7m", 128, 12)
@@ -225,7 +226,7 @@ def test_other_blocks_confirm_it(kept):
 
 def test_the_section_writes_the_plan(kept, tmp_path):
     spec, folder, rows = kept
-    section = kept_plan_section(spec, folder, rows)
+    section = kept_plan_section(rows, Context(spec, folder))
     (tmp_path / "plan.yaml").write_text(section.files["plan.yaml"])
     found = outliers.read_plan(tmp_path / "plan.yaml")
     assert found == plan_of(rows, MODEL, 0.01, 2)
@@ -237,9 +238,9 @@ def test_the_section_writes_the_plan(kept, tmp_path):
 
 
 def test_exports_are_files_beside_the_plan(kept):
-    spec, _, rows = kept
-    spec = spec.model_copy(update={"scheme": "w8a8", "export": ["bitsandbytes"]})
-    found = exports_of(spec, plan_of(rows, MODEL, 0.01, 2).model_copy(update={"scheme": "w8a8", "exact": BROKEN}))
+    _, _, rows = kept
+    plan = plan_of(rows, MODEL, 0.01, 2).model_copy(update={"scheme": "w8a8", "exact": BROKEN})
+    found = exports_of(["bitsandbytes"], plan)
     assert set(found) == {"bitsandbytes.json"}
     assert BROKEN[0] in json.loads(found["bitsandbytes.json"])["llm_int8_skip_modules"]
 

@@ -10,12 +10,12 @@ import torch
 
 import outliers
 from outliers import Ablated, Intervention, UserError, load_model, plant, run, variant
+from outliers.commands.origins import Account
 from outliers.metrics import attention
 from outliers.metrics.sinks import SEEN as SINKS
 from outliers.metrics.top1 import SEEN as TOP1
 from outliers.metrics.top1 import top1_softmax
-from outliers.presets import readers as preset
-from outliers.presets.origins import Account
+from outliers.runs.stages import readers as preset
 from outliers.views.account import account_section
 from outliers.views.origins import origins_section
 from tests.conftest import C4, make_model, needs_shared, needs_smollm2, sample_blocks
@@ -299,7 +299,7 @@ def test_writers_alone_of_given_features_need_no_trace(tmp_path):
 
 @needs_shared
 @needs_smollm2
-@pytest.mark.nightly("outliers/presets/readers.py", "outliers/views/readers.py")
+@pytest.mark.nightly("outliers/runs/stages/readers.py", "outliers/views/readers.py")
 def test_readers_of_smollm2():
     """The figures with which the question began."""
     model, tokenizer = outliers.load_model("smollm2-135m"), outliers.load_tokenizer("smollm2-135m")

@@ -9,15 +9,15 @@ import torch
 
 import outliers
 from outliers import perplexities, perplexity, run, variant
+from outliers.commands.origins import Account
 from outliers.criterion import SPIKE
 from outliers.errors import BrokenModel, UserError
 from outliers.metrics.candidates import candidates
 from outliers.metrics.measurement import records_along
 from outliers.metrics.records import Candidates
 from outliers.models.anatomy import decoder_layers, projections
-from outliers.presets.origins import Account
-from outliers.presets.super_weights import CONTROLLED, compared, scalings, search_stages, treatments
 from outliers.quantization.linear import stored_weight
+from outliers.runs.stages.super_weights import CONTROLLED, compared, scalings, search_stages, treatments
 from outliers.show.value import Value
 from outliers.subjects.given import Given
 from outliers.variants.massive import Massive

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from outliers import Experiment, UserError
-from outliers.get import get_packaged
+from outliers.commands.get import get_packaged
 from outliers.models import names
 from outliers.models.names import PACKAGED, Packaged, cached_file, packaged_file, packaged_models
 from outliers.models.source import find_model

@@ -11,11 +11,11 @@ import torch
 
 import outliers
 from outliers import Trace, UserError, run, variant
+from outliers.commands.trace import OneModel
 from outliers.criterion import OF_EVERY_STACK, RESIDUAL, in_transformerlens
 from outliers.metrics.keys import observed_channels
 from outliers.metrics.records import AFTER, ATTENDED, BEFORE
 from outliers.models.anatomy.names import names_of
-from outliers.presets.emergence import OneModel
 from tests.commands.test_commands import call
 from tests.conftest import CONFIGS, VARIANTS, few_kinds, make_model, make_tokenizer, slow_but
 

@@ -11,6 +11,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outliers import Experiment, Intervention, Quantized, UserError, ablate, quantize, run, sweep, trace
+from outliers.commands.ablate import Ablation
+from outliers.commands.damage import Damage
+from outliers.commands.emergence import Emergence
+from outliers.commands.trace import OneModel
 from outliers.metrics.perplexity import perplexities, perplexity
 from outliers.metrics.top1 import top1_softmax
 from outliers.models.anatomy import anatomy_of, decoder_layers
@@ -18,9 +22,6 @@ from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET
 from outliers.models.stored.tensors import WeightFile
 from outliers.models.stream import Stream, stream_model
-from outliers.presets.ablate import Ablation
-from outliers.presets.damage import Damage
-from outliers.presets.emergence import Emergence, OneModel
 from outliers.quantization.schemes import TABLE1, get_scheme
 from outliers.subjects.causal import Causal
 from outliers.subjects.model_cache import ModelCache

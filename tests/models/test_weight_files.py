@@ -24,13 +24,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from outliers import UserError, load_int8, load_model, load_quantized, perplexity, quantize, save_quantized
+from outliers.commands.trace import OneModel
 from outliers.models import checkpoint
 from outliers.models.load import weights_hash
 from outliers.models.names import POCKET
 from outliers.models.source import Source
 from outliers.models.stream import stream_model
 from outliers.models.weight_files import INDEX, INT8, WEIGHTS
-from outliers.presets.emergence import OneModel
 from tests.conftest import in_turn, make_model, trace_model
 from tests.gguf_files import save_gguf
 from tests.models.test_stored import gptq, save_like

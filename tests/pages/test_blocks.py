@@ -22,9 +22,9 @@ import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import outliers
+from outliers.commands.sweep import Experiment
 from outliers.models import anatomy
 from outliers.models.names import POCKET
-from outliers.presets.sweep import Experiment
 from outliers.quantization.schemes import get_scheme
 from outliers.specification import files
 from outliers.specification.files import make_experiment, read_experiment
@@ -216,7 +216,9 @@ def run(typed: str, small_model: Path, monkeypatch) -> None:
         assert not stop.code, typed
 
 
-@pytest.mark.nightly("README.md", "docs/", "experiments/", "outliers/app.py", "outliers/presets/", "outliers/terminal/")
+@pytest.mark.nightly(
+    "README.md", "docs/", "experiments/", "outliers/app.py", "outliers/commands/", "outliers/terminal/"
+)
 @pytest.mark.parametrize("block", blocks_of("sh"))
 def test_lines_that_need_nothing_run(block, place, small_model, monkeypatch, capsys):
     ours = [line.typed for line in lines(block) if not line.needs and line.typed.startswith("python")]

@@ -12,20 +12,20 @@ PACKAGE = Path(outliers.__file__).parent
 # From left to right; `terminal`, `errors`, `criterion` and `files` are for all.
 ROOMS = (
     *("errors", "criterion", "terminal", "files", "outlier_kernels", "models", "text", "tracing"),
-    *("quantization", "show", "variants", "specification", "trainer", "subjects", "metrics", "runs", "presets"),
-    *("published", "views", "plot", "paper", "plugins"),
+    *("quantization", "show", "variants", "specification", "trainer", "subjects", "metrics", "runs", "published"),
+    *("views", "plot", "commands", "paper", "plugins"),
 )
 NAMED = re.compile(rf"(outliers\.({'|'.join(ROOMS)})\b[\w.]*)(:\w+)?")  # a module, or what is in one, by a string
-COMMANDS = "app"  # programs, which may use all, and the table of them
+PROGRAMS = "app"  # programs, which may use all, and the table of them
 MOST_FILES = 16
-A_FILE_EACH = {".", "metrics", "variants", "views"}  # rooms of many things of one kind, a file each
+A_FILE_EACH = {".", "metrics", "variants", "views", "commands"}  # rooms of many things of one kind, a file each
 FILES = sorted(file.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py"))
 
 
 def room_of(module: str) -> int:
     """The place of a module's room, from the left."""
     parts = [part for part in module.split(".") if part != "outliers"]
-    first = next(iter(parts), COMMANDS)
+    first = next(iter(parts), PROGRAMS)
     return ROOMS.index(first) if first in ROOMS else len(ROOMS)
 
 

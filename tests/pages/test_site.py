@@ -11,8 +11,7 @@ import pytest
 import typer
 
 import outliers
-from outliers.__main__ import COMMANDS
-from outliers.app import command_of
+from outliers.app import command_of, commands
 from outliers.terminal.command import app_of
 from tests.conftest import needs_chromium
 
@@ -109,7 +108,7 @@ def test_a_signature_has_its_types_and_a_docstring_its_sections(site):
     assert "Tensor" in text
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", commands())
 def test_every_option_of_a_command_is_on_its_page(site, name):
     text = page(site, f"docs/reference/commands/{name}").text
     for parameter in typer.main.get_command(app_of(command_of(name))).params:

@@ -1,6 +1,7 @@
 """The paper's tables and figures: published numbers, experiments, and the report that puts them on one page."""
 
 import csv
+import inspect
 import re
 import shutil
 import subprocess
@@ -8,25 +9,27 @@ import sys
 
 import pytest
 
+from outliers.app import commands, record_of
+from outliers.commands.sweep import Experiment
+from outliers.commands.training import Training
 from outliers.errors import UserError
 from outliers.metrics.records import metrics
 from outliers.models.load import load_model
 from outliers.paper import report as module
 from outliers.paper.artefacts import ARTEFACTS, BEYOND
+from outliers.paper.linear_layers import LinearLayers
 from outliers.paper.published import Artefact, Published, comparison
 from outliers.paper.report import experiments, report
-from outliers.paper.shown import OF_KINDS, view_of
-from outliers.paper.table4 import table4_section
-from outliers.presets.sweep import Experiment
-from outliers.presets.training import Training
 from outliers.published.facts import elsewhere
 from outliers.published.numbers import published_models
 from outliers.quantization.schemes import TABLE1
+from outliers.runs.run import show
 from outliers.show.section import Section
 from outliers.specification.fields import resolved
 from outliers.specification.files import experiment_files
 from outliers.subjects import model_cache
-from outliers.views import OF_METRICS
+from outliers.views.measured import view_of
+from outliers.views.table4 import table4_section
 from tests.conftest import PAPER_TABLES, needs_paper
 from tests.kept import KEPT
 from tests.pages.test_numbers import page_tables
@@ -162,7 +165,8 @@ def _own(rows: list[dict]) -> list[dict]:
 
 def test_a_new_table_is_one_row_its_experiments_and_its_values(tmp_path, monkeypatch):
     published = Published("LLM.int8(), Table 2", ("model", "scheme"), {("gpt2-0.1m", "fp32"): 1.0})
-    table2 = Artefact("Table 2", Experiment, published, _own, lambda rows: Section("One more", rows, "nothing new"))
+    section = Section("One more", [], "nothing new")
+    table2 = Artefact("Table 2", Experiment, published, _own, lambda rows, _context: section._replace(rows=rows))
     monkeypatch.setitem(ARTEFACTS, "table2", table2)
     (tmp_path / "table2.yaml").write_text(SMALL.replace("table1", "table2"))
     said = report(str(tmp_path / "table2.yaml"), tmp_path / "out")[0]
@@ -198,18 +202,28 @@ def test_every_table_and_figure_has_an_experiment_of_each_set():
     assert [*(spec.shows for spec in alone), *others] == list(BEYOND)
 
 
-def test_a_view_is_named_in_one_place():
-    of_metrics = [*OF_METRICS.values(), *(one.view for one in metrics().values() if one.view)]
-    of_kinds = [place for place in OF_KINDS.values() if place not in of_metrics]  # not by that of a metric
-    named = [resolved(place) for place in of_metrics + of_kinds]
-    named += [artefact.section for artefact in ARTEFACTS.values() if artefact.section]
-    assert len(named) == len(set(named)) > 20
-    assert OF_METRICS.keys() <= metrics().keys()
+def test_every_view_takes_rows_and_their_context():
+    measuring = [record_of(name).runs for name in commands() if isinstance(record_of(name).runs, type)]
+    views = [resolved(kind.view) for kind in (*measuring, LinearLayers) if kind is not Training]
+    views += filter(None, map(view_of, metrics().values()))
+    views += [artefact.view for artefact in ARTEFACTS.values() if artefact.view]
+    assert len(set(views)) > 25
+    for view in views:
+        first, second = list(inspect.signature(view).parameters)[-2:]
+        assert (first, second.removeprefix("_")) == ("rows", "context"), view
+
+
+def test_a_metric_is_shown_by_the_view_of_its_name():
+    shown = {name for name, metric in metrics().items() if view_of(metric)}
+    assert shown == {
+        *("perplexity", "token_losses", "zeroshot", "latency", "memory", "linear_layer", "continuation", "keys"),
+        *("origins", "range"),
+    }
 
 
 def test_a_kind_without_a_view_is_a_mistake():
     with pytest.raises(UserError, match=r"Training has no view: .* its field 'shows' names"):
-        view_of(Training)
+        show(Training(runs={"a": {}}), "results", [])
 
 
 def test_a_device_replaces_that_of_the_files():

@@ -10,13 +10,13 @@ from torch.nn import functional
 
 import outliers
 from outliers import UserError, quantize, run, variant
+from outliers.commands.damage import Damage, damage
 from outliers.metrics.agreement import AgreementReader
 from outliers.metrics.layers import layer_by_layer
 from outliers.metrics.measurement import Keeps
 from outliers.metrics.perplexity import read_logits
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.decoder import run_decoder
-from outliers.presets.damage import Damage, damage
 from outliers.quantization.peers import weight_of
 from outliers.quantization.schemes import get_scheme
 from outliers.runs.forecast import Room, need_of, request_of

@@ -13,13 +13,13 @@ from torch import nn
 
 import outliers
 from outliers import Experiment, UserError, load_int8, load_quantized, run, save_quantized, sweep
+from outliers.commands.damage import Damage
+from outliers.commands.latency import Latency
 from outliers.metrics.damages import damages_of
 from outliers.metrics.top1 import top1_softmax
 from outliers.models.anatomy import anatomy_of, decoder_layers, family_of
 from outliers.models.attention import attends
 from outliers.models.skeleton import skeleton
-from outliers.presets.damage import Damage
-from outliers.presets.latency import Latency
 from outliers.quantization.attention import AttentionProducts, int8_attention
 from outliers.quantization.convert import check_attends
 from outliers.quantization.products import Products

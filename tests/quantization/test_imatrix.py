@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import outliers
+from outliers.commands.trace import OneModel
 from outliers.errors import UserError
 from outliers.models.anatomy import readers
-from outliers.presets.emergence import OneModel
 from tests.commands.test_commands import refused
 from tests.conftest import few_kinds, inputs_of, make_model, make_tokenizer, trace_model
 from tests.gguf_files import tensors_of

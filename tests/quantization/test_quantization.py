@@ -25,12 +25,12 @@ from transformers.pytorch_utils import Conv1D
 from outliers import Experiment, UserError, load_text, perplexity, plant, quantize, sweep, trace
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model, load_tokenizer
-from outliers.paper.report import drawn_again
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, stored_weight
 from outliers.quantization.peers import bitsandbytes_layer, with_bitsandbytes
 from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, get_scheme, write_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
+from outliers.runs.run import drawn_again
 from tests.conftest import FIVE, in_turn, make_model, pairwise
 from tests.kernels.test_kernels import numpy_quantize_matrix
 

@@ -16,12 +16,12 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from outliers import SCHEMES, Experiment, Quantized, Scheme, calibrate, perplexities, perplexity, quantize, sweep
+from outliers.commands.latency import Latency
 from outliers.criterion import ROUTER
 from outliers.errors import BrokenModel, UserError
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model
 from outliers.models.stream import stream_model
-from outliers.presets.latency import Latency
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, operand_of
 from outliers.quantization.magnitudes import Magnitudes

@@ -11,12 +11,12 @@ from outlier_kernels.formats import Quantizer
 from transformers.pytorch_utils import Conv1D
 
 from outliers import Experiment, Quantized, UserError, load_text, perplexity, quantize, run, sweep
+from outliers.commands.ablate import Ablation
+from outliers.commands.latency import Latency
+from outliers.commands.zeroshot import ZeroShot
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.stream import stream_model
-from outliers.presets.ablate import Ablation
-from outliers.presets.latency import Latency
-from outliers.presets.zeroshot import ZeroShot
 from outliers.published.numbers import TABLE1 as PRINTED
 from outliers.quantization import schemes
 from outliers.quantization.fields import row_fields

@@ -17,6 +17,11 @@ from outlier_kernels.formats import Quantizer
 
 import outliers
 from outliers import __main__ as program
+from outliers import commands as folder
+from outliers.commands.latency import Latency
+from outliers.commands.measure import METRICS, Cells
+from outliers.commands.memory import Memory
+from outliers.commands.sweep import Experiment
 from outliers.errors import UserError
 from outliers.metrics import records
 from outliers.metrics.measurement import Seen, bundles_of
@@ -26,14 +31,10 @@ from outliers.metrics.zeroshot import zeroshot
 from outliers.models import plugins
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET
-from outliers.paper.report import drawn_again
-from outliers.presets.cells import METRICS, Cells
-from outliers.presets.latency import Latency
-from outliers.presets.memory import Memory
-from outliers.presets.sweep import Experiment
 from outliers.quantization.schemes import Scheme
 from outliers.runs.rows import COLUMNS, Row, Rows, read
-from outliers.runs.run import run
+from outliers.runs.run import drawn_again, run
+from outliers.show.section import Context
 from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell
@@ -253,7 +254,7 @@ def test_a_metric_of_ones_own(tmp_path, model_and_blocks):
 
 def test_a_table_says_what_has_several_values_a_cell(tmp_path):
     spec = Cells(metrics=["perplexity", "weights"], **SMALL)
-    table = measured_section(spec, tmp_path, run(spec, tmp_path)).tables[0]
+    table = measured_section(run(spec, tmp_path), Context(spec, tmp_path)).tables[0]
     assert [cells[2] for cells in table.cells] == ["perplexity"]
     assert table.caption.endswith("Of weights each cell has several, which values.csv lists.")
 
@@ -280,14 +281,14 @@ def example(of: str) -> str:
 def test_a_metric_is_a_record(monkeypatch, tmp_path):
     module = tmp_path / "foreseen.py"
     module.write_text(example("class Foreseen").partition("\n\nfields =")[0])
-    first = "import foreseen, outliers.presets.cells"
+    first = "import foreseen, outliers.commands.measure"
     subprocess.run([sys.executable, "-c", first], check=True, cwd=tmp_path)  # nothing that it imports imports it
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(records, "Foreseen", importlib.import_module("foreseen").Foreseen, raising=False)
     monkeypatch.setitem(METRICS, "foreseen", records.metrics()["foreseen"])
     monkeypatch.delitem(sys.modules, "foreseen")
     spec = Cells(metrics=["foreseen"], **SMALL)
-    section = measured_section(spec, tmp_path, run(spec, tmp_path))
+    section = measured_section(run(spec, tmp_path), Context(spec, tmp_path))
     assert [table.name for table in section.tables] == ["measured", "foreseen"]
     assert [drawing.name for drawing in section.drawings] == ["foreseen_bars"]
     assert [finding.text for finding in section.findings] == ["Most tokens are foreseen under fp32."]
@@ -297,13 +298,14 @@ def test_a_metric_is_a_record(monkeypatch, tmp_path):
 
 def test_a_command_is_a_file(monkeypatch, capsys, tmp_path):
     (tmp_path / "largest.py").write_text(example("class Largest"))
-    monkeypatch.setattr(program, "__file__", str(tmp_path / "__main__.py"))
-    assert program._commands() == {"largest": "the largest values that projections read"}
-    monkeypatch.setattr(outliers, "__path__", [*outliers.__path__, str(tmp_path)])
+    monkeypatch.setattr(folder, "__path__", [*folder.__path__, str(tmp_path)])
     monkeypatch.chdir(tmp_path)
-    code, out, _ = call(monkeypatch, capsys, MODEL, "--block", 16, "--blocks", 1, command="largest")
-    assert code == 0
-    assert "The largest inputs." in out
+    monkeypatch.setattr(sys, "argv", ["outliers"])
+    program.main()
+    assert "largest    the largest values that projections read\n" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["outliers", "largest", MODEL, "--block", "16", "--blocks", "1"])
+    program.main()
+    assert "The largest inputs." in capsys.readouterr().out
     assert (tmp_path / "results/largest/gpt2-0.1m/largest.md").exists()
 
 

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from outliers import Experiment, Trace, UserError, run, sweep
-from outliers.presets.ablate import Ablation
-from outliers.presets.damage import Damage
-from outliers.presets.emergence import Emergence, OneModel
+from outliers.commands.ablate import Ablation
+from outliers.commands.damage import Damage
+from outliers.commands.emergence import Emergence
+from outliers.commands.trace import OneModel
 from outliers.runs import cluster
 from outliers.runs.cluster import Cluster
 from outliers.runs.engine import Here

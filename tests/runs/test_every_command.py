@@ -6,14 +6,15 @@ from functools import cache
 import pytest
 
 from outliers import Cells, Experiment, run
-from outliers.presets.ablate import Ablation
-from outliers.presets.damage import Damage
-from outliers.presets.emergence import Emergence, OneModel
-from outliers.presets.latency import Latency
-from outliers.presets.memory import Memory
-from outliers.presets.origins import Account
-from outliers.presets.plan import Planning
-from outliers.presets.zeroshot import ZeroShot
+from outliers.commands.ablate import Ablation
+from outliers.commands.damage import Damage
+from outliers.commands.emergence import Emergence
+from outliers.commands.latency import Latency
+from outliers.commands.memory import Memory
+from outliers.commands.origins import Account
+from outliers.commands.plan import Planning
+from outliers.commands.trace import OneModel
+from outliers.commands.zeroshot import ZeroShot
 from outliers.runs.rows import FILE, Rows
 from tests.conftest import lasting, needs_harness
 from tests.metrics.test_zeroshot import LOCAL

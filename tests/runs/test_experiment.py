@@ -7,16 +7,15 @@ import pytest
 import torch
 
 from outliers import Experiment, UserError, load_model, load_text, load_tokenizer, quantize, run, sweep
+from outliers.commands.ablate import Ablation
+from outliers.commands.trace import OneModel
 from outliers.metrics import states
 from outliers.metrics.perplexity import Loss, perplexity
 from outliers.models.names import PACKAGED, POCKET, pocket_models
-from outliers.paper.report import drawn_again
-from outliers.paper.shown import show
-from outliers.presets.ablate import Ablation
-from outliers.presets.emergence import OneModel
 from outliers.quantization.schemes import TABLE1
 from outliers.runs.engine import Here
 from outliers.runs.frame import records_in as read_rows
+from outliers.runs.run import drawn_again, show
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.subjects.model_cache import ModelCache
 from outliers.variants.draw import drawn

@@ -172,7 +172,7 @@ def test_where_the_baseline_alone_is_left_nothing_is_compared():
     finished = {"model": MODEL, "variant": "fp32", "metric": "perplexity", "value": 7.5}
     rows = [finished, finished | {"variant": "absmax", "failed": "no"}]
     errors = [finished | {"metric": "damage.error", "projection": path} for path in "ab"]
-    section = section_of(lambda _rows: pytest.fail("compared"), rows + errors)
+    section = section_of(lambda _rows, _context: pytest.fail("compared"), rows + errors, None)
     assert [cells[1:3] for cells in section.tables[0].cells] == [["fp32", "perplexity"], ["absmax", "perplexity"]]
 
 

@@ -13,12 +13,12 @@ import pytest
 from transformers import PretrainedConfig
 
 from outliers import Experiment, UserError
+from outliers.commands.ablate import Ablation
+from outliers.commands.damage import Damage
+from outliers.commands.latency import Latency
+from outliers.commands.trace import OneModel
 from outliers.metrics.measurement import Keeps, held
 from outliers.models.load import find_config
-from outliers.presets.ablate import Ablation
-from outliers.presets.damage import Damage
-from outliers.presets.emergence import OneModel
-from outliers.presets.latency import Latency
 from outliers.quantization.schemes import get_scheme
 from outliers.runs import forecast as module
 from outliers.runs.forecast import (

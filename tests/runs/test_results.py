@@ -13,14 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outliers import Experiment, Trace, UserError, run, sweep
+from outliers.commands.ablate import Ablation
+from outliers.commands.emergence import Emergence
+from outliers.commands.trace import OneModel
 from outliers.files import write_whole
 from outliers.models.names import POCKET
-from outliers.paper.report import drawn_again
-from outliers.presets.ablate import Ablation
-from outliers.presets.emergence import Emergence, OneModel
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.rows import Rows, read
-from outliers.runs.run import rows_of
+from outliers.runs.run import drawn_again, rows_of
 from tests.commands.test_commands import call
 from tests.conftest import a_row, lasting, names, trace_model
 

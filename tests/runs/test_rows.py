@@ -12,15 +12,15 @@ import pytest
 import torch
 
 import outliers
+from outliers.commands.latency import Latency
+from outliers.commands.memory import Memory
+from outliers.commands.sweep import Experiment
 from outliers.metrics.records import Hardware
-from outliers.paper.report import drawn_again, experiments
-from outliers.presets.latency import Latency
-from outliers.presets.linear_layers import LinearLayers
-from outliers.presets.memory import Memory
-from outliers.presets.sweep import Experiment
+from outliers.paper.linear_layers import LinearLayers
+from outliers.paper.report import experiments
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.rows import Row, read
-from outliers.runs.run import rows_of, run
+from outliers.runs.run import drawn_again, rows_of, run
 from outliers.specification.kinds import Named
 from outliers.subjects import provenance
 from tests.kept import KEPT

@@ -20,16 +20,17 @@ import pytest
 import torch
 
 from outliers import Experiment, Trace, UserError, run, sweep
+from outliers.commands.ablate import Ablation
+from outliers.commands.damage import Damage
+from outliers.commands.emergence import Emergence
+from outliers.commands.latency import Latency
+from outliers.commands.trace import OneModel
 from outliers.files import LEFT, LOCK, OWNER, locked, write_whole
 from outliers.metrics import states
 from outliers.metrics import trace as traces
 from outliers.models import load
 from outliers.models.load import load_model, weights_hash
 from outliers.models.names import POCKET
-from outliers.presets.ablate import Ablation
-from outliers.presets.damage import Damage
-from outliers.presets.emergence import Emergence, OneModel
-from outliers.presets.latency import Latency
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.rows import Rows
 from outliers.subjects import model_cache
@@ -182,8 +183,8 @@ import json, os, signal, sys, time
 from pathlib import Path
 from outlier_kernels.cpu import all_passes, has_int8_units
 from outliers.runs.rows import Rows
-from outliers.presets.sweep import sweep
-from outliers.presets.sweep import Experiment
+from outliers.commands.sweep import sweep
+from outliers.commands.sweep import Experiment
 
 for one in vars(all_passes()).values() if has_int8_units() else ():  # here, so that no child spends its life on it
     getattr(one, "address", None)

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from outliers import Trace, UserError, load_model, run, trace
+from outliers.commands.damage import Damage
+from outliers.commands.origins import Account
+from outliers.commands.trace import OneModel
 from outliers.metrics.trace import EXCERPT
 from outliers.paper.report import experiments, report
-from outliers.presets.damage import Damage
-from outliers.presets.emergence import OneModel
-from outliers.presets.origins import Account
 from outliers.show.explorer import CELLS, map_of, packed, plotly
 from outliers.show.page import page
-from outliers.show.section import Section
+from outliers.show.section import Context, Section
 from outliers.tracing.excerpt import FEATURES, VALUES, Excerpt, excerpt, telling_features
 from outliers.views.damage import kept_damage_section
 from outliers.views.origins import WRITERS_SHOWN, origins_explorer, origins_section
@@ -90,7 +90,7 @@ def test_a_streamed_model_reads_its_layers_no_further_time(tmp_path):
     spec = OneModel(**SMALL, stream=True)
     rows = run(spec, tmp_path)
     assert not (tmp_path / EXCERPT).exists()
-    section = kept_trace_section(spec, tmp_path, rows)
+    section = kept_trace_section(rows, Context(spec, tmp_path))
     assert section.explorers[0].content["tokens"] is None
 
 
@@ -133,7 +133,7 @@ def test_wide_models_share_columns():
 
 def test_the_maps_are_those_of_the_trace(traced):
     spec, folder, rows = traced
-    found = unpacked(packed(kept_trace_section(spec, folder, rows).explorers[0].content))
+    found = unpacked(packed(kept_trace_section(rows, Context(spec, folder)).explorers[0].content))
     of = Trace.load(folder / "trace")
     assert [one["name"] for one in found["maps"]] == list(of.roles)
     for one in found["maps"]:
@@ -175,12 +175,12 @@ def path(traced, tmp_path_factory) -> Path:
     damage = Damage(**SMALL, by=["error"], schemes=["absmax", "llm.int8"])
     others = (damage, Account(**SMALL, by=["writers"]))
     of_damage, of_origins = (run(one, tmp_path_factory.mktemp(one.name)) for one in others)
-    first = kept_trace_section(spec, folder, rows)
+    first = kept_trace_section(rows, Context(spec, folder))
     content = first.explorers[0].content
     tokens = ["<script>alert(1)</script>", *content["tokens"][1:]]
     first = first._replace(explorers=[first.explorers[0]._replace(content=content | {"tokens": tokens})])
     found = tmp_path_factory.mktemp("page") / "report.html"
-    sections = [first, kept_damage_section(damage, folder, of_damage), origins_section(of_origins)]
+    sections = [first, kept_damage_section(of_damage, Context(damage, folder)), origins_section(of_origins)]
     found.write_text(page("A look", sections, "python -m outliers.report look"), encoding="utf-8")
     return found
 

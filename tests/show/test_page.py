@@ -16,7 +16,7 @@ from outliers.show.section import Finding
 from outliers.show.tables import measured_on
 from outliers.views.keys import keys_section
 from outliers.views.origins import origins_section
-from outliers.views.perplexity import sweep_section
+from outliers.views.perplexity import perplexity_section
 from tests.conftest import needs_chromium
 from tests.kept import kept
 
@@ -30,7 +30,7 @@ def rows() -> list[dict]:
 @pytest.fixture(scope="module")
 def section(rows):
     """Its section, with the published numbers and with text that HTML must not take as its own."""
-    found = sweep_section(rows)
+    found = perplexity_section(rows)
     beside = comparison("table1", ARTEFACTS["table1"].published, {})
     return found._replace(tables=[*found.tables, beside], notes=["<script>alert('a')</script> & α ≥ 6"])
 
@@ -131,7 +131,7 @@ def test_findings_at_the_top_name_their_text_where_sections_read_different_ones(
 
 
 def test_the_same_rows_make_the_same_page(rows):
-    assert len({page("A sweep", [sweep_section(rows)], "") for _ in range(2)}) == 1
+    assert len({page("A sweep", [perplexity_section(rows)], "") for _ in range(2)}) == 1
 
 
 @contextmanager
@@ -203,7 +203,7 @@ def test_a_figure_keeps_the_colours_of_its_legend_in_the_dark(browser, section, 
 
 
 def test_text_of_figures_is_large_enough():
-    every = [sweep_section(kept("pocket/table1")), origins_section(kept("mechanism/smollm2-135m"))]
+    every = [perplexity_section(kept("pocket/table1")), origins_section(kept("mechanism/smollm2-135m"))]
     every.append(keys_section(kept("keys")))
     texts = [text for one in every for drawing in one.drawings for text in drawing.figure.findobj(Text)]
     shown = {text.get_text(): text.get_fontsize() * 96 / 72 for text in texts if text.get_visible() and text.get_text()}
@@ -228,7 +228,7 @@ def test_navigation_names_every_section(section):
 def test_a_caption_describes_what_is_shown():
     rows = [row for row in kept("pocket/table1") if row.get("alpha") is None]
     once = [{name: value for name, value in row.items() if name != "standard_deviation"} for row in rows]
-    captions = [sweep_section(some).drawings[0].caption for some in (kept("pocket/table1"), rows, once)]
+    captions = [perplexity_section(some).drawings[0].caption for some in (kept("pocket/table1"), rows, once)]
     assert ["Hollow" in caption for caption in captions] == [True, False, False]
     assert ["Bars" in caption for caption in captions] == [True, True, False]
 

@@ -16,10 +16,10 @@ from matplotlib.text import Text
 
 import outliers
 from outliers import UserError, plot
+from outliers.commands.training import Training
 from outliers.criterion import OF_EVERY_STACK
 from outliers.metrics.ablations import summary
 from outliers.metrics.damages import damages_of
-from outliers.presets.training import Training
 from outliers.show import style
 from outliers.show.legends import SCATTER
 from outliers.show.section import drawn

@@ -11,10 +11,10 @@ from transformers import PreTrainedTokenizerFast
 
 import outliers
 from outliers import Experiment, UserError, run
+from outliers.commands.damage import Damage
 from outliers.models.anatomy import projections
 from outliers.models.anatomy.examples import IGNORED
-from outliers.paper.shown import show
-from outliers.presets.damage import Damage
+from outliers.runs.run import show
 from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Causal
 from outliers.subjects.masked import masked_text

@@ -10,6 +10,10 @@ from transformers import AutoModelForSeq2SeqLM, Seq2SeqTrainer, Seq2SeqTrainingA
 
 import outliers
 from outliers import Ablated, Intervention, Trace, UserError, run
+from outliers.commands.ablate import Ablation
+from outliers.commands.latency import Latency
+from outliers.commands.origins import Account
+from outliers.commands.trace import OneModel
 from outliers.metrics.attention import attended
 from outliers.metrics.latency import encoding, latency
 from outliers.metrics.sinks import SEEN as SINKS
@@ -17,19 +21,16 @@ from outliers.metrics.top1 import SEEN as TOP1
 from outliers.models.anatomy.examples import Examples
 from outliers.models.anatomy.views import views_of
 from outliers.models.stream import stream_model
-from outliers.paper.shown import show
-from outliers.paper.table4 import emergence_section
-from outliers.presets.ablate import Ablation
-from outliers.presets.emergence import OneModel
-from outliers.presets.latency import Latency
-from outliers.presets.origins import Account
 from outliers.runs.frame import records_in
+from outliers.runs.run import show
+from outliers.show.section import Context
 from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Causal
 from outliers.subjects.model_cache import describe, protocol_of
 from outliers.text.blocks import tokens_hash
 from outliers.views.growth import watched
 from outliers.views.latency import latency_section
+from outliers.views.table4 import emergence_section
 from outliers.views.trace import kept_trace_section
 from tests.gguf_files import fields_of, same_weights, tensors_of, vocabulary, write_gguf
 from tests.subjects.test_families import T5, examples, made
@@ -108,7 +109,7 @@ def traced(planted, tmp_path_factory):
     """What a trace with tokens keeps, its rows and its section."""
     spec, out = OneModel(model=str(planted), by_token=True, **settings(planted)), tmp_path_factory.mktemp("trace")
     rows = run(spec, out)
-    return spec, out, rows, kept_trace_section(spec, out, rows)
+    return spec, out, rows, kept_trace_section(rows, Context(spec, out))
 
 
 def test_each_view_is_traced_and_kept(traced, planted):

@@ -15,12 +15,13 @@ from transformers import AutoConfig, AutoModel, ViTImageProcessorPil
 
 import outliers
 from outliers import Cells, Experiment, UserError, plant, run
+from outliers.commands.ablate import Ablation
+from outliers.commands.damage import Damage
+from outliers.commands.emergence import Emergence
+from outliers.commands.trace import OneModel
 from outliers.models.anatomy.examples import IGNORED, Examples
 from outliers.models.load import load_config, load_processor
-from outliers.paper.shown import show
-from outliers.presets.ablate import Ablation
-from outliers.presets.damage import Damage
-from outliers.presets.emergence import Emergence, OneModel
+from outliers.runs.run import show
 from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Causal
 from outliers.subjects.served import Served

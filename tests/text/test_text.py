@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from outliers import Experiment, UserError, load_tokenizer, sweep
-from outliers.presets.emergence import OneModel
+from outliers.commands.trace import OneModel
 from outliers.text.blocks import find_text, load_text, sequences, tokens_hash
 from outliers.text.documents import read_file, sample
 from outliers.text.given import text_name

@@ -7,10 +7,10 @@ import safetensors.torch
 import torch
 
 import outliers
+from outliers.commands.trace import OneModel
 from outliers.criterion import in_transformerlens
 from outliers.errors import UserError
 from outliers.models.load import load_model, weights_hash
-from outliers.presets.emergence import OneModel
 from outliers.text.blocks import tokens_hash
 from tests.conftest import make_model, padded, trace_model
 

@@ -15,9 +15,9 @@ import torch
 from torch.nn import functional
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+from outliers.commands.training import Training
 from outliers.errors import BrokenModel, UserError
 from outliers.models.pocket.ladder import CONTEXT, LADDER, VOCABULARY
-from outliers.presets.training import Training
 from outliers.specification.recipe import Recipe
 from outliers.trainer import loop
 from outliers.trainer.architectures import CLIPPED_BELOW, NORMALIZED, ChangedAttention, rotated

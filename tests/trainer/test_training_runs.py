@@ -14,11 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ttest_1samp
 
+from outliers.commands.training import Training
 from outliers.errors import UserError
 from outliers.paper.artefacts import ARTEFACTS
 from outliers.paper.report import experiments, report
-from outliers.paper.table7 import table7_section, table9_section
-from outliers.presets.training import Training
 from outliers.published.numbers import TABLE7 as PRINTED
 from outliers.runs.rows import Row, read
 from outliers.runs.run import rows_of
@@ -29,6 +28,7 @@ from outliers.specification.recipe import Recipe
 from outliers.terminal import progress
 from outliers.text.documents import sample
 from outliers.views.causes import causes, causes_findings, causes_section, causes_table, checkpoints, ends, trained
+from outliers.views.table7 import table7_section, table9_section
 from tests.commands.test_commands import call
 from tests.conftest import PAPER_TABLES, needs_paper
 from tests.kept import KEPT
@@ -321,7 +321,7 @@ def train(folder, monkeypatch, capsys):
     return typed
 
 
-@pytest.mark.nightly("outliers/trainer/", "outliers/presets/training.py", "outliers/subjects/training_run.py")
+@pytest.mark.nightly("outliers/trainer/", "outliers/commands/training.py", "outliers/subjects/training_run.py")
 def test_a_training_experiment_from_the_command_line(train, folder, monkeypatch, caplog):
     steps, update = [], progress.Progress.update
     monkeypatch.setattr(progress, "SECONDS", 3600)  # a slow machine says nothing either

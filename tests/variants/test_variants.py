@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 import outliers
 from outliers import Planted, Quantized, Together, UserError, calibrate, plant, quantize, run, trace
+from outliers.commands.ablate import Ablation
+from outliers.commands.sweep import Experiment, sweep
 from outliers.criterion import OF_EVERY_STACK
 from outliers.metrics.perplexity import perplexities, perplexity
 from outliers.metrics.top1 import top1_softmax
 from outliers.models.anatomy import projections
 from outliers.models.load import load_model
 from outliers.models.stream import AS_IT_IS, stream_model
-from outliers.presets.ablate import Ablation
-from outliers.presets.sweep import Experiment, sweep
 from outliers.quantization.cache_formats import CacheFormat, Formats
 from outliers.quantization.schemes import SCHEMES, get_scheme
 from outliers.tracing.result import STREAM

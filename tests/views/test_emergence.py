@@ -9,12 +9,13 @@ import torch
 from transformers import MambaConfig, MambaForCausalLM
 
 from outliers import SCHEMES, Cells, Intervention, Quantized, Trace, UserError, ablate, perplexity
+from outliers.commands.ablate import Ablation
+from outliers.commands.emergence import Emergence
+from outliers.commands.trace import OneModel
 from outliers.criterion import OF_EVERY_STACK, PAPER
 from outliers.metrics.top1 import top1_softmax
 from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET
-from outliers.presets.ablate import Ablation
-from outliers.presets.emergence import Emergence, OneModel
 from outliers.runs.engine import Here
 from outliers.runs.frame import records_in
 from outliers.runs.rows import read

@@ -9,9 +9,8 @@ import pytest
 import torch
 import yaml
 
+from outliers.commands.trace import OneModel
 from outliers.metrics.damages import damages_of
-from outliers.paper.table4 import panel_section
-from outliers.presets.emergence import OneModel
 from outliers.show import words
 from outliers.show.section import Finding, Section
 from outliers.show.value import Value, exact
@@ -24,7 +23,8 @@ from outliers.views.memory import memory_findings
 from outliers.views.perplexity import sweep_findings
 from outliers.views.plan import plan_section
 from outliers.views.remedies import NONE, Point, remedies_findings
-from outliers.views.trace import trace_findings, trace_section
+from outliers.views.table4 import panel_section
+from outliers.views.trace import trace_findings, traced_section
 from outliers.views.zeroshot import zeroshot_findings
 from tests.conftest import STORIES, needs_shared, needs_smollm2, trace_model
 from tests.kept import SECTIONS, kept, plan_at, section_of
@@ -88,7 +88,7 @@ def traced(tmp_path_factory):
     def section_of(model: str, **fields) -> tuple[Section, object]:
         folder = tmp_path_factory.mktemp("trace")
         trace, rows = trace_model(OneModel(model=model, **({"block": 256, "blocks": 2} | fields)), folder)
-        return trace_section(trace, rows, "token {}".format), trace
+        return traced_section(trace, rows, "token {}".format), trace
 
     return section_of
 

@@ -12,7 +12,6 @@ import torch
 from outliers.criterion import OF_EVERY_STACK
 from outliers.errors import UserError
 from outliers.metrics.ablations import plan
-from outliers.paper.table4 import emergence_section
 from outliers.quantization.schemes import SCHEMES
 from outliers.show.legends import OTHERS, STYLES, scheme_styles
 from outliers.show.maps import pooled
@@ -33,10 +32,11 @@ from outliers.views.emergence import (
     fits_of,
 )
 from outliers.views.latency import latencies, latency_table
-from outliers.views.perplexity import cost_table, perplexity_table, sweep_costs, sweep_section, table1
+from outliers.views.perplexity import cost_table, perplexity_section, perplexity_table, sweep_costs, table1
 from outliers.views.remedies import frontier, frontier_of, remedies_section, remedy_costs
 from outliers.views.remedies import points as remedy_points
-from outliers.views.trace import heat_map, magnitude_by_position, sorted_profile, trace_section
+from outliers.views.table4 import emergence_section
+from outliers.views.trace import heat_map, magnitude_by_position, sorted_profile, traced_section
 from outliers.views.zeroshot import accuracy_by_size, accuracy_table
 from tests.conftest import PAPER_TABLES, make_model, make_tokenizer, needs_paper
 from tests.show.test_plot import check_words, ticks_of
@@ -139,7 +139,7 @@ def test_a_scheme_of_ones_own_is_in_tables_and_figures(own):
     assert perplexity_table(own).cells[3] == ["mine", "120.00", "120.00"]
     (increase,) = cost_table(own)
     assert increase.cells[3] == ["another", "+20.00", "+1100.00"]
-    assert "another" in sweep_section(own).printed
+    assert "another" in perplexity_section(own).printed
     for shown in (own, [row for row in own if row["scheme"] != "fp32"]):
         figure = sweep_costs(shown).figure
         names = [text.get_text() for text in figure.legends[0].get_texts()]
@@ -177,9 +177,9 @@ def test_scatter_stands_beside_its_mean(rows):
     assert perplexity_table(drawn).cells[1] == ["absmax", "110.00±0.11", "11.250±0.011"]
     (increase,) = cost_table(drawn)
     assert increase.cells[0] == ["absmax", "+10.00±0.11", "+12.50±0.11"]
-    assert "over 4 draws" in sweep_section(drawn).printed
-    assert "measured once" in sweep_section(rows).printed
-    assert "pocket" not in sweep_section(rows).notes[0], "what is true of other models"
+    assert "over 4 draws" in perplexity_section(drawn).printed
+    assert "measured once" in perplexity_section(rows).printed
+    assert "pocket" not in perplexity_section(rows).notes[0], "what is true of other models"
     assert cost_table(rows[:-2]) == []
 
 
@@ -278,7 +278,7 @@ def check_files(folder, tables: str, figures: str, further: str = "") -> None:
 
 
 def test_files(rows, tmp_path):
-    printed = write(sweep_section(rows), tmp_path, "python -m outliers.sweep")
+    printed = write(perplexity_section(rows), tmp_path, "python -m outliers.sweep")
     check_files(tmp_path, "table1 table1_increase", "perplexity")
     assert str(tmp_path) in printed
     assert (tmp_path / "table1.csv").read_text().splitlines()[1] == "fp32,100,10"
@@ -674,14 +674,14 @@ def test_lines_of_a_trace(found):
 
 @pytest.mark.slow
 def test_trace_files(found, tmp_path, family):
-    section = trace_section(found, family[:8], "<token {}>".format)
+    section = traced_section(found, family[:8], "<token {}>".format)
     printed = write(section, tmp_path, "")
     further = "features_by_layer hidden_states massive_activations attention_sinks sink_tokens largest_by_layer"
     check_files(tmp_path, "table4 features largest", "heat_map magnitude_by_position sorted_profile", further)
     assert "Outlier features: 2 (|x| ≥ 6" in printed
     assert len(pd.read_csv(tmp_path / "features.csv")) == 32
     none = trace(make_model("gpt2"), torch.randint(100, (1, 24)), alpha=1000)
-    assert "No outlier feature; the nearest ones" in trace_section(none, family[:8], str).printed
+    assert "No outlier feature; the nearest ones" in traced_section(none, family[:8], str).printed
 
     shown = html.unescape((tmp_path / "report.html").read_text())
     largest = pd.read_csv(tmp_path / "largest.csv")
@@ -724,7 +724,7 @@ def test_massive_activations_and_sinks_are_said(found, family):
         residual_largest=largest,
         residual_sum_of_ratios=torch.tensor([30.0, 6000]).double(),
     )
-    section = trace_section(shown, family[:8], "'{}'".format)
+    section = traced_section(shown, family[:8], "'{}'".format)
     tables = {table.name: table for table in section.tables}
     assert tables["massive_activations"].cells == [["1", "2", "2,000", "2,500", "3", "0", "'40'"]]
     assert tables["attention_sinks"].cells == [["0", "75.0%"], ["5", "12.5%"]]
@@ -735,7 +735,7 @@ def test_massive_activations_and_sinks_are_said(found, family):
         assert " ".join(table.caption.split()) in " ".join(section.printed.split())
 
     none = {"attention_sinks": 0 * sinks, "attention_sinks_tokens": 0 * tokens, "residual_massive": 0 * massive}
-    nothing = trace_section(changed(shown, **none), family[:8], "'{}'".format)
+    nothing = traced_section(changed(shown, **none), family[:8], "'{}'".format)
     assert {table.name for table in nothing.tables} == {"features", "table4", "largest"}
     massive, sinks = nothing.notes
     assert massive.startswith("No massive activation in the residual stream (|x| > 100 and at least 1,000 times")
@@ -751,7 +751,7 @@ def test_tokens_of_a_trace_are_shown(family):
     of_planted = trace(plant(make_model("llama"), [5, 20], 30), ids, tokens=make_tokenizer())
     of_none = trace(make_model("gpt2"), ids, alpha=1000, tokens=make_tokenizer())
     for found, count in ((of_planted, 2), (of_none, 1)):
-        tables = {table.name: table for table in trace_section(found, family[:8], str).tables}
+        tables = {table.name: table for table in traced_section(found, family[:8], str).tables}
         features = list(dict.fromkeys((row[0], row[1]) for row in tables["token_types"].cells))
         of_stream = found.features()["feature"].head(count).astype(str)
         largest = found.massive_activations().set_index("layer")
@@ -770,7 +770,7 @@ def test_tokens_of_a_trace_are_shown(family):
 
 
 def test_a_role_that_was_not_traced_is_named(found, family):
-    section = trace_section(replace(found, roles=("attn_in", "attn_out", "ffn_in")), family[:8], str)
+    section = traced_section(replace(found, roles=("attn_in", "attn_out", "ffn_in")), family[:8], str)
     assert "No projection reads ffn_out." in section.printed
 
 
@@ -782,7 +782,7 @@ def test_large_gains_of_the_norms_are_said(family, gain, telling):
         for layer in model.model.layers:
             layer.input_layernorm.weight *= gain
     found = trace(model, torch.randint(100, (3, 24), generator=torch.Generator().manual_seed(1)))
-    section = trace_section(found, family[:8], str)
+    section = traced_section(found, family[:8], str)
     (table,) = (table for table in section.tables if table.name == "features")
     said = "More than half of the 32 features meet the criterion, as in models whose norms have large gains: at this α"
     assert (said in table.caption) != telling

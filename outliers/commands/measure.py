@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, create_model
 
+from outliers.commands import Command
 from outliers.errors import UserError, unknown_name
 from outliers.metrics.records import Metric, metrics
 from outliers.specification.fields import Checked, Models, Name, Once, Revision, Split, resolved, saying_all
@@ -74,7 +75,7 @@ Parameters = create_model(
 class Cells(Calibrated, Parameters):
     """Cells of models, variants and metrics; further fields are parameters of the metrics that have them."""
 
-    of_folder = True
+    view = "outliers.views.measured:measured_section"
 
     name: Name = "measure"
     models: Models
@@ -114,3 +115,20 @@ class Cells(Calibrated, Parameters):
             groups[kind, variant.name if kind.of_one_variant else None].append((variant, metric))
         asked = [(kind(name, self.revision, self), part) for name in self.models for (kind, _), part in groups.items()]
         return [Plan.of(subject, [Cell(subject, *pair) for pair in pairs]) for subject, pairs in asked]
+
+
+COMMAND = Command(
+    "any metric of any model under any variant",
+    """Measure models under variants: schemes, ablations, planted outliers, several together.
+
+Prints the values, then the tables of each metric, and writes rows, tables, figures and a page. A second run resumes
+the first. A variant is a list of terms joined by +, in the order in which they act.
+
+Examples:
+
+`python -m outliers.measure pocket/gpt2-1.7m --metric perplexity,top1 --variant absmax --variant 'zero(3)+llm.int8'`
+
+`python -m outliers.measure smollm2-135m --metric agreement --variant llm.int8+skip=layers.11 --draws 4`
+""",
+    Cells,
+)

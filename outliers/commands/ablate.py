@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from outliers.commands import Command
 from outliers.criterion import STREAM
 from outliers.errors import NoOutlier
 from outliers.metrics.records import Perplexity, Top1, Trace
 from outliers.models.names import short_name
 from outliers.models.variant import Variant
-from outliers.presets.emergence import CROSS, ablated_in, attends, counted, where
 from outliers.quantization.schemes import BASELINE, get_scheme, scheme_fields
 from outliers.runs.rows import Row
+from outliers.runs.stages.trace import CROSS, ablated_in, attends, counted, where
 from outliers.specification.fields import Features, Name, Names, OneScheme, Skip
 from outliers.specification.kinds import OfOneModel
 from outliers.subjects.causal import Causal
@@ -52,6 +53,7 @@ class Ablation(OfOneModel):
     """An ablation of one model, by the arguments of `outliers.ablate`."""
 
     experiment = "ablate"
+    view = "outliers.views.ablation:ablation_section"
 
     name: Name = "ablate"
     scheme: OneScheme = Field(default=BASELINE, description="Scheme of the model.")
@@ -75,6 +77,22 @@ class Ablation(OfOneModel):
         subject = ToAblate(self.model, self.revision, self)
         treatments = 1 + len(self.methods) * (1 + self.controls)
         return [Plan(subject, _stages(subject), usual=lambda: 2 + treatments + treatments // 3)]
+
+
+COMMAND = Command(
+    "loss of a model without its outlier features",
+    """Measure attention and perplexity of a model without its outlier features, beside random features.
+
+Prints the table and writes rows, tables and a figure to results/ablate/NAME. A second run resumes the first.
+
+Examples:
+
+`python -m outliers.ablate pocket/opt-1.7m --method zero,mean,shuffle`
+
+`python -m outliers.ablate gpt2 --features 138,378,447 --text c4 --block 1024`
+""",
+    Ablation,
+)
 
 
 def _stages(subject: ToAblate) -> Stages:

@@ -8,41 +8,19 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from pydantic import Field
-
-from outliers.criterion import LOG_PERPLEXITY, check_share
-from outliers.errors import UserError, unknown_name
+from outliers.criterion import LOG_PERPLEXITY
+from outliers.errors import UserError
 from outliers.metrics.records import Agreement, Errors, Perplexity
 from outliers.quantization.plans.plan import Plan
-from outliers.quantization.schemes import Scheme, get_scheme
+from outliers.quantization.schemes import Scheme
 from outliers.runs.rows import Row
-from outliers.specification.fields import (
-    DRAWS,
-    NONE,
-    Count,
-    Line,
-    Name,
-    Once,
-    OneScheme,
-    Several,
-    Share,
-    Split,
-)
-from outliers.specification.kinds import BLOCKS, Calibrated, OfOneModel
-from outliers.subjects import cell
-from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, Stages, Subject
-from outliers.terminal.progress import with_bar
 from outliers.variants.quantized import EXACT, Quantized
 from outliers.variants.written import variant
 
 if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel
-
-    from outliers.quantization.magnitudes import Calibration
     from outliers.show.value import Value
 
 CANDIDATES = 60  # projections with the largest errors over all tokens, and as many with those of the mean token
@@ -50,7 +28,6 @@ LEFT = 0.1  # largest share of a projection's divergence that a sufficient bette
 EXCHANGED = 3  # members of least gain that are left out, or exchanged for as many others, as a trial
 SEARCH, CONFIRM, SINGLE = "search", "confirm", "single"  # stages of the perplexities of sets
 CLEARLY = 3  # standard deviations of rounding by which one draw must exceed a loss to be clearly larger
-BY = ("count", "parameters")
 DRAWN = 6  # draws of each set: the standard deviation of fewer is itself uncertain
 
 
@@ -151,76 +128,21 @@ class Search:
         ]
 
 
-class Blocks(Causal):
-    """A model with consecutive blocks of a text; schemes are calibrated on later blocks than any that is measured.
-
-    settings: with the total number of blocks.
-    """
-
-    def __init__(self, settings: "Planning", first: int, count: int):
-        super().__init__(settings.model, settings.revision, settings)
-        self.first, self.count = first, count
-
-    @property
-    def request(self) -> dict:
-        return super().request | {"blocks": self.count} | ({"first_block": self.first} if self.first else {})
-
-    @property
-    def span(self) -> tuple[int, int]:
-        return self.first, self.count
-
-
-class Planning(OfOneModel, Calibrated):
-    """The projections of one model that stay exact so that a scheme costs at most a given share of perplexity."""
-
-    experiment = "plan"
-    of_folder = True
-
-    name: Name = "plan"
-    scheme: OneScheme = Field(default="absmax", description="Scheme of all other projections.")
-    cost: Annotated[float, Share] = Field(
-        default=0.05, gt=0, le=100, allow_inf_nan=False, description="Largest increase of perplexity, such as 5%."
-    )
-    by: Literal["count", "parameters"] = Field(default="count", description="Size of the plan to minimize.")
-    instead: Annotated[list[OneScheme], Split, Once] = Field(
-        default=[],
-        description=f"Better schemes to try before a projection stays exact, such as llm.int8,w8a8; {NONE}",
-    )
-    blocks: Count = Field(default=BLOCKS, description="Blocks of the search, from the start of the text.")
-    confirm: Count = Field(default=BLOCKS, description="Blocks after them, on which the plan is confirmed.")
-    draws: Several = Field(default=DRAWN, description=DRAWS)
-    export: Annotated[list[Line], Split, Once] = Field(
-        default=[],
-        description="Formats of other libraries in which to write the plan too, such as compressed-tensors or torchao.",
-    )
-
-    def plans(self) -> list[cell.Plan]:
-        """Return the search for a model, which is confirmed on the blocks after those that it searches with."""
-        settings = self.model_copy(update={"blocks": self.blocks + self.confirm})
-        under, *better = (get_scheme(scheme, self.alpha_of_schemes) for scheme in (self.scheme, *self.instead))
-        searched, confirmed = Blocks(settings, 0, self.blocks), Blocks(settings, self.blocks, self.confirm)
-        search = Search(searched, confirmed, Quantized(under), tuple(better), self.cost, self.by, self.draws)
-        check_search(search)
-        if self.export:
-            exports_of(self, Plan(model=self.model, scheme=under.name, projections=len(search.sizes)))
-        return [cell.Plan(searched, search_stages(search), usual=lambda: usual_of(search))]
-
-
-def exports_of(spec: Planning, plan: Plan) -> dict[str, str]:
-    """Return a plan in the requested formats, by file name.
+def exports_of(formats: Iterable[str], plan: Plan, revision: str | None = None) -> dict[str, str]:
+    """Return a plan in formats of other libraries, by file name.
 
     Raises:
         UserError: a format is unknown, or cannot express the plan's schemes or model.
     """
-    if not spec.export:
+    if not formats:
         return {}
     from outliers.models.load import load_config
     from outliers.models.skeleton import skeleton
     from outliers.quantization.plans.exports import EXPORTS, export_text
 
-    config = load_config(spec.model, spec.revision)
+    config = load_config(plan.model, revision)
     model = skeleton(config, config.dtype)
-    texts = {name: export_text(plan, name, model) for name in spec.export}
+    texts = {name: export_text(plan, name, model) for name in formats}
     return {EXPORTS[name].file: text for name, text in texts.items()}
 
 
@@ -390,66 +312,6 @@ def _loss(row: Row) -> float:
 
 def _value(row: Row) -> float:
     return row.values[0]["value"]
-
-
-@with_bar
-def plan(
-    model: "PreTrainedModel",
-    blocks: "Iterable[torch.Tensor]",
-    scheme: "str | Scheme",
-    confirm: "Iterable[torch.Tensor]",
-    cost: float | str = 0.05,
-    by: str = "count",
-    instead: "Sequence[str | Scheme]" = (),
-    draws: int = DRAWN,
-    calibration: "Calibration | None" = None,
-    *,
-    progress: bool | None = None,
-) -> Plan:
-    """Return a plan with few exact projections under which a scheme costs at most a given share of perplexity.
-
-    The cost of each projection alone is measured; those that save most are left exact until the perplexity of the whole
-    model is low enough; the last ones are left out again, or exchanged for others, as a trial. The set is then
-    confirmed on other blocks: further projections join it until it costs little enough there too, and leave it as long
-    as any of them can, so that no single one of the plan can be left out. The model is left as it was.
-
-    Args:
-        model: a causal language model, resident or streamed, with its exact weights.
-        blocks: token ids, int64 (blocks, T), or a list of (T,), of the search.
-        scheme: name, or a scheme of one's own, of all other projections.
-        confirm: further blocks, on which the plan is confirmed.
-        cost: allowed increase of perplexity, as a share: 0.05 or "5%".
-        by: what to minimize: the "count" of exact projections, or their "parameters".
-        instead: schemes that a projection gets before it stays exact: the first that leaves at most a tenth of the KL
-            divergence that the scheme causes there.
-        draws: how many times each set is measured, with embeddings changed by 1e-6 and ties of weights rounded anew.
-        calibration: magnitudes of the inputs, which some remedies need; see `outliers.calibrate`.
-        progress: whether to show a bar after two seconds; by default on a terminal and in a notebook.
-
-    Returns:
-        The plan; its `measured` has the cost on the confirming blocks.
-
-    Raises:
-        UserError: a scheme is unknown or quantizes no projection, `by` is unknown; as `outliers.quantize` and
-            `outliers.perplexity`.
-
-    Example:
-        >>> found = outliers.plan(model, blocks[:1], "absmax", confirm=blocks[1:], cost=0.05, draws=2)
-    """
-    from outliers.metrics.measurement import records_along
-    from outliers.quantization.convert import check_calibrated
-    from outliers.subjects.given import Given
-    from outliers.text.blocks import sequences
-
-    if by not in BY:
-        raise unknown_name("size of a plan", by, BY)
-    check_calibrated(get_scheme(scheme), calibration)
-    searched, confirmed = (Given(model, list(sequences(part, None))) for part in (blocks, confirm))
-    under, better = Quantized(get_scheme(scheme), calibration=calibration), tuple(map(get_scheme, instead))
-    cost = check_share("cost", cost)
-    search = Search(searched, confirmed, under, better, cost, by, draws)
-    check_search(search)
-    return plan_of(records_along(search_stages(search)), searched.name, cost, draws)
 
 
 def plan_of(records: Iterable[Mapping], model: str, cost: float, draws: int) -> Plan:

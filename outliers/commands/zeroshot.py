@@ -4,6 +4,7 @@ from itertools import product
 
 from pydantic import Field
 
+from outliers.commands import Command
 from outliers.criterion import ALPHA
 from outliers.metrics import records
 from outliers.specification.fields import Data, Limit, Models, Name, Names, Schemes, Threshold
@@ -14,6 +15,8 @@ from outliers.subjects.cell import Cell, Plan
 
 class ZeroShot(OfSchemes, Spread):
     """Zero-shot accuracy by the language model evaluation harness (Figure 1)."""
+
+    view = "outliers.views.zeroshot:zeroshot_section"
 
     name: Name = "zeroshot"
     models: Models
@@ -33,3 +36,24 @@ class ZeroShot(OfSchemes, Spread):
         subjects = [Pretrained(name, self.revision, self) for name in self.models]
         pairs = list(product(self.quantized, metrics))
         return [Plan.of(subject, [Cell(subject, *pair) for pair in pairs]) for subject in subjects]
+
+
+COMMAND = Command(
+    "zero-shot accuracy under 8-bit schemes, as in Figure 1 of the paper",
+    """Measure the zero-shot accuracy of models under 8-bit schemes with the harness lm-eval.
+
+Prints the table and writes rows, the table and a figure. A second run resumes the first. Options replace
+the fields of the experiment; with models and no experiment, the other fields have their defaults. The harness
+comes with `pip install 'outliers[zeroshot]'`.
+
+Examples:
+
+`python -m outliers.zeroshot`
+
+`python -m outliers.zeroshot --model smollm2-135m --task lambada-local --scheme fp32 --scheme absmax`
+
+`python -m outliers.zeroshot paper/figure1 --model facebook/opt-125m --task piqa --task winogrande`
+""",
+    ZeroShot,
+    default="pocket/figure1",
+)

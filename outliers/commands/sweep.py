@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from outliers.commands import Command
 from outliers.criterion import LOG_PERPLEXITY, PICTURES
 from outliers.errors import UserError
 from outliers.metrics.records import Accuracy, Agreement, Metric, Perplexity
@@ -28,6 +29,8 @@ class Experiment(OfSchemes, Calibrated):
         2
     """
 
+    view = "outliers.views.perplexity:perplexity_section"
+
     name: Name = "sweep"
     models: Models
     schemes: Schemes = Field(
@@ -39,6 +42,26 @@ class Experiment(OfSchemes, Calibrated):
     def plans(self) -> list[Plan]:
         subjects = [MaybeUnlabelled(name, self.revision, self) for name in self.models]
         return [Plan(subject, _stages(subject, self.quantized, self.draws)) for subject in subjects]
+
+
+COMMAND = Command(
+    "perplexity under every 8-bit scheme, as in Table 1 of the paper",
+    """Measure the perplexity of models under every 8-bit scheme of the paper's Table 1.
+
+Prints the table and writes rows, tables and a figure. A second run resumes the first. Options replace
+the fields of the experiment; with models and no experiment, the other fields have their defaults.
+
+Examples:
+
+`python -m outliers.sweep`
+
+`python -m outliers.sweep --model gpt2 --model facebook/opt-125m --text c4 --block 1024 --device cuda`
+
+`python -m outliers.sweep pocket/table1 --scheme fp32 --scheme llm.int8 --alpha 4`
+""",
+    Experiment,
+    default="pocket/table1",
+)
 
 
 def _stages(subject: Subject, variants: list[Quantized], draws: int) -> Stages:

@@ -4,7 +4,7 @@ import pandas as pd
 
 from outliers.models.names import short_name
 from outliers.published.facts import elsewhere
-from outliers.show.section import Drawing, Failures, Section, failures
+from outliers.show.section import Context, Drawing, Failures, Section, failures
 from outliers.views.emergence import (
     Fit,
     by_model,
@@ -42,7 +42,7 @@ GREY_POINTS = "Grey: the models of the paper, as published (Table 4)."
 
 
 @failures(Failures.APART)
-def emergence_section(rows: list[dict]) -> Section:
+def emergence_section(rows: list[dict], _context: Context | None = None) -> Section:
     """Show Table 4, the exponential fits, Figures 3 and 4, and the growth of outlier features in observed training
     runs."""
     drawings = [_growth_drawing(*watched, number) for number, watched in enumerate(rows_of_watched(rows).items(), 1)]
@@ -56,7 +56,7 @@ def _growth_drawing(model: str, rows: list[dict], number: int) -> Drawing:
 
 
 @failures(Failures.APART)
-def table4_section(rows: list[dict]) -> Section:
+def table4_section(rows: list[dict], _context: Context | None = None) -> Section:
     """Show Table 4 with the fits, and values that others published for its models."""
     models = distinct_models(rows)
     table, fits = emergence_table(rows), fits_of(models)
@@ -74,14 +74,14 @@ def table4_section(rows: list[dict]) -> Section:
 
 
 @failures(Failures.APART)
-def families_section(rows: list[dict]) -> Section:
+def families_section(rows: list[dict], _context: Context | None = None) -> Section:
     """Show Table 4 of models whose perplexities are not comparable, and therefore without fits or figures."""
     table = emergence_table(rows)
     findings = emergence_findings(distinct_models(rows), {}, table.name)
     return Section("Outlier features of other families", rows, table.printed, [table], findings=findings)
 
 
-def panel_section(name: str, rows: list[dict]) -> Section:
+def panel_section(name: str, rows: list[dict], _context: Context | None = None) -> Section:
     """Show one panel of Figure 3 or 4, beside the paper's own models."""
     draw, panel, title, caption = PANELS[name]
     drawing = Drawing.of(name, f"{caption} {GREY_POINTS}", draw(rows, panel=panel))

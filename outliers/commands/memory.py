@@ -5,6 +5,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
+from outliers.commands import Command
 from outliers.errors import UserError, unknown_name
 from outliers.metrics import records
 from outliers.metrics.records import Footprint, Hardware
@@ -35,6 +36,8 @@ class Memory(Footprint, Named):
 
     with_weights = False
 
+    view = "outliers.views.memory:memory_section"
+
     name: Name = "memory"
     models: Models
     candidates: Models | None = Field(
@@ -64,3 +67,24 @@ class Memory(Footprint, Named):
             for subject in map(Configured, self.models)
             for labels in [{"candidate": subject.name in candidates}]
         ]
+
+
+COMMAND = Command(
+    "memory of models, and the largest model that some GPUs hold, as in Table 3",
+    """Compute the memory of models at inference in 16 and in 8 bits, and the largest model that fits GPUs.
+
+Counts weights, KV cache and activations from a model's configuration: no weights are loaded, no GPU is needed. With
+no model, those of the paper's Table 3 and their families; with no model and no GPUs, Table 3.
+
+Examples:
+
+`python -m outliers.memory`
+
+`python -m outliers.memory --gpu 2x24 --gpu 16 --context 2048`
+
+`python -m outliers.memory facebook/opt-6.7b bigscience/bloom-7b1 --gpu 12 --batch 8`
+""",
+    Memory,
+    default="paper/table3",
+    instead=lambda fields: {"name": "memory", "candidates": None} if "hardware" in fields else {},
+)

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from outliers.commands import Command
 from outliers.criterion import ALPHA
 from outliers.metrics import records
 from outliers.specification.fields import Batch, Begin, Models, Name, Once, SchemesAndPeer, Split, Text, Threshold
@@ -16,6 +17,8 @@ from outliers.variants.peer import PEER, Peer
 
 class Latency(records.Generation, OfSchemes, Machine):
     """Time per generated token with a KV cache; prompts are the first tokens of a text."""
+
+    view = "outliers.views.latency:latency_section"
 
     name: Name = "latency"
     dtype: Literal["float32", "float16", "bfloat16"] = Field(
@@ -49,3 +52,22 @@ class Latency(records.Generation, OfSchemes, Machine):
             )
             for name, variant in pairs
         ]
+
+
+COMMAND = Command(
+    "milliseconds per generated token, as in Table 6 of the paper",
+    """Time the generation of tokens with a KV cache, with and without int8 weights.
+
+Prints the paper's Table 6, milliseconds per generated token by batch, and writes rows, tables and a page. A second run
+resumes the first.
+
+Examples:
+
+`python -m outliers.latency pocket/gpt2-5.9m`
+
+`python -m outliers.latency facebook/opt-1.3b --batch 1,8 --prompt 512 --tokens 64`
+
+`python -m outliers.latency bigscience/bloom-7b1 --scheme fp32,absmax-vector,llm.int8 --device cuda --dtype float16`
+""",
+    Latency,
+)

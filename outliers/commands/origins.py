@@ -5,13 +5,14 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
+from outliers.commands import Command
 from outliers.criterion import STREAM
 from outliers.errors import UserError, unknown_name
 from outliers.metrics.records import Keys, Origins, Trace
-from outliers.presets.emergence import counted
-from outliers.presets.readers import readers_stages
-from outliers.presets.super_weights import massive_stages, weights_stages
 from outliers.runs.rows import Row
+from outliers.runs.stages.readers import readers_stages
+from outliers.runs.stages.super_weights import massive_stages, weights_stages
+from outliers.runs.stages.trace import counted
 from outliers.specification.fields import Features, Name, Names, Neurons, Positions, Several
 from outliers.specification.kinds import OfOneModel
 from outliers.subjects.causal import Causal
@@ -56,6 +57,7 @@ class Account(OfOneModel):
     """The writers and readers of features of one model, by the arguments of `outliers.origins` and `readers`."""
 
     experiment = "origins"
+    view = "outliers.views.account:account_section"
 
     name: Name = "origins"
     features: Features | None = Field(
@@ -80,6 +82,29 @@ class Account(OfOneModel):
             raise unknown_name("part of the account", unknown[0], PARTS)
         subject = ToAccount(self.model, self.revision, self)
         return [Plan(subject, _stages(subject), usual=lambda: 1 + sum(part.usual for part in subject.parts))]
+
+
+COMMAND = Command(
+    "writers and readers of features, norms that suppress them, weights that matter",
+    """\
+Account for features: the heads, neurons and biases that write them, the projections that read them, single weights.
+
+Prints the contributions to each feature, the norms that suppress it, the cost of removing it at its readers, super
+weights beside their controls, massive activations and attention sinks after removals, and the key channels that it
+enlarges; writes rows, tables and figures to results/origins/NAME. A second run resumes the first.
+
+Examples:
+
+`python -m outliers.origins pocket/gpt2-1.7m`
+
+`python -m outliers.origins smollm2-135m --features 247,507 --text c4 --block 512 --blocks 4`
+
+`python -m outliers.origins smollm2-135m --features 247 --by readers --place k,up,norm`
+
+`python -m outliers.origins smollm2-135m --by weights --blocks 4 --block 512`
+""",
+    Account,
+)
 
 
 def _stages(subject: ToAccount) -> Stages:

@@ -16,6 +16,7 @@ class LinearLayers(Timed, Machine):
     dtype: the 16-bit type.
     """
 
+    view = "outliers.views.linear_layer:linear_layer_section"
     with_weights = False
 
     name: Name = "linear-layers"

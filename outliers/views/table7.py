@@ -4,7 +4,7 @@ bits."""
 import pandas as pd
 
 from outliers.published.numbers import TABLE7, Key, numbers_of
-from outliers.show.section import Section, printed
+from outliers.show.section import Context, Section, printed
 from outliers.show.tables import MISSING, Table, seeds_note
 from outliers.views.causes import trained
 from outliers.views.training import HEADERS, int8_findings, int8_table, perplexities, settings, signed, unrounded
@@ -23,7 +23,7 @@ METHODS_CAPTION = (
 )
 
 
-def table7_section(rows: list[dict]) -> Section:
+def table7_section(rows: list[dict], _context: Context | None = None) -> Section:
     plain = {size: ppl for (size, int8, _), ppl in TABLE7.items() if int8 == "16 bits"}
     columns: dict[str, dict[Key, str]] = {f"{size} (%)": {} for size in plain}
     for (size, *setting), ppl in TABLE7.items():
@@ -32,7 +32,7 @@ def table7_section(rows: list[dict]) -> Section:
     return _section(rows, "Training in int8", "table7", columns, f"{CAPTION} Right: {PAPERS_INCREASE}")
 
 
-def table10_section(rows: list[dict]) -> Section:
+def table10_section(rows: list[dict], _context: Context | None = None) -> Section:
     return _section(rows, "Fine-tuning in int8", "table10", {}, CAPTION)
 
 
@@ -42,7 +42,7 @@ def _section(rows: list[dict], title: str, name: str, published: dict[str, dict[
     return Section(title, rows, printed(tables, notes), tables, notes=notes, findings=int8_findings(ends, name))
 
 
-def table9_section(rows: list[dict]) -> Section:
+def table9_section(rows: list[dict], _context: Context | None = None) -> Section:
     """Show fine-tuning in int8 beside the other methods of Table 9, which were not run."""
     plain = {setting.int8: setting for setting in settings(rows) if setting.decomposition == "0 %"}
     ours = {method: plain[int8] for method, int8 in METHODS.items() if int8 in plain}

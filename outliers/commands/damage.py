@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, Field
 
+from outliers.commands import Command
 from outliers.errors import UserError, unknown_name
 from outliers.metrics.records import Agreement, Errors, Inputs, Layers, Metric, Perplexity, Places, Weights
 from outliers.quantization.cache_formats import Formats
@@ -42,7 +43,7 @@ def _cache(value: str) -> str:
 class Damage(OfSchemes, OfOneModel, Calibrated):
     """The damage of schemes to one model, by the arguments of `outliers.damage`."""
 
-    of_folder = True
+    view = "outliers.views.damage:kept_damage_section"
 
     name: Name = "damage"
     schemes: Schemes = Field(default=["absmax", "llm.int8"], description="Schemes whose damage is measured.")
@@ -70,6 +71,22 @@ class Damage(OfSchemes, OfOneModel, Calibrated):
         if not variants or "schemes" in self.model_fields_set:
             variants = [*self.quantized, *variants]
         return [Plan(subject, _stages(subject, variants, self))]
+
+
+COMMAND = Command(
+    "places of the damage by a scheme: projections, roles and layers",
+    """Measure where schemes damage a model: the error of each projection, and the cost of each role and layer.
+
+Prints tables and writes rows, tables and figures to results/damage/NAME. A second run resumes the first.
+
+Examples:
+
+`python -m outliers.damage smollm2-135m --scheme absmax,llm.int8`
+
+`python -m outliers.damage gpt2 --by error --text c4 --block 1024`
+""",
+    Damage,
+)
 
 
 def _stages(subject: Causal, variants: Sequence[Damaging], spec: Damage) -> Stages:

@@ -1,0 +1,161 @@
+"""Few projections that stay exact, so that a scheme costs at most a given share of perplexity."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from outliers.commands import Command
+from outliers.criterion import check_share
+from outliers.errors import unknown_name
+from outliers.quantization.plans.plan import Plan
+from outliers.quantization.schemes import Scheme, get_scheme
+from outliers.runs.stages.plan import DRAWN, Search, check_search, exports_of, plan_of, search_stages, usual_of
+from outliers.specification.fields import DRAWS, NONE, Count, Line, Name, Once, OneScheme, Several, Share, Split
+from outliers.specification.kinds import BLOCKS, Calibrated, OfOneModel
+from outliers.subjects import cell
+from outliers.subjects.causal import Causal
+from outliers.terminal.progress import with_bar
+from outliers.variants.quantized import Quantized
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from outliers.quantization.magnitudes import Calibration
+
+BY = ("count", "parameters")
+
+
+class Blocks(Causal):
+    """A model with consecutive blocks of a text; schemes are calibrated on later blocks than any that is measured.
+
+    settings: with the total number of blocks.
+    """
+
+    def __init__(self, settings: "Planning", first: int, count: int):
+        super().__init__(settings.model, settings.revision, settings)
+        self.first, self.count = first, count
+
+    @property
+    def request(self) -> dict:
+        return super().request | {"blocks": self.count} | ({"first_block": self.first} if self.first else {})
+
+    @property
+    def span(self) -> tuple[int, int]:
+        return self.first, self.count
+
+
+class Planning(OfOneModel, Calibrated):
+    """The projections of one model that stay exact so that a scheme costs at most a given share of perplexity."""
+
+    experiment = "plan"
+    view = "outliers.views.plan:kept_plan_section"
+
+    name: Name = "plan"
+    scheme: OneScheme = Field(default="absmax", description="Scheme of all other projections.")
+    cost: Annotated[float, Share] = Field(
+        default=0.05, gt=0, le=100, allow_inf_nan=False, description="Largest increase of perplexity, such as 5%."
+    )
+    by: Literal["count", "parameters"] = Field(default="count", description="Size of the plan to minimize.")
+    instead: Annotated[list[OneScheme], Split, Once] = Field(
+        default=[],
+        description=f"Better schemes to try before a projection stays exact, such as llm.int8,w8a8; {NONE}",
+    )
+    blocks: Count = Field(default=BLOCKS, description="Blocks of the search, from the start of the text.")
+    confirm: Count = Field(default=BLOCKS, description="Blocks after them, on which the plan is confirmed.")
+    draws: Several = Field(default=DRAWN, description=DRAWS)
+    export: Annotated[list[Line], Split, Once] = Field(
+        default=[],
+        description="Formats of other libraries in which to write the plan too, such as compressed-tensors or torchao.",
+    )
+
+    def plans(self) -> list[cell.Plan]:
+        """Return the search for a model, which is confirmed on the blocks after those that it searches with."""
+        settings = self.model_copy(update={"blocks": self.blocks + self.confirm})
+        under, *better = (get_scheme(scheme, self.alpha_of_schemes) for scheme in (self.scheme, *self.instead))
+        searched, confirmed = Blocks(settings, 0, self.blocks), Blocks(settings, self.blocks, self.confirm)
+        search = Search(searched, confirmed, Quantized(under), tuple(better), self.cost, self.by, self.draws)
+        check_search(search)
+        if self.export:
+            exports_of(
+                self.export, Plan(model=self.model, scheme=under.name, projections=len(search.sizes)), self.revision
+            )
+        return [cell.Plan(searched, search_stages(search), usual=lambda: usual_of(search))]
+
+
+COMMAND = Command(
+    "projections that have to stay exact under a scheme, so that it costs little",
+    """Find projections to keep exact, or under a better scheme, so that a scheme costs little and none can be left out.
+
+Prints these projections and the increase on other blocks, and writes the plan, plan.yaml, with rows, tables, figures
+and a page to results/plan/NAME. A second run resumes the first.
+
+Examples:
+
+`python -m outliers.plan smollm2-135m --scheme absmax --cost 5%`
+
+`python -m outliers.plan smollm2-135m --scheme w8a8 --cost 2% --instead llm.int8 --by parameters`
+""",
+    Planning,
+)
+
+
+@with_bar
+def plan(
+    model: "PreTrainedModel",
+    blocks: "Iterable[torch.Tensor]",
+    scheme: "str | Scheme",
+    confirm: "Iterable[torch.Tensor]",
+    cost: float | str = 0.05,
+    by: str = "count",
+    instead: "Sequence[str | Scheme]" = (),
+    draws: int = DRAWN,
+    calibration: "Calibration | None" = None,
+    *,
+    progress: bool | None = None,
+) -> Plan:
+    """Return a plan with few exact projections under which a scheme costs at most a given share of perplexity.
+
+    The cost of each projection alone is measured; those that save most are left exact until the perplexity of the whole
+    model is low enough; the last ones are left out again, or exchanged for others, as a trial. The set is then
+    confirmed on other blocks: further projections join it until it costs little enough there too, and leave it as long
+    as any of them can, so that no single one of the plan can be left out. The model is left as it was.
+
+    Args:
+        model: a causal language model, resident or streamed, with its exact weights.
+        blocks: token ids, int64 (blocks, T), or a list of (T,), of the search.
+        scheme: name, or a scheme of one's own, of all other projections.
+        confirm: further blocks, on which the plan is confirmed.
+        cost: allowed increase of perplexity, as a share: 0.05 or "5%".
+        by: what to minimize: the "count" of exact projections, or their "parameters".
+        instead: schemes that a projection gets before it stays exact: the first that leaves at most a tenth of the KL
+            divergence that the scheme causes there.
+        draws: how many times each set is measured, with embeddings changed by 1e-6 and ties of weights rounded anew.
+        calibration: magnitudes of the inputs, which some remedies need; see `outliers.calibrate`.
+        progress: whether to show a bar after two seconds; by default on a terminal and in a notebook.
+
+    Returns:
+        The plan; its `measured` has the cost on the confirming blocks.
+
+    Raises:
+        UserError: a scheme is unknown or quantizes no projection, `by` is unknown; as `outliers.quantize` and
+            `outliers.perplexity`.
+
+    Example:
+        >>> found = outliers.plan(model, blocks[:1], "absmax", confirm=blocks[1:], cost=0.05, draws=2)
+    """
+    from outliers.metrics.measurement import records_along
+    from outliers.quantization.convert import check_calibrated
+    from outliers.subjects.given import Given
+    from outliers.text.blocks import sequences
+
+    if by not in BY:
+        raise unknown_name("size of a plan", by, BY)
+    check_calibrated(get_scheme(scheme), calibration)
+    searched, confirmed = (Given(model, list(sequences(part, None))) for part in (blocks, confirm))
+    under, better = Quantized(get_scheme(scheme), calibration=calibration), tuple(map(get_scheme, instead))
+    cost = check_share("cost", cost)
+    search = Search(searched, confirmed, under, better, cost, by, draws)
+    check_search(search)
+    return plan_of(records_along(search_stages(search)), searched.name, cost, draws)

@@ -1,1 +1,0 @@
-"""The experiments: which cells each command measures, one file for each command."""

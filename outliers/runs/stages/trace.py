@@ -1,0 +1,48 @@
+"""A trace, and the attention of the model with and without the outlier features that it finds."""
+
+from collections.abc import Sequence
+
+from outliers.metrics.records import Perplexity, Top1, Trace
+from outliers.runs.rows import Row
+from outliers.subjects.causal import Causal
+from outliers.subjects.cell import Cell, Stages
+from outliers.variants.ablated import WHERE, Ablated, Intervention
+from outliers.variants.quantized import EXACT
+
+USUAL = 4  # passes over the blocks, two of them for the attention
+CROSS = "cross"  # view of an encoder-decoder: the encoder's states in cross-attention
+
+
+def trace_stages(subject: Causal, metric: Trace) -> Stages:
+    """Yield perplexity and trace; then top-1 attention, also without the outlier features if there are any."""
+    _, traced = yield [Cell(subject, EXACT, Perplexity()), Cell(subject, EXACT, metric)]
+    if not attends(traced):
+        return
+    without = [view for view in counted(traced) if view["features"] and view.get("stack") != CROSS]
+    ablated = [(Ablated(Intervention(tuple(view["features"])), where(view)), ablated_in(view)) for view in without]
+    yield [Cell(subject, variant, Top1(), labels) for variant, labels in ((EXACT, {}), *ablated)]
+
+
+def attends(traced: Row) -> bool:
+    """Return whether the model of a trace's row has attention, without its configuration."""
+    return traced.provenance.get("attends", True)
+
+
+def counted(traced: Row) -> list[dict]:
+    """Return those values of a trace's row that count outlier features, one for each view of the model.
+
+    Each has `features` in ascending order, and `hidden_size`; with several views also `stack` and its `layers`, the
+    first and the one after the last.
+    """
+    return [value for value in traced.values if value["metric"] == "count"]
+
+
+def where(view: dict, roles: Sequence[str] = WHERE) -> tuple[str, ...]:
+    """Return the places of some roles in the layers of a view from `counted`."""
+    before = "layers.{}:{}.".format(*view["layers"]) if "layers" in view else ""
+    return tuple(f"{before}{role}" for role in roles)
+
+
+def ablated_in(view: dict) -> dict[str, str]:
+    """Return the field of a row that names the view in which features are ablated; empty for a model of one view."""
+    return {"ablated": view["stack"]} if "stack" in view else {}
