@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.metrics.measurement import Read
+from outliers.metrics.measurement import LogitsComputation
 from outliers.metrics.perplexity import LossReader, finite_losses
 from outliers.models.anatomy.examples import Block
 from outliers.show import units
@@ -53,4 +53,4 @@ def _values(draws: list[list[Right]]) -> list[dict]:
     ]
 
 
-SEEN = Read(RightReader, _values)
+COMPUTATION = LogitsComputation(RightReader, _values)

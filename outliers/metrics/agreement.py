@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from outliers.metrics.measurement import Read
+from outliers.metrics.measurement import LogitsComputation
 from outliers.metrics.perplexity import broken_at
 from outliers.models.anatomy.examples import Block
 from outliers.show import units
@@ -97,4 +97,4 @@ def values_of(draws: list[list[Agreeing]]) -> list[dict]:
     ]
 
 
-SEEN = Read(AgreementReader, values_of)
+COMPUTATION = LogitsComputation(AgreementReader, values_of)

@@ -29,24 +29,24 @@ class Visits(NamedTuple):
     """What a metric of attention computed in a view's layers under some ablations, a visit per layer and sequence.
 
     layers: numbers of the layers, int64 (visits,). queries: numbers of queries of the sequences, float64 (visits,).
-    seen: float64 (visits, ablations, …).
+    measured: float64 (visits, ablations, …).
     """
 
     layers: torch.Tensor
     queries: torch.Tensor
-    seen: torch.Tensor
+    measured: torch.Tensor
 
 
-class Look(NamedTuple):
-    """A metric of attention probabilities.
+class AttentionComputation(NamedTuple):
+    """The computation of a metric of attention probabilities.
 
-    see: reduces the probabilities of a layer, (1, heads, queries, keys), to a float64 tensor, given which keys each
-    query can see, bool (queries, keys), and whether the keys are of another stack. answers: returns the result of each
-    ablation from all visits to a part of the text. values: returns the values of a row from the results of all parts.
+    measure: reduces the probabilities of a layer, (1, heads, queries, keys), to a float64 tensor, given which keys each
+    query can see, bool (queries, keys), and whether the keys are of another stack. by_ablation: returns the result of
+    each ablation from all visits to a part of the text. values: returns the values of a row from those of all parts.
     """
 
-    see: Callable[[torch.Tensor, torch.Tensor, bool], torch.Tensor]
-    answers: Callable[[Visits], list]
+    measure: Callable[[torch.Tensor, torch.Tensor, bool], torch.Tensor]
+    by_ablation: Callable[[Visits], list]
     values: Callable[[list], list[dict]]
 
 
@@ -54,7 +54,7 @@ class Look(NamedTuple):
 def attended(
     model: PreTrainedModel,
     blocks: Iterable[torch.Tensor],
-    questions: Sequence[tuple[Ablated, Sequence[Look]]],
+    questions: Sequence[tuple[Ablated, Sequence[AttentionComputation]]],
     variant: Variant = AS_IT_IS,
 ) -> list[list[dict[str, Any]]]:
     """Return, for each ablation and each of its metrics, the results by view of the model.
@@ -67,8 +67,8 @@ def attended(
     """
     views = views_of(model)
     places: dict[str, list] = {name: [] for name in views}  # the layer and the number of queries of each visit
-    seen: dict[str, dict[Look, list[torch.Tensor]]] = {
-        name: {look: [] for _, looks in questions for look in looks} for name in views
+    measured: dict[str, dict[AttentionComputation, list[torch.Tensor]]] = {
+        name: {computation: [] for _, computations in questions for computation in computations} for name in views
     }
 
     def visit(
@@ -80,31 +80,38 @@ def attended(
         visible: torch.Tensor,
     ) -> None:
         name = next(view.name for view in views.values() if view.cross is cross and layer in view.layers)
-        seen_in_layer: dict[Look, list[torch.Tensor]] = {look: [] for look in seen[name]}
-        unmoved = cache(partial(_see, probabilities, visible, cross))
-        for ablated, looks in questions:
-            see = unmoved
+        in_layer: dict[AttentionComputation, list[torch.Tensor]] = {computation: [] for computation in measured[name]}
+        unmoved = cache(partial(_measure, probabilities, visible, cross))
+        for ablated, computations in questions:
+            measure = unmoved
             if _moves(ablated):
                 with ablated.on(model, layer):
-                    see = partial(_see, recompute(), visible, cross)
-            for look in looks:
-                seen_in_layer[look].append(see(look))
-        for look, by_ablation in seen_in_layer.items():  # one tensor per visit: each keeps memory around it in use
-            seen[name][look].append(torch.stack(by_ablation))
+                    measure = partial(_measure, recompute(), visible, cross)
+            for computation in computations:
+                in_layer[computation].append(measure(computation))
+        for computation, by_ablation in in_layer.items():  # one tensor per visit: each keeps memory around it in use
+            measured[name][computation].append(torch.stack(by_ablation))
         places[name].append((layer, probabilities.shape[-2]))
 
     with eager(model):
         watched_pass(model, blocks, partial(_hooks, visit), variant)
-    answers = {name: _answers(places[name], view) for name, view in seen.items()}
-    return [[{name: next(view[look]) for name, view in answers.items()} for look in looks] for _, looks in questions]
+    results = {name: _by_ablation(places[name], view) for name, view in measured.items()}
+    return [
+        [{name: next(view[computation]) for name, view in results.items()} for computation in computations]
+        for _, computations in questions
+    ]
 
 
-def _answers(places: list[tuple[int, int]], seen: dict[Look, list[torch.Tensor]]) -> dict[Look, Iterator]:
+def _by_ablation(
+    places: list[tuple[int, int]], measured: dict[AttentionComputation, list[torch.Tensor]]
+) -> dict[AttentionComputation, Iterator]:
     """Return the results of each metric, ablation by ablation."""
     layers, queries = torch.tensor(places).T
     return {
-        look: iter(look.answers(Visits(layers, queries.double(), _stacked([visit.cpu() for visit in by_visit]))))
-        for look, by_visit in seen.items()
+        computation: iter(
+            computation.by_ablation(Visits(layers, queries.double(), _stacked([visit.cpu() for visit in by_visit])))
+        )
+        for computation, by_visit in measured.items()
     }
 
 
@@ -116,8 +123,10 @@ def _stacked(visits: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack(visits)
 
 
-def _see(probabilities: torch.Tensor, visible: torch.Tensor, cross: bool, look: Look) -> torch.Tensor:
-    return look.see(probabilities, visible.to(probabilities.device), cross)
+def _measure(
+    probabilities: torch.Tensor, visible: torch.Tensor, cross: bool, computation: AttentionComputation
+) -> torch.Tensor:
+    return computation.measure(probabilities, visible.to(probabilities.device), cross)
 
 
 def _moves(ablated: Ablated) -> bool:
@@ -134,7 +143,7 @@ def _hooks(visit: Callable, model: PreTrainedModel, layer: int | None) -> Iterat
         yield
 
 
-class OfAttention(Measurement):
+class AttentionMeasurement(Measurement):
     """The measurement of attention metrics: all interventions on a variant, and all metrics of each, share one pass."""
 
     cost = 3.0
@@ -158,23 +167,23 @@ class OfAttention(Measurement):
         ablations = {_parted(cell.variant)[1].name for cell in cells}
         return len(cells[0].subject.blocks) * (1 + len(ablations) // 3)
 
-    def answer(self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict) -> list:
+    def measure(self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict) -> list:
         subject = cells[0].subject
         model, variants = loaded(model_cache, subject, [cell.variant for cell in cells], provenance)
         parted = list(map(_parted, variants))
         variant = parted[0][0]
-        questions: dict[str, tuple[Ablated, list[Look]]] = {}
+        questions: dict[str, tuple[Ablated, list[AttentionComputation]]] = {}
         for cell, (_, ablated) in zip(cells, parted, strict=True):
-            questions.setdefault(ablated.name, (ablated, []))[1].append(cell.metric.seen)
+            questions.setdefault(ablated.name, (ablated, []))[1].append(cell.metric.computation)
         with naming(subject.name, variant.name):
             counted = model_cache.counted(subject.blocks[part], self.steps(cells) // len(subject.blocks))
             attended_views = attended(model, counted, list(questions.values()), variant)
-        answers = {name: iter(views) for name, views in zip(questions, attended_views, strict=True)}
-        return [next(answers[ablated.name]) for _, ablated in parted]
+        results = {name: iter(views) for name, views in zip(questions, attended_views, strict=True)}
+        return [next(results[ablated.name]) for _, ablated in parted]
 
-    def values(self, cell: Cell, answers: list[dict[str, Any]]) -> list[dict]:
-        values_of = cell.metric.seen.values
-        values = {name: values_of([part_answers[name] for part_answers in answers]) for name in answers[0]}
+    def values(self, cell: Cell, results: list[dict[str, Any]]) -> list[dict]:
+        values_of = cell.metric.computation.values
+        values = {name: values_of([of_part[name] for of_part in results]) for name in results[0]}
         return [of_stack(name) | value for name, view_values in values.items() for value in view_values]
 
 
@@ -192,4 +201,4 @@ def _parted(variant: Variant) -> tuple[Variant, Ablated]:
     return Together(tuple(others)) if others else AS_IT_IS, last
 
 
-MEASUREMENT = OfAttention()
+MEASUREMENT = AttentionMeasurement()

@@ -12,7 +12,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from outliers.criterion import SPIKE
 from outliers.errors import UserError, not_finite
-from outliers.metrics.measurement import OnePass
+from outliers.metrics.measurement import CellMeasurement
 from outliers.metrics.records import Candidates
 from outliers.models.anatomy import Projection, anatomy_of, check_one_stack, check_plain, projections
 from outliers.models.decoder import inference, watched_pass
@@ -265,7 +265,7 @@ def check_searched(config: PretrainedConfig) -> None:
         )
 
 
-class OfWeights(OnePass):
+class CandidatesMeasurement(CellMeasurement):
     """The measurement of candidates, of the whole text at once: its spikes decide which weights are inspected."""
 
     splits = False
@@ -273,14 +273,14 @@ class OfWeights(OnePass):
     def check(self, cell: Cell) -> None:
         check_searched(cell.subject.config)
 
-    def observed(
+    def measure_cell(
         self, _model_cache: ModelCache, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
     ) -> list[dict]:
         return candidates(model, blocks, cell.metric, variant)
 
-    def values(self, cell: Cell, answers: list[list[dict]]) -> list[dict]:
-        (candidates,) = answers
+    def values(self, cell: Cell, results: list[list[dict]]) -> list[dict]:
+        (candidates,) = results
         return [value | {"unit": "1"} for value in candidates]
 
 
-MEASUREMENT = OfWeights()
+MEASUREMENT = CandidatesMeasurement()

@@ -7,7 +7,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.metrics.measurement import OnePass
+from outliers.metrics.measurement import CellMeasurement
 from outliers.models.anatomy import context_length, family_of
 from outliers.models.anatomy.causal import CAUSAL
 from outliers.models.anatomy.examples import read_ids
@@ -17,7 +17,7 @@ from outliers.subjects.cell import Cell
 from outliers.subjects.model_cache import ModelCache
 
 
-class OfContinuation(OnePass):
+class ContinuationMeasurement(CellMeasurement):
     """The measurement that continues the first tokens of the first block."""
 
     unit = "text"
@@ -34,15 +34,15 @@ class OfContinuation(OnePass):
                 f"{cell.metric.tokens} further tokens are more than the context of '{subject.model}' has; use fewer"
             )
 
-    def observed(
+    def measure_cell(
         self, _model_cache: ModelCache, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
     ) -> list[int]:
         prompt = read_ids(next(iter(blocks)))[: _prompt_length(cell)]
         with under(model, variant) as (changed, _):
             return continued(changed, prompt, cell.metric.tokens)
 
-    def values(self, cell: Cell, answers: list[list[int]]) -> list[dict]:
-        (ids,), tokenizer = answers, cell.subject.reader
+    def values(self, cell: Cell, results: list[list[int]]) -> list[dict]:
+        (ids,), tokenizer = results, cell.subject.reader
         prompt = read_ids(cell.subject.blocks[0])[: _prompt_length(cell)].tolist()
         texts = {"prompt_text": tokenizer.decode(prompt), "continuation": tokenizer.decode(ids)}
         return [{"metric": "continuation", "value": len(ids), "unit": "tokens", **texts, "continuation_ids": ids}]
@@ -67,4 +67,4 @@ def continued(model: PreTrainedModel, prompt: torch.Tensor, tokens: int) -> list
     return model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=greedy)[0, len(prompt) :].tolist()
 
 
-MEASUREMENT = OfContinuation()
+MEASUREMENT = ContinuationMeasurement()

@@ -169,7 +169,7 @@ def _error(squares: torch.Tensor, energies: torch.Tensor) -> Error:
     return Error(squares.sum().item(), energies.sum().item(), ratios.item(), int(there.sum()))
 
 
-class OfProjections(Measurement):
+class ErrorsMeasurement(Measurement):
     """The measurement of projections: the errors of all schemes, and the largest inputs, share one exact pass."""
 
     cost = 1.5
@@ -184,7 +184,9 @@ class OfProjections(Measurement):
     def steps(self, cells: Sequence[Cell]) -> int:
         return len(cells) * len(cells[0].subject.blocks)
 
-    def answer(self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict) -> list[list[dict]]:
+    def measure(
+        self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict
+    ) -> list[list[dict]]:
         """Return, for each cell and block, the errors by projection, or the largest inputs by layer and role."""
         subject = cells[0].subject
         without, schemes = _parted(cells[0])[0], [scheme for cell in cells for scheme in _parted(cell)[1]]
@@ -195,8 +197,8 @@ class OfProjections(Measurement):
         places, numbers = list(projections(model)), iter(range(len(schemes)))
         return [_of_cell(errors, places, next(numbers) if _parted(cell)[1] else None) for cell in cells]
 
-    def values(self, cell: Cell, answers: list[list[dict]]) -> list[dict]:
-        blocks = list(chain.from_iterable(answers))
+    def values(self, cell: Cell, results: list[list[dict]]) -> list[dict]:
+        blocks = list(chain.from_iterable(results))
         return _errors(blocks) if _parted(cell)[1] else _largest(blocks)
 
 
@@ -266,4 +268,4 @@ def _errors(blocks: list[dict[Place, Error]]) -> list[dict]:
     return values
 
 
-MEASUREMENT = OfProjections()
+MEASUREMENT = ErrorsMeasurement()

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError, not_finite
-from outliers.metrics.measurement import OnePass, short
+from outliers.metrics.measurement import CellMeasurement, short
 from outliers.metrics.records import AFTER, ATTENDED, BEFORE, TINY
 from outliers.models.anatomy.parts import Part, parts
 from outliers.models.anatomy.weights import parameter_of
@@ -304,19 +304,19 @@ def _plain(part: Part) -> nn.Module:
     return getattr(part.reader.module, "projection", part.reader.module)
 
 
-class OfChannels(OnePass):
+class KeysMeasurement(CellMeasurement):
     """The measurement of channels, in one pass per cell."""
 
     def check(self, cell: Cell) -> None:
         check_shows(skeleton(cell.subject.config))
 
-    def observed(
+    def measure_cell(
         self, _model_cache: ModelCache, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
     ) -> Channels:
         return observed_channels(model, blocks, cell.metric.channels, variant)
 
-    def values(self, cell: Cell, answers: list[Channels]) -> list[dict]:
-        return [value | {"unit": "1"} for value in reduce(Channels.merge, answers).records(cell.metric.channels)]
+    def values(self, cell: Cell, results: list[Channels]) -> list[dict]:
+        return [value | {"unit": "1"} for value in reduce(Channels.merge, results).records(cell.metric.channels)]
 
 
-MEASUREMENT = OfChannels()
+MEASUREMENT = KeysMeasurement()

@@ -62,7 +62,7 @@ METRICS = {
 }
 
 
-class OfServed(Measurement):
+class LatencyMeasurement(Measurement):
     """The measurement of latency, one batch at a time of the model under a variant."""
 
     unit = "batch"
@@ -103,7 +103,7 @@ class OfServed(Measurement):
             options=frozenset(("dtype", "device")),
         )
 
-    def answer(self, model_cache: ModelCache, cells: Sequence[Cell], _part: slice, provenance: dict) -> list[Timings]:
+    def measure(self, model_cache: ModelCache, cells: Sequence[Cell], _part: slice, provenance: dict) -> list[Timings]:
         (cell,) = cells
         prompts, metric = _prompts(cell), cell.metric
         with cell.subject.under(model_cache, cell.variant, provenance) as model:
@@ -115,10 +115,10 @@ class OfServed(Measurement):
                 timings = generated._replace(encodings=timings.encodings) if timings else generated
             return [timings]
 
-    def values(self, _cell: Cell, answers: list[Timings]) -> list[dict]:
+    def values(self, _cell: Cell, results: list[Timings]) -> list[dict]:
         values = []
         for metric, (unit, times_of) in METRICS.items():
-            if not (times := times_of(answers[0])):
+            if not (times := times_of(results[0])):
                 continue
             low, middle, high = quartiles(times)
             values.append({"metric": metric, "value": middle, "q1": low, "q3": high, "unit": unit})
@@ -130,7 +130,7 @@ def _prompts(cell: Cell) -> torch.Tensor:
     return inputs if inputs.is_floating_point() else inputs[:, : cell.metric.prompt]  # pictures are read whole
 
 
-MEASUREMENT = OfServed()
+MEASUREMENT = LatencyMeasurement()
 
 
 @inference

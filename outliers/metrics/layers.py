@@ -17,28 +17,28 @@ from outliers.subjects.model_cache import ModelCache, naming
 from outliers.variants.draw import drawn, untied
 from outliers.variants.quantized import EXACT
 
-Seen = tuple[Loss, Agreeing]
+BlockResult = tuple[Loss, Agreeing]
 
 
 @inference
 def layer_by_layer(
     model: PreTrainedModel, blocks: Iterable[torch.Tensor], variant: Variant, draw: int = 0
-) -> dict[int, list[Seen]]:
+) -> dict[int, list[BlockResult]]:
     """Return the results of each block, ids (T,), for each layer that is put under a variant while all others stay
     exact."""
     layers, readers = range(count_layers(model.config)), (LossReader, AgreementReader)
     with EXACT.on(model) as exact, variant.on(model) as changed, drawn(exact, draw), untied(changed, draw):
 
-        def see(_number: int, block: torch.Tensor) -> list[Seen]:
+        def measure(_number: int, block: torch.Tensor) -> list[BlockResult]:
             ((_, ids, states),) = run_decoder(exact, [block])
             under = [(exact, after) for _, _, after in run_exchanged(exact, changed, block, layers)]
             return [tuple(finite_losses(seen)) for seen in read_logits(ids, under, readers, (exact, states))]
 
-        by_block = list(map_blocks(exact, see, blocks))
+        by_block = list(map_blocks(exact, measure, blocks))
     return {layer: [seen[layer] for seen in by_block] for layer in layers}
 
 
-class OfLayers(Measurement):
+class LayersMeasurement(Measurement):
     """The measurement of all layers of a resident model under one variant."""
 
     def check(self, cell: Cell) -> None:
@@ -48,7 +48,9 @@ class OfLayers(Measurement):
     def steps(self, cells: Sequence[Cell]) -> int:
         return sum(count_layers(cell.subject.config) * len(cell.subject.blocks) * cell.metric.draws for cell in cells)
 
-    def answer(self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict) -> list[list[dict]]:
+    def measure(
+        self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict
+    ) -> list[list[dict]]:
         """Return the results of each block by draw and layer."""
         ((cell,), subject) = cells, cells[0].subject
         model, (variant,) = loaded(model_cache, subject, [cell.variant], provenance)
@@ -56,14 +58,14 @@ class OfLayers(Measurement):
         with naming(subject.name, variant.name):
             return [[layer_by_layer(model, blocks, variant, draw) for draw in range(cell.metric.draws)]]
 
-    def values(self, cell: Cell, answers: list[list[dict[int, list[Seen]]]]) -> list[dict]:
+    def values(self, cell: Cell, results: list[list[dict[int, list[BlockResult]]]]) -> list[dict]:
         values = []
-        for layer in answers[0][0]:
-            draws = by_draw(([draw[layer] for draw in answer] for answer in answers), cell.subject.seeds)
+        for layer in results[0][0]:
+            draws = by_draw(([draw[layer] for draw in result] for result in results), cell.subject.seeds)
             losses, agreements = zip(*([*zip(*draw, strict=True)] for draw in draws), strict=True)
             metrics = [perplexity_value("damage.perplexity", map(list, losses)), *values_of(agreements)]
             values += [{**metric, "metric": f"{metric['metric']}_only", "layer": layer} for metric in metrics]
         return values
 
 
-MEASUREMENT = OfLayers()
+MEASUREMENT = LayersMeasurement()

@@ -22,7 +22,7 @@ OUTLIERS = {3: 9.0, 5: -20.0, -1: 7.0}  # feature and its value in one token
 METRICS = {"milliseconds": "ms", "times_16_bits": "1"}  # with their units
 
 
-class OfLayers(Measurement):
+class LinearLayerMeasurement(Measurement):
     """The measurement of all implementations of a layer in turn."""
 
     unit = "layer"
@@ -35,7 +35,7 @@ class OfLayers(Measurement):
     def keeps(self, _cells: Sequence[Cell]) -> None:
         """Return None: memory is not forecast."""
 
-    def answer(
+    def measure(
         self, model_cache: ModelCache, cells: Sequence[Cell], _part: slice, _provenance: dict
     ) -> list[dict[str, list[float]]]:
         """Return milliseconds by implementation and round."""
@@ -44,15 +44,15 @@ class OfLayers(Measurement):
         seconds, see = cell.metric.seconds, model_cache.bar.see
         return [milliseconds(ways(*shape, device, DTYPES[settings.dtype]), device, seconds, see)]
 
-    def values(self, cell: Cell, answers: list[dict[str, list[float]]]) -> list[dict]:
-        return [value for row in rows_of(_shape(cell), *answers) for value in _tidy(cell.metric.name, row)]
+    def values(self, cell: Cell, results: list[dict[str, list[float]]]) -> list[dict]:
+        return [value for row in rows_of(_shape(cell), *results) for value in _tidy(cell.metric.name, row)]
 
 
 def _shape(cell: Cell) -> tuple[int, int, int]:
     return cell.metric.tokens, *layer_shape(cell.subject.dimension)
 
 
-MEASUREMENT = OfLayers()
+MEASUREMENT = LinearLayerMeasurement()
 
 
 def _tidy(name: str, row: dict) -> list[dict]:

@@ -63,7 +63,7 @@ def held(schemes: Iterable[Scheme], drawn: bool = False) -> tuple[int, int]:
 
 
 class Measurement(ABC):
-    """A way to answer cells of one subject, possibly of several metrics that share a pass.
+    """A way to measure cells of one subject, possibly of several metrics that share a pass.
 
     unit: what a step of progress is. cost: time of a step on a CPU, relative to a block's pass through the model.
     splits: whether a text can be measured in parts, on several machines.
@@ -81,19 +81,19 @@ class Measurement(ABC):
         return {}
 
     def beside_row(self, cell: Cell, provenance: dict, planner: Any) -> list[tuple] | None:
-        """Return the parts of a cell's answer if files are kept beside its row, measuring those that are missing; else
+        """Return the parts of a cell's result if files are kept beside its row, measuring those that are missing; else
         None.
 
-        The parts have the form of the planner's `answer`.
+        The parts have the form of the planner's `measure_cells`.
         """
         return None
 
     def shared(self, cell: Cell) -> Hashable:
-        """Return the key of cells of one subject that are answered together; by default every cell has its own."""
+        """Return the key of cells of one subject that are measured together; by default every cell has its own."""
         return id(cell)
 
     def steps(self, cells: Sequence[Cell]) -> int:
-        """Return the number of progress steps of some cells that are answered together."""
+        """Return the number of progress steps of some cells that are measured together."""
         return sum(len(cell.subject.blocks) for cell in cells)
 
     def keeps(self, cells: Sequence[Cell]) -> Keeps | None:
@@ -107,33 +107,33 @@ class Measurement(ABC):
         return Keeps(beside, variants=len(variants), others=max(len(others_of(variant)) for variant in variants))
 
     @abstractmethod
-    def answer(self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict) -> list[Any]:
+    def measure(self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict) -> list[Any]:
         """Return the result of a part of the text for each cell; results are sent between machines.
 
         provenance: that of the subject; a model that is loaded must have the weights they name.
         """
 
     @abstractmethod
-    def values(self, cell: Cell, answers: list[Any]) -> list[dict]:
+    def values(self, cell: Cell, results: list[Any]) -> list[dict]:
         """Return the values of a row from the results of all parts, in their order."""
 
 
-class OnePass(Measurement):
-    """A measurement that answers each cell by a pass of its own through the model under the variant."""
+class CellMeasurement(Measurement):
+    """A measurement that passes the model under the variant once for each cell."""
 
     @abstractmethod
-    def observed(
+    def measure_cell(
         self, model_cache: ModelCache, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Any
     ) -> Any:
         """Return the result of some blocks; `variant` has all that it needs to know of the subject."""
 
-    def answer(self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict) -> list[Any]:
+    def measure(self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict) -> list[Any]:
         (cell,) = cells
         subject = cell.subject
         model, blocks = subject.load(model_cache, provenance), model_cache.counted(subject.blocks[part])
         with naming(subject.name, cell.variant.name):
             (variant,) = model_cache.knowing([cell.variant], subject)
-            return [self.observed(model_cache, cell, model, blocks, variant)]
+            return [self.measure_cell(model_cache, cell, model, blocks, variant)]
 
 
 class Reader(Protocol):
@@ -154,22 +154,25 @@ class Reader(Protocol):
         """Return the result of the block."""
 
 
-class Seen(NamedTuple):
-    """A metric of the last hidden states.
+class StatesComputation(NamedTuple):
+    """The computation of a metric of the last hidden states.
 
-    see: called with the model under the variant, the block, its last hidden states (T, features) and, if `compares`,
-    the unquantized model with its own ones; returns the result of the block. values: returns the values of a row from
-    the results of all blocks, by draw; if `of_subject`, it is also called with the subject.
+    measure: called with the model under the variant, the block, its last hidden states (T, features) and, if
+    `compares`, the unquantized model with its own ones; returns the result of the block. values: returns the values of
+    a row from the results of all blocks, by draw; if `of_subject`, it is also called with the subject.
     """
 
-    see: Callable[[PreTrainedModel, torch.Tensor, torch.Tensor, tuple[PreTrainedModel, torch.Tensor] | None], Any]
+    measure: Callable[[PreTrainedModel, torch.Tensor, torch.Tensor, tuple[PreTrainedModel, torch.Tensor] | None], Any]
     values: Callable[..., list[dict]]
     compares: bool = False
     of_subject: bool = False
 
 
-class Read(NamedTuple):
-    """A metric of the logits, which all such metrics of a variant share; values, of_subject: as in `Seen`."""
+class LogitsComputation(NamedTuple):
+    """The computation of a metric of the logits, which all such metrics of a variant share.
+
+    values, of_subject: as in `StatesComputation`.
+    """
 
     reader: type[Reader]
     values: Callable[..., list[dict]]
@@ -195,9 +198,9 @@ def loaded(
         return model, model_cache.knowing(variants, subject)
 
 
-def by_draw(answers: Iterable[Iterable[list]], seeds: int) -> list[list]:
-    """Return the results of all blocks by draw and seed; answers: of the parts of a text, by draw."""
-    draws = (list(chain.from_iterable(parts)) for parts in zip(*answers, strict=True))
+def by_draw(results: Iterable[Iterable[list]], seeds: int) -> list[list]:
+    """Return the results of all blocks by draw and seed; results: of the parts of a text, by draw."""
+    draws = (list(chain.from_iterable(parts)) for parts in zip(*results, strict=True))
     return [of_seed for draw in draws for of_seed in by_seed(draw, seeds)]
 
 
@@ -208,7 +211,7 @@ def by_seed(losses: list, seeds: int) -> list[list]:
 
 
 def bundles_of(cells: list[Cell]) -> Iterable[list[Cell]]:
-    """Group cells that are answered together: by subject, measurement, and what they share."""
+    """Group cells that are measured together: by subject, measurement, and what they share."""
     groups = grouped(cells, lambda cell: (id(cell.subject), cell.metric.measurement)).values()
     return chain.from_iterable(grouped(alike, alike[0].metric.measurement.shared).values() for alike in groups)
 
@@ -238,10 +241,10 @@ def _records(stages: Stages, bar: Progress | None) -> list[dict]:
             if bar is not None:
                 bar.enter(bar.desc.removesuffix(": "), steps)
             end = 0 if bar is None else bar.n + steps.count
-            answers = measurement.answer(model_cache, bundle, slice(0, len(bundle[0].subject.blocks)), {})
+            results = measurement.measure(model_cache, bundle, slice(0, len(bundle[0].subject.blocks)), {})
             if bar is not None and bar.n < end:  # progress that the measurement did not report itself
                 bar.update(end - bar.n)
-            values |= {cell: measurement.values(cell, [answer]) for cell, answer in zip(bundle, answers, strict=True)}
+            values |= {cell: measurement.values(cell, [result]) for cell, result in zip(bundle, results, strict=True)}
         records += [_labels(cell) | value for cell in cells for value in values[cell]]
         cells = following(stages, [SimpleNamespace(values=values[cell]) for cell in cells])
     return with_paired_errors(records)

@@ -285,7 +285,7 @@ def fits(footprint: Footprint, bits: int, gpus: int, gigabytes: float, headroom:
     return True
 
 
-class OfConfigurations(Measurement):
+class MemoryMeasurement(Measurement):
     """The measurement of memory: a footprint serves all metrics of a model with the same context and batch."""
 
     unit = "model"
@@ -304,7 +304,7 @@ class OfConfigurations(Measurement):
     def keeps(self, _cells: Sequence[Cell]) -> None:
         """Return None: memory is not forecast."""
 
-    def answer(
+    def measure(
         self, _model_cache: ModelCache, cells: Sequence[Cell], _part: slice, _provenance: dict
     ) -> list[Footprint]:
         config = cells[0].subject.config
@@ -312,8 +312,8 @@ class OfConfigurations(Measurement):
         footprints = {size: measure_footprint(config, *size) for size in sizes}
         return [footprints[cell.metric.context, cell.metric.batch] for cell in cells]
 
-    def values(self, cell: Cell, answers: list[Footprint]) -> list[dict]:
-        (footprint,) = answers
+    def values(self, cell: Cell, results: list[Footprint]) -> list[dict]:
+        (footprint,) = results
         labels = {"parameters": footprint.parameters, "context_used": footprint.context}
         values_of = _fitting if isinstance(cell.metric, Fits) else _needed
         return [labels | value for value in values_of(cell.metric, footprint)]
@@ -337,4 +337,4 @@ def _needed(_metric: Memory, footprint: Footprint) -> list[dict]:
     ]
 
 
-MEASUREMENT = OfConfigurations()
+MEASUREMENT = MemoryMeasurement()

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.errors import UserError
-from outliers.metrics.measurement import OnePass, short
+from outliers.metrics.measurement import CellMeasurement, short
 from outliers.metrics.records import PART_OF
 from outliers.models.anatomy import (
     Layer,
@@ -757,7 +757,7 @@ def gain_of(norm: nn.Module, offset: float, width: int) -> torch.Tensor:
     return torch.ones(width) if weight is None else offset + weight.float()
 
 
-class OfWriters(OnePass):
+class OriginsMeasurement(CellMeasurement):
     """The measurement of accounts, in one pass per cell."""
 
     cost = 2.5
@@ -774,14 +774,14 @@ class OfWriters(OnePass):
     def provenance(self, cell: Cell, _model_cache: ModelCache) -> dict:
         return {"controls": controls_of(cell.metric.features, cell.subject.width)}
 
-    def observed(
+    def measure_cell(
         self, model_cache: ModelCache, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
     ) -> Account:
         metric = cell.metric
         return origins(model, blocks, metric.features, metric.positions, variant, model_cache.tokenizer(cell.subject))
 
-    def values(self, cell: Cell, answers: list[Account]) -> list[dict]:
-        return [value | {"unit": "1"} for value in reduce(Account.merge, answers).records(cell.metric.neurons)]
+    def values(self, cell: Cell, results: list[Account]) -> list[dict]:
+        return [value | {"unit": "1"} for value in reduce(Account.merge, results).records(cell.metric.neurons)]
 
 
-MEASUREMENT = OfWriters()
+MEASUREMENT = OriginsMeasurement()

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.criterion import LOG_PERPLEXITY, RESIDUAL
 from outliers.errors import BrokenModel, UserError, not_finite
-from outliers.metrics.measurement import Read, Reader, by_seed
+from outliers.metrics.measurement import LogitsComputation, Reader, by_seed
 from outliers.models.anatomy import family_of, readers
 from outliers.models.anatomy.examples import IGNORED, Block
 from outliers.models.decoder import inference, map_blocks, run_decoder, watched_pass
@@ -354,4 +354,4 @@ def _bits_per_byte(draws: list[list[Loss]], sizes: torch.Tensor | None, seeds: i
     return fields | {"bytes": sum(totals), "unit_bytes": list(map(units.short, of_units))}
 
 
-SEEN = Read(LossReader, _values, of_subject=True)
+COMPUTATION = LogitsComputation(LossReader, _values, of_subject=True)

@@ -105,7 +105,7 @@ def _by_layer(
     return {layer: [block_losses[number] for block_losses in by_block] for number, layer in enumerate(sorted(layers))}
 
 
-class OfPlaces(Measurement):
+class PlacesMeasurement(Measurement):
     """The measurement of all roles, layers, stacks, heads or experts under one variant."""
 
     def steps(self, cells: Sequence[Cell]) -> int:
@@ -115,7 +115,7 @@ class OfPlaces(Measurement):
     def keeps(self, cells: Sequence[Cell]) -> Keeps:
         return super().keeps(cells)._replace(variants=max(_kinds(cell) * _count(cell) for cell in cells))
 
-    def answer(
+    def measure(
         self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict
     ) -> list[dict[tuple[str, str | int], list[list[Loss]]]]:
         """Return the loss of each block by kind of exchange, place and draw."""
@@ -134,10 +134,10 @@ class OfPlaces(Measurement):
         by_place = zip(wanted, zip(*draws, strict=True), strict=True)
         return [{(exchange.kind, exchange.place): list(losses) for exchange, losses in by_place}]
 
-    def values(self, cell: Cell, answers: list[dict]) -> list[dict]:
+    def values(self, cell: Cell, results: list[dict]) -> list[dict]:
         values = []
-        for kind, place in answers[0]:
-            draws = by_draw((losses[kind, place] for losses in answers), cell.subject.seeds)
+        for kind, place in results[0]:
+            draws = by_draw((losses[kind, place] for losses in results), cell.subject.seeds)
             values.append(perplexity_value(f"damage.perplexity_{kind}", draws) | {cell.metric.by: place})
         return values
 
@@ -202,4 +202,4 @@ def _drawn_losses(
         return exchange_losses(model, blocks, variant, wanted)
 
 
-MEASUREMENT = OfPlaces()
+MEASUREMENT = PlacesMeasurement()

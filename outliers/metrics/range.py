@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from outliers.criterion import RESIDUAL
 from outliers.errors import not_finite
-from outliers.metrics.measurement import OnePass
+from outliers.metrics.measurement import CellMeasurement
 from outliers.models.anatomy import readers
 from outliers.models.attention import Call, product_hooks
 from outliers.models.decoder import inference, watched_pass
@@ -84,16 +84,16 @@ def largest_numbers(model: PreTrainedModel, blocks: Iterable[torch.Tensor], vari
     return dict(largest)
 
 
-class OfRange(OnePass):
+class RangeMeasurement(CellMeasurement):
     """The measurement of the largest numbers, in one pass per cell."""
 
-    def observed(
+    def measure_cell(
         self, _model_cache: ModelCache, _cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
     ) -> dict[Place, float]:
         return largest_numbers(model, blocks, variant)
 
-    def values(self, cell: Cell, answers: list[dict[Place, float]]) -> list[dict]:
-        places = {place: max(answer[place] for answer in answers) for place in answers[0]}
+    def values(self, cell: Cell, results: list[dict[Place, float]]) -> list[dict]:
+        places = {place: max(result[place] for result in results) for place in results[0]}
         names = ("metric", "layer", "role", "projection")
         whole = {"metric": "range", "value": max(places.values()), "unit": "1"}
         return [whole] + [
@@ -102,4 +102,4 @@ class OfRange(OnePass):
         ]
 
 
-MEASUREMENT = OfRange()
+MEASUREMENT = RangeMeasurement()

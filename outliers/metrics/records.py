@@ -70,18 +70,18 @@ class Metric(Checked):
         return self.measured_by or _object(self.home or self.name, "MEASUREMENT")
 
 
-class SeenMetric(Metric):
-    """A metric that shares a pass with others; seen_by: how a custom metric is computed from the pass."""
+class SharedPassMetric(Metric):
+    """A metric that shares a pass with others; computed_by: how a custom metric is computed from the pass."""
 
-    seen_by: ClassVar[Any] = None
+    computed_by: ClassVar[Any] = None
 
     @property
-    def seen(self) -> Any:
-        """How the metric is computed from the pass: `SEEN` of the file of its name, unless it is custom."""
-        return self.seen_by or _object(self.name, "SEEN")
+    def computation(self) -> Any:
+        """How the metric is computed from the pass: `COMPUTATION` of the file of its name, unless it is custom."""
+        return self.computed_by or _object(self.name, "COMPUTATION")
 
 
-class StatesMetric(SeenMetric):
+class StatesMetric(SharedPassMetric):
     """A metric of the last hidden states; all such metrics of a variant share one pass over the text.
 
     of_text: whether the predictions must be tokens.
@@ -93,7 +93,7 @@ class StatesMetric(SeenMetric):
     draws: Draws = 1
 
 
-class AttentionMetric(SeenMetric):
+class AttentionMetric(SharedPassMetric):
     """A metric of attention probabilities; all such metrics of a variant share one pass over the text.
 
     In this pass, ablations change the attention of one layer at a time.

@@ -3,11 +3,11 @@
 import torch
 
 from outliers.criterion import SINK
-from outliers.metrics.attention import Look, Visits
+from outliers.metrics.attention import AttentionComputation, Visits
 from outliers.metrics.measurement import short
 
 
-def _see(probabilities: torch.Tensor, by_mask: torch.Tensor, cross: bool) -> torch.Tensor:
+def _measure(probabilities: torch.Tensor, by_mask: torch.Tensor, cross: bool) -> torch.Tensor:
     """Sum the attention to the first position, and its margins, by head.
 
     Returns float64 (heads, 4) for probabilities (1, heads, queries, keys): the attention that queries after the first
@@ -37,14 +37,14 @@ def _see(probabilities: torch.Tensor, by_mask: torch.Tensor, cross: bool) -> tor
     return torch.stack(by_head)
 
 
-def _answers(visits: Visits) -> list[torch.Tensor]:
-    """Return the sums of `_see` for each ablation by layer, float64 (layers, heads, 4)."""
-    by_layer = visits.seen.new_zeros(int(visits.layers.max()) + 1, *visits.seen.shape[1:])
-    return list(by_layer.index_add_(0, visits.layers, visits.seen).unbind(1))
+def _by_ablation(visits: Visits) -> list[torch.Tensor]:
+    """Return the sums of `_measure` for each ablation by layer, float64 (layers, heads, 4)."""
+    by_layer = visits.measured.new_zeros(int(visits.layers.max()) + 1, *visits.measured.shape[1:])
+    return list(by_layer.index_add_(0, visits.layers, visits.measured).unbind(1))
 
 
-def _values(answers: list[torch.Tensor]) -> list[dict]:
-    sums = sum(answers)
+def _values(results: list[torch.Tensor]) -> list[dict]:
+    sums = sum(results)
     layers = sums[:, 0, 1].nonzero()[:, 0]  # those of the stack
     sums = sums[layers]
     shares, margins = sums[..., 0] / sums[..., 1], sums[..., 2] / sums[..., 3]
@@ -65,4 +65,4 @@ def _short(value: torch.Tensor) -> float | None:
     return None if value.isnan() else short(value)
 
 
-SEEN = Look(_see, _answers, _values)
+COMPUTATION = AttentionComputation(_measure, _by_ablation, _values)

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.metrics.measurement import Keeps, Measurement, Read, Seen, by_draw, loaded
+from outliers.metrics.measurement import Keeps, LogitsComputation, Measurement, StatesComputation, by_draw, loaded
 from outliers.metrics.perplexity import finite_losses, read_logits
 from outliers.models.anatomy import decoder_layers, family_of
 from outliers.models.anatomy.examples import Block
@@ -27,7 +27,7 @@ MOST_KEPT = 2**28
 KEPT = 2  # the output of every second layer is cached for the next variant
 
 
-class OfStates(Measurement):
+class StatesMeasurement(Measurement):
     """The measurement of metrics of the last hidden states: one pass per variant serves all of them.
 
     A streamed model serves all variants together, because its layers are read once for all.
@@ -45,7 +45,7 @@ class OfStates(Measurement):
     def keeps(self, cells: Sequence[Cell]) -> Keeps:
         keeps = super().keeps(cells)
         # with exact states that are kept until those under a variant come
-        compares = any(cell.metric.seen.compares for cell in cells)
+        compares = any(cell.metric.computation.compares for cell in cells)
         settings = cells[0].subject.settings
         several = not settings.stream and find_device(settings.device).type == "cpu"
         return keeps._replace(variants=keeps.variants + 2 * compares, batch=AT_ONCE if several else 1)
@@ -53,21 +53,23 @@ class OfStates(Measurement):
     def steps(self, cells: Sequence[Cell]) -> int:
         return len(_variants(cells)) * len(cells[0].subject.blocks) * cells[0].metric.draws
 
-    def answer(self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict) -> list[list[list]]:
+    def measure(
+        self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict
+    ) -> list[list[list]]:
         """Return, for each cell and draw, the results of each block of a part of the text."""
         subject = cells[0].subject
         model, variants = loaded(model_cache, subject, _variants(cells).values(), provenance)
-        seen_by_draw, blocks = [], subject.blocks[part]
+        by_draw_and_cell, blocks = [], subject.blocks[part]
         part_of_text = provenance.get("tokens_hash", id(subject)), part.start, part.stop
         for draw in range(cells[0].metric.draws):
             with naming(subject.name, *(variant.name for variant in variants)):
                 passes = _streamed if is_streamed(model) else _resident
-                seen_by_draw.append(passes(model, model_cache, blocks, cells, variants, (draw, *part_of_text)))
-        return [list(seen) for seen in zip(*seen_by_draw, strict=True)]
+                by_draw_and_cell.append(passes(model, model_cache, blocks, cells, variants, (draw, *part_of_text)))
+        return [list(draws) for draws in zip(*by_draw_and_cell, strict=True)]
 
-    def values(self, cell: Cell, answers: list[list[list]]) -> list[dict]:
-        seen, draws = cell.metric.seen, by_draw(answers, cell.subject.seeds)
-        return seen.values(draws, cell.subject) if seen.of_subject else seen.values(draws)
+    def values(self, cell: Cell, results: list[list[list]]) -> list[dict]:
+        computation, draws = cell.metric.computation, by_draw(results, cell.subject.seeds)
+        return computation.values(draws, *([cell.subject] if computation.of_subject else []))
 
 
 def _variants(cells: Iterable[Cell]) -> dict[str, Variant]:
@@ -85,11 +87,11 @@ def _resident(
 ) -> list[list]:
     """Return, for each cell, the results of each block with a resident model; key: the draw and the part of the
     text."""
-    seers, (variant,) = [cell.metric.seen for cell in cells], variants
+    computations, (variant,) = [cell.metric.computation for cell in cells], variants
     exact: list = [None] * len(blocks)
-    if any(seer.compares for seer in seers):
+    if any(computation.compares for computation in computations):
         exact_states = _exact_states(model_cache, model, blocks, key)
-        reads = any(seer.compares for seer in seers if isinstance(seer, Read))
+        reads = any(computation.compares for computation in computations if isinstance(computation, LogitsComputation))
         logits = _room_of_logits(model_cache, model, exact_states, key) if reads else exact
         exact = [(model, *pair) for pair in zip(exact_states, logits, strict=True)]
     last_key = _key(variant, model, key)
@@ -98,17 +100,17 @@ def _resident(
     with model_cache.under(variant) as changed, drawn(changed, key[0]):
         run = _pass(changed, model_cache, blocks, variant.first_layer(model), variant.layers(model), key)
 
-        def see(number: int, block: Block) -> list:
+        def measure(number: int, block: Block) -> list:
             if known:
                 ids, states = placed(changed, block), known[number]
             else:
                 ((_, ids, states),) = run(number, block)
             if states.nbytes * len(blocks) <= MOST_KEPT:
                 last_states[number] = states
-            return _see(seers, changed, ids, states, exact[number])
+            return _measure_block(computations, changed, ids, states, exact[number])
 
-        by_block = list(map_blocks(coded(changed), see, model_cache.counted(blocks)))
-        by_cell = [finite_losses(seen) for seen in zip(*by_block, strict=True)]
+        by_block = list(map_blocks(coded(changed), measure, model_cache.counted(blocks)))
+        by_cell = [finite_losses(results) for results in zip(*by_block, strict=True)]
     if len(last_states) == len(blocks):
         _keep(model_cache, last_key, [last_states[number] for number in range(len(blocks))])
     return by_cell
@@ -155,8 +157,8 @@ def _common(model_cache: ModelCache, blocks: torch.Tensor, layers: tuple, key: t
     return first, inputs
 
 
-def _see(
-    seers: Sequence[Seen | Read],
+def _measure_block(
+    computations: Sequence[StatesComputation | LogitsComputation],
     model: PreTrainedModel,
     block: Block,
     states: torch.Tensor,
@@ -164,14 +166,14 @@ def _see(
 ) -> list:
     """Return the results of each metric on a block; those of logits are computed together. exact: as for
     `read_logits`."""
-    readers = [seer.reader for seer in seers if isinstance(seer, Read)]
+    readers = [computation.reader for computation in computations if isinstance(computation, LogitsComputation)]
     results = iter(read_logits(block, [(model, states)], readers, exact)[0] if readers else ())
     unquantized = exact and exact[:2]
     return [
         next(results)
-        if isinstance(seer, Read)
-        else seer.see(model, block, states, unquantized if seer.compares else None)
-        for seer in seers
+        if isinstance(computation, LogitsComputation)
+        else computation.measure(model, block, states, unquantized if computation.compares else None)
+        for computation in computations
     ]
 
 
@@ -239,7 +241,7 @@ def _streamed(
     The exact last hidden states come first, and are kept for those under variants.
     """
     of_variants = {name: [cell for cell in cells if cell.variant.name == name] for name in _variants(cells)}
-    first = [EXACT] * any(cell.metric.seen.compares for cell in cells)
+    first = [EXACT] * any(cell.metric.computation.compares for cell in cells)
     exact: list = []
     by_cell: dict[Cell, list] = {cell: [] for cell in cells}
     names = list(of_variants)
@@ -251,10 +253,10 @@ def _streamed(
                 continue
             under = of_variants[names[number - len(first)]]
             unquantized = (model, exact[len(by_cell[under[0]])].to(states.device)) if exact else None
-            seers = [cell.metric.seen for cell in under]
-            for cell, seen in zip(under, _see(seers, model, ids, states, unquantized), strict=True):
-                by_cell[cell].append(seen)
+            computations = [cell.metric.computation for cell in under]
+            for cell, result in zip(under, _measure_block(computations, model, ids, states, unquantized), strict=True):
+                by_cell[cell].append(result)
     return list(by_cell.values())
 
 
-MEASUREMENT = OfStates()
+MEASUREMENT = StatesMeasurement()

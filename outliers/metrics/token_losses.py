@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from transformers import PreTrainedModel
 
-from outliers.metrics.measurement import Read, by_seed
+from outliers.metrics.measurement import LogitsComputation, by_seed
 from outliers.metrics.perplexity import LossReader
 from outliers.models.anatomy import family_of
 from outliers.models.anatomy.examples import Block
@@ -134,4 +134,4 @@ def _contexts(table: pd.DataFrame, by_sequence: list[list]) -> list[tuple]:
     return found
 
 
-SEEN = Read(TokenLossReader, _values, of_subject=True)
+COMPUTATION = LogitsComputation(TokenLossReader, _values, of_subject=True)

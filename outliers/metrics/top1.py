@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from transformers import PreTrainedModel
 
-from outliers.metrics.attention import Look, Visits, attended
+from outliers.metrics.attention import AttentionComputation, Visits, attended
 from outliers.models.anatomy.views import view_of
 from outliers.models.stream import AS_IT_IS, Variant
 from outliers.show import units
@@ -32,40 +32,40 @@ def top1_softmax(
     scheme. stack: as for `outliers.trace`.
     """
     ablations = [change if isinstance(change, Ablated) else Ablated(change) for change in interventions]
-    answers = attended(model, blocks, [(ablated, [SEEN]) for ablated in ablations], variant)
-    return [by_view[view_of(model, stack).name][1] for (by_view,) in answers]
+    results = attended(model, blocks, [(ablated, [COMPUTATION]) for ablated in ablations], variant)
+    return [by_view[view_of(model, stack).name][1] for (by_view,) in results]
 
 
-def _see(probabilities: torch.Tensor, _visible: torch.Tensor, _cross: bool) -> torch.Tensor:
+def _measure(probabilities: torch.Tensor, _visible: torch.Tensor, _cross: bool) -> torch.Tensor:
     return probabilities.amax(-1).double().mean()
 
 
-def _answers(visits: Visits) -> list[tuple[int, float, list[tuple[float, float]]]]:
+def _by_ablation(visits: Visits) -> list[tuple[int, float, list[tuple[float, float]]]]:
     """Return, for each ablation, the number of visits, their mean probability, and the sum and count of each
     sequence."""
     weights = visits.queries / visits.queries.mean()  # exactly 1 where all are equal
-    means = (visits.seen * weights[:, None]).mean(0).tolist()
+    means = (visits.measured * weights[:, None]).mean(0).tolist()
     numbers = defaultdict(itertools.count)  # by layer: each layer visits the sequences one after the other
     sequences = torch.tensor([next(numbers[layer]) for layer in visits.layers.tolist()])
-    seen = torch.zeros(int(sequences.max()) + 1, len(means), dtype=torch.float64)
-    sums = seen.index_add(0, sequences, visits.seen * visits.queries[:, None])
-    counts = seen[:, 0].index_add(0, sequences, visits.queries).tolist()
+    nothing = torch.zeros(int(sequences.max()) + 1, len(means), dtype=torch.float64)
+    sums = nothing.index_add(0, sequences, visits.measured * visits.queries[:, None])
+    counts = nothing[:, 0].index_add(0, sequences, visits.queries).tolist()
     return [
         (len(visits.queries), mean, list(zip(of_sequences, counts, strict=True)))
         for mean, of_sequences in zip(means, sums.T.tolist(), strict=True)
     ]
 
 
-def _values(answers: list[tuple[int, float, list[tuple[float, float]]]]) -> list[dict]:
-    visits = sum(count for count, *_ in answers)
+def _values(results: list[tuple[int, float, list[tuple[float, float]]]]) -> list[dict]:
+    visits = sum(count for count, *_ in results)
     return [
         {
             "metric": "top1_softmax",
-            "value": sum(count / visits * part_mean for count, part_mean, _ in answers),
+            "value": sum(count / visits * part_mean for count, part_mean, _ in results),
             "unit": "1",
-            **units.fields([[of_sequence for *_, sequences in answers for of_sequence in sequences]]),
+            **units.fields([[of_sequence for *_, sequences in results for of_sequence in sequences]]),
         }
     ]
 
 
-SEEN = Look(_see, _answers, _values)
+COMPUTATION = AttentionComputation(_measure, _by_ablation, _values)

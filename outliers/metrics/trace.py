@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from outliers.errors import UserError
 from outliers.files import EARLIER, check_replaceable, move
 from outliers.metrics.attention import PROBABILITIES
-from outliers.metrics.measurement import Keeps, OnePass
+from outliers.metrics.measurement import CellMeasurement, Keeps
 from outliers.metrics.records import KeptTrace
 from outliers.models.anatomy import attends
 from outliers.models.anatomy.names import names_of
@@ -52,8 +52,8 @@ def of_view(file: str, stack: str) -> str:
 
 
 def traced(cell: Cell, provenance: dict, planner: Any) -> list[tuple]:
-    """Return the trace of each view over all blocks, as the only part of an answer (see
-    `outliers.runs.planner.answer`).
+    """Return the trace of each view over all blocks, as the only part of a result (see
+    `outliers.runs.planner.measure_cells`).
 
     Traces are saved every half minute, as `trace`.safetensors. A run resumes from a saved trace if that is the
     beginning of the same one. Their `about` identifies the weights. At the end an excerpt of the text is saved beside
@@ -226,7 +226,7 @@ PLACES = ("feature", "layer", "role", "position", "token")  # columns of places
 NAME = "token_text"  # of a token, which its id identifies already
 
 
-class OfText(OnePass):
+class TraceMeasurement(CellMeasurement):
     """The measurement of traces, one for each view of the model; some are also stored beside their rows."""
 
     cost = 5.0
@@ -251,24 +251,24 @@ class OfText(OnePass):
         roles = {role for cell in cells for role in (*cell.metric.roles, *[RESIDUAL] * _has_tokens(cell))}
         return super().keeps(cells)._replace(attention=PROBABILITIES * attention, roles=len(roles))
 
-    def observed(
+    def measure_cell(
         self, model_cache: ModelCache, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
     ) -> list[Trace]:
         metric, tokens = cell.metric, model_cache.tokenizer(cell.subject) if _has_tokens(cell) else None
         return traces(model, blocks, metric.roles, metric.alpha, metric.attention, variant, tokens)
 
-    def answer(
+    def measure(
         self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict
     ) -> list[list[Trace]]:
-        ((cell,), (views,)) = cells, super().answer(model_cache, cells, part, provenance)
+        ((cell,), (views,)) = cells, super().measure(model_cache, cells, part, provenance)
         whole = views[0].sequences == len(cell.subject.blocks)
         streams = all(set(STREAM) <= set(view.roles) or view.cross for view in views)
         if cell.variant.name == BASELINE and whole and streams:
             model_cache.traces[provenance.get("tokens_hash")] = views
         return [views]
 
-    def values(self, cell: Cell, answers: list[list[Trace]]) -> list[dict]:
-        return [value for trace in merged(answers) for value in _of_view(trace, cell.metric.details)]
+    def values(self, cell: Cell, results: list[list[Trace]]) -> list[dict]:
+        return [value for trace in merged(results) for value in _of_view(trace, cell.metric.details)]
 
 
 def _of_view(trace: Trace, detailed: bool) -> list[dict]:
@@ -312,4 +312,4 @@ def _has_tokens(cell: Cell) -> bool:
     return isinstance(cell.metric, KeptTrace) and cell.metric.tokens
 
 
-MEASUREMENT = OfText()
+MEASUREMENT = TraceMeasurement()

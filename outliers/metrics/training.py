@@ -128,7 +128,7 @@ def _check_whole(model: nn.Module) -> None:
 ALONG = ("perplexity", "count", "layers", "positions", "attention_sink", "max")  # max is that of each role
 
 
-class Answer(NamedTuple):
+class RunResult(NamedTuple):
     """The outcome of a run: fields of its model, its log, and the values of the perplexity under each scheme."""
 
     fields: dict
@@ -136,7 +136,7 @@ class Answer(NamedTuple):
     perplexities: list[dict]
 
 
-class OfRuns(Measurement):
+class TrainingMeasurement(Measurement):
     """The measurement of a training run, from its start to the schemes at its end."""
 
     unit = "step"
@@ -151,7 +151,9 @@ class OfRuns(Measurement):
     def keeps(self, _cells: Sequence[Cell]) -> None:
         """Return None: memory is not forecast."""
 
-    def answer(self, model_cache: ModelCache, cells: Sequence[Cell], _part: slice, _provenance: dict) -> list[Answer]:
+    def measure(
+        self, model_cache: ModelCache, cells: Sequence[Cell], _part: slice, _provenance: dict
+    ) -> list[RunResult]:
         run, metric = cells[0].subject, cells[0].metric
         model = start(run.recipe, run.seed, find_device(run.settings.device))
         fields = {"architecture": model.config.model_type, "parameters": model.num_parameters()}
@@ -159,10 +161,10 @@ class OfRuns(Measurement):
             at = {*metric.watched, run.recipe.steps}
             seen = lambda model, _step: watch(model, run.blocks, metric.alpha)  # noqa: E731
             logged = train(model, run.recipe, run.training_blocks(), run.folder, seen, at, model_cache.bar.update)
-            return [Answer(fields, logged, _under_schemes(model, run.blocks, metric))]
+            return [RunResult(fields, logged, _under_schemes(model, run.blocks, metric))]
 
-    def values(self, cell: Cell, answers: list[Answer]) -> list[dict]:
-        fields, logged, perplexities = answers[0]
+    def values(self, cell: Cell, results: list[RunResult]) -> list[dict]:
+        fields, logged, perplexities = results[0]
         steps = cell.subject.recipe.steps
         along = [
             {"checkpoint": f"step-{entry['step']}", "metric": metric, "value": value}
@@ -190,4 +192,4 @@ def _under_schemes(model: PreTrainedModel, blocks: torch.Tensor, metric: Trainin
     return perplexities
 
 
-MEASUREMENT = OfRuns()
+MEASUREMENT = TrainingMeasurement()

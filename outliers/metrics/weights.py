@@ -41,7 +41,7 @@ def _largest(weight: torch.Tensor) -> dict:
     return {"value": weight[output, feature].item(), "output": output, "feature": feature}
 
 
-class OfWeights(Measurement):
+class WeightsMeasurement(Measurement):
     """The measurement of all projections of a resident model; it does not read the text."""
 
     splits = False
@@ -53,14 +53,16 @@ class OfWeights(Measurement):
     def steps(self, cells: Sequence[Cell]) -> int:
         return len(cells)
 
-    def answer(self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict) -> list[list[dict]]:
+    def measure(
+        self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict
+    ) -> list[list[dict]]:
         model, variants = loaded(model_cache, cells[0].subject, [cell.variant for cell in cells], provenance)
         errors = [weight_errors(model, variant) for variant in variants]
         model_cache.bar.update(len(cells))
         return errors
 
-    def values(self, cell: Cell, answers: list[list[dict]]) -> list[dict]:
-        return answers[0]
+    def values(self, cell: Cell, results: list[list[dict]]) -> list[dict]:
+        return results[0]
 
 
-MEASUREMENT = OfWeights()
+MEASUREMENT = WeightsMeasurement()

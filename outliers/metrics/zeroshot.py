@@ -245,7 +245,7 @@ EXAMPLE = 512  # tokens of a long example
 LOGITS = 3  # matrices of logits: in the model's dtype, in float32 and normalized
 
 
-class OfTasks(Measurement):
+class ZeroShotMeasurement(Measurement):
     """The measurement of zero-shot tasks, one at a time."""
 
     unit = "task"
@@ -275,7 +275,7 @@ class OfTasks(Measurement):
         options = frozenset(("dtype", "device"))
         return super().keeps(cells)._replace(logits=LOGITS, block=EXAMPLE, options=options)
 
-    def answer(
+    def measure(
         self, model_cache: ModelCache, cells: Sequence[Cell], _part: slice, provenance: dict
     ) -> list[list[dict]]:
         (cell,) = cells
@@ -284,12 +284,12 @@ class OfTasks(Measurement):
         with model_cache.under(cell.variant) as model:
             return [evaluate(model, tokenizer, tasks, cell.metric.limit, model_cache.bar.see)]
 
-    def values(self, _cell: Cell, answers: list[list[dict]]) -> list[dict]:
+    def values(self, _cell: Cell, results: list[list[dict]]) -> list[dict]:
         return [
             {"metric": f"zeroshot.{result['metric']}", "unit": "1"}
             | _units(result)
             | {name: result[name] for name in ("value", "standard_error", "examples")}
-            for result in answers[0]
+            for result in results[0]
         ]
 
 
@@ -311,4 +311,4 @@ def _loaded(name: str, data: str | None, _files: tuple) -> "Task":
     return task
 
 
-MEASUREMENT = OfTasks()
+MEASUREMENT = ZeroShotMeasurement()

@@ -63,14 +63,14 @@ def calibrate(
         >>> smoothed = outliers.quantize(model, "absmax+smoothing", calibration=calibration)
     """
     schemes = [get_scheme(scheme) for scheme in schemes]
-    found = observed(model, blocks, {need for scheme in schemes for need in scheme.needs}, keys)
+    found = collect(model, blocks, {need for scheme in schemes for need in scheme.needs}, keys)
     for scheme in schemes:
         learn(model, scheme, found)
     return found
 
 
 @inference
-def observed(model: PreTrainedModel, blocks: Iterable[Block], needed: Collection[str], keys: bool) -> Calibration:
+def collect(model: PreTrainedModel, blocks: Iterable[Block], needed: Collection[str], keys: bool) -> Calibration:
     """Return the calibration without what schemes learn; needed: the required `COSTLY` statistics."""
     blocks = list(blocks)
     ids = list(map(read_ids, blocks))

@@ -78,7 +78,7 @@ class Planner:
         for group in self.engine.groups(range(len(plans))):
             waiting = {number: stages[number] for number in group}
             while waiting:
-                rows = self._measured(list(chain.from_iterable(waiting.values())))
+                rows = self._measure(list(chain.from_iterable(waiting.values())))
                 for number, cells in list(waiting.items()):
                     new_rows = [rows[cell] for cell in cells]
                     rows_of_plans[number] += new_rows
@@ -105,7 +105,7 @@ class Planner:
         left = plan.usual() * len(plan.subject.blocks) - sum(stage.count for stage in steps)
         yield from (*steps, Steps(max(0, left), self.sizes.get(plan.subject.name, 0)))
 
-    def _measured(self, cells: list[Cell]) -> dict[Cell, Row]:
+    def _measure(self, cells: list[Cell]) -> dict[Cell, Row]:
         """Return the row of each cell, found or measured; rows of failed cells are written after all others."""
         stop_if_asked()
         provenance, failures = self._provenance(cells)
@@ -134,9 +134,9 @@ class Planner:
         for bundle in bundles_of(skipped):
             self.bar.skip(self.steps(bundle))
         new = [alike[0] for key, alike in missing.items() if key not in self.known]
-        answered = self._answered(list(bundles_of(new)), provenance)
-        failures |= {cell: result for cell, result in answered.items() if isinstance(result, MeasurementFailed)}
-        rows |= {cell: row for cell, row in answered.items() if cell not in failures}
+        measured = self._measure_bundles(list(bundles_of(new)), provenance)
+        failures |= {cell: result for cell, result in measured.items() if isinstance(result, MeasurementFailed)}
+        rows |= {cell: row for cell, row in measured.items() if cell not in failures}
         self.known |= {_common(cell, provenance[cell]): rows[cell] for cell in new if cell in rows}
         for key, alike in missing.items():
             for cell in alike:
@@ -225,7 +225,7 @@ class Planner:
         kind = tuple(provenance.get(name) for name in OF_TWINS)
         return self.subjects.setdefault(kind, cell.subject) is not cell.subject
 
-    def _answered(self, bundles: list[list[Cell]], provenance: dict[Cell, dict]) -> Outcomes:
+    def _measure_bundles(self, bundles: list[list[Cell]], provenance: dict[Cell, dict]) -> Outcomes:
         """Measure bundles of cells, and return their rows or failures; a row is written when its last part has arrived.
 
         If a bundle fails, each half of it is tried by itself.
@@ -239,22 +239,22 @@ class Planner:
         arrived: dict[int, dict] = defaultdict(dict)
         results: Outcomes = {}
         again: list[list[Cell]] = []
-        for task, answer in self.engine.run(tasks):
-            bundle, answers = bundles[task.number], arrived[task.number]
-            answers[task.arguments[1].start] = answer
-            if len(answers) < len(parts[task.number]):
+        for task, result in self.engine.run(tasks):
+            bundle, by_part = bundles[task.number], arrived[task.number]
+            by_part[task.arguments[1].start] = result
+            if len(by_part) < len(parts[task.number]):
                 continue
-            failure = next((answer for answer in answers.values() if isinstance(answer, MeasurementFailed)), None)
+            failure = next((result for result in by_part.values() if isinstance(result, MeasurementFailed)), None)
             if failure and len(bundle) > 1 and not isinstance(failure, BadWeights | EngineLost):
                 again += [bundle[: len(bundle) // 2], bundle[len(bundle) // 2 :]]
                 continue
-            ordered = [answers[part.start] for part in parts[task.number]]
+            ordered = [by_part[part.start] for part in parts[task.number]]
             new = dict.fromkeys(bundle, failure) if failure else self._rows(bundle, ordered, provenance)
             self._write(new)
             results |= new
         if again:
             self._expect(list(chain.from_iterable(again)))
-            results |= self._answered(again, provenance)
+            results |= self._measure_bundles(again, provenance)
         return results
 
     def tasks(self, bundle: list[Cell], parts: list[slice], provenance: dict, number: int = 0) -> list[Task]:
@@ -267,7 +267,7 @@ class Planner:
         ends = [(round(steps.count * part.start / blocks), round(steps.count * part.stop / blocks)) for part in parts]
         shares = [steps._replace(count=end - start) for start, end in ends]
         return [
-            Task(_name(bundle, part), answer, bundle[0].subject, (bundle, part, provenance), share, number)
+            Task(_name(bundle, part), measure_cells, bundle[0].subject, (bundle, part, provenance), share, number)
             for part, share in zip(parts, shares, strict=True)
         ]
 
@@ -322,16 +322,14 @@ class Planner:
             if cell.subject is subject:
                 provenance[cell] = weights[0] | provenance[cell]
         return {
-            cell: tried(
-                self._row, cell, [([part_answers[number]], *others) for part_answers, *others in parts], provenance
-            )
+            cell: tried(self._row, cell, [([results[number]], *others) for results, *others in parts], provenance)
             for number, cell in enumerate(bundle)
         }
 
     def _row(self, cell: Cell, parts: list[tuple], provenance: dict[Cell, dict]) -> Row:
-        answers, _, spent = zip(*parts, strict=True)
+        results, _, spent = zip(*parts, strict=True)
         with naming(cell.subject.name, cell.variant.name):
-            values = cell.metric.measurement.values(cell, [answer for (answer,) in answers])
+            values = cell.metric.measurement.values(cell, [result for (result,) in results])
             _check_finite(values)
         run = {"experiment": self.experiment, **_run_part(cell, joined(list(spent)))}
         return Row(request=cell.request, provenance=provenance[cell], values=values, run=run)
@@ -445,11 +443,11 @@ def _weights(model_cache: ModelCache, subject: Subject) -> dict:
     return subject.weights(model_cache)
 
 
-def answer(
+def measure_cells(
     model_cache: ModelCache, _subject: Subject, cells: list[Cell], part: slice, provenance: dict
 ) -> tuple[list, dict, dict]:
-    """Measure some cells, and return their answers, the hash of the weights, and machine and cost."""
+    """Measure some cells, and return their results, the hash of the weights, and machine and cost."""
     with measuring(cells[0].subject.settings.device) as spent:
-        answers: list[Any] = cells[0].metric.measurement.answer(model_cache, cells, part, provenance)
+        results: list[Any] = cells[0].metric.measurement.measure(model_cache, cells, part, provenance)
         weights = cells[0].subject.weights(model_cache)
-    return answers, weights, spent.fields
+    return results, weights, spent.fields

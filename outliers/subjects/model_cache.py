@@ -191,7 +191,7 @@ class ModelCache:
 
         It is computed once for all draws.
         """
-        from outliers.quantization.calibration import observed
+        from outliers.quantization.calibration import collect
         from outliers.quantization.remedies.learning import learn
 
         blocks = subject.calibration
@@ -202,7 +202,7 @@ class ModelCache:
         if calibration is None or not self._needing <= calibration.kept or (keys and not calibration.keys):
             with prefix.on(self._loaded[0]) as model:
                 exact = quantize(model, BASELINE)
-                self._calibrations[prefix.name] = calibration = observed(exact, blocks, self._needing, keys)
+                self._calibrations[prefix.name] = calibration = collect(exact, blocks, self._needing, keys)
         for scheme in [quantized.scheme for quantized in schemes_of(variant) if quantized.scheme.learns]:
             with prefix.on(self._loaded[0]) as model, naming(subject.name):
                 learn(model, scheme, calibration)  # the result is shared by schemes that differ in later steps

@@ -12,8 +12,8 @@ import outliers
 from outliers import Ablated, Intervention, UserError, load_model, plant, run, variant
 from outliers.commands.origins import Account
 from outliers.metrics import attention
-from outliers.metrics.sinks import SEEN as SINKS
-from outliers.metrics.top1 import SEEN as TOP1
+from outliers.metrics.sinks import COMPUTATION as SINKS
+from outliers.metrics.top1 import COMPUTATION as TOP1
 from outliers.metrics.top1 import top1_softmax
 from outliers.runs.stages import readers as preset
 from outliers.views.account import account_section

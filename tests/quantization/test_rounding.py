@@ -14,7 +14,7 @@ from torch import nn
 from outliers import Experiment, UserError, load_model, load_text, load_tokenizer, quantize, sweep
 from outliers.models.anatomy import projections
 from outliers.quantization import calibration
-from outliers.quantization.calibration import calibrate, observed
+from outliers.quantization.calibration import calibrate, collect
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear, operand_of, stored_weight
 from outliers.quantization.magnitudes import Magnitudes
@@ -340,7 +340,7 @@ def test_a_saved_model_needs_no_calibration(tmp_path, blocks):
 
 def test_a_sweep_calibrates_what_it_needs(tmp_path, monkeypatch):
     needed = []
-    monkeypatch.setattr(calibration, "observed", lambda *given: needed.append(set(given[2])) or observed(*given))
+    monkeypatch.setattr(calibration, "collect", lambda *given: needed.append(set(given[2])) or collect(*given))
     schemes = ["w4", "w4+gptq", "w4+awq", "w4a8+smoothing", "w4a8+clip=search"]
     sweep(Experiment(models=[MODEL], block=32, blocks=2, schemes=schemes), tmp_path)
     assert needed == [{"gram"}, {"gram", "rows"}], "once more with rows, which a later scheme needs"

@@ -24,7 +24,7 @@ from outliers.commands.memory import Memory
 from outliers.commands.sweep import Experiment
 from outliers.errors import UserError
 from outliers.metrics import records
-from outliers.metrics.measurement import Seen, bundles_of
+from outliers.metrics.measurement import StatesComputation, bundles_of
 from outliers.metrics.records import Memory as Footprint
 from outliers.metrics.records import Perplexity, StatesMetric
 from outliers.metrics.zeroshot import zeroshot
@@ -219,7 +219,7 @@ class Accuracy(StatesMetric):
     """How often the most probable token is the next one."""
 
     name = "accuracy"
-    seen_by = Seen(
+    computed_by = StatesComputation(
         lambda model, ids, states, _exact: (model.get_output_embeddings()(states[:-1]).argmax(-1) == ids[1:]).tolist(),
         lambda draws: [{"metric": "accuracy", "value": sum(map(sum, draws[0])) / sum(map(len, draws[0]))}],
     )
@@ -229,7 +229,7 @@ class Alone(StatesMetric):
     """Whether it is given nothing of the unquantized model."""
 
     name = "alone"
-    seen_by = Seen(
+    computed_by = StatesComputation(
         lambda _model, _ids, _states, exact: exact is None,
         lambda draws: [{"metric": "alone", "value": float(all(draws[0]))}],
     )

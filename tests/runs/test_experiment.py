@@ -222,7 +222,7 @@ def test_all_rows_of_a_model_are_of_the_same_weights(changed, tmp_path, monkeypa
     if changed == "another part":
         monkeypatch.setattr(Here, "parts", lambda _engine, _blocks, _cells: [slice(0, 1), slice(1, 4)])
     else:
-        monkeypatch.setattr(states.OfStates, "shared", lambda _measurement, cell: id(cell))
+        monkeypatch.setattr(states.StatesMeasurement, "shared", lambda _measurement, cell: id(cell))
     monkeypatch.setattr(ModelCache, "weights", weights)
     monkeypatch.setattr(ModelCache, "check_weights", lambda _model_cache: None)
     asked = Experiment(**SMALL | {"models": ["pocket/gpt2-0.1m"]}, schemes=["fp32", "absmax"], stream=True)

@@ -16,8 +16,8 @@ from outliers.commands.origins import Account
 from outliers.commands.trace import OneModel
 from outliers.metrics.attention import attended
 from outliers.metrics.latency import encoding, latency
-from outliers.metrics.sinks import SEEN as SINKS
-from outliers.metrics.top1 import SEEN as TOP1
+from outliers.metrics.sinks import COMPUTATION as SINKS
+from outliers.metrics.top1 import COMPUTATION as TOP1
 from outliers.models.anatomy.examples import Examples
 from outliers.models.anatomy.views import views_of
 from outliers.models.stream import stream_model
