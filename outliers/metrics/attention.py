@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.metrics.measurement import Keeps, Measurement, loaded
+from outliers.metrics.measurement import Measurement, MemoryNeeds, loaded
 from outliers.models.anatomy import attends
 from outliers.models.anatomy.views import of_stack, views_of
 from outliers.models.attention import eager
@@ -159,8 +159,8 @@ class AttentionMeasurement(Measurement):
     def shared(self, cell: Cell) -> str:
         return _parted(cell.variant)[0].name
 
-    def keeps(self, cells: Sequence[Cell]) -> Keeps:
-        return super().keeps(cells)._replace(attention=PROBABILITIES, variants=1)
+    def memory_needs(self, cells: Sequence[Cell]) -> MemoryNeeds:
+        return super().memory_needs(cells)._replace(attention=PROBABILITIES, variants=1)
 
     def steps(self, cells: Sequence[Cell]) -> int:
         """Count the blocks, and for every ablation about a third of the time of a pass."""

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from outliers.errors import BrokenModel, UserError
-from outliers.metrics.measurement import Keeps, Measurement, held, loaded
+from outliers.metrics.measurement import Measurement, MemoryNeeds, loaded, stored_bytes
 from outliers.metrics.records import Inputs
 from outliers.models.anatomy import Projection, projections, readers
 from outliers.models.decoder import inference, watched_pass
@@ -177,9 +177,9 @@ class ErrorsMeasurement(Measurement):
     def shared(self, cell: Cell) -> str:
         return _parted(cell)[0].name
 
-    def keeps(self, cells: Sequence[Cell]) -> Keeps:
+    def memory_needs(self, cells: Sequence[Cell]) -> MemoryNeeds:
         schemes = (quantized.scheme for cell in cells for quantized in schemes_of(cell.variant))
-        return Keeps((held(schemes),), others=sum(len(others_of(cell.variant)) for cell in cells))
+        return MemoryNeeds((stored_bytes(schemes),), others=sum(len(others_of(cell.variant)) for cell in cells))
 
     def steps(self, cells: Sequence[Cell]) -> int:
         return len(cells) * len(cells[0].subject.blocks)

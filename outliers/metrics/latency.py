@@ -12,7 +12,7 @@ from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel
 
 from outliers.errors import UserError
 from outliers.metrics.graphs import Steps, captured_steps, next_ids
-from outliers.metrics.measurement import Keeps, Measurement
+from outliers.metrics.measurement import Measurement, MemoryNeeds
 from outliers.models.anatomy import check_block, context_length, stack_module, stacks_of
 from outliers.models.anatomy.examples import read_ids
 from outliers.models.decoder import inference
@@ -88,14 +88,14 @@ class LatencyMeasurement(Measurement):
     def steps(self, _cells: Sequence[Cell]) -> int:
         return 1
 
-    def keeps(self, cells: Sequence[Cell]) -> Keeps:
+    def memory_needs(self, cells: Sequence[Cell]) -> MemoryNeeds:
         """Forecast the quantized model alone, with keys and values of the largest batch."""
         quantizes = any(
             isinstance(part, Peer) or (isinstance(part, Quantized) and part.scheme.quantizes_projections)
             for cell in cells
             for part in parts_of(cell.variant)
         )
-        return Keeps(
+        return MemoryNeeds(
             ((1, -1),) if quantizes else (),  # codes instead of weights
             block=max(cell.metric.prompt for cell in cells),
             batch=max(cell.metric.batch for cell in cells),

@@ -32,7 +32,7 @@ class LinearLayerMeasurement(Measurement):
         """Return all parameters, including defaults, because tables show them."""
         return cell.metric.model_dump()
 
-    def keeps(self, _cells: Sequence[Cell]) -> None:
+    def memory_needs(self, _cells: Sequence[Cell]) -> None:
         """Return None: memory is not forecast."""
 
     def measure(

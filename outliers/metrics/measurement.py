@@ -24,18 +24,18 @@ DIGITS = ".7g"  # format with the digits of float32
 ALL_OPTIONS = frozenset(("dtype", "device", "block", "blocks", "stream", "memory"))
 
 
-class Keeps(NamedTuple):
+class MemoryNeeds(NamedTuple):
     """The memory that a measurement needs beside a model's weights, for forecasts.
 
-    beside: for each variant, of which one is there at a time, what is stored beside each weight of a projection or
-    instead of it, see `held`. attention, logits: number of simultaneous matrices (heads, T, T) of a layer and (T,
-    vocabulary). variants, roles: number of variants under which each block passes a streamed model, and of its hidden
-    states that are kept until its last layer. block: tokens of a block, if not those of the settings; batch: number of
-    blocks in a pass. cached: tokens whose keys and values are kept. others: number of other models in memory. options:
-    options that an error message may suggest to change.
+    per_weight: for each variant, of which one is there at a time, what is stored beside each weight of a projection or
+    instead of it, see `stored_bytes`. attention, logits: number of simultaneous matrices (heads, T, T) of a layer and
+    (T, vocabulary). variants, roles: number of variants under which each block passes a streamed model, and of its
+    hidden states that are kept until its last layer. block: tokens of a block, if not those of the settings; batch:
+    number of blocks in a pass. cached: tokens whose keys and values are kept. others: number of other models in memory.
+    options: options that an error message may suggest to change.
     """
 
-    beside: tuple[tuple[int, int], ...] = ()
+    per_weight: tuple[tuple[int, int], ...] = ()
     attention: int = 0
     logits: int = 0
     variants: int = 1
@@ -47,7 +47,7 @@ class Keeps(NamedTuple):
     options: frozenset[str] = ALL_OPTIONS
 
 
-def held(schemes: Iterable[Scheme], drawn: bool = False) -> tuple[int, int]:
+def stored_bytes(schemes: Iterable[Scheme], drawn: bool = False) -> tuple[int, int]:
     """Return the bytes that some schemes together store beside a weight, and the number of changed copies of the
     weight.
 
@@ -80,7 +80,7 @@ class Measurement(ABC):
         """Return what a row depends on beside its subject, its variant and the code."""
         return {}
 
-    def beside_row(self, cell: Cell, provenance: dict, planner: Any) -> list[tuple] | None:
+    def stored_result(self, cell: Cell, provenance: dict, planner: Any) -> list[tuple] | None:
         """Return the parts of a cell's result if files are kept beside its row, measuring those that are missing; else
         None.
 
@@ -96,15 +96,19 @@ class Measurement(ABC):
         """Return the number of progress steps of some cells that are measured together."""
         return sum(len(cell.subject.blocks) for cell in cells)
 
-    def keeps(self, cells: Sequence[Cell]) -> Keeps | None:
+    def memory_needs(self, cells: Sequence[Cell]) -> MemoryNeeds | None:
         """Return the memory that these cells need beside the model, with one variant's codes at a time.
 
         Return None if there is no model.
         """
         variants = {cell.variant.name: cell.variant for cell in cells}.values()
         drawn = any(getattr(cell.metric, "draws", 1) > 1 for cell in cells)
-        beside = tuple(held((quantized.scheme for quantized in schemes_of(variant)), drawn) for variant in variants)
-        return Keeps(beside, variants=len(variants), others=max(len(others_of(variant)) for variant in variants))
+        per_weight = tuple(
+            stored_bytes((quantized.scheme for quantized in schemes_of(variant)), drawn) for variant in variants
+        )
+        return MemoryNeeds(
+            per_weight, variants=len(variants), others=max(len(others_of(variant)) for variant in variants)
+        )
 
     @abstractmethod
     def measure(self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict) -> list[Any]:

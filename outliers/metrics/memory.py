@@ -301,7 +301,7 @@ class MemoryMeasurement(Measurement):
     def steps(self, _cells: Sequence[Cell]) -> int:
         return 1
 
-    def keeps(self, _cells: Sequence[Cell]) -> None:
+    def memory_needs(self, _cells: Sequence[Cell]) -> None:
         """Return None: memory is not forecast."""
 
     def measure(

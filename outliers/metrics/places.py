@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from outliers.criterion import QUANTIZED
 from outliers.errors import UserError
-from outliers.metrics.measurement import Keeps, Measurement, by_draw, loaded
+from outliers.metrics.measurement import Measurement, MemoryNeeds, by_draw, loaded
 from outliers.metrics.perplexity import Loss, finite_losses, loss_of, perplexity_value, variant_losses
 from outliers.models.anatomy import count_experts, count_layers, stacks_of
 from outliers.models.decoder import inference, map_blocks, run_exchanged, run_from
@@ -112,8 +112,8 @@ class PlacesMeasurement(Measurement):
         """Return the number of passes, as if nothing of the model were skipped."""
         return sum(_kinds(cell) * _passes(cell) * len(cell.subject.blocks) * cell.metric.draws for cell in cells)
 
-    def keeps(self, cells: Sequence[Cell]) -> Keeps:
-        return super().keeps(cells)._replace(variants=max(_kinds(cell) * _count(cell) for cell in cells))
+    def memory_needs(self, cells: Sequence[Cell]) -> MemoryNeeds:
+        return super().memory_needs(cells)._replace(variants=max(_kinds(cell) * _count(cell) for cell in cells))
 
     def measure(
         self, model_cache: ModelCache, cells: Sequence[Cell], part: slice, provenance: dict

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from outliers.errors import UserError
-from outliers.metrics.measurement import Keeps, LogitsComputation, Measurement, StatesComputation, by_draw, loaded
+from outliers.metrics.measurement import LogitsComputation, Measurement, MemoryNeeds, StatesComputation, by_draw, loaded
 from outliers.metrics.perplexity import finite_losses, read_logits
 from outliers.models.anatomy import decoder_layers, family_of
 from outliers.models.anatomy.examples import Block
@@ -42,13 +42,13 @@ class StatesMeasurement(Measurement):
     def shared(self, cell: Cell) -> tuple:
         return None if cell.subject.settings.stream else cell.variant.name, cell.metric.draws
 
-    def keeps(self, cells: Sequence[Cell]) -> Keeps:
-        keeps = super().keeps(cells)
+    def memory_needs(self, cells: Sequence[Cell]) -> MemoryNeeds:
+        memory_needs = super().memory_needs(cells)
         # with exact states that are kept until those under a variant come
         compares = any(cell.metric.computation.compares for cell in cells)
         settings = cells[0].subject.settings
         several = not settings.stream and find_device(settings.device).type == "cpu"
-        return keeps._replace(variants=keeps.variants + 2 * compares, batch=AT_ONCE if several else 1)
+        return memory_needs._replace(variants=memory_needs.variants + 2 * compares, batch=AT_ONCE if several else 1)
 
     def steps(self, cells: Sequence[Cell]) -> int:
         return len(_variants(cells)) * len(cells[0].subject.blocks) * cells[0].metric.draws

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from outliers.errors import UserError
 from outliers.files import EARLIER, check_replaceable, move
 from outliers.metrics.attention import PROBABILITIES
-from outliers.metrics.measurement import CellMeasurement, Keeps
+from outliers.metrics.measurement import CellMeasurement, MemoryNeeds
 from outliers.metrics.records import KeptTrace
 from outliers.models.anatomy import attends
 from outliers.models.anatomy.names import names_of
@@ -240,16 +240,16 @@ class TraceMeasurement(CellMeasurement):
         if kept and cell.metric.masks:
             names_of(skeleton(config), "transformerlens")
 
-    def beside_row(self, cell: Cell, provenance: dict, planner: Any) -> list[tuple] | None:
+    def stored_result(self, cell: Cell, provenance: dict, planner: Any) -> list[tuple] | None:
         return traced(cell, provenance, planner) if isinstance(cell.metric, KeptTrace) else None
 
     def provenance(self, cell: Cell, _model_cache: ModelCache) -> dict:
         return {"alpha": cell.metric.alpha} | ({} if attends(cell.subject.config) else {"attends": False})
 
-    def keeps(self, cells: Sequence[Cell]) -> Keeps:
+    def memory_needs(self, cells: Sequence[Cell]) -> MemoryNeeds:
         attention = any(cell.metric.attention for cell in cells)
         roles = {role for cell in cells for role in (*cell.metric.roles, *[RESIDUAL] * _has_tokens(cell))}
-        return super().keeps(cells)._replace(attention=PROBABILITIES * attention, roles=len(roles))
+        return super().memory_needs(cells)._replace(attention=PROBABILITIES * attention, roles=len(roles))
 
     def measure_cell(
         self, model_cache: ModelCache, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant

@@ -148,7 +148,7 @@ class TrainingMeasurement(Measurement):
     def steps(self, cells: Sequence[Cell]) -> int:
         return sum(cell.subject.recipe.steps for cell in cells)
 
-    def keeps(self, _cells: Sequence[Cell]) -> None:
+    def memory_needs(self, _cells: Sequence[Cell]) -> None:
         """Return None: memory is not forecast."""
 
     def measure(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from outliers.errors import UserError, unknown_name
-from outliers.metrics.measurement import Keeps, Measurement
+from outliers.metrics.measurement import Measurement, MemoryNeeds
 from outliers.metrics.records import ZeroShot
 from outliers.models.decoder import inference
 from outliers.models.weight_files import state_of
@@ -270,10 +270,10 @@ class ZeroShotMeasurement(Measurement):
             "lm_eval": importlib.metadata.version("lm_eval"),
         }
 
-    def keeps(self, cells: Sequence[Cell]) -> Keeps:
+    def memory_needs(self, cells: Sequence[Cell]) -> MemoryNeeds:
         """Forecast the logits of a long example, and the codes of one variant at a time."""
         options = frozenset(("dtype", "device"))
-        return super().keeps(cells)._replace(logits=LOGITS, block=EXAMPLE, options=options)
+        return super().memory_needs(cells)._replace(logits=LOGITS, block=EXAMPLE, options=options)
 
     def measure(
         self, model_cache: ModelCache, cells: Sequence[Cell], _part: slice, provenance: dict

@@ -114,7 +114,7 @@ def preview(runs: Sequence[tuple[Sequence[Plan], Path]]) -> str:
     stages = [next(plan.stages) for plan in plans]
     for plan, cells in zip(plans, stages, strict=True):
         plan.subject.check(cells)
-    requests = planner.requests(plans, stages)
+    model_runs = planner.model_runs(plans, stages)
     there = {key_of(row.request) for _, folder in runs for row in read(folder) if row.values}
     cells = list(chain.from_iterable(stages))
     finished = sum(key_of(cell.request) in there for cell in cells)
@@ -125,13 +125,13 @@ def preview(runs: Sequence[tuple[Sequence[Plan], Path]]) -> str:
         *["  and what follows from these values"] * more,
         f"{finished} of {len(cells)} cells{' that come first' if more else ''} have rows.",
     ]
-    if requests:  # of models, whose passes have sizes
-        steps = zip(plans, map(planner.usual_steps, plans, stages), strict=True)
-        pace = _pace(find_device(requests[0].device), DTYPES[requests[0].dtype])
+    if model_runs:  # of models, whose passes have sizes
+        steps = zip(plans, map(planner.estimated_steps, plans, stages), strict=True)
+        pace = _pace(find_device(model_runs[0].device), DTYPES[model_runs[0].dtype])
         seconds = len(runs) * DRAWN.seconds + pace * sum(_products(plan.subject, of_plan) for plan, of_plan in steps)
         lines.append(f"All of it takes about {durations(seconds / UNSURE, UNSURE * seconds)} at the present load.")
-        room, most = room_of(requests[0].device), {}
-        for need in (need_of(request, room) for request in requests):
+        room, most = room_of(model_runs[0].device), {}
+        for need in (need_of(model_run, room) for model_run in model_runs):
             most[need.model] = max(need, most.get(need.model, need), key=lambda one: one.memory)
         lines += [_memory(need, room) for need in most.values()]
     return "\n".join(lines)

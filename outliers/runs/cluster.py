@@ -19,7 +19,7 @@ import torch
 
 from outliers.errors import EngineLost, MeasurementFailed, UserError, reason_of
 from outliers.runs.engine import result_of, tried
-from outliers.runs.forecast import PROCESS, Need, Request, Room, forecast, room_of
+from outliers.runs.forecast import PROCESS, ModelRun, Need, Room, forecast, room_of
 from outliers.specification.kinds import Spread
 from outliers.subjects.cell import Task
 from outliers.subjects.model_cache import ModelCache
@@ -121,14 +121,14 @@ class Cluster:
                 signal.signal(signal.SIGTERM, usual)
             self.alone = True
 
-    def forecast(self, requests: list[Request]) -> dict[str, str]:
+    def forecast(self, model_runs: list[ModelRun]) -> dict[str, str]:
         """Return the models that do not fit on the machine of a worker, each with the reason."""
-        ((_, self.room),) = self.run([Task("what is free", _room, requests[0], ())])
+        ((_, self.room),) = self.run([Task("what is free", _room, model_runs[0], ())])
         if isinstance(self.room, EngineLost):
             raise EngineLost(f"{self.room}; run the same command again")
         if isinstance(self.room, MeasurementFailed):
             raise UserError(f"no worker of the cluster answers: {self.room}")
-        needs, refused = forecast(requests, self.room)
+        needs, refused = forecast(model_runs, self.room)
         needs.sort(key=lambda needed: needed.memory)
         self.forecasts = {needed.model: needed for needed in needs}  # of a model the largest need stays
         return refused
@@ -338,8 +338,8 @@ def _measure(
         root.removeHandler(heard)
 
 
-def _room(_model_cache: ModelCache, request: Request) -> Room:
-    return room_of(request.device)
+def _room(_model_cache: ModelCache, model_run: ModelRun) -> Room:
+    return room_of(model_run.device)
 
 
 def _amount(resource: str, value: float) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from outliers.errors import MeasurementFailed, UserError, reason_of
-from outliers.runs.forecast import Request, forecast, room_of
+from outliers.runs.forecast import ModelRun, forecast, room_of
 from outliers.subjects.cell import Task
 from outliers.subjects.model_cache import ModelCache
 from outliers.terminal.interrupt import stop_if_asked
@@ -24,9 +24,9 @@ class Here:
         self.bar, self.model_cache = bar, model_cache
         model_cache.bar = bar
 
-    def forecast(self, requests: list[Request]) -> dict[str, str]:
+    def forecast(self, model_runs: list[ModelRun]) -> dict[str, str]:
         """Return the models that do not fit in memory, each with the reason; see `outliers.runs.forecast`."""
-        return forecast(requests, room_of(requests[0].device))[1]
+        return forecast(model_runs, room_of(model_runs[0].device))[1]
 
     def groups(self, subjects: list) -> list[list]:
         """Return each subject as a group of its own, because one model at a time is in memory."""

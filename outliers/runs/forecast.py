@@ -18,7 +18,7 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from transformers import PretrainedConfig
 
 from outliers.errors import UserError
-from outliers.metrics.measurement import FLOAT, Keeps
+from outliers.metrics.measurement import FLOAT, MemoryNeeds
 from outliers.models.anatomy import anatomy_of, decoder_layers, family_of, projections, width_of
 from outliers.models.anatomy.row import config_of_stack
 from outliers.models.load import DTYPES, find_device
@@ -94,13 +94,13 @@ class Shape(NamedTuple):
         return self.outside + self.layers * self.layer
 
 
-class Request(NamedTuple):
+class ModelRun(NamedTuple):
     """The run of one model: sizes, options of the user, and what the measurement keeps in memory."""
 
     name: str
     shape: Shape
     download: int | None
-    keeps: Keeps
+    memory_needs: MemoryNeeds
     dtype: str
     device: str
     stream: bool
@@ -109,7 +109,7 @@ class Request(NamedTuple):
     blocks: int
 
 
-def forecast(requests: list[Request], room: Room) -> tuple[list[Need], dict[str, str]]:
+def forecast(model_runs: list[ModelRun], room: Room) -> tuple[list[Need], dict[str, str]]:
     """Return the memory and disk that models need, measured one after the other, and which of them cannot fit.
 
     A need that takes a large share of what is free is logged in a line.
@@ -121,14 +121,14 @@ def forecast(requests: list[Request], room: Room) -> tuple[list[Need], dict[str,
         The needs of models that fit; and by the names of those that cannot, such a message.
     """
     needs, refused, lines = [], {}, []
-    for request in requests:
-        needed = need_of(request, room)
-        if lack := _lack(request, needed, room, 1):
-            refused.setdefault(request.name, f"{lack}; {_advice(request, needed, room)}")
+    for model_run in model_runs:
+        needed = need_of(model_run, room)
+        if lack := _lack(model_run, needed, room, 1):
+            refused.setdefault(model_run.name, f"{lack}; {_advice(model_run, needed, room)}")
         else:
             needs.append(needed)
-            lines.append(_lack(request, needed, room, SHARE))
-    if len(refused) == len({request.name for request in requests}):
+            lines.append(_lack(model_run, needed, room, SHARE))
+    if len(refused) == len({model_run.name for model_run in model_runs}):
         raise UserError(next(iter(refused.values())))
     needs = [needed for needed in needs if needed.model not in refused]
     downloads = sum({needed.model: needed.download or 0 for needed in needs}.values())
@@ -142,18 +142,18 @@ def forecast(requests: list[Request], room: Room) -> tuple[list[Need], dict[str,
     return needs, refused
 
 
-def request_of(subject: Any, keeps: Keeps) -> Request:
-    """Return the request of a subject that is a model."""
+def model_run_of(subject: Any, memory_needs: MemoryNeeds) -> ModelRun:
+    """Return the run of a subject that is a model."""
     settings, family = subject.settings, family_of(subject.config)
     wanted = {name: getattr(settings, name, None) for name in ("dtype", "device", "memory")}
-    return Request(
+    return ModelRun(
         subject.name,
         shape_of(subject.config),
         missing_download(subject.model, subject.revision),
-        keeps,
+        memory_needs,
         **wanted,
         stream=getattr(settings, "stream", False),
-        block=keeps.block or (family.vocabulary(subject.config) if family.name_of else settings.block),
+        block=memory_needs.block or (family.vocabulary(subject.config) if family.name_of else settings.block),
         blocks=getattr(settings, "sequences", 1),
     )
 
@@ -187,37 +187,40 @@ def shape_of(config: PretrainedConfig) -> Shape:
     return _shapes[written]
 
 
-def need_of(request: Request, room: Room) -> Need:
+def need_of(model_run: ModelRun, room: Room) -> Need:
     """Return what a run needs, if so much room is free."""
-    shape, keeps, itemsize = request.shape, request.keeps, DTYPES[request.dtype].itemsize
-    layers, outside = 1 if request.stream else shape.layers, itemsize * shape.outside
-    weights = outside + itemsize * (layers * shape.layer + keeps.others * shape.weights)
-    beside = layers * shape.projections * max((codes + copies * itemsize for codes, copies in keeps.beside), default=0)
-    tokens = keeps.batch * request.block
-    passing = tokens * (shape.features + 2 * shape.hidden + keeps.attention * shape.heads * request.block)
-    passing = max(passing, keeps.logits * tokens * shape.vocabulary) + 2 * shape.largest * any(map(any, keeps.beside))
-    memory = weights + beside + itemsize * shape.layers * shape.keys * keeps.cached + SLACK * FLOAT * passing
+    shape, needs, itemsize = model_run.shape, model_run.memory_needs, DTYPES[model_run.dtype].itemsize
+    layers, outside = 1 if model_run.stream else shape.layers, itemsize * shape.outside
+    weights = outside + itemsize * (layers * shape.layer + needs.others * shape.weights)
+    most = max((codes + copies * itemsize for codes, copies in needs.per_weight), default=0)
+    codes = layers * shape.projections * most
+    tokens = needs.batch * model_run.block
+    passing = tokens * (shape.features + 2 * shape.hidden + needs.attention * shape.heads * model_run.block)
+    passing = max(passing, needs.logits * tokens * shape.vocabulary) + 2 * shape.largest * any(
+        map(any, needs.per_weight)
+    )
+    memory = weights + codes + itemsize * shape.layers * shape.keys * needs.cached + SLACK * FLOAT * passing
     # Hidden states and traced values of all blocks: each of the two is in one place as a whole.
-    numbers = request.stream * request.block * request.blocks * shape.hidden
-    states = [numbers * keeps.variants * itemsize, numbers * keeps.roles * FLOAT]
+    numbers = model_run.stream * model_run.block * model_run.blocks * shape.hidden
+    states = [numbers * needs.variants * itemsize, numbers * needs.roles * FLOAT]
     on_gpu = sum(states) if room.gpus and sum(states) <= STATES_ON_GPU * (room.memory - outside) else 0
-    on_host, limit = 0, math.inf if request.memory is None else request.memory
+    on_host, limit = 0, math.inf if model_run.memory is None else model_run.memory
     for kept in () if on_gpu else states:
         on_host += kept if on_host + kept <= limit else 0
     disk = sum(states) - on_gpu - on_host
     if not room.gpus:
-        return Need(request.name, PROCESS + min(weights // 2, LEFT) + memory + on_host, 0, disk, request.download)
+        return Need(model_run.name, PROCESS + min(weights // 2, LEFT) + memory + on_host, 0, disk, model_run.download)
     # For one GPU all weights are on the host first; for several each tensor goes straight to its GPU.
-    host = PROCESS + on_host + (0 if request.stream or request.device == "auto" else itemsize * shape.weights)
-    return Need(request.name, WORKSPACES + memory + on_gpu, host, disk, request.download)
+    host = PROCESS + on_host + (0 if model_run.stream or model_run.device == "auto" else itemsize * shape.weights)
+    return Need(model_run.name, WORKSPACES + memory + on_gpu, host, disk, model_run.download)
 
 
-def _lack(request: Request, needed: Need, room: Room, share: float) -> str | None:
+def _lack(model_run: ModelRun, needed: Need, room: Room, share: float) -> str | None:
     """Return a phrase about the first need that exceeds a share of what is free; None if no need does."""
     kind = "GPU memory" if room.gpus else "memory"
-    memory = room.gpus if request.device == "auto" and room.gpus else room.memory
+    memory = room.gpus if model_run.device == "auto" and room.gpus else room.memory
     amounts = (
-        (needed.memory, memory, f"of {kind} in {request.dtype}", "" if room.gpus else room.limited),
+        (needed.memory, memory, f"of {kind} in {model_run.dtype}", "" if room.gpus else room.limited),
         (needed.host, room.host, "of the host's memory", room.limited),
         (needed.disk, room.temporary, "of disk for hidden states", f" in '{tempfile.gettempdir()}'"),
         (needed.download or 0, room.cache, "of disk for its download", f" in '{HF_HUB_CACHE}'"),
@@ -227,34 +230,34 @@ def _lack(request: Request, needed: Need, room: Room, share: float) -> str | Non
     return lack and f"'{needed.model}' needs {lack}"
 
 
-def _advice(request: Request, needed: Need, room: Room) -> str:
+def _advice(model_run: ModelRun, needed: Need, room: Room) -> str:
     """Return options that would make a run fit, with what it then needs.
 
     Each option that suffices alone is named; if none does, options of a streamed run are.
     """
     if (needed.download or 0) > room.cache:
         return "set HF_HOME to a folder with more room"
-    on_one = {"device": "cuda" if room.gpus else "cpu"} if request.device == "auto" else {}
-    stream = {} if request.stream else {"stream": True} | on_one
-    bfloat16 = {"dtype": "bfloat16"} if request.dtype == "float32" else {}
-    several = request.device.startswith("cuda") and room.gpus > room.memory and not request.stream
-    fewer: Iterable[dict] = ({"blocks": blocks} for blocks in range(request.blocks - 1, 0, -1))
-    halves = [{"block": block} for halvings in range(1, 9) if (block := request.block >> halvings) >= SHORTEST]
-    limit = _limit(request._replace(**stream), room)
-    advice = list(_that_fit(request, room, [stream, bfloat16, {"device": "auto"} if several else {}]))
+    on_one = {"device": "cuda" if room.gpus else "cpu"} if model_run.device == "auto" else {}
+    stream = {} if model_run.stream else {"stream": True} | on_one
+    bfloat16 = {"dtype": "bfloat16"} if model_run.dtype == "float32" else {}
+    several = model_run.device.startswith("cuda") and room.gpus > room.memory and not model_run.stream
+    fewer: Iterable[dict] = ({"blocks": blocks} for blocks in range(model_run.blocks - 1, 0, -1))
+    halves = [{"block": block} for halvings in range(1, 9) if (block := model_run.block >> halvings) >= SHORTEST]
+    limit = _limit(model_run._replace(**stream), room)
+    advice = list(_that_fit(model_run, room, [stream, bfloat16, {"device": "auto"} if several else {}]))
     for options in () if advice else ([bfloat16], [limit], chain(fewer, halves)):
-        advice += islice(_that_fit(request, room, [stream | option for option in options]), 1)
+        advice += islice(_that_fit(model_run, room, [stream | option for option in options]), 1)
     if needed.disk > room.temporary:
         advice.insert(0, "set TMPDIR to a folder with more room")
     return ", ".join(advice) or f"no option makes it fit{room.limited or ' on this machine'}"
 
 
-def _that_fit(request: Request, room: Room, options: Iterable[dict]) -> Iterator[str]:
+def _that_fit(model_run: ModelRun, room: Room, options: Iterable[dict]) -> Iterator[str]:
     """Yield those options that the user has and with which a run fits, with what it then needs."""
     for changes in options:
-        changed = request._replace(**changes)
+        changed = model_run._replace(**changes)
         needed = need_of(changed, room)
-        if changes and set(changes) <= request.keeps.options and not _lack(changed, needed, room, 1):
+        if changes and set(changes) <= model_run.memory_needs.options and not _lack(changed, needed, room, 1):
             memory = changes.get("memory", 0)
             amount = f"{memory // 10**9}GB" if memory >= 10**9 else f"{memory // 10**6}MB"
             said = {"stream": "--stream", "memory": f"--memory {amount}"}
@@ -263,7 +266,7 @@ def _that_fit(request: Request, room: Room, options: Iterable[dict]) -> Iterator
             yield f"with {option} it needs {size(needed.memory)}{disk}"
 
 
-def _limit(run: Request, room: Room) -> dict:
+def _limit(run: ModelRun, room: Room) -> dict:
     """Return the memory for hidden states that a streamed run can take, in whole GB or MB; the others go to a file."""
     least = need_of(run._replace(memory=1), room)
     free = min(room.host - least.host if room.gpus else room.memory - least.memory, least.disk - 1)  # not all of them

@@ -10,12 +10,12 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from outliers.errors import BadWeights, BrokenModel, EngineLost, MeasurementFailed, UserError
-from outliers.metrics.measurement import Keeps, Measurement, bundles_of
+from outliers.metrics.measurement import Measurement, MemoryNeeds, bundles_of
 from outliers.models.names import full_name
 from outliers.quantization.schemes import BASELINE
 from outliers.runs.again import is_here
 from outliers.runs.engine import Here, tried
-from outliers.runs.forecast import Request, request_of
+from outliers.runs.forecast import ModelRun, model_run_of
 from outliers.runs.rows import Row, Rows
 from outliers.specification.kinds import Named
 from outliers.subjects.cell import Cell, NotMeasured, Plan, Subject, Task, following
@@ -33,7 +33,7 @@ Failures = dict[Cell, MeasurementFailed]
 Outcomes = dict[Cell, Row | MeasurementFailed]
 logger = logging.getLogger(__name__)
 
-OF_TWINS = ("architecture", "parameters", "tokens_hash")  # provenance that models of equal weights share
+SAME_FOR_EQUAL_WEIGHTS = ("architecture", "parameters", "tokens_hash")
 MOST_NAMED = 2  # failed cells that a warning lists if nothing of their model was measured; more are counted
 NAMED = 12  # cells that the name of a task lists; more are counted
 FINE = "the unquantized model is fine: the {} breaks it"
@@ -54,7 +54,7 @@ class Planner:
         self.refused: dict[str, str] = {}  # models that do not fit in memory, and why
         self.sizes: dict[str, int] = {}  # of models, in weights
         self.kinds: dict[Cell, str] = {}  # of steps, by cell
-        self.known: dict[str, Row] = {}  # rows of this run, by `_common`
+        self.known: dict[str, Row] = {}  # rows of this run, by `_shared_key`
 
     def run(self, plans: Sequence[Plan]) -> list[Row]:
         """Return the rows of all plans, in their order; rows of cells that failed give the reason.
@@ -70,10 +70,10 @@ class Planner:
             plan.subject.check(cells)
             for cell in cells:
                 cell.metric.measurement.check(cell)
-        if requests := self.requests(plans, stages):
-            self.refused = self.engine.forecast(requests)
+        if model_runs := self.model_runs(plans, stages):
+            self.refused = self.engine.forecast(model_runs)
         for plan, cells in zip(plans, stages, strict=True):
-            self._foresee(plan, cells, plan.usual())
+            self._estimate(plan, cells, plan.usual())
         rows_of_plans: list[list[Row]] = [[] for _ in plans]
         for group in self.engine.groups(range(len(plans))):
             waiting = {number: stages[number] for number in group}
@@ -83,18 +83,22 @@ class Planner:
                     new_rows = [rows[cell] for cell in cells]
                     rows_of_plans[number] += new_rows
                     waiting[number] = _following(plans[number], new_rows)
-                    self._foresee(plans[number], waiting[number])
+                    self._estimate(plans[number], waiting[number])
                 waiting = {number: cells for number, cells in waiting.items() if cells}
         return list(chain.from_iterable(rows_of_plans))
 
-    def requests(self, plans: Sequence[Plan], stages: Sequence[list[Cell]]) -> list[Request]:
-        """Return what models need in memory, as requests to the engine, and remember the sizes of these models."""
-        needs = [(plan.subject, keeps) for plan, cells in zip(plans, stages, strict=True) for keeps in keeps_of(cells)]
-        requests = [request_of(subject, keeps) for subject, keeps in needs if keeps]
-        self.sizes = {request.name: request.shape.weights for request in requests}
-        return requests
+    def model_runs(self, plans: Sequence[Plan], stages: Sequence[list[Cell]]) -> list[ModelRun]:
+        """Return what models need in memory, for the engine to forecast, and remember the sizes of these models."""
+        needs = [
+            (plan.subject, memory_needs)
+            for plan, cells in zip(plans, stages, strict=True)
+            for memory_needs in memory_needs_of(cells)
+        ]
+        model_runs = [model_run_of(subject, memory_needs) for subject, memory_needs in needs if memory_needs]
+        self.sizes = {one.name: one.shape.weights for one in model_runs}
+        return model_runs
 
-    def usual_steps(self, plan: Plan, cells: list[Cell]) -> Iterator[Steps]:
+    def estimated_steps(self, plan: Plan, cells: list[Cell]) -> Iterator[Steps]:
         """Yield the steps that a plan is expected to take before anything is measured.
 
         Args:
@@ -114,34 +118,34 @@ class Planner:
         missing: dict[str, list[Cell]] = defaultdict(list)  # by the key that they share under other names
         for cell, cell_provenance in provenance.items():
             try:
-                kept = cell.metric.measurement.beside_row(cell, cell_provenance, self)
+                stored = cell.metric.measurement.stored_result(cell, cell_provenance, self)
             except MeasurementFailed as error:
                 failures[cell] = error
                 continue
             row = None if self.force else self.rows.find(cell.request, cell_provenance)
-            if kept is None and row:
+            if stored is None and row:
                 skipped.append(cell)
-            elif kept is not None and not row:
-                row = self._rows([cell], kept, provenance)[cell]
+            elif stored is not None and not row:
+                row = self._rows([cell], stored, provenance)[cell]
                 self._write({cell: row})
             if isinstance(row, MeasurementFailed):
                 failures[cell] = row
             elif row:
                 rows[cell] = row
-                self.known[_common(cell, cell_provenance)] = row
+                self.known[_shared_key(cell, cell_provenance)] = row
             else:
-                missing[_common(cell, cell_provenance)].append(cell)
+                missing[_shared_key(cell, cell_provenance)].append(cell)
         for bundle in bundles_of(skipped):
             self.bar.skip(self.steps(bundle))
         new = [alike[0] for key, alike in missing.items() if key not in self.known]
         measured = self._measure_bundles(list(bundles_of(new)), provenance)
         failures |= {cell: result for cell, result in measured.items() if isinstance(result, MeasurementFailed)}
         rows |= {cell: row for cell, row in measured.items() if cell not in failures}
-        self.known |= {_common(cell, provenance[cell]): rows[cell] for cell in new if cell in rows}
+        self.known |= {_shared_key(cell, provenance[cell]): rows[cell] for cell in new if cell in rows}
         for key, alike in missing.items():
             for cell in alike:
                 if cell not in rows and key in self.known:
-                    rows[cell] = self._under_its_name(cell, self.known[key])
+                    rows[cell] = self._add_duplicate(cell, self.known[key])
                 elif cell not in rows:
                     failures.setdefault(cell, failures[alike[0]])
         return rows | self._failed(failures, provenance, rows)
@@ -191,10 +195,10 @@ class Planner:
             for number, group in enumerate(by_subject)
             if group[0] not in found
         ]
-        for task, looked in self.engine.run(tasks):
+        for task, outcomes in self.engine.run(tasks):
             group = by_subject[task.number]
-            looked = [looked] * len(group) if isinstance(looked, MeasurementFailed) else looked
-            found |= dict(zip(group, looked, strict=True))
+            outcomes = [outcomes] * len(group) if isinstance(outcomes, MeasurementFailed) else outcomes
+            found |= dict(zip(group, outcomes, strict=True))
         # In the order of the cells, not that in which a cluster finished: of equal weights the first name is measured.
         failures = {cell: found[cell] for cell in cells if isinstance(found[cell], MeasurementFailed)}
         return self._with_weights({cell: found[cell] for cell in cells if cell not in failures}, failures), failures
@@ -209,7 +213,7 @@ class Planner:
             unknown = cell in provenance and "weights_hash" not in cell_provenance
             unknown = unknown and getattr(cell.subject.settings, "stream", False)
             if unknown and (
-                self._has_twin(cell, cell_provenance) or (not self.force and self.rows.may_have(cell.request))
+                self._may_share_weights(cell, cell_provenance) or (not self.force and self.rows.may_have(cell.request))
             ):
                 ((_, weights),) = self.engine.run([Task("its weights", _weights, cell.subject, ())])
                 for other in [other for other in provenance if other.subject is cell.subject]:
@@ -220,9 +224,9 @@ class Planner:
                         provenance[other].update(weights)
         return provenance
 
-    def _has_twin(self, cell: Cell, provenance: dict) -> bool:
-        """Return whether another subject might have the same weights, for all provenance but their hash agrees."""
-        kind = tuple(provenance.get(name) for name in OF_TWINS)
+    def _may_share_weights(self, cell: Cell, provenance: dict) -> bool:
+        """Return whether another subject has the same provenance, so that their weights may be the same too."""
+        kind = tuple(provenance.get(name) for name in SAME_FOR_EQUAL_WEIGHTS)
         return self.subjects.setdefault(kind, cell.subject) is not cell.subject
 
     def _measure_bundles(self, bundles: list[list[Cell]], provenance: dict[Cell, dict]) -> Outcomes:
@@ -238,7 +242,7 @@ class Planner:
         ]
         arrived: dict[int, dict] = defaultdict(dict)
         results: Outcomes = {}
-        again: list[list[Cell]] = []
+        halves: list[list[Cell]] = []
         for task, result in self.engine.run(tasks):
             bundle, by_part = bundles[task.number], arrived[task.number]
             by_part[task.arguments[1].start] = result
@@ -246,15 +250,15 @@ class Planner:
                 continue
             failure = next((result for result in by_part.values() if isinstance(result, MeasurementFailed)), None)
             if failure and len(bundle) > 1 and not isinstance(failure, BadWeights | EngineLost):
-                again += [bundle[: len(bundle) // 2], bundle[len(bundle) // 2 :]]
+                halves += [bundle[: len(bundle) // 2], bundle[len(bundle) // 2 :]]
                 continue
             ordered = [by_part[part.start] for part in parts[task.number]]
             new = dict.fromkeys(bundle, failure) if failure else self._rows(bundle, ordered, provenance)
             self._write(new)
             results |= new
-        if again:
-            self._expect(list(chain.from_iterable(again)))
-            results |= self._measure_bundles(again, provenance)
+        if halves:
+            self._expect(list(chain.from_iterable(halves)))
+            results |= self._measure_bundles(halves, provenance)
         return results
 
     def tasks(self, bundle: list[Cell], parts: list[slice], provenance: dict, number: int = 0) -> list[Task]:
@@ -280,13 +284,13 @@ class Planner:
         size = self.sizes.get(cell.subject.name, 0) if measurement.unit == Measurement.unit else 0
         return Steps(measurement.steps(bundle), size, self.kinds.get(cell, ""), measurement.cost)
 
-    def _foresee(self, plan: Plan, cells: list[Cell], usual: int = 0) -> None:
-        """Let the bar expect the cells of a stage, and for later stages what is left of the plan's usual passes."""
+    def _estimate(self, plan: Plan, cells: list[Cell], passes: int = 0) -> None:
+        """Let the bar expect the cells of a stage, and for later stages what is left of the plan's estimated passes."""
         before, kind = self.bar.total, f"later {id(plan.stages)}"
         self._expect(cells)
-        passes = usual * len(plan.subject.blocks) if usual else self.bar.foreseen[kind].count
-        left = max(0, passes - self.bar.total + before) if cells else 0
-        self.bar.foresee(Steps(left, self.sizes.get(plan.subject.name, 0), kind))
+        steps = passes * len(plan.subject.blocks) if passes else self.bar.estimates[kind].count
+        left = max(0, steps - self.bar.total + before) if cells else 0
+        self.bar.estimate(Steps(left, self.sizes.get(plan.subject.name, 0), kind))
 
     def _expect(self, cells: list[Cell]) -> None:
         for bundle in bundles_of(cells):
@@ -338,18 +342,18 @@ class Planner:
         if finished := [row for row in rows.values() if isinstance(row, Row)]:
             self.rows.add(*finished)
 
-    def _under_its_name(self, cell: Cell, twin: Row) -> Row:
+    def _add_duplicate(self, cell: Cell, duplicate: Row) -> Row:
         """Write and return the row of a cell that was measured with the same weights under another name."""
         self.bar.skip(self.steps([cell]))
-        if twin.request == cell.request:
-            return twin
-        other = full_name(twin.request["subject"]["model"], twin.request["subject"].get("checkpoint"))
-        row = replace(twin, request=cell.request, run=twin.run | {"same_weights_as": other})
+        if duplicate.request == cell.request:
+            return duplicate
+        other = full_name(duplicate.request["subject"]["model"], duplicate.request["subject"].get("checkpoint"))
+        row = replace(duplicate, request=cell.request, run=duplicate.run | {"same_weights_as": other})
         self._write({cell: row})
         return row
 
 
-def usual_steps(spec: Named) -> Steps:
+def estimated_steps(spec: Named) -> Steps:
     """Estimate the steps of a specification for its progress bar before anything is loaded.
 
     Return no steps if a model or text would have to be downloaded or is invalid; the run itself reports that.
@@ -361,8 +365,8 @@ def usual_steps(spec: Named) -> Steps:
             for plan in plans:
                 plan.subject.prepare()
             planner, stages = Planner(None, None, None, ""), [next(plan.stages) for plan in plans]
-            planner.requests(plans, stages)
-            steps = list(chain.from_iterable(map(planner.usual_steps, plans, stages)))
+            planner.model_runs(plans, stages)
+            steps = list(chain.from_iterable(map(planner.estimated_steps, plans, stages)))
     count = sum(one.count for one in steps)
     size = round(sum(one.work for one in steps) / count) - FIXED if count else 0
     return Steps(count, size)
@@ -385,12 +389,12 @@ def _check_finite(values: list[dict]) -> None:
                 raise BrokenModel(f"'{name}' of {value['metric']} is {number}; expected finite numbers")
 
 
-def keeps_of(cells: list[Cell]) -> Iterable[Keeps | None]:
+def memory_needs_of(cells: list[Cell]) -> Iterable[MemoryNeeds | None]:
     """Yield what each measurement of some cells of a subject keeps in memory."""
     by_measurement: dict[Measurement, list[Cell]] = defaultdict(list)
     for cell in cells:
         by_measurement[cell.metric.measurement].append(cell)
-    return (measurement.keeps(group) for measurement, group in by_measurement.items())
+    return (measurement.memory_needs(group) for measurement, group in by_measurement.items())
 
 
 def _name(bundle: list[Cell], part: slice) -> str:
@@ -399,7 +403,7 @@ def _name(bundle: list[Cell], part: slice) -> str:
     return f"{what}, blocks {part.start} to {part.stop - 1}" if bundle[0].metric.measurement.splits else what
 
 
-def _common(cell: Cell, provenance: dict) -> str:
+def _shared_key(cell: Cell, provenance: dict) -> str:
     """Return a key that cells have in common if their rows differ in the name of the model alone.
 
     Timed cells never share a row between models.
@@ -421,11 +425,11 @@ def _run_part(cell: Cell, spent: dict) -> dict:
 
 def _look(model_cache: ModelCache, subject: Subject, cells: list[Cell]) -> list[dict | MeasurementFailed]:
     """Return the provenance of cells of a subject, or the failures; a model that cannot be loaded is tried once."""
-    looked: list[dict | MeasurementFailed] = []
+    outcomes: list[dict | MeasurementFailed] = []
     for cell in cells:
-        lost = looked and isinstance(looked[-1], MeasurementFailed) and not model_cache.is_loaded
-        looked.append(looked[-1] if lost else tried(_provenance, model_cache, subject, cell))
-    return looked
+        lost = outcomes and isinstance(outcomes[-1], MeasurementFailed) and not model_cache.is_loaded
+        outcomes.append(outcomes[-1] if lost else tried(_provenance, model_cache, subject, cell))
+    return outcomes
 
 
 def _provenance(model_cache: ModelCache, subject: Subject, cell: Cell) -> dict:

@@ -68,7 +68,7 @@ def run(
     model_cache = model_cache or ModelCache()
     spec = fitted(spec, out, force, model_cache)
     if bar is not None:  # a bar without steps is falsy
-        bar.foresee(Steps(kind=of_all(spec)))  # a better estimate replaces the first one
+        bar.estimate(Steps(kind=of_all(spec)))  # a better estimate replaces the first one
     plans = prepared(spec)
     with (
         Rows(Path(out or spec.folder)) as rows,
@@ -150,12 +150,12 @@ def _engine(spec: Named, bar: "Progress", model_cache: "ModelCache") -> "Abstrac
 @contextmanager
 def foreseeing(specs: Iterable[Named]) -> "Iterator[Progress]":
     """Provide one progress bar for several runs, which expects the steps of all specifications from the start."""
-    from outliers.runs.planner import usual_steps  # late, as in `run`
+    from outliers.runs.planner import estimated_steps  # late, as in `run`
     from outliers.terminal.progress import Progress
 
     with Progress(0) as bar:
         for spec in specs:
-            bar.foresee(usual_steps(spec)._replace(kind=of_all(spec)))
+            bar.estimate(estimated_steps(spec)._replace(kind=of_all(spec)))
         yield bar
 
 

@@ -59,7 +59,7 @@ class Progress(tqdm):
         self.forecaster = Forecaster()
         self.forecaster.expect(Steps(total))
         self.step = Steps(1)  # one of the running steps
-        self.foreseen: dict[str, Steps] = defaultdict(Steps)  # undecided steps, by kind
+        self.estimates: dict[str, Steps] = defaultdict(Steps)  # undecided steps, by kind
         self.made = 0.0  # work of this run, without rows of earlier ones
         self.marked = self.start, 0.0  # time of the last mark, and the work until then
         self.together = 1  # number of running steps
@@ -84,13 +84,13 @@ class Progress(tqdm):
         self.total += steps.count
         self.forecaster.expect(steps)
 
-    def foresee(self, steps: Steps) -> None:
-        """Expect steps of a kind, in place of those that were foreseen of the kind before."""
-        before = self.foreseen[steps.kind]
+    def estimate(self, steps: Steps) -> None:
+        """Expect steps of a kind, in place of those that were estimated of the kind before."""
+        before = self.estimates[steps.kind]
         self.total += steps.count - before.count
         self.forecaster.expect(before, -1)
         self.forecaster.expect(steps)
-        self.foreseen[steps.kind] = steps
+        self.estimates[steps.kind] = steps
 
     def enter(self, name: str, steps: Steps) -> None:
         """Begin a measurement of some steps; one without steps shows no progress within it."""
@@ -144,10 +144,10 @@ class Progress(tqdm):
     def line(self) -> str:
         """Return a line with the current measurement, the share of the time that has passed, and what is left."""
         left, share = self.left(), self.share()
-        passed = f"{share:.0%}, {self._estimate(left)}" if left and share else f"since {duration(self.age)}"
+        passed = f"{share:.0%}, {self._time_left(left)}" if left and share else f"since {duration(self.age)}"
         return f"{cut(self.desc, LABEL)}{passed}"
 
-    def _estimate(self, left: Left) -> str:
+    def _time_left(self, left: Left) -> str:
         return f"about {durations(left.least, left.most)} left"
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ class Progress(tqdm):
         share = 1.0 if self.total and self.n >= self.total else share
         room = max(1, (values["ncols"] or sys.maxsize) - BESIDE)
         values |= {"prefix": cut(values["prefix"], room), "n": share or 0.0, "total": 1.0}
-        values |= {"left": f", {self._estimate(left)}" if left else "", "elapsed": self.age}
+        values |= {"left": f", {self._time_left(left)}" if left else "", "elapsed": self.age}
         return values | {"bar_format": FORM if share else FORM_BEFORE}
 
     def _mark(self) -> None:
@@ -181,7 +181,7 @@ class Progress(tqdm):
         then, least, most = self.said or (0.0, math.inf, 0.0)
         if age >= AGAIN * then and not least <= age + left.expected <= most:
             self.said = age, age + left.least, age + left.most
-            logger.info(self._estimate(left))
+            logger.info(self._time_left(left))
 
     def _log(self) -> None:
         while not self.ended.wait(SECONDS):

@@ -95,7 +95,7 @@ def test_probabilities_that_underflow_are_clamped():
     logits = torch.zeros(1, 2, 3, 3)
     logits[0, 0, 2, 0] = -200.0
     logits += torch.full((3, 3), -torch.inf).triu(1)
-    found = SINKS.see(logits.softmax(-1), torch.ones(3, 3, dtype=torch.bool).tril(), False)
+    found = SINKS.measure(logits.softmax(-1), torch.ones(3, 3, dtype=torch.bool).tril(), False)
     least = np.log(torch.finfo(torch.float32).tiny)
     assert found[0].tolist() == pytest.approx([0.5, 2, least - np.log(0.5), 2])
     assert found[1].tolist() == pytest.approx([0.5 + 1 / 3, 2, 0, 2], abs=1e-6)

@@ -13,13 +13,13 @@ from outliers import UserError, quantize, run, variant
 from outliers.commands.damage import Damage, damage
 from outliers.metrics.agreement import AgreementReader
 from outliers.metrics.layers import layer_by_layer
-from outliers.metrics.measurement import Keeps
+from outliers.metrics.measurement import MemoryNeeds
 from outliers.metrics.perplexity import read_logits
 from outliers.models.anatomy import decoder_layers, projections
 from outliers.models.decoder import run_decoder
 from outliers.quantization.peers import weight_of
 from outliers.quantization.schemes import get_scheme
-from outliers.runs.forecast import Room, need_of, request_of
+from outliers.runs.forecast import Room, model_run_of, need_of
 from outliers.runs.frame import records_in
 from outliers.subjects.causal import Causal
 from outliers.variants.peer import Against
@@ -296,6 +296,7 @@ def test_what_cannot_be_asked_for(model, blocks):
 
 def test_the_forecast_counts_the_other_model(model):
     weights = sum(parameter.nbytes for parameter in model.parameters())
-    request = request_of(Causal(MODEL, None, Damage(**SMALL)), Keeps())
-    alone, beside = (need_of(request._replace(keeps=Keeps(others=count)), Room(2**40)).memory for count in (0, 2))
+    of_model = model_run_of(Causal(MODEL, None, Damage(**SMALL)), MemoryNeeds())
+    needs = [of_model._replace(memory_needs=MemoryNeeds(others=count)) for count in (0, 2)]
+    alone, beside = (need_of(one, Room(2**40)).memory for one in needs)
     assert beside - alone == pytest.approx(3 * weights, rel=0.01)  # two models, and what reading leaves of the heap

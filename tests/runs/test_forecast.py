@@ -17,7 +17,7 @@ from outliers.commands.ablate import Ablation
 from outliers.commands.damage import Damage
 from outliers.commands.latency import Latency
 from outliers.commands.trace import OneModel
-from outliers.metrics.measurement import Keeps, held
+from outliers.metrics.measurement import MemoryNeeds, stored_bytes
 from outliers.models.load import find_config
 from outliers.quantization.schemes import get_scheme
 from outliers.runs import forecast as module
@@ -25,24 +25,24 @@ from outliers.runs.forecast import (
     LEFT,
     PROCESS,
     WORKSPACES,
+    ModelRun,
     Need,
-    Request,
     Room,
     forecast,
+    model_run_of,
     need_of,
-    request_of,
     shape_of,
 )
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.free import free_in_groups, free_memory
-from outliers.runs.planner import keeps_of
+from outliers.runs.planner import memory_needs_of
 from outliers.specification.kinds import Named, Settings
 from outliers.subjects.causal import Pretrained
 from outliers.terminal.amounts import duration, size
 from tests.conftest import CONFIGS, make_model, needs_smollm2
 from tests.kept import KEPT
 
-NOTHING = Keeps()
+NOTHING = MemoryNeeds()
 MUCH = Room(10**15, 10**15, 10**15, 10**15)
 PARAMETERS = 6_658_473_984  # of OPT-6.7B
 OUTSIDE = 4096 * (50272 + 2050 + 2)
@@ -69,23 +69,23 @@ def told(monkeypatch) -> list[str]:
     return found
 
 
-def asked(config: PretrainedConfig, keeps: Keeps = NOTHING, model=("my-opt", None), **settings) -> Request:
+def asked(config: PretrainedConfig, needs: MemoryNeeds = NOTHING, model=("my-opt", None), **settings) -> ModelRun:
     """The run of a model of this configuration."""
     settings = {"name": "test", "block": 256, "blocks": 32} | settings
     subject = Pretrained(*model, settings.get("spec") or Settings(**settings))
     subject.config = config
-    return request_of(subject, keeps)
+    return model_run_of(subject, needs)
 
 
-def need(config: PretrainedConfig, keeps: Keeps = NOTHING, room: Room = MUCH, **settings) -> Need:
-    return need_of(asked(config, keeps, **settings), room)
+def need(config: PretrainedConfig, needs: MemoryNeeds = NOTHING, room: Room = MUCH, **settings) -> Need:
+    return need_of(asked(config, needs, **settings), room)
 
 
 def together(*names: str) -> tuple[int, int]:
-    return held(map(get_scheme, names))
+    return stored_bytes(map(get_scheme, names))
 
 
-def refusal(requests: list[Request], room: Room) -> str:
+def refusal(requests: list[ModelRun], room: Room) -> str:
     with pytest.raises(UserError) as refused:
         forecast(requests, room)
     assert "\n" not in str(refused.value)
@@ -110,7 +110,7 @@ def share_forecast(spec: Named, rows: list[dict]) -> float:
     """How large the forecast of a specification is, as a share of the memory that its rows needed."""
     (plan,) = spec.plans()
     plan.subject.prepare()
-    needs = [need_of(request_of(plan.subject, keeps), MUCH).memory for keeps in keeps_of(next(plan.stages))]
+    needs = [need_of(model_run_of(plan.subject, needs), MUCH).memory for needs in memory_needs_of(next(plan.stages))]
     return max(needs) / max(row["peak_memory_bytes"] for row in rows)
 
 
@@ -139,13 +139,13 @@ def test_what_a_run_needs_is_counted(opt):
     int8, doubled, two = together("absmax"), together("absmax+hadamard"), together("absmax", "llm.int8")
     in_turn = (together("fp32"), int8, together("absmax-row"))
     for beside, count in {(int8,): 1, in_turn: 1, (doubled,): 5, (two,): 2}.items():
-        assert need(opt, Keeps(beside), blocks=8).memory == whole + quantizing + 32 * PROJECTIONS * count
+        assert need(opt, MemoryNeeds(beside), blocks=8).memory == whole + quantizing + 32 * PROJECTIONS * count
     wide, copied = together("fp8-e4m3"), doubled  # in float32, and codes with a copy
     assert (wide, copied) == ((4, 0), (1, 1))
-    in_bfloat16 = [need(opt, Keeps(of), blocks=8, dtype="bfloat16") for of in [(wide,), (wide, copied)]]
+    in_bfloat16 = [need(opt, MemoryNeeds(of), blocks=8, dtype="bfloat16") for of in [(wide,), (wide, copied)]]
     assert in_bfloat16[0] == in_bfloat16[1]
-    assert need(opt, Keeps(attention=3), blocks=8).memory == whole + 2 * 4 * 3 * 32 * 256**2
-    logits = need(opt, Keeps(logits=2), blocks=8).memory
+    assert need(opt, MemoryNeeds(attention=3), blocks=8).memory == whole + 2 * 4 * 3 * 32 * 256**2
+    logits = need(opt, MemoryNeeds(logits=2), blocks=8).memory
     assert logits == whole - PASSING + 2 * 4 * 2 * 256 * 50272
 
 
@@ -153,20 +153,20 @@ def test_a_streamed_run_has_one_layer_and_what_is_kept_of_all_blocks(opt):
     streamed = {"blocks": 8, "stream": True}
     weights = 4 * (OUTSIDE + LAYER)
     least = PROCESS + LEFT + weights + PASSING
-    assert need(opt, Keeps(variants=3), **streamed).memory == least + 3 * 8 * STATES
-    on_disk = need(opt, Keeps(variants=3), **streamed, memory=3 * 8 * STATES - 1)
+    assert need(opt, MemoryNeeds(variants=3), **streamed).memory == least + 3 * 8 * STATES
+    on_disk = need(opt, MemoryNeeds(variants=3), **streamed, memory=3 * 8 * STATES - 1)
     assert (on_disk.memory, on_disk.disk) == (least, 3 * 8 * STATES)
-    assert need(opt, Keeps(roles=2), **streamed).memory == least + (1 + 2) * 8 * STATES
-    in_part = need(opt, Keeps(roles=2), **streamed, memory=8 * STATES)
+    assert need(opt, MemoryNeeds(roles=2), **streamed).memory == least + (1 + 2) * 8 * STATES
+    in_part = need(opt, MemoryNeeds(roles=2), **streamed, memory=8 * STATES)
     assert (in_part.memory, in_part.disk) == (least + 8 * STATES, 2 * 8 * STATES)
     assert pickle.loads(pickle.dumps(on_disk)) == on_disk
 
 
-def _kept(spec: Latency, scheme: str) -> Keeps:
+def _kept(spec: Latency, scheme: str) -> MemoryNeeds:
     """What the times of all batches under a scheme keep."""
     (plan,) = spec.model_copy(update={"schemes": [scheme]}).plans()
-    (keeps,) = keeps_of(next(plan.stages))
-    return keeps
+    (needs,) = memory_needs_of(next(plan.stages))
+    return needs
 
 
 def test_a_generation_keeps_keys_and_values_and_codes_alone(opt):
@@ -224,7 +224,7 @@ def test_hidden_states_too_large_are_refused_with_how_many_fit(opt, monkeypatch)
 
 
 def test_only_options_that_a_measurement_has_are_proposed(opt):
-    requests = [asked(opt, Keeps(options=frozenset(("dtype", "device"))))]
+    requests = [asked(opt, MemoryNeeds(options=frozenset(("dtype", "device"))))]
     assert refusal(requests, MUCH._replace(memory=int(21.46e9))).endswith(
         "21.5 GB are free; with --dtype bfloat16 it needs 14.5 GB"
     )

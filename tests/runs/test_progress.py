@@ -291,14 +291,14 @@ def test_each_way_of_measuring_a_variant_is_a_kind(monkeypatch, tmp_path):
     assert len(set(kinds)) == len(kinds) == 3
 
 
-def test_stages_that_values_decide_are_foreseen(clock):
+def test_stages_that_values_decide_are_estimated(clock):
     with Progress(clock=clock) as bar:
         bar.expect(Steps(4))
-        bar.foresee(Steps(8, kind="later"))
+        bar.estimate(Steps(8, kind="later"))
         work(bar, clock, 10, 10, 10, 10)
         assert (bar.total, bar.left().expected) == (12, pytest.approx(80))
         bar.expect(Steps(6))
-        bar.foresee(Steps(0, kind="later"))
+        bar.estimate(Steps(0, kind="later"))
         assert (bar.total, bar.left().expected) == (10, pytest.approx(60))
 
 
@@ -418,7 +418,7 @@ def test_several_experiments_have_one_bar(monkeypatch, tmp_path, several):
     total = TOTALS[several - 1]
     with foreseeing(specs) as bar:
         assert bar.total == total
-        bar.foresee(bar.foreseen[of_all(specs[0])]._replace(count=9))
+        bar.estimate(bar.estimates[of_all(specs[0])]._replace(count=9))
         for number, spec in enumerate(specs):
             assert len(run(spec, tmp_path / str(number), bar=bar)) == 1
             assert (bar.total, bar.n) == (total, TOTALS[number])
