@@ -68,7 +68,7 @@ def test_passes_through_the_model(blocks):
 
 
 class _Products(TorchDispatchMode):
-    """Keeps what matrices that torch multiplies meanwhile are of size, the larger one of each product."""
+    """A mode that records the size of the larger matrix of each product."""
 
     def __init__(self):
         super().__init__()
