@@ -114,7 +114,8 @@ def _place(number: int, kind: str, name: str) -> str:
 
 
 def _section_fields(number: int, section: Section, findings: list[Finding]) -> dict:
-    tables = [_html(table, _place(number, "table", table.name)) for table in section.tables]
+    parts = [part for table in section.tables for part in table.parts]
+    tables = [_html(part, _place(number, "table", part.name)) for part in parts]
     return {
         **section._asdict(),
         "findings": [_linked(number, section, finding) for finding in findings],

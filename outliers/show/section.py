@@ -146,7 +146,8 @@ def part_of(view: View, rows: list[dict], context: Context) -> Section:
 
 def printed(tables: Sequence[Table], notes: Sequence[str] = ()) -> str:
     """Return the text of tables that are not folded, with their captions, and of notes below them."""
-    return "\n\n".join([*(table.printed for table in tables if not table.folded), *map(wrapped, notes)])
+    shown = (part for table in tables for part in table.parts if not part.folded)
+    return "\n\n".join([*(table.printed for table in shown), *map(wrapped, notes)])
 
 
 def subject_of(row: Mapping) -> str:

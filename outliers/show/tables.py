@@ -69,7 +69,8 @@ class Table(NamedTuple):
 
     name: the stem of its files. cells: rows of printed text. data: the unrounded values, as the CSV file has them.
     names: the columns that are text, as a number of columns from the left or a collection of headers. folded: whether a
-    page shows the table only on a click.
+    page shows the table only on a click. apart: headers of columns that a page folds behind the others, and a terminal
+    leaves out; apart_caption: what these are.
     """
 
     name: str
@@ -79,6 +80,8 @@ class Table(NamedTuple):
     data: pd.DataFrame
     names: int | Collection[str] = 1
     folded: bool = False
+    apart: Collection[str] = ()
+    apart_caption: str = ""
 
     @classmethod
     def of(
@@ -110,6 +113,21 @@ class Table(NamedTuple):
             Column(side, [header, *(cells if side == "left" else (NEGATIVE.sub("−", cell) for cell in cells))])
             for side, (header, *cells) in zip(sides, columns, strict=True)
         ]
+
+    @property
+    def parts(self) -> list["Table"]:
+        """The table without the columns that are set apart, and a folded one of these; the table itself if none are."""
+        if not self.apart:
+            return [self]
+        text = self.headers[: self.names] if isinstance(self.names, int) else self.names
+        shown = self._of([header for header in self.headers if header not in self.apart])
+        behind = self._of([header for header in self.headers if header in self.apart or header in text])
+        return [shown, behind._replace(name=f"{self.name}-apart", caption=self.apart_caption, folded=True)]
+
+    def _of(self, headers: list[str]) -> "Table":
+        places = [self.headers.index(header) for header in headers]
+        cells = [[row[place] for place in places] for row in self.cells]
+        return self._replace(headers=headers, cells=cells, apart=())
 
     @property
     def printed(self) -> str:
@@ -223,7 +241,7 @@ def cell(form: str, value: float | None, bar: float | None = None, unit: float =
         digits, ending = precision(bar / 10 ** _exponent(bar), 0)
         return f"{value:.{max(_exponent(value or bar) - _exponent(bar), 0) + digits}e}±{bar:.{digits}e}"
     digits, ending = precision(bar, usual if kind == "f" else math.inf)
-    form = f"{sign}.{digits}f" if ending else form
+    form = f"{sign}z.{digits}f" if ending else form  # z: −0 becomes 0
     return f"{_number(form, value)}{ending and f'±{ending}'}"
 
 

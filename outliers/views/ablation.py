@@ -77,9 +77,8 @@ def _bars(axes: Axes, summary: pd.DataFrame, methods: list[str], metric: str, un
             tops = values + errors * unit
             axes.errorbar(places, values, errors * unit, fmt="none", ecolor="black", capsize=3)
         for place, top, value in zip(places, tops.clip(lower=0), values, strict=True):
-            axes.annotate(
-                f"{value:.3g}", (place, top), (0, 4), textcoords="offset points", fontsize="small", ha="center"
-            )
+            text = f"{value:.3g}".replace("-", "−")
+            axes.annotate(text, (place, top), (0, 4), textcoords="offset points", fontsize="small", ha="center")
     axes.margins(y=0.12)
 
 

@@ -20,7 +20,7 @@ from outliers.show.maps import Scale, map_on
 from outliers.show.section import FINDINGS, Context, Drawing, Finding, Section, printed
 from outliers.show.style import HEAT, Panels, brief, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import Table, scatter_note, scattered
-from outliers.show.value import exact, scattered_by, value_of
+from outliers.show.value import Value, exact, scattered_by, value_of
 from outliers.show.words import Names, decibels, percent
 from outliers.variants.peer import is_against
 
@@ -420,17 +420,31 @@ def _of_model(damage: Damages, scatter: str) -> list[Finding]:
 
 def _alone(damage: Damages, field: str) -> list[dict]:
     """Return roles, layers or heads in the order of their cost `alone`, with the `share` of this cost in the increase
-    of log-perplexity, and the cost `left` with the place exact."""
-    table, rise = getattr(damage, f"{field}s"), damage.model["damage"]
+    of log-perplexity, and the cost `left` with the place exact.
+
+    The rounding scatter of places that were measured once is that of the whole model; none are returned if it is
+    unknown, too.
+    """
+    table, rise, whole = getattr(damage, f"{field}s"), damage.model["damage"], damage.costs[OF_ALL]
+    if whole.deviation is None and any(cost.deviation is None for cost in damage.costs.values()):
+        return []
     return [
         {
             "place": row[field],
-            "alone": damage.costs["damage_only", field, row[field]],
-            "left": damage.costs.get(("damage_without", field, row[field])),
+            "alone": _scattered(damage.costs["damage_only", field, row[field]], whole),
+            "left": _scattered(damage.costs.get(("damage_without", field, row[field])), whole),
             "share": math.log1p(row["damage_only"]) / math.log1p(rise) if rise > 0 else 0.0,
         }
         for row in sorted(table.to_dict("records"), key=lambda row: -row["perplexity_only"])
     ]
+
+
+def _scattered(cost: Value | None, whole: Value) -> Value | None:
+    """Return the cost of a place with the rounding scatter of the whole model, relative to the perplexity, if its own
+    is unknown."""
+    if cost is None or cost.deviation is not None:
+        return cost
+    return cost._replace(deviation=whole.deviation * (1 + cost.mean) / (1 + whole.mean))
 
 
 def _of_roles(damage: Damages, names: Names) -> list[Finding]:

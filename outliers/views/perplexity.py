@@ -3,6 +3,7 @@ classification."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 import pandas as pd
@@ -19,7 +20,7 @@ from outliers.show.legends import SCATTER, explained, in_order, labelled, legend
 from outliers.show.section import FINDINGS, Context, Drawing, Failures, Finding, Section, failures, printed, together
 from outliers.show.style import GREY, figure_function, panels_of
 from outliers.show.tables import FAILED, MISSING, Table, cell, measured_cell, scatter_note
-from outliers.show.value import BITS, Rows, exact, is_beyond, records, scattered_by, value_of
+from outliers.show.value import BITS, Rows, Value, exact, grouped, is_beyond, records, scattered_by, value_of
 from outliers.show.words import count
 from outliers.variants.quantized import Quantized
 from outliers.variants.written import variant_of
@@ -124,6 +125,7 @@ def _plot_costs(axes: Axes, rows: list[dict], styles: dict[str, dict], paper: bo
     cost_axis(axes, [100 * row["cost"].mean for row in (*rows, *published)])
 
 
+WORTH = 0.01  # smallest increase of perplexity that is an effect
 PERPLEXITIES = ("perplexity", LOG_PERPLEXITY)
 # Metrics of pictures: header of the column, format.
 OF_PICTURES = {
@@ -161,10 +163,12 @@ def _classes(rows: list[dict]) -> Section:
 
 def _perplexities(rows: list[dict]) -> Section:
     bits, drawn = bits_table(rows), records(rows)
+    whole = len(drawn) == len(rows)
     across = " Bits per byte compare across models on one text." if bits else ""
     note = f"Perplexities compare within a column.{across} {scatter_note(rows)}"
-    tables = [perplexity_table(rows), *bits, *cost_table(rows)]
     costly = costs_of_schemes(drawn)
+    spared = _spared(costly) if whole else {}
+    tables = [_apart(table, spared) for table in (perplexity_table(rows), *bits, *cost_table(rows))]
     caption = (
         "Increase of perplexity under each scheme; grey: the models of the paper (Table 1)."
         if costly
@@ -178,11 +182,42 @@ def _perplexities(rows: list[dict]) -> Section:
     drawings = [Drawing.of("perplexity", caption, sweep_costs(drawn))] if drawn else []
     models = dict.fromkeys(row["model"] for row in rows)
     names = dict(zip(models, names_of(models), strict=True))
-    whole = len(drawn) == len(rows)
     beyond = (row | {"name": names[row["model"]]} for row in rows if row["metric"] == LOG_PERPLEXITY)
     findings = [*say_each(BEYOND, beyond), *sweep_findings(costly, names, whole)][:FINDINGS]
-    text = printed(tables[: 1 + len(bits)], [note])
+    others = [_spared_table(spared, drawn)] if spared else []
+    text = printed([*tables[: 1 + len(bits)], *others], [note])
     return Section("Perplexity by scheme", rows, text, tables, drawings, [note], findings=findings)
+
+
+SPARED = "Models whose perplexity rises by at most 1 % under every scheme"
+
+
+def _spared(costly: list[dict]) -> dict[str, Value]:
+    """Return the models that lose at most one per cent under every scheme, with their largest increase; none if that is
+    so of all models, or of none."""
+    most = {
+        model: max((row["cost"] for row in of_model), key=lambda cost: cost.mean)
+        for model, of_model in grouped(costly, itemgetter("model")).items()
+    }
+    spared = {model: cost for model, cost in most.items() if not cost.mean > WORTH}
+    return spared if len(spared) < len(most) else {}
+
+
+def _apart(table: Table, models: Iterable[str]) -> Table:
+    """Set the columns of some models apart."""
+    names = dict(zip(table.data.columns[1:], table.headers[1:], strict=True))
+    apart = [names[model] for model in models if model in names]
+    return table._replace(apart=apart, apart_caption=f"{SPARED}: {table.caption[0].lower()}{table.caption[1:]}")
+
+
+def _spared_table(spared: Mapping[str, Value], rows: list[dict]) -> Table:
+    """Make a table with a line for each model that no scheme costs more than one per cent."""
+    unquantized = {row["model"]: row["value"] for row in rows if row["scheme"] == BASELINE}
+    cells = [
+        [model, f"{unquantized[model]:.2f}", cell("+.2f", *cost.shown, unit=100)] for model, cost in spared.items()
+    ]
+    headers = ["model", "fp32", "largest increase (%)"]
+    return Table("table1_spared", f"{SPARED}. The page has all their values.", headers, cells, pd.DataFrame())
 
 
 def table1(rows: list[dict], column: str = "value") -> pd.DataFrame:
@@ -305,7 +340,7 @@ def sweep_findings(rows: Sequence[dict], names: dict[str, str], whole: bool = Tr
 
 def _of_models(rows: list[dict], names: dict[str, str]) -> list[Finding]:
     """State how many of several models lose more than one per cent under some scheme."""
-    broken = {row["model"] for row in rows if row["cost"].is_above(exact(0.01))}
+    broken = {row["model"] for row in rows if row["cost"].is_above(exact(WORTH))}
     if len(names) < 2:
         return []
     which = "every model" if len(broken) == len(names) else f"{count(len(broken))} of {count(len(names))} models"
