@@ -233,13 +233,19 @@ def test_which_single_feature_does_most():
 
 
 def damaged(
-    perplexity: float = 80.0, deviation: float | None = 0.1, roles=(44.0, 70.0), layers=(40.1, 50.0, 41.0)
+    perplexity: float = 80.0,
+    deviation: float | None = 0.1,
+    roles=(44.0, 70.0),
+    layers=(40.1, 50.0, 41.0),
+    once: bool = False,
 ) -> str:
-    """What a scheme damages in a model of perplexity 40; deviation: of every perplexity under it, None of one draw."""
+    """What a scheme damages in a model of perplexity 40; deviation: of every perplexity under it, None of one draw;
+    once: whether roles and layers have one draw all the same."""
     scattered = {} if deviation is None else {"standard_deviation": deviation}
 
     def row(metric, value, **fields):
-        return {"metric": metric, "scheme": "absmax", "value": value, **scattered, **fields}
+        of_draws = {} if once and {"role", "layer"} & {*fields} else scattered
+        return {"metric": metric, "scheme": "absmax", "value": value, **of_draws, **fields}
 
     names = ("ffn_in", "ffn_out")
     rows = [
@@ -268,6 +274,12 @@ def test_one_draw_names_no_role_and_no_layer():
         "Under absmax the perplexity rises from 40.00 to 80.00 (+100.0 %) in a single draw; --draws 4 measures the "
         "scatter of rounding."
     )
+
+
+def test_roles_that_were_measured_once_scatter_as_the_whole_model():
+    assert damaged(once=True).startswith("Most of the cost of absmax is in ffn_out (+75.0 % ± 0.2 alone, 81 % of")
+    assert "(+75 % ± 9 alone" in damaged(once=True, deviation=4.0), "of 80; 3.5 of 70"
+    assert "No role stands out" in damaged(once=True, deviation=14.0)
 
 
 def test_a_layer_is_named_for_a_tenth_of_the_damage():
