@@ -1,37 +1,53 @@
-"""Try a tiny random model of every causal type that transformers has, and write docs/types.md.
+"""Try a tiny random model of every type of language model that transformers has, and write docs/types.md.
 
-    python scripts/every_type.py [TYPE …]
+    python scripts/every_type.py [FAMILY | FAMILY/TYPE] …
 
-With types, their results are printed and nothing is written.
+A family is causal, masked, encoder-decoder or image-text. What is tried, without arguments everything, is updated in
+docs/types.json, of which the page is made.
 """
 
+import json
 import math
 import multiprocessing
 import re
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    PreTrainedModel,
+)
 from transformers import __version__ as transformers_version
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto import modeling_auto
 from transformers.utils import logging
 
 import outliers
-from outliers.errors import UserError
+from outliers.errors import UserError, reason_of
 from outliers.models.anatomy import anatomy_of, projections
+from outliers.models.anatomy.examples import IGNORED, Block, Examples
 from outliers.models.stream import stream_model
 from outliers.quantization.linear import QuantizedLinear
+from outliers.tracing.trace import traces
 
 PAGE = Path(__file__).parent.parent / "docs" / "types.md"
+RESULTS = PAGE.with_suffix(".json")  # by family and type: why a check fails, by its name; "" where transformers runs it
+REFUSED = "refused: "  # begins a reason that is a line for users
 SECONDS = 300  # of one check at most
 PROCESSES = multiprocessing.get_context("fork")
 RUN, FIRST = "run", ("found", "loss")  # without which nothing else is tried
+STREAM = "stream"
 LAYERS, WIDTH, VOCABULARY = 4, 64, 512
 # Fields of configurations by what they become; a type has some of them.
 FIELDS = (
@@ -48,7 +64,7 @@ FIELDS = (
     ),
     (
         2,
-        "num_key_value_heads encoder_layers num_experts_per_tok num_experts_per_token moe_k moe_topk "
+        "num_key_value_heads num_kv_heads encoder_layers num_experts_per_tok num_experts_per_token moe_k moe_topk "
         "mamba_expand linear_num_key_heads",
     ),
     (
@@ -77,6 +93,7 @@ SMALL = {name: size for size, names in FIELDS for name in names.split()} | {"pad
 OWN = {  # of a type: what its default configuration lacks, or asks for
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
     "dots1": {"n_shared_experts": 1},
+    "esmc": {"num_key_value_heads": 4},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "qwen4_exp_text": {
         "indexer_n_heads": 4,
@@ -113,14 +130,36 @@ def made_small(fields: dict) -> dict:
     return small | own
 
 
-def tiny(kind: str) -> PreTrainedModel:
-    """A tiny random model of a type, float32; raises whatever transformers raises."""
+class Family(NamedTuple):
+    """Types of models, and the class of transformers that makes them.
+
+    decodes: whether positions attend to those before them alone; None for a model of which this is not said.
+    """
+
+    made_by: type
+    kinds: Collection[str]
+    decodes: bool | None = None
+
+
+FAMILIES = {
+    "causal": Family(AutoModelForCausalLM, modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, True),
+    "masked": Family(AutoModelForMaskedLM, modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, False),
+    "encoder-decoder": Family(AutoModelForSeq2SeqLM, modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES),
+    "image-text": Family(AutoModelForImageTextToText, modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES),
+}
+
+
+def tiny(kind: str, family: str = "causal") -> PreTrainedModel:
+    """Return a tiny random model of a type, float32; raise whatever transformers raises."""
+    made_by, _, decodes = FAMILIES[family]
     default = AutoConfig.for_model(kind)
     config = type(default).from_dict(made_small(default.to_dict()))
-    if hasattr(config, "is_decoder"):
-        config.is_decoder = True
+    if decodes is not None and hasattr(config, "is_decoder"):
+        config.is_decoder = decodes
+    if config.is_encoder_decoder:
+        config.decoder_start_token_id = 1
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval().float().requires_grad_(False)
+    model = made_by.from_config(config).eval().float().requires_grad_(False)
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.08)
@@ -129,17 +168,40 @@ def tiny(kind: str) -> PreTrainedModel:
     return model
 
 
-def checks(model: PreTrainedModel, ids: torch.Tensor, expected: float) -> Iterator[tuple[str, Callable[[], bool]]]:
-    """What is tried of a model, each with a function that says whether it is as it should be."""
+def text_of(family: str) -> torch.Tensor | Examples:
+    """Return two blocks of random tokens; of masked models every fourth one is predicted, of an encoder-decoder
+    others."""
+    generator = torch.Generator().manual_seed(1)
+    ids, others = (torch.randint(5, VOCABULARY, (2, 32), generator=generator) for _ in range(2))
+    if family == "masked":
+        return Examples(ids, torch.where(torch.arange(32) % 4 == 0, others, IGNORED))
+    return Examples(ids, others[:, :16]) if family == "encoder-decoder" else ids
+
+
+def loss_of(model: PreTrainedModel, block: Block) -> float:
+    """Return the loss of a block by transformers' own forward."""
+    if isinstance(block, torch.Tensor):
+        logits, labels = model(input_ids=block[None], use_cache=False).logits[0, :-1], block[1:]
+    else:  # an encoder-decoder makes the inputs of its decoder of the labels
+        labels = block.labels
+        logits = model(input_ids=block.ids[None], labels=labels[None]).logits[0]
+    return float(nn.functional.cross_entropy(logits.double(), labels, ignore_index=IGNORED))
+
+
+def checks(
+    model: PreTrainedModel, text: torch.Tensor | Examples, expected: float
+) -> Iterator[tuple[str, Callable[[], bool]]]:
+    """Yield the name of each check of a model, and a function that returns whether it passes."""
 
     def loss(of: PreTrainedModel) -> float:
-        return math.log(outliers.perplexity(of, ids))
+        return math.log(outliers.perplexity(of, text))
 
     def planted() -> bool:
         other = outliers.plant(model, [3], 64.0)
-        trace = outliers.trace(other, ids, attention=False)
-        roles = [role for role in trace.roles if role.startswith(("attn_in", "ffn_in")) and "+" not in role]
-        found = any(3 in list(trace.outlier_features(roles=[role])["feature"]) for role in roles)
+        found = False
+        for trace in traces(other, text, attention=False):
+            roles = [role for role in trace.roles if role.startswith(("attn_in", "ffn_in")) and "+" not in role]
+            found |= any(3 in list(trace.outlier_features(roles=[role])["feature"]) for role in roles)
         return abs(loss(other) - expected) < 1e-4 and found
 
     def quantized(scheme: str) -> bool:
@@ -149,12 +211,13 @@ def checks(model: PreTrainedModel, ids: torch.Tensor, expected: float) -> Iterat
 
     def ablated(method: str) -> bool:
         ablation = outliers.variant(f"{method}(3,5)")
-        ablation = ablation.knowing(outliers.trace(model, ids, attention=False)) if method == "mean" else ablation
-        (ablated,) = outliers.perplexities(model, ids, [ablation])
+        if method == "mean":
+            ablation = ablation.knowing(*traces(model, text, attention=False))
+        (ablated,) = outliers.perplexities(model, text, [ablation])
         return math.isfinite(ablated) and abs(math.log(ablated) - expected) > 1e-9
 
     def damaged() -> bool:
-        damages = outliers.damage(model, ids, "absmax", by=("error", "layer"), progress=False)
+        damages = outliers.damage(model, text, "absmax", by=("error", "layer"), progress=False)
         places = {(one.layer, one.role) for one in projections(model)}
         alone = damages.layers["perplexity_only"]
         of_layers = len({*alone}) == len(alone) == len({layer for layer, _ in places})
@@ -167,45 +230,56 @@ def checks(model: PreTrainedModel, ids: torch.Tensor, expected: float) -> Iterat
 
     yield "found", lambda: bool(anatomy_of(model.config))
     yield "loss", lambda: abs(loss(model) - expected) < 1e-6
-    yield "trace", lambda: bool(outliers.trace(model, ids, attention=False).roles)
-    yield "attention", lambda: bool(outliers.trace(model, ids).roles)
+    yield "trace", lambda: all(one.roles for one in traces(model, text, attention=False))
+    yield "attention", lambda: all(one.roles for one in traces(model, text))
     yield "plant", planted
     for scheme in ("absmax", "w4a4", "llm.int8"):
         yield scheme, lambda scheme=scheme: quantized(scheme)
     for method in ("zero", "mean", "shuffle"):
         yield method, lambda method=method: ablated(method)
     yield "damage", damaged
-    yield "stream", streamed
+    yield STREAM, streamed
 
 
-def tried(kind: str) -> Iterator[tuple[str, str]]:
-    """Each check with "" where it is as it should be, or why not; the first one is whether transformers runs a type."""
+def tried(kind: str, family: str = "causal") -> Iterator[tuple[str, str]]:
+    """Yield each check with "" if it passes, or the reason; the first one is whether transformers runs the type."""
+    text = text_of(family)
     try:
-        model = tiny(kind)
-        ids = torch.randint(3, VOCABULARY, (2, 32), generator=torch.Generator().manual_seed(1))
-        logits = [model(input_ids=block[None], use_cache=False).logits[0].double() for block in ids]
-        losses = [nn.functional.cross_entropy(one[:-1], block[1:]) for one, block in zip(logits, ids, strict=True)]
-        expected = float(sum(losses) / 2)
+        model = tiny(kind, family)
+        if family == "encoder-decoder" and not model.config.is_encoder_decoder:
+            raise ValueError("it has no decoder that reads an encoder, and is image-text or audio-text")
+        expected = sum(loss_of(model, block) for block in text) / len(text)
     except Exception as error:
-        yield RUN, f"{type(error).__name__}: {error}"
+        yield RUN, reason_of(error, 300)
         return
     yield RUN, ""
-    for name, check in checks(model, ids, expected):
+    if family == "image-text":  # the part that reads text is loaded alone
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                model.save_pretrained(folder)
+                model = outliers.load_model(folder)
+        except Exception as error:
+            yield "found", why_not(error)
+            return
+    for name, check in checks(model, text, expected):
         try:
             why = "" if check() else "differs"
-        except UserError as error:
-            why = str(error)
         except Exception as error:
-            why = f"{type(error).__name__}: {error}"
+            why = why_not(error)
         yield name, why
         if name in FIRST and why:
             return
 
 
-def tried_apart(kind: str) -> dict[str, str]:
-    """The results of `tried` in a process of its own, which is ended if it hangs."""
+def why_not(error: Exception) -> str:
+    """Return the reason of a refusal, or what Python says of a mistake."""
+    return f"{REFUSED}{error}" if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+
+
+def tried_apart(kind: str, family: str) -> dict[str, str]:
+    """Return the results of `tried` in a process of its own, which is ended if it hangs."""
     reader, writer = PROCESSES.Pipe(duplex=False)
-    process = PROCESSES.Process(target=_send, args=(kind, writer))
+    process = PROCESSES.Process(target=_send, args=(kind, family, writer))
     process.start()
     writer.close()
     found: dict[str, str] = {}
@@ -220,64 +294,93 @@ def tried_apart(kind: str) -> dict[str, str]:
             found["memory"] = f"the process ends with {process.exitcode}"
     process.kill()
     process.join()
-    return found
+    return {name: short(why) for name, why in found.items() if why or name == RUN}
 
 
-def _send(kind: str, writer: Connection) -> None:
-    for result in tried(kind):
+def _send(kind: str, family: str, writer: Connection) -> None:
+    for result in tried(kind, family):
         writer.send(result)
 
 
-def cell(kind: str, result: dict[str, str]) -> tuple[str, str, str]:
-    """A row of the page: the type, what it does, and what not and why."""
-    wrong = {name: why for name, why in result.items() if why}
+def outcome(result: dict[str, str]) -> str:
+    """Return the result of a type in a word or two."""
+    wrong = {name for name, why in result.items() if why}
     if result.get(RUN, "no") != "":
-        return kind, "not tried", "transformers runs no tiny default model"
-    if wrong.keys() & {*FIRST}:
-        return kind, "refused", short(next(iter(wrong.values())))
-    without = ", ".join(wrong)
-    return kind, f"works without {without}" if wrong else "works", "; ".join(dict.fromkeys(map(short, wrong.values())))
+        return "not tried"
+    if wrong & {*FIRST}:
+        return "refused"
+    without = ", ".join(name for name in result if name in wrong and not is_refused_stream(name, result))
+    return f"works without {without}" if without else "works" if not wrong else "works resident"
+
+
+def is_refused_stream(name: str, result: dict[str, str]) -> bool:
+    """Return whether a check is that of a streamed model, which is refused by a line for users."""
+    return name == STREAM and result[name].startswith(REFUSED)
+
+
+def row(kind: str, result: dict[str, str]) -> str:
+    """Return the row of a type: its result, and the reasons for what does not work."""
+    words = outcome(result)
+    reasons = (why.removeprefix(REFUSED) for why in result.values() if why)
+    why = "; ".join(dict.fromkeys(reasons))
+    return f"| `{kind}` | {words} | {why} |"
 
 
 def short(why: str) -> str:
-    """The first words of a reason, for a cell of a table."""
+    """Return the first words of a reason, for a cell of a table."""
     why = re.sub(f"'{tempfile.gettempdir()}[^']*'", "the checkpoint", why)
     return textwrap.shorten(why, 140, placeholder=" …").replace("|", "/")
 
 
-def page(rows: list[tuple[str, str, str]]) -> str:
+def section(family: str, results: dict[str, dict[str, str]]) -> list[str]:
+    """Return the lines of a family's section."""
+    counts = Counter(map(outcome, results.values()))
+    run = len(results) - counts["not tried"]
+    whole = counts["works"] + counts["works resident"]
+    return [
+        f"## {family.capitalize()} models",
+        "",
+        f"Of {run} types that transformers runs, {run - counts['refused']} have its loss here, and {whole} pass every "
+        f"check ({100 * whole / max(1, run):.0f} %), {counts['works resident']} of them with streaming refused by name. "
+        f"The other {counts['not tried']} have default configurations that transformers cannot build or run so small.",
+        "",
+        "| type | result | why not |",
+        "|---|---|---|",
+        *(row(kind, results[kind]) for kind in sorted(results)),
+        "",
+    ]
+
+
+def page(results: dict[str, dict[str, dict[str, str]]]) -> str:
     """Return the page of all types."""
-    run = [row for row in rows if row[1] != "not tried"]
-    works = sum(row[1] == "works" for row in run)
-    measured = sum(row[1] != "refused" for row in run)
     return "\n".join(
         [
             "# Types of models",
             "",
-            "After this page you know which types of causal language models work, and why others do not. Of each type "
-            f"that transformers {transformers_version} has, a tiny random model was made and tried: its loss, a trace, "
-            "a planted feature, three schemes, three ablations, damage by layer and role, and streaming.",
+            "After this page you know which types of language models work, and why others do not. Of each type that "
+            f"transformers {transformers_version} has, a tiny random model was made and tried: its loss, a trace with "
+            "and without attention, a planted feature, three schemes, three ablations, damage by layer and role, and "
+            "streaming. Of image-text models it is the part that reads text.",
             "",
-            f"Of {len(run)} types that transformers runs, {measured} have its loss here, and {works} pass every check. "
-            f"The other {len(rows) - len(run)} have default configurations that transformers cannot build or run. "
             "`python scripts/every_type.py` writes this page; `python -m outliers.anatomy TYPE` shows what was found.",
             "",
-            "| type | result | why not |",
-            "|---|---|---|",
-            *(f"| `{kind}` | {result} | {why} |" for kind, result, why in rows),
-            "",
+            *(line for family in FAMILIES if family in results for line in section(family, results[family])),
         ]
     )
 
 
-def main(kinds: list[str]) -> None:
+def main(names: list[str]) -> None:
     logging.set_verbosity_error()
-    rows = []
-    for kind in kinds or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        rows.append(cell(kind, tried_apart(kind)))
-        print(" | ".join(rows[-1]), flush=True)
-    if not kinds:
-        PAGE.write_text(page(rows), encoding="utf-8")
+    logging.disable_progress_bar()
+    for name in names or FAMILIES:
+        family, _, kind = name.partition("/")
+        for one in [kind] if kind else FAMILIES[family].kinds:
+            result = tried_apart(one, family)
+            print(family, row(one, result), flush=True)
+            results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+            results.setdefault(family, {})[one] = result
+            RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    PAGE.write_text(page(json.loads(RESULTS.read_text(encoding="utf-8"))), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,12 +6,20 @@ import math
 import pytest
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutput
 
-from outliers import damage, hooks, load_model, perplexity, plant, trace
+from outliers import damage, hooks, load_model, perplexity, plant, quantize, trace
 from outliers.errors import UserError
-from outliers.models.anatomy import layers_of
+from outliers.models.anatomy import OWN, layers_of
+from outliers.models.anatomy.found import _key
+from outliers.models.names import CACHE
 from scripts.every_type import made_small, tiny, tried
 from tests import conftest
 
@@ -151,3 +159,85 @@ def test_the_text_part_of_a_model_that_takes_pictures(kind, tmp_path):
     losses = [nn.functional.cross_entropy(one, block[1:]) for one, block in zip(logits, blocks, strict=True)]
     found = math.log(perplexity(load_model(str(tmp_path)), blocks))
     assert found == pytest.approx(float(sum(losses) / 2), rel=1e-6)
+
+
+class OwnConfig(PretrainedConfig):
+    model_type = "of-nobody-else"
+
+    def __init__(self, vocab_size=100, hidden_size=32, heads=4, depth=3, **others):
+        self.vocab_size, self.hidden_size, self.heads, self.depth = vocab_size, hidden_size, heads, depth
+        super().__init__(**others)
+
+
+class OwnLayer(nn.Module):
+    """A layer with other names than any in transformers, and its queries, keys and values in one projection."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads, self.first, self.second = heads, nn.LayerNorm(width), nn.LayerNorm(width)
+        self.see, self.tell = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (one.unflatten(-1, (self.heads, -1)).transpose(1, 2) for one in self.see(self.first(x)).chunk(3, -1))
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
+        mixed = scores.masked_fill(later, -math.inf).softmax(-1) @ v
+        x = x + self.tell(mixed.transpose(1, 2).flatten(2))
+        return x + self.narrow(nn.functional.gelu(self.wide(self.second(x))))
+
+
+class OwnStack(PreTrainedModel):
+    config_class = OwnConfig
+
+    def __init__(self, config: OwnConfig):
+        super().__init__(config)
+        self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.steps = nn.ModuleList(OwnLayer(config.hidden_size, config.heads) for _ in range(config.depth))
+        self.end = nn.LayerNorm(config.hidden_size)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.tokens
+
+    def forward(self, input_ids: torch.Tensor, **_others) -> BaseModelOutputWithPast:
+        x = self.tokens(input_ids)
+        for step in self.steps:
+            x = step(x)
+        return BaseModelOutputWithPast(last_hidden_state=self.end(x))
+
+
+class OwnModel(PreTrainedModel):
+    config_class, base_model_prefix = OwnConfig, "stack"
+
+    def __init__(self, config: OwnConfig):
+        super().__init__(config)
+        self.stack, self.words = OwnStack(config), nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.words
+
+    def forward(self, input_ids: torch.Tensor, **others) -> CausalLMOutput:
+        return CausalLMOutput(logits=self.words(self.stack(input_ids, **others).last_hidden_state))
+
+
+def test_a_model_of_ones_own_that_transformers_does_not_know():
+    torch.manual_seed(0)
+    model, ids = OwnModel(OwnConfig()).eval(), torch.randint(100, (2, 24))
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    anatomy = layers_of(model)[0].anatomy
+    roles = [getattr(anatomy, role) for role in ("attn_in", "attn_out", "ffn_in", "ffn_out")]
+    assert roles == [("see",), ("tell",), ("wide",), ("narrow",)] and anatomy.norms == {
+        "first": ("attn_in",),
+        "second": ("ffn_in",),
+    }
+    with torch.no_grad():
+        losses = [nn.functional.cross_entropy(model(one[None]).logits[0, :-1].double(), one[1:]) for one in ids]
+    assert math.log(perplexity(model, ids)) == pytest.approx(float(sum(losses) / 2), abs=1e-6)
+    found = trace(plant(model, [3], 64.0), ids, attention=False).outlier_features()
+    assert list(found["feature"]) == [3]
+    assert perplexity(quantize(model, "w4a4"), ids) != perplexity(model, ids)
+    assert len(damage(model, ids, "absmax", by=["layer"]).layers) == 3
+    assert not list((CACHE / "anatomy").glob(f"{_key(model.config, OWN)}*")), "its code may change"

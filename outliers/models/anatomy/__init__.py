@@ -77,6 +77,29 @@ def _take_plugins(kind: str) -> None:
             add_family(family)
 
 
+# By the class of their configurations: the classes of models that transformers does not know.
+_own_models: dict[type[PretrainedConfig], type[PreTrainedModel]] = {}
+
+
+class _OwnModels:
+    """The classes of models that were passed from Python, in the place of an auto class of transformers."""
+
+    @staticmethod
+    def from_config(config: PretrainedConfig, **options) -> PreTrainedModel:
+        return _own_models[type(config)]._from_config(config, **options)
+
+
+OWN = replace(CAUSAL, kinds=(), made_by=_OwnModels)
+
+
+def know_class(model: PreTrainedModel) -> None:
+    """Remember the class of a model whose configuration is of no type that transformers has, so that its anatomy is
+    found as that of a causal language model."""
+    kind = type(model.config)
+    if not (kind.__module__.startswith("transformers.") or _families(model.config.model_type)):
+        _own_models[kind] = type(model)
+
+
 class Projection(NamedTuple):
     """One linear projection of a layer, a `Linear` or `Conv1D`, or another module that reads a hidden state.
 
@@ -117,7 +140,8 @@ def anatomy_of(config: PretrainedConfig) -> Anatomy:
     Raises:
         UserError: transformers has no such type of model, or cannot build or run it; or no layers are found in it.
     """
-    check_known(config.model_type)
+    if type(config) not in _own_models:
+        check_known(config.model_type)
     return anatomy_found(config, family_of(config))
 
 
@@ -141,6 +165,8 @@ def check_known(kind: str) -> None:
 
 def family_of(config: PretrainedConfig) -> Family:
     """The family of a model by its configuration; of those that its type may be of what the configuration says."""
+    if type(config) in _own_models:
+        return OWN
     kind = config.model_type
     _take_plugins(kind)
     if config.is_encoder_decoder:
@@ -282,6 +308,8 @@ def layers_of(model: PreTrainedModel) -> list[Layer]:
     Raises:
         UserError: the architecture is unknown, or something is wrapped around the model.
     """
+    if isinstance(model, PreTrainedModel):
+        know_class(model)
     stacks = stacks_of(model.config) if hasattr(model, "config") else ()
     if not isinstance(model, PreTrainedModel):
         raise UserError(

@@ -61,10 +61,12 @@ def anatomy_found(config: PretrainedConfig, family: Family) -> Anatomy:
     key = _key(config, family)
     if key not in _by_key:
         file = CACHE / "anatomy" / f"{key}.json"
-        anatomy = _read(file)
+        known = type(config).__module__.startswith("transformers.")  # the key says nothing of the code of others
+        anatomy = _read(file) if known else None
         if anatomy is None:
             anatomy = find(config, family)
-            _write(file, anatomy)
+            if known:
+                _write(file, anatomy)
         fields = EXCEPTIONS.get(config.model_type, {})
         _by_key[key] = replace(anatomy, **fields, others=tuple(replace(one, **fields) for one in anatomy.others))
     place = id(config)
@@ -77,6 +79,7 @@ def _key(config: PretrainedConfig, family: Family) -> str:
     fields = {name: value for name, value in config.to_dict().items() if name not in UNIMPORTANT}
     facts = [
         family.name,
+        f"{type(config).__module__}.{type(config).__qualname__}",
         transformers_version,
         torch.__version__,
         _code(),

@@ -10,7 +10,12 @@ from outliers.models.internals import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAM
 
 def _shifted(model: PreTrainedModel, block: Example) -> tuple[torch.Tensor, torch.Tensor]:
     """The encoder's input; and for the decoder its labels one position later, behind a first token."""
-    return block.ids, model.prepare_decoder_input_ids_from_labels(labels=block.labels[None])[0]
+    own = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    if own is not None:
+        return block.ids, own(labels=block.labels[None])[0]
+    shifted = block.labels.roll(1)
+    shifted[0] = model.config.decoder_start_token_id
+    return block.ids, shifted.masked_fill(shifted == IGNORED, model.config.pad_token_id)
 
 
 SEQ2SEQ = Family(
