@@ -337,11 +337,12 @@ def section(family: str, results: dict[str, dict[str, str]]) -> list[str]:
     counts = Counter(map(outcome, results.values()))
     run = len(results) - counts["not tried"]
     whole = counts["works"] + counts["works resident"]
+    share = f"{100 * whole / max(1, run):.0f} %"
     return [
         f"## {family.capitalize()} models",
         "",
         f"Of {run} types that transformers runs, {run - counts['refused']} have its loss here, and {whole} pass every "
-        f"check ({100 * whole / max(1, run):.0f} %), {counts['works resident']} of them with streaming refused by name. "
+        f"check ({share}), {counts['works resident']} of them with streaming refused by name. "
         f"The other {counts['not tried']} have default configurations that transformers cannot build or run so small.",
         "",
         "| type | result | why not |",
