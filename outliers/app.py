@@ -168,36 +168,36 @@ def _measure(name: str, spec: Named, out: Path | None, force: bool) -> None:
 
     The models are checked before anything that needs torch is imported.
     """
-    from outliers.runs.again import keep, key_of, printed, request_of, turn_to
     from outliers.runs.free import check_room_for_imports
-    from outliers.specification.door import checked
+    from outliers.runs.reprint import output_key, page_request, record_run, reprint, show_page
+    from outliers.specification.validate import validate
 
-    folder, key = out or spec.folder, key_of(checked(spec), typed(name))
-    if not force and (text := printed(key, folder)):
+    folder, key = out or spec.folder, output_key(validate(spec), typed(name))
+    if not force and (text := reprint(key, folder)):
         print(text)
         return
 
     check_room_for_imports()
     import_for_good("outliers.runs.engine")
-    from outliers.runs.run import DRAWN, check_all_measured, check_any_measured, drawing, fitted, run
+    from outliers.runs.run import RENDERING, check_all_measured, check_any_measured, fitted, rendering, run
     from outliers.subjects.model_cache import ModelCache
     from outliers.terminal.progress import Progress
 
-    asked, model_cache = [spec], ModelCache()
+    specs, model_cache = [spec], ModelCache()
     spec = fitted(spec, folder, force, model_cache)
     with Progress() as bar:
-        bar.expect(DRAWN)
+        bar.expect(RENDERING)
         rows = run(spec, folder, force, model_cache, bar)
         check_any_measured(rows)
         from outliers.show.write import files_of, write  # after the measurement, like the view
 
-        with drawing(bar, spec.name):
+        with rendering(bar, spec.name):
             section = _section(spec, folder, rows)
-            turn_to(folder, request_of(asked))
+            show_page(folder, page_request(specs))
             text = write(section, folder, typed(name))
     print(text)
     failed = any("failed" in row for row in rows)
-    keep(folder, asked, None if failed else key, typed(name), [*files_of(section), PAGE], text)
+    record_run(folder, specs, None if failed else key, typed(name), [*files_of(section), PAGE], text)
     check_all_measured(rows)
 
 
@@ -210,9 +210,9 @@ def _section(spec: Named, folder: Path, rows: list[dict]) -> "Section":
 
 
 def _preview(spec: Named, out: Path | None) -> None:
-    from outliers.specification.door import checked
+    from outliers.specification.validate import validate
 
-    checked(spec)
+    validate(spec)
     import_for_good("outliers.runs.engine")
     from outliers.runs.budget import preview
     from outliers.runs.run import prepared

@@ -267,10 +267,10 @@ def show_rows(*names: str) -> Callable[[Path, random.Random], None]:
         import matplotlib.pyplot as plt
 
         from outliers.paper.report import experiments, shown_section
-        from outliers.runs.run import drawn_again
+        from outliers.runs.run import stored_rows
 
         (spec,) = experiments(f"pocket/{choose.choice(names)}")
-        if rows := drawn_again(spec, folder):
+        if rows := stored_rows(spec, folder):
             shown_section(spec, folder, rows)
         plt.close("all")
 

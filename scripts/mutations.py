@@ -30,7 +30,7 @@ TESTS = {
     "outliers/commands/ablate": "seq2seq",
     "outliers/runs/stages/plan": "planning",
     "outliers/quantization/plans": "exports",
-    "outliers/runs/again": "commands",
+    "outliers/runs/reprint": "commands",
     "outliers/runs/callback": "callback",
     "outliers/runs/cluster": "cluster",
     "outliers/runs/forecast": "forecast",
@@ -301,7 +301,7 @@ MUTATIONS = {
         ("math.ceil(share * most)", "math.floor(share * most)"),
         ('node["CPU"] * memory / node["memory"]', 'node["CPU"] * memory / (2 * node["memory"])'),
     ],
-    "outliers/runs/again.py": [(" and None not in map(local_place", " or None not in map(local_place")],
+    "outliers/runs/reprint.py": [(" and None not in map(local_place", " or None not in map(local_place")],
     "outliers/runs/forecast.py": [
         ("SLACK = 2", "SLACK = 1"),
         ("if room.gpus and sum(states) <=", "if room.gpus or sum(states) <="),

@@ -76,7 +76,7 @@ class Ablation(OfOneModel):
         """
         subject = ToAblate(self.model, self.revision, self)
         treatments = 1 + len(self.methods) * (1 + self.controls)
-        return [Plan(subject, _stages(subject), usual=lambda: 2 + treatments + treatments // 3)]
+        return [Plan(subject, _stages(subject), passes=lambda: 2 + treatments + treatments // 3)]
 
 
 COMMAND = Command(

@@ -7,7 +7,7 @@ from typer import Argument
 from outliers.commands import Command
 from outliers.errors import UserError
 from outliers.models.names import may_be_type
-from outliers.specification.door import check_configs
+from outliers.specification.validate import check_configs
 from outliers.terminal.command import models_of
 
 MODELS = (

@@ -5,7 +5,7 @@ from pydantic import Field
 from outliers.commands import Command
 from outliers.errors import UserError
 from outliers.metrics.records import Trace
-from outliers.runs.stages.trace import USUAL, trace_stages
+from outliers.runs.stages.trace import PASSES, trace_stages
 from outliers.specification.fields import Models, Name, Names
 from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Causal
@@ -38,7 +38,7 @@ class Emergence(Settings):
             raise UserError(f"revisions of {len(self.models)} models; expected revisions of one model")
         subjects = [Causal(name, revision, self) for name in self.models for revision in self.revisions or [None]]
         return [
-            Plan(subject, trace_stages(subject, Trace(alpha=self.alpha)), usual=lambda: USUAL) for subject in subjects
+            Plan(subject, trace_stages(subject, Trace(alpha=self.alpha)), passes=lambda: PASSES) for subject in subjects
         ]
 
 

@@ -24,13 +24,13 @@ class Part(NamedTuple):
     """A part of the account.
 
     stages: function that returns the cells for a subject, the features, and the model's outlier features; the first
-    stage raises errors of the features, whatever the outlier features are. usual: how many passes of the blocks take as
-    long, measured with SmolLM2-135M. needs_outliers: whether the outlier features must be known. fits: whether a model
-    of a configuration has this part.
+    stage raises errors of the features, whatever the outlier features are. passes: how many passes of the blocks
+    take as long, measured with SmolLM2-135M. needs_outliers: whether the outlier features must be known. fits: whether
+    a model of a configuration has this part.
     """
 
     stages: Callable[[Causal, Sequence[int], Sequence[int]], Stages]
-    usual: int
+    passes: int
     needs_outliers: bool = False
     fits: Callable[[Any], bool] = lambda _config: True
 
@@ -81,7 +81,7 @@ class Account(OfOneModel):
         if unknown := sorted(set(self.by).difference(PARTS)):
             raise unknown_name("part of the account", unknown[0], PARTS)
         subject = ToAccount(self.model, self.revision, self)
-        return [Plan(subject, _stages(subject), usual=lambda: 1 + sum(part.usual for part in subject.parts))]
+        return [Plan(subject, _stages(subject), passes=lambda: 1 + sum(part.passes for part in subject.parts))]
 
 
 COMMAND = Command(

@@ -10,7 +10,15 @@ from outliers.criterion import check_share
 from outliers.errors import unknown_name
 from outliers.quantization.plans.plan import Plan
 from outliers.quantization.schemes import Scheme, get_scheme
-from outliers.runs.stages.plan import DRAWN, Search, check_search, exports_of, plan_of, search_stages, usual_of
+from outliers.runs.stages.plan import (
+    DRAWS_OF_A_SET,
+    Search,
+    check_search,
+    exports_of,
+    passes_of,
+    plan_of,
+    search_stages,
+)
 from outliers.specification.fields import DRAWS, NONE, Count, Line, Name, Once, OneScheme, Several, Share, Split
 from outliers.specification.kinds import BLOCKS, Calibrated, OfOneModel
 from outliers.subjects import cell
@@ -64,7 +72,7 @@ class Planning(OfOneModel, Calibrated):
     )
     blocks: Count = Field(default=BLOCKS, description="Blocks of the search, from the start of the text.")
     confirm: Count = Field(default=BLOCKS, description="Blocks after them, on which the plan is confirmed.")
-    draws: Several = Field(default=DRAWN, description=DRAWS)
+    draws: Several = Field(default=DRAWS_OF_A_SET, description=DRAWS)
     export: Annotated[list[Line], Split, Once] = Field(
         default=[],
         description="Formats of other libraries in which to write the plan too, such as compressed-tensors or torchao.",
@@ -81,7 +89,7 @@ class Planning(OfOneModel, Calibrated):
             exports_of(
                 self.export, Plan(model=self.model, scheme=under.name, projections=len(search.sizes)), self.revision
             )
-        return [cell.Plan(searched, search_stages(search), usual=lambda: usual_of(search))]
+        return [cell.Plan(searched, search_stages(search), passes=lambda: passes_of(search))]
 
 
 COMMAND = Command(
@@ -110,7 +118,7 @@ def plan(
     cost: float | str = 0.05,
     by: str = "count",
     instead: "Sequence[str | Scheme]" = (),
-    draws: int = DRAWN,
+    draws: int = DRAWS_OF_A_SET,
     calibration: "Calibration | None" = None,
     *,
     progress: bool | None = None,

@@ -4,8 +4,8 @@ from pydantic import Field
 
 from outliers.commands import Command
 from outliers.criterion import OF_EVERY_STACK
-from outliers.metrics.records import KeptTrace
-from outliers.runs.stages.trace import USUAL, trace_stages
+from outliers.metrics.records import StoredTrace
+from outliers.runs.stages.trace import PASSES, trace_stages
 from outliers.specification.fields import Name
 from outliers.specification.kinds import OfOneModel
 from outliers.subjects.causal import MaybeUnlabelled
@@ -29,9 +29,9 @@ class OneModel(OfOneModel):
 
     def plans(self) -> list[Plan]:
         files = {"tokens": self.by_token, "imatrix": self.imatrix, "masks": self.masks}
-        metric = KeptTrace(roles=OF_EVERY_STACK, alpha=self.alpha, attention=True, details=True, **files)
+        metric = StoredTrace(roles=OF_EVERY_STACK, alpha=self.alpha, attention=True, details=True, **files)
         subject = MaybeUnlabelled(self.model, self.revision, self)
-        return [Plan(subject, trace_stages(subject, metric), usual=lambda: USUAL)]
+        return [Plan(subject, trace_stages(subject, metric), passes=lambda: PASSES)]
 
 
 COMMAND = Command(

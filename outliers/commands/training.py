@@ -74,7 +74,7 @@ class Training(Spread):
 
     def check(self) -> None:
         """Raise UserError if a run is not of a causal language model, or a training text or start model is missing."""
-        from outliers.specification.door import check_model  # late, for `--help` does not need it
+        from outliers.specification.validate import check_model  # late, for `--help` does not need it
 
         for name, run in self.runs.items():
             if run.objective != "next tokens":

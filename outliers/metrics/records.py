@@ -336,7 +336,7 @@ class Trace(Metric):
     details: bool = Field(False, description="Also give rows of each feature, layer and position.")
 
 
-class KeptTrace(Trace):
+class StoredTrace(Trace):
     """A trace that is also stored in files beside the rows; only these have the tokens that carry the features.
 
     An importance matrix and masks are further files.

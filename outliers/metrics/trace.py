@@ -18,7 +18,7 @@ from outliers.errors import UserError
 from outliers.files import EARLIER, check_replaceable, move
 from outliers.metrics.attention import PROBABILITIES
 from outliers.metrics.measurement import CellMeasurement, MemoryNeeds
-from outliers.metrics.records import KeptTrace
+from outliers.metrics.records import StoredTrace
 from outliers.models.anatomy import attends
 from outliers.models.anatomy.names import names_of
 from outliers.models.anatomy.views import of_stack, view_names
@@ -232,7 +232,7 @@ class TraceMeasurement(CellMeasurement):
     cost = 5.0
 
     def check(self, cell: Cell) -> None:
-        config, kept = cell.subject.config, isinstance(cell.metric, KeptTrace)
+        config, kept = cell.subject.config, isinstance(cell.metric, StoredTrace)
         if kept and cell.metric.imatrix:
             from outliers.models.gguf.tensors import architecture_of  # which imports gguf
 
@@ -241,7 +241,7 @@ class TraceMeasurement(CellMeasurement):
             names_of(skeleton(config), "transformerlens")
 
     def stored_result(self, cell: Cell, provenance: dict, planner: Any) -> list[tuple] | None:
-        return traced(cell, provenance, planner) if isinstance(cell.metric, KeptTrace) else None
+        return traced(cell, provenance, planner) if isinstance(cell.metric, StoredTrace) else None
 
     def provenance(self, cell: Cell, _model_cache: ModelCache) -> dict:
         return {"alpha": cell.metric.alpha} | ({} if attends(cell.subject.config) else {"attends": False})
@@ -309,7 +309,7 @@ def tidy(table: pd.DataFrame | list[dict], prefix: str = "") -> list[dict]:
 
 
 def _has_tokens(cell: Cell) -> bool:
-    return isinstance(cell.metric, KeptTrace) and cell.metric.tokens
+    return isinstance(cell.metric, StoredTrace) and cell.metric.tokens
 
 
 MEASUREMENT = TraceMeasurement()

@@ -13,7 +13,7 @@ from outliers.models.load import load_tokenizer
 from outliers.models.names import packaged_models, short_name
 from outliers.models.source import is_cached
 from outliers.published.facts import FACTS, Fact, facts_of, read_facts
-from outliers.published.numbers import key_of
+from outliers.published.numbers import model_key
 from outliers.runs.rows import Row, read
 from outliers.runs.run import tried
 from outliers.show.section import FINDINGS, Finding, Section
@@ -68,8 +68,8 @@ def report(names: Sequence[str], device: str = "cpu", out: Path | None = None, r
     for model in models:
         if not facts_of(facts, [model]):
             command = shlex.join([*called("report"), PUBLISHED, *files, "--redraw"])
-            hint = f"{meant(key_of(model), map(key_of, known))} {command} lists all {len(known)} models".lstrip()
-            raise UserError(f"no fact about '{key_of(model)}' is in the files; {hint}")
+            hint = f"{meant(model_key(model), map(model_key, known))} {command} lists all {len(known)} models".lstrip()
+            raise UserError(f"no fact about '{model_key(model)}' is in the files; {hint}")
     folder = out or Path("results", PUBLISHED, *(map(short_name, models) if len(models) == 1 else ()))
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ def report(names: Sequence[str], device: str = "cpu", out: Path | None = None, r
 
 
 def _here(model: str) -> str | None:
-    key = key_of(model)
+    key = model_key(model)
     return key if key in packaged_models() else model if is_cached(model) else None
 
 
@@ -105,7 +105,9 @@ def verdicts_of(
         reasons = {
             one: one[0] and _measured(here, alike, folder, device, model_cache) for one, alike in protocols.items()
         }
-    rows = [row for row in reversed(read(folder)) if key_of(row.request["subject"].get("model", "")) == key_of(model)]
+    rows = [
+        row for row in reversed(read(folder)) if model_key(row.request["subject"].get("model", "")) == model_key(model)
+    ]
     return [_verdict(fact, rows, reasons[fact.protocol]) for fact in facts]
 
 
@@ -144,7 +146,7 @@ def _verdict(fact: Fact, rows: Sequence[Row], reason: str | None) -> Verdict:
 def section(verdicts: Sequence[Verdict]) -> Section:
     """Make the tables, notes and findings of verdicts, those with a measurement first."""
     cells = [
-        [key_of(fact.model), agreement, fact.words, measured, _blocks(fact), fact.source.short, fact.note]
+        [model_key(fact.model), agreement, fact.words, measured, _blocks(fact), fact.source.short, fact.note]
         for fact, agreement, measured, *_ in sorted(verdicts, key=lambda verdict: not verdict.row)
     ]
     table = Table.of_words(PUBLISHED, CAPTION, HEADERS, cells)
@@ -158,7 +160,7 @@ def section(verdicts: Sequence[Verdict]) -> Section:
     reasons = defaultdict(dict)  # the models (each once) by the reason why they were not run
     for verdict in verdicts:
         if verdict.reason:
-            reasons[verdict.reason][key_of(verdict.fact.model)] = None
+            reasons[verdict.reason][model_key(verdict.fact.model)] = None
     notes = [
         f"Not run: {listed(models) if len(models) <= NAMED else f'{len(models)} models'}: {reason}"
         for reason, models in reasons.items()

@@ -20,7 +20,7 @@ from outliers.commands.zeroshot import ZeroShot
 from outliers.errors import unknown_name
 from outliers.paper.linear_layers import LinearLayers
 from outliers.paper.published import BLOG, Artefact, Published
-from outliers.published.numbers import key_of, numbers_of
+from outliers.published.numbers import model_key, numbers_of
 from outliers.show.axes import count_label
 from outliers.specification.kinds import Named
 from outliers.views.attention import attention_section
@@ -50,7 +50,7 @@ def _metrics(rows: list[dict]) -> list[dict]:
 
 def _named(rows: list[dict]) -> list[dict]:
     """Rename models and metrics to the keys of the printed numbers."""
-    return [row | {"model": key_of(row["model"]), "metric": row["metric"].removeprefix(PREFIX)} for row in rows]
+    return [row | {"model": model_key(row["model"]), "metric": row["metric"].removeprefix(PREFIX)} for row in rows]
 
 
 def _trained(rows: list[dict]) -> list[dict]:

@@ -6,8 +6,8 @@ from typing import Annotated
 from typer import Argument, Option
 
 from outliers.commands import Command
-from outliers.specification.door import check_configs
 from outliers.specification.files import is_meant_as_experiment
+from outliers.specification.validate import check_configs
 from outliers.terminal.command import DryRun, Force, Models, Out, models_of, typed
 
 DEFAULT, PUBLISHED = "pocket", "published"
@@ -44,10 +44,10 @@ def report(
         print(previewed(name, out, device, models))
         return
 
-    from outliers.runs.again import key_of_report, printed  # which knows the hub
+    from outliers.runs.reprint import report_output_key, reprint  # which knows the hub
 
     folders = [out] if out else [Path("results", name), *Path("results", name).glob("*/")]
-    if not (force or redraw or Path(name).suffix) and (text := printed(key_of_report(typed("report")), *folders)):
+    if not (force or redraw or Path(name).suffix) and (text := reprint(report_output_key(typed("report")), *folders)):
         print(text)
         return
 

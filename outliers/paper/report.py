@@ -12,8 +12,8 @@ from outliers.files import PAGE, write_whole
 from outliers.models.names import short_name
 from outliers.paper.artefacts import ARTEFACTS, BEYOND
 from outliers.paper.published import comparison
-from outliers.runs.again import keep, key_of_report, request_of, turn_to
-from outliers.runs.run import DRAWN, drawing, drawn_again, foreseeing, show, tried
+from outliers.runs.reprint import page_request, record_run, report_output_key, show_page
+from outliers.runs.run import RENDERING, rendering, shared_bar, show, stored_rows, tried
 from outliers.show.page import page
 from outliers.show.section import Context, Section, section_of
 from outliers.show.value import records
@@ -104,16 +104,16 @@ def report(
     for measurement, *pair in zip(asked, specs, places, strict=True):
         once.setdefault(measurement, tuple(pair))
     command = shlex.join([*called("report"), name, *models, *(["--device", device] if device else [])])
-    with Progress() if redraw else foreseeing(spec for spec, _ in once.values()) as bar:
-        bar.expect(DRAWN._replace(count=len(specs)))
+    with Progress() if redraw else shared_bar(spec for spec, _ in once.values()) as bar:
+        bar.expect(RENDERING._replace(count=len(specs)))
         known = {key: _drawn(*pair) for key, pair in once.items()} if redraw else _all_measured(once, force, bar)
         if not any(rows for rows, _ in known.values()):
             raise UserError(str(next(reasons[0] for _, reasons in known.values())))
-        turn_to(folder, request_of(specs))
+        show_page(folder, page_request(specs))
         sections: list[Section] = []
         wrote = {PAGE: None}
         for measurement, spec, place in zip(asked, specs, places, strict=True):
-            with drawing(bar, spec.name):
+            with rendering(bar, spec.name):
                 section = _without_repeats(shown_section(spec, place, *known[measurement]), sections)
                 sections.append(section)
                 if section.rows:
@@ -125,7 +125,7 @@ def report(
     text = "\n" + "\n\n\n".join(printed_sections)
     rows = [row for rows, _ in known.values() for row in rows]
     again = redraw or any("failed" in row for row in rows) or not all(map(_is_final, known.values()))
-    keep(folder, specs, None if again else key_of_report(typed("report")), command, wrote, text)
+    record_run(folder, specs, None if again else report_output_key(typed("report")), command, wrote, text)
     return text, rows
 
 
@@ -155,7 +155,7 @@ def _all_measured(
 
 
 def _drawn(spec: Named, folder: Path) -> tuple[list[dict], list[str]]:
-    rows = drawn_again(spec, folder)
+    rows = stored_rows(spec, folder)
     return rows, [] if rows else [f"'{folder}' has no finished rows of this experiment"]
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from outliers.errors import UserError, reason_of
 from outliers.files import start_of
-from outliers.published.numbers import key_of
+from outliers.published.numbers import model_key
 from outliers.show.tables import Table
 from outliers.show.words import amount, listed
 
@@ -164,12 +164,14 @@ def _lines(file: Path) -> list[dict]:
 
 
 def facts_of(facts: Iterable[Fact], models: Sequence[str]) -> list[Fact]:
-    keys = set(map(key_of, models))
-    return [fact for fact in facts if key_of(fact.model) in keys]
+    keys = set(map(model_key, models))
+    return [fact for fact in facts if model_key(fact.model) in keys]
 
 
 def elsewhere(models: list[str]) -> Table | None:
     """Return a table of values that others published for these models; None if none are known."""
-    known = [[key_of(fact.model), fact.words, fact.note, fact.source.short] for fact in facts_of(read_facts(), models)]
+    known = [
+        [model_key(fact.model), fact.words, fact.note, fact.source.short] for fact in facts_of(read_facts(), models)
+    ]
     caption = "Published elsewhere, each under the protocol of its source."
     return Table.of_words("elsewhere", caption, ["model", "published", "note", "source"], known) if known else None

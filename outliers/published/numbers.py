@@ -11,7 +11,7 @@ PRINTED = Path(__file__).parent
 Key = tuple[str, ...]
 
 
-def key_of(model: str) -> str:
+def model_key(model: str) -> str:
     """Return the key of a model in the published numbers: its short name in lower case."""
     return short_name(model).lower()
 

@@ -14,12 +14,12 @@ from outliers.models.load import DTYPES, find_device
 from outliers.quantization.schemes import BASELINE
 from outliers.runs.forecast import Need, Room, need_of, room_of
 from outliers.runs.planner import Planner
-from outliers.runs.rows import key_of, read
+from outliers.runs.rows import part_key, read
 from outliers.show.value import grouped
 from outliers.specification.kinds import Settings
 from outliers.subjects.cell import Cell, Plan, Subject
 from outliers.terminal.amounts import durations, size
-from outliers.terminal.forecaster import DRAWN, Steps
+from outliers.terminal.forecaster import RENDERING, Steps
 
 TRIED = (1, 2, 4)  # blocks that are timed, one number after the other
 MOST = 10**5  # blocks
@@ -56,17 +56,17 @@ def fit(spec: Settings, folder: Path, force: bool, measure: Callable[[Settings],
 def _chosen(spec: Settings, folder: Path) -> int | None:
     """Return the number of blocks of an earlier run of the same request with the same minutes."""
     rows = [row for row in read(folder) if row.run.get("minutes") == spec.minutes]
-    there = {key_of(row.request) for row in rows}
+    there = {part_key(row.request) for row in rows}
     for blocks in dict.fromkeys(row.request["subject"].get("blocks", 0) for row in reversed(rows)):
         cells = chain.from_iterable(next(plan.stages) for plan in spec.of_blocks(blocks).plans())
-        if any(key_of(cell.request) in there for cell in cells):
+        if any(part_key(cell.request) in there for cell in cells):
             return blocks
     return None
 
 
 def _that_fit(spec: Settings, measure: Callable[[Settings], None], most: int) -> int:
     """Return the number of blocks that fit into the minutes of a specification, from the times of a few blocks."""
-    end, taken = time.monotonic() + 60 * spec.minutes - DRAWN.seconds, {}
+    end, taken = time.monotonic() + 60 * spec.minutes - RENDERING.seconds, {}
     for blocks in TRIED:
         if blocks > most or (taken and blocks * taken[max(taken)] / max(taken) > (end - time.monotonic()) / 2):
             break
@@ -115,10 +115,10 @@ def preview(runs: Sequence[tuple[Sequence[Plan], Path]]) -> str:
     for plan, cells in zip(plans, stages, strict=True):
         plan.subject.check(cells)
     model_runs = planner.model_runs(plans, stages)
-    there = {key_of(row.request) for _, folder in runs for row in read(folder) if row.values}
+    there = {part_key(row.request) for _, folder in runs for row in read(folder) if row.values}
     cells = list(chain.from_iterable(stages))
-    finished = sum(key_of(cell.request) in there for cell in cells)
-    more = any(plan.usual() for plan in plans)
+    finished = sum(part_key(cell.request) in there for cell in cells)
+    more = any(plan.passes() for plan in plans)
     lines = [
         "Nothing is measured. A run would measure",
         *(f"  {line}" for line in dict.fromkeys(chain.from_iterable(map(_said, stages)))),
@@ -128,7 +128,9 @@ def preview(runs: Sequence[tuple[Sequence[Plan], Path]]) -> str:
     if model_runs:  # of models, whose passes have sizes
         steps = zip(plans, map(planner.estimated_steps, plans, stages), strict=True)
         pace = _pace(find_device(model_runs[0].device), DTYPES[model_runs[0].dtype])
-        seconds = len(runs) * DRAWN.seconds + pace * sum(_products(plan.subject, of_plan) for plan, of_plan in steps)
+        seconds = len(runs) * RENDERING.seconds + pace * sum(
+            _products(plan.subject, of_plan) for plan, of_plan in steps
+        )
         lines.append(f"All of it takes about {durations(seconds / UNSURE, UNSURE * seconds)} at the present load.")
         room, most = room_of(model_runs[0].device), {}
         for need in (need_of(model_run, room) for model_run in model_runs):

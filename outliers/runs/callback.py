@@ -24,7 +24,7 @@ from outliers.quantization.schemes import BASELINE
 from outliers.runs.planner import CODE
 from outliers.runs.rows import FILE, Row, Rows, append, read
 from outliers.specification.fields import text_label
-from outliers.subjects.cell import unusual
+from outliers.subjects.cell import non_default
 from outliers.subjects.provenance import environment
 from outliers.text.blocks import tokens_hash
 from outliers.text.given import checked_ids
@@ -139,7 +139,7 @@ class OutlierCallback(TrainerCallback):
     def _row(self, step: int, model: torch.nn.Module, values: list[dict], seconds: float) -> Row:
         model = extract_model_from_parallel(model, keep_torch_compile=False)
         dtype, here = str(model.dtype).removeprefix("torch."), environment(device_of(model))
-        subject = {"model": self.name, "checkpoint": f"{STEP}{step}", **self.text, "dtype": dtype, **unusual(here)}
+        subject = {"model": self.name, "checkpoint": f"{STEP}{step}", **self.text, "dtype": dtype, **non_default(here)}
         predicted = getattr(self.blocks, "protocol", "")
         provenance = {
             "weights_hash": weights_hash(model),

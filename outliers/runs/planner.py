@@ -13,9 +13,9 @@ from outliers.errors import BadWeights, BrokenModel, EngineLost, MeasurementFail
 from outliers.metrics.measurement import Measurement, MemoryNeeds, bundles_of
 from outliers.models.names import full_name
 from outliers.quantization.schemes import BASELINE
-from outliers.runs.again import is_here
 from outliers.runs.engine import Here, tried
 from outliers.runs.forecast import ModelRun, model_run_of
+from outliers.runs.reprint import is_here
 from outliers.runs.rows import Row, Rows
 from outliers.specification.kinds import Named
 from outliers.subjects.cell import Cell, NotMeasured, Plan, Subject, Task, following
@@ -73,7 +73,7 @@ class Planner:
         if model_runs := self.model_runs(plans, stages):
             self.refused = self.engine.forecast(model_runs)
         for plan, cells in zip(plans, stages, strict=True):
-            self._estimate(plan, cells, plan.usual())
+            self._estimate(plan, cells, plan.passes())
         rows_of_plans: list[list[Row]] = [[] for _ in plans]
         for group in self.engine.groups(range(len(plans))):
             waiting = {number: stages[number] for number in group}
@@ -106,7 +106,7 @@ class Planner:
             cells: of its first stage.
         """
         steps = [self.steps(bundle) for bundle in bundles_of(cells)]
-        left = plan.usual() * len(plan.subject.blocks) - sum(stage.count for stage in steps)
+        left = plan.passes() * len(plan.subject.blocks) - sum(stage.count for stage in steps)
         yield from (*steps, Steps(max(0, left), self.sizes.get(plan.subject.name, 0)))
 
     def _measure(self, cells: list[Cell]) -> dict[Cell, Row]:

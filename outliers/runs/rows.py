@@ -252,7 +252,7 @@ class Rows:
 
     def find(self, request: dict, provenance: dict) -> Row | None:
         """Return the row of the same request and provenance that did not fail, or None."""
-        line = self._lines.get(key_of(request) + key_of(provenance))
+        line = self._lines.get(part_key(request) + part_key(provenance))
         return line and Row.read(line)
 
     def may_have(self, request: dict) -> bool:
@@ -260,7 +260,7 @@ class Rows:
 
         Not all provenance of a streamed model is known before its weights are read.
         """
-        beginning = key_of(request)
+        beginning = part_key(request)
         return any(key.startswith(beginning) for key in self._lines)
 
     def add(self, *rows: Row) -> None:
@@ -337,7 +337,7 @@ def read(folder: Path) -> list[Row]:
     return list(last.values())
 
 
-def key_of(part: dict) -> bytes:
+def part_key(part: dict) -> bytes:
     """Return a part that identifies a row as bytes that do not depend on the order of its keys."""
     parts = {name: _sorted(value) if isinstance(value, dict) else value for name, value in part.items()}
     return to_json(_sorted(parts))

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from outliers.errors import CellsFailed, EngineLost, UserError
 from outliers.models.names import check_alone
 from outliers.runs.free import check_room_for_imports
-from outliers.runs.rows import Row, Rows, key_of, read
+from outliers.runs.rows import Row, Rows, part_key, read
 from outliers.specification.fields import resolved
 from outliers.specification.kinds import Named, OfOneModel
 from outliers.subjects.cell import Cell, Plan, following
-from outliers.terminal.forecaster import DRAWN, Steps
+from outliers.terminal.forecaster import RENDERING, Steps
 
 if TYPE_CHECKING:
     from outliers.runs.cluster import Cluster
@@ -47,7 +47,7 @@ def run(
         out: folder for `rows.jsonl` and stored traces; by default that of the specification.
         force: measure again what is finished.
         model_cache: what an earlier run in this process has loaded, such as its model, for reuse.
-        bar: progress bar shared by several runs; see `foreseeing`.
+        bar: progress bar shared by several runs; see `shared_bar`.
 
     Returns:
         A flat dictionary for each value, subject by subject, in the order of the request; for a failed cell one with
@@ -108,7 +108,7 @@ def tried(
         return [], error
 
 
-def drawn_again(spec: Named, folder: Path) -> list[dict]:
+def stored_rows(spec: Named, folder: Path) -> list[dict]:
     """Return an experiment's rows from those in a folder, without loading a model."""
     return records(rows_of(spec, read(folder)))
 
@@ -148,7 +148,7 @@ def _engine(spec: Named, bar: "Progress", model_cache: "ModelCache") -> "Abstrac
 
 
 @contextmanager
-def foreseeing(specs: Iterable[Named]) -> "Iterator[Progress]":
+def shared_bar(specs: Iterable[Named]) -> "Iterator[Progress]":
     """Provide one progress bar for several runs, which expects the steps of all specifications from the start."""
     from outliers.runs.planner import estimated_steps  # late, as in `run`
     from outliers.terminal.progress import Progress
@@ -160,9 +160,9 @@ def foreseeing(specs: Iterable[Named]) -> "Iterator[Progress]":
 
 
 @contextmanager
-def drawing(bar: "Progress", what: str) -> Iterator[None]:
-    """Move the bar of a run by the step `DRAWN`, once tables, figures and page are made within this context."""
-    bar.enter(f"{what}, tables and figures", DRAWN)
+def rendering(bar: "Progress", what: str) -> Iterator[None]:
+    """Move the bar of a run by the step `RENDERING`, once tables, figures and page are made within this context."""
+    bar.enter(f"{what}, tables and figures", RENDERING)
     yield
     bar.update()
 
@@ -222,12 +222,12 @@ def rows_of(spec: Named, rows: Iterable[Row]) -> list[Row]:
     by_cell: dict[bytes, list[Row]] = defaultdict(list)
     experiment = spec.experiment or spec.name
     for row in sorted(rows, key=lambda row: row.run.get("experiment") == experiment):
-        by_cell[key_of(row.request)].append(row)
+        by_cell[part_key(row.request)].append(row)
     rows_in_order = []
     for plan in spec.plans():
         rows_of_plan, cells = [], next(plan.stages)
         while cells:
-            stage_rows = [_last_of(cell, by_cell[key_of(cell.request)]) for cell in cells]
+            stage_rows = [_last_of(cell, by_cell[part_key(cell.request)]) for cell in cells]
             rows_of_plan = [*rows_of_plan, *filter(None, stage_rows)] if any(stage_rows) else []
             try:
                 cells = following(plan.stages, stage_rows) if all(stage_rows) else []

@@ -11,7 +11,7 @@ from outliers.errors import UserError
 from outliers.quantization.schemes import BASELINE
 from outliers.specification.fields import text_label
 from outliers.specification.kinds import Settings, Spread
-from outliers.subjects.cell import Cell, Subject, unusual
+from outliers.subjects.cell import Cell, Subject, non_default
 from outliers.variants.peer import Peer
 from outliers.variants.quantized import Quantized
 from outliers.variants.together import apart_from_cache, parts_of
@@ -64,7 +64,7 @@ class Pretrained(Subject):
     @property
     def request(self) -> dict:
         checkpoint = {} if self.revision is None else {"checkpoint": self.revision}
-        return {"model": self.model, **checkpoint, "dtype": self.settings.dtype, **unusual(dict(self.settings))}
+        return {"model": self.model, **checkpoint, "dtype": self.settings.dtype, **non_default(dict(self.settings))}
 
     @functools.cached_property
     def config(self) -> "PretrainedConfig":
@@ -312,7 +312,7 @@ class Causal(Pretrained):
 
         reader, settings = self._reader, self.settings
         for option, reason in reader.REFUSED.items():
-            if unusual({option: getattr(settings, option)}):
+            if non_default({option: getattr(settings, option)}):
                 raise UserError(f"'{self.model}' {reason}; leave --{option.replace('_', '-')} out")
         if reader.READS_TEXT:
             check_block(self.config, settings.block)

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 ModelCache = Metric = Row = Any
 
 
-USUAL = {"device": "cpu", "bos": False, "documents": False, "mask_seed": 0, "mask_seeds": 1, "objective": None}
-USUAL |= {"stride": None, "scored": None}
+DEFAULTS = {"device": "cpu", "bos": False, "documents": False, "mask_seed": 0, "mask_seeds": 1, "objective": None}
+DEFAULTS |= {"stride": None, "scored": None}
 
 
-def unusual(settings: Mapping) -> dict:
+def non_default(settings: Mapping) -> dict:
     """Return the settings that differ from the defaults; rows contain only those."""
-    return {name: settings[name] for name, usual in USUAL.items() if settings.get(name, usual) != usual}
+    return {name: settings[name] for name, default in DEFAULTS.items() if settings.get(name, default) != default}
 
 
 class Subject:
@@ -110,14 +110,13 @@ class Plan(NamedTuple):
     """The cells of a subject, stage by stage.
 
     package: a library that the plan compares with; if it is not installed, a run logs that and leaves the plan out.
-    usual: function that returns how often all stages together usually pass the blocks, if values decide which cells
-    follow.
+    passes: function that estimates how often all stages together pass the blocks, if values decide which cells follow.
     """
 
     subject: Subject
     stages: Stages
     package: str | None = None
-    usual: Callable[[], int] = lambda: 0
+    passes: Callable[[], int] = lambda: 0
 
     @classmethod
     def of(cls, subject: Subject, cells: Iterable[Cell], package: str | None = None) -> "Plan":

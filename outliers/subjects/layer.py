@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from outliers.specification.kinds import Machine
-from outliers.subjects.cell import Cell, Subject, unusual
+from outliers.subjects.cell import Cell, Subject, non_default
 
 if TYPE_CHECKING:
     from outliers.subjects.model_cache import ModelCache
@@ -26,7 +26,7 @@ class Layer(Subject):
 
     @property
     def request(self) -> dict:
-        return {"dimension": self.dimension, "dtype": self.settings.dtype, **unusual(dict(self.settings))}
+        return {"dimension": self.dimension, "dtype": self.settings.dtype, **non_default(dict(self.settings))}
 
     def prepare(self) -> None:
         from outliers.subjects.model_cache import check_machine  # late, for it imports torch

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from outliers.specification.fields import text_label
 from outliers.specification.kinds import Spread
 from outliers.specification.recipe import Recipe
-from outliers.subjects.cell import Cell, Subject, unusual
+from outliers.subjects.cell import Cell, Subject, non_default
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,7 +37,13 @@ class TrainingRun(Subject):
     def request(self) -> dict:
         settings = self.settings
         measured_on = {"text": text_label(settings.text), **settings.model_dump(include={"block", "blocks", "dtype"})}
-        return {"run": self.label, "seed": self.seed, **self.recipe.in_rows, **measured_on, **unusual(dict(settings))}
+        return {
+            "run": self.label,
+            "seed": self.seed,
+            **self.recipe.in_rows,
+            **measured_on,
+            **non_default(dict(settings)),
+        }
 
     @property
     def blocks(self) -> "torch.Tensor":

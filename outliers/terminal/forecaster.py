@@ -37,7 +37,7 @@ class Steps(NamedTuple):
         return self.count * (self.size + FIXED) * self.cost
 
 
-DRAWN = Steps(1, kind="drawing", seconds=3.0)  # making tables, figures and page of a specification
+RENDERING = Steps(1, kind="drawing", seconds=3.0)  # making tables, figures and page of a specification
 
 
 class Left(NamedTuple):

@@ -38,7 +38,7 @@ from outliers.models.load import load_tokenizer
 from outliers.models.names import POCKET
 from outliers.paper import report as artefacts
 from outliers.runs import run as module
-from outliers.runs.again import key_of
+from outliers.runs.reprint import output_key
 from outliers.specification.kinds import BLOCK, BLOCKS, Named
 from outliers.terminal.command import app_of, run
 from outliers.terminal.options import options
@@ -146,7 +146,7 @@ def test_a_finished_page_of_a_model_prints_again_at_once(monkeypatch, capsys, tm
 
 def test_what_is_of_the_hub_is_never_taken_as_it_was():
     fields = {"models": ["pocket/gpt2-0.1m"], "text": "sample"}
-    keys = [key_of(Experiment(**fields | of_hub), "sweep") for of_hub in ({}, {"text": "c4"}, {"models": ["gpt2"]})]
+    keys = [output_key(Experiment(**fields | of_hub), "sweep") for of_hub in ({}, {"text": "c4"}, {"models": ["gpt2"]})]
     assert [key is None for key in keys] == [False, True, True]
 
 
@@ -157,15 +157,15 @@ def test_words_of_a_specification_are_no_paths(monkeypatch, tmp_path):
     text = tmp_path / "own.txt"
     text.write_text("text")
     spec = Experiment(models=["models"], text="own.txt")
-    key = key_of(spec, "sweep")
+    key = output_key(spec, "sweep")
     for word in ("local", "cpu", "float32", "fp32", "sweep", "models/results"):
         (tmp_path / word).mkdir()
         (tmp_path / word / "file").write_text("changed")
-        assert key_of(spec, "sweep") == key, word
+        assert output_key(spec, "sweep") == key, word
     for file in (text, tmp_path / "models" / "config.json"):
         os.utime(file, (1, 1))
-        assert key_of(spec, "sweep") != key, file
-        key = key_of(spec, "sweep")
+        assert output_key(spec, "sweep") != key, file
+        key = output_key(spec, "sweep")
 
 
 @pytest.mark.parametrize(
@@ -180,10 +180,10 @@ def test_words_of_a_specification_are_no_paths(monkeypatch, tmp_path):
 )
 def test_a_change_of_any_file_that_is_named_is_seen(tmp_path, spec):
     folder = shutil.copytree(POCKET / "gpt2-0.1m", tmp_path / "model")
-    key = key_of(spec(folder), "command")
-    assert key == key_of(spec(folder), "command") is not None
+    key = output_key(spec(folder), "command")
+    assert key == output_key(spec(folder), "command") is not None
     os.utime(folder / "config.json", (1, 1))
-    assert key_of(spec(folder), "command") != key
+    assert output_key(spec(folder), "command") != key
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ from outliers.runs.stages.plan import (
     _enough,
     _left_out,
     exports_of,
+    passes_of,
     plan_of,
-    usual_of,
 )
 from outliers.show.section import Context
 from outliers.show.tables import measured_on
@@ -296,4 +296,4 @@ def test_the_usual_search_takes_as_long_as_that_of_smollm2_under_absmax():
     """By default 204 times as long as the unquantized model passes the blocks of the search."""
     search = Search(SimpleNamespace(span=(0, 4)), SimpleNamespace(span=(4, 8)), None, (), 0.05, "count", 3)
     vars(search)["sizes"] = dict.fromkeys(range(210), 1)
-    assert 204 <= usual_of(search) < 1.5 * 204
+    assert 204 <= passes_of(search) < 1.5 * 204

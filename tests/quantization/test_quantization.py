@@ -30,7 +30,7 @@ from outliers.quantization.linear import QuantizedLinear, stored_weight
 from outliers.quantization.peers import bitsandbytes_layer, with_bitsandbytes
 from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, get_scheme, write_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
-from outliers.runs.run import drawn_again
+from outliers.runs.run import stored_rows
 from tests.conftest import FIVE, in_turn, make_model, pairwise
 from tests.kernels.test_kernels import numpy_quantize_matrix
 
@@ -177,7 +177,7 @@ def test_a_scheme_keeps_its_threshold_unless_another_is_asked_for(tmp_path, monk
         alphas = {row["scheme"]: row.get("alpha") for row in rows}
         asked = more.get("alpha")
         assert alphas == {"fp32": None, "ours": asked or 4.0, "llm.int8": asked or 6.0}
-        again = drawn_again(experiment, tmp_path)
+        again = stored_rows(experiment, tmp_path)
         assert {(row["scheme"], row["value"]) for row in again} == {(row["scheme"], row["value"]) for row in rows}
     model = load_model("pocket/gpt2-0.1m")
     blocks = load_text("sample", load_tokenizer("pocket/gpt2-0.1m"), 32, 1)

@@ -33,7 +33,7 @@ from outliers.models.load import load_model, load_tokenizer
 from outliers.models.names import POCKET
 from outliers.quantization.schemes import Scheme
 from outliers.runs.rows import COLUMNS, Row, Rows, read
-from outliers.runs.run import drawn_again, run
+from outliers.runs.run import run, stored_rows
 from outliers.show.section import Context
 from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Causal
@@ -106,8 +106,8 @@ def test_the_fields_of_a_row_are_in_one_order(tmp_path):
 def test_rows_of_other_candidates_are_not_shown(tmp_path):
     models = [MODEL, "pocket/gpt2-0.5m"]
     rows = run(Memory(models=models, candidates=models[:1]), tmp_path)
-    assert drawn_again(Memory(models=models, candidates=models[:1]), tmp_path) == rows
-    others = drawn_again(Memory(models=models), tmp_path)
+    assert stored_rows(Memory(models=models, candidates=models[:1]), tmp_path) == rows
+    others = stored_rows(Memory(models=models), tmp_path)
     assert {row["model"] for row in others} == {MODEL}, "the other one was no candidate"
 
 

@@ -15,7 +15,7 @@ from outliers.models.names import PACKAGED, POCKET, pocket_models
 from outliers.quantization.schemes import TABLE1
 from outliers.runs.engine import Here
 from outliers.runs.frame import records_in as read_rows
-from outliers.runs.run import drawn_again, show
+from outliers.runs.run import show, stored_rows
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.subjects.model_cache import ModelCache
 from outliers.variants.draw import drawn
@@ -184,8 +184,8 @@ def test_a_text_is_the_same_in_another_folder_and_another_one_under_its_name(tmp
     assert there == here
     assert beyond[0]["value"] != here[0]["value"]
     assert len(read_rows(tmp_path / "out")) == 2 * len(here)
-    assert drawn_again(specs[1], tmp_path / "out") == beyond, "of rows that ask the same the last one counts"
-    assert drawn_again(Experiment(**SMALL, text="other.txt"), tmp_path / "out") == []
+    assert stored_rows(specs[1], tmp_path / "out") == beyond, "of rows that ask the same the last one counts"
+    assert stored_rows(Experiment(**SMALL, text="other.txt"), tmp_path / "out") == []
 
 
 def test_rows_with_the_first_token_are_others(tmp_path):
@@ -194,8 +194,8 @@ def test_rows_with_the_first_token_are_others(tmp_path):
     rows = [*sweep(plain, tmp_path), *sweep(bos, tmp_path)]
     assert [row["protocol"] for row in rows] == ["first-blocks"] * 2 + ["first-blocks+bos"] * 2
     assert len(read_rows(tmp_path)) == 4
-    assert drawn_again(plain, tmp_path) == rows[:2]
-    assert drawn_again(bos, tmp_path) == rows[2:]
+    assert stored_rows(plain, tmp_path) == rows[:2]
+    assert stored_rows(bos, tmp_path) == rows[2:]
     tokenizer = load_tokenizer("pocket/gpt2-0.1m")
     blocks = load_text("sample", tokenizer, 64, 4, bos=True)
     assert set(blocks[:, 0].tolist()) == {tokenizer.bos_token_id}

@@ -32,7 +32,7 @@ from outliers.metrics import states
 from outliers.metrics.latency import latency
 from outliers.metrics.records import Perplexity, ZeroShot
 from outliers.runs.planner import Planner
-from outliers.runs.run import DRAWN, drawing, foreseeing, of_all
+from outliers.runs.run import RENDERING, of_all, rendering, shared_bar
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell
 from outliers.terminal import progress as module
@@ -267,11 +267,11 @@ def test_a_range_too_wide_to_be_of_use_is_not_said(clock):
 def test_what_takes_its_time_on_any_model(clock):
     with Progress(clock=clock) as bar:
         bar.expect(Steps(4, 10**6))
-        bar.expect(DRAWN)
+        bar.expect(RENDERING)
         bar.enter("m", Steps(4, 10**6))
         work(bar, clock, 60, 60, 60, 60)
-        assert bar.left().expected == pytest.approx(DRAWN.seconds)
-        with drawing(bar, "trace"):
+        assert bar.left().expected == pytest.approx(RENDERING.seconds)
+        with rendering(bar, "trace"):
             assert bar.line() == "trace, tables and figures: 99%, about 3 s left"
         assert bar.n == bar.total
 
@@ -416,7 +416,7 @@ def test_several_experiments_have_one_bar(monkeypatch, tmp_path, several):
     """It expects the steps of all from the start, those of an experiment as they are once it runs."""
     specs = [Cells(name=name, models=[MODEL], block=16, blocks=blocks) for name, blocks in COUNTS[:several]]
     total = TOTALS[several - 1]
-    with foreseeing(specs) as bar:
+    with shared_bar(specs) as bar:
         assert bar.total == total
         bar.estimate(bar.estimates[of_all(specs[0])]._replace(count=9))
         for number, spec in enumerate(specs):

@@ -20,7 +20,7 @@ from outliers.files import write_whole
 from outliers.models.names import POCKET
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.rows import Rows, read
-from outliers.runs.run import drawn_again, rows_of
+from outliers.runs.run import rows_of, stored_rows
 from tests.commands.test_commands import call
 from tests.conftest import a_row, lasting, names, trace_model
 
@@ -205,11 +205,11 @@ def test_a_line_ends_at_its_end_alone(folder, character):
 def test_a_row_of_something_else_is_measured_again(folder, part, field):
     want = read_rows(folder)
     change(folder, 1, part, **{field: "other" if part == "request" else ...})
-    shown = drawn_again(SWEPT, folder)
+    shown = stored_rows(SWEPT, folder)
     assert len(shown) == (3 if field == "weights_hash" else 2), "tables and figures need the others"
     rows = sweep(SWEPT, folder)
     assert lasting(rows) == lasting(want)
-    assert len(drawn_again(SWEPT, folder)) == 3
+    assert len(stored_rows(SWEPT, folder)) == 3
     measured = [row["wall_seconds"] for row in rows]
     assert [measured[number] == want[number]["wall_seconds"] for number in (0, 2)] == [True, True]
 

@@ -20,7 +20,7 @@ from outliers.paper.linear_layers import LinearLayers
 from outliers.paper.report import experiments
 from outliers.runs.frame import records_in as read_rows
 from outliers.runs.rows import Row, read
-from outliers.runs.run import drawn_again, rows_of, run
+from outliers.runs.run import rows_of, run, stored_rows
 from outliers.specification.kinds import Named
 from outliers.subjects import provenance
 from tests.kept import KEPT
@@ -76,7 +76,7 @@ def test_what_is_asked_otherwise_is_measured_again(copied, name, field):
     rows = run(asked, folder)
     assert sum(row in before for row in rows) == (field == "alpha"), "without outliers there is no threshold"
     assert read_rows(folder)[: len(before)] == before, "and what was measured before stays"
-    assert drawn_again(asked, folder) == rows
+    assert stored_rows(asked, folder) == rows
 
 
 def torch_0(package: str, own=provenance._version) -> str | None:
@@ -102,7 +102,7 @@ def test_time_is_taken_again_on_another_machine_and_all_under_other_code(copied,
     again = field == "code" or name in TIMED
     assert (rows == before) == (not again)
     assert len(read_rows(folder)) == (2 if again else 1) * len(before)
-    assert drawn_again(spec_of(name), folder) == rows, "the last ones"
+    assert stored_rows(spec_of(name), folder) == rows, "the last ones"
     assert len({row.get(field) for row in read_rows(folder)}) == (2 if again else 1)
 
 

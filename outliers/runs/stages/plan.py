@@ -28,7 +28,7 @@ LEFT = 0.1  # largest share of a projection's divergence that a sufficient bette
 EXCHANGED = 3  # members of least gain that are left out, or exchanged for as many others, as a trial
 SEARCH, CONFIRM, SINGLE = "search", "confirm", "single"  # stages of the perplexities of sets
 CLEARLY = 3  # standard deviations of rounding by which one draw must exceed a loss to be clearly larger
-DRAWN = 6  # draws of each set: the standard deviation of fewer is itself uncertain
+DRAWS_OF_A_SET = 6  # draws of each set: the standard deviation of fewer is itself uncertain
 
 
 class Alone(NamedTuple):
@@ -171,8 +171,8 @@ def search_stages(search: Search) -> Stages:
     yield from _left_out(search, *found)
 
 
-def usual_of(search: Search) -> int:
-    """Return the usual number of passes of a search over its blocks, fitted to stored plans."""
+def passes_of(search: Search) -> int:
+    """Estimate the number of passes of a search over its blocks, fitted to stored plans."""
     alone = min(len(search.sizes), CANDIDATES)  # nearly all are candidates by both errors
     confirmed = search.confirmed.span[1] / search.searched.span[1] * (search.draws * (2 + alone // 6) + alone // 3)
     return alone * (1 + len(search.better)) + search.draws * (3 + 3 * alone // 8) + round(confirmed)

@@ -9,7 +9,7 @@ from outliers.subjects.cell import Cell, Stages
 from outliers.variants.ablated import WHERE, Ablated, Intervention
 from outliers.variants.quantized import EXACT
 
-USUAL = 4  # passes over the blocks, two of them for the attention
+PASSES = 4  # passes over the blocks, two of them for the attention
 CROSS = "cross"  # view of an encoder-decoder: the encoder's states in cross-attention
 
 

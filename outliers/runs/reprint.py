@@ -40,7 +40,7 @@ RECORD = {"request", "key", "command", "named", "wrote", "files", "printed"}
 OTHERS = re.compile('(<p id="others">).*?(</p>)', re.DOTALL)  # links of a page to other requests
 
 
-def key_of(spec: Named, command: str) -> str | None:
+def output_key(spec: Named, command: str) -> str | None:
     """Return a hash of everything that the output of a run depends on.
 
     That is the command, the specification, the code, the installed packages, the machine, and the files that the
@@ -52,8 +52,8 @@ def key_of(spec: Named, command: str) -> str | None:
     return _key(command, spec, *_files_named(spec))
 
 
-def key_of_report(command: str) -> str:
-    """Return a hash of what a report depends on, as `key_of`.
+def report_output_key(command: str) -> str:
+    """Return a hash of what a report depends on, as `output_key`.
 
     Of files, those of the experiments count, so that no experiment has to be read. The files that experiments name are
     checked through the stamps in the record.
@@ -68,11 +68,11 @@ def _key(command: str, spec: Named | None, *files: Path) -> str:
 
 
 def _files_named(spec: Named) -> list[Path]:
-    files = [path for path in map(Path, named(spec, OF_A_FILE)) if path.exists()]
-    return files + [file for name in named(spec, OF_A_MODEL) for file in _files_of(local_place(name))]
+    files = [path for path in map(Path, names_in(spec, OF_A_FILE)) if path.exists()]
+    return files + [file for name in names_in(spec, OF_A_MODEL) for file in _files_of(local_place(name))]
 
 
-def request_of(specs: Iterable[Named]) -> str:
+def page_request(specs: Iterable[Named]) -> str:
     """Return the folder name under which the page of some specifications is kept once another page replaces it."""
     asked = [(type(spec).__name__, spec.model_dump_json()) for spec in specs]
     return hashlib.sha256(repr(asked).encode()).hexdigest()[:12]
@@ -80,11 +80,11 @@ def request_of(specs: Iterable[Named]) -> str:
 
 def is_here(spec: Named) -> bool:
     """Return whether all models and texts of a specification are on this machine and none comes from the hub."""
-    models = [name for name in named(spec, OF_A_MODEL) if name not in LADDER]
-    return HUB.keys().isdisjoint(named(spec, OF_A_FILE)) and None not in map(local_place, models)
+    models = [name for name in names_in(spec, OF_A_MODEL) if name not in LADDER]
+    return HUB.keys().isdisjoint(names_in(spec, OF_A_FILE)) and None not in map(local_place, models)
 
 
-def named(value: object, mark: str) -> Iterator[str]:
+def names_in(value: object, mark: str) -> Iterator[str]:
     """Yield the models or files in those fields of a specification, nested ones included, that have a mark.
 
     Args:
@@ -94,10 +94,10 @@ def named(value: object, mark: str) -> Iterator[str]:
     if isinstance(value, BaseModel):
         for name, field in type(value).model_fields.items():
             marked = mark in field.metadata or _is_marked(field.annotation, mark)
-            yield from _words(getattr(value, name)) if marked else named(getattr(value, name), mark)
+            yield from _words(getattr(value, name)) if marked else names_in(getattr(value, name), mark)
     elif isinstance(value, (list, tuple, dict)):
         for entry in value.values() if isinstance(value, dict) else value:
-            yield from named(entry, mark)
+            yield from names_in(entry, mark)
     elif mark == OF_A_MODEL:
         yield from (variant.other for variant in others_of(value) if isinstance(variant.other, str))
 
@@ -106,7 +106,7 @@ def _is_marked(annotation: object, mark: str) -> bool:
     return any(part == mark or _is_marked(part, mark) for part in get_args(annotation))
 
 
-def printed(key: str | None, *folders: Path) -> str | None:
+def reprint(key: str | None, *folders: Path) -> str | None:
     """Return what a run with this key printed, or None if any file that it read or wrote has changed since.
 
     The folder that has the matching record then shows its page.
@@ -115,12 +115,12 @@ def printed(key: str | None, *folders: Path) -> str | None:
         for place in (folder, *(page.parent for page in _earlier(folder))):
             record = _read(place)
             if record and record["key"] == key and record["named"] == _stamps(*map(Path, record["named"])):
-                turn_to(folder, record["request"])
+                show_page(folder, record["request"])
                 return record["printed"] if _are_there(folder, record["files"]) else None
     return None
 
 
-def turn_to(folder: Path, request: str) -> None:
+def show_page(folder: Path, request: str) -> None:
     """Make a folder show the page of a request.
 
     The files of the page that was shown move to `earlier/`, and those of this page back from there.
@@ -135,18 +135,20 @@ def turn_to(folder: Path, request: str) -> None:
     _link(folder, {f"{EARLIER}/{page.parent.name}/{PAGE}": _read(page.parent)["command"] for page in _earlier(folder)})
 
 
-def keep(folder: Path, specs: Sequence[Named], key: str | None, command: str, wrote: Iterable[str], text: str) -> None:
+def record_run(
+    folder: Path, specs: Sequence[Named], key: str | None, command: str, wrote: Iterable[str], text: str
+) -> None:
     """Record what the run of some specifications printed, beside the files that it wrote, and link earlier pages.
 
     Args:
-        key: from `key_of`; None if the run must not be skipped next time.
+        key: from `output_key`; None if the run must not be skipped next time.
         command: the line that the user typed.
         wrote: names of the files that the page consists of.
         text: what was printed.
     """
     here = key is not None and all(map(is_here, specs))
     record = {
-        "request": request_of(specs),
+        "request": page_request(specs),
         "key": key if here else None,
         "command": command,
         "named": _stamps(*(file for spec in specs for file in _files_named(spec))) if here else {},
@@ -155,7 +157,7 @@ def keep(folder: Path, specs: Sequence[Named], key: str | None, command: str, wr
         "printed": text,
     }
     write_whole(folder / FILE, json.dumps(record))
-    turn_to(folder, record["request"])
+    show_page(folder, record["request"])
 
 
 def _earlier(folder: Path) -> list[Path]:

@@ -55,7 +55,7 @@ BESIDE = {
 }
 
 
-def checked(spec: Kind) -> Kind:
+def validate(spec: Kind) -> Kind:
     """Return the specification after checking its models, texts and tasks; log options that have no effect.
 
     The check only saves time: whatever is measured is checked again when it is loaded.
