@@ -144,7 +144,7 @@ def features_of(model: PreTrainedModel, blocks: Examples, stack: str) -> dict:
     found = trace(model, blocks, STREAM, attention=False, stack=stack or None)
     features = found.features()
     return {
-        "max": round(features["max"].max(), 3),
+        "max": round(float(features["max"].max()), 3),
         "features_hit": int((features["layers"] > 0).sum()),
         "outlier_features": len(found.outlier_features()),
         "feature": int(features["feature"][0]),

@@ -1,7 +1,7 @@
 """The initial model of a recipe."""
 
 import torch
-from transformers import GPT2Config, GPTJConfig, OPTConfig, PretrainedConfig, PreTrainedModel
+from transformers import GPT2Config, GPTJConfig, MixtralConfig, OPTConfig, PretrainedConfig, PreTrainedModel
 
 from outliers.models.anatomy import family_of
 from outliers.models.load import load_model
@@ -40,7 +40,15 @@ def _opt(rung: Rung) -> PretrainedConfig:
     return OPTConfig(**shape_of(rung), **widths, **dropouts, **ENDS, **TIED)
 
 
-CONFIGS = {"gpt2": _gpt2, "gptj": _gptj, "opt": _opt}
+def _mixtral(rung: Rung) -> PretrainedConfig:
+    """Return a mixture whose experts are as wide as the model, two of eight for each token."""
+    experts = {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": rung.width}
+    # with the usual 0.02 a narrow model learns little in as few steps
+    more = {"num_key_value_heads": rung.heads, "initializer_range": rung.width**-0.5}
+    return MixtralConfig(**shape_of(rung), **experts, **more, max_position_embeddings=CONTEXT, **ENDS, **TIED)
+
+
+CONFIGS = {"gpt2": _gpt2, "gptj": _gptj, "opt": _opt, "mixtral": _mixtral}
 
 
 def start(recipe: Recipe, seed: int, device: str = "cpu") -> PreTrainedModel:

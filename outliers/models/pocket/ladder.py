@@ -35,6 +35,7 @@ LADDER = {
     "gpt2-5.9m": Rung("gpt2", 256, 6, 8, 2.1e-3),
     "opt-1.7m": Rung("opt", 128, 6, 4, 3e-3),
     "gptj-1.7m": Rung("gptj", 128, 6, 4, 3e-3),
+    "mixtral-0.7m": Rung("mixtral", 64, 4, 4, 4.2e-3, batch=4, autocast=False),
     "t5-1.9m": Rung("t5", 128, 3, 4, 3e-3, batch=32, objective="corrupted spans", autocast=False),
     "bert-1.4m": Rung("bert", 128, 4, 4, 2e-3, objective="masked tokens", autocast=False),
     "vit-0.3m": Rung("vit", 64, 6, 4, 1e-3, batch=32, objective="pictures", autocast=False),
