@@ -3,13 +3,13 @@
 import logging
 from collections.abc import Sequence
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from outliers.commands import Command
 from outliers.criterion import STREAM
-from outliers.errors import NoOutlier
+from outliers.errors import NoOutlier, UserError
 from outliers.metrics.records import Perplexity, Top1, Trace
 from outliers.models.names import short_name
 from outliers.models.variant import Variant
@@ -21,6 +21,7 @@ from outliers.specification.kinds import OfOneModel
 from outliers.subjects.causal import Causal
 from outliers.subjects.cell import Cell, Plan, Stages
 from outliers.variants.ablated import WHERE, Ablated, Intervention
+from outliers.variants.dropped import Dropped
 from outliers.variants.quantized import EXACT, Quantized
 from outliers.variants.together import Together
 
@@ -67,21 +68,30 @@ class Ablation(OfOneModel):
     )
     controls: int = Field(default=10, description="Draws of random features, as controls.")
     seed: int = Field(default=0, description="Seed of the draws and of shuffling.")
+    drop: Literal["experts"] | None = Field(
+        default=None, description="Parts that are left out one after the other, in the place of features: experts."
+    )
 
     def plans(self) -> list[Plan]:
-        """Return cells for the loss without the outlier features, or the given ones, and without random features.
+        """Return cells for the loss without the outlier features, or the given ones, and without random features; or
+        without each part that is dropped.
 
         Of an encoder-decoder the features of each stack are ablated in its layers. Outlier features are those in a
         trace of the unquantized model.
         """
         subject = ToAblate(self.model, self.revision, self)
+        if self.drop:
+            if of_features := sorted({"features", "methods", "where", "controls", "seed"} & self.model_fields_set):
+                raise UserError(f"drop leaves out whole parts, which have no {' and no '.join(of_features)}")
+            return [Plan(subject, _without_each(subject), usual=lambda: 1 + sum(_experts(subject).values()))]
         treatments = 1 + len(self.methods) * (1 + self.controls)
         return [Plan(subject, _stages(subject), passes=lambda: 2 + treatments + treatments // 3)]
 
 
 COMMAND = Command(
-    "loss of a model without its outlier features",
-    """Measure attention and perplexity of a model without its outlier features, beside random features.
+    "loss of a model without its outlier features, or its experts",
+    """Measure attention and perplexity of a model without its outlier features, beside random features; or its
+perplexity without each of its experts.
 
 Prints the table and writes rows, tables and a figure to results/ablate/NAME. A second run resumes the first.
 
@@ -90,9 +100,39 @@ Examples:
 `python -m outliers.ablate pocket/opt-1.7m --method zero,mean,shuffle`
 
 `python -m outliers.ablate gpt2 --features 138,378,447 --text c4 --block 1024`
+
+`python -m outliers.ablate pocket/mixtral-0.7m --drop experts`
 """,
     Ablation,
 )
+
+
+def _experts(subject: ToAblate) -> dict[int, int]:
+    """Return the number of experts by layer; raise UserError if there are none."""
+    from outliers.models.anatomy import experts_of  # late, for they import torch
+    from outliers.models.anatomy.experts import number_of
+    from outliers.models.skeleton import skeleton
+
+    experts = {layer: number_of(one) for layer, one in experts_of(skeleton(subject.config)).items()}
+    if not experts:
+        raise UserError(f"'{subject.name}' has no experts; expected a mixture of experts for --drop experts")
+    return experts
+
+
+def _without_each(subject: ToAblate) -> Stages:
+    """Yield the cells of the model as it is, and without each of its experts."""
+    spec = subject.settings
+    scheme = get_scheme(spec.scheme, spec.alpha_of_schemes)
+    under = Quantized(scheme, tuple(spec.skip)) if scheme.quantizes else EXACT
+    labels = {OF_SCHEME.get(name, name): value for name, value in scheme_fields(scheme, spec.skip).items()}
+    cells = [Cell(subject, under, Perplexity(), {**labels, "subject": "none"})]
+    for layer, experts in _experts(subject).items():
+        for number in range(experts):
+            dropped = Dropped(((layer, number),))
+            variant = dropped if under is EXACT else Together((under, dropped))
+            place = {"subject": "expert", "layer": layer, "expert": number}
+            cells.append(Cell(subject, variant, Perplexity(), labels | place))
+    yield cells
 
 
 def _stages(subject: ToAblate) -> Stages:

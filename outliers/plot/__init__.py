@@ -9,6 +9,7 @@ _VIEWS = {  # the figures of each module of outliers.views
     "origins": ["life_line"],
     "super_weights": ["weight_costs"],
     "damage": ["damage_map", "damage_bars", "damage_heads"],
+    "experts": ["expert_map"],
     "perplexity": ["sweep_costs"],
     "plan": ["plan_curve"],
     "remedies": ["remedy_costs", "frontier"],

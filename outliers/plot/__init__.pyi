@@ -11,6 +11,7 @@ from outliers.views.damage import damage_map as damage_map
 from outliers.views.emergence import along_training as along_training
 from outliers.views.emergence import figure3 as figure3
 from outliers.views.emergence import figure4 as figure4
+from outliers.views.experts import expert_map as expert_map
 from outliers.views.growth import growth as growth
 from outliers.views.keys import key_map as key_map
 from outliers.views.origins import life_line as life_line

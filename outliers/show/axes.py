@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FixedLocator, Formatter, FuncFormatter, NullFormatter, NullLocator
@@ -131,3 +132,10 @@ def name_places(axes: Axes, names: Sequence[str]) -> None:
     axes.axhline(0, color="black", linewidth=0.6)
     axes.set_xticks(range(len(names)), brief(names), **SLANTED)
     axes.set_xlim(-0.5, len(names) - 0.5)
+
+
+def places_with_room(places: pd.Index, most: int) -> tuple[list[int], list]:
+    """Choose evenly spaced places, with their names, so that at most about `most` labels fit."""
+    step = next(step for step in (1, 2, 5, 10, 20, 50, 1000) if len(places) <= most * step)
+    numbers = list(range(0, len(places), step))
+    return numbers, [places[place] for place in numbers]

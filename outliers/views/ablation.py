@@ -15,6 +15,7 @@ from outliers.show.style import Panels, chosen, color_of, figure_function, panel
 from outliers.show.tables import MISSING, OVER_TEXT, Table, cell, with_interval
 from outliers.show.value import DEVIATIONS, Value, averaged, value_of
 from outliers.show.words import count, features
+from outliers.views.experts import drops_section
 
 # Subject: label in the legend, colour, hatch (which distinguishes them in grey).
 SUBJECTS = {
@@ -99,7 +100,9 @@ REMOVED = {  # subject of a row: what is removed
 @failures(Failures.LOST)
 def ablation_section(rows: list[dict], _context: Context | None = None) -> Section:
     """Show the summary of an ablation as a table and bars, one section per stack, without the rows of the trace that
-    found the features."""
+    found the features; or what is lost without each expert."""
+    if any(row.get("subject") == "expert" for row in rows):
+        return drops_section(rows)
     return by_stack([row for row in rows if "subject" in row], "ablated", _of_stack)
 
 

@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from outliers.metrics.damages import Damages, damages_of
 from outliers.models.names import short_name
+from outliers.show.axes import places_with_room
 from outliers.show.claims import NEXT, Claim, say
 from outliers.show.explorer import Explorer, map_of, of_tables
 from outliers.show.legends import SCATTER, explained, legend
@@ -23,6 +24,7 @@ from outliers.show.tables import Table, scatter_note, scattered
 from outliers.show.value import Value, exact, scattered_by, value_of
 from outliers.show.words import Names, decibels, percent
 from outliers.variants.peer import is_against
+from outliers.views.experts import expert_map
 
 ByScheme = Mapping[str, "Damages"]
 
@@ -69,7 +71,7 @@ def damage_map(
         for axes, error, table in zip(row, errors, tables, strict=True):
             image = map_on(axes, table.to_numpy(dtype=float), scale)
             axes.set_title(f"{scheme}, {ACROSS[error]}", loc="left", fontsize="small")
-            axes.set_xticks(*_places_with_room(table.columns, 8))
+            axes.set_xticks(*places_with_room(table.columns, 8))
             axes.set_yticks(range(len(table)), table.index)
     for axes in panels[-1]:
         axes.set_xlabel("layer")
@@ -98,13 +100,6 @@ def _merged(errors: pd.DataFrame, column: str) -> pd.DataFrame:
     """Return a table of roles by layers with the largest error in dB; NaN where nothing is quantized."""
     table = errors.pivot_table(index="role", columns="layer", values=column, aggfunc="max")
     return table.reindex(index=list(dict.fromkeys(errors["role"])), columns=range(int(errors["layer"].max()) + 1))
-
-
-def _places_with_room(layers: pd.Index, most: int) -> tuple[list[int], list]:
-    """Choose evenly spaced places, with their names, so that at most about `most` labels fit."""
-    step = next(step for step in (1, 2, 5, 10, 20, 50, 1000) if len(layers) <= most * step)
-    numbers = list(range(0, len(layers), step))
-    return numbers, [layers[place] for place in numbers]
 
 
 @figure_function
@@ -168,7 +163,7 @@ def _bars(axes: Axes, damage: "Damages", table: pd.DataFrame, place: str) -> Non
         style = {"color": color_of(color), "hatch": hatch, "edgecolor": "white", "linewidth": 0.3, "label": label}
         axes.bar(places, values, WIDTH, yerr=relative if relative.notna().any() else None, ecolor="black", **style)
     axes.axhline(0, color="black", linewidth=0.6)
-    axes.set_xticks(*_places_with_room(pd.Index(table[place]), PLACE_LABELS[place]))
+    axes.set_xticks(*places_with_room(pd.Index(table[place]), PLACE_LABELS[place]))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10]))
     axes.set_xlim(-0.7, len(table) - 0.3)
     axes.tick_params(axis="x", rotation=0 if place == "layer" else 30)
@@ -196,12 +191,18 @@ def damage_heads(damages: "Damages | ByScheme", *, scheme: str | None = None, ax
     for axes, name, table in zip(panels[:, 0], caches, maps, strict=True):
         image = map_on(axes, table.to_numpy(), Scale(Normalize(-most, most), colormaps["RdBu_r"]))
         axes.set_title(name, loc="left", fontsize="small")
-        axes.set_xticks(*_places_with_room(table.columns, 16))
-        axes.set_yticks(*_places_with_room(table.index, 8))
+        axes.set_xticks(*places_with_room(table.columns, 16))
+        axes.set_yticks(*places_with_room(table.index, 8))
         axes.set_ylabel("head of keys")
     axes.set_xlabel("layer")
     axes.figure.colorbar(image, ax=list(panels.flat)).set_label("log-perplexity\n(nats a token)")
     return panels
+
+
+def _of_experts(damage: "Damages") -> pd.DataFrame:
+    """Return the log-perplexity that each expert adds, as `expert_map` takes it."""
+    places = damage.experts["expert"].str.extract(r"layers\.(?P<layer>\d+)\.experts\.(?P<expert>\d+)").astype(int)
+    return places.assign(cost=np.log(damage.experts["perplexity_only"].astype(float) / damage.model["unquantized"]))
 
 
 def _of_heads(damage: "Damages") -> pd.DataFrame:
@@ -277,6 +278,8 @@ def damage_section(rows: list[dict], names: Names) -> Section:
         drawings.append(Drawing.of("damage_places", caption, damage_bars(damages)))
     if any(len(damage.heads) for damage in damages.values()):
         drawings.append(Drawing.of("damage_heads", HEADS_CAPTION, damage_heads(damages)))
+    if experts := {scheme: _of_experts(damage) for scheme, damage in damages.items() if len(damage.experts)}:
+        drawings.append(Drawing.of("damage_experts", EXPERTS_CAPTION, expert_map(experts)))
     text = "\n\n".join(filter(None, [printed([], notes), printed(tables)]))
     title = f"Damage to {short_name(rows[0]['model'])}"
     further = {"errors": errors[["scheme", *errors.columns.drop("scheme")]]} if len(errors) else {}
@@ -289,6 +292,7 @@ HEAT_CAPTION = (
     "for each role and layer the projection with the largest. Left: over all tokens. Right: mean over single tokens, "
     "which a token with massive values does not dominate."
 )
+EXPERTS_CAPTION = "Log-perplexity added by quantizing one expert alone, by scheme."
 HEADS_CAPTION = "Log-perplexity added by quantizing the keys and values of one head alone, by cache."
 
 

@@ -15,14 +15,18 @@ from outliers import (
     load_int8,
     load_model,
     load_quantized,
+    load_text,
+    load_tokenizer,
     perplexities,
     perplexity,
     quantize,
+    run,
     save_quantized,
     trace,
     train_int8,
     variant,
 )
+from outliers.commands.ablate import Ablation
 from outliers.models.anatomy import layers_of, projections
 from outliers.models.anatomy.experts import BY_PROJECTION, call_by_projection
 from outliers.models.stream import stream_model
@@ -30,6 +34,7 @@ from outliers.quantization.calibration import FEW
 from outliers.quantization.linear import prepared
 from outliers.quantization.plans.plan import Plan
 from outliers.tracing.result import Trace
+from outliers.views.experts import drops_section, expert_drops
 from outliers.views.trace import trace_findings
 from tests.conftest import LLAMA, inputs_of, make_model, slow_but
 
@@ -302,3 +307,33 @@ def test_experts_of_a_copy_have_the_weights_of_the_copy(blocks):
     expected = perplexity(copied, blocks)
     assert perplexity(copied.double(), blocks) == pytest.approx(expected, rel=1e-5)
     assert model.dtype == torch.float32 and copied.dtype == torch.float64
+
+
+def test_what_each_expert_is_worth(tmp_path):
+    """All of them in one command, beside the loss without each, and with the error of the text."""
+    spec = Ablation(model="pocket/mixtral-0.7m", drop="experts", block=32, blocks=8)
+    rows = run(spec, tmp_path)
+    section = drops_section(rows)
+    model, tokenizer = load_model(spec.model), load_tokenizer(spec.model)
+    blocks = load_text("sample", tokenizer, block=32, blocks=8)
+    call_by_projection(model)
+    losses = {}
+    for place in ("layers.0.experts.3", "layers.3.experts.2"):
+        with variant(f"drop({place})").on(model):
+            losses[place] = torch.stack([model(block[None], labels=block[None]).loss.double() for block in blocks])
+    whole = torch.stack([model(block[None], labels=block[None]).loss.double() for block in blocks])
+    table = section.tables[0].data.set_index("place")
+    assert len(table) == 32 and table["damage"].is_monotonic_decreasing
+    for place, without in losses.items():
+        ratio = (without.mean() - whole.mean()).exp()
+        assert table.loc[place, "damage"] + 1 == pytest.approx(ratio.item(), rel=1e-5)
+        assert table.loc[place, "cost"] == pytest.approx(ratio.log().item(), abs=1e-5)
+        error = ratio * (without - whole).std() / math.sqrt(len(blocks))
+        assert table.loc[place, "error"] == pytest.approx(error.item(), rel=0.05, abs=1e-6)
+    text = section.findings[0].text
+    assert text.startswith("Expert 3 of layer 0 matters most: without it the perplexity changes by +")
+    assert max(map(len, section.printed.splitlines())) <= 80
+    free = sum(abs(row["value"].mean) <= 2 * row["error"] for row in expert_drops(rows).to_dict("records"))
+    assert section.findings[1].text.startswith(f"Without any one of {free} of the 32 experts")
+    (image,) = section.drawings[0].figure.axes[0].get_images()
+    assert image.get_array()[3, 0] == pytest.approx(table["cost"].max())
