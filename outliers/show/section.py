@@ -123,25 +123,34 @@ def failures(become: Failures) -> Callable[[View], View]:
 
 
 def section_of(view: View, rows: list[dict], context: Context) -> Section:
-    """Make a view's section from rows, with footnotes that say why rows failed."""
-    section, notes = part_of(view, rows, context), failed_notes(rows)
-    below = "\n\n".join(filter(None, [section.printed, printed([], notes)]))
-    return section._replace(printed=below, notes=[*section.notes, *notes])
+    """Make a view's section from rows, with footnotes that say why rows failed, and a list of the rows without a
+    comparable number that its tables do not show."""
+    section, unseen = part_of(view, rows, context)
+    tables, notes = [values_table(unseen)] if unseen else [], failed_notes(rows)
+    below = "\n\n".join(filter(None, [section.printed, printed(tables, notes)]))
+    return section._replace(printed=below, tables=[*section.tables, *tables], notes=[*section.notes, *notes])
 
 
-def part_of(view: View, rows: list[dict], context: Context) -> Section:
-    """Make a view's section from rows without the footnotes on failures."""
+def part_of(view: View, rows: list[dict], context: Context) -> tuple[Section, list[dict]]:
+    """Make a view's section from rows without footnotes on failures; return it with the rows that its tables do not
+    show."""
     become, finished = getattr(view, "failures", None), [row for row in rows if not is_beyond(row)]
     if become is Failures.SHOWN or len(finished) == len(rows):
-        return view(rows, context)
+        return view(rows, context), []
     variants, left = ({row.get("variant", BASELINE) for row in group} for group in (rows, finished))
     if become is Failures.LOST or not left or left <= {BASELINE} < variants:  # nothing is left to compare
         table = values_table(rows, ["stack"])
-        return Section("Measurements", rows, table.printed, [table])
-    section, table = view(finished, context), values_table(list(filter(is_beyond, rows)))
-    below = "\n\n".join(filter(None, [section.printed, table.printed]))
+        return Section("Measurements", rows, table.printed, [table]), []
+    section, failed = view(finished, context), [row for row in rows if "failed" in row]
+    tables, text, shown = [], section.printed, []
+    for table in section.tables:
+        whole, more = table.with_failed(failed)
+        text = text.replace(table.printed, whole.printed)
+        tables.append(whole)
+        shown += more
     findings = section.findings if become is Failures.APART else ()
-    return section._replace(rows=rows, printed=below, tables=[*section.tables, table], findings=findings)
+    unseen = [row for row in rows if is_beyond(row) and row not in shown]
+    return section._replace(rows=rows, printed=text, tables=tables, findings=findings), unseen
 
 
 def printed(tables: Sequence[Table], notes: Sequence[str] = ()) -> str:

@@ -4,7 +4,7 @@ import math
 import re
 import shutil
 import textwrap
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
@@ -17,7 +17,7 @@ from outliers.criterion import LOG_PERPLEXITY, PICTURES
 from outliers.models.names import short_name
 from outliers.quantization.schemes import BASELINE
 from outliers.show.units import FEWEST
-from outliers.show.value import Numbers, value_of
+from outliers.show.value import Numbers, grouped, value_of
 from outliers.show.words import listed, precision
 
 ONCE = "Each perplexity was measured once; --draws 4 measures its scatter by rounding."
@@ -60,6 +60,8 @@ OTHERS = {  # further fields of the line, also for rows without a text
     "headroom": "{} GiB of each GPU left free",
     "skip": "{} not quantized",
 }
+
+SUBJECT = ("model", "scheme", "variant", "metric", "task", "batch")  # fields whose columns name what a line is about
 
 Form = str | Callable[[Mapping], str]  # of a column: format string over a row's fields, or function from row to cell
 
@@ -113,6 +115,23 @@ class Table(NamedTuple):
             Column(side, [header, *(cells if side == "left" else (NEGATIVE.sub("−", cell) for cell in cells))])
             for side, (header, *cells) in zip(sides, columns, strict=True)
         ]
+
+    def with_failed(self, rows: Iterable[Mapping]) -> tuple["Table", list[Mapping]]:
+        """Add a line for each failed row whose subject has none, in which all other cells say that it failed; return
+        the table, and the rows that have such a line.
+
+        A table takes only rows that have all fields which its columns of text name.
+        """
+        text = self.headers[: self.names] if isinstance(self.names, int) else [*self.names]
+        fields = [header.lower() for header in text]
+        if not {*fields} <= {*SUBJECT} or self.headers[: len(text)] != text:
+            return self, []
+        there = {tuple(cells[: len(text)]) for cells in self.cells}
+        subjects = [(tuple(_part(row, field) for field in fields), row) for row in rows if {*fields} <= row.keys()]
+        shown = [(subject, row) for subject, row in subjects if subject not in there]
+        others = [FAILED] * (len(self.headers) - len(text))
+        lines = [[*subject, *others] for subject in dict.fromkeys(subject for subject, _ in shown)]
+        return self._replace(cells=[*self.cells, *lines]), [row for _, row in shown]
 
     @property
     def parts(self) -> list["Table"]:
@@ -260,16 +279,27 @@ def measured_cell(form: str, row: Mapping) -> str:
 
 
 def failed_notes(rows: Iterable[Mapping]) -> list[str]:
-    """Return one footnote per reason for which rows failed, naming the cells."""
-    reasons: dict[str, dict[str, None]] = defaultdict(dict)
-    for row in rows:
-        if "failed" in row:
-            reasons[row["failed"]][_called(row)] = None
-    return [f"{FAILED}: {'; '.join(called)}: {reason}" for reason, called in reasons.items()]
+    """Return one footnote per model with failed rows, which says which cells failed, and why."""
+    notes = []
+    for model, of_model in grouped(rows, lambda row: row.get("model")).items():
+        reasons = grouped((row for row in of_model if "failed" in row), lambda row: row["failed"])
+        causes = [f"{_cells(failed, of_model)}: {reason}" for reason, failed in reasons.items()]
+        if causes:
+            notes.append(": ".join([FAILED, *([] if model is None else [short_name(model)]), "; ".join(causes)]))
+    return notes
 
 
-def _called(row: Mapping) -> str:
-    return ", ".join([short_name(row["model"])] * ("model" in row) + [row["variant"], row["metric"]])
+def _cells(failed: Sequence[Mapping], of_model: Sequence[Mapping]) -> str:
+    """Name the failed rows of a model: all its schemes or variants, or each variant with its metrics."""
+    by_variant = grouped(failed, lambda row: row["variant"])
+    if len(failed) == len(of_model) and len(by_variant) > 1:
+        return f"all {len(by_variant)} {'schemes' if all('scheme' in row for row in failed) else 'variants'}"
+    parts = (f"{variant} ({listed(distinct(cells, 'metric'))})" for variant, cells in by_variant.items())
+    return listed(parts if len(distinct(of_model, "metric")) > 1 else by_variant)
+
+
+def _part(row: Mapping, field: str) -> str:
+    return short_name(row[field]) if field == "model" else str(row[field])
 
 
 PLACES = ("model", "variant", "metric", "stack")

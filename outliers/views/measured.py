@@ -35,7 +35,7 @@ def measured_section(rows: list[dict], context: Context) -> Section:
     for name, record in zip(names, records(measured), strict=True):
         by_metric[name].append(record | {"scheme": record["variant"]})
     views = {metric.name: view_of(type(metric)) for metric in context.config.parametrized_metrics}
-    sections = [part_of(views[name], found, context) for name, found in by_metric.items() if views[name]]
+    sections = [part_of(views[name], found, context)[0] for name, found in by_metric.items() if views[name]]
     table = values_table(rows, parts=["stack"])
     shown = set(table.data["metric"])
     several = [name for name, found in by_metric.items() if not any(one["metric"] in shown for one in found)]

@@ -16,7 +16,8 @@ from outliers.models.anatomy import decoder_layers
 from outliers.models.names import POCKET
 from outliers.runs import engine
 from outliers.runs.rows import read
-from outliers.show.section import section_of
+from outliers.show.section import Section, section_of
+from outliers.show.tables import Table
 from tests.commands.test_commands import call
 from tests.conftest import alter_weights
 
@@ -142,10 +143,10 @@ def test_a_damaged_model_among_others(monkeypatch, capsys, tmp_path, change, rea
     ]
     table = [line.split() for line in out.splitlines() if line.startswith(("fp32 ", "absmax "))]
     assert [line[2] for line in table if len(line) == 4][:2] == ["failed", "failed"]
-    footnote = f"failed: other, fp32, perplexity; other, absmax, perplexity: the weights of '{models[1]}'{reason}"
+    footnote = f"failed: other: all 2 schemes: the weights of '{models[1]}'{reason}"
     assert footnote[:60] in " ".join(out.split())
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "failed: other, fp32, perplexity" in page and reason.strip() in page
+    assert "failed: other: all 2 schemes: " in page and reason.strip() in page
     assert "failed" in (tmp_path / "out" / "table1.md").read_text()
 
 
@@ -174,6 +175,31 @@ def test_where_the_baseline_alone_is_left_nothing_is_compared():
     errors = [finished | {"metric": "damage.error", "projection": path} for path in "ab"]
     section = section_of(lambda _rows, _context: pytest.fail("compared"), rows + errors, None)
     assert [cells[1:3] for cells in section.tables[0].cells] == [["fp32", "perplexity"], ["absmax", "perplexity"]]
+
+
+def test_a_failed_cell_is_a_line_of_each_table_that_names_it():
+    def row(model: str, scheme: str, metric: str = "latency", **fields) -> dict:
+        return {"model": model, "variant": scheme, "scheme": scheme, "metric": metric, "value": 1.0, **fields}
+
+    def view(rows: list[dict], _context) -> Section:
+        lines = [[row["model"], row["scheme"], "1.0", "x"] for row in rows]
+        by_scheme = Table.of_words("by_scheme", "A.", ["Model", "scheme", "ms", "by"], lines)._replace(names=2)
+        by_layer = Table.of_words("by_layer", "B.", ["layer", "ms"], [["0", "1.0"]])._replace(names=1)
+        return Section("Times", rows, f"{by_scheme.printed}\n\n{by_layer.printed}", [by_scheme, by_layer])
+
+    fine = [row("a", "fp32"), row("a", "absmax")]
+    cut = [row("b", scheme, failed="cut off") for scheme in ("fp32", "absmax", "w4")]
+    section = section_of(view, [*fine, *cut], None)
+    by_scheme, by_layer = section.tables
+    assert by_scheme.cells[2:] == [["b", scheme, "failed", "failed"] for scheme in ("fp32", "absmax", "w4")]
+    assert by_scheme.printed in section.printed and len(by_layer.cells) == 1
+    assert section.notes == ["failed: b: all 3 schemes: cut off"]
+
+    of_one = [row("a", "absmax", "trace", failed="no room"), row("a", "w4", failed="no room")]
+    section = section_of(view, [*fine, *of_one, *cut], None)
+    assert section.notes[0] == "failed: a: absmax (trace) and w4 (latency): no room"
+    assert [table.name for table in section.tables] == ["by_scheme", "by_layer", "measured"]
+    assert section.tables[-1].cells == [["a", "absmax", "trace", "failed"]], "it has a line already"
 
 
 def test_what_the_door_sees_refuses_all(monkeypatch, capsys, tmp_path):
