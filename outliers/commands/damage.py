@@ -116,7 +116,7 @@ def _by_stack(
         if chosen:
             raise UserError(f"'{subject.name}' has one stack of layers; leave 'stack' out")
         return []
-    schemes = [variant for variant in variants if isinstance(variant, Quantized)]
+    schemes = [variant for variant in variants if "stack" in variant.place_kinds]
     return [Cell(subject, scheme, Places(by="stack", draws=draws)) for scheme in schemes]
 
 
@@ -141,7 +141,7 @@ def _cells(
     by = set(by)
     _check(by, variants, chosen)
     pairs = []
-    if with_errors := [variant for variant in variants if "error" in by and _has_errors(variant)]:
+    if with_errors := [variant for variant in variants if "error" in by and variant.has_errors]:
         pairs += [(EXACT, Inputs()), *((variant, Errors()) for variant in with_errors)]
         pairs += [(variant, Weights()) for variant in with_errors if isinstance(variant, Against)]
     if by - {"error"}:
@@ -154,13 +154,9 @@ def _cells(
 
 
 def _places(variant: Damaging, by: Collection[str], draws: int) -> list[Metric]:
-    fields = ("role", "layer", "head") if isinstance(variant, Cached) else ("role", "layer", EXPERT)
+    fields = ("role", "layer", "head" if "head" in variant.place_kinds else EXPERT)
     instead = {"layer": Layers(draws=draws)} if isinstance(variant, Against) else {}
     return [instead.get(field) or Places(by=field, draws=draws) for field in fields if field in by]
-
-
-def _has_errors(variant: Damaging) -> bool:
-    return isinstance(variant, Against) or (isinstance(variant, Quantized) and variant.scheme.quantizes_projections)
 
 
 def _check(by: set[str], variants: Sequence[Damaging], chosen: bool) -> None:
@@ -168,14 +164,14 @@ def _check(by: set[str], variants: Sequence[Damaging], chosen: bool) -> None:
         raise UserError(f"no part of the damage is requested; expected some of {', '.join(DAMAGE_BY)}")
     if unknown := sorted(by.difference(DAMAGE_BY, [EXPERT])):
         raise unknown_name("part of the damage", unknown[0], (*DAMAGE_BY, EXPERT))
-    if chosen and "head" in by and not any(isinstance(variant, Cached) for variant in variants):
+    if chosen and "head" in by and not any("head" in variant.place_kinds for variant in variants):
         raise UserError("schemes have no heads; leave 'head' out, or give a cache such as kv=int4")
     for variant in variants:
-        if isinstance(variant, Quantized) and not variant.scheme.quantizes:
+        if not variant.place_kinds:
             raise UserError(
                 f"scheme '{variant.name}' quantizes nothing, and so has no damage; expected one such as absmax"
             )
-        if by == {"error"} and not _has_errors(variant):
+        if by == {"error"} and not variant.has_errors:
             raise UserError(
                 f"'{variant.name}' quantizes no projection, and only projections have errors; expected another "
                 "part of the damage: role, layer or model"

@@ -212,8 +212,7 @@ def _parted(cell: Cell) -> tuple[Variant, list[Quantized | Against]]:
     if isinstance(cell.metric, Inputs):
         return cell.variant, []
     *others, scheme = parts_of(cell.variant)
-    quantizes = isinstance(scheme, Quantized) and scheme.scheme.quantizes_projections
-    if not (quantizes or isinstance(scheme, Against)):
+    if not scheme.has_errors:
         raise UserError(
             f"errors under '{cell.variant.name}', which leaves no projection quantized; expected a scheme such as "
             "absmax, or another model"

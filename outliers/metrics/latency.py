@@ -20,8 +20,6 @@ from outliers.quantization.caches import QuantizedCache, cache
 from outliers.subjects.cell import Cell
 from outliers.subjects.model_cache import ModelCache
 from outliers.text.blocks import tokens_hash
-from outliers.variants.peer import Peer
-from outliers.variants.quantized import Quantized
 from outliers.variants.together import apart_from_cache, parts_of
 
 
@@ -90,11 +88,7 @@ class LatencyMeasurement(Measurement):
 
     def memory_needs(self, cells: Sequence[Cell]) -> MemoryNeeds:
         """Forecast the quantized model alone, with keys and values of the largest batch."""
-        quantizes = any(
-            isinstance(part, Peer) or (isinstance(part, Quantized) and part.scheme.quantizes_projections)
-            for cell in cells
-            for part in parts_of(cell.variant)
-        )
+        quantizes = any(part.has_codes for cell in cells for part in parts_of(cell.variant))
         return MemoryNeeds(
             ((1, -1),) if quantizes else (),  # codes instead of weights
             block=max(cell.metric.prompt for cell in cells),

@@ -165,13 +165,13 @@ def _count(cell: Cell) -> int:
     """
     variant, config, by = cell.variant, cell.subject.config, cell.metric.by
     is_cache, is_other = isinstance(variant, Cached), isinstance(variant, Against)
-    if not (is_cache or is_other) and not (isinstance(variant, Quantized) and variant.scheme.quantizes):
+    if not variant.place_kinds:
         raise UserError(
             f"'{variant.name}' has no places to quantize; expected a scheme that quantizes, such as absmax, or kv=int4"
         )
     if variant.is_of_places:
         raise UserError(f"'{variant.name}' quantizes some places already; expected a scheme, or a cache, of all")
-    if (by in ("head", "stack") and is_cache != (by == "head")) or (is_other and by != "role"):
+    if by not in variant.place_kinds and (is_other or by != "expert"):
         raise UserError(
             f"'{variant.name}' has no places by {by}; expected heads of a cache, stacks of a scheme, or roles"
         )

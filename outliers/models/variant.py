@@ -30,6 +30,32 @@ class Variant(Protocol):
         return False
 
     @property
+    def has_errors(self) -> bool:
+        """Whether projections put out other values under the variant, from the inputs that they have without it."""
+        return False
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether a model that is served under the variant keeps codes in place of its weights."""
+        return False
+
+    @property
+    def place_kinds(self) -> tuple[str, ...]:
+        """The kinds of places of which a single one can be under the variant, or all but one: "role", "layer", "stack",
+        "head" or "expert"."""
+        return ()
+
+    @property
+    def is_of_places(self) -> bool:
+        """Whether the variant is limited to some places."""
+        return False
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the whole model must be in memory."""
+        return False
+
+    @property
     def name(self) -> str:
         """The name in rows and messages; `outliers.variant` parses those of this project's variants."""
 

@@ -125,7 +125,7 @@ class Pretrained(Subject):
             part.check(model)
         if getattr(self.settings, "stream", False):
             for part in parts:
-                if getattr(part, "in_memory", False):
+                if part.in_memory:
                     raise UserError(f"{part.name} in a streamed model; expected one in memory: leave --stream out")
         if any(isinstance(part, Peer) for part in parts):
             from outliers.quantization.peers import has_bitsandbytes

@@ -52,6 +52,10 @@ class Cached(Variant):
         )
 
     @property
+    def place_kinds(self) -> tuple[str, ...]:
+        return "role", "layer", "head"
+
+    @property
     def is_of_places(self) -> bool:
         """Whether only some layers or heads are quantized."""
         return any(format.layers or format.heads for format in self.formats if format)

@@ -27,6 +27,7 @@ class Peer(Variant):
     """A model under LLM.int8() as bitsandbytes computes it; alpha: magnitude from which on a feature is an outlier."""
 
     alpha: float = ALPHA
+    has_codes = True
     in_memory = True
 
     @classmethod
@@ -81,6 +82,8 @@ class Against(AtPlaces):
     other: "str | PreTrainedModel"
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
+    has_errors = True
+    place_kinds = ("role",)
     in_memory = True
 
     @classmethod

@@ -125,6 +125,16 @@ class Quantized(AtPlaces):
         return self.calibration is None and self.scheme.needs_calibration
 
     @property
+    def has_errors(self) -> bool:
+        return self.scheme.quantizes_projections
+
+    has_codes = has_errors
+
+    @property
+    def place_kinds(self) -> tuple[str, ...]:
+        return ("role", "layer", "stack", "expert") if self.scheme.quantizes else ()
+
+    @property
     def in_memory(self) -> bool:
         """Whether the variant needs the whole model in memory."""
         return self.scheme.learns
