@@ -7,7 +7,6 @@ from typer import Argument
 from outliers.commands import Command
 from outliers.errors import UserError
 from outliers.models.names import may_be_type
-from outliers.specification.validate import check_configs
 from outliers.terminal.command import models_of
 
 MODELS = (
@@ -22,6 +21,8 @@ def anatomy(
     """Print the anatomy of models."""
     if not names:
         raise UserError("no model is named; expected some, such as `outliers anatomy smollm2-135m`")
+    from outliers.specification.validate import check_configs  # late, as it imports the hub's library
+
     models = models_of(names)
     check_configs(name for name in models if not may_be_type(name))
 

@@ -36,6 +36,7 @@ def report(
         print(compare([*places[1:], *models_of(models)], device or "cpu", out, redraw))
         return
     name, *others = places if places and is_meant_as_experiment(places[0]) else [DEFAULT, *places]
+
     models = models_of([*others, *models])
     check_configs(models)
     if dry_run:

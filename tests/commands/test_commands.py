@@ -424,6 +424,7 @@ def test_a_model_is_named_in_the_same_way(specified, command):
 )
 def test_models_of_a_report(monkeypatch, capsys, typed, name, models):
     asked = []
+    monkeypatch.setattr("outliers.specification.validate.check_configs", list)
     monkeypatch.setattr(artefacts, "report", lambda *arguments: asked.append(arguments) or ("the page", []))
     assert call(monkeypatch, capsys, *typed.split(), command="report") == (0, "the page\n", "")
     assert [(asked[0][0], asked[0][-1])] == [(name, models)]
@@ -432,8 +433,8 @@ def test_models_of_a_report(monkeypatch, capsys, typed, name, models):
 @pytest.mark.parametrize("typed", ["a b", "a,b", "--model a,b", "--model a --model b", "a --models b"])
 def test_models_to_get(monkeypatch, capsys, tmp_path, typed):
     packaged = dict.fromkeys("ab", SimpleNamespace(licence="MIT", source="here", sha256=sha256(b"").hexdigest()))
-    monkeypatch.setattr("outliers.models.names.PACKAGED", packaged)
-    monkeypatch.setattr("outliers.models.names.packaged_file", tmp_path.joinpath)
+    monkeypatch.setattr("outliers.commands.get.PACKAGED", packaged)
+    monkeypatch.setattr("outliers.commands.get.packaged_file", tmp_path.joinpath)
     for name in packaged:
         (tmp_path / name).touch()
     said = "".join(f"{name} (MIT, here): {tmp_path / name}\n" for name in packaged)
