@@ -8,7 +8,7 @@ import pandas as pd
 from outliers.metrics.records import Metric
 from outliers.runs.rows import read
 from outliers.runs.run import records, rows_of
-from outliers.show.section import Context, Failures, Section, View, failures, part_of, together
+from outliers.show.section import Context, Failures, Section, View, failures, part_of, printed, together
 from outliers.show.tables import values_table
 from outliers.show.words import listed
 from outliers.specification.fields import resolved
@@ -27,6 +27,8 @@ def view_of(metric: type[Metric]) -> View | None:
 def measured_section(rows: list[dict], context: Context) -> Section:
     """Show one row per value, with its standard deviation if there were draws, then the views of metrics that have one.
 
+    The view of a single metric shows its values, whose table is folded then.
+
     context: of an `outliers.Cells`. Each view takes the rows of its metric, with the variant in the field `scheme` too.
     """
     by_metric: dict[str, list[dict]] = defaultdict(list)
@@ -41,5 +43,7 @@ def measured_section(rows: list[dict], context: Context) -> Section:
     several = [name for name, found in by_metric.items() if not any(one["metric"] in shown for one in found)]
     if several:
         table = table._replace(caption=f"{table.caption} {SEVERAL.format(listed(several))}")
-    values = Section("Measurements", rows, table.printed, [table], further={"values": pd.DataFrame(rows)})
-    return together("Measurements", [values, *sections])
+    alone = len(sections) == len(views) == 1
+    table = table._replace(folded=alone)
+    values = Section("Measurements", rows, printed([table]), [table], further={"values": pd.DataFrame(rows)})
+    return together(sections[0].title if alone else "Measurements", [values, *sections])

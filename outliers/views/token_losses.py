@@ -140,11 +140,11 @@ def _summary_table(name: str, caption: str, totals: list[dict]) -> Table:
 
 
 def _said(name: str, total: Mapping) -> list[str]:
-    each, share = total["value"] / total["tokens"], total["half"] / total["tokens"]
-    scatter = total["value_bar"] / total["tokens"]
+    share = total["half"] / total["tokens"]
+    each = cell(".4f", total["value"], total["value_bar"], 1 / total["tokens"]).replace("±", " ± ")
     return [
         f"Under {total['variant']}, {total['half']:,.0f} of {total['tokens']:,} predicted tokens ({part(share)}) carry "
-        f"half of the increase of the loss of {name}, {each:.4f} ± {scatter:.4f} nats a token.",
+        f"half of the increase of the loss of {name}, {each} nats a token.",
         f"Tokens of the type '{total['type']}' carry {part(total['type_share'])} of the increase of the loss of {name} "
         f"under {total['variant']}, and are {part(total['type_tokens'])} of the tokens.",
     ]
