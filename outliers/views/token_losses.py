@@ -135,7 +135,7 @@ def _has_shares(total: Mapping) -> bool:
 def _summary_table(name: str, caption: str, totals: list[dict]) -> Table:
     data = pd.DataFrame(totals)
     of_a_token = data[["value", "value_bar", "half"]].astype(float).div(data["tokens"], axis=0)
-    shown = data.join(of_a_token, rsuffix="_a_token")
+    shown = data.join(of_a_token.add_suffix("_a_token"))
     return Table.of(name, caption, OF_VARIANTS, data.drop(columns="value_bar"), shown)
 
 
