@@ -7,7 +7,6 @@ from typer import Argument, Option
 
 from outliers.commands import Command
 from outliers.specification.files import is_meant_as_experiment
-from outliers.specification.validate import check_configs
 from outliers.terminal.command import DryRun, Force, Models, Out, models_of, typed
 
 DEFAULT, PUBLISHED = "pocket", "published"
