@@ -35,6 +35,7 @@ def report(
         print(compare([*places[1:], *models_of(models)], device or "cpu", out, redraw))
         return
     name, *others = places if places and is_meant_as_experiment(places[0]) else [DEFAULT, *places]
+    from outliers.specification.validate import check_configs  # late, as it imports the hub's library
 
     models = models_of([*others, *models])
     check_configs(models)
