@@ -136,7 +136,7 @@ def test_a_ray_that_ends_costs_what_is_not_finished(tmp_path, name):
 
     def sweep_in_a_process(killed: str) -> tuple[int, str, str]:
         command = [sys.executable, "-c", ALONE, *arguments, killed]
-        done = subprocess.run(command, env=alone, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, env=alone, capture_output=True, text=True, timeout=600)
         return done.returncode, done.stdout, done.stderr
 
     def finished() -> list[str]:
