@@ -15,6 +15,7 @@ from outliers import anatomy, perplexity, plant, quantize, trace
 from outliers.criterion import QUANTIZED
 from outliers.errors import UserError
 from outliers.models.anatomy import anatomy_of, found, layers_of, projections, readers
+from outliers.models.anatomy.discover import Branch, Kind, find_stacks
 from scripts.every_type import tiny
 from tests import conftest
 from tests.subjects import test_families
@@ -188,3 +189,95 @@ def test_what_has_no_anatomy(name, said, monkeypatch):
     with pytest.raises(UserError, match=said) as refused:
         anatomy(name)
     assert "\n" not in str(refused.value)
+
+
+class Stacked(nn.Module):
+    """An embedding, and two layers of a class."""
+
+    def __init__(self, layer: type[nn.Module]):
+        super().__init__()
+        self.tokens = nn.Embedding(100, WIDTH)
+        self.layers = nn.ModuleList(layer() for _ in range(2))
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(input_ids)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+WIDTH = 24
+
+
+class Parts(nn.Module):
+    """What layers below are made of."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.into, self.other, self.out = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+        self.filter = nn.Conv1d(WIDTH, WIDTH, 3, padding=1, groups=WIDTH)
+        self.gate = nn.Linear(WIDTH, 1, bias=False)
+
+
+class Scan(Parts):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.out(self.into(self.norm(x)).cumsum(1))
+
+
+class Convolution(Parts):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.out(self.filter(self.into(self.norm(x)).mT).mT)
+
+
+class NormedValues(Parts):
+    """Attention whose values are the normed states themselves."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normed = self.norm(x)
+        scores = self.into(normed) @ self.other(normed).mT
+        return x + self.out(scores.softmax(-1) @ normed)
+
+
+class ScaledSum(Parts):
+    """A projection of the stream to itself, of which half is added."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 0.5 * self.into(self.norm(x))
+
+
+class RouterInDouble(Parts):
+    """A gate that multiplies with a copy of its weight in another dtype."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate = nn.functional.linear(x.double(), self.gate.weight.double()).sigmoid()
+        return x + self.out(self.into(x).relu()) * gate.to(x.dtype)
+
+
+def kind_of(layer: type[nn.Module]) -> Kind:
+    with torch.device("meta"):
+        model, ids = Stacked(layer), torch.zeros(1, 13, dtype=torch.int64)
+    (stack,) = find_stacks(model, {"input_ids": ids})
+    (kind,) = {*stack.kinds}
+    return kind
+
+
+@pytest.mark.parametrize("layer", [Scan, Convolution])
+def test_a_scan_or_a_convolution_alone_mixes_positions(layer):
+    kind = kind_of(layer)
+    assert kind.branches == (Branch(True, ("into",), (), ("out",)),)
+    assert kind.recurrent and not kind.attention
+
+
+def test_what_attention_puts_out_was_not_normed():
+    assert kind_of(NormedValues).norms == (("norm", ("into", "other")),)
+
+
+def test_a_projection_whose_scaled_output_is_added_is_no_router():
+    kind = kind_of(ScaledSum)
+    assert [branch.reads for branch in kind.branches] == [("into",)] and not kind.routers
+
+
+def test_a_copied_weight_is_that_of_its_module():
+    kind = kind_of(RouterInDouble)
+    assert kind.routers == ("gate",) and kind.branches == (Branch(False, ("into",), (), ("out",)),)
