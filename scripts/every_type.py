@@ -14,7 +14,7 @@ import sys
 import tempfile
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
@@ -51,7 +51,7 @@ STREAM = "stream"
 LAYERS, WIDTH, VOCABULARY = 4, 64, 512
 # Fields of configurations by what they become; a type has some of them.
 FIELDS = (
-    (VOCABULARY, "vocab_size vocab_size_per_layer_input"),
+    (VOCABULARY, "vocab_size vocab_size_per_layer_input decoder_vocab_size"),
     (
         WIDTH,
         "hidden_size n_embd d_model n_embed dim word_embed_proj_dim embedding_size embedding_dim lru_width conv_dim",
@@ -109,24 +109,30 @@ OWN = {  # of a type: what its default configuration lacks, or asks for
 }
 
 
-def made_small(fields: dict) -> dict:
-    """The fields of a configuration with small values."""
+def made_small(fields: dict, sizes: Mapping[int, int] | None = None) -> dict:
+    """Return the fields of a configuration with small values.
+
+    sizes: others in the place of the usual small ones, such as {64: 96}.
+    """
+    sizes = sizes or {}
+    resized = {name: sizes.get(size, size) for name, size in SMALL.items()}
+    layers, width = sizes.get(LAYERS, LAYERS), sizes.get(WIDTH, WIDTH)
     own = OWN.get(fields["model_type"], {})
     depth = next((fields[name] for name in fields if SMALL.get(name) == LAYERS and "layer" in name), None)
     fields = {name: value for name, value in fields.items() if name != "per_layer_config"}
     small = dict(fields)
     for name, value in fields.items():
-        size = SMALL.get(name.removesuffix("_per_layer"))
+        size = resized.get(name.removesuffix("_per_layer"))
         if isinstance(value, dict):
-            small[name] = made_small(value) if "model_type" in value else value
+            small[name] = made_small(value, sizes) if "model_type" in value else value
         elif isinstance(value, list) and value and len(value) == depth:
-            small[name] = [size] * LAYERS if size else [*dict.fromkeys(value), *value][:LAYERS]
-        elif name in SMALL:
+            small[name] = [size] * layers if size else [*dict.fromkeys(value), *value][:layers]
+        elif name in resized:
             small[name] = size
     if fields.get("kv_lora_rank"):
-        small["num_key_value_heads"] = 4  # all heads have keys of one latent state
+        small["num_key_value_heads"] = small["num_attention_heads"]  # all heads have keys of one latent state
     if {"num_heads", "expand", "head_dim"} <= fields.keys():
-        small["num_heads"] = fields["expand"] * WIDTH // small["head_dim"]
+        small["num_heads"] = fields["expand"] * width // small["head_dim"]
     return small | own
 
 
@@ -149,11 +155,11 @@ FAMILIES = {
 }
 
 
-def tiny(kind: str, family: str = "causal") -> PreTrainedModel:
-    """Return a tiny random model of a type, float32; raise whatever transformers raises."""
+def tiny(kind: str, family: str = "causal", sizes: Mapping[int, int] | None = None) -> PreTrainedModel:
+    """Return a tiny random model of a type, float32; raise whatever transformers raises. sizes: see `made_small`."""
     made_by, _, decodes = FAMILIES[family]
     default = AutoConfig.for_model(kind)
-    config = type(default).from_dict(made_small(default.to_dict()))
+    config = type(default).from_dict(made_small(default.to_dict(), sizes))
     if decodes is not None and hasattr(config, "is_decoder"):
         config.is_decoder = decodes
     if config.is_encoder_decoder:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -14,14 +15,16 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutput
+from transformers.pytorch_utils import Conv1D
 
 from outliers import damage, hooks, load_model, perplexity, plant, quantize, trace
 from outliers.errors import UserError
-from outliers.models.anatomy import OWN, layers_of
+from outliers.models.anatomy import OWN, layers_of, projections
 from outliers.models.anatomy.found import _key
 from outliers.models.names import CACHE
-from scripts.every_type import made_small, tiny, tried
+from scripts.every_type import checks, loss_of, made_small, text_of, tiny, tried
 from tests import conftest
+from tests.models.test_experts import absmax
 
 NAMED = [
     *("mamba", "mamba2", "falcon_h1", "recurrent_gemma", "qwen3_next", "lfm2", "nemotron_h", "deepseek_v3", "glm4_moe"),
@@ -41,6 +44,53 @@ def test_a_type_without_a_row_does_everything(kind):
     assert {name: why for name, why in found.items() if why and name not in refused} == {}
     for name, why in refused.items():
         assert why in found[name]
+
+
+SIZES = (  # in the place of the usual width, of the numbers of layers, heads and others, of units and of experts
+    {64: 96, 4: 6, 96: 112, 48: 40, 8: 5},
+    {64: 32, 4: 2, 96: 72, 48: 24, 8: 3},
+)
+RESIZED = [
+    *("apertus", "bloom", "cohere2", "dots1", "ernie4_5_moe", "gemma2", "gemma3_text", "glm4_moe", "gpt2", "gpt_neox"),
+    *("gptj", "granitemoe", "helium", "llama", "mamba", "mixtral", "olmo2", "phi", "qwen3_moe", "starcoder2"),
+]
+
+
+@pytest.mark.nightly("outliers/models/anatomy/*", "scripts/every_type.py")
+@pytest.mark.parametrize("sizes", SIZES, ids=("larger", "smaller"))
+@pytest.mark.parametrize("kind", RESIZED)
+def test_a_type_of_another_size_does_everything(kind, sizes):
+    model, text = tiny(kind, sizes=sizes), text_of("causal")
+    assert layers_of(model)[0].anatomy.width == sizes[64] and len(layers_of(model)) == sizes[4]
+    expected = sum(loss_of(model, block) for block in text) / 2
+    assert [name for name, check in checks(model, text, expected) if not check()] == []
+
+
+EXACT = ("bloom", "cohere2", "deepseek_v3", "falcon_h1", "gemma3_text", "glm4", "gpt2", "mamba", "olmo3", "qwen2_moe")
+
+
+@pytest.mark.parametrize("kind", conftest.slow_but(EXACT, ("deepseek_v3", "falcon_h1")))
+@pytest.mark.parametrize(("scheme", "axis"), [("absmax", None), ("absmax-vector", 1)])
+def test_every_projection_is_quantized_as_fake_quantization_has_it(kind, scheme, axis):
+    model, seen = tiny(kind).double(), {}
+    changed = quantize(model, scheme)
+    exact = {part.path: part.module for part in projections(model)}
+    for part in projections(changed):
+        see = partial(_see, seen, part.path)
+        part.module.register_forward_hook(see)
+    with torch.no_grad():
+        changed(text_of("causal"), use_cache=False)
+    chosen = {path for path in exact if ".experts." not in path}  # few tokens may leave some out
+    assert seen.keys() >= chosen and seen.keys() <= exact.keys()
+    for path, (x, output) in seen.items():
+        weight = exact[path].weight.T if isinstance(exact[path], Conv1D) else exact[path].weight
+        bias = 0 if exact[path].bias is None else exact[path].bias
+        expected = absmax(x.flatten(0, -2), axis) @ absmax(weight, axis).T + bias
+        assert (output.flatten(0, -2) - expected).abs().max() <= 1e-12 * expected.abs().max(), path
+
+
+def _see(seen: dict, path: str, _module: nn.Module, inputs: tuple, output: torch.Tensor) -> None:
+    seen[path] = inputs[0], output
 
 
 @pytest.mark.parametrize("kind", ["nanochat", "minimax", "olmo2", "flex_olmo"])
