@@ -1,4 +1,4 @@
-"""The parts of each architecture, and the family of models that it is of."""
+"""The anatomy of a model: its stacks, layers and projections by role, and the family it belongs to."""
 
 import difflib
 import inspect
@@ -56,7 +56,7 @@ WEIGHTS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def add_family(family: Family) -> None:
-    """Take a family of one's own; an installed package declares it in the group `outliers.families` of entry points.
+    """Register a family; an installed package declares it in the group `outliers.families` of entry points.
 
     Raises:
         UserError: its name, or an architecture of it, is that of another family.
@@ -69,7 +69,7 @@ def add_family(family: Family) -> None:
 
 
 def _take_plugins(kind: str) -> None:
-    """Add the families of other packages, once a type of model is asked for that this project does not have."""
+    """Register the families of installed packages if a type of model is of no family yet."""
     for _, origin, family in () if _families(kind) else plugins("outliers.families"):
         if not isinstance(family, Family):
             raise UserError(f"{origin} is {type(family).__name__}; expected a Family: remove it")
@@ -101,11 +101,11 @@ def know_class(model: PreTrainedModel) -> None:
 
 
 class Projection(NamedTuple):
-    """One linear projection of a layer, a `Linear` or `Conv1D`, or another module that reads a hidden state.
+    """A linear projection of a layer, a `Linear` or `Conv1D`, or another module that reads a hidden state.
 
-    path: its name in the model. module: itself. inputs: the place of the stack that reads the positions of its input.
-    state: which of the hidden states of its role in the layer it reads, from 0 on. expert: the number of the one that
-    it is part of, whose input has only the tokens that chose it.
+    layer: the number of its layer. role: that of the hidden state that it reads. path: its path in the model. inputs:
+    the number of the stack whose positions its input has. state: the number of the hidden state among those of the role
+    in this layer. expert: the number of the expert that it belongs to, whose input has only the tokens that chose it.
     """
 
     layer: int
@@ -118,15 +118,15 @@ class Projection(NamedTuple):
 
     @property
     def place(self) -> tuple[int, str]:
-        """The layer and the role, with a number where it is not the first hidden state of this; what only one expert
-        reads is of this expert."""
+        """The layer and the role of the hidden state, with a number if it is not the first one of this role; that which
+        only one expert reads is named after the expert."""
         if self.expert is not None and self.role != "ffn_in":
             return self.own_place
         return self.layer, f"{self.role} {self.state + 1}" if self.state else self.role
 
     @property
     def own_place(self) -> tuple[int, str]:
-        """The same of the tokens alone that an expert got, if it is part of one."""
+        """The place of the hidden state restricted to the tokens of the projection's expert, if it belongs to one."""
         return self.place if self.expert is None else (self.layer, f"{self.role} of expert {self.expert}")
 
 
@@ -135,7 +135,7 @@ def _families(kind: str) -> list[Family]:
 
 
 def anatomy_of(config: PretrainedConfig) -> Anatomy:
-    """The anatomy of a model by its configuration.
+    """Return the anatomy of a configuration's models.
 
     Raises:
         UserError: transformers has no such type of model, or cannot build or run it; or no layers are found in it.
@@ -146,7 +146,7 @@ def anatomy_of(config: PretrainedConfig) -> Anatomy:
 
 
 def check_known(kind: str) -> None:
-    """Raise UserError unless an architecture, by its type of model, is of a family."""
+    """Raise UserError unless a type of model belongs to a family."""
     _take_plugins(kind)
     if _families(kind):
         return
@@ -164,7 +164,7 @@ def check_known(kind: str) -> None:
 
 
 def family_of(config: PretrainedConfig) -> Family:
-    """The family of a model by its configuration; of those that its type may be of what the configuration says."""
+    """Return the family of a configuration's models; `is_decoder` decides between several families of one type."""
     if type(config) in _own_models:
         return OWN
     kind = config.model_type
@@ -178,8 +178,8 @@ def family_of(config: PretrainedConfig) -> Family:
 
 
 def part_config(config: PretrainedConfig) -> PretrainedConfig:
-    """The configuration of the part of a model that is measured: of one that takes pictures or sounds too its text
-    part, of a vision tower this one; of others their own."""
+    """Return the configuration of the measured part of a model: the text part of one that takes pictures or sounds too,
+    the tower of a vision model, otherwise the configuration itself."""
     part = config.get_text_config(decoder=True)
     if part is config or config.is_encoder_decoder or part.model_type not in CAUSAL.kinds:
         return vision_config(config)
@@ -195,30 +195,30 @@ def part_config(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def renamed_keys(config: PretrainedConfig) -> dict[str, str]:
-    """The names of a part's tensors in checkpoints: patterns, and what stands for them."""
+    """Return the names of a part's tensors in checkpoints: patterns and their replacements."""
     if family_of(config) is VISION:
         return TOWER_KEYS if hasattr(config, "vision_config") else {}
     return TEXT_KEYS
 
 
 def other_parts(config: PretrainedConfig) -> str:
-    """A pattern of the names of tensors in checkpoints that are of other parts of a model than the one measured."""
+    """Return a pattern of the names of tensors in checkpoints that belong to parts that are not measured."""
     return OTHER_TOWERS if family_of(config) is VISION else OTHER_PARTS
 
 
 def stacks_of(config: PretrainedConfig) -> list[Anatomy]:
-    """The anatomy of each stack of layers, in the order in which they run."""
+    """Return the anatomy of each stack of layers, in the order in which they run."""
     first = anatomy_of(config)
     return [first, first.decoder] if first.decoder else [first]
 
 
 def attends(config: PretrainedConfig) -> bool:
-    """Whether a layer of a model has attention, which models that are recurrent alone have not."""
+    """Return whether any layer of a model has attention; purely recurrent models have none."""
     return any(kind.attention for stack in stacks_of(config) for kind in stack.layer_kinds)
 
 
 def check_one_stack(config: PretrainedConfig) -> None:
-    """Raise UserError where a model has several stacks of layers, and so several residual streams."""
+    """Raise UserError if a model has several stacks of layers, and so several residual streams."""
     if len(stacks_of(config)) > 1:
         raise UserError(
             f"'{config.model_type}' has an encoder and a decoder, each with its own residual stream; this accounts for "
@@ -227,24 +227,24 @@ def check_one_stack(config: PretrainedConfig) -> None:
 
 
 def inputs_of(model: PreTrainedModel, block: Block) -> tuple[torch.Tensor, ...]:
-    """The input of each stack for a block, on the block's device: token ids, int64 (T,), or the pixels of a picture."""
+    """Return the input of each stack for a block, on the block's device: token ids, int64 (T,), or pixels."""
     return family_of(model.config).inputs(model, block)
 
 
 def ids_of(model: PreTrainedModel, block: Block) -> tuple[torch.Tensor, ...]:
-    """Of what each stack reads of a block the ids of what stands at its positions, int64 (T,); of pictures, places."""
+    """Return the ids at the positions that each stack reads of a block, int64 (T,); of pictures, the places."""
     family = family_of(model.config)
     return tuple(family.ids(model.config, read) for read in family.inputs(model, block))
 
 
 def stack_module(model: PreTrainedModel, stack: Anatomy) -> PreTrainedModel:
-    """The module that runs a stack."""
+    """Return the module that runs a stack."""
     return model.base_model if stack.module is None else model.get_submodule(stack.module)
 
 
 def input_embeddings(model: PreTrainedModel) -> list[nn.Module]:
-    """The modules that begin the residual streams: the embedding of tokens, or the convolution of pixels; one
-    that several stacks have in common once."""
+    """Return the modules that start the residual streams, each once: embeddings of tokens, or a convolution of
+    pixels."""
     embeddings = (
         model.get_submodule(stack.embedding) if stack.embedding else stack_module(model, stack).get_input_embeddings()
         for stack in stacks_of(model.config)
@@ -255,9 +255,9 @@ def input_embeddings(model: PreTrainedModel) -> list[nn.Module]:
 def run_stack(
     model: PreTrainedModel, stack: Anatomy, inputs: torch.Tensor, memory: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The last hidden states (T, features) of a stack, after its final norm.
+    """Return the last hidden states (T, features) of a stack, after its final norm.
 
-    inputs: what it reads of a block. memory: what the stack before it puts out, (1, T, features), if there is one.
+    inputs: the stack's input for a block. memory: the output of the previous stack, (1, T, features), if there is one.
     """
     family, keywords = family_of(model.config), {}
     if not stack.decoder:
@@ -269,17 +269,17 @@ def run_stack(
 
 
 def width_of(config: PretrainedConfig) -> int:
-    """The features of the residual stream, which all stacks of a model have in common."""
+    """Return the number of features of the residual stream, the same in all stacks of a model."""
     return anatomy_of(config).width
 
 
 def count_layers(config: PretrainedConfig) -> int:
-    """The number of layers of all stacks together, by the configuration."""
+    """Return the number of layers of all stacks together, by the configuration."""
     return sum(kind is not None for stack in stacks_of(config) for kind in stack.kinds)
 
 
 def count_experts(config: PretrainedConfig) -> int:
-    """The number of experts of all layers together, by the configuration."""
+    """Return the number of experts of all layers together, by the configuration."""
     count = 0
     for stack in stacks_of(config):
         kinds = stack.layer_kinds
@@ -289,10 +289,10 @@ def count_experts(config: PretrainedConfig) -> int:
 
 
 class Layer(NamedTuple):
-    """One layer of a stack.
+    """A layer of a stack.
 
-    number: counted through all stacks of the model. path: its name in the model. module: itself. anatomy: of its kind.
-    stack: the place of its stack among all.
+    number: its place among the layers of all stacks. path: its path in the model. anatomy: that of its kind. stack: the
+    number of its stack.
     """
 
     number: int
@@ -303,7 +303,7 @@ class Layer(NamedTuple):
 
 
 def layers_of(model: PreTrainedModel) -> list[Layer]:
-    """The layers of all stacks, in the order in which they run.
+    """Return the layers of all stacks, in the order in which they run.
 
     Raises:
         UserError: the architecture is unknown, or something is wrapped around the model.
@@ -327,8 +327,8 @@ def layers_of(model: PreTrainedModel) -> list[Layer]:
 
 
 def _children(model: PreTrainedModel, stack: Anatomy) -> list[tuple[str, nn.Module]]:
-    """The layers of a stack by their paths, a module in two places twice; raise UserError if it is not certain that all
-    of them run."""
+    """Return the layers of a stack with their paths, a module in two places twice; raise UserError if it has more than
+    the configuration says."""
     children = model.get_submodule(stack.layers)._modules
     count = len(stack.kinds)
     if len(children) > count:  # some architectures run as many as the configuration says, the others all
@@ -340,11 +340,12 @@ def _children(model: PreTrainedModel, stack: Anatomy) -> list[tuple[str, nn.Modu
 
 
 def _of_kind(stack: Anatomy, place: int, path: str, layer: nn.Module) -> Anatomy:
-    """The kind of the layer at a place, as it was found, else another one of which it has all parts; without those
-    parts in whose place something passes its input on.
+    """Return the kind of the layer at a place: the one that was found, or another one whose parts it all has.
+
+    Parts that were replaced by a module without weights, such as an identity, are left out.
 
     Raises:
-        UserError: parts are missing where something has weights, which may do anything.
+        UserError: parts are missing, and a module with weights is in their place.
     """
     kinds = stack.layer_kinds
     kinds = (kinds[stack.kinds[place]], *kinds)
@@ -371,19 +372,19 @@ def _of_kind(stack: Anatomy, place: int, path: str, layer: nn.Module) -> Anatomy
 
 
 def _parents(path: str) -> Iterator[str]:
-    """The paths of the modules around one, from the inside, and last the layer's own, ""."""
+    """Yield the paths of the modules that contain one, innermost first; the last one is the layer's own, ""."""
     while path:
         path = path.rpartition(".")[0]
         yield path
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The layers of all stacks; raises as `layers_of`."""
+    """Return the modules of the layers of all stacks; raise as `layers_of`."""
     return [layer.module for layer in layers_of(model)]
 
 
 def shared_parts(layers: Iterable[Layer]) -> dict[str, str]:
-    """The layers and parts of layers whose module has stood in an earlier place, by path, with that place."""
+    """Return the layers and parts of layers that are the same module as an earlier one: by path, the earlier path."""
     first: dict[nn.Module, str] = {}
     shared = {}
     for layer in layers:
@@ -396,7 +397,7 @@ def shared_parts(layers: Iterable[Layer]) -> dict[str, str]:
 
 
 def compiled_parts(model: PreTrainedModel) -> list[str]:
-    """The paths of the modules of a model that are compiled in place, by `module.compile()`.
+    """Return the paths of the modules of a model that are compiled in place, by `module.compile()`.
 
     Raises:
         UserError: one is wrapped by `torch.compile`.
@@ -414,7 +415,7 @@ def compiled_parts(model: PreTrainedModel) -> list[str]:
 
 
 def check_used_once(model: PreTrainedModel) -> None:
-    """Raise UserError if one module is several layers of a model, or parts of these."""
+    """Raise UserError if one module is used as several layers of a model, or as several parts of layers."""
     for path, first in shared_parts(layers_of(model)).items():
         raise UserError(
             f"'{path}' is the same module as '{first}'; expected a module for each layer, as copy.deepcopy makes it "
@@ -423,7 +424,7 @@ def check_used_once(model: PreTrainedModel) -> None:
 
 
 def check_not_compiled(model: PreTrainedModel) -> None:
-    """Raise UserError if a module of a model is compiled, so that hooks and other code on it may be passed over."""
+    """Raise UserError if a module of a model is compiled, because compiled code may skip hooks."""
     for path in compiled_parts(model):
         raise UserError(
             f"'{path or type(model).__name__}' is compiled; expected a model that is not: compile it afterwards "
@@ -432,13 +433,13 @@ def check_not_compiled(model: PreTrainedModel) -> None:
 
 
 def features_of(model: PreTrainedModel) -> int:
-    """The features of the residual stream, by the first projection that writes to it, of pruned models too."""
+    """Return the number of features of the residual stream by the first projection that writes to it."""
     writers = (part for part in projections(model) if part.role in ("attn_out", "ffn_out"))
     return next((shape_of(part.module)[0] for part in writers), width_of(model.config))
 
 
 def shape_of(module: nn.Module) -> tuple[int, int]:
-    """The outputs and features of a projection, of one under a scheme too."""
+    """Return the numbers of outputs and inputs of a projection, also of a quantized one."""
     weight = module.weight if isinstance(module, ExpertProjection) else module._parameters.get("weight")
     if weight is not None and weight.ndim == 2 and weight.dtype in WEIGHTS:
         return tuple(weight.shape[::-1] if isinstance(module, Conv1D) else weight.shape)
@@ -446,7 +447,7 @@ def shape_of(module: nn.Module) -> tuple[int, int]:
 
 
 def head_size(layer: Layer, config: PretrainedConfig) -> int:
-    """The features of a head in the attention of a layer, as its module says, or if it does not the configuration."""
+    """Return the number of features of a head in a layer, by its attention module or else by the configuration."""
     attention = layer.module.get_submodule(layer.anatomy.attention)
     for name in HEAD_SIZES:
         if isinstance(size := getattr(attention, name, None), int):
@@ -458,8 +459,8 @@ def head_size(layer: Layer, config: PretrainedConfig) -> int:
 
 
 def heads_of(layer: Layer, config: PretrainedConfig) -> int:
-    """The heads of queries of a layer, by what its output projection reads, or if it has several the configuration; 0
-    where it has no attention.
+    """Return the number of query heads of a layer, by its output projection, or by the configuration if it has several;
+    0 if the layer has no attention.
 
     config: of the layer's stack.
     """
@@ -475,7 +476,7 @@ def _heads_in(config: PretrainedConfig, stack: Anatomy) -> int:
 
 
 def projections(model: PreTrainedModel, only: int | None = None) -> Iterator[Projection]:
-    """Every linear projection of the layers, or of only one, in the order of its role; raises as `layers_of`."""
+    """Yield the linear projections of all layers, or of only one, by layer and role; raise as `layers_of`."""
     for layer in layers_of(model):
         for role in QUANTIZED if only in (None, layer.number) else ():
             for name in getattr(layer.anatomy, role):
@@ -483,7 +484,7 @@ def projections(model: PreTrainedModel, only: int | None = None) -> Iterator[Pro
 
 
 def in_layer(layer: Layer, role: str, name: str) -> "Projection":
-    """The part of a layer that reads a role, by its name in the layer."""
+    """Return the part of a layer that reads a hidden state of a role, by its path in the layer."""
     anatomy, path, module = layer.anatomy, f"{layer.path}.{name}", layer.module.get_submodule(name)
     inside = name.removeprefix(f"{anatomy.experts}.") if anatomy.experts else name
     expert = int(inside.partition(".")[0]) if inside != name else None
@@ -492,10 +493,10 @@ def in_layer(layer: Layer, role: str, name: str) -> "Projection":
 
 
 def check_plain(projection: Projection) -> None:
-    """Raise UserError unless all that a projection does is to multiply with its weight and add its bias.
+    """Raise UserError unless a projection only multiplies with its weight and adds its bias.
 
-    Whoever takes the weight of anything else in its place computes something else: an adapter around a layer and a
-    layer of codes have a `weight` too, and a parametrized weight is made of others at every call.
+    The `weight` of anything else does not determine its output: adapters and layers of codes have a `weight` too, and a
+    parametrized weight is computed at every call.
     """
     module, parameters = projection.module, projection.module._parameters
     if isinstance(module, ExpertProjection):
@@ -522,8 +523,8 @@ def _kind(thing: object) -> str:
 
 
 def readers(model: PreTrainedModel, only: int | None = None) -> Iterator[Projection]:
-    """All that reads a tracked hidden state: the projections, the routers, and in the place of those of experts that
-    read one of all tokens the module that holds the experts."""
+    """Yield all readers of tracked hidden states: projections, routers, and the module that holds a layer's experts in
+    the place of those projections of theirs that read the state of all tokens."""
     yield from (part for part in projections(model, only) if part.expert is None or part.role != "ffn_in")
     for layer in layers_of(model) if only is None else layers_of(model)[only : only + 1]:
         anatomy = layer.anatomy
@@ -540,13 +541,13 @@ def readers(model: PreTrainedModel, only: int | None = None) -> Iterator[Project
 
 
 def experts_of(model: PreTrainedModel) -> dict[int, nn.Module]:
-    """The modules that hold the weights of experts, by the numbers of the layers that have such."""
+    """Return the modules that hold the weights of experts, by the number of their layer."""
     mixtures = [layer for layer in layers_of(model) if layer.anatomy.experts]
     return {layer.number: layer.module.get_submodule(layer.anatomy.experts) for layer in mixtures}
 
 
 def context_length(config: PretrainedConfig) -> int | None:
-    """The longest block that the model takes, in tokens; None where positions are unbounded (ALiBi)."""
+    """Return the length of the longest block that a model takes, in tokens; None if it is unbounded (ALiBi)."""
     limit = next((getattr(config, field) for field in CONTEXTS if getattr(config, field, None)), None)
     rotary = getattr(config, "rope_parameters", None) or {}
     if limit and rotary.get("rope_type") in STRETCHED and rotary.get("factor"):
@@ -569,7 +570,7 @@ def check_block(config, block: int, largest_id: int = 0) -> None:
 
 
 def check_features(features: Iterable[int], width: int) -> list[int]:
-    """The features in ascending order; raise UserError if there is none, or one is no feature of so many."""
+    """Return features in ascending order; raise UserError if there is none, or one is outside 0 to width - 1."""
     try:
         features = sorted(set(map(operator.index, features)))
     except TypeError:
@@ -582,7 +583,7 @@ def check_features(features: Iterable[int], width: int) -> list[int]:
 
 
 def norms_are_in_the_residual_stream(config: PretrainedConfig) -> bool:
-    """Whether projections read what is added to the sub-layer's output (BERT, OPT-350m, a variant of BLOOM)."""
+    """Return whether norms put out the residual stream itself (BERT, OPT-350m, a variant of BLOOM)."""
     return (
         bool(anatomy_of(config).norms_of_sums)
         or not getattr(config, "do_layer_norm_before", True)

@@ -10,23 +10,25 @@ from outliers.models.internals import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
 class NothingBefore(Cache):
-    """No keys and values of earlier positions, and none are kept. Without a cache transformers looks whether positions
-    begin anew, for which the host would wait for the GPU."""
+    """A cache that is empty and stays so.
+
+    Without a cache transformers tests whether positions restart, and the host would wait for the GPU.
+    """
 
     def __init__(self):
         super().__init__(layers=[DynamicLayer()])
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_arguments, **_keywords) -> tuple:
-        """The states themselves."""
+        """Return the given keys and values."""
         return key_states, value_states
 
     def update_indexer(self, indexer_key_states: torch.Tensor, _layer: int) -> torch.Tensor:
-        """The same of the keys by which positions are chosen."""
+        """Return the given keys of an indexer, which chooses positions."""
         return indexer_key_states
 
 
 def _predicted(block: Block, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every position predicts the next one; of an example those that have a label."""
+    """Return the states of all positions but the last with the next tokens; for an example, those with a label."""
     return labelled(block, states) if isinstance(block, Example) else (states[:-1], block[1:])
 
 

@@ -1,9 +1,9 @@
-"""The anatomy of a model, found by following tensors through one pass on the meta device.
+"""Finds the anatomy of a model by following tensors through one forward pass on the meta device.
 
-Nothing is computed: tensors have shapes, and a history. At the entry of a layer the history of its input is the
-residual stream alone. What an operation makes has the histories of all that it reads; what a projection puts out begins
-anew, with the projection. So the history of a projection's input says what it reads, and that of a layer's output which
-projections write to the residual stream.
+Nothing is computed: each tensor has a shape and a history, the set of projections that it was made of. A layer's input
+starts with the residual stream as its only history. The output of an operation gets the histories of all its inputs;
+the output of a projection starts anew, with this projection. The history of a projection's input therefore tells what
+it reads, and the history of a layer's output tells which projections write to the residual stream.
 """
 
 import functools
@@ -22,7 +22,8 @@ from transformers.pytorch_utils import Conv1D
 from outliers.errors import UserError
 from outliers.models.anatomy.experts import Expert, call_by_projection, holds_experts, unfold
 
-# Outputs of a projection: in how many equal groups of all they are, the first one of a group, and how many of each.
+# A part of a projection's outputs: the number of equal groups of all outputs, the first one taken from each group, and
+# how many are taken from each.
 Outputs = tuple[int, int, int]
 History = frozenset[str]  # paths of projections, and the marks below, each with a path
 NOTHING: History = frozenset()
@@ -33,7 +34,7 @@ SUM = "sum "  # a projection whose output was only added, moved and scaled since
 MIXED = "mixed"  # positions were mixed since the last projection
 ADDED = "added "  # an embedding, or a norm outside of the layers, whose output was only added and moved since
 
-LENGTHS = (13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61)  # of what is read; those that no weight has a size of
+LENGTHS = (13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61)  # candidates for the number of positions
 # Operations whose outputs are sums, parts or copies of what they read.
 MOVES = frozenset(
     (
@@ -55,13 +56,13 @@ NORMALIZES = frozenset(
 
 
 def lengths_of(model: nn.Module) -> tuple[int, ...]:
-    """Return two numbers of positions that are no size of a weight of a model, nor one less than such."""
+    """Return two numbers of positions that no dimension of the model's weights equals or exceeds by one."""
     sizes = {size for parameter in model.parameters() for size in parameter.shape}
     return tuple(length for length in LENGTHS if not sizes & {length, length + 1})[:2]
 
 
 def is_projection(module: nn.Module) -> bool:
-    """Whether a module multiplies with a matrix."""
+    """Return whether a module multiplies its input with a matrix."""
     weight = module._parameters.get("weight")
     named = weight is not None and weight.ndim == 2 and type(module).__name__.endswith("Linear")
     return isinstance(module, (nn.Linear, Conv1D)) or named
@@ -69,7 +70,11 @@ def is_projection(module: nn.Module) -> bool:
 
 @dataclass
 class Call:
-    """The first product with a matrix: what is in the history of its input, which tensor that is, and its outputs."""
+    """The first product of a pass with a matrix.
+
+    history: of its input. input: the identity of the input's storage. outputs: their number. uses: products of the pass
+    with this matrix.
+    """
 
     history: History
     input: int
@@ -78,12 +83,12 @@ class Call:
 
 
 class Flow(TorchDispatchMode):
-    """Follows tensors.
+    """A dispatch mode that records the history of every tensor.
 
-    of: the history of each storage. modules: the paths of the modules that are running, from the outermost on. mixed:
-    of each operation that mixes positions the innermost module, how it does, and the history. loose: the weights that
-    are multiplied with without a call of their module. whole: the projection whose outputs a storage holds, and their
-    number. split: of such the parts that are taken of the outputs.
+    of: the history of each storage. modules: the paths of the running modules, outermost first. mixed: for each
+    operation that mixes positions, the innermost module, how it mixes, and the history. loose: weights that are
+    multiplied with although their module is not called. whole: the projection whose outputs a storage holds, and their
+    number. split: the parts into which the outputs of a projection are taken apart.
     """
 
     def __init__(self, lengths: tuple[int, ...], weights: Mapping[int, str], projections: Collection[str]):
@@ -144,7 +149,7 @@ class Flow(TorchDispatchMode):
         return output
 
     def _follow_outputs(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
-        """Note the parts of a projection's outputs that an operation takes, or that it makes others of all of them."""
+        """Record which part of a projection's outputs an operation takes, or that its result stands for all of them."""
         source = inputs[0] if inputs else outputs[0]
         storage = source.untyped_storage()
         path, count = self.whole.get(storage._cdata, ("", 0))
@@ -164,7 +169,7 @@ class Flow(TorchDispatchMode):
                 self.split.setdefault(path, []).append(taken)
 
     def _weight(self, inputs: list[torch.Tensor]) -> str | None:
-        """The weight that is multiplied with outside of a projection, which its own hooks see."""
+        """Return the path of a weight that is multiplied with outside of the call of a projection, if there is one."""
         if self.modules and self.modules[-1] in self.projections:
             return None
         return next(
@@ -172,7 +177,7 @@ class Flow(TorchDispatchMode):
         )
 
     def _mixes(self, base: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor], args: tuple) -> str | None:
-        """Whether an operation mixes positions; "softmax" for that of an attention."""
+        """Return how an operation mixes positions, such as "softmax" for attention; None if it does not."""
         first, out = inputs[0], outputs[0]
         if base in ("_softmax", "softmax", "_safe_softmax"):
             of_keys = {length + more for length in self.lengths for more in (0, 1)}
@@ -193,7 +198,7 @@ class Flow(TorchDispatchMode):
 
 
 def _taken(part: torch.Tensor, count: int) -> Outputs | None:
-    """Which of so many outputs of a projection are in a view of them; None where that is no regular pattern."""
+    """Return which of the outputs of a projection a view of them holds; None if they form no regular pattern."""
     sizes = [1 if stride % count == 0 else size for size, stride in zip(part.shape, part.stride(), strict=True)]
     first = part.storage_offset() % count
     if first + sum((size - 1) * stride for size, stride in zip(sizes, part.stride(), strict=True)) >= count:
@@ -210,7 +215,7 @@ def _scalar(tensor: torch.Tensor) -> bool | float | int:
     return False if tensor.dtype == torch.bool else 0.0 if tensor.is_floating_point() else 0
 
 
-VALUES = {  # of operations that look at values, which do not exist
+VALUES = {  # results of operations that need values, which tensors on the meta device do not have
     "_local_scalar_dense": _scalar,
     "nonzero": lambda tensor: tensor.new_empty((tensor.numel(), tensor.ndim), dtype=torch.int64),
 }
@@ -228,9 +233,9 @@ def _places(index: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
 
 @dataclass(frozen=True)
 class Branch:
-    """Projections that are connected: those that read the residual stream, those between, and those that write to it.
+    """Connected projections: those that read the residual stream, those between, and those that write to it.
 
-    mixes: whether it mixes positions. memory: those that read what another stack puts out.
+    mixes: whether the branch mixes positions. memory: the projections that read the output of another stack.
     """
 
     mixes: bool
@@ -242,17 +247,25 @@ class Branch:
 
 @dataclass(frozen=True)
 class Kind:
-    """One layer as a pass shows it; paths are in the layer.
+    """The parts of one layer as a pass shows them; all paths are relative to the layer.
 
-    branches: by the order in which they run. norms: those that read the residual stream, with the projections that read
-    their output. norms_of_sums: those through which the residual stream itself goes, behind a branch. norms_behind:
-    with the projection whose output they read alone. norms_between: all others, with what reads them. routers: what
-    reads the residual stream, and only chooses or weighs what others put out. experts: modules that hold the weights of
-    experts. chosen: the routers that choose among them. inputs: the number of the tensor that each projection reads.
-    attention, cross_attention: the modules in which the softmax over positions runs. split: of fused projections, which
-    read for a branch alone, the parts that their outputs are taken apart in, None for an irregular one. recurrent:
-    whether positions are mixed otherwise than by a softmax too. apart: other modules with weights, and why they have no
-    role. layers: the places of other layers whose states it reads beside the stream. uses: how often it runs.
+    Attributes:
+        branches: in the order in which they run.
+        norms: norms that read the residual stream, each with the projections that read its output.
+        norms_of_sums: norms behind a branch through which the residual stream itself goes.
+        norms_behind: norms that read the output of a single projection, each with that projection.
+        norms_between: all other norms, each with the projections that read its output.
+        routers: projections that read the residual stream and only choose or weigh the outputs of others.
+        experts: modules that hold the weights of several experts and cannot be unfolded into projections.
+        chosen: the routers that choose among experts.
+        inputs: the number of the tensor that each projection reads.
+        attention, cross_attention: the modules in which a softmax over positions runs.
+        split: for a projection that alone reads the stream for its branch, the parts into which its outputs are taken
+            apart; None for an irregular part.
+        recurrent: whether something other than a softmax mixes positions.
+        apart: other modules with weights, and the reason why they have no role.
+        layers: the places of other layers whose states this one reads, beside the residual stream.
+        uses: how often the layer runs in a pass.
     """
 
     branches: tuple[Branch, ...] = ()
@@ -277,10 +290,16 @@ class Kind:
 class Stack:
     """Layers that run one after the other.
 
-    layers: the path of their list. kinds: of each layer, None where it never runs. width: the features of the residual
-    stream. module: the path of the innermost model that reads what the whole model reads, and runs them. added: modules
-    outside of the layers whose outputs are added up to what enters the first one; norms: those among them. readers: the
-    modules that read what the whole model reads.
+    Attributes:
+        layers: the path of their list.
+        kinds: the kind of each layer; None for one that never runs.
+        width: the number of features of the residual stream.
+        module: the path of the innermost model that gets the inputs of the whole model and runs these layers.
+        added: modules outside of the layers whose outputs are summed to the first layer's input.
+        norms: the norms among `added`.
+        readers: modules without children that get an input of the whole model, such as the embedding of tokens.
+        streams: the number of residual streams at each position, more than one with hyper-connections.
+        last_norm: the norm that reads the output of the last layer, if there is one.
     """
 
     layers: str
@@ -295,7 +314,7 @@ class Stack:
 
 
 class _Pass:
-    """One pass of a model, and what it shows."""
+    """A pass of a model with everything that it records."""
 
     def __init__(self, model: nn.Module):
         self.model = model
@@ -321,7 +340,7 @@ class _Pass:
         self.models: list[str] = []  # those that were called with what the whole model reads
 
     def _weights(self) -> dict[int, str]:
-        """The paths of matrices by their storage: of the module, where that has one matrix, else of the parameter."""
+        """Return the paths of all matrices by storage: the module's if it has a single one, else the parameter's."""
         owners = {}
         for module, path in self.paths.items():
             matrices = {name: one for name, one in module._parameters.items() if one is not None and one.ndim >= 2}
@@ -430,11 +449,11 @@ class _Pass:
         return {top: width for top, width in widths.items() if self.widths[top] in range(2 * width, 99 * width, width)}
 
     def _inside(self, path: str) -> bool:
-        """Whether a module is in a layer."""
+        """Return whether a module is part of a layer."""
         return any(one in self.layers for one in _ancestors(path))
 
     def _see_experts(self, path: str, *args, **kwargs) -> torch.Tensor:
-        """Stand for experts, which tokens that have no values cannot choose."""
+        """Replace the forward of experts, because tokens without values cannot choose any."""
         flow = self.flow
         x, *others = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
         self.calls.setdefault(path, Call(flow.history(x), x.untyped_storage()._cdata, x.shape[-1]))
@@ -445,14 +464,14 @@ class _Pass:
 
 
 def _layers_of(paths: Mapping[nn.Module, str]) -> dict[str, tuple[str, int]]:
-    """The members of lists that are in no other list, by their paths: the list, and the place in it."""
+    """Return the members of all module lists that are in no other list: by path, the list and the place in it."""
     lists = {path: module for module, path in paths.items() if isinstance(module, nn.ModuleList) and len(module)}
     tops = [path for path in lists if not any(path.startswith(f"{other}.") for other in lists)]
     return {paths[one]: (top, place) for top in tops for place, one in enumerate(lists[top])}
 
 
 def _experts_of(paths: Mapping[nn.Module, str], layers: Collection[str]) -> list[str]:
-    """The modules of experts in layers: of parameters of three dimensions, else the blocks of a list of experts."""
+    """Return the paths of experts that cannot be unfolded: modules with 3-D weights, or lists of experts."""
     found: list[str] = []
     for module, path in paths.items():
         if path in layers or holds_experts(module) or not any(one in layers for one in _ancestors(path)):
@@ -469,9 +488,12 @@ def _experts_of(paths: Mapping[nn.Module, str], layers: Collection[str]) -> list
 
 
 def find_stacks(model: nn.Module, inputs: Mapping[str, object]) -> list[Stack]:
-    """The stacks of layers of a model on the meta device, in the order in which they run, and the kind of each layer.
+    """Return the stacks of layers of a model on the meta device, in the order in which they run.
 
-    inputs: with which the model is called.
+    inputs: the arguments of the model's call.
+
+    Raises:
+        UserError: no list of layers is called with hidden states.
     """
     seen = _Pass(model)
     seen.run(inputs)
@@ -482,7 +504,7 @@ def find_stacks(model: nn.Module, inputs: Mapping[str, object]) -> list[Stack]:
 
 
 def _main(seen: _Pass, counts: Counter) -> list[str]:
-    """The lists of layers that are stacks: the longest one, and of an encoder-decoder both."""
+    """Return the lists of layers that are stacks: the longest one, or both of an encoder-decoder."""
     (longest, _), *_ = counts.most_common()
     crossed = [path for path, call in seen.calls.items() if MEMORY in call.history]
     if crossed:
@@ -516,7 +538,7 @@ def _stack(seen: _Pass, top: str) -> Stack:
 
 
 class _Layer:
-    """Reads off a pass what one layer is; paths are in it."""
+    """Derives the kind of one layer from a pass; all paths are relative to the layer."""
 
     def __init__(self, seen: _Pass, path: str):
         self.seen, self.prefix, self.stream = seen, f"{path}.", STREAM + path
@@ -558,11 +580,11 @@ class _Layer:
         return {path[size:]: one for path, one in found.items() if path.startswith(self.prefix)}
 
     def own(self, history: History) -> set[str]:
-        """The projections of the layer in a history."""
+        """Return the projections of this layer that are in a history."""
         return {label[len(self.prefix) :] for label in history if label.startswith(self.prefix)}
 
     def _readers(self, projection: str) -> set[str]:
-        """The other projections that read what a projection puts out, and neither the stream to which it is added."""
+        """Return the other projections that read a projection's output, but not the stream to which it is added."""
         behind = {one for one, call in self.calls.items() if self.stream not in call.history and one != projection}
         return {one for one in behind - self.weighted if projection in self.own(self.calls[one].history)}
 
@@ -577,7 +599,7 @@ class _Layer:
         return {one for one in self.calls if one not in fed}
 
     def branches(self) -> Iterator[Branch]:
-        """The projections that are connected, in the order of their first call."""
+        """Yield the branches of the layer, in the order of their first call."""
         members = [one for one in self.calls if one not in self.routers]
         first = {one: one for one in members}
 
@@ -615,7 +637,7 @@ class _Layer:
         return [one for one in members if one not in (*self.reads, *self.writes, *self.memory)]
 
     def norms(self) -> dict[str, History]:
-        """The norms of the layer, and what they read."""
+        """Return the norms of the layer with the histories of their inputs."""
         return {path: before for path, (before, behind) in self._of_layer(self.seen.norms).items() if behind}
 
     def kind(self) -> Kind:
@@ -657,14 +679,14 @@ class _Layer:
         )
 
     def _reading(self, norm: str) -> tuple[str, ...]:
-        """The readers of the output of a norm."""
+        """Return the projections that read the output of a norm."""
         return tuple(one for one, call in self.calls.items() if NORM + self.prefix + norm in call.history)
 
     def _is_module(self, path: str) -> bool:
         return self.prefix + path in self.seen.paths.values()
 
     def _holder(self, path: str) -> str:
-        """The innermost module with modules of its own that a module is, or is in."""
+        """Return the path of the innermost module with children that is this module or contains it."""
         module = self.seen.model.get_submodule(path)
         while not module._modules:
             path = path.rpartition(".")[0]
@@ -672,7 +694,7 @@ class _Layer:
         return path[len(self.prefix) :]
 
     def _apart(self, branches: tuple[Branch, ...]) -> Iterator[tuple[str, str]]:
-        """The matrices without a role, and why."""
+        """Yield the matrices without a role, each with the reason."""
         roles = {*self.routers, *self.experts}
         for branch in branches:
             roles |= {*branch.reads, *branch.between, *branch.writes, *branch.memory}
@@ -704,7 +726,7 @@ class _Layer:
                     yield f"{path}.{name}", "its weight is no matrix that hidden states are multiplied with"
 
     def _other_layers(self) -> tuple[int, ...]:
-        """The places of other layers of which something is read beside the residual stream."""
+        """Return the places of other layers from which this one reads something beside the residual stream."""
         labels = NOTHING.union(*(call.history for call in self.calls.values()), self.left)
         labels |= NOTHING.union(*(of for path, _, of in self.seen.flow.mixed if path.startswith(self.prefix)))
         places = set()

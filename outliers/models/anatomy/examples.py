@@ -1,4 +1,4 @@
-"""Examples: the inputs of a model for one pass, and the labels that it predicts."""
+"""Examples: inputs of a model for one pass, with the labels to predict."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,35 +6,35 @@ from typing import NamedTuple
 
 import torch
 
-IGNORED = -100  # a label of what is not predicted, as transformers has it
+IGNORED = -100  # the label of positions that are not predicted, as in transformers
 
 
 class Example(NamedTuple):
     """An input with its labels, for a model that is no causal language model.
 
-    ids: what positions hold, int64 (T,), of an encoder-decoder those of the encoder; of a picture its pixels, float32
-    (channels, height, width). labels: what the last hidden states are to predict, `IGNORED` where nothing is, int64
-    (T,), of an encoder-decoder those of the decoder, of a picture its class (1,).
+    ids: token ids, int64 (T,), for an encoder-decoder those of the encoder; for a picture its pixels, float32
+    (channels, height, width). labels: the targets of the last hidden states, int64 (T,), `IGNORED` where nothing is
+    predicted; for an encoder-decoder those of the decoder, for a picture its class (1,).
     """
 
     ids: torch.Tensor
     labels: torch.Tensor
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Example":
-        """The same on a device."""
+        """Return the example on a device."""
         return Example(*(tensor.to(device, non_blocking=non_blocking) for tensor in self))
 
 
-Block = torch.Tensor | Example  # of a causal language model the token ids alone, which are its labels too
+Block = torch.Tensor | Example  # for a causal language model token ids alone, which are its labels too
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
     """Examples of one length. ids: int64 (examples, T), or pixels; labels: int64 (examples, predicted); see `Example`.
 
-    protocol: what rows say of what is predicted, behind how the text was cut; of pictures alone. seeds: how many times
-    the same text is there one after the other, with other tokens predicted each time. sizes: UTF-8 bytes of the text
-    that the labels of each example stand for, int64 (examples,), where that is known.
+    protocol: what is predicted, as rows record it behind how the text was cut; for pictures, alone. seeds: how many
+    times the text is repeated with other tokens predicted. sizes: the UTF-8 bytes of the text that the labels of each
+    example stand for, int64 (examples,), if known.
     """
 
     ids: torch.Tensor
@@ -45,14 +45,14 @@ class Examples:
 
     @classmethod
     def joined(cls, of_seeds: "Sequence[Examples]") -> "Examples":
-        """One text by some seeds."""
+        """Join the examples of one text by several seeds."""
         ids, labels = (torch.cat([getattr(examples, part) for examples in of_seeds]) for part in ("ids", "labels"))
         sizes = None if of_seeds[0].sizes is None else torch.cat([examples.sizes for examples in of_seeds])
         return cls(ids, labels, of_seeds[0].protocol, len(of_seeds), sizes)
 
     @property
     def shape(self) -> torch.Size:
-        """Their number and their length."""
+        """The number of examples and their length."""
         return self.ids.shape
 
     def __len__(self) -> int:
@@ -69,11 +69,11 @@ class Examples:
 
 
 def read_ids(block: Block | Examples) -> torch.Tensor:
-    """The token ids of a block, int64 (T,); of examples (examples, T)."""
+    """Return the token ids of a block, int64 (T,), or of examples, (examples, T)."""
     return block.ids if isinstance(block, (Example, Examples)) else block
 
 
 def labelled(block: Example, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Those of the last hidden states (T, features) that have a label, and the labels: int64 (predicted,)."""
+    """Return the last hidden states (predicted, features) at labels, and these, int64 (predicted,)."""
     predicted = block.labels != IGNORED
     return states[predicted.to(states.device)], block.labels[predicted]

@@ -1,7 +1,8 @@
 """Experts of a mixture as linear projections: views of the parameters that hold the weights of all of them.
 
-transformers calls experts by a registry of functions. The one here calls the projections of each expert as modules, so
-that hooks, schemes and ablations meet them as any other projection; its outputs are those of `eager`, bit for bit.
+transformers looks up the function that calls experts in a registry. The function here calls the projections of each
+expert as modules, so that hooks, schemes and ablations treat them as any other projection; its outputs equal those of
+`eager` bit for bit.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,8 +20,8 @@ BY_PROJECTION = "by_projection"  # the name of our function in the registry
 class ExpertProjection(nn.Linear):
     """A projection of one expert, without parameters of its own.
 
-    owner: the module that holds the weights of all experts, in a tuple, so that torch does not take it for a part of
-    this one. name: of the parameter there. number: of the expert.
+    owner: a tuple with the module that holds the weights of all experts; torch would register a bare module as a child.
+    name: the name of the parameter there. number: that of the expert.
     """
 
     _is_hf_initialized = True  # else transformers would draw the values of the views
@@ -32,7 +33,7 @@ class ExpertProjection(nn.Linear):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The weight (outputs, features), sharing memory unless it is offloaded."""
+        """The weight (outputs, inputs), which shares memory with that of all experts unless it is offloaded."""
         weight = self._of_expert(self.name)
         return weight.T if self.owner[0].is_transposed else weight
 
@@ -41,7 +42,7 @@ class ExpertProjection(nn.Linear):
         return self._of_expert(f"{self.name}_bias") if self.owner[0].has_bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As transformers' own experts: the bias is added behind the product."""
+        """Multiply, then add the bias, as the experts of transformers do."""
         product = nn.functional.linear(x, self.weight)
         return product if self.bias is None else product + self.bias
 
@@ -54,9 +55,9 @@ class ExpertProjection(nn.Linear):
 
 
 class Expert(nn.Module):
-    """One expert, with its projections by the names of the parameters that hold their weights.
+    """One expert, whose projections have the names of the parameters that hold their weights.
 
-    tokens: the places of those that it computes, which hooks on its projections read.
+    tokens: the positions of the tokens that it computes, for hooks on its projections.
     """
 
     tokens: torch.Tensor | None = None
@@ -67,9 +68,9 @@ class Expert(nn.Module):
             self.add_module(name, ExpertProjection(owner, name, number))
 
     def forward(self, x: torch.Tensor, tokens: torch.Tensor, weights: torch.Tensor, owner: nn.Module) -> torch.Tensor:
-        """Return what this expert adds (n, features) at the tokens that chose it.
+        """Return the output (n, features) of this expert for the tokens that chose it.
 
-        tokens: their places. weights: those of the router, (n, 1).
+        tokens: their positions. weights: those of the router, (n, 1).
         """
         self.tokens = tokens
         _, out = self._modules.values()
@@ -78,7 +79,7 @@ class Expert(nn.Module):
         return (owner.post_expert_norm(outputs) if owner.has_post_expert_norm else outputs) * weights
 
     def units(self, x: torch.Tensor, owner: nn.Module) -> torch.Tensor:
-        """Return what the second projection reads for hidden states."""
+        """Return the input (n, units) of the second projection for hidden states (n, features)."""
         into, _ = self._modules.values()
         return owner._apply_gate(into(x)) if owner.has_gate else owner.act_fn(into(x))
 
@@ -86,7 +87,7 @@ class Expert(nn.Module):
 def by_projection(
     experts: nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """An experts function of transformers: states (T, features), and the experts of each token with their weights."""
+    """Compute the experts of each token, by states (T, features); this is an experts function of transformers."""
     unfold(experts)
     # made of no tensor, so that a pass that follows tensors sees only what experts add
     output = torch.zeros(hidden_states.shape, dtype=hidden_states.dtype, device=hidden_states.device)
@@ -119,9 +120,9 @@ ALL_EXPERTS_FUNCTIONS.register(BY_PROJECTION, by_projection)
 
 
 def _batched_by_projection(experts: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
-    """Return the outputs of experts for what each reads of all tokens (experts · T, features), as Llama 4 has it.
+    """Return the outputs of experts that each get the states of all tokens, (experts · T, features), as in Llama 4.
 
-    The states are weighted already, and zeros where a token did not choose an expert.
+    The states are already weighted, and zero if a token did not choose an expert.
     """
     unfold(experts)
     output = torch.zeros(hidden_states.shape, dtype=hidden_states.dtype, device=hidden_states.device)
@@ -136,8 +137,8 @@ def _batched_by_projection(experts: nn.Module, hidden_states: torch.Tensor) -> t
 
 
 def _adapt(kind: type[nn.Module]) -> None:
-    """Give a class of experts that is called outside of the registry what the registry says of others, and let it be
-    called by projections too."""
+    """Give a class of experts that the registry does not call the attributes of those that it does, and let projections
+    call it too."""
     forward = kind.forward
 
     def called(self: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -154,11 +155,11 @@ def _adapt(kind: type[nn.Module]) -> None:
     kind.has_bias = kind.has_post_expert_norm = False
 
 
-BATCHED = ("Llama4TextExperts",)  # classes whose experts read a state each, of all tokens
+BATCHED = ("Llama4TextExperts",)  # classes whose experts each get their own states of all tokens
 
 
 def holds_experts(module: nn.Module) -> bool:
-    """Whether a module holds the weights of experts, and can be called by projections."""
+    """Return whether a module holds the weights of experts and can be called by projections."""
     kind = type(module)
     if kind.__name__ in BATCHED:
         if not hasattr(kind, "is_batched"):
@@ -169,12 +170,12 @@ def holds_experts(module: nn.Module) -> bool:
 
 
 def is_batched(experts: nn.Module) -> bool:
-    """Whether each expert reads a state of its own, of all tokens."""
+    """Return whether each expert gets its own states of all tokens."""
     return getattr(experts, "is_batched", False)
 
 
 def number_of(experts: nn.Module) -> int:
-    """The number of experts in a module that holds their weights."""
+    """Return the number of experts in a module that holds their weights."""
     down = experts._parameters.get("down_proj")
     return sum(map(str.isdigit, experts._modules)) if down is None else len(down)
 
@@ -188,8 +189,8 @@ def unfold(experts: nn.Module, first: int | None = None) -> None:
 
 
 def settle(model: nn.Module) -> None:
-    """Let a copied model call its experts by their projections, which view its own weights; weights of which no
-    projection is left are released."""
+    """Let a copied model call its experts by projections that view its own weights, and release weights that no
+    projection uses any more."""
     for experts in model.modules():
         if not holds_experts(experts) or "0" not in experts._modules:
             continue
@@ -204,7 +205,7 @@ def settle(model: nn.Module) -> None:
 
 
 def set_weights(experts: nn.Module, name: str, stacked: torch.Tensor) -> None:
-    """Give the weights or biases of all experts, as a module that holds them has them, to projections of their own."""
+    """Copy the stacked weights or biases of all experts to those projections that have their own."""
     projection = name.removesuffix("_bias")
     for number, of_expert in enumerate(stacked if "0" in experts._modules else ()):
         module = experts._modules[str(number)]._modules.get(projection)

@@ -1,4 +1,4 @@
-"""A family of models: what its architectures have in common."""
+"""Families of models: what their architectures have in common."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from outliers.models.anatomy.examples import Block, Example, read_ids
 
 
 def two_tokens(_config: PretrainedConfig) -> Example:
-    """Two tokens, of which each is predicted."""
+    """Return an example of two tokens, both of them predicted."""
     ids = torch.zeros(2, dtype=torch.int64)
     return Example(ids, ids)
 
@@ -19,19 +19,24 @@ def two_tokens(_config: PretrainedConfig) -> Example:
 class Family:
     """The traits that the models of a family share.
 
-    name: to call it. subject: what makes its blocks, with a function `read`, the options that it refuses, `REFUSED`,
-    and whether it reads text, `READS_TEXT`; by default the file of its name in `outliers.subjects`. kinds: the
-    types of model in configurations that may be of it. made_by: the class of transformers that makes them,
-    with a head. inputs: what each stack reads of a block. predicted: of a block and the last hidden states (T,
-    features) those that predict something, and what: int64 (predicted,). keywords: what the last stack is called with
-    beside what it reads; of a model that generates `use_cache` is False among them. cache: that of a pass which nothing
-    is trained by, if it takes one.
-    places: of a block of text, the tokens among which the predicted ones stand, int64 (T,), and their positions.
-    smallest: a block that a model of a configuration can read.
-
-    Of what is no text: check: raises UserError where a model of a configuration cannot read a block. ids: what stands
-    at the positions of what a stack reads, int64 (T,). vocabulary: how many ids there are. name_of: what an id is
-    called, and what kind of thing it is, where no tokenizer says so.
+    Attributes:
+        name: the name of the family.
+        kinds: the types of models, by their configurations, that may belong to it.
+        made_by: the auto class of transformers that makes them, with a head.
+        predicted: returns, for a block and its last hidden states (T, features), the states that predict something and
+            their labels, int64 (predicted,).
+        inputs: returns the input of each stack for a block.
+        keywords: arguments of the last stack beside its input; `use_cache` is False for models that generate.
+        cache: the cache for passes without training, if the models take one.
+        subject: a module with `read`, the refused options `REFUSED`, and `READS_TEXT`; by default the file in
+            `outliers.subjects` that has the family's name.
+        places: returns, for a block of text, the token ids around the predicted ones, int64 (T,), and the positions of
+            the predicted ones in it.
+        smallest: returns a block that every model of a configuration can read.
+        check: raises UserError if a model of a configuration cannot read a block that is no text.
+        ids: returns the ids at the positions of a stack's input, int64 (T,).
+        vocabulary: returns the number of ids.
+        name_of: returns the name and the kind of an id where there is no tokenizer.
     """
 
     name: str

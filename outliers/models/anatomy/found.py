@@ -1,4 +1,4 @@
-"""The anatomy of a model by its configuration, as `outliers.models.anatomy.discover` finds it."""
+"""The anatomy of a configuration's models, found by `outliers.models.anatomy.discover` and cached."""
 
 import copy
 import functools
@@ -25,7 +25,7 @@ from outliers.models.anatomy.family import Family
 from outliers.models.anatomy.row import Anatomy
 from outliers.models.names import CACHE
 
-ROLES_OF = {  # of a branch: mixes positions, and reads another stack's output
+ROLES_OF = {  # by whether a branch mixes positions, and reads another stack's output
     (True, False): {"reads": "attn_in", "between": "attn_mid", "writes": "attn_out"},
     (False, False): {"reads": "ffn_in", "between": "ffn_mid", "writes": "ffn_out"},
     (True, True): {"reads": "cross_in", "memory": "cross_kv", "between": "attn_mid", "writes": "cross_out"},
@@ -34,7 +34,7 @@ ROLES_OF = {  # of a branch: mixes positions, and reads another stack's output
 
 # Fields of a configuration on which no anatomy depends.
 UNIMPORTANT = ("_name_or_path", "transformers_version", "dtype", "architectures", "quantization_config")
-# What no pass finds, by the type of model.
+# Fields of anatomies that a pass does not find, by the type of model.
 EXCEPTIONS: dict[str, dict[str, object]] = {
     "codegen": {"by_head": None},  # queries, values, keys: a pass sees three parts, and not which is which
     "deepseek_v4": {"recurrent": True},  # a softmax of a shape of its own compresses keys and values of positions
@@ -166,7 +166,7 @@ def _inputs(model: PreTrainedModel, family: Family) -> dict[str, object]:
 
 
 def anatomy_of_stacks(model: PreTrainedModel, stacks: list[Stack], family: Family) -> Anatomy:
-    """The record of stacks, of which the second one reads the first."""
+    """Return the anatomy of stacks, of which the second one reads the output of the first."""
     if len(stacks) == 1:
         return _anatomy(model, stacks[0], bidirectional=family.name in ("masked", "vision"))
     encoder, decoder = stacks
@@ -175,7 +175,7 @@ def anatomy_of_stacks(model: PreTrainedModel, stacks: list[Stack], family: Famil
 
 
 def _check_whole(model: PreTrainedModel, found: Stack) -> None:
-    """Raise UserError where layers are not modules of one list, as in XLM, whose feed-forward parts are in another."""
+    """Raise UserError if parts of the layers are in another list, as the feed-forward parts of XLM are."""
     parent = found.layers.rpartition(".")[0]
     for name, other in model.get_submodule(parent)._modules.items():
         path = f"{parent}.{name}".lstrip(".")
@@ -216,7 +216,7 @@ def _anatomy(model: PreTrainedModel, found: Stack, **of_all: object) -> Anatomy:
 
 
 def _has_padded_positions(model: PreTrainedModel, readers: tuple[str, ...]) -> bool:
-    """Whether the embedding of positions has a place for those that are padding."""
+    """Return whether the embedding of positions has a row for padding."""
     context = getattr(model.config, "max_position_embeddings", None)
     return any(
         isinstance(module, nn.Embedding) and module.num_embeddings == context and module.padding_idx is not None
@@ -226,7 +226,7 @@ def _has_padded_positions(model: PreTrainedModel, readers: tuple[str, ...]) -> b
 
 
 def _config(model: PreTrainedModel, path: str) -> str | None:
-    """The field of the configuration that holds that of a module, if it has one of its own."""
+    """Return the field of the configuration that holds a module's own; None if it has none."""
     own = model.get_submodule(path).config
     parts = {name: part for name, part in vars(model.config).items() if isinstance(part, PretrainedConfig)}
     return next((name for name, part in parts.items() if part is own or part == own), None) if parts else None
@@ -294,7 +294,7 @@ def _for_all(anatomy: Anatomy, count: int) -> Anatomy:
 
 
 def _is_by_head(parts: tuple[Outputs | None, ...], config: PretrainedConfig) -> bool | None:
-    """Whether a fused projection has the outputs of each head of keys together; None where this is not known."""
+    """Return whether a fused projection groups its outputs by heads of keys; None if unknown."""
     groups = {part and part[0] for part in parts}
     if len(groups) != 1 or None in groups or parts[0][1]:
         return None
@@ -302,7 +302,7 @@ def _is_by_head(parts: tuple[Outputs | None, ...], config: PretrainedConfig) -> 
 
 
 def _is_gate(parts: tuple[Outputs | None, ...]) -> bool | None:
-    """Whether a projection is the gate too, whose outputs come first; None where this is not known."""
+    """Return whether a projection computes the gate too, in its first outputs; None if unknown."""
     if not parts:
         return False
     halves = len(parts) == 2 and None not in parts and all(part[0] == 1 for part in parts)
@@ -310,7 +310,7 @@ def _is_gate(parts: tuple[Outputs | None, ...]) -> bool | None:
 
 
 def _offset(model: PreTrainedModel, norms: list[str]) -> float:
-    """Measure on a probe the number that norms add to their weight before they multiply with it."""
+    """Measure the number that norms add to their weight before multiplying with it."""
     for path in norms:
         norm = model.get_submodule(path)
         weight = norm._parameters.get("weight")
@@ -329,8 +329,8 @@ def _offset(model: PreTrainedModel, norms: list[str]) -> float:
 
 
 def _states(inputs: Mapping[str, int], of: Mapping[str, str], routers: Iterable[str]) -> dict[str, int]:
-    """Number the hidden states of each role; projections that read the first one are left out, and routers that read
-    none of ffn_in."""
+    """Number the hidden states of each role. Projections that read the first one are left out, and so are routers that
+    read no state of ffn_in."""
     read: dict[str, list[int]] = {}
     for one, role in of.items():
         states = read.setdefault(role, [])

@@ -1,4 +1,4 @@
-"""The names of a model's hidden states in other tools (docs/names.md)."""
+"""Names of a model's hidden states in other tools (docs/names.md)."""
 
 from transformers import PreTrainedModel
 
@@ -10,7 +10,7 @@ State = tuple[int, str]  # a layer and a role
 
 
 def modules_of(model: PreTrainedModel) -> dict[State, list[str]]:
-    """The paths of the modules that read each hidden state; of the residual stream, of the layer that puts it out."""
+    """Return the paths of the readers of each hidden state, and for the residual stream the layer that puts it out."""
     modules: dict[State, list[str]] = {}
     for reader in (one for one in readers(model) if one.expert is None):
         modules.setdefault(reader.place, []).append(reader.path)
@@ -24,7 +24,7 @@ TOOLS = {
 
 
 def names_of(model: PreTrainedModel, tool: str) -> dict[State, str]:
-    """The name of each hidden state of a model in a tool.
+    """Return the name of each hidden state of a model in a tool.
 
     Raises:
         UserError: the tool is unknown, or has no names for models with several stacks of layers.

@@ -1,4 +1,4 @@
-"""Parts of what reads the residual stream: queries, keys, values, gate and up, the experts, norms."""
+"""Parts of the readers of the residual stream: queries, keys, values, gate, up, experts and norms."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -28,8 +28,8 @@ NORMS = {"attn_in": "attn_norm", "ffn_in": "ffn_norm"}  # in front of the projec
 class Part(NamedTuple):
     """A reader of the residual stream with one purpose: outputs of a projection, a norm, the router or the experts.
 
-    outputs: those of its purpose, int64 (heads, head size), of a feed-forward projection (1, units); None for what is a
-    module of its own. Where queries have more heads than keys and values, some in a row share one of these.
+    outputs: the outputs of the reader with this purpose, int64 (heads, head size), or (1, units) for a feed-forward
+    projection; None for a whole module. If queries have more heads than keys and values, consecutive ones share one.
     """
 
     name: str
@@ -38,10 +38,10 @@ class Part(NamedTuple):
 
 
 def parts(model: PreTrainedModel, layer: int) -> Iterator[Part]:
-    """The parts of a decoder layer: q, k, v, gate and up; router and experts; attn_norm and ffn_norm. What mixes
-    positions without queries, keys and values of the residual stream, as a recurrence does, has a mixer instead.
+    """Yield the parts of a decoder layer: q, k, v, gate and up; router and experts; attn_norm and ffn_norm.
 
-    A norm is there if it comes before projections and its output is not itself the residual stream.
+    A branch that mixes positions without queries, keys and values of the residual stream, such as a recurrence, has a
+    mixer instead. Norms are included if they precede projections and do not put out the residual stream itself.
     """
     owner = layers_of(model)[layer]
     anatomy, config = owner.anatomy, config_of_stack(model.config, owner.anatomy)
@@ -68,7 +68,7 @@ def parts(model: PreTrainedModel, layer: int) -> Iterator[Part]:
 
 
 def _by_heads(attn_in: list[Projection], layer: Layer, config: PretrainedConfig) -> list[torch.Tensor]:
-    """The outputs that are queries, keys and values, each (heads, head size); none where these are made otherwise."""
+    """Return the outputs that are queries, keys and values, each (heads, head size); none if there are no such."""
     outputs = [_numbers(projection) for projection in attn_in]
     if layer.anatomy.attention is None or layer.anatomy.attn_mid or len(outputs) not in (1, 3):
         return []
@@ -89,5 +89,5 @@ def _by_heads(attn_in: list[Projection], layer: Layer, config: PretrainedConfig)
 
 
 def _numbers(projection: Projection) -> torch.Tensor:
-    """Those of all outputs, of a projection under a scheme too."""
+    """Return the numbers of all outputs of a projection, also of a quantized one."""
     return torch.arange(shape_of(projection.module)[0])

@@ -1,4 +1,4 @@
-"""The record of an architecture: where the layers of a stack are, and the parts of one layer."""
+"""The record of an architecture: the place of a stack's layers, and the parts of one layer."""
 
 from dataclasses import dataclass, field
 
@@ -6,48 +6,59 @@ from transformers import PretrainedConfig
 
 from outliers.criterion import QUANTIZED
 
-Norms = dict[str, tuple[str, ...]]  # each norm, and the roles whose projections read its output
+Norms = dict[str, tuple[str, ...]]  # by norm, the roles whose projections read its output
 
 
 @dataclass(frozen=True)
 class Anatomy:
-    """The place of a stack's layers, and the parts of one layer; projections by the role of their input.
+    """The place of a stack's layers in the model, and the parts of one kind of layer.
 
-    attention: the module that returns the attention probabilities. bidirectional: whether positions attend to later
-    ones too. norms: those that come before projections. attn_in: the q/k/v projection, fused or not. attn_out: the
-    attention output projection. ffn_in: the first feed-forward projection, gate included. ffn_out: the second
-    feed-forward projection. Of a decoder that reads an encoder, the same of its cross-attention: cross_attention;
-    cross_in, the projection of queries; cross_kv, those of keys and values, whose input is what the encoder puts out;
-    cross_out.
+    Paths are relative to the layer unless something else is said. The roles, from `attn_in` to `router`, hold the paths
+    of the projections by what they read (docs/architectures.md).
 
-    stack: what this stack is called where a model has several. module: the module that runs it, if that is not the base
-    model. decoder: the stack that reads what this one puts out. config: the field of the configuration that holds that
-    of this stack, if it has one of its own.
-
-    by_head: whether a fused q/k/v projection has the outputs of each head of keys together, and not all queries first;
-    None if that is not known. fused_gate: whether the first feed-forward projection is the gate too, whose outputs come
-    first; None if that is not known.
-
-    others: other kinds of layers that there are. experts: the module that holds the weights of experts, whose
-    projections are named as if each had modules of its own. norm_offset: what norms add to their weight before they
-    multiply with it. alibi: the argument of the attention in which its position biases are, if the attention mask may
-    hold them too. window: the buffer of the attention that says beside the mask which keys each query sees, bool (1, 1,
-    context, context). padded_positions: whether the first position has the number after that of padding. norms_of_sums:
-    the norms of the residual stream with what a sub-layer adds, one behind each sub-layer, where the projections read
-    the residual stream itself.
-
-    embedding: of pictures, the convolution that makes patches of pixels. attn_mid, ffn_mid: projections between those
-    of a branch that read the residual stream and those that write to it. router: projections that only choose or weigh
-    what others put out. kinds: of each layer of the stack the place of its kind among this one and `others`; None of
-    one that is never called. states: of projections that read another hidden state than the first of their role, and of
-    routers that read one of ffn_in, which. apart: weights without a role, and why. shares: the places of other layers
-    of which it reads something beside the residual stream. uses: how often a layer runs in a pass. width: the features
-    of the residual stream. recurrent: whether positions are mixed otherwise than by a softmax too. read_by: of each
-    norm all that reads its output, routers and experts too.
-
-    What is added to the residual stream: positions, embedding_norm: in the model, the module whose output is added to
-    the embedding, and the norm of embeddings. norms_behind: each norm behind a projection, and the role of the
-    projection's input. residual_scale: the field of the configuration with which outputs of sub-layers are multiplied.
+    Attributes:
+        layers: the path of the list of layers in the model.
+        attention: the module that returns the attention probabilities; None if the layer has no attention.
+        norms: norms in front of projections, each with the roles that read its output.
+        attn_in, attn_mid, attn_out: the first, middle and last projections of branches that mix positions.
+        ffn_in, ffn_mid, ffn_out: those of branches that do not; a gate belongs to `ffn_in`.
+        cross_attention: the cross-attention of a decoder, with the roles cross_in (queries), cross_kv (keys and values,
+            which read the encoder's output) and cross_out.
+        stack: the name of this stack in a model with several.
+        module: the path of the module that runs the stack; None for the base model.
+        decoder: the stack that reads the output of this one.
+        config: the field of the configuration that holds the stack's own; None if it has none.
+        by_head: whether a fused q/k/v projection groups its outputs by heads of keys, instead of all queries first;
+            None if unknown.
+        fused_gate: whether the first feed-forward projection also computes the gate, in its first outputs; None if
+            unknown.
+        others: the other kinds of layers of the stack.
+        experts: the module that holds the weights of experts, under which each expert gets a module by its number.
+        norm_offset: the number that norms add to their weight before multiplying with it.
+        alibi: the argument with position biases of an attention whose mask may contain them too.
+        window: the buffer of an attention that hides keys in addition to the mask, bool (1, 1, context, context).
+        bidirectional: whether positions also attend to later ones.
+        padded_positions: whether position numbers start behind that of padding.
+        norms_of_sums: norms behind sub-layers through which the residual stream itself goes; projections read their
+            output, which is the stream.
+        embedding: the path of a module other than an embedding of tokens that starts the stream, such as the
+            convolution that makes patches of pixels.
+        positions, embedding_norm: paths in the model of the module whose output is added to the embedding, and of the
+            norm of the sum.
+        norms_behind: norms behind projections, each with the role of the projection.
+        residual_scale: the field of the configuration that multiplies the outputs of sub-layers.
+        router: projections that only choose or weigh the outputs of others.
+        kinds: for each layer of the stack, the place of its kind in `layer_kinds`; None for one that never runs.
+        states: the number of the hidden state that a projection reads, if it is not the first one of its role; and of
+            the state of `ffn_in` that a router reads.
+        apart: modules with weights but without a role, and the reason.
+        shares: the places of other layers from which the layer reads more than the residual stream.
+        uses: how often the layer runs in a pass.
+        width: the number of features of the residual stream.
+        streams: the number of residual streams at each position, more than one with hyper-connections.
+        last_norm: the path in the model of the norm that reads the last layer's output.
+        recurrent: whether something other than a softmax mixes positions.
+        read_by: for each norm, all modules that read its output, routers and experts included.
     """
 
     layers: str
@@ -96,15 +107,15 @@ class Anatomy:
 
     @property
     def layer_kinds(self) -> tuple["Anatomy", ...]:
-        """All kinds of layers of the stack, this one first; `kinds` has their places."""
+        """The kinds of layers of the stack, this one first."""
         return (self, *self.others)
 
     @property
     def parts(self) -> set[str]:
-        """The norms and projections that a layer of this kind has."""
+        """The paths of the norms and projections of a layer of this kind."""
         return {*self.norms, *(name for role in QUANTIZED for name in getattr(self, role))}
 
 
 def config_of_stack(config: PretrainedConfig, stack: Anatomy) -> PretrainedConfig:
-    """The configuration of a stack, which may be a part of the model's."""
+    """Return the configuration of a stack, which may be a field of the model's."""
     return getattr(config, stack.config) if stack.config else config

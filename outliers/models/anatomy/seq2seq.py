@@ -1,4 +1,4 @@
-"""Encoder-decoders: two stacks, of which the second reads what the first puts out."""
+"""Encoder-decoders, whose second stack reads the output of the first."""
 
 import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
@@ -9,7 +9,7 @@ from outliers.models.internals import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAM
 
 
 def _shifted(model: PreTrainedModel, block: Example) -> tuple[torch.Tensor, torch.Tensor]:
-    """The encoder's input; and for the decoder its labels one position later, behind a first token."""
+    """Return the encoder's input, and the decoder's: the labels shifted by one position behind a start token."""
     own = getattr(model, "prepare_decoder_input_ids_from_labels", None)
     if own is not None:
         return block.ids, own(labels=block.labels[None])[0]

@@ -1,4 +1,4 @@
-"""Checks of an anatomy that a pass has found, by the weights of a model."""
+"""Checks that a model with weights does what its anatomy says."""
 
 import math
 from collections import Counter, OrderedDict
@@ -42,11 +42,11 @@ _checking = Lock()  # for threads that begin to measure one model at once
 
 
 def check_found(model: PreTrainedModel) -> None:
-    """Check once that a model does what was found of it, on a few tokens, which no hook of others sees.
+    """Check once, on a few tokens and without the hooks of others, that a model does what its anatomy says.
 
     Raises:
-        UserError: a projection is not called once in a pass, so that what is seen of it would be of several layers or
-            of none; or the model's logits, or its loss, are others than those of its layers and its head.
+        UserError: a projection is not called exactly once in a pass, so that measurements would mix several uses; or
+            the logits or the loss of the model differ from those of its layers and its head.
     """
     if model in _checked or family_of(model.config).name_of or any(one.is_meta for one in model.parameters()):
         return
@@ -57,8 +57,8 @@ def check_found(model: PreTrainedModel) -> None:
 
 
 def check_sums(model: PreTrainedModel) -> None:
-    """Raise UserError where a layer of a model of a found anatomy changes the residual stream by something else than
-    the sum of what its attention and its feed-forward projections put out."""
+    """Raise UserError if a layer changes the residual stream by something other than the sum of the outputs of its
+    attention and feed-forward projections."""
     check_found(model)
     if wrong := _checked.get(model):
         path, difference = wrong
@@ -70,7 +70,7 @@ def check_sums(model: PreTrainedModel) -> None:
 
 
 def check_planted(model: PreTrainedModel, planted: PreTrainedModel) -> None:
-    """Raise UserError unless a language model, and the same with planted features, have the same logits."""
+    """Raise UserError unless a language model has the same logits with planted features."""
     if family_of(model.config).name_of or any(one.is_meta for one in model.parameters()):
         return
     with _without_hooks(model), _without_hooks(planted):
@@ -89,7 +89,7 @@ def _few_tokens(model: PreTrainedModel) -> Example | torch.Tensor:
 
 
 def _logits(model: PreTrainedModel, block: Example | torch.Tensor) -> torch.Tensor:
-    """Return the logits (T, vocabulary) of a block by the model's own forward."""
+    """Return the logits (T, vocabulary) of a block by the model's own forward pass."""
     inputs = zip(("input_ids", "decoder_input_ids"), (read[None] for read in inputs_of(model, block)), strict=False)
     return model(**dict(inputs), **family_of(model.config).keywords).logits[0]
 
@@ -105,7 +105,7 @@ def _limit(model: PreTrainedModel) -> float:
 
 
 def _check(model: PreTrainedModel) -> tuple[str, float] | None:
-    """Check calls, logits and loss; return the layer whose branches do not add all that it changes, if there is one."""
+    """Check calls, logits and loss; return the first layer that adds more than its branches, with the difference."""
     block, calls, sums = _few_tokens(model), Counter(), _Sums(model)
     there, layers = list(projections(model)), layers_of(model)
 
@@ -154,10 +154,11 @@ def _check(model: PreTrainedModel) -> tuple[str, float] | None:
 
 
 class _Sums:
-    """Compares what the branches of layers add with what the layers change.
+    """Compares the sum of the outputs of a layer's branches with the change that the layer makes to the stream.
 
-    differences: of layers by their paths, as a share of the largest entry of their outputs. Of what a router weighs,
-    and of norms through which the stream itself goes, nothing is compared.
+    Layers with routers, or with norms through which the stream itself goes, are not compared.
+
+    differences: by the path of a layer, the difference as a share of the largest entry of its output.
     """
 
     def __init__(self, model: PreTrainedModel):
@@ -165,7 +166,7 @@ class _Sums:
         self.differences: dict[str, float] = {}
 
     def hooks(self, layer: Layer) -> Iterator[RemovableHandle]:
-        """Attach what sees a layer."""
+        """Yield the handles of hooks on a layer."""
         anatomy = layer.anatomy
         if anatomy.norms_of_sums or anatomy.experts or anatomy.router:
             return

@@ -1,4 +1,4 @@
-"""Views of a model: the layers of a stack with the positions that they read, or what a decoder reads of an encoder."""
+"""Views of a model: the layers of a stack with the positions they read, or the reading of an encoder by a decoder."""
 
 from typing import NamedTuple
 
@@ -13,10 +13,11 @@ CROSS = "cross"
 
 
 class View(NamedTuple):
-    """Layers whose hidden states have positions in common.
+    """Layers whose hidden states have the same positions.
 
-    name: of the stack; "" of a model that has one; "cross" of what the layers of a decoder read of the encoder. layers:
-    their numbers. inputs: which of the stacks reads these positions. bidirectional: whether queries attend to all keys.
+    name: that of the stack, "" if the model has a single one; "cross" for what a decoder's layers read of the encoder.
+    layers: their numbers. inputs: the number of the stack that reads these positions. bidirectional: whether queries
+    attend to all keys.
     """
 
     name: str
@@ -26,33 +27,33 @@ class View(NamedTuple):
 
     @property
     def written(self) -> str:
-        """Its layers as a place: layers.0:6."""
+        """The layers as a place, such as layers.0:6."""
         return f"layers.{self.layers[0]}:{self.layers[-1] + 1}"
 
     @property
     def cross(self) -> bool:
-        """Whether it is of cross-attention."""
+        """Whether the view is that of cross-attention."""
         return self.name == CROSS
 
     def positions(self, model: PreTrainedModel, block: Block) -> torch.Tensor:
-        """The ids of what stands at the positions of a block, int64 (T,)."""
+        """Return the ids at the positions of a block, int64 (T,)."""
         return ids_of(model, block)[self.inputs]
 
 
 def view_names(config: PretrainedConfig) -> list[str]:
-    """The names of the views of a model by its configuration."""
+    """Return the names of the views of a configuration's models."""
     return [
         name for stack in stacks_of(config) for name, there in ((stack.stack, True), (CROSS, stack.cross_in)) if there
     ]
 
 
 def of_stack(name: str) -> dict[str, str]:
-    """The fields of a row that name a view: none where a model has one stack."""
+    """Return the fields of a row that name a view; none if the model has a single stack."""
     return {"stack": name} if name else {}
 
 
 def views_of(model: PreTrainedModel) -> dict[str, View]:
-    """The views of a model by their names."""
+    """Return the views of a model by name."""
     layers, stacks = layers_of(model), stacks_of(model.config)
     views = {}
     for place, stack in enumerate(stacks):
@@ -64,7 +65,7 @@ def views_of(model: PreTrainedModel) -> dict[str, View]:
 
 
 def view_of(model: PreTrainedModel, name: str | None) -> View:
-    """A view by its name; None for the only one.
+    """Return a view by its name, or the only one for None.
 
     Raises:
         UserError: there is no such view, or there are several.

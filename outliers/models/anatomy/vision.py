@@ -1,4 +1,4 @@
-"""Vision transformers: encoders of pictures, and the vision tower of models that read texts too."""
+"""Vision transformers: encoders of pictures, and the vision towers of models that also read texts."""
 
 import functools
 from typing import NamedTuple
@@ -11,13 +11,13 @@ from outliers.errors import UserError
 from outliers.models.anatomy.examples import Example
 from outliers.models.anatomy.family import Family
 
-CLASS, REGISTER, PATCH = "class token", "register", "patch"  # what stands at a position
+CLASS, REGISTER, PATCH = "class token", "register", "patch"  # kinds of positions
 
 
 class Kind(NamedTuple):
     """A type of vision model.
 
-    special: what stands before the patches, and of what kind it is. any_size: whether pictures may be smaller than the
+    special: the names and kinds of the positions before the patches. any_size: whether pictures may be smaller than the
     configuration says.
     """
 
@@ -38,8 +38,8 @@ WITH_CLASSES = "ForImageClassification"  # of the name of a class of transformer
 
 
 def vision_config(config: PretrainedConfig) -> PretrainedConfig:
-    """The configuration of a vision model with its classifier, or without where a checkpoint is of a tower alone; of
-    others their own."""
+    """Return the configuration of a vision model with its classifier, or without one if the checkpoint holds a tower
+    alone; return other configurations unchanged."""
     made_by, commit = config.architectures or (), getattr(config, "_commit_hash", None)
     if config.model_type in TOWERS:
         config = TOWERS[config.model_type](vision_config=config.to_dict())
@@ -55,7 +55,7 @@ class _Making:
 
     @staticmethod
     def from_config(config: PretrainedConfig, **options) -> PreTrainedModel:
-        """As `AutoModelForImageClassification.from_config`."""
+        """Return a model as `AutoModelForImageClassification.from_config` does."""
         if config.num_labels or config.model_type != "siglip":
             return AutoModelForImageClassification.from_config(config, **options)
         return _siglip_tower()._from_config(config, **options)
@@ -66,7 +66,7 @@ def _siglip_tower() -> type:
     from transformers import SiglipForImageClassification
 
     class Tower(SiglipForImageClassification):
-        """Draws no first weights for a classifier, whether there is one or not."""
+        """A tower that draws no initial weights for a classifier, whether there is one or not."""
 
         def _init_weights(self, module: nn.Module) -> None:
             if module is not self:
@@ -76,7 +76,7 @@ def _siglip_tower() -> type:
 
 
 def _before_patches(config: PretrainedConfig) -> list[tuple[str, str]]:
-    """The names of the positions before the patches, and what stands there."""
+    """Return the names and kinds of the positions before the patches."""
     registers = range(getattr(config, "num_register_tokens", 0))
     return [*KINDS[config.model_type].special, *((f"register {number}", REGISTER) for number in registers)]
 
@@ -86,14 +86,16 @@ def _of_tower(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def _side(config: PretrainedConfig) -> int:
-    """The number of patches in a row of the largest picture."""
+    """Return the number of patches in a row of the largest picture."""
     tower = _of_tower(config)
     return tower.image_size // tower.patch_size
 
 
 def _ids(config: PretrainedConfig, pixels: torch.Tensor) -> torch.Tensor:
-    """The number of each place, int64 (T,): those before the patches, then the patches of the largest picture row by
-    row, of which a smaller picture has the first ones of the first rows."""
+    """Return the ids of a picture's positions, int64 (T,): first those before the patches, then the patches.
+
+    Patches are numbered row by row in the largest picture; a smaller picture has the first ones of the first rows.
+    """
     before, side = len(_before_patches(config)), _side(config)
     rows, columns = (
         torch.arange(size // _of_tower(config).patch_size, device=pixels.device) for size in pixels.shape[1:]
@@ -132,7 +134,7 @@ def _check(config: PretrainedConfig, block: Example) -> None:
 
 
 def _smallest(config: PretrainedConfig) -> Example:
-    """An empty picture."""
+    """Return a picture of zeros."""
     tower = _of_tower(config)
     pixels = torch.zeros(tower.num_channels, tower.image_size, tower.image_size)
     return Example(pixels, torch.zeros(1, dtype=torch.int64))

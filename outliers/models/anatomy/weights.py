@@ -1,4 +1,4 @@
-"""Weights of modules wherever they are: in memory, or where accelerate has offloaded them."""
+"""Weights of modules, in memory or offloaded by accelerate."""
 
 from collections.abc import Iterator
 
@@ -10,16 +10,16 @@ from transformers import PreTrainedModel
 
 from outliers.errors import UserError
 
-ACCELERATED = ("forward", "_old_forward", "_hf_hook")  # what accelerate puts on a module of its own
+ACCELERATED = ("forward", "_old_forward", "_hf_hook")  # attributes that accelerate sets on a module
 
 
 def is_offloaded(module: nn.Module) -> bool:
-    """Whether accelerate gives a module its weights for the time of a call alone."""
+    """Return whether accelerate gives a module its weights only during a call."""
     return has_offloaded_params(module)
 
 
 def check_in_memory(model: PreTrainedModel, what: str) -> None:
-    """Raise UserError if weights of a model are offloaded, where something would change them in vain."""
+    """Raise UserError if weights of a model are offloaded, so that a change would be lost; what: the change."""
     path = next((path for path, module in model.named_modules() if is_offloaded(module)), None)
     if path is not None:
         raise UserError(
@@ -29,16 +29,16 @@ def check_in_memory(model: PreTrainedModel, what: str) -> None:
 
 
 def shared_in_copies(model: PreTrainedModel) -> dict[int, object]:
-    """Memo of `copy.deepcopy` by which copies share the parameters, and the weights that are offloaded."""
+    """Return a memo for `copy.deepcopy` with which copies share parameters and offloaded weights."""
     hooks = (module._hf_hook for module in model.modules() if is_offloaded(module))
     kept = (there for hook in hooks for there in (hook.weights_map, hook.tied_params_map))
     return {id(one): one for one in (*model.parameters(), *kept) if one is not None}
 
 
 def parameter_of(module: nn.Module, name: str = "weight") -> torch.Tensor | None:
-    """The weight of a module, or another parameter, on the device that computes with it; None if it has none.
+    """Return the weight or another parameter of a module, on the device that computes with it; None if it has none.
 
-    Of an offloaded module a copy, which does not change the module.
+    For an offloaded module this is a copy.
     """
     if not is_offloaded(module):
         return getattr(module, name, None)
@@ -47,7 +47,7 @@ def parameter_of(module: nn.Module, name: str = "weight") -> torch.Tensor | None
 
 
 def own_parameters(model: PreTrainedModel) -> dict[str, nn.Parameter]:
-    """Return the parameters of a model by their names, of those that are tied only the first."""
+    """Return the parameters of a model by name, and of tied ones only the first."""
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     parameters = dict(model.named_parameters())
     # Tied weights that are in memory are one parameter; accelerate makes two, of which it may offload one alone.
@@ -57,7 +57,7 @@ def own_parameters(model: PreTrainedModel) -> dict[str, nn.Parameter]:
 
 
 def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """The names and values of all parameters, of those that are tied only the first.
+    """Yield the names and values of all parameters, and of tied ones only the first.
 
     Raises:
         UserError: one is neither in memory nor offloaded by accelerate.
@@ -74,7 +74,7 @@ def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def device_of(model: PreTrainedModel) -> torch.device:
-    """The device on which a model reads its inputs, also where the first weights are offloaded."""
+    """Return the device on which a model reads its inputs, also if its first weights are offloaded."""
     hooks = (vars(module).get("_hf_hook") for module in model.modules() if is_offloaded(module))
     if model.device.type != "meta" or (hook := next(hooks, None)) is None:
         return model.device
@@ -82,7 +82,7 @@ def device_of(model: PreTrainedModel) -> torch.device:
 
 
 def in_memory(module: nn.Module) -> nn.Module:
-    """Give a module, which nothing else has, its own weights for good if they are offloaded; returned itself."""
+    """Load the offloaded weights of a module that nothing else uses into it for good, and return it."""
     if is_offloaded(module):
         with align_module_device(module):
             parameters, buffers = dict(module._parameters), dict(module._buffers)
