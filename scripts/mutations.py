@@ -242,7 +242,7 @@ MUTATIONS = {
     "outliers/metrics/ablations.py": [("np.arange(width), [*features, *outliers])", "np.arange(width), features)")],
     "outliers/runs/rows.py": [
         (".removeprefix(codecs.BOM_UTF8)", ""),
-        ("abs(value) < MOST", "abs(value) <= MOST"),
+        ("abs(value) < LARGEST_INTEGER", "abs(value) <= MOST"),
         ('value["value"] <= 0', 'value["value"] < 0'),
         ("names == list(part)", "True"),
         ('return not line.endswith(b"\\n")', "return True"),

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 import outliers
 from outliers.metrics.damages import Damages
-from outliers.metrics.origins import Account
+from outliers.metrics.origins import WriterAccount
 from outliers.models.anatomy.examples import Examples
 from outliers.quantization.caches import QuantizedCache
 from outliers.views.anatomy import ModelAnatomy
@@ -77,7 +77,7 @@ assert_type(outliers.perplexities(model, blocks, variants), list[float])
 assert_type(outliers.bits_per_byte(model, "sample", tokenizer, 64, 2), float)
 assert_type(outliers.ablate(model, blocks, features["feature"], methods=["mean"]), pd.DataFrame)
 assert_type(outliers.damage(model, blocks, "absmax", by=["error"]), Damages)
-assert_type(outliers.origins(model, blocks, [3], variant=variants[0], tokens=tokenizer), Account)
+assert_type(outliers.origins(model, blocks, [3], variant=variants[0], tokens=tokenizer), WriterAccount)
 assert_type(outliers.readers(model, blocks, [3], places=["q"]), pd.DataFrame)
 assert_type(outliers.super_weights(model, pictures), pd.DataFrame)
 

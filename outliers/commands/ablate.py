@@ -19,7 +19,7 @@ from outliers.runs.stages.trace import CROSS, ablated_in, attends, counted, wher
 from outliers.specification.fields import Features, Name, Names, OneScheme, Skip
 from outliers.specification.kinds import OfOneModel
 from outliers.subjects.causal import Causal
-from outliers.subjects.cell import Cell, Plan, Stages
+from outliers.subjects.cell import Cell, CellPlan, Stages
 from outliers.variants.ablated import WHERE, Ablated, Intervention
 from outliers.variants.dropped import Dropped
 from outliers.variants.quantized import EXACT, Quantized
@@ -72,7 +72,7 @@ class Ablation(OfOneModel):
         default=None, description="Parts that are left out one after the other, in the place of features: experts."
     )
 
-    def plans(self) -> list[Plan]:
+    def plans(self) -> list[CellPlan]:
         """Return cells for the loss without the outlier features, or the given ones, and without random features; or
         without each part that is dropped.
 
@@ -83,9 +83,9 @@ class Ablation(OfOneModel):
         if self.drop:
             if of_features := sorted({"features", "methods", "where", "controls", "seed"} & self.model_fields_set):
                 raise UserError(f"drop leaves out whole parts, which have no {' and no '.join(of_features)}")
-            return [Plan(subject, _without_each(subject), usual=lambda: 1 + sum(_experts(subject).values()))]
+            return [CellPlan(subject, _without_each(subject), passes=lambda: 1 + sum(_experts(subject).values()))]
         treatments = 1 + len(self.methods) * (1 + self.controls)
-        return [Plan(subject, _stages(subject), passes=lambda: 2 + treatments + treatments // 3)]
+        return [CellPlan(subject, _stages(subject), passes=lambda: 2 + treatments + treatments // 3)]
 
 
 COMMAND = Command(

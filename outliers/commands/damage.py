@@ -15,7 +15,7 @@ from outliers.quantization.schemes import Scheme, get_scheme
 from outliers.specification.fields import Draws, Line, Models, Name, Names, Once, Schemes, Split, saying_all
 from outliers.specification.kinds import Calibrated, OfOneModel, OfSchemes
 from outliers.subjects.causal import Causal
-from outliers.subjects.cell import Cell, Plan, Stages, Subject
+from outliers.subjects.cell import Cell, CellPlan, Stages, Subject
 from outliers.terminal.progress import with_bar
 from outliers.variants.cached import Cached
 from outliers.variants.peer import Against
@@ -64,13 +64,13 @@ class Damage(OfSchemes, OfOneModel, Calibrated):
         default=None, description="Draws of the whole model, by default as many as of its parts."
     )
 
-    def plans(self) -> list[Plan]:
+    def plans(self) -> list[CellPlan]:
         subject = Causal(self.model, self.revision, self)
         caches = [Cached(Formats.read(cache)) for cache in self.caches]
         variants: list[Damaging] = [*caches, *map(Against, self.against)]
         if not variants or "schemes" in self.model_fields_set:
             variants = [*self.quantized, *variants]
-        return [Plan(subject, _stages(subject, variants, self))]
+        return [CellPlan(subject, _stages(subject, variants, self))]
 
 
 COMMAND = Command(

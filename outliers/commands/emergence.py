@@ -9,7 +9,7 @@ from outliers.runs.stages.trace import PASSES, trace_stages
 from outliers.specification.fields import Models, Name, Names
 from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Causal
-from outliers.subjects.cell import Plan
+from outliers.subjects.cell import CellPlan
 
 
 class Emergence(Settings):
@@ -28,7 +28,7 @@ class Emergence(Settings):
         default=None, description="Revisions of one model, such as step1000,step8000; or folders in its own."
     )
 
-    def plans(self) -> list[Plan]:
+    def plans(self) -> list[CellPlan]:
         """Return the cells for the row of Table 4 of every model, or of every revision of one.
 
         Raises:
@@ -38,7 +38,8 @@ class Emergence(Settings):
             raise UserError(f"revisions of {len(self.models)} models; expected revisions of one model")
         subjects = [Causal(name, revision, self) for name in self.models for revision in self.revisions or [None]]
         return [
-            Plan(subject, trace_stages(subject, Trace(alpha=self.alpha)), passes=lambda: PASSES) for subject in subjects
+            CellPlan(subject, trace_stages(subject, Trace(alpha=self.alpha)), passes=lambda: PASSES)
+            for subject in subjects
         ]
 
 

@@ -10,7 +10,7 @@ from outliers.criterion import ALPHA
 from outliers.metrics import records
 from outliers.specification.fields import Batch, Begin, Models, Name, Once, SchemesAndPeer, Split, Text, Threshold
 from outliers.specification.kinds import Machine, OfSchemes, Settings
-from outliers.subjects.cell import Cell, Plan
+from outliers.subjects.cell import Cell, CellPlan
 from outliers.subjects.served import Served
 from outliers.variants.peer import PEER, Peer
 
@@ -36,7 +36,7 @@ class Latency(records.Generation, OfSchemes, Machine):
         default=[1, 8, 32], description="Batch size."
     )
 
-    def plans(self) -> list[Plan]:
+    def plans(self) -> list[CellPlan]:
         """Return the cells of each batch size for each model under each scheme, of which one is in memory at a time."""
         shared = self.model_dump(include={"name", "text", "bos", "alpha", "device", "dtype"})
         settings = Settings(**shared, block=self.prompt, blocks=max(self.batches))
@@ -45,7 +45,7 @@ class Latency(records.Generation, OfSchemes, Machine):
         peer = [Peer(self.alpha)] if PEER in self.schemes else []
         pairs = product(self.models, [*self.quantized, *peer])
         return [
-            Plan.of(
+            CellPlan.of(
                 subject := Served(name, self.revision, settings),
                 [Cell(subject, variant, metric) for metric in metrics],
                 PEER if isinstance(variant, Peer) else None,

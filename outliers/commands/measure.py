@@ -11,7 +11,7 @@ from outliers.errors import UserError, unknown_name
 from outliers.metrics.records import Metric, metrics
 from outliers.specification.fields import Checked, Models, Name, Once, Revision, Split, resolved, saying_all
 from outliers.specification.kinds import Calibrated
-from outliers.subjects.cell import Cell, Plan
+from outliers.subjects.cell import Cell, CellPlan
 
 if TYPE_CHECKING:
     from outliers.models.variant import Variant
@@ -102,7 +102,7 @@ class Cells(Calibrated, Parameters):
     def _of(self, record: type[Metric]) -> dict:
         return {field: getattr(self, field) for field in self.model_fields_set if field in record.model_fields}
 
-    def plans(self) -> list[Plan]:
+    def plans(self) -> list[CellPlan]:
         for variant in self.variants:
             if variant.needs_trace:
                 raise UserError(
@@ -114,7 +114,7 @@ class Cells(Calibrated, Parameters):
             kind = resolved(metric.subject)
             groups[kind, variant.name if kind.of_one_variant else None].append((variant, metric))
         asked = [(kind(name, self.revision, self), part) for name in self.models for (kind, _), part in groups.items()]
-        return [Plan.of(subject, [Cell(subject, *pair) for pair in pairs]) for subject, pairs in asked]
+        return [CellPlan.of(subject, [Cell(subject, *pair) for pair in pairs]) for subject, pairs in asked]
 
 
 COMMAND = Command(

@@ -11,7 +11,7 @@ from outliers.metrics import records
 from outliers.metrics.records import Footprint, Hardware
 from outliers.specification.fields import Finite, Models, Name, Split
 from outliers.specification.kinds import Named
-from outliers.subjects.cell import Cell, Plan
+from outliers.subjects.cell import Cell, CellPlan
 from outliers.subjects.configured import Configured
 from outliers.variants.quantized import EXACT
 
@@ -48,7 +48,7 @@ class Memory(Footprint, Named):
     )
     headroom: Annotated[Finite, Field(ge=0)] = Field(default=0.75, description="GiB of each GPU left free.")
 
-    def plans(self) -> list[Plan]:
+    def plans(self) -> list[CellPlan]:
         """Return the cells for the footprint of each model, and for whether each hardware holds it.
 
         Rows have the field `candidate`.
@@ -63,7 +63,7 @@ class Memory(Footprint, Named):
         places = [records.Fits(**size, headroom=self.headroom, **dict(hardware)) for hardware in self.hardware]
         candidates = self.candidates or self.models
         return [
-            Plan.of(subject, [Cell(subject, EXACT, metric, labels) for metric in (records.Memory(**size), *places)])
+            CellPlan.of(subject, [Cell(subject, EXACT, metric, labels) for metric in (records.Memory(**size), *places)])
             for subject in map(Configured, self.models)
             for labels in [{"candidate": subject.name in candidates}]
         ]

@@ -16,11 +16,11 @@ from outliers.runs.stages.trace import counted
 from outliers.specification.fields import Features, Name, Names, Neurons, Positions, Several
 from outliers.specification.kinds import OfOneModel
 from outliers.subjects.causal import Causal
-from outliers.subjects.cell import Cell, Plan, Stages
+from outliers.subjects.cell import Cell, CellPlan, Stages
 from outliers.variants.quantized import EXACT
 
 
-class Part(NamedTuple):
+class AccountPart(NamedTuple):
     """A part of the account.
 
     stages: function that returns the cells for a subject, the features, and the model's outlier features; the first
@@ -47,10 +47,14 @@ class ToAccount(Causal):
                 cell.metric.measurement.check(cell)
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[AccountPart]:
         """The requested parts; by default all that the model has."""
         given = "by" in self.settings.model_fields_set
-        return [part for name, part in PARTS.items() if name in self.settings.by and (given or part.fits(self.config))]
+        return [
+            part
+            for name, part in ACCOUNT_PARTS.items()
+            if name in self.settings.by and (given or part.fits(self.config))
+        ]
 
 
 class Account(OfOneModel):
@@ -77,11 +81,11 @@ class Account(OfOneModel):
     controls: Several = Field(default=5, description="Draws of random features, as controls.")
     seed: int = Field(default=0, description="Seed of random draws.", ge=0, lt=2**63)
 
-    def plans(self) -> list[Plan]:
-        if unknown := sorted(set(self.by).difference(PARTS)):
-            raise unknown_name("part of the account", unknown[0], PARTS)
+    def plans(self) -> list[CellPlan]:
+        if unknown := sorted(set(self.by).difference(ACCOUNT_PARTS)):
+            raise unknown_name("part of the account", unknown[0], ACCOUNT_PARTS)
         subject = ToAccount(self.model, self.revision, self)
-        return [Plan(subject, _stages(subject), passes=lambda: 1 + sum(part.passes for part in subject.parts))]
+        return [CellPlan(subject, _stages(subject), passes=lambda: 1 + sum(part.passes for part in subject.parts))]
 
 
 COMMAND = Command(
@@ -171,10 +175,10 @@ def _keys_stages(subject: ToAccount, _features: Sequence[int], _outliers: Sequen
     yield [Cell(subject, EXACT, Keys())]
 
 
-PARTS = {  # in the order in which they are measured
-    "writers": Part(_writers_stages, 1, fits=_has_writers),
-    "readers": Part(readers_stages, 62, needs_outliers=True),
-    "weights": Part(weights_stages, 40, fits=_has_neurons),
-    "massive": Part(massive_stages, 12, fits=lambda config: _has_neurons(config) and _attends(config)),
-    "keys": Part(_keys_stages, 1, fits=_shows_keys),
+ACCOUNT_PARTS = {  # in the order in which they are measured
+    "writers": AccountPart(_writers_stages, 1, fits=_has_writers),
+    "readers": AccountPart(readers_stages, 62, needs_outliers=True),
+    "weights": AccountPart(weights_stages, 40, fits=_has_neurons),
+    "massive": AccountPart(massive_stages, 12, fits=lambda config: _has_neurons(config) and _attends(config)),
+    "keys": AccountPart(_keys_stages, 1, fits=_shows_keys),
 }

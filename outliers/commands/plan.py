@@ -78,7 +78,7 @@ class Planning(OfOneModel, Calibrated):
         description="Formats of other libraries in which to write the plan too, such as compressed-tensors or torchao.",
     )
 
-    def plans(self) -> list[cell.Plan]:
+    def plans(self) -> list[cell.CellPlan]:
         """Return the search for a model, which is confirmed on the blocks after those that it searches with."""
         settings = self.model_copy(update={"blocks": self.blocks + self.confirm})
         under, *better = (get_scheme(scheme, self.alpha_of_schemes) for scheme in (self.scheme, *self.instead))
@@ -89,7 +89,7 @@ class Planning(OfOneModel, Calibrated):
             exports_of(
                 self.export, Plan(model=self.model, scheme=under.name, projections=len(search.sizes)), self.revision
             )
-        return [cell.Plan(searched, search_stages(search), passes=lambda: passes_of(search))]
+        return [cell.CellPlan(searched, search_stages(search), passes=lambda: passes_of(search))]
 
 
 COMMAND = Command(

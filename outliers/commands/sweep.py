@@ -14,7 +14,7 @@ from outliers.runs.run import run
 from outliers.specification.fields import Draws, Models, Name, Schemes
 from outliers.specification.kinds import Calibrated, OfSchemes
 from outliers.subjects.causal import MaybeUnlabelled
-from outliers.subjects.cell import Cell, Plan, Stages, Subject
+from outliers.subjects.cell import Cell, CellPlan, Stages, Subject
 from outliers.variants.quantized import Quantized
 
 
@@ -39,9 +39,9 @@ class Experiment(OfSchemes, Calibrated):
     )
     draws: Draws = 1
 
-    def plans(self) -> list[Plan]:
+    def plans(self) -> list[CellPlan]:
         subjects = [MaybeUnlabelled(name, self.revision, self) for name in self.models]
-        return [Plan(subject, _stages(subject, self.quantized, self.draws)) for subject in subjects]
+        return [CellPlan(subject, _stages(subject, self.quantized, self.draws)) for subject in subjects]
 
 
 COMMAND = Command(

@@ -9,7 +9,7 @@ from outliers.runs.stages.trace import PASSES, trace_stages
 from outliers.specification.fields import Name
 from outliers.specification.kinds import OfOneModel
 from outliers.subjects.causal import MaybeUnlabelled
-from outliers.subjects.cell import Plan
+from outliers.subjects.cell import CellPlan
 
 
 class OneModel(OfOneModel):
@@ -27,11 +27,11 @@ class OneModel(OfOneModel):
         default=False, description="Also write masks of outlier features and tokens; takes another pass."
     )
 
-    def plans(self) -> list[Plan]:
+    def plans(self) -> list[CellPlan]:
         files = {"tokens": self.by_token, "imatrix": self.imatrix, "masks": self.masks}
         metric = StoredTrace(roles=OF_EVERY_STACK, alpha=self.alpha, attention=True, details=True, **files)
         subject = MaybeUnlabelled(self.model, self.revision, self)
-        return [Plan(subject, trace_stages(subject, metric), passes=lambda: PASSES)]
+        return [CellPlan(subject, trace_stages(subject, metric), passes=lambda: PASSES)]
 
 
 COMMAND = Command(

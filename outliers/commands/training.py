@@ -26,7 +26,7 @@ from outliers.specification.fields import (
 )
 from outliers.specification.kinds import Spread
 from outliers.specification.recipe import Recipe
-from outliers.subjects.cell import Cell, Plan
+from outliers.subjects.cell import Cell, CellPlan
 from outliers.subjects.training_run import TrainingRun
 from outliers.variants.quantized import EXACT
 
@@ -92,10 +92,10 @@ class Training(Spread):
         for name in dict.fromkeys(run.start for run in self.runs.values() if not run.from_nothing):
             check_model(name)
 
-    def plans(self) -> list[Plan]:
+    def plans(self) -> list[CellPlan]:
         metric = records.Training(alpha=self.alpha, watched=self.watched, schemes=self.schemes, draws=self.draws)
         subjects = [TrainingRun(label, run, seed, self) for label, run in self.runs.items() for seed in self.seeds]
-        return [Plan.of(subject, [Cell(subject, EXACT, metric)]) for subject in subjects]
+        return [CellPlan.of(subject, [Cell(subject, EXACT, metric)]) for subject in subjects]
 
 
 COMMAND = Command(

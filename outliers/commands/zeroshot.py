@@ -10,7 +10,7 @@ from outliers.metrics import records
 from outliers.specification.fields import Data, Limit, Models, Name, Names, Schemes, Threshold
 from outliers.specification.kinds import OfSchemes, Spread
 from outliers.subjects.causal import Pretrained
-from outliers.subjects.cell import Cell, Plan
+from outliers.subjects.cell import Cell, CellPlan
 
 
 class ZeroShot(OfSchemes, Spread):
@@ -31,11 +31,11 @@ class ZeroShot(OfSchemes, Spread):
     limit: Limit = None
     alpha: Threshold = ALPHA
 
-    def plans(self) -> list[Plan]:
+    def plans(self) -> list[CellPlan]:
         metrics = [records.ZeroShot(task=task, **self.model_dump(include={"data", "limit"})) for task in self.tasks]
         subjects = [Pretrained(name, self.revision, self) for name in self.models]
         pairs = list(product(self.quantized, metrics))
-        return [Plan.of(subject, [Cell(subject, *pair) for pair in pairs]) for subject in subjects]
+        return [CellPlan.of(subject, [Cell(subject, *pair) for pair in pairs]) for subject in subjects]
 
 
 COMMAND = Command(

@@ -79,7 +79,7 @@ class Peaks(NamedTuple):
         return {name: float(f"{value.item():.6g}") for name, value in both.items()}
 
 
-class _Observer:
+class _CandidateObserver:
     """An observer of the spikes at each second feed-forward projection, which inspects its weight while it is in
     memory.
 
@@ -247,7 +247,7 @@ def candidates(
         UserError: no layer has a second feed-forward projection.
     """
     check_searched(model.config)
-    observer = _Observer(metric)
+    observer = _CandidateObserver(metric)
     last = [block for _, block, _ in watched_pass(model, blocks, observer.hooks, variant)]
     nearest = _Nearest(observer.chosen(), metric.controls)
     # a streamed model reads its layers only if there is some text

@@ -83,12 +83,12 @@ def block_errors(
     Raises:
         UserError: a block does not fit the model; as `outliers.quantize`.
     """
-    observer = _Observer(variants)
+    observer = _ErrorObserver(variants)
     watched_pass(model, blocks, observer.hooks, without, observer.begin)
     return list(observer.blocks.values())
 
 
-class _Observer:
+class _ErrorObserver:
     """A recorder of errors under schemes and of largest inputs, block by block; layers may take turns."""
 
     def __init__(self, variants: Sequence[Quantized | Against]):

@@ -47,7 +47,7 @@ from outliers.terminal.progress import with_bar
 from outliers.text.blocks import sequences
 from outliers.text.tokens import visible_token
 
-PLACES = 3  # listed positions with a writer's largest terms, at most
+MOST_POSITIONS = 3  # listed positions with a writer's largest terms, at most
 
 Key = tuple[int | None, str]  # layer, or None before all layers; and what is summed
 NEURONS = ("neuron", "shared neuron", "expert neuron")  # writers whose sums are of the neurons, which weights multiply
@@ -74,7 +74,7 @@ class Sums(NamedTuple):
         later = positions > 0
         columns, positions_of_columns = x[later].T.contiguous(), positions[later]
         magnitudes = columns.abs()
-        best = magnitudes.topk(min(PLACES, columns.shape[1]), 1).indices
+        best = magnitudes.topk(min(MOST_POSITIONS, columns.shape[1]), 1).indices
         at = torch.stack([positions_of_columns[best], ids[later][best]], 2).int()
         return cls((masks @ x).double(), magnitudes.sum(1).double(), columns.gather(1, best), at)
 
@@ -91,14 +91,14 @@ class Sums(NamedTuple):
             torch.zeros(columns, 0, 2, dtype=torch.int32),
         )
         total, magnitude, largest, at = zip(*(part or none for part in parts), strict=True)
-        largest = [nn.functional.pad(one, (0, PLACES - one.shape[1])) for one in largest]
-        at = [nn.functional.pad(one, (0, 0, 0, PLACES - one.shape[1]), value=-1) for one in at]
+        largest = [nn.functional.pad(one, (0, MOST_POSITIONS - one.shape[1])) for one in largest]
+        at = [nn.functional.pad(one, (0, 0, 0, MOST_POSITIONS - one.shape[1]), value=-1) for one in at]
         return cls(torch.cat(total, 1), torch.cat(magnitude), torch.cat(largest), torch.cat(at))
 
     def joined(self, other: "Sums") -> "Sums":
         """Return the sums of both texts; among equal entries those of the earlier text come first."""
         largest, at = torch.cat([self.largest, other.largest], 1), torch.cat([self.at, other.at], 1)
-        best = largest.abs().sort(dim=1, descending=True, stable=True).indices[:, :PLACES]
+        best = largest.abs().sort(dim=1, descending=True, stable=True).indices[:, :MOST_POSITIONS]
         at = at.gather(1, best[..., None].expand(-1, -1, 2))
         return Sums(self.total + other.total, self.magnitude + other.magnitude, largest.gather(1, best), at)
 
@@ -133,7 +133,7 @@ class Terms(NamedTuple):
 
 
 @dataclass(eq=False)
-class Account:
+class WriterAccount:
     """Contributions to features of the residual stream over a text; accounts of parts of a text can be merged.
 
     features: the requested features; controls: random other features, for comparison. positions: the chosen positions.
@@ -153,11 +153,13 @@ class Account:
     gains: dict[tuple[int, str], Gains]
     names: dict[int, str] = field(default_factory=dict)
 
-    def merge(self, other: "Account") -> "Account":
+    def merge(self, other: "WriterAccount") -> "WriterAccount":
         """Return the account of both texts, of the same model and features."""
         sums = {key: sums_here.joined(other.sums[key]) for key, sums_here in self.sums.items()}
         counts, names = self.counts + other.counts, self.names | other.names
-        return Account(self.features, self.controls, self.positions, counts, sums, self.weights, self.gains, names)
+        return WriterAccount(
+            self.features, self.controls, self.positions, counts, sums, self.weights, self.gains, names
+        )
 
     @property
     def columns(self) -> list[int]:
@@ -358,7 +360,7 @@ def origins(
     attention_mask: Iterable[torch.Tensor] | None = None,
     *,
     progress: bool | None = None,
-) -> Account:
+) -> WriterAccount:
     """Return the contributions to features of the residual stream, and the gains of norms at them.
 
     The state of a feature before a layer is the sum of the embedding, the positions, and the terms of all heads,
@@ -371,7 +373,7 @@ def origins(
         positions: further positions at which terms are reported, beside their means after the first position and the
             first one.
         variant: a change of the model. Terms of quantized projections are computed with exact weights, so that rounding
-            errors appear in `Account.rest`.
+            errors appear in `WriterAccount.rest`.
         tokens: the model's tokenizer, to report the texts of tokens.
         attention_mask: as for `outliers.trace`.
         progress: whether to show a bar after two seconds; by default on a terminal and in a notebook.
@@ -436,9 +438,9 @@ def _apart(kind: Anatomy) -> tuple[list[str], list[str]]:
 @inference
 def _observed(
     model: PreTrainedModel, blocks: Iterable[torch.Tensor], features: list[int], chosen: list[int], variant: Variant
-) -> "_Observer":
+) -> "_OriginObserver":
     check_sums(model)
-    observer = _Observer(model, features, chosen)
+    observer = _OriginObserver(model, features, chosen)
     watched_pass(model, blocks, observer.hooks, variant, observer.begin)
     return observer
 
@@ -449,7 +451,7 @@ def controls_of(features: list[int], width: int) -> list[int]:
     return [feature for feature in order if feature not in features][:CONTROLS]
 
 
-class _Observer:
+class _OriginObserver:
     """An accumulator of the terms of sequences, each (T,); layers may take turns."""
 
     def __init__(self, model: PreTrainedModel, features: list[int], chosen: list[int]):
@@ -541,7 +543,7 @@ class _Observer:
         masks, ids = self.masks.to(x.device)[:, tokens], self.ids.to(x.device)[tokens]
         _join(self.of_experts, (layer, number), Sums.of(x, masks, ids, tokens))
 
-    def account(self) -> Account:
+    def account(self) -> WriterAccount:
         if not self.sequences:
             raise UserError("no blocks to account for; expected at least one")
         for position, count in zip(self.chosen, self.counts[2:], strict=True):
@@ -554,7 +556,7 @@ class _Observer:
                 parts = [self.of_experts.get((layer, number)) for number in range(experts)]
                 units = self.weights[layer, kind].shape[1] // experts
                 sums[layer, kind] = Sums.beside([part and part.cpu() for part in parts], units, len(self.counts))
-        return Account(self.features, self.controls, self.chosen, self.counts, sums, self.weights, self.gains)
+        return WriterAccount(self.features, self.controls, self.chosen, self.counts, sums, self.weights, self.gains)
 
 
 def _join(sums: dict, key: tuple[int | None, str] | tuple[int, int], more: Sums) -> None:
@@ -583,7 +585,7 @@ class _SubLayer:
     for each position, which is known once the norm has seen the output.
     """
 
-    def __init__(self, observer: _Observer, layer: Layer, role: str):
+    def __init__(self, observer: _OriginObserver, layer: Layer, role: str):
         self.observer, self.layer, self.part, self.written = observer, layer.number, WRITTEN[role], {}
         self.of_experts: list[_OfExpert] = []
         self.outputs: dict[str, torch.Tensor] = {}  # of experts and of the projection beside them
@@ -776,12 +778,12 @@ class OriginsMeasurement(CellMeasurement):
 
     def measure_cell(
         self, model_cache: ModelCache, cell: Cell, model: PreTrainedModel, blocks: Iterable, variant: Variant
-    ) -> Account:
+    ) -> WriterAccount:
         metric = cell.metric
         return origins(model, blocks, metric.features, metric.positions, variant, model_cache.tokenizer(cell.subject))
 
-    def values(self, cell: Cell, results: list[Account]) -> list[dict]:
-        return [value | {"unit": "1"} for value in reduce(Account.merge, results).records(cell.metric.neurons)]
+    def values(self, cell: Cell, results: list[WriterAccount]) -> list[dict]:
+        return [value | {"unit": "1"} for value in reduce(WriterAccount.merge, results).records(cell.metric.neurons)]
 
 
 MEASUREMENT = OriginsMeasurement()

@@ -222,7 +222,7 @@ def saved_excerpt(path: Path, trace: Trace) -> Excerpt | None:
     return excerpt if excerpt.about == trace.about else None
 
 
-PLACES = ("feature", "layer", "role", "position", "token")  # columns of places
+PLACE_COLUMNS = ("feature", "layer", "role", "position", "token")  # columns of places
 NAME = "token_text"  # of a token, which its id identifies already
 
 
@@ -302,8 +302,8 @@ def tidy(table: pd.DataFrame | list[dict], prefix: str = "") -> list[dict]:
     """Return a value for each entry of a table except places; missing and infinite entries are dropped."""
     values = []
     for record in pd.DataFrame(table).drop(columns=NAME, errors="ignore").to_dict("records"):
-        places = {name: record[name] for name in PLACES if name in record}
-        finite = {name: value for name, value in record.items() if name not in PLACES and np.isfinite(value)}
+        places = {name: record[name] for name in PLACE_COLUMNS if name in record}
+        finite = {name: value for name, value in record.items() if name not in PLACE_COLUMNS and np.isfinite(value)}
         values += [{**places, "metric": prefix + name, "value": float(x), "unit": "1"} for name, x in finite.items()]
     return values
 

@@ -254,7 +254,7 @@ class Stream:
         def known(variant_number: int, block_number: int) -> object:
             """The output of the layer before."""
             key = keys[block_number]
-            last, *beside = parts_of(outputs[key])
+            last, *beside = outputs_of(outputs[key])
             state = states[variant_number, block_number, : key[place]].to(self.device, last.dtype).view(last.shape)
             return state if isinstance(outputs[key], torch.Tensor) else (state, *beside)
 
@@ -269,7 +269,7 @@ class Stream:
                             before = dict.fromkeys(paths[:number], Once(module, known(*turn))) if number else {}
                             begin(*turn, ids[block_number])
                             run(turn, before | dict.fromkeys(paths[number:], once))
-                            states[turn][: key[place]] = parts_of(once.cached)[0].view(key[place], -1)
+                            states[turn][: key[place]] = outputs_of(once.cached)[0].view(key[place], -1)
                             now[key] = once.cached
                             give_memory_back()
                 outputs = now
@@ -295,7 +295,7 @@ class Stream:
         return torch.frombuffer(_mapped_file(size), dtype=dtype, count=count).view(shape)
 
 
-def parts_of(output: torch.Tensor | tuple | list) -> tuple | list:
+def outputs_of(output: torch.Tensor | tuple | list) -> tuple | list:
     """The hidden states (1, T, features) that a layer puts out, and what is beside them in some architectures."""
     return output if isinstance(output, (tuple, list)) else (output,)
 

@@ -6,7 +6,7 @@ from outliers.metrics.records import LinearLayer, Timed
 from outliers.specification.fields import Name, Shapes
 from outliers.specification.kinds import Machine
 from outliers.subjects import layer
-from outliers.subjects.cell import Cell, Plan
+from outliers.subjects.cell import Cell, CellPlan
 from outliers.variants.quantized import EXACT
 
 
@@ -23,7 +23,7 @@ class LinearLayers(Timed, Machine):
     dtype: Literal["float16", "bfloat16"] = "bfloat16"
     dimensions: Shapes
 
-    def plans(self) -> list[Plan]:
+    def plans(self) -> list[CellPlan]:
         metric = LinearLayer(tokens=self.tokens, seconds=self.seconds)
-        subjects = [layer.Layer(dimension, self) for dimension in self.dimensions]
-        return [Plan.of(subject, [Cell(subject, EXACT, metric)]) for subject in subjects]
+        subjects = [layer.SingleLayer(dimension, self) for dimension in self.dimensions]
+        return [CellPlan.of(subject, [Cell(subject, EXACT, metric)]) for subject in subjects]

@@ -15,7 +15,7 @@ NUMBERED = {"channels": 1, "recent": 0, "first": 0, "block": 1}  # options with 
 CALIBRATED = ("smooth", "reorder")  # changes of keys that require the magnitudes of channels
 FLAGS = ("hadamard", "before", *CALIBRATED)
 RANGES = ("layers", "heads")  # options with ranges of numbers, joined by points
-PARTS = {"kv": ("keys", "values"), "keys": ("keys",), "values": ("values",)}
+CACHE_PARTS = {"kv": ("keys", "values"), "keys": ("keys",), "values": ("values",)}
 EXACT_BITS, HALF_BITS = 16, 16  # of an exact value in a cache; of a scale, and of a minimum
 FORMS = "int4/channels=32/recent=128, int4/first=5/before, fp8-e4m3/hadamard, bfp4/block=32 or int3/layers=0:2/heads=1"
 
@@ -146,11 +146,11 @@ class Formats(NamedTuple):
         formats = {}
         for term in written.replace(" ", "").split("+"):
             name, _, format = term.partition("=")
-            if name not in PARTS:
-                raise unknown_name("part of a cache", name, PARTS, f"(as in kv={FORMS})")
-            if formats.keys() & PARTS[name]:
-                raise UserError(f"'{written}' has {' and '.join(PARTS[name])} twice; expected each once")
-            formats |= dict.fromkeys(PARTS[name], CacheFormat.read(format))
+            if name not in CACHE_PARTS:
+                raise unknown_name("part of a cache", name, CACHE_PARTS, f"(as in kv={FORMS})")
+            if formats.keys() & CACHE_PARTS[name]:
+                raise UserError(f"'{written}' has {' and '.join(CACHE_PARTS[name])} twice; expected each once")
+            formats |= dict.fromkeys(CACHE_PARTS[name], CacheFormat.read(format))
         values = formats.get("values")
         if values and values.needs_calibration:
             raise UserError(f"values in '{values}', which is for keys; expected it for these alone: keys={values}")

@@ -14,7 +14,7 @@ from outliers.models.plugins import plugin_schemes
 from outliers.quantization.remedies import COSTLY, PRODUCTS, REMEDIES, SEARCH, STAGES, Kind, Remedy, Transform
 
 MOST = 3  # successive transforms in a layer
-PARTS = {  # field: the types of its values, and how an error message names them
+FIELD_CHECKS = {  # field: the types of its values, and how an error message names them
     "name": (str, "text"),
     "activations": (Quantizer | None, "a Quantizer or None"),
     "weights": (Quantizer | None, "a Quantizer or None"),
@@ -58,7 +58,7 @@ class Scheme:
     remedies: tuple[Remedy | Kind | str, ...] | list[Remedy | Kind | str] = ()
 
     def __post_init__(self):
-        for part, (kind, expected) in PARTS.items():
+        for part, (kind, expected) in FIELD_CHECKS.items():
             value = getattr(self, part)
             if not isinstance(value, kind) or (part == "name" and not value):
                 raise UserError(f"{part} of scheme '{shown(self.name, str)}' is {shown(value)}; expected {expected}")

@@ -17,7 +17,7 @@ from outliers.runs.planner import Planner
 from outliers.runs.rows import part_key, read
 from outliers.show.value import grouped
 from outliers.specification.kinds import Settings
-from outliers.subjects.cell import Cell, Plan, Subject
+from outliers.subjects.cell import Cell, CellPlan, Subject
 from outliers.terminal.amounts import durations, size
 from outliers.terminal.forecaster import RENDERING, Steps
 
@@ -102,7 +102,7 @@ def _in_text(spec: Settings, most: int) -> int:
     return max(1, most)
 
 
-def preview(runs: Sequence[tuple[Sequence[Plan], Path]]) -> str:
+def preview(runs: Sequence[tuple[Sequence[CellPlan], Path]]) -> str:
     """Describe what runs would measure: cells, how many of them have rows, time and memory.
 
     No weights are read: the time follows from the sizes of models and the speed of a matrix product.

@@ -18,7 +18,7 @@ from outliers.runs.forecast import ModelRun, model_run_of
 from outliers.runs.reprint import is_here
 from outliers.runs.rows import Row, Rows
 from outliers.specification.kinds import Named
-from outliers.subjects.cell import Cell, NotMeasured, Plan, Subject, Task, following
+from outliers.subjects.cell import Cell, CellPlan, NotMeasured, Subject, Task, following
 from outliers.subjects.model_cache import ModelCache, check_same_weights, naming
 from outliers.subjects.provenance import code_hash, environment, joined, measuring
 from outliers.terminal.forecaster import FIXED, Steps
@@ -56,7 +56,7 @@ class Planner:
         self.kinds: dict[Cell, str] = {}  # of steps, by cell
         self.known: dict[str, Row] = {}  # rows of this run, by `_shared_key`
 
-    def run(self, plans: Sequence[Plan]) -> list[Row]:
+    def run(self, plans: Sequence[CellPlan]) -> list[Row]:
         """Return the rows of all plans, in their order; rows of cells that failed give the reason.
 
         The subjects of the plans are prepared before.
@@ -87,7 +87,7 @@ class Planner:
                 waiting = {number: cells for number, cells in waiting.items() if cells}
         return list(chain.from_iterable(rows_of_plans))
 
-    def model_runs(self, plans: Sequence[Plan], stages: Sequence[list[Cell]]) -> list[ModelRun]:
+    def model_runs(self, plans: Sequence[CellPlan], stages: Sequence[list[Cell]]) -> list[ModelRun]:
         """Return what models need in memory, for the engine to forecast, and remember the sizes of these models."""
         needs = [
             (plan.subject, memory_needs)
@@ -98,7 +98,7 @@ class Planner:
         self.sizes = {one.name: one.shape.weights for one in model_runs}
         return model_runs
 
-    def estimated_steps(self, plan: Plan, cells: list[Cell]) -> Iterator[Steps]:
+    def estimated_steps(self, plan: CellPlan, cells: list[Cell]) -> Iterator[Steps]:
         """Yield the steps that a plan is expected to take before anything is measured.
 
         Args:
@@ -284,7 +284,7 @@ class Planner:
         size = self.sizes.get(cell.subject.name, 0) if measurement.unit == Measurement.unit else 0
         return Steps(measurement.steps(bundle), size, self.kinds.get(cell, ""), measurement.cost)
 
-    def _estimate(self, plan: Plan, cells: list[Cell], passes: int = 0) -> None:
+    def _estimate(self, plan: CellPlan, cells: list[Cell], passes: int = 0) -> None:
         """Let the bar expect the cells of a stage, and for later stages what is left of the plan's estimated passes."""
         before, kind = self.bar.total, f"later {id(plan.stages)}"
         self._expect(cells)
@@ -372,7 +372,7 @@ def estimated_steps(spec: Named) -> Steps:
     return Steps(count, size)
 
 
-def _following(plan: Plan, rows: list[Row]) -> list[Cell]:
+def _following(plan: CellPlan, rows: list[Row]) -> list[Cell]:
     """Return the next cells of a plan after some rows; none, with a warning, if these rows failed."""
     try:
         return following(plan.stages, rows)

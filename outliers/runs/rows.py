@@ -25,18 +25,18 @@ from outliers.terminal.interrupt import Interrupted, asked_to_stop, finishing
 
 FILE = "rows.jsonl"
 MOST_BYTES = 2**32  # of a file, whose rows have about a kilobyte each
-NAMED = 12  # damaged lines
-REFUSED = "a row cannot be kept: "
-PARTS = ("request", "provenance", "values", "run")
+MOST_NAMED = 12  # damaged lines
+CANNOT_KEEP = "a row cannot be kept: "
+ROW_PARTS = ("request", "provenance", "values", "run")
 EARLIER = {"asked": "request", "facts": "provenance", "values": "values", "made": "run"}  # of rows of version 0.2.0
 LISTS = (list, tuple)
 logger = logging.getLogger(__name__)
 
-MOST = 2**63  # whole numbers below, as in Parquet
+LARGEST_INTEGER = 2**63  # whole numbers below, as in Parquet
 POSITIVE = ("perplexity", "damage.perplexity")  # metrics whose values are drawn on logarithmic axes, or divided by
 
 
-class Kind(NamedTuple):
+class FieldType(NamedTuple):
     """The values that a field may have.
 
     expected: a phrase for messages. fits: whether a value is allowed.
@@ -47,7 +47,7 @@ class Kind(NamedTuple):
 
 
 def _is_number(value: object) -> bool:
-    return (isinstance(value, float) and math.isfinite(value)) or (type(value) is int and abs(value) < MOST)
+    return (isinstance(value, float) and math.isfinite(value)) or (type(value) is int and abs(value) < LARGEST_INTEGER)
 
 
 def _is_flat(value: object) -> bool:
@@ -56,15 +56,15 @@ def _is_flat(value: object) -> bool:
 
 
 def _is_whole(value: object) -> bool:
-    return type(value) is int and 0 <= value < MOST
+    return type(value) is int and 0 <= value < LARGEST_INTEGER
 
 
-TEXT = Kind("text", lambda value: type(value) is str)
-NUMBER = Kind("a finite number", _is_number)
-WHOLE = Kind("a whole number from 0 on", _is_whole)
-COUNT = Kind("a whole number from 1 on", lambda value: _is_whole(value) and value > 0)
+TEXT = FieldType("text", lambda value: type(value) is str)
+NUMBER = FieldType("a finite number", _is_number)
+WHOLE = FieldType("a whole number from 0 on", _is_whole)
+COUNT = FieldType("a whole number from 1 on", lambda value: _is_whole(value) and value > 0)
 # Of all other fields, which also become columns of tables.
-FLAT = Kind("text, a finite number, true, false, null, or a list of such", _is_flat)
+FLAT = FieldType("text, a finite number, true, false, null, or a list of such", _is_flat)
 
 UNITS = "unit_sums unit_counts unit_bytes"  # the units of a mean over a text: blocks, documents or questions
 # Columns of tables whose kind is fixed, whichever part of a row has them, in the order of a line; other columns follow
@@ -74,28 +74,31 @@ COLUMNS = (
     (NUMBER, "value"),
     (TEXT, "unit"),
     (NUMBER, "standard_deviation"),
-    (Kind("a finite number or null", lambda value: value is None or _is_number(value)), "standard_error"),
+    (FieldType("a finite number or null", lambda value: value is None or _is_number(value)), "standard_error"),
     (NUMBER, "paired_error q1 q3 bits_per_byte bits_per_byte_deviation bits_per_byte_error"),
     (WHOLE, "layer feature position token bytes"),
     (COUNT, "bits examples parameters context_used"),
     (TEXT, "role projection way checkpoint architecture"),
-    (Kind("a list of whole numbers", lambda them: isinstance(them, LISTS) and all(map(_is_whole, them))), "features"),
-    (Kind("a list of finite numbers", lambda them: isinstance(them, LISTS) and all(map(_is_number, them))), UNITS),
+    (
+        FieldType("a list of whole numbers", lambda them: isinstance(them, LISTS) and all(map(_is_whole, them))),
+        "features",
+    ),
+    (FieldType("a list of finite numbers", lambda them: isinstance(them, LISTS) and all(map(_is_number, them))), UNITS),
     (TEXT, "experiment device_name failed"),
     (NUMBER, "wall_seconds headroom"),
     (WHOLE, "peak_memory_bytes"),
     (TEXT, "model text dtype scheme task hardware owner weights_hash tokens_hash code lm_eval"),
     (COUNT, "block blocks mask_seeds gpus context batch prompt tokens repeats"),
     (
-        Kind("a positive number", lambda value: _is_number(value) and value > 0),
+        FieldType("a positive number", lambda value: _is_number(value) and value > 0),
         "alpha gigabytes weight_bits activation_bits cache_bits",
     ),
-    (Kind("true or false", lambda value: type(value) is bool), "candidate"),
+    (FieldType("true or false", lambda value: type(value) is bool), "candidate"),
 )
-KINDS = {name: kind for kind, names in COLUMNS for name in names.split()}
-NO_TEXT = {name for name, kind in KINDS.items() if kind is not TEXT}
-PLACES = {name: place for place, name in enumerate(KINDS)}
-KINDS |= dict.fromkeys(("name", "variant"), TEXT)  # of a metric, and beside it
+FIELD_TYPES = {name: kind for kind, names in COLUMNS for name in names.split()}
+NO_TEXT = {name for name, kind in FIELD_TYPES.items() if kind is not TEXT}
+COLUMN_ORDER = {name: place for place, name in enumerate(FIELD_TYPES)}
+FIELD_TYPES |= dict.fromkeys(("name", "variant"), TEXT)  # of a metric, and beside it
 
 
 def _check(request: object, provenance: object, values: object, run: object) -> None:
@@ -128,7 +131,7 @@ def _check_fields(place: str, part: object, needed: tuple[str, ...] = ()) -> Non
     for name, value in part.items():
         if type(value) is str and name not in NO_TEXT:  # first, as most are: a million rows have thirty million
             continue
-        kind = KINDS.get(name, FLAT)
+        kind = FIELD_TYPES.get(name, FLAT)
         if not kind.fits(value):
             raise ValueError(f"{place}.{name}: expected {kind.expected}, got {shown(value)}")
 
@@ -141,7 +144,7 @@ def _sorted(part: dict) -> dict:
 
 def _in_columns(part: dict) -> dict:
     """Return a part that does not identify a row with its keys in the order of the table columns."""
-    return {name: part[name] for name in sorted(part, key=lambda name: PLACES.get(name, len(PLACES)))}
+    return {name: part[name] for name in sorted(part, key=lambda name: COLUMN_ORDER.get(name, len(COLUMN_ORDER)))}
 
 
 @dataclass(init=False, slots=True)
@@ -166,7 +169,7 @@ class Row:
         try:
             _check(request, provenance, values, run)
         except ValueError as error:
-            raise UserError(f"{REFUSED}{error}") from None
+            raise UserError(f"{CANNOT_KEEP}{error}") from None
         self._take(request, provenance, list(map(_in_columns, values)), _in_columns(run))
 
     @classmethod
@@ -175,7 +178,7 @@ class Row:
         parts = from_json(line)
         if isinstance(parts, dict) and parts.keys() == EARLIER.keys():
             parts = {EARLIER[name]: part for name, part in parts.items()}
-        _check_object("the line", parts, PARTS, len(PARTS))
+        _check_object("the line", parts, ROW_PARTS, len(ROW_PARTS))
         _check(**parts)
         row = cls.__new__(cls)
         row._take(**parts)
@@ -190,10 +193,10 @@ class Row:
     def line(self) -> bytes:
         """The row as a line of a file; raises UserError if no file can hold it."""
         try:
-            parts = {part: getattr(self, part) for part in PARTS}
+            parts = {part: getattr(self, part) for part in ROW_PARTS}
             return json.dumps(parts, ensure_ascii=False, allow_nan=False).encode()
         except (ValueError, TypeError) as error:
-            raise UserError(f"{REFUSED}{error}") from None
+            raise UserError(f"{CANNOT_KEEP}{error}") from None
 
     def records(self) -> list[dict]:
         """Return a flat dictionary for each value, as tables, figures and data frames take them.
@@ -364,7 +367,7 @@ def _read(path: Path) -> Iterator[tuple[bytes, Row | None]]:
     if damaged:
         which, these = f"line {damaged[0]} of '{path}' is damaged ({mistake})", "this line"
         if len(damaged) > 1:
-            which = f"lines {first_of(damaged, NAMED)} of '{path}' are damaged (the first: {mistake})"
+            which = f"lines {first_of(damaged, MOST_NAMED)} of '{path}' are damaged (the first: {mistake})"
             these = "these lines"
         raise UserError(f"{which}; delete {these}, or choose another folder with --out")
 

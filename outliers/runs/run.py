@@ -15,7 +15,7 @@ from outliers.runs.free import check_room_for_imports
 from outliers.runs.rows import Row, Rows, part_key, read
 from outliers.specification.fields import resolved
 from outliers.specification.kinds import Named, OfOneModel
-from outliers.subjects.cell import Cell, Plan, following
+from outliers.subjects.cell import Cell, CellPlan, following
 from outliers.terminal.forecaster import RENDERING, Steps
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def stored_rows(spec: Named, folder: Path) -> list[dict]:
     return records(rows_of(spec, read(folder)))
 
 
-def prepared(spec: Named) -> list[Plan]:
+def prepared(spec: Named) -> list[CellPlan]:
     """Return the plans of a specification whose packages are installed, with prepared subjects.
 
     Mistakes in them show here, before a folder is made.
@@ -179,7 +179,7 @@ def _check_alone(spec: OfOneModel, rows: Rows) -> None:
             check_alone(rows.folder, place, (spec.model, spec.revision))
 
 
-def _is_possible(plan: Plan) -> bool:
+def _is_possible(plan: CellPlan) -> bool:
     if plan.package is None or importlib.util.find_spec(plan.package):
         return True
     logger.info(f"{plan.package} is not installed (pip install 'outliers[peers]'); this run goes on without it")

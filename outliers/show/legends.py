@@ -14,7 +14,7 @@ SCATTER = "± 1 standard deviation"
 HOLLOW = "hollow: outlier features\n(α = {}) in 16 bits"
 MOST_ENTRIES, EXPLAINED = 18, 3  # entries in a column of a legend; the entries reserved for explanations
 # Place of a legend on the caller's axes, by its place on a figure of ours; beside the axes it hides no data.
-PLACES = {"right upper": {"loc": "upper left", "bbox_to_anchor": (1, 1)}, "upper center": {"ncols": 1}}
+ANCHORS = {"right upper": {"loc": "upper left", "bbox_to_anchor": (1, 1)}, "upper center": {"ncols": 1}}
 
 
 def legend(ax: Axes | None, axes: Axes, handles: Sequence[Artist], place: str, columns: int = 1, **style) -> None:
@@ -23,7 +23,7 @@ def legend(ax: Axes | None, axes: Axes, handles: Sequence[Artist], place: str, c
     if ax is None:
         axes.figure.legend(handles=handles, ncols=columns, loc=f"outside {place}", **style)
     else:
-        axes.legend(handles=handles, **{"ncols": columns} | PLACES[place], **style)
+        axes.legend(handles=handles, **{"ncols": columns} | ANCHORS[place], **style)
 
 
 def scheme_legend(

@@ -302,11 +302,11 @@ def _part(row: Mapping, field: str) -> str:
     return short_name(row[field]) if field == "model" else str(row[field])
 
 
-PLACES = ("model", "variant", "metric", "stack")
-PARTS = ("stack", "role", "layer", "head", "checkpoint", "task", "batch")  # distinguish the values of a cell
+ROW_COLUMNS = ("model", "variant", "metric", "stack")
+CELL_COLUMNS = ("stack", "role", "layer", "head", "checkpoint", "task", "batch")  # distinguish the values of a cell
 
 
-def values_table(rows: Sequence[Mapping], parts: Sequence[str] = PARTS) -> Table:
+def values_table(rows: Sequence[Mapping], parts: Sequence[str] = CELL_COLUMNS) -> Table:
     """Make a table of values with their standard deviation if there were draws; values that the fields do not tell
     apart are left out.
 
@@ -314,7 +314,7 @@ def values_table(rows: Sequence[Mapping], parts: Sequence[str] = PARTS) -> Table
     """
 
     def place(row: Mapping) -> tuple:
-        return tuple(row.get(name) for name in (*PLACES, *parts))
+        return tuple(row.get(name) for name in (*ROW_COLUMNS, *parts))
 
     counts = Counter(map(place, rows))
     few = [row for row in rows if counts[place(row)] == 1]
@@ -322,7 +322,7 @@ def values_table(rows: Sequence[Mapping], parts: Sequence[str] = PARTS) -> Table
         [short_name(row.get("model", "")), row["variant"], _metric(row, parts), measured_cell(".6g", row)]
         for row in few
     ]
-    places = PLACES if any("stack" in row for row in few) else PLACES[:-1]
+    places = ROW_COLUMNS if any("stack" in row for row in few) else ROW_COLUMNS[:-1]
     data = pd.DataFrame(few).reindex(columns=[*places, "value", "standard_deviation", "unit"])
     caption = "Values by model, variant and metric."
     if any("failed" in row for row in few):

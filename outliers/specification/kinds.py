@@ -90,7 +90,7 @@ class Named(Checked):
         return {name: value for name, value in fields.items() if not (name in empty and value in ("none", ["none"]))}
 
     def plans(self) -> list:
-        """Return the cells of this specification as `outliers.subjects.cell.Plan`, without reading any subject."""
+        """Return the cells of this specification as `outliers.subjects.cell.CellPlan`, without reading any subject."""
         raise NotImplementedError  # not abstract: settings of a subject, which has no plans, are instances too
 
     def check(self) -> None:

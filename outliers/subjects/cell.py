@@ -106,7 +106,7 @@ class Unknown:
 Stages = Generator[list[Cell], list[Row], None]  # yields cells; their rows, sent back, may decide which cells follow
 
 
-class Plan(NamedTuple):
+class CellPlan(NamedTuple):
     """The cells of a subject, stage by stage.
 
     package: a library that the plan compares with; if it is not installed, a run logs that and leaves the plan out.
@@ -119,7 +119,7 @@ class Plan(NamedTuple):
     passes: Callable[[], int] = lambda: 0
 
     @classmethod
-    def of(cls, subject: Subject, cells: Iterable[Cell], package: str | None = None) -> "Plan":
+    def of(cls, subject: Subject, cells: Iterable[Cell], package: str | None = None) -> "CellPlan":
         """Return a plan with all cells in one stage."""
         return cls(subject, (stage for stage in [list(cells)]), package)
 

@@ -17,7 +17,7 @@ def layer_shape(dimension: int | str) -> tuple[int, int]:
     return features, outputs
 
 
-class Layer(Subject):
+class SingleLayer(Subject):
     """The first feed-forward layer of models of a dimension, or a layer of a given shape, see `layer_shape`."""
 
     def __init__(self, dimension: int | str, settings: Machine):

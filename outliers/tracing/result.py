@@ -31,7 +31,7 @@ from outliers.tracing.statistics import BY_POSITION, OF_EXPERTS, ON_STREAM, STRE
 PLACE = ["feature", "position", "token"]
 NAMED = 8  # outlier features in the printed form of a trace
 UNKNOWN = "unknown"  # placeholder for the text of a trace that does not name it
-PLACES = 8  # number of hidden states with dead features in a message
+MOST_DEAD = 8  # number of hidden states with dead features in a message
 QUARTILES = {"q1": 0.25, "median": 0.5, "q3": 0.75}
 logger = logging.getLogger(__name__)
 
@@ -243,7 +243,7 @@ class Trace:
             where = [f"{role} of layer {layer}: {first_of(features)}" for (role, layer), features in dead.items()]
             logger.warning(
                 f"{dead.str.len().sum():,} of {width:,} inputs of projections never fire on this text; their importance"
-                f" in '{path.name}' is {floor:g} ({'; '.join(where[:PLACES])}{'; …' * (len(where) > PLACES)}); a "
+                f" in '{path.name}' is {floor:g} ({'; '.join(where[:MOST_DEAD])}{'; …' * (len(where) > MOST_DEAD)}); a "
                 "longer text may reach them"
             )
         if self.experts:

@@ -6,7 +6,7 @@ import torch
 from outlier_kernels import states
 
 from outliers.criterion import CROSS, PAPER, STREAM
-from outliers.tracing.tokens import EXTREMES, PLACES, WINDOW
+from outliers.tracing.tokens import EXTREMES, MOST_POSITIONS, WINDOW
 
 ON_STREAM = (*STREAM, "cross_kv")  # cross_kv is on the residual stream of another stack
 # Roles with quartiles of each feature; not ffn_out, because too many feed-forward units have hits.
@@ -44,8 +44,8 @@ OF_TOKENS = dict.fromkeys(("ids", "positions"), (torch.int64, "n"))
 OF_CARRIERS = {
     "token_sum": (torch.float64, "nh"),
     "token_max": (torch.float32, "nh"),
-    **dict.fromkeys(EXTREMES, (torch.float32, ("h", PLACES))),
-    **dict.fromkeys([f"{extreme}_at" for extreme in EXTREMES], (torch.int64, ("h", PLACES, 1 + WINDOW))),
+    **dict.fromkeys(EXTREMES, (torch.float32, ("h", MOST_POSITIONS))),
+    **dict.fromkeys([f"{extreme}_at" for extreme in EXTREMES], (torch.int64, ("h", MOST_POSITIONS, 1 + WINDOW))),
 }
 
 

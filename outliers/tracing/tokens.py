@@ -12,7 +12,7 @@ from outliers.text.tokens import DELIMITER, INSIDE_WORD, WORD_START
 
 BEFORE, AFTER = 8, 4  # tokens of a context before and after its own
 WINDOW = BEFORE + 1 + AFTER
-PLACES = 8  # number of strongest positions of each feature, and of weakest ones
+MOST_POSITIONS = 8  # number of strongest positions of each feature, and of weakest ones
 NONE = -1.0  # the magnitude that marks a missing position
 FIRST = "first"  # the type of whatever token is at position 0
 TYPES = (FIRST, DELIMITER, WORD_START, INSIDE_WORD, CLASS, REGISTER, PATCH)
@@ -91,11 +91,11 @@ class TokenSums:
         before."""
         features, count = magnitude.shape
         if name not in self.places:
-            self.places[name] = magnitude.new_full((features, PLACES), NONE)
-            self.places[f"{name}_at"] = windows.new_full((features, PLACES, 1 + WINDOW), self.vocabulary)
+            self.places[name] = magnitude.new_full((features, MOST_POSITIONS), NONE)
+            self.places[f"{name}_at"] = windows.new_full((features, MOST_POSITIONS, 1 + WINDOW), self.vocabulary)
             self.places[f"{name}_at"][..., 0] = 0
         order = _order(magnitude, torch.arange(1, count + 1, device=magnitude.device), name)
-        best = order.topk(min(PLACES, count), 1).indices
+        best = order.topk(min(MOST_POSITIONS, count), 1).indices
         candidates = magnitude.gather(1, best), torch.cat([1 + best[..., None], windows[best]], 2)
         before = self.places[name], self.places[f"{name}_at"]
         both = (torch.cat(pair, 1) for pair in zip(before, candidates, strict=True))
@@ -125,7 +125,7 @@ def _best(name: str, magnitude: torch.Tensor, at: torch.Tensor) -> tuple[torch.T
     tied = ((order[:, 1:] == order[:, :-1]) & (order[:, 1:] >= 0)).any(1).nonzero()[:, 0]
     if len(tied):
         best[tied] = _ordered_bycontext_of(best[tied], order[tied], at[tied])
-    best = best[:, :PLACES]
+    best = best[:, :MOST_POSITIONS]
     return magnitude.gather(1, best), at.gather(1, best[..., None].expand(-1, -1, at.shape[2]))
 
 

@@ -148,7 +148,7 @@ def traces(
             room, device = model.stream.storage, model.stream.device
         counts = {name: torch.zeros(vocabulary, dtype=torch.int64, device=device) for name in by_token}
         known = names if tokens else None
-        observers.append(_Observer(view, roles, alpha, counts, at_once, room, known, experts))
+        observers.append(_TraceObserver(view, roles, alpha, counts, at_once, room, known, experts))
 
     def begin(number: int, of_stacks: tuple[torch.Tensor, ...]) -> None:
         for observer in observers:
@@ -179,7 +179,7 @@ def _modules(model: PreTrainedModel, view: View, roles: tuple[str, ...]) -> dict
 
 @contextmanager
 def _hooks(
-    observers: "Sequence[_Observer]", attention: bool, model: PreTrainedModel, layer: int | None
+    observers: "Sequence[_TraceObserver]", attention: bool, model: PreTrainedModel, layer: int | None
 ) -> Iterator[None]:
     with ExitStack() as stack:
         for observer in observers:
@@ -189,7 +189,7 @@ def _hooks(
 
 
 def _hooks_of(
-    observer: "_Observer", attention: bool, model: PreTrainedModel, layer: int | None
+    observer: "_TraceObserver", attention: bool, model: PreTrainedModel, layer: int | None
 ) -> Iterator[AbstractContextManager]:
     view = observer.view
     layers = [number for number in view.layers if layer in (None, number)]
@@ -268,7 +268,7 @@ def _naming(*place: int | str) -> Iterator[None]:
         raise not_finite(f"in the hidden states of layer {layer}, role {state}, feature {broken.feature}") from None
 
 
-class _Observer:
+class _TraceObserver:
     """An accumulator that reduces what hooks see of sequences, each (T,), to a `Trace`; layers may take turns.
 
     Statistics of one layer are added up at once. Statistics over all layers are kept for each sequence until its end,

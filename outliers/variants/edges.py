@@ -21,7 +21,7 @@ HEADS = ("q", "k", "v")
 ROLES = {"attn_in": (*HEADS, "mixer"), "ffn_in": ("gate", "up", "router", "experts")}
 NORMS = ("attn_norm", "ffn_norm")
 # Names of places, and their parts.
-PLACES = ROLES | {part: (part,) for part in (*chain(*ROLES.values()), *NORMS)} | {"norm": NORMS}
+EDGE_PLACES = ROLES | {part: (part,) for part in (*chain(*ROLES.values()), *NORMS)} | {"norm": NORMS}
 ALL = tuple(chain(*ROLES.values()))  # the parts of a place that names only layers or a head
 _WRITTEN = re.compile(
     r"(layers\.(?P<first>[0-9]{1,9})(:(?P<end>[0-9]{1,9}))?(\.|$))?(heads\.(?P<head>[0-9]{1,9})(\.|$))?"
@@ -89,11 +89,11 @@ class Place(NamedTuple):
         if state := of_transformerlens(written):
             written = "layers.{}.{}".format(*state)
         match = _WRITTEN.fullmatch(written)
-        known = IN_EXPERT if match and match["expert"] else (*PLACES, "")
+        known = IN_EXPERT if match and match["expert"] else (*EDGE_PLACES, "")
         if match is None or match["name"] not in known or not written or written.endswith("."):
-            raise unknown_name("place", written if match is None else match["name"] or written, PLACES, HINT)
+            raise unknown_name("place", written if match is None else match["name"] or written, EDGE_PLACES, HINT)
         layers = head = expert = None
-        parts = PLACES.get(match["name"], ALL)
+        parts = EDGE_PLACES.get(match["name"], ALL)
         if match["expert"]:
             parts, expert = (match["name"],), int(match["expert"])
         if match["first"]:

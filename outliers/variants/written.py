@@ -8,7 +8,7 @@ from itertools import groupby
 
 from outliers.errors import UserError, shown, unknown_name
 from outliers.models.variant import AS_IT_IS, Variant
-from outliers.quantization.cache_formats import PARTS, Formats
+from outliers.quantization.cache_formats import CACHE_PARTS, Formats
 from outliers.quantization.plans.plan import MARK
 from outliers.quantization.schemes import BASELINE
 from outliers.variants.ablated import METHODS
@@ -24,7 +24,7 @@ KINDS = {  # locations of classes, by the names of terms with features or positi
     "massive": "outliers.variants.massive:Massive",
     "unattended": "outliers.variants.unattended:Unattended",
 }
-PLACES = {"drop": "outliers.variants.dropped:Dropped"}  # by the names of terms with places alone
+PLACE_TERMS = {"drop": "outliers.variants.dropped:Dropped"}  # by the names of terms with places alone
 WEIGHTS = dict.fromkeys(("zero", "scale"), "outliers.variants.weights:Scaled")  # by the names of terms with a weight
 FIRST = {Against: "another model stands first", Prefixed: "a prefix stands first"}
 LAST = {Cached: "a cache stands last"}
@@ -107,8 +107,8 @@ def _scheme(terms: list[str]) -> list[Quantized | Peer]:
 
 def _terms(written: list[str]) -> Iterable[Variant]:
     for term in map(Term.read, written):
-        kinds = WEIGHTS if term.weight else KINDS if term.features else PLACES
-        if kinds is PLACES and term.name in KINDS:
+        kinds = WEIGHTS if term.weight else KINDS if term.features else PLACE_TERMS
+        if kinds is PLACE_TERMS and term.name in KINDS:
             raise UserError(f"'{term}' names no features; expected a term such as {EXAMPLES}")
         if term.name not in kinds:
             raise unknown_name("variant of a weight" if term.weight else "variant", term.name, kinds)
@@ -118,7 +118,7 @@ def _terms(written: list[str]) -> Iterable[Variant]:
 READERS = {  # by the first words of terms; other terms begin or continue a scheme
     PREFIX: partial(map, Prefixed.read),
     AGAINST: partial(map, Against.read),
-    **dict.fromkeys(PARTS, _cache),
-    **dict.fromkeys(KINDS | PLACES | WEIGHTS, _terms),
+    **dict.fromkeys(CACHE_PARTS, _cache),
+    **dict.fromkeys(KINDS | PLACE_TERMS | WEIGHTS, _terms),
     "instead": _scheme,
 }

@@ -16,7 +16,7 @@ from outliers.views.readers import readers_findings, readers_section
 from outliers.views.super_weights import super_weights_findings, super_weights_section
 
 
-class Part(NamedTuple):
+class AccountSection(NamedTuple):
     """A part of the account.
 
     has: whether a row belongs to the part. section: makes its section of all rows. findings: makes its findings, for
@@ -30,12 +30,12 @@ class Part(NamedTuple):
     compares: bool = True
 
 
-PARTS = (
-    Part(is_of_writers, origins_section, origins_findings, compares=False),
-    Part(lambda row: "subject" in row, readers_section, lambda rows: readers_findings(readings(rows))),
-    Part(lambda row: row["metric"] == "damage.kl", super_weights_section, super_weights_findings),
-    Part(lambda row: "unattended" in row, massive_section, massive_findings),
-    Part(is_of_keys, keys_section, writing_findings, compares=False),
+ACCOUNT_SECTIONS = (
+    AccountSection(is_of_writers, origins_section, origins_findings, compares=False),
+    AccountSection(lambda row: "subject" in row, readers_section, lambda rows: readers_findings(readings(rows))),
+    AccountSection(lambda row: row["metric"] == "damage.kl", super_weights_section, super_weights_findings),
+    AccountSection(lambda row: "unattended" in row, massive_section, massive_findings),
+    AccountSection(is_of_keys, keys_section, writing_findings, compares=False),
 )
 
 
@@ -47,7 +47,7 @@ def account_section(rows: list[dict], _context: Context | None = None) -> Sectio
     """
     finished = [row for row in rows if not is_beyond(row)]
     whole = len(finished) == len(rows)
-    parts = [part for part in PARTS if any(map(part.has, finished)) and (whole or not part.compares)]
+    parts = [part for part in ACCOUNT_SECTIONS if any(map(part.has, finished)) and (whole or not part.compares)]
     sections = [part.section(finished) for part in parts]
     if not whole:
         others = [row for row in rows if not any(part.has(row) for part in parts)]

@@ -221,7 +221,7 @@ MODEL = (
     ("KL (nats)", scattered("kl", ".4f")),
     ("top-1 agreement (%)", scattered("top1_agreement", ".2f", 100)),
 )
-PLACES = (
+DAMAGE_PLACES = (
     ("alone: perplexity", scattered("perplexity_only", ".2f")),
     ("increase (%)", scattered("damage_only", "+.2f", 100)),
     ("all others: perplexity", scattered("perplexity_without", ".2f")),
@@ -327,7 +327,7 @@ def _places(field: str, damages: ByScheme) -> list[Table]:
     caption = f"Perplexity with one {field} alone {_taken(damages)}" + (
         ", and with all others." if "perplexity_without" in data else "."
     )
-    columns = [SCHEME, (field, f"{{{field}}}"), *(PLACES if "perplexity_without" in data else PLACES[:2])]
+    columns = [SCHEME, (field, f"{{{field}}}"), *(DAMAGE_PLACES if "perplexity_without" in data else DAMAGE_PLACES[:2])]
     if "kl_only" in data:
         columns.insert(4, KL)
         caption += f" KL: mean divergence from the predictions of the unquantized model with this {field} alone."

@@ -40,7 +40,7 @@ from outliers.show.words import amount, signed
 from outliers.variants.edges import ROLES, Place
 
 if TYPE_CHECKING:
-    from outliers.metrics.origins import Account
+    from outliers.metrics.origins import WriterAccount
     from outliers.show.value import Rows
 
 Singles = Mapping[tuple[float, float, str], pd.DataFrame]  # writers, by feature, layer and part
@@ -62,7 +62,7 @@ TICKS = 8  # most layers with a tick
 
 @figure_function
 def life_line(
-    account: "Account | Rows", *, feature: int | None = None, at: str | None = None, ax: Axes | None = None
+    account: "WriterAccount | Rows", *, feature: int | None = None, at: str | None = None, ax: Axes | None = None
 ) -> Panels:
     """Draw, layer by layer, the contributions of attention and feed-forward block to a feature as bars, and its state
     as a line.
@@ -292,7 +292,7 @@ WRITERS, TAKERS = 3, 2  # at most, in a sentence
 LEAST = 0.005  # smaller terms are 0 in a table
 HIDDEN, OPEN = 0.25, 0.5  # gain relative to the median: a norm hides a feature below HIDDEN, and passes it from OPEN on
 BLOCKS = {"attention": "attention", "feed-forward": "the feed-forward block"}
-PLACES = {  # states of the residual stream, which no norm has scaled
+STREAM_PLACES = {  # states of the residual stream, which no norm has scaled
     "value": "averages {} in the residual stream over positions after the first, {}",
     "first": "is {} in the residual stream at the first position {}",
 }
@@ -476,7 +476,7 @@ def origins_findings(rows: list[dict]) -> Iterator[Finding]:
     ordinary = ordinary.assign(layer=ordinary["layer"].fillna(BEFORE).astype(int))
     for feature, rows in frame[frame["feature"].notna()].groupby("feature", sort=False):
         parts = parts_of(rows)
-        written = (_written(rows, parts, ordinary, *place) for place in PLACES.items())
+        written = (_written(rows, parts, ordinary, *place) for place in STREAM_PLACES.items())
         for claim, found in ((WRITTEN, written), (SUPPRESSED, _hidden(rows))):
             yield from say_each(claim, filter(None, found), feature=int(feature))
 
@@ -500,7 +500,7 @@ def _with_most(parts: pd.DataFrame, writers: pd.DataFrame) -> pd.DataFrame:
 
 def _largest(frame: pd.DataFrame) -> pd.DataFrame:
     groups = [rows_of_feature for _, rows_of_feature in frame.groupby("feature", sort=False)]
-    most = [group[column].abs().nlargest(SHOWN).index for group in groups for column in PLACES]
+    most = [group[column].abs().nlargest(SHOWN).index for group in groups for column in STREAM_PLACES]
     return frame.loc[sorted({index for indices in most for index in indices})]
 
 

@@ -15,7 +15,7 @@ from outliers.show.value import Mean, grouped, mean, ratio
 from outliers.show.words import percent
 from outliers.views.causes import of_runs, trained
 
-PARTS = {"ffn": "FFN", "linear": "linear", "attention": "attention"}  # part of a recipe: its name in tables
+RECIPE_PARTS = {"ffn": "FFN", "linear": "linear", "attention": "attention"}  # part of a recipe: its name in tables
 EXACT = f"perplexity.{BASELINE}"
 HEADERS = ["PPL", "over 16 bits (%)", "PPL, float32", "over 16 bits (%)"]
 
@@ -60,7 +60,7 @@ def settings(rows: list[dict]) -> list[Setting]:
             run,
             short_name(fields["model"]),
             int(fields["parameters"]),
-            ", ".join(name for part, name in PARTS.items() if part in fields["int8"]) or "16 bits",
+            ", ".join(name for part, name in RECIPE_PARTS.items() if part in fields["int8"]) or "16 bits",
             f"{100 * fields['decomposition']:g} %",
             values[run],
             mean(list(values[run].values())),
@@ -77,7 +77,7 @@ def int8_table(name: str, caption: str, ends: Sequence[Setting], published: dict
     cells = [
         [
             setting.model,
-            *("yes" if part in setting.int8.split(", ") else "" for part in PARTS.values()),
+            *("yes" if part in setting.int8.split(", ") else "" for part in RECIPE_PARTS.values()),
             setting.decomposition,
             *perplexities(setting),
             *(column.get(setting.key, MISSING) for column in published.values()),

@@ -14,7 +14,7 @@ from transformers.models.qwen2 import modeling_qwen2
 
 import outliers
 from outliers import perplexity, run
-from outliers.commands.origins import PARTS, Account, ToAccount
+from outliers.commands.origins import ACCOUNT_PARTS, Account, ToAccount
 from outliers.errors import BrokenModel
 from outliers.metrics.keys import Channels, Sums, observed_channels
 from outliers.metrics.records import AFTER, BEFORE
@@ -283,7 +283,7 @@ def test_an_account_leaves_them_out():
     """Where nobody asks for it."""
     models = ("pocket/gptj-1.7m", "pocket/gpt2-0.1m")
     parts = [ToAccount(model, None, Account(model=model)).parts for model in models]
-    assert [PARTS["keys"] in one for one in parts] == [False, True]
+    assert [ACCOUNT_PARTS["keys"] in one for one in parts] == [False, True]
 
 
 def test_in_an_account(tmp_path):

@@ -13,7 +13,7 @@ from torch import nn
 import outliers
 from outliers import UserError, load_model, run, variant
 from outliers.commands import origins as account
-from outliers.metrics.origins import Account
+from outliers.metrics.origins import WriterAccount
 from outliers.metrics.records import PART_OF
 from outliers.models.anatomy import anatomy_of, decoder_layers
 from outliers.models.anatomy.experts import call_by_projection
@@ -96,7 +96,7 @@ def test_accounts_of_parts_add_up(case, blocks):
     model = make_model(case)
     whole = outliers.origins(model, blocks, FEATURES, positions=[4])
     parts = [outliers.origins(model, blocks[[number]], FEATURES, positions=[4]) for number in range(3)]
-    merged = reduce(Account.merge, pickle.loads(pickle.dumps(parts)))  # as they travel between machines
+    merged = reduce(WriterAccount.merge, pickle.loads(pickle.dumps(parts)))  # as they travel between machines
     assert merged.records() == whole.records()
 
 

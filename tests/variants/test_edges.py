@@ -12,7 +12,7 @@ from outliers.models.anatomy import anatomy_of, decoder_layers, readers
 from outliers.models.anatomy.parts import QKV, parts
 from outliers.models.hooks import attention_hooks, input_hooks
 from outliers.tracing.result import STREAM
-from outliers.variants.edges import PLACES
+from outliers.variants.edges import EDGE_PLACES
 from tests.conftest import CONFIGS, FIVE, VARIANTS, in_turn, make_model
 from tests.tracing.test_tracing import hooks
 
@@ -105,7 +105,7 @@ def test_all_readers_together_are_the_role(case, method, blocks):
     """Bit for bit: as places of one variant, as one variant each, by heads, and by layers."""
     model = make_model(case)
     every = [one for layer in (0, 1) for one in parts(model, layer)]
-    ffn = [f"layers.{one.reader.layer}.{one.name}" for one in every if one.name in PLACES["ffn_in"]]
+    ffn = [f"layers.{one.reader.layer}.{one.name}" for one in every if one.name in EDGE_PLACES["ffn_in"]]
     heads = "/".join(f"heads.{head}" for head in range(model.config.num_attention_heads))
     known = trace(model, blocks, STREAM, attention=False)
 

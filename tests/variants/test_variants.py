@@ -28,7 +28,7 @@ from outliers.quantization.schemes import SCHEMES, get_scheme
 from outliers.tracing.result import STREAM
 from outliers.variants.ablated import Ablated, Intervention
 from outliers.variants.cached import Cached, Prefixed
-from outliers.variants.edges import PLACES
+from outliers.variants.edges import EDGE_PLACES
 from outliers.variants.massive import Massive
 from outliers.variants.peer import Peer
 from outliers.variants.term import Weight
@@ -216,7 +216,7 @@ NUMBER = st.integers(0, 99_999)
 FEATURES = st.lists(st.integers(0, 99_999), min_size=1, max_size=4).map(tuple)
 NUMBERS = st.floats(1e-30, 1e30)
 LAYERS = st.builds(lambda first, count: f"layers.{first}" + (f":{first + count}" if count else ""), NUMBER, NUMBER)
-READERS = st.sampled_from([one for one in PLACES if "norm" not in one])
+READERS = st.sampled_from([one for one in EDGE_PLACES if "norm" not in one])
 EDGES = (
     READERS
     | st.builds("{}.{}".format, LAYERS, READERS)

@@ -29,7 +29,7 @@ from outliers.models.anatomy import (
 from outliers.models.anatomy.examples import Example
 from outliers.models.head import Head
 from outliers.models.hooks import attached
-from outliers.models.stream import parts_of
+from outliers.models.stream import outputs_of
 
 TOKENS = 16
 EXACT, ROUNDED = 1e-5, 0.05  # by which logits may differ, of the largest one: in float32, and in fewer bits
@@ -181,13 +181,13 @@ class _Sums:
         yield layer.module.register_forward_hook(leave, with_kwargs=True)
 
     def _add(self, added: dict, name: str, _module: nn.Module, _inputs: tuple, output: object) -> None:
-        added[name] = parts_of(output)[0].clone()  # to which Falcon adds in place
+        added[name] = outputs_of(output)[0].clone()  # to which Falcon adds in place
 
     def _leave(
         self, path: str, added: dict, scale: float, _module: nn.Module, args: tuple, kwargs: dict, output: object
     ) -> None:
         before = next(one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor) and one.ndim >= 3)
-        behind = parts_of(output)[0].double()
+        behind = outputs_of(output)[0].double()
         if any(one.numel() != before.numel() for one in added.values()):
             self.differences[path] = math.inf  # the layer has several streams, and mixes what is added into them
             return

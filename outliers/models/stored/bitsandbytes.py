@@ -6,7 +6,7 @@ from math import prod
 
 import torch
 
-from outliers.models.stored.format import Contradiction, Format, Part, Sizes
+from outliers.models.stored.format import Contradiction, Format, Sizes, StoredTensor
 from outliers.models.stored.tensors import Lazy
 
 LARGEST = 127  # the int8 code of a row's largest weight
@@ -39,9 +39,9 @@ EIGHT_BITS = Format(
     "weight",
     _sizes_of_8_bits,
     (
-        Part("weight", lambda s: (("I8",), (s.outputs, s.features))),
-        Part("SCB", lambda s: (("F32",), (s.outputs,)), lambda s: s.fields.get("load_in_8bit") is not False),
-        Part("weight_format", lambda _: (("U8",), ()), lambda _: None),
+        StoredTensor("weight", lambda s: (("I8",), (s.outputs, s.features))),
+        StoredTensor("SCB", lambda s: (("F32",), (s.outputs,)), lambda s: s.fields.get("load_in_8bit") is not False),
+        StoredTensor("weight_format", lambda _: (("U8",), ()), lambda _: None),
     ),
     unpack_8_bits,
     needs="SCB",
@@ -98,16 +98,18 @@ FOUR_BITS = Format(
     "weight",
     _sizes_of_4_bits,
     (
-        Part("weight", lambda s: (("U8",), (-(-s.outputs * s.features // 2), 1))),
-        Part(
+        StoredTensor("weight", lambda s: (("U8",), (-(-s.outputs * s.features // 2), 1))),
+        StoredTensor(
             r"weight\.absmax",
             lambda s: (("U8",) if _nested(s) else ("F32",), (s.groups,)),
             lambda s: s.fields.get("load_in_4bit") is not False,
         ),
-        Part(r"weight\.quant_map", lambda _: (("F32",), (16,))),
-        Part(r"weight\.nested_absmax", lambda s: (("F32",), (-(-s.groups // s.fields["nested_blocksize"]),)), _nested),
-        Part(r"weight\.nested_quant_map", lambda _: (("F32",), (256,)), _nested),
-        Part(STATE, lambda _: (("U8",), None)),
+        StoredTensor(r"weight\.quant_map", lambda _: (("F32",), (16,))),
+        StoredTensor(
+            r"weight\.nested_absmax", lambda s: (("F32",), (-(-s.groups // s.fields["nested_blocksize"]),)), _nested
+        ),
+        StoredTensor(r"weight\.nested_quant_map", lambda _: (("F32",), (256,)), _nested),
+        StoredTensor(STATE, lambda _: (("U8",), None)),
     ),
     unpack_4_bits,
     needs="weight.absmax",

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from outliers.models.stored.format import FLOATS, INT32, Contradiction, Format, Part, Sizes
+from outliers.models.stored.format import FLOATS, INT32, Contradiction, Format, Sizes, StoredTensor
 from outliers.models.stored.tensors import Lazy
 from outliers.models.stored.words import check_groups, unpack_words
 
@@ -96,8 +96,8 @@ def _codes(sizes: Sizes) -> tuple[str]:
     return ("F8_E4M3",) if sizes.fields.get("type") == "float" else ("I8",)
 
 
-_SCALE = Part("weight_scale", lambda s: (FLOATS, s.scales))
-_ORDER = Part(
+_SCALE = StoredTensor("weight_scale", lambda s: (FLOATS, s.scales))
+_ORDER = StoredTensor(
     "weight_g_idx",
     lambda s: (INT32, (s.features,)),
     lambda s: s.fields.get("actorder") in ("group", "dynamic"),
@@ -106,10 +106,10 @@ PACKED = Format(
     "weight_packed",
     _sizes_of_packed,
     (
-        Part("weight_packed", lambda s: (INT32, (s.outputs, s.words(s.features)))),
+        StoredTensor("weight_packed", lambda s: (INT32, (s.outputs, s.words(s.features)))),
         _SCALE,
-        Part("weight_shape", lambda _: (("I64", "I32"), (2,))),
-        Part(
+        StoredTensor("weight_shape", lambda _: (("I64", "I32"), (2,))),
+        StoredTensor(
             "weight_zero_point", lambda s: (INT32, (s.words(s.outputs), s.scales[-1])), lambda s: not _is_symmetric(s)
         ),
         _ORDER,
@@ -122,10 +122,12 @@ CODES = Format(
     "weight",
     lambda stored, fields: _sizes(stored["weight"].shape, fields),
     (
-        Part("weight", lambda s: (_codes(s), (s.outputs, s.features))),
+        StoredTensor("weight", lambda s: (_codes(s), (s.outputs, s.features))),
         _SCALE,
         # Older versions also store zero points of symmetric codes.
-        Part("weight_zero_point", lambda s: ((*_codes(s), *FLOATS), s.scales), lambda s: not _is_symmetric(s) or None),
+        StoredTensor(
+            "weight_zero_point", lambda s: ((*_codes(s), *FLOATS), s.scales), lambda s: not _is_symmetric(s) or None
+        ),
         _ORDER,
     ),
     unpack_codes,

@@ -50,7 +50,7 @@ class Sizes(NamedTuple):
         return ", ".join(f"{name} {self.fields[name]}" for name in self.said if name in self.fields)
 
 
-class Part(NamedTuple):
+class StoredTensor(NamedTuple):
     """A tensor of a weight.
 
     end: pattern of the end of its name. form: its dtypes, in the names of safetensors, and its shape, from the sizes of
@@ -73,7 +73,7 @@ class Format(NamedTuple):
 
     codes: str
     sizes: Callable[[dict[str, Lazy], dict], Iterator[Sizes]]
-    parts: tuple[Part, ...]
+    parts: tuple[StoredTensor, ...]
     unpack: Callable[[dict[str, torch.Tensor], Sizes], torch.Tensor]
     needs: str
     note: Callable[[dict[str, Lazy], Sizes], str] = lambda _parts, _sizes: ""
@@ -96,7 +96,7 @@ class Format(NamedTuple):
         raise first or Contradiction(self.codes, "", "a 'quantization_config' that says how its weights are stored")
 
 
-def _compare(part: Part, sizes: Sizes, stored: dict[str, Lazy]) -> None:
+def _compare(part: StoredTensor, sizes: Sizes, stored: dict[str, Lazy]) -> None:
     end, there = next((end for end in stored if re.fullmatch(part.end, end)), None), part.there(sizes)
     if end is None and not there:
         return

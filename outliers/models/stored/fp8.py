@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from outliers.models.stored.format import FLOATS, Format, Part, Sizes
+from outliers.models.stored.format import FLOATS, Format, Sizes, StoredTensor
 from outliers.models.stored.tensors import Lazy
 
 BLOCK = (128, 128)  # default numbers of outputs and features that share a scale
@@ -43,9 +43,11 @@ FP8 = Format(
     "weight",
     _sizes,
     (
-        Part("weight", lambda s: (("F8_E4M3",), (s.outputs, s.features))),
-        Part("weight_scale_inv", lambda s: ((*FLOATS, EXPONENTS), s.scales)),
-        Part("(activation|input)_scale", lambda _: (FLOATS, None), lambda _: None),  # of inputs, with static scales
+        StoredTensor("weight", lambda s: (("F8_E4M3",), (s.outputs, s.features))),
+        StoredTensor("weight_scale_inv", lambda s: ((*FLOATS, EXPONENTS), s.scales)),
+        StoredTensor(
+            "(activation|input)_scale", lambda _: (FLOATS, None), lambda _: None
+        ),  # of inputs, with static scales
     ),
     unpack_blocks,
     needs="weight_scale_inv",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from outliers.models.stored.format import FLOATS, INT32, Contradiction, Format, Part, Sizes
+from outliers.models.stored.format import FLOATS, INT32, Contradiction, Format, Sizes, StoredTensor
 from outliers.models.stored.tensors import READ, Lazy
 
 # Packings: bits of a code, type of a word, and number of codes in a word, the first in the highest bits.
@@ -80,13 +80,13 @@ HQQ = Format(
     "W_q",
     _sizes,
     (
-        Part("W_q", _words),
-        Part("scale", lambda s: (FLOATS, s.scales)),
-        Part("zero", lambda s: (FLOATS, s.scales)),
-        Part("shape", lambda _: (("I64", *INT32), (2,))),
-        Part("packing", lambda _: (("U8",), None)),
-        *(Part(end, lambda _: (("U8", *INT32, "F32"), ()), lambda _: None) for end in NUMBERS),
-        *(Part(end, lambda _: (("U8", *INT32, "F32"), None), lambda _: None) for end in UNREAD),
+        StoredTensor("W_q", _words),
+        StoredTensor("scale", lambda s: (FLOATS, s.scales)),
+        StoredTensor("zero", lambda s: (FLOATS, s.scales)),
+        StoredTensor("shape", lambda _: (("I64", *INT32), (2,))),
+        StoredTensor("packing", lambda _: (("U8",), None)),
+        *(StoredTensor(end, lambda _: (("U8", *INT32, "F32"), ()), lambda _: None) for end in NUMBERS),
+        *(StoredTensor(end, lambda _: (("U8", *INT32, "F32"), None), lambda _: None) for end in UNREAD),
     ),
     unpack_hqq,
     needs="W_q",

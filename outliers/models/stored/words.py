@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
-from outliers.models.stored.format import FLOATS, INT32, WORD, Contradiction, Format, Part, Sizes
+from outliers.models.stored.format import FLOATS, INT32, WORD, Contradiction, Format, Sizes, StoredTensor
 from outliers.models.stored.tensors import Lazy
 
 BITS, GROUP_SIZE = 4, 128  # the libraries' defaults
@@ -121,10 +121,10 @@ GPTQ = Format(
     "qweight",
     _gptq_sizes,
     (
-        Part("qweight", lambda s: (INT32, (s.words(s.features), s.outputs))),
-        Part("qzeros", lambda s: (INT32, (s.groups, s.words(s.outputs)))),
-        Part("scales", lambda s: (FLOATS, (s.groups, s.outputs))),
-        Part("g_idx", lambda s: (("I32", "I64"), (s.features,)), _needs_g_idx),
+        StoredTensor("qweight", lambda s: (INT32, (s.words(s.features), s.outputs))),
+        StoredTensor("qzeros", lambda s: (INT32, (s.groups, s.words(s.outputs)))),
+        StoredTensor("scales", lambda s: (FLOATS, (s.groups, s.outputs))),
+        StoredTensor("g_idx", lambda s: (("I32", "I64"), (s.features,)), _needs_g_idx),
     ),
     unpack_gptq,
     needs="qweight",
@@ -161,9 +161,9 @@ AWQ = Format(
     "qweight",
     _awq_sizes,
     (
-        Part("qweight", lambda s: (INT32, (s.features, s.words(s.outputs)))),
-        Part("qzeros", lambda s: (INT32, (s.groups, s.words(s.outputs)))),
-        Part("scales", lambda s: (FLOATS, (s.groups, s.outputs))),
+        StoredTensor("qweight", lambda s: (INT32, (s.features, s.words(s.outputs)))),
+        StoredTensor("qzeros", lambda s: (INT32, (s.groups, s.words(s.outputs)))),
+        StoredTensor("scales", lambda s: (FLOATS, (s.groups, s.outputs))),
     ),
     unpack_awq,
     needs="qweight",
