@@ -318,7 +318,7 @@ def _models(damages: ByScheme) -> list[Table]:
 
 def _places(field: str, damages: ByScheme) -> list[Table]:
     """Make the table of perplexities by role, layer, stack or head under each scheme; the long ones (layers, heads) are
-    folded."""
+    folded, and of experts only the most costly are shown."""
     tables = {scheme: getattr(damage, f"{field}s") for scheme, damage in damages.items()}
     data = pd.concat([table.assign(scheme=scheme) for scheme, table in tables.items()], ignore_index=True)
     if data.empty:
@@ -331,7 +331,13 @@ def _places(field: str, damages: ByScheme) -> list[Table]:
     if "kl_only" in data:
         columns.insert(4, KL)
         caption += f" KL: mean divergence from the predictions of the unquantized model with this {field} alone."
-    return [Table.of(f"damage_{field}s", caption, columns, data, names=2, folded=field in ("layer", "head", "expert"))]
+    shown = data
+    if field == "expert":  # of which there are too many to read
+        data = data.sort_values("perplexity_only", ascending=False, kind="stable")
+        data = pd.concat([data[data["scheme"] == scheme] for scheme in damages])
+        shown = data.groupby("scheme", sort=False).head(WORST)
+        caption += f" Of each scheme the {WORST} that cost most are shown."
+    return [Table.of(f"damage_{field}s", caption, columns, data, shown, names=2, folded=field in ("layer", "head"))]
 
 
 def _taken(damages: ByScheme) -> str:
