@@ -83,7 +83,7 @@ class Ablation(OfOneModel):
         if self.drop:
             if of_features := sorted({"features", "methods", "where", "controls", "seed"} & self.model_fields_set):
                 raise UserError(f"drop leaves out whole parts, which have no {' and no '.join(of_features)}")
-            return [CellPlan(subject, _without_each(subject), passes=lambda: 1 + sum(_experts(subject).values()))]
+            return [CellPlan(subject, _without_each(subject))]
         treatments = 1 + len(self.methods) * (1 + self.controls)
         return [CellPlan(subject, _stages(subject), passes=lambda: 2 + treatments + treatments // 3)]
 
