@@ -52,7 +52,7 @@ def quantize_mantissas(matrix: torch.Tensor, quantizer: Quantizer) -> Quantized:
 
 
 def round_mantissas(scaled: torch.Tensor, format: Format, _zero_point: None = None) -> torch.Tensor:
-    """Round values divided by their scale to codes, in place."""
+    """Round values divided by their scale to signed integer codes of the format's bits, in place."""
     half = 2 ** (format.bits - 1)
     return scaled.round_().clamp_(-half, half - 1)
 

