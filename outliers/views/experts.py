@@ -27,6 +27,7 @@ def expert_map(costs: Mapping[str, pd.DataFrame], *, ax: Axes | None = None) -> 
     none.
 
     Example:
+        >>> import pandas as pd
         >>> costs = pd.DataFrame({"layer": [0, 0], "expert": [0, 1], "cost": [0.02, -0.01]})
         >>> axes = outliers.plot.expert_map({"left out": costs})
 
