@@ -320,8 +320,8 @@ def outcome(result: dict[str, str]) -> str:
 
 
 def is_refused_stream(name: str, result: dict[str, str]) -> bool:
-    """Return whether a check is that of a streamed model, which is refused by a line for users."""
-    return name == STREAM and result[name].startswith(REFUSED)
+    """Return whether a check is that of a streamed model, refused because layers read what earlier ones have made."""
+    return name == STREAM and result[name].startswith(f"{REFUSED}layer ")
 
 
 def row(kind: str, result: dict[str, str]) -> str:
@@ -359,7 +359,8 @@ def section(family: str, results: dict[str, dict[str, str]]) -> list[str]:
 
 
 def page(results: dict[str, dict[str, dict[str, str]]]) -> str:
-    """Return the page of all types."""
+    """Return the page of the families of which every type was tried."""
+    whole = [name for name, family in FAMILIES.items() if {*family.kinds} <= {*results.get(name, ())}]
     return "\n".join(
         [
             "# Types of models",
@@ -371,7 +372,7 @@ def page(results: dict[str, dict[str, dict[str, str]]]) -> str:
             "",
             "`python scripts/every_type.py` writes this page; `python -m outliers.anatomy TYPE` shows what was found.",
             "",
-            *(line for family in FAMILIES if family in results for line in section(family, results[family])),
+            *(line for family in whole for line in section(family, results[family])),
         ]
     )
 
