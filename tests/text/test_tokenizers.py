@@ -66,6 +66,14 @@ def test_the_file_decides_where_the_class_contradicts_it(source, model_type, nam
     assert (ours.bos_token_id, ours.eos_token_id) == (theirs.bos_token_id, theirs.eos_token_id)
 
 
+def test_the_file_is_read_where_its_class_fails(tmp_path, caplog):
+    folder = folder_of(tmp_path / "m", GPT2, "gpt2", "T5Tokenizer")
+    own = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(TEXT, add_special_tokens=False).ids
+    assert load_tokenizer(str(folder))(TEXT, add_special_tokens=False).input_ids == own
+    said = "cannot read it ('dict' object is not an instance of 'Sequence'); its tokenizer.json is read"
+    assert said in caplog.text
+
+
 def test_a_class_that_agrees_is_kept(tmp_path, caplog):
     folder = folder_of(tmp_path / "m", GPT2, "gpt2", "GPT2Tokenizer")
     assert type(load_tokenizer(str(folder))).__name__ == "GPT2Tokenizer"

@@ -11,7 +11,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from outliers.errors import UserError
+from outliers.errors import UserError, reason_of
 from outliers.models.config_file import FILE, read_config_file
 from outliers.models.source import Source, file_of
 
@@ -40,9 +40,16 @@ def read_tokenizer(source: Source, name: str, **keywords) -> PreTrainedTokenizer
     _check_files(source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.path, **keywords)
-    except Exception:  # any error: a missing vocabulary explains it, else it is raised again
+    except Exception as error:  # any error: a missing vocabulary explains it, or the class that the folder names
         _check_present(source, name, VOCABULARIES)
-        raise
+        try:
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(source.path, **keywords)
+        except Exception:
+            raise error from None
+        logger.warning(
+            f"warning: the class of the tokenizer of '{name}' cannot read it ({reason_of(error, 100)}); its {WHOLE} is "
+            "read"
+        )
     if names := set(type(tokenizer).vocab_files_names.values()):  # empty for a tokenizer of bytes
         _check_present(source, name, {*names, *VOCABULARIES})
     file = file_of(source, WHOLE)
