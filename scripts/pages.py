@@ -26,8 +26,8 @@ from page_values import ROOT, Values, read_values
 NOT_NUMBERS = re.compile(  # what is no prose, and names that have digits
     r"```.*?```|`[^`]+`|\]\([^)]*\)"
     r"|(?:Tables?|Figures?|[Ss]ections?|equations?)\s+\d[\w.]*(?:(?:, | and | to )\d[\w.]*)*|et\s+al\.,\s+\d{4}"
-    r"|\b(?:8|16|32)\s+bits?\b|95 %\s+(?=intervals|bootstrap)|Zen\s+4",
-    re.DOTALL,
+    r"|\b(?:8|16|32)\s+bits?\b|95 %\s+(?=intervals|bootstrap)|Zen\s+4|^\d+\.\s",
+    re.DOTALL | re.MULTILINE,
 )
 NUMBER = re.compile(r"(?:(?<![\w.)\]])[−+])?(?<![\w.#-])\d(?:[\d,]*\d)?(?:\.\d+)*(?![\w⁻-]|\.\d)")
 PLACE = re.compile(r"\{([^{}]*)\}")  # of a number in a quotation

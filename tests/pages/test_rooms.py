@@ -1,72 +1,92 @@
-"""The rooms of the house: data goes one way, so that a room imports from those on its left alone."""
+"""The rooms of the house: data goes one way, so that a room imports from those before it alone; and their picture."""
 
-import ast
-import re
-from collections.abc import Iterator
+import json
+import subprocess
+import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 import outliers
 
 PACKAGE = Path(outliers.__file__).parent
-# From left to right; `terminal`, `errors`, `criterion` and `files` are for all.
-ROOMS = (
-    *("errors", "criterion", "terminal", "files", "outlier_kernels", "models", "text", "tracing"),
-    *("quantization", "show", "variants", "specification", "trainer", "subjects", "metrics", "runs", "published"),
-    *("views", "plot", "commands", "paper", "plugins"),
-)
-NAMED = re.compile(rf"(outliers\.({'|'.join(ROOMS)})\b[\w.]*)(:\w+)?")  # a module, or what is in one, by a string
-PROGRAMS = "app"  # programs, which may use all, and the table of them
+sys.path.append(str(PACKAGE.parent / "scripts"))
+import rooms  # noqa: E402
+
 MOST_FILES = 16
 A_FILE_EACH = {".", "metrics", "variants", "views", "commands"}  # rooms of many things of one kind, a file each
-FILES = sorted(file.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py"))
 
 
-def room_of(module: str) -> int:
-    """The place of a module's room, from the left."""
-    parts = [part for part in module.split(".") if part != "outliers"]
-    first = next(iter(parts), PROGRAMS)
-    return ROOMS.index(first) if first in ROOMS else len(ROOMS)
-
-
-def imported(tree: ast.Module) -> Iterator[str]:
-    """The modules of the project that a file imports or names by a string, anywhere in it; not the package itself,
-    which knows the homes of public names."""
-    for node in ast.walk(tree):
-        found = []
-        if isinstance(node, ast.Import):
-            found = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            inside = node.module in ("outliers", "outlier_kernels")
-            found = [f"{node.module}.{alias.name}" for alias in node.names] if inside else [node.module or "."]
-        elif isinstance(node, ast.Constant) and (named := NAMED.fullmatch(str(node.value))):
-            found = [named[1]]
-        yield from (one for one in found if one.startswith((".", "outliers.", "outlier_kernels")))
-
-
-def test_a_room_imports_from_its_left():
-    to_its_right = []
-    for file in FILES:
-        source = (PACKAGE / file).read_text(encoding="utf-8")
-        runs = 'if __name__ == "__main__":' in source  # it is a program, wherever it is
-        own = len(ROOMS) if runs else room_of(".".join(file.with_suffix("").parts).removesuffix("__init__"))
-        to_its_right += [f"{file}: {name}" for name in imported(ast.parse(source)) if room_of(name) > own]
-    assert to_its_right == []
+def test_a_room_imports_from_those_before_it():
+    place = {room: number for number, room in enumerate(rooms.ROOMS)}
+    wrong = [
+        f"{name}: {one}"
+        for name, module in rooms.modules().items()
+        for one in module.imports
+        if place[rooms.room_of(one)] > place[module.room]
+    ]
+    assert wrong == []
 
 
 def test_no_files_import_each_other_in_a_circle():
-    modules = {f"outliers.{'.'.join(file.with_suffix('').parts)}".removesuffix(".__init__"): file for file in FILES}
+    modules = rooms.modules()
 
     def module_of(name: str) -> str:
         return name if name in modules or "." not in name else module_of(name.rpartition(".")[0])
 
-    graph = {}
-    for module, file in modules.items():
-        found = map(module_of, imported(ast.parse((PACKAGE / file).read_text(encoding="utf-8"))))
-        graph[module] = {*found} & {*modules} - {module, "outliers"}
+    graph = {
+        name: {*map(module_of, module.imports)} & {*modules} - {name, *rooms.SOURCES}
+        for name, module in modules.items()
+    }
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the files
 
 
 def test_no_folder_is_crowded():
-    folders = {file.parent for file in FILES if str(file.parent) not in A_FILE_EACH}
+    files = [file.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py")]
+    folders = {file.parent for file in files if str(file.parent) not in A_FILE_EACH}
     assert [str(folder) for folder in folders if len(list((PACKAGE / folder).glob("*.py"))) > MOST_FILES] == []
+
+
+def test_imports_are_counted():
+    counts = rooms.imports()
+    assert counts["views", "show"] > counts["views", "text"] > 0
+    assert counts["models", "views"] == 0
+    assert {room for pair in counts for room in pair} <= {*rooms.ROOMS}
+
+
+def test_the_picture_has_every_room_and_hop():
+    drawn = (PACKAGE.parent / "docs/rooms.svg").read_text(encoding="utf-8")
+    named = {f"<!-- {name} -->" for pair in rooms.imports() for name in pair} | {f"<!-- {len(rooms.hops())} -->"}
+    assert {name for name in named if name not in drawn} == set(), "run: python scripts/rooms.py"
+
+
+CALLS = """
+import json, os, runpy, sys
+root, out, *options = sys.argv[1:]
+places = tuple(os.path.join(root, room, "") for room in ("outliers", "kernels/outlier_kernels"))
+calls = {}
+def see(frame, event, _):
+    if event == "call" and frame.f_code.co_filename.startswith(places):
+        calls[frame.f_code.co_filename[len(root) + 1:], frame.f_code.co_qualname] = None
+sys.argv = ["", *options, "--out", out]
+sys.setprofile(see)
+try:
+    runpy.run_module("outliers.sweep", run_name="__main__", alter_sys=True)
+finally:
+    sys.setprofile(None)
+    with open(os.path.join(out, "calls.json"), "w") as file:
+        json.dump(list(calls), file)
+"""
+
+
+@pytest.mark.slow
+def test_a_sweep_goes_the_way_of_the_tour(tmp_path):
+    """Its functions are called in the order of the list, each for the first time."""
+    few = ["--model", "pocket/gpt2-1.7m", "--block", "32", "--blocks", "1", "--scheme", "absmax"]
+    subprocess.run([sys.executable, "-c", CALLS, str(rooms.ROOT), str(tmp_path), *few], check=True, capture_output=True)
+    called = json.loads((tmp_path / "calls.json").read_text())
+    calls = [(file, name.rpartition("<locals>.")[2]) for file, name in called]
+    way = [tuple(hop) for hop in rooms.hops()]
+    assert [hop for hop in way if hop not in calls] == []
+    assert way == sorted(way, key=calls.index)
