@@ -33,6 +33,7 @@ NUMBER = re.compile(r"(?:(?<![\w.)\]])[−+])?(?<![\w.#-])\d(?:[\d,]*\d)?(?:\.\d
 PLACE = re.compile(r"\{([^{}]*)\}")  # of a number in a quotation
 SECTION = re.compile(r"^#+ (?P<heading>.+)\n(?P<text>(?:(?!^#+ )(?:```(?s:.*?)```|.*)\n)*)", re.MULTILINE)
 ROWS = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
+MADE = ROOT / "docs/types.md"  # as a whole, by scripts/every_type.py
 BY_HAND = "by hand"  # the name of a table that nothing makes
 
 
@@ -56,8 +57,7 @@ class Difference(NamedTuple):
 def pages() -> list[Path]:
     """Return README, every page of docs, and the pages beside them that have numbers."""
     beside = ("README.md", "SECURITY.md", "kernels/README.md", "outliers/models/pocket/README.md")
-    made = ROOT / "docs/types.md"  # as a whole, by scripts/every_type.py
-    return [*(ROOT / page for page in beside), *sorted({*(ROOT / "docs").glob("*.md")} - {made})]
+    return [*(ROOT / page for page in beside), *sorted({*(ROOT / "docs").glob("*.md")} - {MADE})]
 
 
 def read_listed() -> dict[str, Listed]:
