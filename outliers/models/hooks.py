@@ -361,9 +361,10 @@ def attention_hooks(
         return hook
 
     def ask_for_probabilities(module, args, kwargs):
-        given = inspect.signature(module.forward).bind(*args, **kwargs)
-        given.arguments["output_attentions"] = True
-        return given.args, given.kwargs
+        place = list(inspect.signature(module.forward).parameters).index("output_attentions")
+        if place < len(args):
+            return (*args[:place], True, *args[place + 1 :]), kwargs
+        return args, {**kwargs, "output_attentions": True}
 
     def probabilities(output) -> torch.Tensor:
         for part in reversed(output) if isinstance(output, (tuple, list)) else ():
