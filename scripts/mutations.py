@@ -269,7 +269,7 @@ MUTATIONS = {
         ("key=lambda pair: -pair[0]", "key=lambda pair: pair[0]"),
         ('row["metric"] == "perplexity" and "standard_deviation" in row}', 'row["metric"] == "perplexity"}'),
     ],
-    "outliers/views/super_weights.py": [('_logarithm(candidate, "most", "most_deviation")', "Value(0.0, 0.0)")],
+    "outliers/views/super_weights.py": [('candidate["most_increase"])', "Value(0.0, 0.0))")],
     "outliers/variants/massive.py": [("entries.abs() > self.above", "entries > self.above")],
     "outliers/variants/unattended.py": [("queries != keys", "queries > keys")],
     "outliers/runs/planner.py": [(" and not cell.metric.timed", "")],

@@ -56,7 +56,7 @@ RESIZED = [
 ]
 
 
-@pytest.mark.nightly("outliers/models/anatomy/*", "scripts/every_type.py")
+@pytest.mark.nightly("outliers/models/anatomy/", "scripts/every_type.py")
 @pytest.mark.parametrize("sizes", SIZES, ids=("larger", "smaller"))
 @pytest.mark.parametrize("kind", RESIZED)
 def test_a_type_of_another_size_does_everything(kind, sizes):

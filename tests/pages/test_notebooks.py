@@ -109,7 +109,7 @@ CLAIMS = {
             "(c := costs['smollm2-135m'])['absmax'] > 1.5 * c['fp32'] and c['llm.int8'] < 1.04 * c['fp32']",
         "scatters the results of a real model":
             "max(r['standard_deviation'] / r['value'] for r in rows if r['model'] == 'smollm2-135m') > 0.002",
-        "Three of the seven causal pocket models have outlier features, in most of their layers":
+        "Three of the seven causal pocket models without experts have outlier features, in most of their layers":
             "len(p := table.drop('smollm2-135m')) == 7 and (p['count'] > 0).sum() == 3 "
             "and p['layers'][p['count'] > 0].min() > 0.5",
         "SmolLM2 has one, which is at nearly every position":

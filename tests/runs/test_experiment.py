@@ -24,11 +24,13 @@ from tests.conftest import TIMES, alter_weights, make_model, sample_blocks, trac
 SMALL = {"name": "small", "models": ["pocket/gpt2-0.1m", "pocket/gpt2-0.5m"], "block": 64, "blocks": 4}
 
 
-def test_the_default_sweep_is_table_1_of_all_causal_pocket_models():
+def test_the_default_sweep_is_table_1_of_all_causal_pocket_models_without_experts():
+    """Those of Table 4 on docs/pocket.md; the mixture, which has seen a quarter of their tokens, has a sweep of its own
+    on docs/mixtures.md."""
     experiment = make_experiment(read_experiment("pocket/table1"), Experiment)
     assert experiment.name == "pocket/table1"
     assert experiment.schemes == TABLE1
-    assert set(experiment.models) == {*pocket_models("next tokens"), *PACKAGED}
+    assert set(experiment.models) == {*pocket_models("next tokens"), *PACKAGED} - {"pocket/mixtral-0.7m"}
 
 
 def test_what_a_broken_model_loses_is_said_and_what_is_finished_stays(tmp_path):
