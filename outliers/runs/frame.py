@@ -14,7 +14,7 @@ from outliers.runs.run import records
 WHERE = ("device_name", "threads", "python", "torch", "triton", "bitsandbytes")
 # Fields that tell the values of a cell apart.
 WHICH = (
-    *("metric", "stack", "subject", "method", "features", "draw", "feature", "layer", "role", "projection"),
+    *("metric", "stack", "subject", "method", "features", "draw", "feature", "layer", "role", "projection", "expert"),
     *("position", "token"),
     *("variant", "side", "way", "norm", "part", "writer", "index", "head", "channel", "path", "output", "input"),
     *("stage", "alone", "without"),
