@@ -255,7 +255,7 @@ def cell(form: str, value: float | None, bar: float | None = None, unit: float =
     value, bar = unit * value, None if pd.isna(bar) else unit * bar
     if not bar or abs(value) >= LARGE:
         return f"{_number(form, value)}" + (f"±{_number(form.removeprefix('+'), bar)}" if bar else "")
-    sign, usual, kind = form.partition(".")[0], int(form[:-1].partition(".")[2]), form[-1]
+    sign, usual, kind = form.partition(".")[0].rstrip("z"), int(form[:-1].partition(".")[2]), form[-1]
     if kind == "e":
         digits, ending = precision(bar / 10 ** _exponent(bar), 0)
         return f"{value:.{max(_exponent(value or bar) - _exponent(bar), 0) + digits}e}±{bar:.{digits}e}"

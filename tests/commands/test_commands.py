@@ -266,7 +266,7 @@ EMERGENCE = ["--model", "pocket/gpt2-0.1m", "--model", "pocket/gpt2-0.5m", *TRAC
         pytest.param("trace", TOKENS, "trace/gpt2-0.1m", "mean |x|", "contexts.csv", marks=pytest.mark.slow),
         ("ablate", [*TRACE, "--method", "zero,mean"], "ablate/gpt2-0.1m", "random features", "ablation.md"),
         ("ablate", [*TRACE, "--features", "3,17"], "ablate/gpt2-0.1m", "outliers 3, 17", "ablation.md"),
-        ("damage", ABSMAX, "damage/gpt2-0.1m", "Under absmax the perplexity", "damage_errors.png"),
+        ("damage", ABSMAX, "damage/gpt2-0.1m", "with the largest mean error per token", "damage_errors.png"),
         ("origins", TRACE, "origins/gpt2-0.1m", "main writer", "life_line.png"),
         ("emergence", EMERGENCE, "emergence", "layers", "figure3.png"),
         ("origins", READERS, "origins/gpt2-0.1m", "layers.1.up", "readers.csv"),

@@ -109,11 +109,11 @@ def test_seeds_of_masks(folder):
 
 
 def test_what_is_said_of_seeds_of_masks(folder):
-    spec = settings(folder, Experiment, mask_seeds=2, schemes=["fp32", "absmax"])
+    spec = settings(folder, Experiment, mask_seeds=2, blocks=8, schemes=["fp32", "absmax"])
     section = show(spec, folder / "said", run(spec, folder / "said"))
     assert section.drawings[0].caption.endswith("Bars: one standard deviation by text and masks.")
     assert [one.text.partition("beyond ")[2] for one in section.findings] == ["the scatter of text and masks."]
-    spec = settings(folder, Damage, mask_seeds=3, schemes=["absmax"], by=["model"])
+    spec = settings(folder, Damage, mask_seeds=3, blocks=8, schemes=["absmax"], by=["model"])
     findings = show(spec, folder / "damage", run(spec, folder / "damage")).findings
     assert findings[0].text.endswith(", within the scatter of text and masks.")
 
