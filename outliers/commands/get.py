@@ -94,7 +94,7 @@ def _read_member(wheel: Path, name: str) -> bytes:
     try:
         with zipfile.ZipFile(wheel) as archive:
             return archive.read(name)
-    except (KeyError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+    except (KeyError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         raise UserError(f"'{wheel.name}' holds no whole '{name}' ({error}); the index has another wheel") from None
 
 

@@ -1,15 +1,17 @@
 """Maps (heat maps): values by row and column as colours."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, LogNorm, Normalize, to_hex
 from matplotlib.font_manager import FontProperties
 from matplotlib.image import AxesImage
 
-from outliers.show.axes import log_ticks
-from outliers.show.style import color_of
+from outliers.show.axes import log_ticks, places_with_room
+from outliers.show.style import Panels, color_of
 
 MOST_COLUMNS = 1024  # of a map; where there are more, neighbours share a column that shows their largest value
 DIGIT = 0.85  # width of one digit of a column's number, some room included, as a share of the font size
@@ -39,6 +41,21 @@ def map_on(axes: Axes, values: np.ndarray, scale: Scale, first: int = 0) -> Axes
     axes.spines[:].set_visible(True)
     axes.grid(False)
     return image
+
+
+def maps_by_layer(panels: Panels, maps: Mapping[str, pd.DataFrame], scale: Scale, rows: str, most: int) -> None:
+    """Draw maps of log-perplexity below each other, by title, with layers as columns and one bar of colours.
+
+    rows: the label of the rows. most: the number of rows that get a tick.
+    """
+    for axes, (title, table) in zip(panels[:, 0], maps.items(), strict=True):
+        image = map_on(axes, table.to_numpy(), scale)
+        axes.set_title(title, loc="left", fontsize="small")
+        axes.set_xticks(*places_with_room(table.columns, 16))
+        axes.set_yticks(*places_with_room(table.index, most))
+        axes.set_ylabel(rows)
+    axes.set_xlabel("layer")
+    axes.figure.colorbar(image, ax=list(panels.flat)).set_label("log-perplexity\n(nats a token)")
 
 
 def pooled(values: np.ndarray, share: int) -> np.ndarray:

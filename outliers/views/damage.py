@@ -17,7 +17,7 @@ from outliers.show.axes import places_with_room
 from outliers.show.claims import NEXT, Claim, say
 from outliers.show.explorer import Explorer, map_of, of_tables
 from outliers.show.legends import SCATTER, explained, legend
-from outliers.show.maps import Scale, map_on
+from outliers.show.maps import Scale, map_on, maps_by_layer
 from outliers.show.section import FINDINGS, Context, Drawing, Finding, Section, printed
 from outliers.show.style import HEAT, Panels, brief, chosen, color_of, figure_function, panels_of
 from outliers.show.tables import Table, scatter_note, scattered
@@ -188,14 +188,8 @@ def damage_heads(damages: "Damages | ByScheme", *, scheme: str | None = None, ax
     most = max(float(table.abs().to_numpy().max()) for table in maps)
     size = 5.2, min(HIGHEST, 0.8 + len(maps) * (0.5 + 0.28 * len(maps[0])))
     panels = panels_of(ax, len(maps), 1, size, sharex=True)
-    for axes, name, table in zip(panels[:, 0], caches, maps, strict=True):
-        image = map_on(axes, table.to_numpy(), Scale(Normalize(-most, most), colormaps["RdBu_r"]))
-        axes.set_title(name, loc="left", fontsize="small")
-        axes.set_xticks(*places_with_room(table.columns, 16))
-        axes.set_yticks(*places_with_room(table.index, 8))
-        axes.set_ylabel("head of keys")
-    axes.set_xlabel("layer")
-    axes.figure.colorbar(image, ax=list(panels.flat)).set_label("log-perplexity\n(nats a token)")
+    scale = Scale(Normalize(-most, most), colormaps["RdBu_r"])
+    maps_by_layer(panels, dict(zip(caches, maps, strict=True)), scale, "head of keys", 8)
     return panels
 
 

@@ -9,9 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 
 from outliers.quantization.schemes import BASELINE
-from outliers.show.axes import places_with_room
 from outliers.show.claims import NEXT, Claim, say
-from outliers.show.maps import Scale, map_on
+from outliers.show.maps import Scale, maps_by_layer
 from outliers.show.section import Drawing, Finding, Section, subject_of
 from outliers.show.style import Panels, brief, figure_function, panels_of
 from outliers.show.tables import MISSING, Table, cell
@@ -40,14 +39,7 @@ def expert_map(costs: Mapping[str, pd.DataFrame], *, ax: Axes | None = None) -> 
     size = 5.2, min(HIGHEST, 0.8 + len(maps) * min(6.0, 0.6 + 0.2 * len(maps[0])))
     panels = panels_of(ax, len(maps), 1, size, sharex=True)
     scale = Scale(Normalize(-most, most), colormaps["RdBu_r"].with_extremes(bad="0.8"))
-    for axes, name, table in zip(panels[:, 0], brief(list(costs)), maps, strict=True):
-        image = map_on(axes, table.to_numpy(), scale)
-        axes.set_title(name, loc="left", fontsize="small")
-        axes.set_xticks(*places_with_room(table.columns, 16))
-        axes.set_yticks(*places_with_room(table.index, 16))
-        axes.set_ylabel("expert")
-    axes.set_xlabel("layer")
-    axes.figure.colorbar(image, ax=list(panels.flat)).set_label("log-perplexity\n(nats a token)")
+    maps_by_layer(panels, dict(zip(brief(list(costs)), maps, strict=True)), scale, "expert", 16)
     return panels
 
 

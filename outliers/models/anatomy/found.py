@@ -140,7 +140,7 @@ def find(config: PretrainedConfig, family: Family) -> Anatomy:
     try:
         try:
             stacks = find_stacks(model, _inputs(model, family))
-        except (RuntimeError, NotImplementedError):  # some models make tensors on the CPU during a pass
+        except RuntimeError:  # some models make tensors on the CPU during a pass
             with torch.device("meta"):
                 stacks = find_stacks(model, _inputs(model, family))
     except UserError:

@@ -44,7 +44,7 @@ def read_tokenizer(source: Source, name: str, **keywords) -> PreTrainedTokenizer
         _check_present(source, name, VOCABULARIES)
         try:
             tokenizer = PreTrainedTokenizerFast.from_pretrained(source.path, **keywords)
-        except Exception:
+        except Exception:  # the file cannot be read without its class either
             raise error from None
         logger.warning(
             f"warning: the class of the tokenizer of '{name}' cannot read it ({reason_of(error, 100)}); its {WHOLE} is "
