@@ -275,6 +275,7 @@ def test_python_runs(block, monkeypatch, tmp_path):
         ("outliers.quantization.schemes", "SCHEMES"),
         ("outlier_kernels.formats", "FORMATS"),
         ("outliers.text.documents", "TEXTS"),
+        ("outliers.paper.artefacts", "ARTEFACTS"),
     ]
     tables = [getattr(importlib.import_module(module), name) for module, name in tables]
     before = [dict(table) for table in tables]
