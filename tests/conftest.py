@@ -1,5 +1,6 @@
-"""Small random models of every architecture, and the shared material where it is present."""
+"""What tests share and what needs no torch: architectures, the shared material where it is present, tiers, fixtures."""
 
+import ctypes
 import importlib.util
 import itertools
 import os
@@ -8,8 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -19,25 +20,23 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # a core each
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
-import tokenizers
-import torch
 from hypothesis import settings
 
-if not torch.cuda.is_available():  # Triton, which transformers may import, decides then whether to interpret
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
-from outlier_kernels.cpu import has_int8_units
-from outlier_kernels.formats import FORMATS, Format, Quantizer
-from outlier_kernels.reference import Quantized
-from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
-
-from outliers import SCHEMES, Scheme, Trace, load_text, load_tokenizer, run
-from outliers.commands.trace import OneModel
 from outliers.models import plugins
 from outliers.models.names import packaged_file
-from outliers.models.weight_files import WEIGHTS
 from outliers.runs.rows import Row
+
+
+def has_gpu() -> bool:
+    """Whether CUDA's driver finds a device, asked without torch."""
+    try:
+        return ctypes.CDLL("libcuda.so.1").cuInit(0) == 0
+    except OSError:
+        return False
+
+
+if not has_gpu():  # Triton, which transformers may import, decides then whether to interpret
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # The same examples in every run, however long one takes beside other work.
 settings.register_profile("same", derandomize=True, deadline=None, database=None)
@@ -52,10 +51,6 @@ needs_shared = pytest.mark.skipif(not C4.exists(), reason="needs the shared mode
 needs_paper = pytest.mark.skipif(not PAPER_TABLES.exists(), reason="needs the paper's tables beside the clone")
 needs_smollm2 = pytest.mark.skipif(
     packaged_file("smollm2-135m") is None, reason="needs SmolLM2: python -m outliers.get smollm2-135m"
-)
-
-needs_int8_units = pytest.mark.skipif(
-    not has_int8_units(), reason="needs int8 units (AVX-512 VNNI); without them other code runs"
 )
 
 MISSING = [name for name in ("lm_eval", "accelerate") if importlib.util.find_spec(name) is None]
@@ -119,29 +114,6 @@ VARIANTS = {
 }
 
 
-def make_model(case: str, vocabulary: int = 100):
-    """A random model with weights large enough that its layers matter."""
-    model_type, fields = (CONFIGS | VARIANTS)[case]
-    torch.manual_seed(0)
-    ids = {"vocab_size": vocabulary, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
-    config = AutoConfig.for_model(model_type, **ids, **fields)
-    model = AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return model
-
-
-def make_tokenizer(size: int = 100):
-    """A tokenizer of as many tokens: parts of words with and without a blank, delimiters, and the end of a text."""
-    words = [" the", "The", ",", "\n", " a", "ing", "7", "'s", " (", "é"]
-    words += [f"{' ' * (number % 2)}w{number}" for number in range(size - len(words) - 1)]
-    vocabulary = {word: number for number, word in enumerate([*words, "</s>"])}
-    fast = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "</s>"))
-    fast.decoder = tokenizers.decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=fast, eos_token="</s>")
-
-
 SLOW = tuple((Path(__file__).parent / "slow.txt").read_text().splitlines())  # beginnings of names of tests
 # Those that differ the most: Conv1D and learned positions; gated layers, rotary positions and few heads of keys; a
 # parallel block with one head of keys; norms after the layers; experts, windows and sinks.
@@ -186,34 +158,27 @@ def in_turn(names: str, *axes: Iterable, ids=str) -> pytest.MarkDecorator:
 @pytest.fixture
 def model(case):
     """A small random model of that architecture."""
+    from tests.small_models import make_model
+
     return make_model(case)
 
 
-def sample_blocks(model: str, block: int, blocks: int) -> torch.Tensor:
-    """The first blocks of the embedded text by the tokenizer of a model."""
-    return load_text("sample", load_tokenizer(model), block, blocks)
-
-
 @pytest.fixture
-def blocks() -> torch.Tensor:
+def blocks():
     """Three blocks of 24 random token ids."""
+    import torch
+
     return torch.randint(100, (3, 24), generator=torch.Generator().manual_seed(1))
-
-
-@contextmanager
-def inputs_of(modules: dict[Hashable, torch.nn.Module]) -> Iterator[dict[Hashable, list[torch.Tensor]]]:
-    """What modules read meanwhile, each by its name, as plain hooks of torch see it."""
-    seen: dict[Hashable, list] = {name: [] for name in modules}
-    with ExitStack() as stack:
-        for name, module in modules.items():
-            hook = lambda _module, inputs, name=name: seen[name].append(inputs[0].detach())  # noqa: E731
-            stack.enter_context(module.register_forward_pre_hook(hook))
-        yield seen
 
 
 @pytest.fixture
 def as_they_are(monkeypatch):
     """A scheme in whose format every value is its own code, so that nothing is rounded."""
+    from outlier_kernels.formats import FORMATS, Format, Quantizer
+    from outlier_kernels.reference import Quantized
+
+    from outliers import SCHEMES, Scheme
+
     monkeypatch.setitem(FORMATS, "same", Format(lambda matrix, _: Quantized(matrix, matrix.new_ones(1, 1))))
     scheme = Scheme("same", Quantizer("same", "row"), Quantizer("same", "column"))
     monkeypatch.setitem(SCHEMES, "same", scheme)
@@ -239,19 +204,6 @@ def install(tmp_path, monkeypatch):
     plugins.plugins.cache_clear()
 
 
-LENGTHS = (24, 7, 2)  # of sequences
-
-
-def padded(blocks: torch.Tensor, side: str) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
-    """The first tokens of blocks (3, 24) as sequences (T,), and as a tokenizer pads them: ids and mask (3, 24)."""
-    sequences = [ids[:length] for ids, length in zip(blocks, LENGTHS, strict=True)]
-    ids = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True, padding_value=99, padding_side=side)
-    mask = torch.nn.utils.rnn.pad_sequence(
-        [torch.ones_like(one) for one in sequences], batch_first=True, padding_side=side
-    )
-    return sequences, ids, mask
-
-
 @contextmanager
 def answer_within(seconds: int) -> Iterator[None]:
     """Raise TimeoutError if this context takes longer."""
@@ -266,14 +218,6 @@ def answer_within(seconds: int) -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, usual)
-
-
-def alter_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
-    """Change the tensors of the model in a folder, which is returned."""
-    tensors = load_file(folder / WEIGHTS)
-    change(tensors)
-    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
-    return folder
 
 
 TIMES = ("wall_seconds", "peak_memory_bytes")
@@ -299,12 +243,6 @@ def words_of(page: Path) -> str:
 def lasting(rows: list[dict]) -> list[dict]:
     """Rows without what differs from run to run."""
     return [{field: value for field, value in row.items() if field not in TIMES} for row in rows]
-
-
-def trace_model(spec: OneModel, out: Path | None = None, force: bool = False) -> tuple[Trace, list[dict]]:
-    """The trace of a model, as a run keeps it, and its rows."""
-    rows = run(spec, out, force)
-    return Trace.load((Path(out) if out else spec.folder) / "trace"), rows
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

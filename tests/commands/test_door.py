@@ -24,7 +24,8 @@ import outliers
 from outliers.models.names import POCKET
 from outliers.models.weight_files import INDEX, WEIGHTS
 from tests.commands.test_commands import call, refused
-from tests.conftest import alter_weights, answer_within
+from tests.conftest import answer_within
+from tests.small_models import alter_weights
 
 SECONDS = 30  # for any answer; it takes a fraction of one, but the first of a process imports what it needs
 SMALL = "--block 32 --blocks 1"

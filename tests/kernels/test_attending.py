@@ -8,7 +8,8 @@ from outliers.models import attention
 from outliers.models.anatomy import decoder_layers
 from outliers.models.attention import eager
 from outliers.models.hooks import attention_hooks
-from tests.conftest import CONFIGS, every_kind, make_model
+from tests.conftest import CONFIGS, every_kind
+from tests.small_models import make_model
 
 # Architectures whose attention is no softmax of products under a mask alone, or is not looked up by a name.
 OTHERS = {"gptj", "gpt_neo", "bloom", "xglm", "gemma2", "gemma3", "falcon", "mpt", "gpt-oss"}

@@ -22,8 +22,8 @@ from outliers.commands.latency import Latency
 from outliers.quantization.fields import row_fields
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, get_scheme, in_groups, is_own
-from tests.conftest import make_model
 from tests.kernels.test_kernels import of_finite_floats
+from tests.small_models import make_model
 
 ELEMENTS = {
     "float8_e4m3fn": E4M3,

@@ -12,7 +12,8 @@ from outlier_kernels import cpu, dispatch, reference
 from outlier_kernels.cpu import all_passes, packed
 from outlier_kernels.formats import FORMATS, Quantizer, granularities
 
-from tests.conftest import needs_int8_units, pairwise
+from tests.conftest import pairwise
+from tests.small_models import needs_int8_units
 
 LARGEST, NORMAL, TINY = torch.finfo(torch.float32).max, 2.0**-126, 2.0**-149
 # Where ranges and scales stop being numbers of float32, or normal ones; and numbers that are alike, and not.

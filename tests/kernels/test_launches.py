@@ -24,8 +24,9 @@ from outliers.models.decoder import run_decoder
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.schemes import get_scheme
-from tests.conftest import CONFIGS, make_model
+from tests.conftest import CONFIGS
 from tests.kernels.test_triton import interpreter  # noqa: F401
+from tests.small_models import make_model
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),

@@ -11,8 +11,9 @@ from outlier_kernels.cpu import codes, packed, plain
 from outlier_kernels.formats import ROWS, Quantizer
 from outlier_kernels.reference import Exact, Quantized
 
-from tests.conftest import needs_int8_units, pairwise
+from tests.conftest import pairwise
 from tests.kernels.test_kernels import LARGEST, TINY, of_finite_floats
+from tests.small_models import needs_int8_units
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 UNITS = (1.0, 0.05, 3e7, 1e36, 2.6e36, 1e-6, 1e-38, TINY, 3 * TINY)  # an entry is up to 130 of them

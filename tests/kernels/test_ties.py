@@ -12,7 +12,7 @@ from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.magnitudes import Magnitudes
 from outliers.quantization.schemes import get_scheme
 from outliers.variants.draw import SIZE, drawn
-from tests.conftest import make_model, sample_blocks
+from tests.small_models import make_model, sample_blocks
 
 MODEL = "pocket/opt-1.7m"
 ORDERS = (

@@ -477,7 +477,7 @@ def test_the_whole_product_in_triton_is_that_of_a_cpu(tmp_path):
 def test_models_train_on_a_gpu_as_on_a_cpu():
     """With everything in int8, within what the order of float32 sums changes."""
     from outliers.trainer.layers import train_int8
-    from tests.conftest import make_model
+    from tests.small_models import make_model
 
     losses = []
     for device in ("cpu", "cuda"):

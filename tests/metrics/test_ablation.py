@@ -14,7 +14,7 @@ from outliers.metrics.ablations import ablate, interval_of_mean, summary
 from outliers.metrics.top1 import top1_softmax
 from outliers.models.anatomy import anatomy_of, decoder_layers, layers_of, projections
 from outliers.variants.ablated import METHODS, Intervention
-from tests.conftest import inputs_of, make_model, padded, sample_blocks
+from tests.small_models import inputs_of, make_model, padded, sample_blocks
 from tests.tracing.test_tracing import hooks
 
 

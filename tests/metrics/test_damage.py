@@ -33,7 +33,8 @@ from outliers.subjects.given import Given
 from outliers.text.blocks import load_text, tokens_hash
 from outliers.variants.draw import drawn
 from outliers.views.damage import damage_bars, damage_map, damage_section
-from tests.conftest import C4, inputs_of, make_model, needs_shared, needs_smollm2, padded, sample_blocks
+from tests.conftest import C4, needs_shared, needs_smollm2
+from tests.small_models import inputs_of, make_model, padded, sample_blocks
 from tests.tracing.test_tracing import hooks
 
 ABSMAX = Quantized(SCHEMES["absmax"])

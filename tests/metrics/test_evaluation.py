@@ -30,7 +30,8 @@ from outliers.quantization.convert import quantized_layers
 from outliers.subjects.cell import Cell
 from outliers.subjects.given import Given
 from outliers.variants import draw
-from tests.conftest import C4, FIVE, STORIES, make_model, needs_shared, padded
+from tests.conftest import C4, FIVE, STORIES, needs_shared
+from tests.small_models import make_model, padded
 
 METRICS = (Perplexity(), Agreement())
 

@@ -8,8 +8,9 @@ import torch
 from outliers import load_model, quantize
 from outliers.metrics.graphs import Steps, captured_steps, next_ids
 from outliers.metrics.latency import latency
-from tests.conftest import make_model, needs_smollm2
+from tests.conftest import needs_smollm2
 from tests.metrics.test_latency import generated
+from tests.small_models import make_model
 
 HAS_GPU = torch.cuda.is_available()
 TOKENS = 8

@@ -26,7 +26,8 @@ from outliers.quantization.caches import through
 from outliers.runs.run import show
 from outliers.views.account import account_section
 from outliers.views.keys import keys_explorer, keys_section, writing_findings
-from tests.conftest import make_model, make_tokenizer, slow_but
+from tests.conftest import slow_but
+from tests.small_models import make_model, make_tokenizer
 
 # Modules of transformers with their own rotation of positions; queries, keys and values of them are computed here by
 # plain products: separate projections (of which keys are few, and have biases in qwen2), and fused ones.

@@ -25,7 +25,8 @@ from outliers.show.write import write
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.views import latency as table6
 from outliers.views import linear_layer as table5
-from tests.conftest import PAPER_TABLES, make_model, needs_paper
+from tests.conftest import PAPER_TABLES, needs_paper
+from tests.small_models import make_model
 
 CPU = torch.device("cpu")
 needs_bitsandbytes = pytest.mark.skipif(not has_bitsandbytes(), reason="bitsandbytes is not installed")

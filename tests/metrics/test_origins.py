@@ -19,10 +19,11 @@ from outliers.models.anatomy import anatomy_of, decoder_layers
 from outliers.models.anatomy.experts import call_by_projection
 from outliers.quantization.linear import stored_weight
 from outliers.views.origins import AT, origins_findings, origins_section, parts_of, readers_of
-from tests.conftest import C4, CONFIGS, VARIANTS, make_model, needs_shared, needs_smollm2, slow_but
+from tests.conftest import C4, CONFIGS, VARIANTS, needs_shared, needs_smollm2, slow_but
 from tests.kept import kept
 from tests.metrics.test_readers import made_up
 from tests.models.test_experts import made
+from tests.small_models import make_model
 
 FEATURES = [3, 17, 0]
 SUMS = [case for case in (*CONFIGS, *VARIANTS) if case != "opt-350m"]  # whose norms rescale the stream

@@ -34,7 +34,7 @@ from outliers.show.tables import measured_on
 from outliers.subjects.cell import Cell
 from outliers.subjects.given import Given
 from outliers.views.plan import kept_plan_section, plan_curve, plan_points
-from tests.conftest import sample_blocks
+from tests.small_models import sample_blocks
 
 MODEL = "pocket/gpt2-0.1m"
 BROKEN = ["transformer.h.1.mlp.c_proj"]  # the last one, whose output nothing quantized reads

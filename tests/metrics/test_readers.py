@@ -18,7 +18,8 @@ from outliers.metrics.top1 import top1_softmax
 from outliers.runs.stages import readers as preset
 from outliers.views.account import account_section
 from outliers.views.origins import origins_section
-from tests.conftest import C4, make_model, needs_shared, needs_smollm2, sample_blocks
+from tests.conftest import C4, needs_shared, needs_smollm2
+from tests.small_models import make_model, sample_blocks
 
 AS_IT_IS = Ablated(Intervention(()))
 

@@ -25,7 +25,7 @@ from outliers.variants.term import Weight
 from outliers.views import super_weights as view
 from outliers.views.account import account_section
 from outliers.views.massive import becomes_of
-from tests.conftest import make_model, make_tokenizer
+from tests.small_models import make_model, make_tokenizer
 
 LAYER, OUTPUT, INPUT = 1, 5, 7
 PLANTED = [("llama", 0), ("gpt2", 1)]

@@ -13,7 +13,7 @@ from outliers.models.names import POCKET
 from outliers.models.stream import stream_model
 from outliers.runs.frame import records_in
 from tests.commands.test_commands import call, refused
-from tests.conftest import make_model
+from tests.small_models import make_model
 
 peft = pytest.importorskip("peft", reason="PEFT is not installed")
 

@@ -11,8 +11,9 @@ from outliers import UserError, load_int8, perplexity, quantize
 from outliers.models.load import find_config, load_config, load_model, stored_as
 from outliers.models.stream import stream_model
 from outliers.models.weight_files import WEIGHTS
-from tests.conftest import CONFIGS, GEMMA, WINDOWS, make_model
+from tests.conftest import CONFIGS, GEMMA, WINDOWS
 from tests.models.test_weight_files import change
+from tests.small_models import make_model
 
 
 def check_all_ways(folder, blocks, expected) -> None:

@@ -25,8 +25,8 @@ from outliers.tracing.result import STREAM
 from outliers.variants.ablated import METHODS, Intervention
 from outliers.variants.quantized import EXACT
 from tests import pretend_devices
-from tests.conftest import make_model, make_tokenizer
 from tests.pretend_devices import PretendDevices
+from tests.small_models import make_model, make_tokenizer
 
 GB = 10**9
 

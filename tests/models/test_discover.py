@@ -17,7 +17,7 @@ from outliers.errors import UserError
 from outliers.models.anatomy import anatomy_of, found, layers_of, projections, readers
 from outliers.models.anatomy.discover import Branch, Kind, find_stacks
 from scripts.every_type import tiny
-from tests import conftest
+from tests import conftest, small_models
 from tests.subjects import test_families
 
 CASES = [*conftest.CONFIGS, *conftest.VARIANTS, *test_families.CONFIGS]
@@ -31,7 +31,7 @@ ADDED = ("positions", "embedding_norm")
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_pass_finds_what_is_known(case):
-    model = test_families.made(case) if case in test_families.CONFIGS else conftest.make_model(case)
+    model = test_families.made(case) if case in test_families.CONFIGS else small_models.make_model(case)
     fields = FIELDS if case in test_families.CONFIGS else (*FIELDS, *ADDED)
     found = []
     for layer in layers_of(model):

@@ -13,7 +13,7 @@ import outliers
 from outliers.metrics.keys import observed_channels
 from outliers.metrics.range import largest_numbers
 from outliers.models.stream import AS_IT_IS
-from tests.conftest import make_model, make_tokenizer
+from tests.small_models import make_model, make_tokenizer
 
 BLOCKS = torch.randint(100, (3, 24), generator=torch.Generator().manual_seed(1))
 CPU = torch.device("cpu")

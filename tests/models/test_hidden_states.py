@@ -8,7 +8,7 @@ from outliers import Quantized, UserError, hidden_states, load_model, quantize
 from outliers.models.anatomy import decoder_layers, layers_of
 from outliers.models.stream import stream_model
 from outliers.quantization.schemes import get_scheme
-from tests.conftest import make_model
+from tests.small_models import make_model
 
 
 def test_the_residual_stream_is_that_of_transformers(model, blocks):

@@ -21,9 +21,10 @@ from outliers.models.anatomy import projections
 from outliers.quantization.int8 import Int8Linear
 from outliers.quantization.remedies.hadamard import _drawn
 from outliers.quantization.schemes import get_scheme
-from tests.conftest import FIVE, SIZES, make_model, needs_harness
+from tests.conftest import FIVE, SIZES, needs_harness
 from tests.models.test_devices import places_of
 from tests.pretend_devices import PretendDevices
+from tests.small_models import make_model
 
 needs_peft = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="needs peft of outliers[peers]")
 OWN = outliers.Scheme("mine", outliers.Quantizer("int8", "row"), outliers.Quantizer("int8", "column"), 4.0)

@@ -15,7 +15,8 @@ from outliers.models.names import POCKET, pocket_models
 from outliers.models.pocket.ladder import LADDER
 from outliers.models.skeleton import skeleton
 from outliers.tracing.result import STREAM
-from tests.conftest import LLAMA, every_kind, make_model
+from tests.conftest import LLAMA, every_kind
+from tests.small_models import make_model
 
 QKV = [("q_proj", 32, 32), ("k_proj", 32, 32), ("v_proj", 32, 32)]
 GROUPED = [("q_proj", 32, 32), ("k_proj", 32, 16), ("v_proj", 32, 16)]

@@ -11,7 +11,7 @@ from torch.nn import functional
 import outliers
 from outliers.metrics.range import largest_numbers
 from outliers.models.stream import AS_IT_IS
-from tests.conftest import make_model
+from tests.small_models import make_model
 
 UNCHANGED = "fp32"
 

@@ -17,7 +17,8 @@ from outliers.metrics.keys import observed_channels
 from outliers.metrics.records import AFTER, ATTENDED, BEFORE
 from outliers.models.anatomy.names import names_of
 from tests.commands.test_commands import call
-from tests.conftest import CONFIGS, VARIANTS, few_kinds, make_model, make_tokenizer, slow_but
+from tests.conftest import CONFIGS, VARIANTS, few_kinds, slow_but
+from tests.small_models import make_model, make_tokenizer
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))

@@ -27,7 +27,8 @@ from outliers.subjects.causal import Causal
 from outliers.subjects.model_cache import ModelCache
 from outliers.terminal.amounts import parse_bytes
 from outliers.terminal.progress import Progress
-from tests.conftest import few_kinds, lasting, make_model, make_tokenizer
+from tests.conftest import few_kinds, lasting
+from tests.small_models import make_model, make_tokenizer
 
 
 @pytest.fixture

@@ -31,9 +31,10 @@ from outliers.models.names import POCKET
 from outliers.models.source import Source
 from outliers.models.stream import stream_model
 from outliers.models.weight_files import INDEX, INT8, WEIGHTS
-from tests.conftest import in_turn, make_model, trace_model
+from tests.conftest import in_turn
 from tests.gguf_files import save_gguf
 from tests.models.test_stored import gptq, save_like
+from tests.small_models import make_model, trace_model
 
 SEEDS = 30  # of generated folders
 Tensors = dict[str, torch.Tensor]

@@ -24,9 +24,9 @@ from outliers.runs.frame import records_in
 from outliers.subjects.causal import Causal
 from outliers.variants.peer import Against
 from tests.commands.test_commands import call, refused
-from tests.conftest import inputs_of, sample_blocks
 from tests.gguf_files import save_gguf
 from tests.models.test_stored import BY_TOKEN, W8, llama, of_bitsandbytes, of_compressed_tensors
+from tests.small_models import inputs_of, sample_blocks
 
 MODEL = "pocket/gpt2-0.1m"
 SMALL = {"model": MODEL, "block": 32, "blocks": 2}

@@ -26,7 +26,8 @@ from outliers.quantization.products import Products
 from outliers.quantization.schemes import get_scheme
 from outliers.specification.fields import FieldError
 from tests.commands.test_commands import call
-from tests.conftest import make_model, make_tokenizer, slow_but
+from tests.conftest import slow_but
+from tests.small_models import make_model, make_tokenizer
 from tests.subjects.test_families import MASKED, SEQ2SEQ, VISION
 from tests.trainer.test_training import by_definition, largest
 

@@ -31,8 +31,9 @@ from outliers.quantization.peers import bitsandbytes_layer, with_bitsandbytes
 from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, get_scheme, write_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from outliers.runs.run import stored_rows
-from tests.conftest import FIVE, in_turn, make_model, pairwise
+from tests.conftest import FIVE, in_turn, pairwise
 from tests.kernels.test_kernels import numpy_quantize_matrix
+from tests.small_models import make_model
 
 EIGHT_BIT = TABLE1[1:]
 

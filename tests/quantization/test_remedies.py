@@ -34,7 +34,7 @@ from outliers.quantization.store import load_int8, load_quantized, save_quantize
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.text.blocks import tokens_hash
 from outliers.views.perplexity import perplexity_table
-from tests.conftest import inputs_of, make_model, sample_blocks
+from tests.small_models import inputs_of, make_model, sample_blocks
 
 ROW, COLUMN = Quantizer("int8", "row"), Quantizer("int8", "column")
 MODEL = "pocket/gpt2-0.1m"

@@ -16,7 +16,8 @@ from outliers.quantization.remedies.hadamard import drawn, rotate
 from outliers.quantization.remedies.learning import cayley_step, check_learned, rounded
 from outliers.quantization.schemes import get_scheme
 from outliers.quantization.store import load_quantized, save_quantized
-from tests.conftest import in_turn, make_model
+from tests.conftest import in_turn
+from tests.small_models import make_model
 
 KINDS = ["gpt2", "llama"]  # transposed weights; fewer heads of keys than of queries
 MODEL = "pocket/gpt2-0.1m"

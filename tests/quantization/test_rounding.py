@@ -21,7 +21,7 @@ from outliers.quantization.magnitudes import Magnitudes
 from outliers.quantization.remedies import REMEDIES, Transform, awq, clip, gptq, smoothing
 from outliers.quantization.schemes import SCHEMES, get_scheme
 from outliers.quantization.store import load_quantized, save_quantized
-from tests.conftest import make_model
+from tests.small_models import make_model
 
 MODEL = "pocket/gpt2-0.1m"
 GRID = REMEDIES["smoothing"].number.grid

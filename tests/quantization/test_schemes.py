@@ -25,7 +25,7 @@ from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.schemes import SCHEMES, TABLE1, Scheme, by_weights, get_scheme
 from outliers.quantization.store import load_int8, load_quantized, save_quantized
 from outliers.specification.files import make_experiment, read_experiment
-from tests.conftest import make_model
+from tests.small_models import make_model
 
 ROW, COLUMN = Quantizer("int8", "row"), Quantizer("int8", "column")
 MIXED = Scheme("mixed", Quantizer("int8", "row", False), COLUMN)  # zeropoint activations, absmax weights

@@ -17,8 +17,8 @@ from outliers.quantization.fields import row_fields
 from outliers.quantization.linear import QuantizedLinear
 from outliers.quantization.magnitudes import Magnitudes
 from outliers.quantization.schemes import get_scheme, is_own
-from tests.conftest import make_model
 from tests.kernels.test_kernels import of_finite_floats
+from tests.small_models import make_model
 
 GROUP = 16
 OUTPUTS, FEATURES = 24, 96

@@ -28,10 +28,11 @@ from outliers.subjects.cell import Task
 from outliers.terminal.forecaster import Steps
 from outliers.terminal.progress import Progress
 from tests.commands.test_commands import call
-from tests.conftest import alter_weights, lasting, names, trace_model
+from tests.conftest import lasting, names
 from tests.runs.test_failures import test_a_cell_that_fails_costs_itself_alone as costs_itself_alone
 from tests.runs.test_failures import with_nan
 from tests.runs.test_survival import own
+from tests.small_models import alter_weights, trace_model
 from tests.subjects.test_families import made
 from tests.subjects.test_seq2seq import save
 

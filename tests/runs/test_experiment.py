@@ -19,7 +19,8 @@ from outliers.runs.run import show, stored_rows
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.subjects.model_cache import ModelCache
 from outliers.variants.draw import drawn
-from tests.conftest import TIMES, alter_weights, make_model, sample_blocks, trace_model
+from tests.conftest import TIMES
+from tests.small_models import alter_weights, make_model, sample_blocks, trace_model
 
 SMALL = {"name": "small", "models": ["pocket/gpt2-0.1m", "pocket/gpt2-0.5m"], "block": 64, "blocks": 4}
 

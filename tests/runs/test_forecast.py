@@ -39,8 +39,9 @@ from outliers.runs.planner import memory_needs_of
 from outliers.specification.kinds import Named, Settings
 from outliers.subjects.causal import Pretrained
 from outliers.terminal.amounts import duration, size
-from tests.conftest import CONFIGS, make_model, needs_smollm2
+from tests.conftest import CONFIGS, needs_smollm2
 from tests.kept import KEPT
+from tests.small_models import make_model
 
 NOTHING = MemoryNeeds()
 MUCH = Room(10**15, 10**15, 10**15, 10**15)

@@ -36,7 +36,8 @@ from outliers.runs.rows import Rows
 from outliers.show.value import PAIRED
 from outliers.subjects import model_cache
 from tests.commands.test_commands import call
-from tests.conftest import a_row, alter_weights, lasting, names, trace_model
+from tests.conftest import a_row, lasting, names
+from tests.small_models import alter_weights, trace_model
 
 MODEL = "pocket/gpt2-0.1m"
 SCHEMES = ["fp32", "absmax", "absmax-vector", "llm.int8"]

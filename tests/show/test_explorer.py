@@ -24,9 +24,10 @@ from outliers.tracing.excerpt import FEATURES, VALUES, Excerpt, excerpt, telling
 from outliers.views.damage import kept_damage_section
 from outliers.views.origins import WRITERS_SHOWN, origins_explorer, origins_section
 from outliers.views.trace import kept_trace_section
-from tests.conftest import make_model, needs_chromium
+from tests.conftest import needs_chromium
 from tests.kept import kept
 from tests.show import test_page
+from tests.small_models import make_model
 
 MODEL = "pocket/gpt2-0.5m"
 SMALL = {"model": MODEL, "block": 64, "blocks": 2}

@@ -26,8 +26,9 @@ from outliers.show.section import drawn
 from outliers.specification.files import make_experiment, read_experiment
 from outliers.views.ablation import ablation_summary
 from outliers.views.growth import PANELS
-from tests.conftest import STORIES, needs_shared, needs_smollm2, sample_blocks
+from tests.conftest import STORIES, needs_shared, needs_smollm2
 from tests.kept import KEPT, kept
+from tests.small_models import sample_blocks
 from tests.training_rows import rows_of_runs
 
 POCKET = pd.read_csv(Path(outliers.__file__).parent / "models" / "pocket" / "emergence.csv")

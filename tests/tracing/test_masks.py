@@ -12,7 +12,7 @@ from outliers.criterion import in_transformerlens
 from outliers.errors import UserError
 from outliers.models.load import load_model, weights_hash
 from outliers.text.blocks import tokens_hash
-from tests.conftest import make_model, padded, trace_model
+from tests.small_models import make_model, padded, trace_model
 
 PLANTED = [3, 17]
 ROLES = {"attn_in": "input_layernorm", "ffn_in": "post_attention_layernorm"}

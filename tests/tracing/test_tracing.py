@@ -35,18 +35,8 @@ from outliers.variants.plant import plant
 from outliers.variants.quantized import Quantized
 from outliers.variants.written import variant
 from outliers.views.trace import trace_findings
-from tests.conftest import (
-    C4,
-    CONFIGS,
-    STORIES,
-    WINDOWS,
-    few_kinds,
-    inputs_of,
-    make_model,
-    make_tokenizer,
-    needs_shared,
-    slow_but,
-)
+from tests.conftest import C4, CONFIGS, STORIES, WINDOWS, few_kinds, needs_shared, slow_but
+from tests.small_models import inputs_of, make_model, make_tokenizer
 
 ALPHA = 1.5
 

@@ -15,7 +15,8 @@ from outliers.errors import UserError
 from outliers.models.anatomy import projections
 from outliers.quantization.products import Products, product
 from outliers.trainer.layers import FFN, KINDS, LINEAR, train_int8
-from tests.conftest import make_model, pairwise
+from tests.conftest import pairwise
+from tests.small_models import make_model
 
 
 def codes(matrix: np.ndarray) -> np.ndarray:

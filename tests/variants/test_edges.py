@@ -13,7 +13,8 @@ from outliers.models.anatomy.parts import QKV, parts
 from outliers.models.hooks import attention_hooks, input_hooks
 from outliers.tracing.result import STREAM
 from outliers.variants.edges import EDGE_PLACES
-from tests.conftest import CONFIGS, FIVE, VARIANTS, in_turn, make_model
+from tests.conftest import CONFIGS, FIVE, VARIANTS, in_turn
+from tests.small_models import make_model
 from tests.tracing.test_tracing import hooks
 
 FAST = [*FIVE, "gpt_neox", "phi3", "mixtral"]  # and those whose projections are parted in ways of their own

@@ -8,7 +8,8 @@ import outliers
 from outliers import Calibration, UserError, calibrate, perplexity
 from outliers.subjects.given import Given
 from outliers.subjects.model_cache import ModelCache
-from tests.conftest import C4, make_model, needs_shared, needs_smollm2
+from tests.conftest import C4, needs_shared, needs_smollm2
+from tests.small_models import make_model
 
 TOKENS = (3, 41)
 BEHIND = outliers.variant("prefix(3,41)")

@@ -9,7 +9,8 @@ from outliers.models.stream import AS_IT_IS, stream_model
 from outliers.specification.kinds import Settings
 from outliers.subjects.causal import Causal
 from outliers.variants.unattended import Unattended
-from tests.conftest import FIVE, make_model, slow_but
+from tests.conftest import FIVE, slow_but
+from tests.small_models import make_model
 
 
 @pytest.mark.parametrize("case", slow_but([*FIVE, "bloom", "gpt_neo", "mpt", "gemma2"]))

@@ -34,7 +34,7 @@ from outliers.variants.peer import Peer
 from outliers.variants.term import Weight
 from outliers.variants.unattended import Unattended
 from outliers.variants.weights import Scaled
-from tests.conftest import make_model, sample_blocks
+from tests.small_models import make_model, sample_blocks
 from tests.tracing.test_tracing import hooks
 
 MODEL = "pocket/gpt2-0.1m"

@@ -10,8 +10,9 @@ from outliers import UserError, load_model, perplexities, perplexity, quantize, 
 from outliers.models.stream import AS_IT_IS, stream_model
 from outliers.variants.term import Weight
 from outliers.variants.weights import Scaled
-from tests.conftest import C4, make_model, needs_shared, needs_smollm2
+from tests.conftest import C4, needs_shared, needs_smollm2
 from tests.gguf_files import save_gguf
+from tests.small_models import make_model
 
 MODEL = "pocket/gpt2-0.1m"
 # Of each kind of storage a weight, and where it stands: Conv1D, Linear, FalconLinear, fused, a router, tied and not.

@@ -25,7 +25,8 @@ from outliers.subjects.provenance import measuring
 from outliers.tracing.table4 import table4_row, trace_row
 from outliers.tracing.trace import trace, traces
 from outliers.views.emergence import metric_of
-from tests.conftest import TIMES, alter_weights, lasting, sample_blocks, trace_model
+from tests.conftest import TIMES, lasting
+from tests.small_models import alter_weights, sample_blocks, trace_model
 
 TRACED = {"model": "pocket/gpt2-0.1m", "block": 64, "blocks": 6, "alpha": 3}
 

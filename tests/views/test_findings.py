@@ -26,8 +26,9 @@ from outliers.views.remedies import NONE, Point, remedies_findings
 from outliers.views.table4 import panel_section
 from outliers.views.trace import trace_findings, traced_section
 from outliers.views.zeroshot import zeroshot_findings
-from tests.conftest import STORIES, needs_shared, needs_smollm2, trace_model
+from tests.conftest import STORIES, needs_shared, needs_smollm2
 from tests.kept import SECTIONS, kept, plan_at, section_of
+from tests.small_models import trace_model
 
 FINDINGS = Path(__file__).parent / "findings.yaml"
 

@@ -38,8 +38,9 @@ from outliers.views.remedies import points as remedy_points
 from outliers.views.table4 import emergence_section
 from outliers.views.trace import heat_map, magnitude_by_position, sorted_profile, traced_section
 from outliers.views.zeroshot import accuracy_by_size, accuracy_table
-from tests.conftest import PAPER_TABLES, make_model, make_tokenizer, needs_paper
+from tests.conftest import PAPER_TABLES, needs_paper
 from tests.show.test_plot import check_words, ticks_of
+from tests.small_models import make_model, make_tokenizer
 
 
 @pytest.fixture
