@@ -34,19 +34,19 @@ SUBLAYERS = (("attn_in", "attn_out"), ("cross_in", "cross_out"), ("ffn_in", "ffn
 
 
 class Scaled(nn.Module):
-    """A norm, which may have no weights, between factors of its inputs and of its outputs.
+    """A module, such as a norm without weights, between factors of its first input and of its output.
 
     inputs, outputs: (features,); None for no factors.
     """
 
-    def __init__(self, norm: nn.Module, inputs: torch.Tensor | None = None, outputs: torch.Tensor | None = None):
+    def __init__(self, module: nn.Module, inputs: torch.Tensor | None = None, outputs: torch.Tensor | None = None):
         super().__init__()
-        self.norm = norm
+        self.module = module
         self.register_buffer("inputs", inputs)
         self.register_buffer("outputs", outputs)
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        states = self.norm(states if self.inputs is None else states * self.inputs.to(states))
+    def forward(self, states: torch.Tensor, *others: object, **named: object) -> torch.Tensor:
+        states = self.module(states if self.inputs is None else states * self.inputs.to(states), *others, **named)
         return states if self.outputs is None else states * self.outputs.to(states)
 
 
@@ -93,7 +93,7 @@ def plant(model: PreTrainedModel, features: Iterable[int], factor: float) -> Pre
     Raises:
         UserError: a feature is out of range; the factor is not positive; a projection is more than a floating-point
             weight and a bias, such as a quantized one; or nothing could undo it, because more reads the outputs of
-            norms than is known of the architecture, or something other than a projection does.
+            norms than is known of the architecture.
 
     Example:
         >>> planted = outliers.plant(model, features=[3], factor=8.0)
@@ -131,8 +131,15 @@ def _scale(layer: Layer, features: list[int], factor: float) -> None:
         if isinstance(norm, nn.Identity):  # ModernBERT has none before its first attention
             continue
         _scale_norm(layer, path, features, factor)
-        for weight in _readers_of(layer, path) or (one for role in roles for one in _readers(layer, role)):
-            weight[features] /= factor
+        readers = layer.anatomy.read_by.get(path) or [one for role in roles for one in getattr(layer.anatomy, role)]
+        for name in dict.fromkeys(readers):
+            module = layer.module.get_submodule(name)
+            if getattr(module, "weight", None) is None:  # such as experts that are no projections
+                undone = 1 / _factors(layer.module, layer.anatomy.width, features, factor)
+                layer.module.set_submodule(name, Scaled(module, undone))
+            else:
+                weight = _inputs(module)
+                weight[_of_streams(features, layer, len(weight))] /= factor
 
 
 def _scale_norm(layer: Layer, path: str, features: list[int], factor: float) -> None:
@@ -141,10 +148,16 @@ def _scale_norm(layer: Layer, path: str, features: list[int], factor: float) -> 
     parameters = list(norm.named_parameters())
     for name, parameter in parameters:
         offset = layer.anatomy.norm_offset if name == "weight" else 0.0
-        parameter[features] = factor * (offset + parameter[features]) - offset
+        of_all = _of_streams(features, layer, len(parameter))
+        parameter[of_all] = factor * (offset + parameter[of_all]) - offset
     if not parameters:
         factors = _factors(layer.module, layer.anatomy.width, features, factor)
         layer.module.set_submodule(path, Scaled(norm, outputs=factors))
+
+
+def _of_streams(features: list[int], layer: Layer, count: int) -> list[int]:
+    """Return the places of features in `count` numbers, those of all residual streams one behind the other."""
+    return [start + feature for start in range(0, count, layer.anatomy.width) for feature in features]
 
 
 def _factors(module: nn.Module, width: int, features: list[int], factor: float) -> torch.Tensor:
@@ -192,7 +205,7 @@ def _scale_stream(model: PreTrainedModel, features: list[int], factor: float) ->
                     module.bias[features] *= factor
     inner = model.get_submodule(last)
     undone = Scaled(inner, 1 / _factors(model, stack.width, features, factor))
-    model.set_submodule(last, Scaled(inner.norm, undone.inputs) if isinstance(inner, Scaled) else undone)
+    model.set_submodule(last, Scaled(inner.module, undone.inputs) if isinstance(inner, Scaled) else undone)
 
 
 def _shift(junction: Sum, features: list[int], factor: float) -> None:
@@ -228,23 +241,6 @@ def _sums(model: PreTrainedModel) -> Iterator[Sum]:
         for (layer, norm, *_), (other, _, readers, added) in zip(steps, steps if before else steps[1:], strict=False):
             modules = [other.module.get_submodule(name) for name in (*readers, added)]
             yield Sum(layer.module.get_submodule(norm), modules[:-1], modules[-1])
-
-
-def _readers_of(layer: Layer, norm: str) -> list[torch.Tensor]:
-    """Return the weights that a traced forward pass found to read a norm's output, input features first, sharing
-    memory."""
-    readers = {name: layer.module.get_submodule(name) for name in layer.anatomy.read_by.get(norm, ())}
-    for name, module in readers.items():
-        if getattr(module, "weight", None) is None:
-            raise UserError(
-                f"'{layer.path}.{name}' reads the output of a norm and is no projection, so that a planted feature "
-                "cannot be undone; plant in another model"
-            )
-    return [_inputs(module) for module in readers.values()]
-
-
-def _readers(layer: Layer, role: str) -> list[torch.Tensor]:
-    return [_inputs(layer.module.get_submodule(name)) for name in getattr(layer.anatomy, role)]
 
 
 def _inputs(projection: nn.Module) -> torch.Tensor:

@@ -679,8 +679,11 @@ class _Layer:
         )
 
     def _reading(self, norm: str) -> tuple[str, ...]:
-        """Return the projections that read the output of a norm."""
-        return tuple(one for one, call in self.calls.items() if NORM + self.prefix + norm in call.history)
+        """Return the projections that read the output of a norm, and not that of a norm behind it."""
+        label = NORM + self.prefix + norm
+        behind = {NORM + self.prefix + other for other, before in self.norms().items() if label in before}
+        histories = {one: call.history for one, call in self.calls.items()}
+        return tuple(one for one, history in histories.items() if label in history and not behind & history)
 
     def _is_module(self, path: str) -> bool:
         return self.prefix + path in self.seen.paths.values()
